@@ -34,9 +34,7 @@ class Paste:
     full: str = ""  # where every query sees every key, if that needs an option
     causal: str = ""
     unequal: str = ""  # causal where seqlen_q != seqlen_k, if that is told otherwise
-    window: str = (
-        ""  # with {left}, or {keys}, one more; without {right}, which is 0 where causal, for causal windows only
-    )
+    window: str = ""  # with {left} or {keys}, one more, and {right}, 0 where causal; without it for causal ones
     open_side: str = "-1"  # of a window
     grouped: str = ""  # for grouped heads, if they need an option
     softcap: str = ""  # with {softcap}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import fnmatch
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +16,6 @@ from attnbench.commands.shared import ends_with_its_reader, live, read, tell
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, UserError
 
 if TYPE_CHECKING:
-    from attnbench.core.record import Run
-    from attnbench.results.cells import Cell
     from attnbench.run.run_suite import Outcome
     from attnbench.run.suite import Settings
 
@@ -48,6 +45,7 @@ def recommend(
         list[Path] | None, typer.Argument(metavar="RUN", help="Run files; without any a short run is measured.")
     ] = None,
     what: Shapes,
+    which: options.WhichModel,
     device: options.Device = "auto",
     time_limit: Annotated[
         str | None,
@@ -71,6 +69,7 @@ def recommend(
     attnbench recommend results/*.jsonl.gz --headdim 128 --causal --pass fwd
     attnbench recommend --seqlen 4k --causal --pass fwd,bwd
     attnbench recommend --seqlen 8k --nheads 32 --nheads-k 8 -b 'sdpa*,fa*,flex' --html use.html
+    attnbench recommend --model gemma-2-9b --phase train --seqlen 4k
 
     Exit code 0: done; 1: nothing can be recommended; 2: bad input, or output that cannot be written; 129, 130, 143:
     hung up, interrupted, terminated.
@@ -78,37 +77,38 @@ def recommend(
     wanted = output_to.wanted()
     from attnbench.run.suite import parse_options
 
-    measuring = {"--suite": what.suite != SUITE, "--device": device != "auto", "--time-limit": time_limit is not None}
-    measuring |= {
-        "--rounds": rounds != 1,
-        "--python": bool(python),
-        "--out": out is not None,
-        "--tokens": what.tokens is not None,
+    measuring: dict[str, object] = {
+        "--suite": what.suite != SUITE,
+        "--tokens": what.tokens,
+        "--device": device != "auto",
     }
+    measuring |= {"--time-limit": time_limit, "--rounds": rounds != 1, "--python": python, "--out": out}
     if results and (given := [name for name, is_given in measuring.items() if is_given]):
         raise UserError(f"{' and '.join(given)}: of a short run; with run files nothing is measured, leave it out")
-    settings = parse_options({**what.settings, "time_limit": time_limit})
-    ends = 0
-    if results:
-        runs, competes = [read(path) for path in results], _patterns(what.backend)
-    else:
-        outcome = _measured(what.suite, settings, device, rounds, out, python or ())
-        runs, competes, ends = [outcome.run], _patterns(None), outcome.exit_code
-        tell(f"Results: {outcome.path}")
+    settings = parse_options({**what.settings, **which.settings, "time_limit": time_limit})
+    outcome = None if results else _measured(what.suite, settings, device, rounds, out, python or ())
+    runs = [outcome.run] if outcome else [read(path) for path in results or ()]
     ends_with_its_reader()
+    from attnbench.analysis.recommend.asked_for import asked_for, competing
     from attnbench.analysis.recommend.document import document
+    from attnbench.core.models import find
+    from attnbench.results.cells import cells as cells_of
 
-    cells = _chosen(runs, settings, competes) if results else _all_cells(runs)
-    shown = document(cells, competes)
+    cells, competes = cells_of(runs), competing(None)
+    if results:
+        cells = asked_for(cells, settings)
+        competes = competing(what.backend, cells)
+    shown = document(cells, competes, [*map(find, settings.models or ())], settings.tp or 1)
     unwritten = output.write(shown, wanted)
     useless = EXIT_NOTHING_MEASURED * (not any(row["use"] for row in shown.rows))
-    raise typer.Exit((ends if ends in EXIT_BY_SIGNAL else 0) or unwritten or useless)
+    ended = outcome.exit_code if outcome and outcome.exit_code in EXIT_BY_SIGNAL else 0
+    raise typer.Exit(ended or unwritten or useless)
 
 
 def _measured(
     suite: str, settings: Settings, device: str, rounds: int, out: Path | None, python: Sequence[str]
 ) -> Outcome:
-    """Measure a short run, with a line on stderr that says what goes on."""
+    """Measure a short run; stderr says what goes on, and which file it wrote."""
     from attnbench.report.progress.run_progress import RunProgress
     from attnbench.run import run_suite as runs
 
@@ -116,39 +116,6 @@ def _measured(
         suite, settings, device, rounds, out, pythons=tuple(python), allow_wrong=True, argv=tuple(sys.argv[1:])
     )
     with live(RunProgress, "anything was measured") as progress:
-        return runs.run_suite(request, progress)
-
-
-def _all_cells(runs: Sequence[Run]) -> list[Cell]:
-    from attnbench.results.cells import cells
-
-    return cells(runs)
-
-
-def _chosen(runs: Sequence[Run], settings: Settings, competes: Callable[[str], bool]) -> list[Cell]:
-    """Return the cells of the cases that were asked for. Raises UserError where there are none, or no such backend."""
-    from attnbench.results.case_names import backend_rank
-    from attnbench.run.axes import matches
-
-    every = _all_cells(runs)
-    found = [cell for cell in every if matches(settings.axes, cell.case)]
-    if every and not found:
-        raise UserError("no case of these run files has the shapes that were asked for; attnbench report shows theirs")
-    names = sorted({cell.backend for cell in found}, key=backend_rank)
-    if names and not any(map(competes, names)):
-        raise UserError(f"--backend: these run files have none of them for these shapes, but {', '.join(names)}")
-    return found
-
-
-def _patterns(given: Sequence[str] | None) -> Callable[[str], bool]:
-    """Return whether a backend is one of --backend: names, patterns, and those to leave out with "!"."""
-    words = [word.strip() for text in given or () for word in text.split(",") if word.strip()]
-    left_out = [word[1:] for word in words if word.startswith("!")]
-    kept = [word for word in words if not word.startswith("!")] or ["*"]
-
-    def competes(backend: str) -> bool:
-        return any(fnmatch.fnmatch(backend, word) for word in kept) and not any(
-            fnmatch.fnmatch(backend, word) for word in left_out
-        )
-
-    return competes
+        outcome = runs.run_suite(request, progress)
+    tell(f"Results: {outcome.path}")
+    return outcome

@@ -200,11 +200,16 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     return Resolved(suite.name, laid, tuple(backends), policy, limit, notes)
 
 
+def check_has_model(given: Settings) -> None:
+    """Raise UserError where what is of a model is given without one."""
+    if word := next((name for name in ("tp", "phase") if getattr(given, name) is not None), None):
+        raise UserError(f"--{word} is of a model; name one with --model NAME (`attnbench models` lists them)")
+
+
 def _blocks(suite: Suite, merged: Settings, given: Settings) -> list[Axes]:
     """Return the axes whose products are the cases of a suite. Models given as options take the place of its cases."""
     if not merged.models:
-        if word := next((name for name in ("tp", "phase") if getattr(given, name) is not None), None):
-            raise UserError(f"--{word} is of a model; name one with --model NAME (`attnbench models` lists them)")
+        check_has_model(given)
         blocks = [merged.axes]
         blocks += [overlay(overlay(merged.axes, case), given.axes) for case in suite.cases]
         return blocks[1:] if suite.cases and suite.axes == Axes() else blocks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from attnbench.analysis.recommend.asked_for import asked_for
 from attnbench.analysis.recommend.document import COLUMNS, document
-from attnbench.analysis.recommend.ranking import TRAINING, Problem, problems
+from attnbench.analysis.recommend.ranking import TRAINING, Problem, model_problems, problems
 from attnbench.backends import BACKENDS
+from attnbench.core.errors import UserError
+from attnbench.core.models import find
 from attnbench.core.record import Record, Run
 from attnbench.report import json_and_csv, markdown, terminal
 from attnbench.report.document import Code, Document, Table
@@ -22,6 +26,7 @@ from attnbench.report.html import html_page
 from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.results.uncertainty import of_sum
+from attnbench.run.suite import parse_options
 from builders import case, ended, environment, ok, run
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -202,7 +207,7 @@ def test_own_code_is_recommended_without_a_line_of_ours(tmp_path: Path) -> None:
     named = run([ok(CASE, "sdpa", FAST, kernels=CUDNN)], specs={"sdpa": f"{tmp_path}/no_such.py:sdpa"})
     (problem,) = of(named)
     assert problem.use is not None
-    assert problem.use.code == problem.use.ran == "", "another's backend of that name is not loaded"
+    assert [*problem.use.codes.values()] == [problem.use.ran] == [""], "another's backend of that name is not loaded"
 
 
 def test_two_machines_stand_apart() -> None:
@@ -277,3 +282,88 @@ def test_the_same_kernels_under_another_name_are_told() -> None:
     assert "the same kernels" not in told(document(cells([run(records)])))
     records = [replace(record, kernels={}) for record in records]
     assert "the same kernels" not in told(document(cells([run(records)]))), "what ran is not known"
+
+
+GEMMA = find("gemma-2-9b")
+
+
+def layers_of_gemma(backend: str, local: float, full: float, direction: Any = "fwd") -> list[Record]:
+    """The two kinds of its layers, at these TFLOP/s."""
+    sizes = {"nheads": GEMMA.nheads, "nheads_k": GEMMA.nheads_k, "headdim": GEMMA.headdim, "headdim_v": GEMMA.headdim_v}
+    plain = case(8192, causal=True, direction=direction, softcap=GEMMA.softcap, **sizes)
+    # gemma-2-9b has 1 / sqrt(256), the usual scale
+    windowed = replace(plain, window_size=(4095, 0))
+    return [ok(windowed, backend, local, kernels=CUDNN), ok(plain, backend, full, kernels=CUDNN)]
+
+
+def test_a_model_s_step_has_one_backend_for_all_its_layers() -> None:
+    records = [
+        *layers_of_gemma("fa2", 600, 200),
+        *layers_of_gemma("flex", 300, 400),
+        *layers_of_gemma("sdpa", 100, 100),
+    ]
+    every = cells([run(records)])
+    (step,) = model_problems(every, GEMMA, 1)
+    layers = [cell for cell in every if cell.backend == "flex"]
+    expected = sum(21 * (cell.value("latency") or 0) for cell in layers)
+    assert {of.count for of in GEMMA.layers} == {21}
+    by_backend = {one.backend: one for one in step.candidates}
+    assert by_backend["flex"].latency == pytest.approx(expected)
+    assert step.use is not None
+    assert step.use.latency == min(one.latency for one in step.candidates)
+    assert step.default is by_backend["sdpa"]
+    shown = document(every, models=[GEMMA])
+    assert shown.answer[0].startswith(
+        f"On NVIDIA H200 use {step.use.backend} for all layers of gemma-2-9b, 8k, batch 2, fwd: "
+    )
+    assert [row["model"] for row in shown.rows] == ["gemma-2-9b", None, None]
+    assert set(used(of(run(records)))) == {"fa2", "flex"}, "each kind of layers has its own fastest"
+    codes = [block.text for block in shown.blocks if isinstance(block, Code)]
+    assert any("window_size=(4095, 0)" in code for code in codes)
+
+
+def test_a_model_of_which_a_kind_of_layers_is_missing() -> None:
+    shown = document(cells([run(layers_of_gemma("fa2", 600, 200)[:1])]), models=[GEMMA])
+    text = told(shown)
+    assert "No backend has a right figure of all layers of gemma-2-9b. Layers without a window have none." in text
+    assert "attnbench run --model gemma-2-9b measures them." in text
+
+
+def test_the_training_of_a_model() -> None:
+    records = [r for way in ("fwd", "bwd") for name in ("fa2", "sdpa") for r in layers_of_gemma(name, 300, 200, way)]
+    found = model_problems(cells([run(records)]), GEMMA, 1)
+    assert [step.step for step in found] == ["fwd", TRAINING]
+    assert found[1].candidates[0].latency > found[0].candidates[0].latency
+
+
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [
+        ({"models": "gemma-2-9b"}, 4),
+        ({"models": "gemma-2-9b", "phase": "prefill"}, 2),
+        ({"models": "gemma-2-9b", "phase": "train"}, 4),
+        ({"axes": {"seqlen": "4k"}}, 1),
+        ({"axes": {"window": "4095/0"}}, 2),
+        ({}, 5),
+    ],
+)
+def test_what_is_asked_for_of_run_files(options: dict[str, Any], number: int) -> None:
+    records = [r for way in ("fwd", "bwd") for r in layers_of_gemma("fa2", 300, 200, way)]
+    every = cells([run([*records, ok(CASE, "fa2", FAST)])])
+    assert len(asked_for(every, parse_options(options))) == number
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"models": "gemma-2-9b", "phase": "decode"}, "no case of these run files"),
+        ({"models": "gemma-2-9b", "axes": {"headdim": "64"}}, "--headdim: --model sets this"),
+        ({"models": "gemma-2-9b", "tp": 3}, "--tp: 3 does not divide"),
+        ({"models": "gemma-2-9b", "phase": "rest"}, "--phase: unknown phase 'rest'"),
+        ({"models": "gemma"}, "no model 'gemma'"),
+        ({"phase": "decode"}, "--phase is of a model"),
+    ],
+)
+def test_what_cannot_be_asked_for(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        asked_for(cells([run(layers_of_gemma("fa2", 300, 200))]), parse_options(options))

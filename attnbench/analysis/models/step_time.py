@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from attnbench.core.case import Case
 from attnbench.core.models import Layers, Model
 from attnbench.results.cells import Cell
+from attnbench.results.uncertainty import of_sum
 from attnbench.run.axes import matches
 from attnbench.run.model_axes import layer_axes
 
@@ -31,6 +32,7 @@ class StepTime:
     uncertainty: float | None  # half the 95 % interval over `seconds`, as if the errors of all layers went one way
     plan: float | None  # seconds to build what the layers share, once a step; None where nothing is built
     held_down: bool
+    parts: tuple[tuple[int, Cell], ...]  # what it is the sum of: how often, and the cell
 
 
 def step_times(cells: Iterable[Cell], model: Model, tp: int) -> list[StepTime]:
@@ -40,7 +42,7 @@ def step_times(cells: Iterable[Cell], model: Model, tp: int) -> list[StepTime]:
         if cell.value("latency") is None:
             continue
         for layers in model.layers:
-            if _is_of(layers, model, tp, cell.case):
+            if is_of(layers, model, tp, cell.case):
                 plain = dataclasses.replace(cell.case, window_size=(None, None))
                 found.setdefault((cell.device, cell.backend_name, plain), {})[layers] = cell
     whole = {key: of for key, of in found.items() if len(of) == len(model.layers)}
@@ -56,29 +58,27 @@ def step_times(cells: Iterable[Cell], model: Model, tp: int) -> list[StepTime]:
 def unmeasured(cells: Iterable[Cell], model: Model, tp: int) -> list[Layers]:
     """Return the kinds of layers of which no cell was measured."""
     cases = {cell.case for cell in cells if cell.value("latency") is not None}
-    return [layers for layers in model.layers if not any(_is_of(layers, model, tp, case) for case in cases)]
+    return [layers for layers in model.layers if not any(is_of(layers, model, tp, case) for case in cases)]
 
 
-def _is_of(layers: Layers, model: Model, tp: int, case: Case) -> bool:
+def is_of(layers: Layers, model: Model, tp: int, case: Case) -> bool:
     """Whether a case is that of a kind of layers, of any length, batch and direction."""
     axes = layer_axes(model, layers, tp, "decode" if case.is_decode else "prefill")
     return matches(axes.model_copy(update={"direction": None, "seqlen_q": None}), case)
 
 
 def _sum(device: str, backend: str, case: Case, direction: str, passes: Sequence[Mapping[Layers, Cell]]) -> StepTime:
-    pairs = [(layers.count, cell) for of in passes for layers, cell in of.items()]
-    latencies = [(count * (cell.value("latency") or 0.0), cell) for count, cell in pairs]
-    seconds = sum(time for time, _ in latencies)
-    halves = [(time, cell.half_interval("latency")) for time, cell in latencies]
-    known = [time * half for time, half in halves if half is not None]
+    pairs = tuple((layers.count, cell) for of in passes for layers, cell in of.items())
+    latencies = [(count * (cell.value("latency") or 0.0), cell.half_interval("latency")) for count, cell in pairs]
     plans = [plan for _, cell in pairs if (plan := cell.value("plan")) is not None]
     return StepTime(
         device,
         backend,
         case,
         direction,
-        seconds,
-        sum(known) / seconds if len(known) == len(halves) and seconds else None,
+        sum(seconds for seconds, _ in latencies),
+        of_sum(latencies),
         sum(plans) if plans else None,
         any(cell.held_down for _, cell in pairs),
+        pairs,
     )

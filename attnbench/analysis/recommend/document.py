@@ -12,10 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from attnbench.analysis.recommend.ranking import DEFAULTS, TRAINING, Candidate, Gain, Problem, problems
+from attnbench.analysis.models.step_time import unmeasured
+from attnbench.analysis.recommend.ranking import DEFAULTS, TRAINING, Candidate, Gain, Problem, model_problems, problems
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.analysis.summary.reasons import reasons
+from attnbench.core.case import Case
 from attnbench.core.formats import digits, duration, percent, size, times
+from attnbench.core.models import Model
 from attnbench.core.text import count, one_line, some
 from attnbench.report.document import NOTHING_MEASURED, Block, Caution, Code, Column, Document, Entry, Span, Table
 from attnbench.results import case_names
@@ -28,7 +31,7 @@ DEFAULT = "PyTorch's default"
 SAME = "the default"
 MOST_CODES = 8  # blocks of code; a reader wants those of a few cases, and JSON has all
 COLUMNS = (
-    *("device", "step", *CASE_COLUMNS, "use", "ran", "version", "alike", "measured"),
+    *("device", "model", "step", *CASE_COLUMNS, "use", "ran", "version", "alike", "measured"),
     *("latency", "ci", "tflops", "gbps", "memory_peak"),
     *("default", "default_ran", "default_latency", "gain", "gain_low", "gain_high", "code"),
 )
@@ -39,14 +42,23 @@ TEXT, WRAPPED = ("case", "use", "default", "alike with it"), ("use", "default", 
 MORE = "What to doubt in the figures of a run: attnbench report FILE. How to read this: docs/recommend.md."
 
 
-def document(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: True) -> Document:
-    """Return what to use for the cases of some cells. `wanted` says which backends may be recommended."""
-    found = problems(cells, wanted)
+def document(
+    cells: Sequence[Cell],
+    wanted: Callable[[str], bool] = lambda _: True,
+    models: Sequence[Model] = (),
+    tp: int = 1,
+) -> Document:
+    """Return what to use for the cases of some cells, and for the steps of models on one of `tp` devices.
+
+    `wanted` says which backends may be recommended.
+    """
+    found = [step for model in models for step in model_problems(cells, model, tp, wanted)]
+    found += problems(cells, wanted)
     shown = [cell for cell in cells if wanted(cell.backend) or cell.backend in DEFAULTS]
     rows = [_row(problem) for problem in found]
     answer = tuple(_answer(found))
     blocks: tuple[Block, ...] = (*_tables(found), *_codes(found))
-    cautions = tuple(_cautions(found, shown))
+    cautions = (*_cautions(found, shown), *_lacking(found, cells, models, tp))
     return Document(
         command="recommend",
         title=f"What to use on {', '.join(dict.fromkeys(p.device for p in found)) or 'no device'}",
@@ -72,12 +84,12 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
     if not found:
         yield NOTHING_MEASURED
     several = len({problem.case.dtype for problem in found}) > 1  # which do not compete with each other
-    groups: dict[tuple[str, str], list[Problem]] = {}
+    groups: dict[tuple[str, str, str], list[Problem]] = {}
     for problem in found:
-        groups.setdefault((problem.device, problem.case.dtype if several else ""), []).append(problem)
-    for (device, dtype), own in groups.items():
+        groups.setdefault((problem.device, problem.case.dtype if several else "", problem.model), []).append(problem)
+    for (device, dtype, model), own in groups.items():
         answered = [problem for problem in own if problem.use]
-        where = f"On {device}{f' in {dtype}' if dtype else ''}"
+        where = f"On {device}{f' in {dtype}' if dtype else ''}{f', all layers of {model}' if model else ''}"
         if not answered:
             yield f"{where} nothing can be recommended: no backend gave a right result."
         elif len(answered) == 1:
@@ -149,20 +161,24 @@ def _gain_text(gain: Gain) -> str:
 
 
 def _name(problem: Problem) -> str:
-    """Return a problem in a few words: "16k d128 causal fwd + bwd"."""
-    case, step = problem.case, problem.step
-    told = (case_names.lengths(case), f"d{case_names.headdim(case)}", case_names.mask(case), step)
+    """Return a problem in a few words: "16k d128 causal fwd + bwd", "all layers of gemma-3-27b, 16k, batch 1, fwd"."""
+    case = problem.case
+    if problem.model:
+        batch = "" if case.is_ragged else f", batch {case.shape.batch}"
+        return f"all layers of {problem.model}, {case_names.lengths(case)}{batch}, {problem.step}"
+    told = (case_names.lengths(case), f"d{case_names.headdim(case)}", case_names.mask(case), problem.step)
     return " ".join((*told, *case_names.extras(case), *([case.dtype] if case.dtype != "bf16" else [])))
 
 
 def _tables(found: Sequence[Problem]) -> Iterator[Table]:
-    """Yield a table for each device and step."""
-    devices = list(dict.fromkeys(problem.device for problem in found))
-    for number, device in enumerate(devices, start=1):
-        for step in dict.fromkeys(problem.step for problem in found if problem.device == device):
-            own = [problem for problem in found if (problem.device, problem.step) == (device, step)]
-            title = f"{step} on {device}" if len(devices) > 1 else step
-            yield _table(f"recommend-{number}-{step.replace(' ', '')}", title, own)
+    """Yield a table for each device, model and step."""
+    groups: dict[tuple[str, str, str], list[Problem]] = {}
+    for problem in found:
+        groups.setdefault((problem.device, problem.model, problem.step), []).append(problem)
+    several = len({device for device, _, _ in groups}) > 1
+    for number, ((device, model, step), own) in enumerate(groups.items(), start=1):
+        title = f"{step}, all layers of {model}" if model else step
+        yield _table(f"recommend-{number}", f"{title} on {device}" if several else title, own)
 
 
 def _table(name: str, title: str, own: Sequence[Problem]) -> Table:
@@ -185,6 +201,8 @@ def _sizes(problem: Problem) -> dict[str, str]:
 
 def _label(problem: Problem) -> str:
     case = problem.case
+    if problem.model:
+        return case_names.lengths(case)
     told = (case_names.lengths(case), f"d{case_names.headdim(case)}", case_names.mask(case), *case_names.extras(case))
     return " ".join(told)
 
@@ -213,26 +231,27 @@ def _note(own: Sequence[Problem]) -> str:
     text = "" if not defaults else f"Gain: times as fast as {DEFAULT} ({' and '.join(sorted(defaults))}), 95 %; "
     text += "default: what it ran. " if defaults else ""
     text += "Memory: the most in use beside the inputs."
+    if any(problem.model for problem in own):
+        text += " A step is the sum of its layers, each measured alone, with one backend for all."
     if any(problem.step == TRAINING for problem in own):
         text += " A training step is the forward and the backward of one implementation, and needs both right."
     return text
 
 
 def _codes(found: Sequence[Problem]) -> Iterator[Code]:
-    """Yield the code of the backends to use, that of the most cases first."""
-    groups: dict[tuple[str, str], list[Problem]] = {}
-    for problem in found:
-        if problem.use and problem.use.code:
-            groups.setdefault((problem.use.backend, problem.use.code), []).append(problem)
-    ranked = sorted(groups.items(), key=lambda group: -len(group[1]))
-    for (_, code), own in ranked[:MOST_CODES]:
-        use = own[0].use
-        assert use
-        every = [problem.case for problem in found if problem.use and problem.use.backend == use.backend]
-        where = case_names.where([problem.case for problem in own], every)
-        version = f" ({use.version})" if use.version else ""
-        told = f": {where}" if where else ""
-        yield Code(code, f"{use.backend}{version}, {count(len(own), 'case')}{told}")
+    """Yield the code of the backends to use, that of the most cases first; a model has several kinds of layers."""
+    groups: dict[tuple[str, str], dict[Case, Candidate]] = {}
+    every: dict[str, dict[Case, None]] = {}
+    for use in (problem.use for problem in found if problem.use):
+        for case, code in use.codes.items():
+            groups.setdefault((use.backend, code), {})[case] = use
+            every.setdefault(use.backend, {})[case] = None
+    ranked = sorted((group for group in groups.items() if group[0][1]), key=lambda group: -len(group[1]))
+    for (backend, code), cases in ranked[:MOST_CODES]:
+        version = next(iter(cases.values())).version
+        where = case_names.where([*cases], [*every[backend]])
+        title = f"{backend}{f' ({version})' if version else ''}, {count(len(cases), 'case')}"
+        yield Code(code, f"{title}: {where}" if where else title)
     if len(ranked) > MOST_CODES:
         yield Code("-f json has the code of every case.", f"{count(len(ranked) - MOST_CODES, 'more block')} of code")
 
@@ -279,7 +298,7 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
             "What sets them apart is the time to choose, or noise that the uncertainty does not hold.",
             "Measure again with --rounds 5.",
         )
-    if silent := [problem for problem in answered if problem.use and not problem.use.code]:
+    if silent := [problem for problem in answered if problem.use and not all(problem.use.codes.values())]:
         yield Caution(
             f"No code to paste is known for {', '.join(_used(silent))} in {count(len(silent), 'case')}.",
             todo="How attnbench calls it is in its file in attnbench/backends, or in your own.",
@@ -295,6 +314,19 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
 
 def _alike_kernels(problem: Problem) -> bool:
     return bool(problem.use and problem.default and problem.use.kernels == problem.default.kernels != set())
+
+
+def _lacking(found: Sequence[Problem], cells: Sequence[Cell], models: Sequence[Model], tp: int) -> Iterator[Caution]:
+    """Yield which models have no whole step, and why."""
+    for model in models:
+        if not any(problem.model == model.name for problem in found):
+            none = unmeasured(cells, model, tp)
+            windows = [f"with a window of {of.window}" if of.window else "without a window" for of in none]
+            lacks = f"Layers {' and '.join(windows)} have none." if windows else ""
+            again = f"attnbench run --model {model.name}" + (f" --tp {tp}" if tp > 1 else "")
+            yield Caution(
+                f"No backend has a right figure of all layers of {model.name}.", lacks, f"{again} measures them."
+            )
 
 
 def _used(found: Sequence[Problem]) -> list[str]:
@@ -323,6 +355,7 @@ def _row(problem: Problem) -> dict[str, Any]:
     of_default = {"default": default.backend, "default_ran": default.ran} if default else {}
     told = {
         "device": problem.device,
+        "model": problem.model or None,
         "step": problem.step,
         **case_columns(problem.case),
         "alike": "; ".join(one.backend for one in problem.fastest),
@@ -333,5 +366,9 @@ def _row(problem: Problem) -> dict[str, Any]:
     }
     if use:
         told |= {"use": use.backend, "ran": use.ran, "version": use.version, "latency": use.latency, "ci": use.half}
-        told |= {"memory_peak": use.memory, metric: rate, "code": use.code}
+        told |= {
+            "memory_peak": use.memory,
+            metric: rate,
+            "code": "\n\n".join(filter(None, dict.fromkeys(use.codes.values()))),
+        }
     return {column: told.get(column) for column in COLUMNS}

@@ -1,7 +1,8 @@
 """The backends of a problem in the order of their latency, those that tie with the fastest, and PyTorch's default.
 
 A problem is a case on a device, or a training step: the forward and the backward of a case, which one implementation
-computes both, so that their latencies count together. Only backends whose results were right are ranked.
+computes both, so that their latencies count together; or all layers of a model in one step. Only backends whose results
+were right are ranked.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from attnbench.analysis.models.step_time import BOTH, step_times
 from attnbench.core.case import Case
+from attnbench.core.models import Model
 from attnbench.core.record import Run
 from attnbench.results.case_names import case_rank
 from attnbench.results.cells import Cell
@@ -19,14 +22,18 @@ from attnbench.results.uncertainty import apart, of_sum
 from attnbench.run.shipped_backends import chosen, code
 
 DEFAULTS = ("sdpa", "hf-sdpa")  # PyTorch's default; where the first was not measured, the next that was
-TRAINING = "fwd + bwd"
+TRAINING = BOTH
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A backend that computes a problem: its cell, or those of the forward and the backward."""
+    """A backend that computes a problem, from its cells: each with how often it counts."""
 
-    cells: tuple[Cell, ...]
+    parts: tuple[tuple[int, Cell], ...]
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        return tuple(cell for _, cell in self.parts)
 
     @property
     def backend(self) -> str:
@@ -48,13 +55,14 @@ class Candidate:
 
     @cached_property
     def latency(self) -> float:
-        """Seconds, of forward and backward together."""
-        return sum(cell.value("latency") or 0.0 for cell in self.cells)
+        """Seconds, of all parts together."""
+        return sum(count * (cell.value("latency") or 0.0) for count, cell in self.parts)
 
     @cached_property
     def half(self) -> float | None:
         """The uncertainty of the latency: half a 95 % interval, relative; None where nothing can be said of it."""
-        return of_sum([(cell.value("latency") or 0.0, cell.half_interval("latency")) for cell in self.cells])
+        halves = [(count * (cell.value("latency") or 0.0), cell.half_interval("latency")) for count, cell in self.parts]
+        return of_sum(halves)
 
     @property
     def memory(self) -> float | None:
@@ -65,10 +73,10 @@ class Candidate:
     def rate(self) -> tuple[str, float | None]:
         """What tells most of the speed: the metric, and its value over all of the cells."""
         metric = "gbps" if self.cells[0].case.is_decode else "tflops"
-        parts = [(cell.value(metric), cell.value("latency")) for cell in self.cells]
+        parts = [(cell.value(metric), count * (cell.value("latency") or 0.0)) for count, cell in self.parts]
         if any(rate is None for rate, _ in parts) or not self.latency:
             return metric, None
-        return metric, sum((rate or 0.0) * (latency or 0.0) for rate, latency in parts) / self.latency
+        return metric, sum((rate or 0.0) * latency for rate, latency in parts) / self.latency
 
     @property
     def ran(self) -> str:
@@ -82,9 +90,10 @@ class Candidate:
         return {kernel for cell in self.cells for row in cell.ok for kernel in row.record.kernels}
 
     @property
-    def code(self) -> str:
-        """The code that calls it; "" where none is known."""
-        return code(self.run, self.backend, self.cells[0].case)
+    def codes(self) -> dict[Case, str]:
+        """The code that calls it for each of its cases, of both passes the forward; "" where none is known."""
+        cases = dict.fromkeys(replace(cell.case, direction="fwd") for cell in self.cells)
+        return {case: code(self.run, self.backend, case) for case in cases}
 
     def alike(self, other: Candidate) -> bool:
         """Return whether two latencies differ by no more than their uncertainties explain."""
@@ -102,13 +111,14 @@ class Gain:
 
 @dataclass(frozen=True)
 class Problem:
-    """A case on a device, or the training step of a case; its candidates, the fastest first."""
+    """A case on a device, the training step of a case, or the step of a model; its candidates, the fastest first."""
 
     device: str
-    case: Case  # of a training step that of the forward
+    case: Case  # of a training step that of the forward; of a model that of a layer, without its window
     step: str  # a direction, or TRAINING
     candidates: tuple[Candidate, ...]  # the fastest first; empty where no backend was right
     default: Candidate | None  # PyTorch's default, also where it was not asked for
+    model: str = ""  # of which these are all layers
 
     @cached_property
     def fastest(self) -> tuple[Candidate, ...]:
@@ -137,6 +147,21 @@ class Problem:
         return Gain(ratio, ratio * math.exp(-half), ratio * math.exp(half))
 
 
+def model_problems(
+    cells: Sequence[Cell], model: Model, tp: int, wanted: Callable[[str], bool] = lambda _: True
+) -> list[Problem]:
+    """Return the steps of a model, with one backend for all its layers, on one of `tp` devices."""
+    steps: dict[tuple[str, Case, str], list[tuple[tuple[int, Cell], ...]]] = {}
+    for time in step_times(cells, model, tp):
+        steps.setdefault((time.device, time.case, time.direction), []).append(time.parts)
+    found = []
+    for (device, case, step), groups in steps.items():
+        whole = step == "bwd" and (device, replace(case, direction="fwd"), TRAINING) in steps
+        if not whole:
+            found.append(_problem(device, case, step, groups, wanted, model.name))
+    return _in_order(found)
+
+
 def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: True) -> list[Problem]:
     """Return the problems of cells, by device and in the order of reports.
 
@@ -149,20 +174,30 @@ def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: Tr
     for (device, case), of_case in at.items():
         forward = at.get((device, replace(case, direction="fwd")))
         if case.direction != "bwd" or not forward:
-            found.append(_problem(device, case, case.direction, [(cell,) for cell in of_case.values()], wanted))
+            alone = [((1, cell),) for cell in of_case.values()]
+            found.append(_problem(device, case, case.direction, alone, wanted))
             continue
-        pairs = [(forward[backend], cell) for backend, cell in of_case.items() if backend in forward]
+        pairs = [((1, forward[backend]), (1, cell)) for backend, cell in of_case.items() if backend in forward]
         found.append(_problem(device, replace(case, direction="fwd"), TRAINING, pairs, wanted))
-    devices = list(dict.fromkeys(device for device, _ in at))
+    return _in_order(found)
+
+
+def _in_order(found: Sequence[Problem]) -> list[Problem]:
+    devices = list(dict.fromkeys(problem.device for problem in found))
     steps = ("fwd", TRAINING, "bwd", "fwd_bwd")
     return sorted(found, key=lambda p: (devices.index(p.device), steps.index(p.step), case_rank(p.case)))
 
 
 def _problem(
-    device: str, case: Case, step: str, groups: Sequence[tuple[Cell, ...]], wanted: Callable[[str], bool]
+    device: str,
+    case: Case,
+    step: str,
+    groups: Sequence[tuple[tuple[int, Cell], ...]],
+    wanted: Callable[[str], bool],
+    model: str = "",
 ) -> Problem:
-    right = [Candidate(group) for group in groups if all(cell.value("latency") for cell in group)]
+    right = [Candidate(group) for group in groups if all(cell.value("latency") for _, cell in group)]
     right.sort(key=lambda one: one.latency)
     by_backend = {one.backend: one for one in right}
     default = next((by_backend[name] for name in DEFAULTS if name in by_backend), None)
-    return Problem(device, case, step, tuple(one for one in right if wanted(one.backend)), default)
+    return Problem(device, case, step, tuple(one for one in right if wanted(one.backend)), default, model)

@@ -1,0 +1,71 @@
+"""Which cells of run files a person asks for: by shapes, by models and their phase, and by backends."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Sequence
+
+from attnbench.analysis.models.step_time import is_of
+from attnbench.core.case import Case
+from attnbench.core.errors import UserError
+from attnbench.core.models import Phase, find
+from attnbench.results.case_names import backend_rank
+from attnbench.results.cells import Cell
+from attnbench.run.axes import matches
+from attnbench.run.model_axes import check_not_both, parse_phase
+from attnbench.run.suite import Settings, check_has_model
+
+
+def asked_for(cells: Sequence[Cell], settings: Settings) -> list[Cell]:
+    """Return the cells whose cases have the axes that were asked for, and are of the models in their phase.
+
+    Raises UserError where there are none, and for models and axes that do not go together.
+    """
+    of_models = _of_models(settings)
+    found = [cell for cell in cells if matches(settings.axes, cell.case) and of_models(cell.case)]
+    if cells and not found:
+        raise UserError("no case of these run files has the shapes that were asked for; attnbench report shows theirs")
+    return found
+
+
+def _of_models(settings: Settings) -> Callable[[Case], bool]:
+    """Return whether a case is of a layer of the models, in their phase if one is named; each is where none is."""
+    if not settings.models:
+        check_has_model(settings)
+        return lambda _: True
+    check_not_both(settings.axes)
+    models, tp = [*map(find, settings.models)], settings.tp or 1
+    for model in models:
+        model.heads(tp)
+    phase = parse_phase(settings.phase) if settings.phase else None
+    layers = [(of, model) for model in models for of in model.layers]
+    return lambda case: _in_phase(case, phase) and any(is_of(of, model, tp, case) for of, model in layers)
+
+
+def _in_phase(case: Case, phase: Phase | None) -> bool:
+    if phase == "decode" or phase == "mixed":
+        return case.is_decode if phase == "decode" else case.is_ragged
+    plain = not case.is_decode and not case.is_ragged
+    return phase is None or (plain and (phase == "train" or case.direction == "fwd"))
+
+
+def competing(patterns: Sequence[str] | None, cells: Sequence[Cell] | None = None) -> Callable[[str], bool]:
+    """Return whether a backend is one of --backend: names, patterns, and those to leave out with "!".
+
+    Raises UserError where cells are given and none is of such a backend.
+    """
+    words = [word.strip() for text in patterns or () for word in text.split(",") if word.strip()]
+    left_out = [word[1:] for word in words if word.startswith("!")]
+    kept = [word for word in words if not word.startswith("!")] or ["*"]
+
+    def competes(backend: str) -> bool:
+        return _fits(backend, kept) and not _fits(backend, left_out)
+
+    names = sorted({cell.backend for cell in cells or ()}, key=backend_rank)
+    if names and not any(map(competes, names)):
+        raise UserError(f"--backend: these run files have none of them for these shapes, but {', '.join(names)}")
+    return competes
+
+
+def _fits(backend: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatch(backend, pattern) for pattern in patterns)
