@@ -5,7 +5,8 @@ Checked against 0.0.35. Its operator `fa2` runs flash-attn 2 where that is insta
 that xFormers knows; until 0.0.34 the wheel had a copy of its own. Masks are attn_bias objects, aligned bottom-right
 here, and block-diagonal for ragged batches. Grouped heads are forward only, as 5-dimensional tensors (batch, seqlen,
 nheads_k, group, headdim) with the keys expanded, not copied. What an operator refuses beyond these limits it says
-itself (not_supported_reasons), and that is the reason of the skip.
+itself (not_supported_reasons), and that is the reason of the skip. A cache of pages is read by `splitk`, with a paged
+mask.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import functools
 import importlib
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 HALF = ("bf16", "fp16")
 INSTALLED_FA3 = "@pip_pkg"  # in the name of an operator that runs the installed flash-attn 3, and no copy of xFormers
+MOST_CAUSAL = 16  # queries of a sequence of pages
 SPLITK_HEADDIMS = tuple((d, d) for d in (16, 32, 64, 128, 256))
 
 
@@ -109,26 +112,9 @@ class XFormers(Library):
         return None
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        from xformers.ops import memory_efficient_attention
-
-        s = case.shape
         plan = functools.partial(self._bias, case, inputs.q.device)
         bias, op = plan(), self._op(case)
-        options: dict[str, Any] = {"attn_bias": bias, "p": case.dropout_p, "scale": case.softmax_scale, "op": op}
-        group = s.nheads // s.nheads_k
-
-        def grouped(t: Tensor) -> Tensor:
-            if group == 1:
-                return t
-            return t.view(*t.shape[:2], s.nheads_k, -1, t.shape[-1]).expand(-1, -1, -1, group, -1)
-
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            try:
-                out: Tensor = memory_efficient_attention(grouped(q), grouped(k), grouped(v), **options)
-            except (NotImplementedError, ValueError) as error:
-                raise Unsupported(reason_of_refusal(str(error))) from None
-            return out.flatten(2, 3) if group > 1 else out
-
+        call = _attention(case, attn_bias=bias, p=case.dropout_p, op=op)
         if op is not None and case.has_backward:
             self._check_backward(op[1], case, inputs, bias)
         return autograd_prepared(case, inputs, call, strided=True, plan=plan if case.is_ragged else None)
@@ -246,12 +232,14 @@ class SplitK(XFormers):
     paste = xformers_paste("triton_splitk", backward=False)
     verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
     operator = "triton_splitk"
-    limits: ClassVar = Limits(headdim_pairs=SPLITK_HEADDIMS, backward=False, ragged=True)
+    limits: ClassVar = Limits(headdim_pairs=SPLITK_HEADDIMS, backward=False, ragged=True, page_sizes=(64,))
     forward_kernels = "splitK"
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
+        if case.is_paged:
+            return _page_refusal(case)
         if effective_window(case) != (None, None):
             return "causal for a single query only (else it takes padded block-diagonal batches)"
         return None
@@ -265,6 +253,62 @@ class SplitK(XFormers):
         queries, keys = _lengths(case)
         starts = list(itertools.accumulate(keys, initial=0))
         return attn_bias.BlockDiagonalGappyKeysMask.from_seqlens(queries, starts, keys).to(device)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        if not case.is_paged:
+            return super().prepare(case, inputs)
+        assert inputs.page_table is not None
+        plan = functools.partial(_paged_mask, case, inputs.page_table)
+        packed = (t.flatten(0, 1)[None] for t in (inputs.q, inputs.k, inputs.v))
+        launch = functools.partial(_attention(case, attn_bias=plan(), op=self._op(case)), *packed)
+        return Prepared(launch, lambda out: {"out": out.view(inputs.q.shape)}, plan=plan)
+
+
+def _attention(case: Case, **options: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return memory_efficient_attention for q, k and v as (batch, seqlen, nheads, headdim), with grouped heads too."""
+    from xformers.ops import memory_efficient_attention
+
+    s = case.shape
+    group = s.nheads // s.nheads_k
+
+    def grouped(t: Tensor) -> Tensor:
+        if group == 1:
+            return t
+        return t.view(*t.shape[:2], s.nheads_k, -1, t.shape[-1]).expand(-1, -1, -1, group, -1)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        try:
+            out: Tensor = memory_efficient_attention(
+                grouped(q), grouped(k), grouped(v), scale=case.softmax_scale, **options
+            )
+        except (NotImplementedError, ValueError) as error:
+            raise Unsupported(reason_of_refusal(str(error))) from None
+        return out.flatten(2, 3) if group > 1 else out
+
+    return call
+
+
+def _paged_mask(case: Case, page_table: Tensor) -> Any:
+    """Return the mask of a paged case, which has its page table; the causal one is aligned bottom-right."""
+    from xformers.ops.fmha import attn_bias
+
+    causal = effective_window(case) != (None, None)
+    of = (
+        attn_bias.PagedBlockDiagonalCausalWithOffsetPaddedKeysMask
+        if causal
+        else attn_bias.PagedBlockDiagonalPaddedKeysMask
+    )
+    return of.from_seqlens(*_lengths(case), page_table, case.page_size, device=page_table.device)
+
+
+def _page_refusal(case: Case) -> str | None:
+    if effective_window(case) == (None, None):
+        return None
+    if not case.has_like_queries:
+        return "causal over pages with as many queries in each sequence only"
+    if case.shape.seqlen_q > MOST_CAUSAL:
+        return f"causal over pages with at most {MOST_CAUSAL} queries in each sequence"
+    return None
 
 
 def _root_cause(error: Exception) -> Exception:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.worker import inputs
 from standins import flash_attn, install, xformers
-from standins.contract import AMPERE, BLACKWELL, HOPPER, TURING, backend, cases, check
+from standins.contract import AMPERE, BLACKWELL, CASES, HOPPER, TURING, backend, cases, check
 
 NAMES = ("xformers", "xformers-cutlass", "xformers-fa2", "xformers-fa3", "xformers-splitk")
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
@@ -169,3 +170,46 @@ def test_reason_of_refusal() -> None:
         "No operator found\n`fa2F` is not supported because:\n    a\n    b\n`cutlassF` is not supported because:\n    c"
     )
     assert reason_of_refusal(message) == "xFormers refuses; fa2F: a, b; cutlassF: c"
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("pages-64-decode", None),
+        ("pages-256-unlike", None),
+        ("pages-64-speculative", None),
+        ("pages-64-full", None),
+        ("pages-16-decode", "no pages of 16 tokens, only multiples of 64"),
+        ("pages-64-chunk", "causal over pages with at most 16 queries in each sequence"),
+        ("pages-64-beside", "causal over pages with as many queries in each sequence only"),
+        ("pages-64-decode-append", "its call does not append to the cache"),
+        ("pages-64-decode-fp8", "no fp8 cache for bf16 queries"),
+        ("pages-64-window", "no sliding window"),
+        ("pages-64-mla", "no latent rows (MLA with absorbed weights)"),
+    ],
+)
+def test_pages_of_splitk(key: str, reason: str | None) -> None:
+    assert backend("xformers-splitk").unsupported(CASES[key], HOPPER) == reason
+    assert backend("xformers-fa2").unsupported(CASES["pages-256-decode"], HOPPER) == "no cache of pages"
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("key", ["decode", "unlike", "speculative", "full"])
+@pytest.mark.parametrize("fault", ["order", "neighbour", "one less", "one more", "causal"])
+def test_another_mask_of_pages_is_wrong(key: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[f"pages-64-{key}"]
+    if fault == "causal" and key not in ("speculative", "full"):
+        pytest.skip("of one query each")
+    mask, more = xformers.PagedBlockDiagonalPaddedKeysMask, {"one less": -1, "one more": 1}.get(fault, 0)
+    right = mask.from_seqlens.__func__  # type: ignore[attr-defined]
+    turned = {"order": lambda t: t.flip(1), "neighbour": lambda t: t.roll(1, 0)}.get(fault, lambda t: t)
+
+    def wrong(cls: type, queries: list[int], keys: list[int], table: torch.Tensor, *rest: int, **options: Any) -> Any:
+        made = right(cls, queries, [n + more for n in keys], turned(table), *rest, **options)
+        if fault == "causal":
+            made.band = (None, None) if made.band == (None, 0) else (None, 0)
+        return made
+
+    monkeypatch.setattr(mask, "from_seqlens", classmethod(wrong))
+    with pytest.raises((AssertionError, RuntimeError)):
+        check(backend("xformers-splitk"), case)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from standins import module
-from standins.attend import attend, attend_varlen
+from standins.attend import attend, attend_paged, attend_varlen
 
 VERSIONS = {"xformers": "0.0.35"}
 
@@ -99,6 +99,34 @@ class BlockDiagonalGappyKeysMask:
     def to(self, device: torch.device) -> BlockDiagonalGappyKeysMask:
         assert isinstance(device, torch.device)
         return self
+
+
+@dataclass
+class PagedBlockDiagonalPaddedKeysMask:
+    q_seqinfo: SeqLenInfo
+    k_seqinfo: SeqLenInfo
+    block_tables: Tensor
+    page_size: int
+    band: ClassVar[tuple[int | None, int | None]] = (None, None)
+
+    @classmethod
+    def from_seqlens(
+        cls,
+        q_seqlen: Sequence[int],
+        kv_seqlen: Sequence[int],
+        block_tables: Tensor,
+        page_size: int,
+        *,
+        device: torch.device | None = None,
+    ) -> PagedBlockDiagonalPaddedKeysMask:
+        assert len(q_seqlen) == len(kv_seqlen)
+        assert device == block_tables.device, "the default is a GPU where there is one"
+        assert all(seqlen <= block_tables.shape[1] * page_size for seqlen in kv_seqlen)
+        return cls(SeqLenInfo(tuple(q_seqlen)), SeqLenInfo(tuple(kv_seqlen)), block_tables, page_size)
+
+
+class PagedBlockDiagonalCausalWithOffsetPaddedKeysMask(PagedBlockDiagonalPaddedKeysMask):
+    band: ClassVar[tuple[int | None, int | None]] = (None, 0)
 
 
 @dataclass
@@ -191,7 +219,31 @@ class Flash3BwOp(Flash3FwOp):
 class SplitKFwOp(Operator):
     NAME = "triton_splitKF"
     DROPOUT = False
-    BIASES: ClassVar = (type(None), BlockDiagonalGappyKeysMask)
+    BIASES: ClassVar = (
+        type(None),
+        BlockDiagonalGappyKeysMask,
+        PagedBlockDiagonalPaddedKeysMask,
+        PagedBlockDiagonalCausalWithOffsetPaddedKeysMask,
+    )
+    BLOCK_N = 64
+
+    @classmethod
+    def not_supported_reasons(cls, d: Inputs) -> list[str]:
+        reasons = super().not_supported_reasons(d)
+        if d.query.shape[-1] not in {16, 32, 64, 128, 256, 512}:
+            reasons.append(f"Embed dim {d.query.shape[-1]} not supported")
+        if isinstance(d.attn_bias, PagedBlockDiagonalPaddedKeysMask):
+            queries = d.attn_bias.q_seqinfo.seqlens
+            if d.query.shape[1] != sum(queries):
+                reasons.append(f"Expected total {sum(queries)} queries not {d.query.shape[1]}")
+            if d.attn_bias.page_size % cls.BLOCK_N or d.key.shape[1] % d.attn_bias.page_size:
+                reasons.append("For paged attention, page size should be divisible by the block size")
+            if isinstance(d.attn_bias, PagedBlockDiagonalCausalWithOffsetPaddedKeysMask):
+                if max(queries) != min(queries):
+                    reasons.append("Variable query len is not supported for causal masks")
+                if max(queries) > 16:
+                    reasons.append("Query length should not be larger than 16 for causal or local attention biases")
+        return reasons
 
 
 def memory_efficient_attention(
@@ -220,6 +272,14 @@ def memory_efficient_attention(
     heads = query.shape[2:-1]
     q, k, v = (t.flatten(2, -2) for t in (query, key, value))
     left, right = (None, None) if attn_bias is None else attn_bias.band
+    if isinstance(attn_bias, PagedBlockDiagonalPaddedKeysMask):
+        caches = (t[0].unflatten(0, (-1, attn_bias.page_size)) for t in (k, v))
+        lengths_k = attn_bias.k_seqinfo.seqstart.diff()
+        starts = attn_bias.q_seqinfo.seqstart
+        paged = attend_paged(
+            q[0], *caches, attn_bias.block_tables, lengths_k, starts_q=starts, scale=scale, left=left, right=right
+        )
+        return paged[None].unflatten(2, heads)
     if isinstance(attn_bias, BlockDiagonalMask | BlockDiagonalGappyKeysMask):
         assert len(q) == 1
         infos = (attn_bias.q_seqinfo, attn_bias.k_seqinfo)
@@ -254,6 +314,8 @@ def version_0_0_35() -> dict[str, Any]:
         LocalAttentionFromBottomRightMask,
         BlockDiagonalMask,
         BlockDiagonalGappyKeysMask,
+        PagedBlockDiagonalPaddedKeysMask,
+        PagedBlockDiagonalCausalWithOffsetPaddedKeysMask,
     )
     return {
         "xformers": module("xformers", __version__="0.0.35"),
