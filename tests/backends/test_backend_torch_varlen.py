@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
-from standins.contract import CPU, HOPPER, TURING, backend, cases, check
+from attnbench.worker import inputs
+from standins.contract import CASES, CPU, HOPPER, TURING, backend, cases, check
 from standins.torch_attention import varlen_attn_2_11, varlen_attn_2_13
 
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
@@ -68,3 +70,36 @@ def test_probe(version: str, usable: bool, monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_it_refuses(case: Case, device: Device, reason: str | None) -> None:
     said = backend("torch-varlen").unsupported(case, device)
     assert (said is None) if reason is None else (said is not None and reason in said)
+
+
+@pytest.mark.usefixtures("function")
+def test_pages_need_a_newer_torch(function: Any) -> None:
+    case = CASES["pages-256-beside"]
+    given = inputs.make(case, "cpu", seed=0)
+    made = backend("torch-varlen")
+    assert made.unsupported(case, HOPPER) is None
+    assert made.unsupported(CASES["pages-64-beside"], HOPPER) == "no pages of 64 tokens, only multiples of 256"
+    if function is varlen_attn_2_13:
+        assert made.prepare(case, given).reads == {}
+        return
+    with pytest.raises(Unsupported, match=r"of this torch reads no pages, that of 2\.13 does"):
+        made.prepare(case, given)
+
+
+@pytest.mark.parametrize("fault", ["order", "neighbour", "length", "scale"])
+@pytest.mark.parametrize("key", ["decode", "unlike", "beside"])
+def test_a_call_with_other_pages_is_wrong(key: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(
+        *given: Any, block_table: Any, seqused_k: Any, scale: float, enable_gqa: bool = False, **options: Any
+    ) -> Any:
+        table = {"order": block_table.flip(1), "neighbour": block_table.roll(1, 0)}.get(fault, block_table)
+        lengths = seqused_k - int(fault == "length")
+        options |= {"max_k": int(lengths.max()), "scale": scale * (1.3 if fault == "scale" else 1)}
+        options |= {"enable_gqa": enable_gqa, "block_table": table, "seqused_k": lengths}
+        return varlen_attn_2_13(*given, **options)
+
+    module: Any = ModuleType("torch.nn.attention.varlen")
+    module.varlen_attn = wrong
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(AssertionError):
+        check(backend("torch-varlen"), CASES[f"pages-256-{key}"])

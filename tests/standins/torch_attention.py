@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from standins.attend import attend_varlen, check_half
+from standins.attend import attend_paged, attend_varlen, check, check_half
 
 
 def varlen_attn_2_11(
@@ -31,11 +31,28 @@ def varlen_attn_2_11(
     return attend_varlen(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale=scale, left=left, right=right)
 
 
-def varlen_attn_2_13(*args: Any, enable_gqa: bool = False, **options: Any) -> Tensor:
-    query, key = args[:2]
-    if not enable_gqa and query.shape[1] != key.shape[1]:
+def varlen_attn_2_13(
+    *args: Any,
+    enable_gqa: bool = False,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+    **options: Any,
+) -> Tensor:
+    query, key, value = args
+    if not enable_gqa and query.shape[1] != key.shape[-2]:
         raise ValueError("Expect query and key/value to have the same number of heads")
-    return varlen_attn_2_11(*args, **options)
+    if block_table is None:
+        return varlen_attn_2_11(*args, **options)
+    check_half(*args)
+    check(key.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
+    check(seqused_k is not None, "Requires seqused_k")
+    assert seqused_k is not None
+    assert options["max_q"] == int(options["cu_seq_q"].diff().max())
+    assert options["max_k"] == int(seqused_k.max())
+    left, right = (None if side < 0 else side for side in options["window_size"])
+    starts = {"starts_q": options["cu_seq_q"], "scale": options["scale"]}
+    return attend_paged(query, key, value, block_table, seqused_k, left=left, right=right, **starts)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, starts: tuple[Any, ...], causal: bool, scale: float | None) -> Tensor:
