@@ -3,22 +3,33 @@
 Checked against torch 2.11 and 2.13. Both are compiled for the one shape of the case (dynamic=False); the compile time
 is in the first call. The names of Inductor's Triton kernels show what ran: FlexAttention's template is "triton_tem"; an
 uncompiled FlexAttention runs no such kernel, and if Inductor rewrote eager attention into SDPA, a flash kernel would
-run.
+run. A cache of pages is read by torch's PagedAttention (torch.nn.attention.experimental), which makes a mask of blocks
+that are pages.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
 from attnbench.backends.eager import eager_paste
 from attnbench.backends.limits import TORCH_LIMITS, Limits, has_empty_rows
-from attnbench.backends.masks import block_mask, block_mask_workspace, visibility_mask
+from attnbench.backends.masks import (
+    BLOCK_Q,
+    block_mask,
+    block_mask_workspace,
+    paged_block_mask,
+    paged_block_mask_workspace,
+    visibility_mask,
+)
 from attnbench.backends.paste import BHSD, Paste
 from attnbench.core.backend import Prepared, Probe, Workspace
 from attnbench.core.case import Case
+from attnbench.core.machine import Device
+from attnbench.core.pages import queries
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,11 +101,15 @@ class Flex(Compiled):
         window=True,
         softcap=True,
         ragged=True,
+        page_sizes=(16,),
     )
     forward_kernels = backward_kernels = "triton_tem"
 
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return super().unsupported(case, device) or (_page_refusal(case) if case.is_paged else None)
+
     def workspace(self, case: Case) -> Workspace:
-        return block_mask_workspace(case)
+        return paged_block_mask_workspace(case) if case.is_paged else block_mask_workspace(case)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
@@ -102,7 +117,9 @@ class Flex(Compiled):
 
         self.reset_for(case)
         compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
-        plan = functools.partial(block_mask, case, inputs.q.device)
+        plan: Callable[[], Any] = functools.partial(block_mask, case, inputs.q.device)
+        if inputs.page_table is not None:
+            plan = functools.partial(paged_block_mask, case, inputs.page_table)
         attention = functools.partial(
             compiled,
             score_mod=_softcap(case.softcap) if case.softcap else None,
@@ -110,7 +127,35 @@ class Flex(Compiled):
             scale=case.softmax_scale,
             enable_gqa=case.shape.nheads != case.shape.nheads_k,
         )
+        if case.is_paged:
+            q = queries(case, inputs.q).transpose(1, 2)
+            k, v = (cache.flatten(0, 1)[None].transpose(1, 2) for cache in (inputs.k, inputs.v))
+            launch = functools.partial(attention, q, k, v)
+            return Prepared(launch, lambda out: {"out": _as_queries(case, out)}, plan=plan)
         return autograd_prepared(case, inputs, attention, "bhsd", strided=True, plan=plan if case.is_ragged else None)
+
+
+def _as_queries(case: Case, out: Tensor) -> Tensor:
+    """Return results (sequences, nheads, seqlen_q, headdim_v) as the queries of the case lie."""
+    out = out.transpose(1, 2)
+    return out.flatten(0, 1)[None] if case.is_ragged else out
+
+
+def _page_refusal(case: Case) -> str | None:
+    """Return why a cache of pages is refused. Pages are the blocks of its mask, which its kernels divide further.
+
+    That for few queries (flex_decoding) takes blocks of up to 64 keys, the other up to 128.
+    """
+    s = case.shape
+    if not case.has_like_queries:
+        return "its pages are read with as many queries in each sequence only"
+    group = s.nheads // s.nheads_k
+    decodes = s.seqlen_q < BLOCK_Q and group & (group - 1) == 0
+    if case.page_size % BLOCK_Q == 0 or (decodes and (case.page_size in (16, 32) or case.page_size % 64 == 0)):
+        return None
+    return (
+        f"pages of {case.page_size} tokens: 16, 32 or multiples of 64, and of {BLOCK_Q} for {BLOCK_Q} queries and more"
+    )
 
 
 class Compile(Compiled):

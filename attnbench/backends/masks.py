@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING
 from attnbench.backends.libraries import flash_workspace
 from attnbench.core.backend import Workspace, cu_seqlens
 from attnbench.core.case import Case
+from attnbench.core.pages import count_pages, seqlens_k
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from torch.nn.attention.flex_attention import BlockMask
+
+BLOCK_Q = 128  # queries of a block of FlexAttention
 
 
 def effective_window(case: Case) -> tuple[int | None, int | None]:
@@ -114,3 +117,45 @@ def block_mask(case: Case, device: torch.device) -> BlockMask | None:
 
         seen = seen_in_sequence
     return create_block_mask(seen, None, None, s.seqlen_q, s.seqlen_k, device=torch.device(device))
+
+
+def paged_block_mask(case: Case, page_table: Tensor) -> BlockMask:
+    """Return FlexAttention's mask over the pages of a cache, of sequences with as many queries each.
+
+    torch's PagedAttention makes it of the mask over the keys of each sequence, whose blocks are its pages.
+    """
+    import torch
+    from torch.nn.attention.experimental._paged_attention import PagedAttention
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    s, device = case.shape, page_table.device
+    (left, right), (_, most) = effective_window(case), page_table.shape
+    lengths = seqlens_k(case, device)
+
+    def seen(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001
+        distance = j - i - lengths[batch] + s.seqlen_q
+        visible = j < lengths[batch]
+        if left is not None:
+            visible = visible & (distance >= -left)
+        return visible if right is None else visible & (distance <= right)
+
+    keys = most * case.page_size
+    logical = create_block_mask(
+        seen, s.batch, None, s.seqlen_q, keys, device=device, BLOCK_SIZE=(BLOCK_Q, case.page_size)
+    )
+    cache = PagedAttention(count_pages(case), case.page_size, s.batch, device=str(device))
+    pages = torch.tensor(case.pages, device=device)
+    sequence, number = (torch.arange(most, device=device) < pages[:, None]).nonzero(as_tuple=True)
+    cache.page_table[:, :most] = page_table
+    cache.physical_to_logical[sequence, page_table[sequence, number].long()] = number
+    return cache.convert_logical_block_mask(logical)
+
+
+def paged_block_mask_workspace(case: Case) -> Workspace:
+    """Return the workspace of `paged_block_mask`: each sequence has a place for every page of the cache."""
+    s, pages = case.shape, count_pages(case)
+    rows = -(-s.seqlen_q // BLOCK_Q)
+    tables = s.batch * pages * (2 * 8 + 5 * 4 * rows)
+    return Workspace(
+        nbytes=tables + s.batch * s.seqlen_q * s.seqlen_k, what="block mask of every page for every sequence"
+    )

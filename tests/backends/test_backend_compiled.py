@@ -11,11 +11,11 @@ import torch
 import torch._dynamo
 import torch._functorch.config
 
-from attnbench.backends.masks import block_mask, effective_window, flash_window, visibility_mask
+from attnbench.backends.masks import block_mask, effective_window, flash_window, paged_block_mask, visibility_mask
 from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.worker import inputs
 from attnbench.worker.reference import visible_keys as exactly
-from standins.contract import CPU, HOPPER, backend, cases, check
+from standins.contract import CASES, CPU, HOPPER, backend, cases, check
 
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
 
@@ -58,8 +58,31 @@ def _flex(
         cap = float(score_mod(torch.tensor(1e9), 0, 0, 0, 0))
         score = torch.tensor([-3.0, 0.1, 1.0])
         torch.testing.assert_close(score_mod(score, 0, 0, 0, 0), cap * torch.tanh(score / cap))
-    out, _ = masked(torch.nn.Module(), query, key, value, block_mask, scaling=scale, softcap=cap)
-    return out.transpose(1, 2)
+    if block_mask is None or len(block_mask.kv_num_blocks) == 1:
+        out, _ = masked(torch.nn.Module(), query, key, value, block_mask, scaling=scale, softcap=cap)
+        return out.transpose(1, 2)
+    assert len(key) == 1, "sequences with a mask each share the keys of a cache"
+    outs = []
+    for i, q in enumerate(query):
+        of = OneMask(block_mask, i)
+        out, _ = masked(torch.nn.Module(), q[None], key, value, of, scaling=scale, softcap=cap)
+        outs.append(out)
+    return torch.cat(outs).transpose(1, 2)
+
+
+class OneMask:
+    """The mask of one sequence of a block mask."""
+
+    def __init__(self, of: Any, number: int) -> None:
+        self.BLOCK_SIZE, self._of, self._number = of.BLOCK_SIZE, of, number
+
+    def mask_mod(self, _: int, head: int, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        seen: torch.Tensor = self._of.mask_mod(self._number, head, i, j)
+        return seen
+
+    def to_dense(self) -> torch.Tensor:
+        dense: torch.Tensor = self._of.to_dense()[self._number][None]
+        return dense
 
 
 @pytest.mark.usefixtures("compile_calls")
@@ -132,3 +155,59 @@ def test_masks_of_ragged_batches_are_those_of_the_reference(
     assert torch.equal(ours, exact)
     i, j = (torch.arange(n) for n in exact.shape)
     assert torch.equal(blocks.mask_mod(torch.tensor(0), torch.tensor(0), i[:, None], j[None]), exact)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"page_size": 32}, None),
+        ({"page_size": 192}, None),
+        ({"page_size": 8}, "no pages of 8 tokens, only multiples of 16"),
+        ({"page_size": 48}, "pages of 48 tokens: 16, 32 or multiples of 64, and of 128 for 128 queries and more"),
+        ({"shape": Shape(3, 1, 600, 6, 2, 64, 64)}, "pages of 16 tokens: 16, 32"),
+        ({"shape": Shape(3, 1, 600, 6, 2, 64, 64), "page_size": 256}, None),
+        ({"shape": Shape(1, 200, 600, 4, 2, 64, 64)}, "pages of 16 tokens: 16, 32"),
+        ({"shape": Shape(1, 200, 600, 4, 2, 64, 64), "page_size": 128}, None),
+        ({"append": True}, "its call does not append to the cache"),
+        ({"cache_dtype": "fp8"}, "no fp8 cache for bf16 queries"),
+    ],
+)
+def test_pages_of_flex(change: dict[str, Any], reason: str | None) -> None:
+    said = backend("flex").unsupported(replace(CASES["pages-16-decode"], **change), HOPPER)
+    assert (said is None) if reason is None else (said is not None and reason in said)
+    assert backend("flex").unsupported(CASES["pages-256-beside"], HOPPER) == (
+        "its pages are read with as many queries in each sequence only"
+    )
+
+
+@pytest.mark.parametrize("key", ["decode", "unlike", "speculative"])
+def test_the_mask_of_pages_is_exact(key: str) -> None:
+    """Blocks and mask together show each query the keys of its sequence up to its own, and nothing else."""
+    case = CASES[f"pages-16-{key}"]
+    table = inputs.make(case, "cpu", seed=0).page_table
+    assert table is not None
+    mask = paged_block_mask(case, table)
+    assert mask.kv_num_blocks.max() <= max(case.pages)
+    keys = torch.arange(mask.shape[-1])
+    lengths = [of.seqlen_k for of in case.sequences for _ in range(of.number)]
+    dense = mask.to_dense()[:, 0].repeat_interleave(16, -1).bool()
+    for b, length in enumerate(lengths):
+        for i in range(case.shape.seqlen_q):
+            places = table[b, torch.arange(length) // 16].long() * 16 + torch.arange(length) % 16
+            wanted = torch.zeros(len(keys), dtype=torch.bool)
+            wanted[places[: length - case.shape.seqlen_q + 1 + i]] = True
+            assert torch.equal(mask.mask_mod(b, 0, i, keys) & dense[b, 0], wanted)
+
+
+@pytest.mark.usefixtures("compile_calls")
+@pytest.mark.parametrize("fault", ["order", "neighbour"])
+@pytest.mark.parametrize("key", ["decode", "unlike", "speculative"])
+def test_a_mask_of_other_pages_is_wrong(key: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnbench.backends import compiled
+
+    right = compiled.paged_block_mask
+    turned = {"order": lambda t: t.flip(1), "neighbour": lambda t: t.roll(1, 0)}[fault]
+    monkeypatch.setattr(compiled, "paged_block_mask", lambda case, table: right(case, turned(table)))
+    with pytest.raises(AssertionError):
+        check(backend("flex"), CASES[f"pages-16-{key}"])
