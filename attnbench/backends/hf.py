@@ -142,7 +142,7 @@ class Flash2(HuggingFace):
     efficiency = 0.45
     implementation = "flash_attention_2"
     paste = hf_paste(implementation)
-    limits: ClassVar = replace(FlashAttention2.limits, headdim_v=True)
+    limits: ClassVar = replace(FlashAttention2.limits.without_cache, headdim_v=True)
     forward_kernels = FlashAttention2.forward_kernels
     backward_kernels = FlashAttention2.backward_kernels
     other_kernels = FlashAttention2.other_kernels
@@ -184,6 +184,7 @@ class Flex(compiled.Flex, HuggingFace):
     name = "hf-flex_attention"
     verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "flex_attention"
+    limits: ClassVar = compiled.Flex.limits.without_cache
     paste = hf_paste(implementation)
 
     def installed(self) -> Probe | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -36,6 +36,11 @@ class Limits:
     append: bool = False  # a call writes the new keys and values to the pages first
     latent: bool = False  # MLA with absorbed weights: v is a part of k; the head dims above are not those of it
     on_cpu: bool = False
+
+    @property
+    def without_cache(self) -> Limits:
+        """These limits without caches of pages and latent rows."""
+        return replace(self, page_sizes=(), cache_dtypes=(), append=False, latent=False)
 
     def refusal(self, case: Case, device: Device) -> str | None:
         """Return why the library cannot run the case on the device, or None where it can."""

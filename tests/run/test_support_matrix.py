@@ -61,6 +61,8 @@ def said(backend: str, feature: str, gpu: str = "h100") -> tuple[str, str]:
         ("sdpa-efficient", "GQA", "h100", "no", "no grouped heads (nheads_k must equal nheads)"),
         ("eager", "paged 1", "cpu", "yes", ""),
         ("triton", "MLA paged", "h100", "yes", ""),
+        ("hf-flash_attention_2", "paged 256", "h100", "no", "no cache of pages"),
+        ("hf-flex_attention", "paged 64", "h100", "no", "no cache of pages"),
         ("cudnn-fp8", "paged fp8", "h100", "no", "no cache of pages"),
         ("sdpa-efficient", "bf16", "t4", "no", "no bf16 below compute capability 8.0, this GPU has 7.5"),
     ],
