@@ -155,7 +155,7 @@ def paged_block_mask_workspace(case: Case) -> Workspace:
     """Return the workspace of `paged_block_mask`: each sequence has a place for every page of the cache."""
     s, pages = case.shape, count_pages(case)
     rows = -(-s.seqlen_q // BLOCK_Q)
-    tables = s.batch * pages * (2 * 8 + 5 * 4 * rows)
+    tables = s.batch * pages * (2 * 8 + 8 * 4 * rows)
     return Workspace(
         nbytes=tables + s.batch * s.seqlen_q * s.seqlen_k, what="block mask of every page for every sequence"
     )
