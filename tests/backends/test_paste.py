@@ -134,6 +134,26 @@ def test_what_a_library_has_no_option_for_has_no_code() -> None:
 def test_it_computes_attention(name: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the library's stand-in, or with torch itself, on what its comments say that the tensors are."""
     _stand_in(name, monkeypatch)
+    _compute(name, case)
+
+
+TRITON = {
+    "dense": Case(Shape(2, 24, 40, 4, 2, 32, 32), "fp32", "fwd", True, softcap=2.0),
+    "ragged": Case(Shape(2, 40, 40, 2, 2, 32, 32), "fp32", "fwd", True, lengths=((1, 40, 40), (1, 7, 7))),
+    "paged": Case(Shape(2, 1, 40, 4, 2, 32, 32), "fp32", "fwd", True, page_size=16),
+    "latent": Case(Shape(2, 1, 40, 16, 1, 48, 32), "fp32", "fwd", True, page_size=16, latent=True),
+}
+
+
+@pytest.mark.parametrize("case", TRITON.values(), ids=TRITON)
+def test_the_code_of_triton_in_its_interpreter(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert backend("triton").unsupported(case, CPU) is None
+    _compute("triton", case)
+
+
+def _compute(name: str, case: Case) -> None:
+    """Run the code, and compare its result with the reference."""
     scaled = replace(case, scale=case.softmax_scale)  # as the stand-ins want it
     code, given = paste(name, scaled) or paste(name, case), inputs.make(case, "cpu", seed=0)
     if name in ("sdpa", "sdpa-math", "sdpa-flash") and case.is_ragged:

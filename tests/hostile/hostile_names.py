@@ -80,6 +80,7 @@ def names(rng: random.Random, folder: Path) -> Iterator[list[str]]:
     for form in rng.sample(("table", "md", "html", "json", "junit", "github"), 3):
         yield ["gate", *pair, "-f", form, *rng.choice(([], ["--all"], ["--allow-wrong", "--all"]))]
     yield ["report", file, "-f", rng.choice(("table", "md", "html", "csv", "json", "bmf"))]
+    yield ["recommend", *pair, "-f", rng.choice(("table", "md", "html", "csv", "json"))]
     yield ["compare", *pair, "--all", "-f", rng.choice(("table", "md", "html", "csv", "json"))]
     yield rng.choice((["run", "--resume", file, "--dry-run"], ["baseline", "save", file, "--dir", "kept"]))
     yield ["baseline", "show", "--dir", "kept", "-f", rng.choice(("table", "md", "html"))]

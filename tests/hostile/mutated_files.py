@@ -108,6 +108,8 @@ def run_file(rng: random.Random, folder: Path) -> Iterator[list[str]]:
             "-f",
             "json",
         ],
+        ["recommend", file, name, "-f", rng.choice(("table", "md", "html", "csv", "json"))],
+        ["recommend", file, "--pass", "fwd", "-b", "!triton"],
         ["run", "--resume", file, "--dry-run"],
     ]
     yield rng.choice(reports)

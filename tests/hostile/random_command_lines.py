@@ -92,6 +92,7 @@ BEGIN: Mapping[str, Sequence[str]] = {  # so that most command lines come far
     "doctor": ("--device", "fake", "--quick"),
     "profile": ("-b", "fake", "--device", "fake"),
     "check": ("fake", "--device", "fake"),
+    "recommend": ("--headdim", "64,128", "--pass", "fwd"),
 }
 
 

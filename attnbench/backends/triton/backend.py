@@ -43,6 +43,9 @@ class Triton(BackendBase):
             "paged": "# q: (total, nheads, headdim); k_cache, v_cache: (pages, page_size, nheads_k, headdim)\n"
             "out = attention_paged(\n    q, k_cache, v_cache, page_table, seqlens_k, cu_seqlens_q, max_seqlen_q, "
             "max_seqlen_k{options}\n)",
+            "latent": "# q: (total, nheads, headdim); cache: (pages, page_size, 1, headdim)\nout = attention_paged(\n"
+            "    q, cache, cache[..., :headdim_v], page_table, seqlens_k, cu_seqlens_q, max_seqlen_q, max_seqlen_k,\n"
+            "    latent=True{options}\n)",
         },
         causal="causal=True",
         window="window_size=({left}, {right})",
