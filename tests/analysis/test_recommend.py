@@ -19,7 +19,7 @@ from attnbench.analysis.recommend.ranking import TRAINING, Problem, model_proble
 from attnbench.backends import BACKENDS
 from attnbench.core.errors import UserError
 from attnbench.core.models import find
-from attnbench.core.record import Record, Run
+from attnbench.core.record import Measurement, Record, Run
 from attnbench.report import json_and_csv, markdown, terminal
 from attnbench.report.document import Code, Document, Table
 from attnbench.report.html import html_page
@@ -367,3 +367,12 @@ def test_what_is_asked_for_of_run_files(options: dict[str, Any], number: int) ->
 def test_what_cannot_be_asked_for(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         asked_for(cells([run(layers_of_gemma("fa2", 300, 200))]), parse_options(options))
+
+
+def test_what_is_built_once_a_step_is_told() -> None:
+    built = {"plan": Measurement("s", (2e-4,))}
+    record = ok(CASE, "flashinfer", FAST)
+    record = replace(record, measurements={**record.measurements, **built})
+    text = told(document(cells([run([record, ok(CASE, "sdpa", SLOW)])])))
+    assert "Built once a step, for all layers, and not in the latency: flashinfer up to 200 us." in text
+    assert "Built once a step" not in told(document(cells([run([ok(CASE, "sdpa", SLOW)])])))

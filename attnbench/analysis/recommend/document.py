@@ -67,7 +67,7 @@ def document(
         blocks=blocks,
         reasons=tuple(reasons(shown)),
         cautions=cautions,
-        facts=tuple(_facts(found)),
+        facts=(*_facts(found), *_plans(found)),
         notes=((Span(MORE, "quiet"),),),
         data={
             "answer": answer,
@@ -345,6 +345,19 @@ def _facts(found: Sequence[Problem]) -> Iterator[Caution]:
         yield Caution(
             f"Latencies tie where they differ by less than both uncertainties ({' to '.join(ends)}), in quadrature.",
             f"{how[0].upper()}{how[1:]}.",
+        )
+
+
+def _plans(found: Sequence[Problem]) -> Iterator[Caution]:
+    """Yield what the backends to use build once a step, which their latency does not hold."""
+    plans: dict[str, list[float]] = {}
+    for use in (problem.use for problem in found if problem.use):
+        plans.setdefault(use.name, []).extend(plan for cell in use.cells if (plan := cell.value("plan")) is not None)
+    said = [f"{name} up to {duration(max(of))}" for name, of in plans.items() if of]
+    if said:
+        yield Caution(
+            f"Built once a step, for all layers, and not in the latency: {', '.join(said)}.",
+            todo="attnbench report -m plan has it by cell.",
         )
 
 
