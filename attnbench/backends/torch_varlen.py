@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.libraries import flash_workspace, version_numbers
 from attnbench.backends.limits import Limits
-from attnbench.backends.paste import THD, Paste
+from attnbench.backends.paste import PAGES_THD, THD, Paste
 from attnbench.backends.sdpa import CUDNN_KERNELS, EFFICIENT_KERNELS
 from attnbench.core.backend import Prepared, Probe, Unsupported, Workspace, cu_seqlens
 from attnbench.core.case import Case
@@ -35,11 +35,17 @@ MIN_TORCH = (2, 11)  # the first with window_size
 CALL = "out = varlen_attn(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k{options})"
 
 
+PAGED_CALL = (
+    "out = varlen_attn(\n    q, k_cache, v_cache, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,\n"
+    "    seqused_k=seqlens_k, block_table=page_table, enable_gqa=True{options}\n)"
+)
+
+
 class TorchVarlen(BackendBase):
     name = "torch-varlen"
     paste = Paste(
         ("from torch.nn.attention.varlen import varlen_attn",),
-        {"ragged": THD + CALL, "dense": THD + CALL},
+        {"ragged": THD + CALL, "dense": THD + CALL, "paged": PAGES_THD + PAGED_CALL},
         causal="window_size=(-1, 0)",
         window="window_size=({left}, {right})",
         scale="scale={scale}",

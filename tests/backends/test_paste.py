@@ -201,7 +201,9 @@ def _stand_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "torch-varlen":
         from torch.nn.attention import varlen
 
-        monkeypatch.setattr(varlen, "varlen_attn", torch_attention.varlen_attn_2_11)
+        old, new = torch_attention.varlen_attn_2_11, torch_attention.varlen_attn_2_13
+        either = lambda *given, **options: (new if "block_table" in options else old)(*given, **options)  # noqa: E731
+        monkeypatch.setattr(varlen, "varlen_attn", either)
     if name not in STAND_INS:
         return
     install(monkeypatch, STAND_INS[name], {})

@@ -32,26 +32,32 @@ def varlen_attn_2_11(
 
 
 def varlen_attn_2_13(
-    *args: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
     enable_gqa: bool = False,
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
     num_splits: int | None = None,
     **options: Any,
 ) -> Tensor:
-    query, key, value = args
     if not enable_gqa and query.shape[1] != key.shape[-2]:
         raise ValueError("Expect query and key/value to have the same number of heads")
     if block_table is None:
-        return varlen_attn_2_11(*args, **options)
-    check_half(*args)
+        return varlen_attn_2_11(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, **options)
+    check_half(query, key, value)
     check(key.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
     check(seqused_k is not None, "Requires seqused_k")
     assert seqused_k is not None
-    assert options["max_q"] == int(options["cu_seq_q"].diff().max())
-    assert options["max_k"] == int(seqused_k.max())
-    left, right = (None if side < 0 else side for side in options["window_size"])
-    starts = {"starts_q": options["cu_seq_q"], "scale": options["scale"]}
+    assert max_q == int(cu_seq_q.diff().max())
+    assert max_k == int(seqused_k.max())
+    left, right = (None if side < 0 else side for side in options.get("window_size", (-1, -1)))
+    starts = {"starts_q": cu_seq_q, "scale": options["scale"]}
     return attend_paged(query, key, value, block_table, seqused_k, left=left, right=right, **starts)
 
 
