@@ -92,7 +92,7 @@ class BackendBase:
 def autograd_prepared(
     case: Case,
     inputs: Inputs,
-    fn: Callable[[Tensor, Tensor, Tensor], Tensor],
+    fn: Callable[..., Tensor],
     order: Order = "bshd",
     *,
     strided: bool = False,
@@ -100,10 +100,10 @@ def autograd_prepared(
 ) -> Prepared:
     """Return the prepared call of a function that autograd can differentiate, or that is forward only.
 
-    `fn` takes q, k, v and returns out, all with their dimensions in this `order`: "bshd" is (batch, seqlen, nheads,
-    headdim), "bhsd" is (batch, nheads, seqlen, headdim), "thd" is (batch * seqlen, nheads, headdim), in which the
-    sequences of a ragged batch follow each other. They are
-    contiguous, unless the function takes any strides of which the last is 1 (`strided`).
+    `fn` takes q, k, v (and the sink, where the case has one) and returns out, all but the sink with their dimensions in
+    this `order`: "bshd" is (batch, seqlen, nheads, headdim), "bhsd" is (batch, nheads, seqlen, headdim), "thd" is
+    (batch * seqlen, nheads, headdim), in which the sequences of a ragged batch follow each other. They are contiguous,
+    unless the function takes any strides of which the last is 1 (`strided`).
 
     In the layout "native" what must be copied for that is copied here and is not timed. In others the launch gets the
     inputs as they are and copies itself. Gradients come from torch.autograd.grad, which returns new tensors, so nothing
@@ -141,10 +141,12 @@ def autograd_prepared(
     else:
         leaves = tuple(t.detach() for t in (inputs.q, inputs.k, inputs.v))
 
+    beside = () if inputs.sink is None else (inputs.sink.detach(),)
+
     def forward() -> Tensor:
         if native:
-            return fn(*leaves)
-        return fn(*map(accept, split_packed(leaves[0], s.nheads_k) if packed else leaves))
+            return fn(*leaves, *beside)
+        return fn(*map(accept, split_packed(leaves[0], s.nheads_k) if packed else leaves), *beside)
 
     if not case.has_backward:
         return Prepared(launch=forward, canonical=lambda out: {"out": view(out)}, reads=reads, plan=plan)
@@ -155,20 +157,21 @@ def autograd_prepared(
     if native:
         dout = accept(dout)
         reads["dout"] = view(dout)
-    for t in leaves:
+    for t in (*leaves, *beside):
         t.requires_grad_()
 
     def grads(out: Tensor, *, keep: bool) -> tuple[Tensor, ...]:
         if not out.requires_grad:
             raise Unsupported("not differentiable: its output has no gradient")
         try:
-            return torch.autograd.grad(out, leaves, dout if native else accept(dout), retain_graph=keep)
+            return torch.autograd.grad(out, (*leaves, *beside), dout if native else accept(dout), retain_graph=keep)
         except NotImplementedError as refusal:
             raise Unsupported(f"no backward: {str(refusal).partition(chr(10))[0]}") from None
 
     def named(out: Tensor, *found: Tensor) -> dict[str, Tensor]:
-        dq, dk, dv = map(view, found) if native else parts_of_packed(found[0], s.nheads_k) if packed else found
-        return {"out": view(out.detach()), "dq": dq, "dk": dk, "dv": dv}
+        ours, of_sink = (found[:-1], {"dsink": found[-1]}) if beside else (found, {})
+        dq, dk, dv = map(view, ours) if native else parts_of_packed(ours[0], s.nheads_k) if packed else ours
+        return {"out": view(out.detach()), "dq": dq, "dk": dk, "dv": dv, **of_sink}
 
     if case.direction == "fwd_bwd":
 

@@ -100,6 +100,7 @@ class Flex(Compiled):
         headdim_v=True,
         window=True,
         softcap=True,
+        sink=True,
         ragged=True,
         page_sizes=(16,),
     )
@@ -116,23 +117,40 @@ class Flex(Compiled):
         from torch.nn.attention.flex_attention import flex_attention
 
         self.reset_for(case)
-        compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
         plan: Callable[[], Any] = functools.partial(block_mask, case, inputs.q.device)
         if inputs.page_table is not None:
             plan = functools.partial(paged_block_mask, case, inputs.page_table)
-        attention = functools.partial(
-            compiled,
-            score_mod=_softcap(case.softcap) if case.softcap else None,
-            block_mask=plan(),
-            scale=case.softmax_scale,
-            enable_gqa=case.shape.nheads != case.shape.nheads_k,
-        )
+        options: dict[str, Any] = {
+            "score_mod": _softcap(case.softcap) if case.softcap else None,
+            "block_mask": plan(),
+            "scale": case.softmax_scale,
+            "enable_gqa": case.shape.nheads != case.shape.nheads_k,
+        }
+        compile_whole = functools.partial(torch.compile, dynamic=False, fullgraph=True)
+        if case.sink:
+            attention = compile_whole(_with_sink(functools.partial(flex_attention, return_lse=True, **options)))
+        else:
+            attention = functools.partial(compile_whole(flex_attention), **options)
         if case.is_paged:
             q = queries(case, inputs.q).transpose(1, 2)
             k, v = (cache.flatten(0, 1)[None].transpose(1, 2) for cache in (inputs.k, inputs.v))
             launch = functools.partial(attention, q, k, v)
             return Prepared(launch, lambda out: {"out": _as_queries(case, out)}, plan=plan)
         return autograd_prepared(case, inputs, attention, "bhsd", strided=True, plan=plan if case.is_ragged else None)
+
+
+def _with_sink(attention: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Return attention with a sink, from a function that returns the log-sum-exp too.
+
+    FlexAttention has no sink; its users multiply the output by the share that the keys have in the softmax.
+    """
+
+    def call(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
+        out, lse = attention(q, k, v)
+        result: Tensor = out * (lse - sink[:, None]).sigmoid()[..., None].to(out.dtype)
+        return result
+
+    return call
 
 
 def _as_queries(case: Case, out: Tensor) -> Tensor:
@@ -147,6 +165,8 @@ def _page_refusal(case: Case) -> str | None:
     That for few queries (flex_decoding) takes blocks of up to 64 keys, the other up to 128.
     """
     s = case.shape
+    if case.sink:
+        return "an attention sink over its pages is not wired up"
     if not case.has_like_queries:
         return "its pages are read with as many queries in each sequence only"
     group = s.nheads // s.nheads_k

@@ -73,6 +73,7 @@ class Eager(BackendBase):
         window=True,
         softcap=True,
         dropout=True,
+        sink=True,
         ragged=True,
         page_sizes=(1,),
         cache_dtypes=("fp8",),
@@ -115,7 +116,8 @@ def _prepare_paged(case: Case, inputs: Inputs) -> Prepared:
         append()
         k = read(inputs.k, inputs.descale[0])
         v = k[..., : case.shape.headdim_v] if case.latent else read(inputs.v, inputs.descale[1])
-        return attention(inputs.q.flatten(0, 1), k, v).view(*inputs.q.shape[:3], case.shape.headdim_v)
+        sink = () if inputs.sink is None else (inputs.sink,)
+        return attention(inputs.q.flatten(0, 1), k, v, *sink).view(*inputs.q.shape[:3], case.shape.headdim_v)
 
     return Prepared(launch, lambda out: {"out": out}, plan=plan)
 
@@ -126,13 +128,13 @@ def _packed_attention(case: Case, device: torch.device) -> Callable[[Tensor, Ten
 
     parts = [_attention(_dense(case, of), device) for of in case.sequences]
 
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attention(q: Tensor, k: Tensor, v: Tensor, *sink: Tensor) -> Tensor:
         outs, at_q, at_k = [], 0, 0
         for part, (count, seqlen_q, seqlen_k) in zip(parts, case.sequences, strict=True):
             end_q, end_k = at_q + count * seqlen_q, at_k + count * seqlen_k
             ours = (q[at_q:end_q], k[at_k:end_k], v[at_k:end_k])
             by_heads = (t.unflatten(0, (count, -1)).transpose(1, 2) for t in ours)
-            outs.append(part(*by_heads).transpose(1, 2).flatten(0, 1))
+            outs.append(part(*by_heads, *sink).transpose(1, 2).flatten(0, 1))
             at_q, at_k = end_q, end_k
         return torch.cat(outs)
 
@@ -155,7 +157,7 @@ def _attention(case: Case, device: torch.device) -> Callable[[Tensor, Tensor, Te
     hidden = None if seen is None else seen.logical_not_()
     empty_rows = hidden.all(-1, keepdim=True) if hidden is not None and has_empty_rows(case) else None
 
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attention(q: Tensor, k: Tensor, v: Tensor, *sink: Tensor) -> Tensor:
         q = q.reshape(s.batch * s.nheads_k, group * s.seqlen_q, s.headdim)
         k = k.reshape(s.batch * s.nheads_k, s.seqlen_k, s.headdim)
         v = v.reshape(s.batch * s.nheads_k, s.seqlen_k, s.headdim_v)
@@ -165,8 +167,13 @@ def _attention(case: Case, device: torch.device) -> Callable[[Tensor, Tensor, Te
             scores = case.softcap * torch.tanh(scores / case.softcap)
         if hidden is not None:
             scores.view(-1, s.seqlen_q, s.seqlen_k).masked_fill_(hidden, float("-inf"))
+        if sink:  # one more score of each query, whose probability multiplies nothing
+            beside = sink[0].view(s.nheads_k, group, 1).expand(s.batch, s.nheads_k, group, s.seqlen_q)
+            scores = torch.cat([scores, beside.reshape(*scores.shape[:2], 1)], dim=-1)
         probabilities = torch.softmax(scores, dim=-1)
-        if empty_rows is not None:
+        if sink:
+            probabilities = probabilities[..., :-1]
+        if empty_rows is not None and not sink:  # beside a sink their probabilities are 0
             probabilities = probabilities.view(-1, s.seqlen_q, s.seqlen_k).masked_fill(empty_rows, 0.0)
             probabilities = probabilities.view(scores.shape)
         if case.dropout_p:

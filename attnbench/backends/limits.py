@@ -28,6 +28,8 @@ class Limits:
     window: bool = False
     softcap: bool = False
     dropout: bool = False
+    sink: bool = False  # a learnt logit of each head beside its scores
+    sink_backward: bool = True
     unequal_causal: bool = True  # its causal mask is aligned bottom-right when seqlen_q != seqlen_k
     empty_rows: bool = True  # a query that sees no key gets output 0
     ragged: bool = False  # sequences of unlike lengths in one batch
@@ -123,6 +125,10 @@ class Limits:
             return "no softcap"
         if case.dropout_p and not self.dropout:
             return "no dropout"
+        if case.sink and not self.sink:
+            return "no attention sink"
+        if case.sink and case.has_backward and not self.sink_backward:
+            return "an attention sink is forward only"
         unequal = case.shape.seqlen_q > 1 and any(of.seqlen_q != of.seqlen_k for of in case.sequences)
         if case.causal and unequal and not self.unequal_causal:  # a single query sees every key, if all are alone
             return "its causal mask is not bottom-right aligned when seqlen_q != seqlen_k"

@@ -203,6 +203,10 @@ class WhatToMeasure:
             autocompletion=complete.several(CACHE_DTYPES),
         ),
     ] = None
+    sink: Annotated[
+        bool | None,
+        shape("--sink/--no-sink", help="An attention sink: a learnt logit of each head joins the softmax (gpt-oss)."),
+    ] = None
     append: Annotated[
         bool | None,
         shape(

@@ -73,6 +73,9 @@ class OneCase:
         str | None,
         one(metavar="NAME", help="Of that cache: same (as q), fp8.", autocompletion=complete.one(CACHE_DTYPES)),
     ] = None
+    sink: Annotated[
+        bool | None, one("--sink/--no-sink", metavar="", help="A learnt logit of each head joins the softmax.")
+    ] = None
     append: Annotated[
         bool | None, one("--append/--no-append", metavar="", help="A call writes its keys and values there first.")
     ] = None

@@ -77,6 +77,8 @@ class Inputs:
     `page_table` (sequences, most pages of one), int32, has the pages of each sequence in their order: core/pages.py.
     With a `Case.cache_dtype` the caches are e4m3, and their numbers must be multiplied by `descale`, of k and of v.
 
+    With `Case.sink` `sink` has the logit of each query head, (nheads,), of the dtype of q.
+
     Of a latent case v is a view of k, its first headdim_v columns.
 
     Of a case that appends (`Case.append`) `new_k` and `new_v` are the keys and values of the queries, (batch, seqlen_q,
@@ -92,12 +94,14 @@ class Inputs:
     descale: tuple[float, float] = (1.0, 1.0)
     new_k: Tensor | None = None
     new_v: Tensor | None = None
+    sink: Tensor | None = None
 
     @property
     def values(self) -> Mapping[str, Tensor]:
         """The tensors of numbers that have memory of their own, by name: "q", "k", "v", "dout", ..."""
         v = None if self.v.data_ptr() == self.k.data_ptr() else self.v
-        named = {"q": self.q, "k": self.k, "v": v, "dout": self.dout, "new_k": self.new_k, "new_v": self.new_v}
+        named = {"q": self.q, "k": self.k, "v": v, "dout": self.dout}
+        named |= {"new_k": self.new_k, "new_v": self.new_v, "sink": self.sink}
         return {name: t for name, t in named.items() if t is not None}
 
     def with_values(self, values: Mapping[str, Tensor]) -> Inputs:
@@ -183,14 +187,14 @@ class Prepared:
     """One case, made ready on one backend: functions that do nothing but launch.
 
     `launch` runs the case's direction one time and returns its raw results. `canonical` gives these their names ("out";
-    "dq", "dk", "dv") as views of shape (batch, seqlen, nheads, headdim). Where "out" of an fp8 case is e4m3,
-    "descale_out" is the float32 by which it must be multiplied.
+    "dq", "dk", "dv") as views of shape (batch, seqlen, nheads, headdim), and "dsink" (nheads,). Where "out" of an fp8
+    case is e4m3, "descale_out" is the float32 by which it must be multiplied.
 
     `forward` runs the forward alone, keeps what the backward needs, and returns the object that holds it.
 
-    `reads` names the tensors ("q", "k", "v", "dout"; headdim is the last dimension) that `launch` reads, where these
-    are copies and not the memory of the inputs. The check changes them in place, and the results must follow. For fp8
-    the e4m3 copies of q, k and v must be named.
+    `reads` names the tensors ("q", "k", "v", "dout", "sink"; headdim is the last dimension) that `launch` reads, where
+    these are copies and not the memory of the inputs. The check changes them in place, and the results must follow. For
+    fp8 the e4m3 copies of q, k and v must be named.
 
     `plan` builds once more what `prepare` built for the lengths of this batch and a model would build once a step, for
     all its layers: offsets, masks, a library's plan. Launches after it give the same results. None where there is

@@ -96,6 +96,9 @@ class Case:
     of each sequence. With a `cache_dtype` the cache has numbers of that dtype, and one factor for k and one for v by
     which they must be multiplied; they are what is exact, and q and results have the `dtype`.
 
+    With a `sink` each query head has a learnt logit, which joins the softmax of each of its queries and has no value:
+    probabilities add up to less than 1 (gpt-oss, arXiv 2508.10925, section 2.3).
+
     A `latent` case is MLA with absorbed weights (DeepSeek-V2, arXiv 2405.04434, section 2.1): all query heads share one
     row per token, which is the key, and v is its first headdim_v columns.
 
@@ -119,6 +122,7 @@ class Case:
     scale: float = 0.0  # the factor on q k^T before the softmax; 0: 1 / sqrt(headdim)
     cache_dtype: CacheDtype = "same"  # of a cache of pages; "same": that of q
     latent: bool = False  # MLA: v is the first headdim_v columns of k
+    sink: bool = False  # each query head has a learnt logit beside its scores, which takes probability and has no value
     append: bool = False  # one call writes the keys and values of its queries into the cache of pages first
 
     def __post_init__(self) -> None:
@@ -231,8 +235,10 @@ class Case:
 
 
 def _problem_of_cache(case: Case) -> str:
-    """Return why a case cannot have its keys and values in pages, or as latent rows; "" where it can."""
+    """Return why a case cannot have a sink, or its keys and values in pages or as latent rows; "" where it can."""
     s = case.shape
+    if case.sink and (case.dropout_p or case.dtype == "fp8"):
+        return "a sink: no dropout, and no fp8"
     if case.page_size < 0:
         return f"page_size is at least 1, not {case.page_size}"
     if case.cache_dtype != "same" and (not case.is_paged or case.dtype == "fp8"):

@@ -78,6 +78,7 @@ class Axes(BaseModel):
     lengths: Text | None = None
     page_size: Text | None = None
     cache_dtype: Text | None = None
+    sink: bool | list[bool] | None = None
     append: bool | list[bool] | None = None
     latent: bool | list[bool] | None = None
     softmax_scale: Text | None = None
@@ -158,6 +159,7 @@ AXES: Mapping[str, Axis] = {  # by the fields of Axes
     "cache_dtype": Axis(
         partial(_parse_names, known=CACHE_DTYPES, what="cache-dtype"), lambda c: c.cache_dtype, usual="same"
     ),
+    "sink": Axis(_listed, lambda c: c.sink, lambda sink: str(sink).lower(), False),
     "append": Axis(_listed, lambda c: c.append, lambda append: str(append).lower(), False),
     "latent": Axis(_listed, lambda c: c.latent, lambda latent: str(latent).lower(), False),
     "softmax_scale": Axis(
@@ -174,7 +176,7 @@ def parsed(axes: Axes) -> dict[str, Sequence[Any]]:
 
 
 _PRODUCT = (  # the order in which cases come
-    *("dtype", "headdim", "mask", "softcap", "dropout", "layout", "data"),
+    *("dtype", "headdim", "mask", "softcap", "sink", "dropout", "layout", "data"),
     *("page_size", "cache_dtype", "append", "latent", "softmax_scale", "direction"),
     *("nheads", "nheads_k", "lengths", "seqlen", "seqlen_q", "batch"),
 )
@@ -244,6 +246,7 @@ def _case(at: Mapping[str, Any], total: int, width: int) -> Case | None:
         page_size=page,
         scale=at["softmax_scale"] or (LATENT_SCALE if latent else 0.0),
         cache_dtype=at["cache_dtype"],
+        sink=at["sink"],
         append=at["append"],
         latent=latent,
     )
@@ -257,6 +260,9 @@ def _check_together(at: Mapping[str, Any], *, is_ragged: bool, heads_k: int) -> 
         if is_given and (at["dropout"] or at["layout"] != "native"):
             other = f"dropout {at['dropout']:g}" if at["dropout"] else f"layout {at['layout']}"
             raise UserError(f"{option}: {other} of {what} cannot be measured yet; leave out one of them")
+    if at["sink"] and (at["dropout"] or at["dtype"] == "fp8"):
+        other = f"dropout {at['dropout']:g}" if at["dropout"] else "fp8"
+        raise UserError(f"sink: {other} with an attention sink cannot be measured; leave out one of them")
     if latent and heads_k != 1:
         raise UserError(f"latent: all query heads share one row per token; leave out --nheads-k {heads_k}")
     if latent and at["headdim"][1] > at["headdim"][0]:

@@ -32,8 +32,9 @@ def compile_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, An
 
     def compile(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         found.append(options)
-        return _flex if fn is flex_attention.flex_attention else fn
+        return fn
 
+    monkeypatch.setattr(flex_attention, "flex_attention", _flex)
     monkeypatch.setattr(torch, "compile", compile)
     with torch._functorch.config.patch(donated_buffer=True):
         yield found
@@ -48,7 +49,8 @@ def _flex(
     block_mask: Any,
     scale: float,
     enable_gqa: bool,
-) -> torch.Tensor:
+    return_lse: bool = False,
+) -> Any:
     from standins.transformers import _flex as masked
 
     assert enable_gqa or query.shape[1] == key.shape[1]
@@ -60,7 +62,14 @@ def _flex(
         torch.testing.assert_close(score_mod(score, 0, 0, 0, 0), cap * torch.tanh(score / cap))
     if block_mask is None or len(block_mask.kv_num_blocks) == 1:
         out, _ = masked(torch.nn.Module(), query, key, value, block_mask, scaling=scale, softcap=cap)
-        return out.transpose(1, 2)
+        if not return_lse:
+            return out.transpose(1, 2)
+        scores = query.float() @ key.float().repeat_interleave(query.shape[1] // key.shape[1], dim=1).mT * scale
+        scores = cap * torch.tanh(scores / cap) if cap else scores
+        if block_mask is not None:
+            i, j = torch.arange(query.shape[2])[:, None], torch.arange(key.shape[2])[None, :]
+            scores = scores.masked_fill(~block_mask.mask_mod(0, 0, i, j), float("-inf"))
+        return out.transpose(1, 2), scores.logsumexp(-1)
     assert len(key) == 1, "sequences with a mask each share the keys of a cache"
     outs = []
     for i, q in enumerate(query):

@@ -156,6 +156,27 @@ PAGED["paged-append"] = replace(PAGED["paged-16-more-keys-fp16-causal"], append=
 PAGED["paged-append-decode"] = replace(PAGED["paged-256-decode-fp16-causal"], append=True)
 PAGED["paged-append-served"] = replace(PAGED["paged-ragged-16-served-fp32"], append=True)
 PAGED["scale"] = Case(SHAPES["gqa"], "fp32", "fwd_bwd", True, scale=0.3)
+SINK = {
+    f"sink-{name}-{dtype}-{direction}{'-causal' if causal else ''}": Case(
+        SHAPES[name], dtype, direction, causal, sink=True
+    )
+    for name, dtype, direction, causal in (
+        ("square", "fp32", "fwd_bwd", True),
+        ("gqa", "bf16", "bwd", True),
+        ("gqa", "fp16", "fwd_bwd", False),
+        ("more-keys", "fp32", "bwd", True),
+        ("more-queries", "fp32", "fwd_bwd", True),
+        ("decode", "fp16", "fwd", False),
+        ("mqa-headdim-v", "fp32", "fwd_bwd", True),
+    )
+}
+SINK["sink-window"] = replace(SINK["sink-square-fp32-fwd_bwd-causal"], window_size=(16, 0))
+SINK["sink-softcap"] = replace(SINK["sink-gqa-fp16-fwd_bwd"], softcap=2.0)
+SINK["sink-packed"] = replace(SINK["sink-gqa-fp16-fwd_bwd"], layout="packed")
+SINK["sink-ragged"] = replace(RAGGED["ragged-served-causal-fp32-fwd"], sink=True)
+SINK["sink-ragged-bwd"] = replace(RAGGED["ragged-unlike-full-fp32-bwd"], sink=True)
+SINK["sink-paged"] = replace(PAGED["paged-16-more-keys-fp16-causal"], sink=True)
+SINK["sink-paged-served"] = replace(PAGED["paged-ragged-16-served-fp32"], sink=True)
 LATENT = {
     f"latent{page or ''}-{name}-{dtype}": Case(shape, dtype, "fwd", True, page_size=page, latent=True, scale=0.2)
     for page, name, shape, dtype in (
@@ -165,11 +186,11 @@ LATENT = {
         (64, "speculative", Shape(2, 3, 77, 16, 1, 576, 512), "fp16"),
     )
 }
-CASES |= PAGED | LATENT
-ONE_OF_EACH |= {
-    name: PAGED[name]
-    for name in ("paged-append-served", "paged-16-decode-bf16-causal", "paged-ragged-16-served-fp32", "paged-fp8")
-}
+CASES |= PAGED | LATENT | SINK
+for name in ("paged-append-served", "paged-16-decode-bf16-causal", "paged-ragged-16-served-fp32", "paged-fp8"):
+    ONE_OF_EACH[name] = PAGED[name]
+for name in ("sink-square-fp32-fwd_bwd-causal", "sink-gqa-bf16-bwd-causal", "sink-paged"):
+    ONE_OF_EACH[name] = SINK[name]
 DROPOUT = {
     f"dropout-{name}-{'causal' if causal else 'full'}-{dtype}-{direction}": Case(
         SHAPES[name], dtype, direction, causal, dropout_p=p
@@ -207,6 +228,7 @@ def broad() -> list[Case]:
         for causal in (False, True)
         for extra in extras
     ]
+    every += [replace(case, sink=True) for case in every if not case.dropout_p and case.dtype != "fp8"]
     every += [replace(case, page_size=16) for case in every if is_cached(case)]
     every += [replace(case, cache_dtype="fp8") for case in every if case.page_size and case.dtype != "fp8"]
     every += [replace(case, latent=True) for case in every if is_cached(case) and case.shape.headdim_v == 512]
@@ -407,9 +429,9 @@ def test_results_follow_the_inputs(backend: Backend, case: Case) -> None:
     """
     given = inputs.make(case, DEVICE.kind, seed=0)
     prepared, raw = prepared_or_skip(backend, case, given)
-    assert set(prepared.reads) <= {"q", "k", "v", "dout"}
+    assert set(prepared.reads) <= {"q", "k", "v", "dout", "sink"}
     for name, tensor in prepared.reads.items():
-        own = getattr(given, name)
+        own = given.values[name]
         assert tensor.numel() == own.numel()
         assert tensor.shape[-1] == own.shape[-1], f"{name}: headdim is not its last dimension"
     before = {name: t.detach().float() for name, t in prepared.canonical(raw).items()}

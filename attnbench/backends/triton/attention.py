@@ -34,6 +34,9 @@ head; K and V are never expanded.
 
 **Softcap** makes S = softcap * tanh(softmax_scale * Q K^T / softcap), and dS has one more factor, 1 - tanh^2.
 
+**Sink**: a score of each head that joins the softmax and has no value is the first state of the online softmax. The
+backward sees it in the log-sum-exp; its own gradient is the sum over the queries of -exp2(sink - logsumexp) * delta.
+
 **Variable lengths**: a program reads the start and the length of its sequence from cu_seqlens. Programs for blocks that
 the longest sequence has and their own sequence has not return without work.
 
@@ -75,9 +78,10 @@ def attention(
     softcap: float = 0.0,
     softmax_scale: float | None = None,
     descale: Descale | None = None,
+    sink: Tensor | None = None,
     return_lse: bool = False,
 ) -> Any:
-    """Return softmax(softmax_scale * q k^T) v. First derivatives by q, k and v are supported.
+    """Return softmax(softmax_scale * q k^T) v. First derivatives by q, k, v and sink are supported.
 
     q is (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k,
     headdim_v), all of one dtype. Strides are free, except that the last must be 1. Head h of q uses head
@@ -93,14 +97,17 @@ def attention(
     be contiguous, as in v.transpose(1, 3).contiguous().transpose(1, 3). An fp8 call has no backward, and its result is
     bf16.
 
+    `sink` (nheads,) has one more score for each query of a head, as it is after scale and softcap: it takes part in the
+    softmax and multiplies nothing. It may be of any float dtype, but not beside fp8 inputs.
+
     With `return_lse` the result is (out, lse). lse is the natural logarithm of the sum of exp(score) over the keys that
-    a query sees, (batch, nheads, seqlen_q) in fp32, -inf where it sees none. It is not differentiable.
+    a query sees and the sink, (batch, nheads, seqlen_q) in fp32, -inf where it sees none. It is not differentiable.
 
     Raises ValueError, with the reason, for inputs that do not fit.
     """
-    options = {"softcap": softcap, "softmax_scale": softmax_scale, "descale": descale}
+    options = {"softcap": softcap, "softmax_scale": softmax_scale, "descale": descale, "sink": sink}
     problem = dense_problem(q, k, v, causal, window_size, **options)
-    out, lse = _Attention.apply(q, k, v, problem)
+    out, lse = _Attention.apply(q, k, v, sink, problem)
     return (out, _natural_lse(lse)) if return_lse else out
 
 
@@ -118,6 +125,7 @@ def attention_varlen(
     softcap: float = 0.0,
     softmax_scale: float | None = None,
     descale: Descale | None = None,
+    sink: Tensor | None = None,
     return_lse: bool = False,
 ) -> Any:
     """Return `attention` for each sequence of a batch whose sequences differ in length, packed without padding.
@@ -128,10 +136,10 @@ def attention_varlen(
     total, rising by at most max_seqlen; a sequence may be empty. Their values are not checked. Rows of out beyond the
     last sequence are not written.
     """
-    options = {"softcap": softcap, "softmax_scale": softmax_scale, "descale": descale}
+    options = {"softcap": softcap, "softmax_scale": softmax_scale, "descale": descale, "sink": sink}
     cu_seqlens, max_seqlens = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
     problem = varlen_problem(q, k, v, cu_seqlens, max_seqlens, causal, window_size, **options)
-    out, lse = _Attention.apply(q[None], k[None], v[None], problem)
+    out, lse = _Attention.apply(q[None], k[None], v[None], sink, problem)
     return (out[0], _natural_lse(lse[0])) if return_lse else out[0]
 
 
@@ -141,13 +149,15 @@ def _natural_lse(lse: Tensor) -> Tensor:
 
 
 class _Attention(torch.autograd.Function):
-    """The differentiable function (q, k, v) -> (out, lse), with lse as the kernels have it."""
+    """The differentiable function (q, k, v, sink) -> (out, lse), with lse as the kernels have it."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, problem: Problem
+    ) -> tuple[Tensor, Tensor]:
         short = is_short(problem.seqlen_q, q.shape[2] // k.shape[2])
         out, lse = (attention_decode if short else attention_forward)(q, k, v, problem)
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.save_for_backward(q, k, v, out, lse, sink)
         ctx.problem = problem
         ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(
@@ -157,12 +167,15 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
-    def backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         if dout is None:
-            return None, None, None, None
-        q, k, v, out, lse = ctx.saved_tensors
-        need_dq, need_dk, need_dv = ctx.needs_input_grad[:3]
-        dq, dk, dv = attention_backward(
-            dout, q, k, v, out, lse, ctx.problem, need_dq=need_dq, need_dkv=need_dk or need_dv
+            return None, None, None, None, None
+        q, k, v, out, lse, _sink = ctx.saved_tensors
+        need_dq, need_dk, need_dv, need_dsink = ctx.needs_input_grad[:4]
+        dq, dk, dv, dsink = attention_backward(
+            *(dout, q, k, v, out, lse, ctx.problem),
+            need_dq=need_dq,
+            need_dkv=need_dk or need_dv,
+            need_dsink=need_dsink,
         )
-        return dq, dk if need_dk else None, dv if need_dv else None, None
+        return dq, dk if need_dk else None, dv if need_dv else None, dsink, None

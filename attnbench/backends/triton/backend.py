@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
@@ -63,6 +63,7 @@ class Triton(BackendBase):
         headdim_v=True,
         window=True,
         softcap=True,
+        sink=True,
         ragged=True,
         page_sizes=(1,),
         cache_dtypes=("fp8",),
@@ -120,12 +121,12 @@ class Triton(BackendBase):
             plan = functools.partial(cu_seqlens, case, inputs.q.device)
             cu_q, cu_k = plan()
 
-            def ragged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                out: Tensor = attention_varlen(q, k, v, cu_q, cu_k, s.seqlen_q, s.seqlen_k, **options)
+            def ragged(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None) -> Tensor:
+                out: Tensor = attention_varlen(q, k, v, cu_q, cu_k, s.seqlen_q, s.seqlen_k, sink=sink, **options)
                 return out
 
             return autograd_prepared(case, inputs, ragged, "thd", strided=True, plan=plan)
-        fn = functools.partial(attention, **options)
+        fn: Callable[..., Any] = functools.partial(attention, **options)
         if case.dtype == "fp8":
             operands, descale = quantize_inputs(inputs)
             if case.layout == "native":
@@ -138,7 +139,12 @@ class Triton(BackendBase):
                 return out
 
             return Prepared(launch, lambda out: {"out": out}, reads=operands)
-        return autograd_prepared(case, inputs, fn, strided=True)
+
+        def dense(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None) -> Tensor:
+            out: Tensor = fn(q, k, v, sink=sink)
+            return out
+
+        return autograd_prepared(case, inputs, dense, strided=True)
 
 
 def _prepare_paged(case: Case, inputs: Inputs, options: Mapping[str, Any]) -> Prepared:
@@ -147,7 +153,8 @@ def _prepare_paged(case: Case, inputs: Inputs, options: Mapping[str, Any]) -> Pr
     assert inputs.page_table is not None
     device, longest = inputs.q.device, (case.shape.seqlen_q, case.shape.seqlen_k)
     sequences = (inputs.page_table, seqlens_k(case, device), cu_seqlens(case, device)[0])
-    options = {**options, "descale": inputs.descale if case.cache_dtype == "fp8" else None, "latent": case.latent}
+    descale = inputs.descale if case.cache_dtype == "fp8" else None
+    options = {**options, "descale": descale, "latent": case.latent, "sink": inputs.sink}
 
     append = appender(case, inputs)  # by torch, since there is no kernel for it
 

@@ -16,7 +16,7 @@ from attnbench.backends.triton.device_functions import load_rows
 from attnbench.backends.triton.dkdv import _dk_dv
 from attnbench.backends.triton.dq import _dq
 from attnbench.backends.triton.launch import Part, can_use_tma, launch, launch_best, row_descriptors, tensor_descriptors
-from attnbench.backends.triton.problem import Problem
+from attnbench.backends.triton.problem import LOG2_E, Problem
 
 # Log-sum-exp and delta are padded to a multiple of this many queries, so that loading a block of them needs no mask.
 PADDING = 128
@@ -33,8 +33,9 @@ def attention_backward(
     *,
     need_dq: bool = True,
     need_dkv: bool = True,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return (dq, dk, dv), contiguous, in the dtype of q; None for a gradient that is not needed.
+    need_dsink: bool = False,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Return (dq, dk, dv, dsink), contiguous, in the dtype of q, dsink in that of the sink; None for one not needed.
 
     `lse` is the log-sum-exp that attention_forward returned.
     """
@@ -113,7 +114,14 @@ def attention_backward(
         launch_best("dkdv", q, v, problem.mask_kind, use_tma, run_dk_dv)
     if need_dq:
         launch_best("dq", q, v, problem.mask_kind, use_tma, run_dq)
-    return dq, dk, dv
+    dsink = _gradient_of_sink(problem.sink, lse_padded, delta) if need_dsink and problem.sink is not None else None
+    return dq, dk, dv, dsink
+
+
+def _gradient_of_sink(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+    """Return the gradient of the sink (nheads,), from the log-sum-exp in base 2 and delta, (batch, nheads, queries)."""
+    of_sink = torch.exp2(sink.float()[:, None] * LOG2_E - lse)  # its probability in each row; 0 in the padding
+    return (of_sink * delta).sum((0, 2)).neg().to(sink.dtype)
 
 
 @triton.jit(do_not_specialize=["seqlen_q", "padded_q", "nheads"])

@@ -59,13 +59,14 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tupl
             triton.cdiv(problem.seqlen_q, blocks.BLOCK_M) * heads,
             q,
             *(*inputs, out, lse),
-            *(problem.cu_seqlens_q, problem.cu_seqlens_k, *(problem.descale or (None, None, None))),
+            *(problem.cu_seqlens_q, problem.cu_seqlens_k, *(problem.descale or (None, None, None)), problem.sink),
             *(*problem.strides(q, k, read, out), *problem.lse_strides(lse)),
             *(*problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window, nheads, group, heads),
             heads_per_section(problem.batch * nheads_k, head_bytes) * group,
             problem.seqlen_k if problem.varlen else problem.seqlen_k - problem.seqlen_k % blocks.BLOCK_N,
             **constants,
             **problem.features,
+            SINK=problem.sink is not None,
             FP8=problem.descale is not None,
             TMA=blocks.tma and use_tma,
             RESIDENT=blocks.resident,
@@ -98,7 +99,7 @@ def empty_results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 )
 def _forward(
     Q, K, V,  # with TMA, their tensor descriptors
-    Out, Lse, Cu_q, Cu_k, Descale_q, Descale_k, Descale_v,
+    Out, Lse, Cu_q, Cu_k, Descale_q, Descale_k, Descale_v, Sink,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh,  # with FP8, stride_vn is the stride of the headdim
     stride_ob, stride_om, stride_oh, stride_lb, stride_lh,
@@ -108,7 +109,7 @@ def _forward(
     whole,  # seqlen_k rounded down to a multiple of BLOCK_N; with VARLEN the longest seqlen_k
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, FP8: tl.constexpr,
-    TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr,
+    SINK: tl.constexpr, TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
@@ -141,6 +142,8 @@ def _forward(
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
+    if SINK:
+        row_max, row_sum = softmax_of_sink(tl.load(Sink + h), row_sum)
     if AHEAD:  # compute S of the next block before the softmax of this one, to keep the tensor cores busy meanwhile
         scores = raw_scores(q, K, stride_kn, b, h_k, full_begin, seqlen_k, HEADDIM, BLOCK_D, BLOCK_N, TMA, CHECK=True)
         for start_n in range(full_begin, full_end - BLOCK_N, BLOCK_N):
@@ -178,6 +181,12 @@ def _forward(
     store_rows(
         Out + b * stride_ob + h * stride_oh + first_m * stride_om, stride_om, rows, limit_m, acc, HEADDIM_V, BLOCK_DV
     )
+
+
+@triton.jit
+def softmax_of_sink(sink, zeros):
+    """Return (row_max, row_sum) of an online softmax that has seen the sink alone: a score whose value is 0."""
+    return zeros + sink.to(tl.float32) * 1.4426950408889634, zeros + 1.0  # log2(e)
 
 
 @triton.jit

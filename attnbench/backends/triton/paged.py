@@ -32,7 +32,7 @@ from attnbench.backends.triton.block_sizes import (
 )
 from attnbench.backends.triton.decode import combine_stretches
 from attnbench.backends.triton.device_functions import keys_seen, mask_scores, tanh
-from attnbench.backends.triton.forward import empty_results, finish_softmax
+from attnbench.backends.triton.forward import empty_results, finish_softmax, softmax_of_sink
 from attnbench.backends.triton.launch import launch
 from attnbench.backends.triton.problem import Problem, Window, paged_problem
 
@@ -55,6 +55,7 @@ def attention_paged(
     softmax_scale: float | None = None,
     descale: tuple[float, float] | None = None,
     latent: bool = False,
+    sink: Tensor | None = None,
 ) -> Tensor:
     """Return attention of queries that are the last of their sequences, over keys and values in pages. Forward only.
 
@@ -64,15 +65,15 @@ def attention_paged(
     cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1, at most max_seqlen_q, and seqlens_k[b] keys, at most max_seqlen_k. Their
     values are not checked. The result is (total_q, nheads, headdim_v).
 
-    Masks, softcap and scale are as in `attention`. With an e4m3 cache `descale` has the factors of k and of v. With
-    `latent` v_cache is a view of the first columns of k_cache.
+    Masks, softcap, scale and sink are as in `attention`. With an e4m3 cache `descale` has the factors of k and of v.
+    With `latent` v_cache is a view of the first columns of k_cache.
 
     Raises ValueError, with the reason, for inputs that do not fit.
     """
     problem = paged_problem(
         q, k_cache, v_cache, (page_table, seqlens_k, cu_seqlens_q), (max_seqlen_q, max_seqlen_k), causal, window_size,
         softcap=softcap, softmax_scale=softmax_scale, has_descale=descale is not None,
-        latent=latent,
+        latent=latent, sink=sink,
     )  # fmt: skip
     return _attend(q[None], k_cache, v_cache, page_table, seqlens_k, problem, descale or (1.0, 1.0), latent)[0]
 
@@ -110,7 +111,7 @@ def _attend(
         blocks,
         splits * row_blocks * heads,
         q,
-        *(q, k_cache, v_cache, part, part_lse, page_table, seqlens_k, problem.cu_seqlens_q),
+        *(q, k_cache, v_cache, part, part_lse, page_table, seqlens_k, problem.cu_seqlens_q, problem.sink),
         *(q.stride(1), q.stride(2), *k_cache.stride()[:3], *v_cache.stride()[:3], page_table.stride(0)),
         *(part.stride(0), part.stride(2), part.stride(3), part_lse.stride(0), part_lse.stride(2)),
         *(*problem.scales, *descale, problem.seqlen_k, *problem.window),
@@ -119,6 +120,7 @@ def _attend(
         LEFT=problem.left is not None,
         RIGHT=problem.right is not None,
         SOFTCAP=problem.softcap > 0,
+        SINK=problem.sink is not None,
         PAGE=k_cache.shape[1],
         LATENT=latent,
         REST=rest,
@@ -138,7 +140,7 @@ def _attend(
 def _paged(
     Q, K, V,
     Out, Lse,  # one per stretch; with a single stretch these are the results
-    Table, Seqlens_k, Cu_q,
+    Table, Seqlens_k, Cu_q, Sink,
     stride_qm, stride_qh, stride_kp, stride_kn, stride_kh, stride_vp, stride_vn, stride_vh, stride_tb,
     stride_os, stride_om, stride_oh, stride_ls, stride_lh,
     scale_tanh, scale_log2, descale_k, descale_v,
@@ -146,7 +148,8 @@ def _paged(
     left, right, nheads_k, group, row_blocks, splits,
     stretch,  # keys of one stretch, a multiple of BLOCK_N
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, PAGE: tl.constexpr, LATENT: tl.constexpr,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, SINK: tl.constexpr, PAGE: tl.constexpr,
+    LATENT: tl.constexpr,
     REST: tl.constexpr, BLOCK_R: tl.constexpr,  # with LATENT, the columns of a key that are not of its value
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -197,6 +200,8 @@ def _paged(
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
+    if SINK and split == 0:  # in one stretch alone
+        row_max, row_sum = softmax_of_sink(tl.load(Sink + h, mask=there, other=0.0), row_sum)
     for start_n in range(full_begin, full_end, BLOCK_N):
         acc, row_max, row_sum = _paged_block(
             acc, row_max, row_sum, q, q_rest, K, V, Table, stride_kp, stride_kn, stride_vp, stride_vn,

@@ -41,6 +41,7 @@ class Problem:
     cu_seqlens_q: Tensor | None = None
     cu_seqlens_k: Tensor | None = None
     descale: tuple[Tensor, Tensor, Tensor] | None = None  # for fp8: one fp32 on the device for each of q, k and v
+    sink: Tensor | None = None  # one more score of each query head, (nheads,) fp32, natural logarithm
 
     @property
     def varlen(self) -> bool:
@@ -185,6 +186,7 @@ def _make_problem(
     softcap: float,
     softmax_scale: float | None,
     descale: tuple[Tensor, Tensor, Tensor] | None,
+    sink: Tensor | None = None,
     **sequences: Tensor,
 ) -> Problem:
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
@@ -201,9 +203,11 @@ def _make_problem(
                 f"each descale must be one float32 on {q.device}, got {factor.numel()} of {factor.dtype} on "
                 f"{factor.device}"
             )
+    if sink is not None and (sink.shape != q.shape[-2:-1] or sink.device != q.device or q.dtype == FLOAT8):
+        raise ValueError(f"sink must be ({q.shape[-2]},) on {q.device}, and not with {FLOAT8}; got {tuple(sink.shape)}")
     batch, seqlen_q, seqlen_k = sizes
     left, right = _effective_window(window_size, causal, seqlen_q, seqlen_k)
-    return Problem(batch, seqlen_q, seqlen_k, scale, left, right, softcap, descale=descale, **sequences)
+    return Problem(batch, seqlen_q, seqlen_k, scale, left, right, softcap, descale=descale, sink=sink, **sequences)
 
 
 def _effective_window(window_size: Window, causal: bool, seqlen_q: int, seqlen_k: int) -> Window:

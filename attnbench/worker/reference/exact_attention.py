@@ -88,6 +88,27 @@ class ErrorProfile:
 
 
 @dataclass(frozen=True)
+class SinkGradient:
+    """The gradient of the sinks over all rows of the sample, (nheads_k, group) each."""
+
+    exact: Tensor
+    eager: Tensor  # as eager attention computes it
+    terms: Tensor  # the sum of squares that the rounding of out multiplies in it
+
+    @classmethod
+    def zeros(cls, nheads_k: int, group: int, dtype: torch.dtype, device: torch.device) -> SinkGradient:
+        import torch
+
+        exact, eager, terms = (torch.zeros(nheads_k, group, dtype=dtype, device=device) for _ in range(3))
+        return cls(exact, eager, terms)
+
+    def add(self, head: Tensor, exact: Tensor, eager: Tensor, terms: Tensor) -> None:
+        """Add the parts (pairs, group) of key heads (pairs,)."""
+        for whole, part in ((self.exact, exact), (self.eager, eager), (self.terms, terms)):
+            whole.index_add_(0, head, part.to(whole.dtype))
+
+
+@dataclass(frozen=True)
 class Reference:
     """The exact results on a sample, and what the tolerance needs: eager's errors and the size of the exact values."""
 
@@ -99,6 +120,7 @@ class Reference:
     cancelling_terms: Mapping[str, float]  # size of the terms of dq and dk; their sum may be zero, its rounding is not
     rounding: Mapping[str, ErrorProfile]  # standard deviations from roundings that eager's errors do not show
     eager_rounding: Mapping[str, ErrorProfile]  # for large scores: those of a kernel that keeps scores in the dtype
+    dsink: SinkGradient | None = None
 
     def relative_eager_error(self, name: str) -> float:
         """Return eager's error over the size of the exact values, both in root mean square; 0 for a result of zeros."""
@@ -176,6 +198,7 @@ def _compute_reference(
     group, count = s.nheads // s.nheads_k, sample.rows.shape[1]
     step = max(1, CHUNK // (group * s.seqlen_k * max(count, s.headdim, s.headdim_v)))
     parts = []
+    dsink = SinkGradient.zeros(s.nheads_k, group, precise, inputs.q.device)
     eager: dict[str, ErrorProfile] = {}
     size: dict[str, ErrorProfile] = {}
     rounding: list[dict[str, ErrorProfile]] = [{}, {}]
@@ -186,6 +209,8 @@ def _compute_reference(
         k, v = (_keys_of(t, at, batch, head, factor) for t, factor in of_keys)
         dout = rows_of(case, inputs.dout, batch, head, rows) if inputs.dout is not None else None
         options: dict[str, Any] = {"rows_only": rows_only, "kept": None if kept is None else kept[pairs]}
+        if inputs.sink is not None:
+            options["sink"] = inputs.sink.unflatten(0, (s.nheads_k, group))[head]
         exact, deviations = _attend(
             case,
             rows,
@@ -203,6 +228,8 @@ def _compute_reference(
             q, k, v = (fp8.round_to_e4m3(t, scale) for t, scale in zip((q, k, v), scales, strict=True))
             storage, options["round_probabilities"] = torch.float32, fp8.round_probabilities
         rounded, _ = _attend(case, rows, q, k, v, dout, storage=storage, accumulate=torch.float32, **options)
+        if "dsink" in exact:
+            dsink.add(head, exact.pop("dsink"), rounded["dsink"], exact.pop("dsink_terms"))
         for name, values in exact.items():
             _add_profile(eager, name, ErrorProfile.between(rounded[name], values))
             _add_profile(size, name, ErrorProfile.of(values))
@@ -215,7 +242,8 @@ def _compute_reference(
     terms = {}  # the largest of each
     if case.has_backward:
         terms = {name: case.softmax_scale * float(t.abs().max()) for name, t in (("dq", inputs.k), ("dk", inputs.q))}
-    return Reference(case, sample, tuple(parts), eager, size, terms, *rounding)
+    of_dsink = dsink if case.sink else None
+    return Reference(case, sample, tuple(parts), eager, size, terms, rounding[0], rounding[1], of_dsink)
 
 
 def _keys_of(t: Tensor, places: Tensor | None, batch: Tensor, head: Tensor, factor: float) -> Tensor:
@@ -246,18 +274,20 @@ def _attend(
     accumulate: torch.dtype,
     rows_only: bool,
     kept: Tensor | None,
+    sink: Tensor | None = None,
     scores_in: Sequence[torch.dtype | None] = (),
     round_probabilities: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
     """Compute attention of some key heads and their groups of query heads, rounding intermediates to `storage`.
 
-    q: (pairs, count, group, headdim), k: (pairs, seqlen_k, headdim), v: (pairs, seqlen_k, headdim_v),
-    dout: (pairs, count, group, headdim_v). Products are summed in `accumulate`, as tensor cores do, so storage=bf16
-    gives what eager attention gives in bf16. `round_probabilities` rounds the probabilities further before they
-    multiply v.
+    q: (pairs, count, group, headdim), k: (pairs, seqlen_k, headdim), v: (pairs, seqlen_k, headdim_v), dout: (pairs,
+    count, group, headdim_v), sink: (pairs, group). Products are summed in `accumulate`, as tensor cores do, so
+    storage=bf16 gives what eager attention gives in bf16. `round_probabilities` rounds the probabilities further before
+    they multiply v.
 
-    Return the results ("out"; with dout also "dq", and "dk" and "dv" unless `rows_only`), and for each of `scores_in`
-    their standard deviations from roundings (rounding.py).
+    Return the results ("out"; with dout also "dq", and "dk" and "dv" unless `rows_only`; with a sink also "dsink",
+    (pairs, group), of these rows, and "dsink_terms", the squares that the rounding of out multiplies in it), and for
+    each of `scores_in` their standard deviations from roundings (rounding.py).
     """
     import torch
 
@@ -277,14 +307,15 @@ def _attend(
 
     dk = torch.zeros(pairs, group, *k.shape[1:], dtype=accumulate, device=k.device) if not rows_only else None
     dv = torch.zeros(pairs, group, *v.shape[1:], dtype=accumulate, device=v.device) if not rows_only else None
-    outs, dqs = [], []
+    outs, dqs, dsinks = [], [], []
     by_row: list[dict[str, list[Tensor]]] = [{} for _ in scores_in]  # variances
     by_key: list[dict[str, Tensor]] = [{} for _ in scores_in]
     step = max(1, CHUNK // (pairs * group * keys))
     for start in range(0, count, step):
         at = slice(start, start + step)
         scores = scaled_scores(case, times(q[:, at], k.transpose(1, 2)))
-        p = probabilities(case, rows[:, at], scores)
+        p = probabilities(case, rows[:, at], scores, sink)
+        p, of_sink = (p, None) if sink is None else (p[..., :-1], p[..., -1].to(accumulate))
         dropped = None if kept is None else ~kept[:, at]
         weights = p if dropped is None else (p * dropout_scale).masked_fill(dropped, 0.0)
         outs.append(times(round_probabilities(weights) if round_probabilities else weights, v))
@@ -296,7 +327,11 @@ def _attend(
                 dp = (dp * dropout_scale).masked_fill(dropped, 0.0)
             p = p.to(accumulate)
             slope = case.softmax_scale * (1 - (scores / case.softcap) ** 2 if case.softcap else 1)
-            ds = (p * (dp - (p * dp).sum(-1, keepdim=True))).to(storage) * slope
+            pdp = (p * dp).sum(-1, keepdim=True)
+            ds = (p * (dp - pdp)).to(storage) * slope
+            if of_sink is not None:
+                terms = (do_rows * outs[-1]).square().sum(-1).sqrt()
+                dsinks.append((-of_sink * pdp[..., 0], of_sink * terms))
             dqs.append(times(ds, k))
             if dk is not None and dv is not None:
                 dk += summed(ds, q[:, at])
@@ -315,6 +350,9 @@ def _attend(
         for name, each in (("dk", dk), ("dv", dv)):
             if each is not None:  # round for each query head, then sum over the group
                 results[name] = each.to(storage).to(accumulate).sum(1).to(storage)
+        if dsinks:
+            each, terms = (torch.cat(found, dim=1) for found in zip(*dsinks, strict=True))
+            results |= {"dsink": each.sum(1).to(storage), "dsink_terms": terms.square().sum(1)}
     variances = (
         {**{name: torch.cat(parts, dim=1) for name, parts in of_rows.items()}, **of_keys}
         for of_rows, of_keys in zip(by_row, by_key, strict=True)
@@ -330,15 +368,20 @@ def scaled_scores(case: Case, products: Tensor) -> Tensor:
     return case.softcap * torch.tanh(scores / case.softcap) if case.softcap else scores
 
 
-def probabilities(case: Case, rows: Tensor, scores: Tensor) -> Tensor:
+def probabilities(case: Case, rows: Tensor, scores: Tensor, sink: Tensor | None = None) -> Tensor:
     """Return the softmax over the keys that each query row sees; 0 for a row that sees no key.
 
-    `scores` are (pairs, count, group, seqlen_k), `rows` (pairs, count, group) the numbers of the query rows.
+    `scores` are (pairs, count, group, seqlen_k), `rows` (pairs, count, group) the numbers of the query rows. A `sink`
+    (pairs, group) is one more score of each row; its probability comes last.
     """
     import torch
 
     hidden = ~visible_keys(case, rows)
-    p = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sink is not None:
+        beside = sink.to(scores)[:, None, :, None].expand(*scores.shape[:-1], 1)
+        return torch.softmax(torch.cat([scores, beside], dim=-1), dim=-1)
+    p = torch.softmax(scores, dim=-1)
     return p.masked_fill(hidden.all(-1, keepdim=True), 0.0)
 
 

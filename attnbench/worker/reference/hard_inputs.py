@@ -20,6 +20,7 @@ error still tells; each of eight sections of the sequence has its own tolerance 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,10 @@ def make_hard(case: Case, device: torch.device, seed: int) -> Inputs:
     q, k = normal(s.batch, s.seqlen_q, s.nheads, s.headdim), normal(*keys, s.nheads_k, s.headdim)
     v = k[..., : s.headdim_v] if case.latent else normal(*keys, s.nheads_k, s.headdim_v) + V_MEAN
     dout = normal(s.batch, s.seqlen_q, s.nheads, s.headdim_v) if case.has_backward else None
-    given, count = pages.with_page_table(case, Inputs(q, k, v, dout), seed), min(SINKS, s.seqlen_k)
+    sink = normal(s.nheads) + sink_level(case) if case.sink else None
+    if sink is not None:
+        sink[1::3] += _shift(case)  # as large as the scores that are shifted up
+    given, count = pages.with_page_table(case, Inputs(q, k, v, dout, sink=sink), seed), min(SINKS, s.seqlen_k)
     sinks = torch.arange(count) * s.seqlen_k // count
     set_outliers(case, given, _signs(case, device) * (_shift(case) / (KEY_LEVEL * case.softmax_scale)), sinks)
     return pages.without_new_keys(case, pages.in_cache_dtype(case, given))
@@ -106,6 +110,11 @@ def set_sinks(case: Case, given: Inputs) -> None:
 
     sinks = torch.arange(min(SINKS, case.shape.seqlen_k)).flip(0)
     set_outliers(case, given, OUTLIER_SCORE / (KEY_LEVEL * case.softmax_scale), sinks)
+
+
+def sink_level(case: Case) -> float:
+    """Return the logit at which a sink takes about as much probability as all keys of a sequence together."""
+    return math.log(case.mean_seqlens[1])
 
 
 def _shift(case: Case) -> float:

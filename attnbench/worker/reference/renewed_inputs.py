@@ -16,7 +16,7 @@ from attnbench.core.case import Case
 if TYPE_CHECKING:
     from torch import Tensor
 
-NAMES = ("q", "k", "v", "dout", "new_k", "new_v")
+NAMES = ("q", "k", "v", "dout", "new_k", "new_v", "sink")
 
 
 class InputRenewal:

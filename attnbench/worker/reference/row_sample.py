@@ -145,14 +145,18 @@ def _one_of_each_section(rows: int, count: int, heads: int, generator: torch.Gen
 
 
 def check_inputs(case: Case, inputs: Inputs, sample: RowSample) -> Inputs:
-    """Return the inputs with dout = 0 outside the sampled rows of the sampled heads (see worker/reference)."""
+    """Return the inputs with dout = 0 outside the sampled rows of the sampled heads (see worker/reference).
+
+    With a sink, whose gradient is a sum over all batch entries, dout is 0 in the other heads too.
+    """
     import torch
 
-    if inputs.dout is None or sample.all_rows:
+    if inputs.dout is None or sample.whole or (sample.all_rows and not case.sink):
         return inputs
     s = case.extent
     group = s.nheads // s.nheads_k
-    hidden = torch.zeros(s.batch, s.seqlen_q, s.nheads_k, group, dtype=torch.bool, device=inputs.dout.device)
+    size = (s.batch, s.seqlen_q, s.nheads_k, group)
+    hidden = torch.full(size, case.sink, dtype=torch.bool, device=inputs.dout.device)
     hidden[sample.batch, :, sample.head] = True
     hidden[_places(sample.batch, sample.head, sample.rows)] = False
     return replace(inputs, dout=inputs.dout.masked_fill(hidden.flatten(2)[..., None], 0))

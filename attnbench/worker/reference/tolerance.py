@@ -76,10 +76,14 @@ def compare(
     for name in expected_results(case):
         _check_form(case, name, results)
     values = {name: _compared_values(name, results) for name in expected_results(case)}
+    compared = names or expected_results(case)
     errors = {
         name: _worst_error(reference, name, values[name], results[name].dtype, (wide or {}).get(name))
-        for name in names or expected_results(case)
+        for name in compared
+        if name != "dsink"
     }
+    if "dsink" in compared:
+        errors["dsink"] = _error_of_dsink(reference, values["dsink"])
     unwritten = tuple(name for name in expected_results(case) if not bool(values[name].isfinite().all()))
     rows = sample.rows.shape[1]
     return Accuracy(errors, rows=rows, heads=sample.heads, unwritten=unwritten, seed=sample.seed)
@@ -87,7 +91,9 @@ def compare(
 
 def expected_results(case: Case) -> tuple[str, ...]:
     """Return the names of the results of a case. A backward too returns out, from the forward that it belongs to."""
-    return ("out", "dq", "dk", "dv") if case.has_backward else ("out",)
+    if not case.has_backward:
+        return ("out",)
+    return ("out", "dq", "dk", "dv", "dsink") if case.sink else ("out", "dq", "dk", "dv")
 
 
 def worst(errors: list[TensorError]) -> TensorError:
@@ -127,7 +133,11 @@ def _check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
 
     s = case.extent
     d = s.headdim if name in ("dq", "dk") else s.headdim_v
-    shape = (s.batch, s.seqlen_q, s.nheads, d) if name in ROW_RESULTS else (s.batch, s.seqlen_k, s.nheads_k, d)
+    shape: tuple[int, ...] = (s.batch, s.seqlen_k, s.nheads_k, d)
+    if name in ROW_RESULTS:
+        shape = (s.batch, s.seqlen_q, s.nheads, d)
+    elif name == "dsink":
+        shape = (s.nheads,)
     if name not in results:
         raise ValueError(f"the backend returned no {name}")
     if type(results[name]) is not torch.Tensor:  # a subclass may redefine comparisons
@@ -207,6 +217,31 @@ def _worst_error(
     length = case.extent.seqlen_q if name in ROW_RESULTS else case.extent.seqlen_k
     where = _name_places(is_wrong, length, "query row" if name in ROW_RESULTS else "key")
     return replace(largest, where="all zeros" if not bool(result.any()) else where)
+
+
+def _error_of_dsink(reference: Reference, result: Tensor) -> TensorError:
+    """Return the error of the gradient of the sinks.
+
+    It is a sum over all rows, of terms of both signs. Its error in a fused kernel comes from the rounding of out, and
+    eager's from those of probabilities and of their gradient: independent terms, so that a head may be off by
+    DEVIATIONS_LARGEST standard deviations of both, and by the rounding of the result.
+    """
+    import torch
+
+    dtype, of = result.dtype, reference.dsink
+    assert of is not None
+    exact = of.exact.flatten()
+    by_eager = (of.eager.flatten() - exact).square().mean().sqrt()
+    by_out = rms_of_one_rounding(dtype) * of.terms.flatten().sqrt()
+    floor = summation_error(reference.case) * of.terms.flatten().sqrt()
+    bound = DEVIATIONS_LARGEST * (by_eager.square() + by_out.square()).sqrt() + floor
+    bound += torch.finfo(dtype).eps * exact.abs()
+    error = (result.to(exact.dtype) - exact).abs()
+    at = int((error / bound.clamp(min=math.ulp(0.0))).nan_to_num(math.inf).argmax())
+    size = float(exact.square().sum().sqrt()) or 1.0
+    relative = float(error.square().sum().sqrt()) / size
+    where = f"head {at}" if float(error[at]) > float(bound[at]) else ""
+    return TensorError(float(error[at]), float(by_eager), float(bound[at]), relative, where)
 
 
 def _by_place_in_sequence(reference: Reference, name: str) -> Tensor:

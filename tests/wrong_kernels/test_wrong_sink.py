@@ -1,0 +1,123 @@
+"""Kernels that are wrong about the attention sink. Each is found, whatever rows are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from measuring_device import MeasuringDevice
+from torch import Tensor
+
+from attnbench.backends.base import BackendBase, autograd_prepared
+from attnbench.backends.eager import Eager
+from attnbench.core.backend import Inputs, Prepared, Signature
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
+from attnbench.worker import reference
+
+SHAPE = Shape(2, 160, 160, 4, 2, 32, 32)
+
+
+def right(sink: Tensor, _: Case) -> Tensor:
+    return sink
+
+
+def ignored(sink: Tensor, _: Case) -> Tensor:
+    """The sink takes no probability."""
+    return sink * 0 - 1e4
+
+
+def scaled(sink: Tensor, case: Case) -> Tensor:
+    """The sink is multiplied by the softmax scale, as the scores are."""
+    return sink * case.softmax_scale
+
+
+def of_the_next_head(sink: Tensor, _: Case) -> Tensor:
+    """Each head has the sink of the next."""
+    return sink.roll(1)
+
+
+def of_the_key_head(sink: Tensor, case: Case) -> Tensor:
+    """All query heads of a key head have the sink of the first."""
+    group = case.shape.nheads // case.shape.nheads_k
+    return sink[::group].repeat_interleave(group)
+
+
+def constant(sink: Tensor, _: Case) -> Tensor:
+    """The sink has no gradient but zero."""
+    return sink.detach() + sink * 0
+
+
+def twice(sink: Tensor, _: Case) -> Tensor:
+    """Its gradient is counted twice."""
+    return sink.detach() + 2 * (sink - sink.detach())
+
+
+@dataclass
+class Sink(BackendBase):
+    """Textbook attention with the sink that `changes` makes of the right one."""
+
+    changes: Callable[[Tensor, Case], Tensor] = right
+    name = "sink"
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return None
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        return Signature()
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        s = case.shape
+
+        def attention(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:  # (batch, nheads, seqlen, headdim)
+            k, v = (t.repeat_interleave(s.nheads // s.nheads_k, dim=1) for t in (k, v))
+            scores = q @ k.mT * case.softmax_scale
+            if case.causal:
+                hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+                scores = scores.masked_fill(hidden, float("-inf"))
+            beside = self.changes(sink, case)[:, None, None].expand(*scores.shape[:-1], 1)
+            return torch.softmax(torch.cat([scores, beside], -1), -1)[..., :-1] @ v
+
+        return autograd_prepared(case, inputs, attention, "bhsd")
+
+
+@pytest.fixture(params=["all rows", "sampled"])
+def few_or_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "sampled":
+        monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 60_000)
+
+
+@pytest.mark.usefixtures("few_or_all")
+@pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("backend", [Sink(), Eager()], ids=["textbook", "eager"])
+def test_right_kernels_pass(
+    steady_cpu: MeasuringDevice, direction: Any, dtype: Any, causal: bool, backend: BackendBase
+) -> None:
+    """No fault."""
+    record = steady_cpu.measure(backend, Case(SHAPE, dtype, direction, causal, sink=True))
+    assert record.status == "ok", record.reason
+
+
+@pytest.mark.usefixtures("few_or_all")
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("changes", [ignored, scaled, of_the_next_head, of_the_key_head])
+def test_another_sink(steady_cpu: MeasuringDevice, direction: Any, causal: bool, changes: Any) -> None:
+    """Fault: the sink is ignored, scaled, or that of another head. Found: wrong."""
+    record = steady_cpu.measure(Sink(changes), Case(SHAPE, "bf16", direction, causal, sink=True))
+    assert record.status == "wrong"
+
+
+@pytest.mark.usefixtures("few_or_all")
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("changes", [constant, twice])
+def test_another_gradient_of_the_sink(steady_cpu: MeasuringDevice, dtype: Any, changes: Any) -> None:
+    """Fault: the gradient of the sink alone is wrong. Found: wrong, in dsink."""
+    record = steady_cpu.measure(Sink(changes), Case(SHAPE, dtype, "bwd", True, sink=True))
+    assert record.status == "wrong"
+    assert "dsink" in str(record.reason)
