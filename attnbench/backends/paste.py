@@ -40,6 +40,7 @@ class Paste:
     softcap: str = ""  # with {softcap}
     dropout: str = ""  # with {dropout}
     scale: str = ""  # with {scale}
+    sink: str = ""
 
     def text(self, case: Case) -> str:
         """Return the code for a case; "" where none is known for it."""
@@ -70,6 +71,7 @@ class Paste:
             "softcap": (case.softcap, self.softcap),
             "dropout": (case.dropout_p, self.dropout),
             "scale": (case.scale, self.scale),
+            "sink": (float(case.sink), self.sink),
         }
         mask = self._mask(case)
         if mask is None or any(value and not option for value, option in needed.values()):

@@ -106,8 +106,6 @@ class Model:
         found = []
         if phase == "mixed" and self.latent:
             found.append("servers split such a step into decoding with latent rows and a prefill without; measure both")
-        if self.sink:
-            found.append("each head has an attention sink, a learnt logit beside the scores")
         return found
 
 

@@ -18,6 +18,7 @@ FIXED: Mapping[str, str] = {  # fields of Axes that a model or its phase sets ->
     "window": "--window",
     "softcap": "--softcap",
     "softmax_scale": "--softmax-scale",
+    "sink": "--sink",
     "latent": "--latent",
     "seqlen_q": "--seqlen-q",
     "direction": "--pass",
@@ -80,6 +81,7 @@ def layer_axes(model: Model, layers: Layers, tp: int, phase: Phase) -> Axes:
         window="none" if layers.window is None else f"{layers.window - 1}/0",
         softcap=f"{model.softcap:g}",
         softmax_scale=str(scale),
+        sink=model.sink,
         latent=latent,
         seqlen_q="1" if phase == "decode" else None,
     )

@@ -113,7 +113,8 @@ def test_all_models_are_listed_with_what_lacks() -> None:
     (table,) = listed.blocks
     phases = {row[0]: row[-1] for row in table.rows}
     assert phases["llama-3.1-8b"] == "all"
-    assert phases["gpt-oss-120b"] == "not yet"
+    assert phases["gpt-oss-120b"] == "all"
+    assert phases["flux.1-dev"] == "prefill, train"
     assert phases["deepseek-v3"] == "prefill, decode, train"
 
 

@@ -68,6 +68,8 @@ def test_a_suite_of_which_no_case_is_left_says_why(axes: dict[str, Any]) -> None
         ({"cache_dtype": "fp8"}, "give --page-size too"),
         ({"cache_dtype": "fp8", "page_size": "16", "dtype": "fp8"}, "leave out --cache-dtype"),
         ({"append": True}, "give --page-size"),
+        ({"sink": True, "dropout": "0.1"}, "dropout 0.1 with an attention sink"),
+        ({"sink": True, "dtype": "fp8"}, "fp8 with an attention sink"),
         ({"append": True, "page_size": "16", "cache_dtype": "fp8"}, "leave out --latent and --cache-dtype"),
         ({"cache_dtype": "int8", "page_size": "16"}, "unknown cache-dtype 'int8'"),
     ],

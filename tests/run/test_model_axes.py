@@ -65,6 +65,13 @@ def test_mla_decodes_latent_rows_and_prefills_heads() -> None:
     assert prefill.softmax_scale == decode.softmax_scale == pytest.approx(192**-0.5 * 1.8738, rel=1e-4)
 
 
+def test_sinks_of_gpt_oss() -> None:
+    found = cases(models="gpt-oss-20b", phase="decode")
+    assert {case.window_size for case in found} == {(127, 0), (None, None)}
+    assert all(case.sink for case in found)
+    assert not any(case.sink for case in cases(models="llama-3.1-8b"))
+
+
 def test_a_model_of_images_has_its_own_length() -> None:
     (own,) = resolve(load_suite("quick"), "cuda", parse_options({"models": "vit-l-16-224"})).cases
     assert (own.shape.seqlen_k, own.causal) == (197, False)
@@ -98,7 +105,8 @@ def test_every_model_resolves_in_every_phase_it_has(name: str) -> None:
         ({"models": "llama-3.1-8b", "axes": {"seqlen_q": "4"}}, "--seqlen-q: --phase sets this"),
         ({"models": "llama-3.1-8b", "phase": "mixed", "axes": {"batch": "1"}}, "needs --batch 2 or more"),
         ({"tp": 2}, "--tp is of a model"),
-        ({"models": "gpt-oss-20b"}, "--nheads 64 --nheads-k 8 --headdim 64 --causal --window 127/0,none"),
+        ({"models": "gpt-oss-20b", "axes": {"sink": False}}, "--sink: --model sets this"),
+        ({"models": "deepseek-v3", "phase": "mixed"}, "--nheads 128 --nheads-k 128 --headdim 192-128 --causal"),
         ({"models": "hunyuan-video", "phase": "decode"}, "give --phase prefill"),
     ],
 )
