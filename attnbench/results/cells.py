@@ -18,7 +18,7 @@ from attnbench.results.case_names import backend_rank, case_name, case_rank
 from attnbench.results.rows import Rates, Row, Source
 from attnbench.results.run_setup import differences, setup_texts, unique_labels
 from attnbench.results.timing_method import timed_by_span
-from attnbench.results.uncertainty import Uncertainty, apart, of_sustained, uncertainty
+from attnbench.results.uncertainty import Uncertainty, apart, of_energy, of_sustained, uncertainty
 
 CLOCK_HELD = 0.985  # of the best clock; what is missing up to it is the gauge's and the boost's own play
 # Where rounds ended differently, a wrong result or kernel outweighs a measured one; then what happened weighs more than
@@ -127,13 +127,23 @@ class Cell:
         rounds = [*self.rounds("sustained_latency").values()]
         return of_sustained(rounds, self.source.spread, self.source.prior if len(rounds) > 1 else None)
 
+    @cached_property
+    def energy_uncertainty(self) -> Uncertainty | None:
+        """The uncertainty of the energy of one call; None where it was not measured, or nothing can be said of it."""
+        rounds, errors = [*self.rounds("joules").values()], [*self.rounds("power_error").values()]
+        return of_energy(rounds, errors, self.source.spread, self.source.prior if len(rounds) > 1 else None)
+
     def half_interval(self, metric: str) -> float | None:
-        """Return the uncertainty of `latency` or `sustained_latency`; None where nothing can be said of it."""
-        known = self.sustained_uncertainty if metric == "sustained_latency" else self.uncertainty
-        return known.total if known else None
+        """Return the uncertainty of `latency`, `sustained_latency` or `joules`; None where nothing can be said of it.
+
+        What is a constant times or over one of them has the same (Metric.sure_as).
+        """
+        known = {"sustained_latency": self.sustained_uncertainty, "joules": self.energy_uncertainty}
+        found = known.get(metric, self.uncertainty)
+        return found.total if found else None
 
     def alike(self, other: Cell, metric: str = "latency") -> bool:
-        """Return whether the latencies of two measured cells differ by no more than their uncertainties explain."""
+        """Return whether two measured cells differ by no more than their uncertainties explain (half_interval)."""
         ours, theirs = self.value(metric), other.value(metric)
         if not ours or not theirs:
             return False

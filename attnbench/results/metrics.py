@@ -34,6 +34,7 @@ from attnbench.results.uncertainty import uncertainty, within_process
 MIN_SAMPLES_P99 = 100
 
 Formula = Callable[[Row], "float | None"]
+Sure = Literal["latency", "sustained_latency", "joules"]  # the metrics whose uncertainty is known (Cell.half_interval)
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Metric:
     formula: Formula
     format: Callable[[float], str]  # 3 significant digits; with a unit of its own where the prefix adapts
     clocked: bool = False  # whether it depends on the GPU's clock
-    timed: bool = False  # whether it is a latency times or over a constant, so that its uncertainty is the latency's
+    sure_as: Sure | None = None  # the metric that it is a constant times or over, so that it has its uncertainty
     whole: bool = False  # whether it is a count, so a whole number
 
     @property
@@ -67,7 +68,7 @@ def metric(
     format: Callable[[float], str],
     *,
     clocked: bool = False,
-    timed: bool = False,
+    sure_as: Sure | None = None,
     whole: bool = False,
 ) -> Callable[[Formula], Formula]:
     """Declare the decorated function a metric of its name; its docstring is the line of help.
@@ -84,7 +85,7 @@ def metric(
             return row.values[name]
 
         doc = " ".join((formula.__doc__ or "").split())
-        METRICS[name] = Metric(name, title, unit, better, doc, kept, format, clocked, timed, whole)
+        METRICS[name] = Metric(name, title, unit, better, doc, kept, format, clocked, sure_as, whole)
         return kept
 
     return declare
@@ -141,7 +142,7 @@ def turn_ratios(row: Row, instrument: str) -> tuple[float, ...]:
     return tuple(filter(math.isfinite, ratios))
 
 
-@metric("Latency", "s", "lower", formats.duration, clocked=True, timed=True)
+@metric("Latency", "s", "lower", formats.duration, clocked=True, sure_as="latency")
 def latency(row: Row) -> float | None:
     """Median time of one call on the device, by the run's instrument. In a case whose fastest cell takes under 100 us
     by CUDA events, which include a launch gap: the kernels' span by CUPTI, if all its cells have it.
@@ -229,19 +230,19 @@ def enqueue(row: Row) -> float | None:
     return row.one_value("enqueue")
 
 
-@metric("Throughput", "TFLOP/s", "higher", formats.digits, clocked=True, timed=True)
+@metric("Throughput", "TFLOP/s", "higher", formats.digits, clocked=True, sure_as="latency")
 def tflops(row: Row) -> float | None:
     """FLOPs of the case over the latency."""
     return _over(_throughput(row), 1e12)
 
 
-@metric("Utilisation", "", "higher", formats.share, clocked=True, timed=True)
+@metric("Utilisation", "", "higher", formats.share, clocked=True, sure_as="latency")
 def utilization(row: Row) -> float | None:
     """Throughput as a share of the datasheet peak of the dtype; none where the peak is unknown."""
     return _over(_throughput(row), row.rates.peak)
 
 
-@metric("Utilisation at the clock held", "", "higher", formats.share, timed=True)
+@metric("Utilisation at the clock held", "", "higher", formats.share, sure_as="latency")
 def utilization_clock(row: Row) -> float | None:
     """Throughput as a share of the datasheet peak scaled to the clock held (clock_held, else clock_sm)."""
     held, rates = clock(row), row.rates
@@ -250,38 +251,38 @@ def utilization_clock(row: Row) -> float | None:
     return _over(_throughput(row), rates.peak * held / rates.clock)
 
 
-@metric("Utilisation of the measured matmul", "", "higher", formats.share, clocked=True, timed=True)
+@metric("Utilisation of the measured matmul", "", "higher", formats.share, clocked=True, sure_as="latency")
 def utilization_ceiling(row: Row) -> float | None:
     """Throughput as a share of the median that a large matmul of the dtype reached in the same run."""
     return _over(_throughput(row), row.rates.ceiling)
 
 
-@metric("Bandwidth", "GB/s", "higher", formats.digits, clocked=True, timed=True)
+@metric("Bandwidth", "GB/s", "higher", formats.digits, clocked=True, sure_as="latency")
 def gbps(row: Row) -> float | None:
     """Ideal traffic (each operand once) over the latency: a lower bound of what was moved."""
     return _over(_traffic(row), 1e9)
 
 
-@metric("Bandwidth utilisation", "", "higher", formats.share, clocked=True, timed=True)
+@metric("Bandwidth utilisation", "", "higher", formats.share, clocked=True, sure_as="latency")
 def bandwidth_utilization(row: Row) -> float | None:
     """Ideal traffic over the latency, as a share of the datasheet's memory bandwidth."""
     return _over(_traffic(row), row.rates.bandwidth)
 
 
-@metric("Bandwidth utilisation of the measured copy", "", "higher", formats.share, clocked=True, timed=True)
+@metric("Bandwidth utilisation of the measured copy", "", "higher", formats.share, clocked=True, sure_as="latency")
 def bandwidth_ceiling(row: Row) -> float | None:
     """Ideal traffic over the latency, as a share of the median that a large copy reached in the same run."""
     return _over(_traffic(row), row.rates.copy)
 
 
-@metric("Share of the roofline", "", "higher", formats.share, clocked=True, timed=True)
+@metric("Share of the roofline", "", "higher", formats.share, clocked=True, sure_as="latency")
 def roofline(row: Row) -> float | None:
     """The larger of exact FLOPs over peak and ideal traffic over bandwidth, by the datasheet, over the latency."""
     least = _roofline_of(row.case, row.rates)
     return None if least is None else _over(least.seconds, latency(row))
 
 
-@metric("Speedup over eager", "", "higher", formats.times, clocked=True, timed=True)
+@metric("Speedup over eager", "", "higher", formats.times, clocked=True, sure_as="latency")
 def speedup(row: Row) -> float | None:
     """Latency of eager over the latency, in the same round where both were measured in it."""
     if row.record.backend == "eager":
@@ -376,7 +377,7 @@ def temperature(row: Row) -> float | None:
     return row.one_value("temperature")
 
 
-@metric("Latency without pauses", "s", "lower", formats.duration, timed=True)
+@metric("Latency without pauses", "s", "lower", formats.duration, sure_as="sustained_latency")
 def sustained_latency(row: Row) -> float | None:
     """Mean time of one call in a long run without pauses, once power and clock are steady; L2 is as the last call
     left it.
@@ -384,20 +385,33 @@ def sustained_latency(row: Row) -> float | None:
     return row.one_value("sustained")
 
 
-@metric("Throughput without pauses", "TFLOP/s", "higher", formats.digits, timed=True)
+@metric("Throughput without pauses", "TFLOP/s", "higher", formats.digits, sure_as="sustained_latency")
 def sustained_tflops(row: Row) -> float | None:
     """FLOPs of the case over the latency without pauses."""
     return _over(flops(row.case, row.source.convention) / 1e12, sustained_latency(row))
 
 
-@metric("Energy of one call", "J", "lower", formats.energy)
+@metric("Utilisation without pauses", "", "higher", formats.share, sure_as="sustained_latency")
+def sustained_utilization(row: Row) -> float | None:
+    """Throughput without pauses as a share of the datasheet peak of the dtype; none where the peak is unknown."""
+    return _over(_over(flops(row.case, row.source.convention), sustained_latency(row)), row.rates.peak)
+
+
+@metric("Power without pauses", "W", "lower", formats.digits)
+def sustained_power(row: Row) -> float | None:
+    """Mean power by NVML's energy counter over the seconds of the latency without pauses: the whole board's."""
+    watts = row.one_value("sustained_power")
+    return watts if watts is not None and watts > 0 else None
+
+
+@metric("Energy of one call", "J", "lower", formats.energy, sure_as="joules")
 def joules(row: Row) -> float | None:
-    """Power by NVML's energy counter times the latency without pauses: the whole board's."""
-    watts, seconds = row.one_value("sustained_power"), sustained_latency(row)
+    """Power without pauses times the latency without pauses: the whole board's."""
+    watts, seconds = sustained_power(row), sustained_latency(row)
     return watts * seconds if watts is not None and seconds is not None else None
 
 
-@metric("Efficiency", "TFLOP/s/W", "higher", formats.digits)
+@metric("Efficiency", "TFLOP/s/W", "higher", formats.digits, sure_as="joules")
 def tflops_per_watt(row: Row) -> float | None:
     """FLOPs of the case over the energy of one call."""
     return _over(flops(row.case, row.source.convention) / 1e12, joules(row))
@@ -424,7 +438,7 @@ def tracing(row: Row) -> float | None:
     return stats.median(ratios) - 1 if ratios else None
 
 
-@metric("Cycles", "cycles", "lower", formats.megacycles, timed=True)
+@metric("Cycles", "cycles", "lower", formats.megacycles, sure_as="latency")
 def cycles(row: Row) -> float | None:
     """Latency times the SM clock held: independent of what power and heat did to the clock."""
     seconds, held = latency(row), clock_held(row)

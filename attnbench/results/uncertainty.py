@@ -1,4 +1,4 @@
-"""How sure a latency is: within a process, between processes, between cards of one model. All else asks this file.
+"""How sure a latency or an energy is: within a process, between processes, between cards. All else asks this file.
 
 What is stated is half a 95 % interval, relative to the figure (strictly, of its logarithm): the cell's latency, as many
 fresh processes on this card would find it, lies within that of the figure. Two figures of one card differ with 95 %
@@ -125,6 +125,22 @@ def of_sustained(rounds: Sequence[float], of: Spread, prior: Prior | None = None
     if len(rounds) > 1:
         return uncertainty([[seconds] for seconds in rounds], of, prior)
     return Uncertainty(STEADY, NORMAL * of.processes, NORMAL * of.units, 1, of) if rounds else None
+
+
+def of_energy(
+    rounds: Sequence[float], errors: Sequence[float], of: Spread, prior: Prior | None = None
+) -> Uncertainty | None:
+    """Return the uncertainty of the energy of one call, from the joules of each round.
+
+    `errors` are the relative uncertainties of the rounds' power (worker/measure/energy.py). One round has that of its
+    time without pauses and of its power, in quadrature; the scatter of several holds both. What sets processes and
+    cards apart is taken to be that of latencies. None of one round whose power has no known uncertainty.
+    """
+    if len(rounds) > 1:
+        return uncertainty([[joules] for joules in rounds], of, prior)
+    if not rounds or not errors:
+        return None
+    return Uncertainty(math.hypot(STEADY, errors[0]), NORMAL * of.processes, NORMAL * of.units, 1, of)
 
 
 def of_sum(parts: Sequence[tuple[float, float | None]]) -> float | None:

@@ -19,7 +19,8 @@ from attnbench.results import run_file
 
 RESULTS = Path(__file__).parents[2] / "results"
 REAL = [RESULTS / f"20261121-{time}-default-nvidia-h200.jsonl.gz" for time in ("141028", "141425")]
-WATTS = {"h200": 650.0, "h100": 600.0}
+WATTS = {"h200": (646.0, 654.0), "h100": (603.0, 597.0)}  # of the two rounds
+MEAN_WATTS = {name: fmean(rounds) for name, rounds in WATTS.items()}
 UNITS = {"h200": 0.0039, "h100": 0.0078}  # what units of a model differ by: results/spreads.json
 PRICES = {"h200": 32000 / (4 * 365.25 * 24), "h100": 2.0}  # of an hour, without power
 KWH, PUE = 0.2, 1.3
@@ -40,14 +41,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
             if name == "h100":
                 device = run["environment"]["device"]
                 device |= {"name": "NVIDIA H100 80GB HBM3", "uuid": "other", "memory": 85_000_000_000}
-            records = [record for line in lines if (record := _other(json.loads(line), name))]
+            records = [record for line in lines if (record := _other(json.loads(line), name, number))]
             file = folder / f"{name}-{number}.jsonl"
             file.write_text("\n".join(map(json.dumps, [run, *records])) + "\n")
             made[name].append(file)
     return made
 
 
-def _other(record: dict[str, Any], name: str) -> dict[str, Any] | None:
+def _other(record: dict[str, Any], name: str, number: int) -> dict[str, Any] | None:
     """Return a record as another machine would have it; None where that has none."""
     lacks = name == "h100" and record["backend"] == "sdpa-cudnn"
     if record["case"]["shape"]["seqlen_k"] < 8192 or lacks or record["status"] != "ok":
@@ -57,13 +58,14 @@ def _other(record: dict[str, Any], name: str) -> dict[str, Any] | None:
     taken["time"]["values"] = [seconds * slower for seconds in taken["time"]["values"]]
     long = [seconds * 1.15 for seconds in taken["time"]["values"]]
     taken["sustained"] = {"unit": "s", "values": long}
-    taken["sustained_power"] = {"unit": "W", "values": [WATTS[name]]}
+    taken["sustained_power"] = {"unit": "W", "values": [WATTS[name][number]]}
+    taken["sustained_power_error"] = {"unit": "", "values": [0.003]}
     return record
 
 
 # ---- By hand.
 
-Cells = dict[tuple[str, str], list[float]]  # (the case as JSON, backend) -> seconds of each round
+Cells = dict[tuple[str, str], list[float]]  # (the case as JSON, backend) -> seconds, or joules, of each round
 
 
 def read(files: list[Path], pace: str) -> Cells:
@@ -72,8 +74,9 @@ def read(files: list[Path], pace: str) -> Cells:
         for line in file.read_text().splitlines()[1:]:
             record = json.loads(line)
             key = json.dumps(record["case"], sort_keys=True), record["backend"]
-            values = record["measurements"][pace]["values"]
-            found.setdefault(key, []).append(fmean(values) if pace == "sustained" else median(values))
+            values = {name: taken.get("values") for name, taken in record["measurements"].items()}
+            one = median(values["time"]) if pace == "time" else fmean(values["sustained"])
+            found.setdefault(key, []).append(one * values["sustained_power"][0] if pace == "joules" else one)
     return found
 
 
@@ -92,13 +95,13 @@ def geomean(values: list[float]) -> float:
 def fastest(cells: Cells, among: set[tuple[str, str]]) -> dict[str, tuple[str, str]]:
     best: dict[str, tuple[str, str]] = {}
     for key in among & cells.keys():
-        if key[0] not in best or geomean(cells[key]) < geomean(cells[best[key[0]]]):
+        if key[0] not in best or median(cells[key]) < median(cells[best[key[0]]]):
             best[key[0]] = key
     return best
 
 
 def half_interval(cells: Cells, chosen: list[tuple[str, str]], name: str) -> float:
-    """Half the 95 % interval of the mean of log latencies, from two rounds, and what units add."""
+    """Half the 95 % interval of the mean of log latencies or energies, from two rounds, and what units add."""
     moves = [sum(math.log(cells[key][r] / geomean(cells[key])) / 2 / len(chosen) for key in chosen) for r in (0, 1)]
     rounds = 12.706 * math.sqrt(2 * sum(move**2 for move in moves))  # Student's t with one degree of freedom
     shares = [sum(key[1] == backend for key in chosen) / len(chosen) for backend in {key[1] for key in chosen}]
@@ -123,11 +126,17 @@ class ByHand:
         both = cells["h200"].keys() & cells["h100"].keys()
         self.best = {name: fastest(of, {*of} if own else both) for name, of in cells.items()}
         self.cases = sorted(self.best["h200"])
-        self.seconds = {name: {c: geomean(cells[name][of[c]]) for c in self.cases} for name, of in self.best.items()}
+        self.seconds = {name: {c: median(cells[name][of[c]]) for c in self.cases} for name, of in self.best.items()}
         self.ratio = self.of(self.cases)
         half = math.hypot(*(half_interval(cells[n], [self.best[n][c] for c in self.cases], n) for n in cells))
         self.three = [self.ratio, self.ratio * math.exp(-half), self.ratio * math.exp(half)]  # with its interval
         self.tflops = {n: geomean([teraflop(c) / of[c] for c in self.cases]) for n, of in self.seconds.items()}
+
+        if pace == "sustained":
+            joules = {name: read(of, "joules") for name, of in files.items()}
+            half = math.hypot(*(half_interval(joules[n], [self.best[n][c] for c in self.cases], n) for n in joules))
+            per_watt = self.ratio * MEAN_WATTS["h200"] / MEAN_WATTS["h100"]
+            self.per_watt = [per_watt, per_watt * math.exp(-half), per_watt * math.exp(half)]
 
     def of(self, cases: list[str]) -> float:
         return geomean([self.seconds["h200"][case] / self.seconds["h100"][case] for case in cases])
@@ -148,14 +157,13 @@ def test_each_number_of_the_answer_recomputes(files: dict[str, list[Path]]) -> N
     assert [*numbers(speed)] == pytest.approx(expected, rel=6e-3)
     assert "; B has no figure of sdpa-cudnn (the fastest in " in speed
 
-    cost = {"h200": PRICES["h200"] + WATTS["h200"] / 1000 * KWH * PUE, "h100": PRICES["h100"]}
+    cost = {"h200": PRICES["h200"] + MEAN_WATTS["h200"] / 1000 * KWH * PUE, "h100": PRICES["h100"]}
     expected = []
     for of in (shared, own):
         expected += [number * cost["h200"] / cost["h100"] for number in of.three]
         expected += [of.tflops[name] * 3600 / cost[name] / 1000 for name in ("h100", "h200")]
     expected += [*(number * cost["h200"] for number in shared.three), 32000, 4]
-    per_watt = {name: shared.tflops[name] / WATTS[name] for name in WATTS}
-    expected += [per_watt["h100"] / per_watt["h200"], per_watt["h100"], per_watt["h200"]]
+    expected += [*shared.per_watt, *(shared.tflops[name] / MEAN_WATTS[name] for name in ("h100", "h200"))]
     assert [*numbers(money)] == pytest.approx(expected, rel=6e-3)
 
     assert longest == "Longest context: all that was tried fits on each, up to 64k."

@@ -54,10 +54,10 @@ def test_names_are_short_and_say_what_differs() -> None:
 
 def test_files_of_one_machine_are_its_rounds() -> None:
     one, other = made(a_run(rounds=2), a_run(H100), a_run(rounds=3))
-    ((key, logs),) = one.log_latencies.items()
+    ((key, logs),) = one.log_rounds.items()
     assert list(logs) == [0, 1, 2, 3, 4]
     assert [file.path.name for file in one.files] == ["0.jsonl", "2.jsonl"]
-    assert other.log_latencies.keys() == {key}
+    assert other.log_rounds.keys() == {key}
 
 
 def test_alike_files_alone_stand_each_for_itself() -> None:

@@ -14,7 +14,7 @@ from attnbench.analysis.compare.machines import Machine, machines
 from attnbench.analysis.compare.speed_ratio import EXACTLY_ONE, ROUNDS, TABLE, Ratio, equal_weights, speed_ratio
 from attnbench.core.record import Measurement, Record
 from attnbench.results import uncertainty
-from attnbench.results.uncertainty import NORMAL, Spread
+from attnbench.results.uncertainty import MEDIAN, NORMAL, Spread
 from builders import H200, case, ok, run
 
 H100 = replace(H200, name="NVIDIA H100")
@@ -33,7 +33,7 @@ def pair(ours: list[Record], theirs: list[Record]) -> tuple[Machine, Machine]:
 
 def of(ours: list[Record], theirs: list[Record]) -> Ratio:
     one, other = pair(ours, theirs)
-    return speed_ratio(one, equal_weights(one.log_latencies), other)
+    return speed_ratio(one, equal_weights(one.log_rounds), other)
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +51,9 @@ def test_rounds_of_one_cell_are_students() -> None:
     ours, theirs = [1.00, 1.02, 1.01, 1.03], [2.00, 2.05, 2.10]
     got = of(*([a_record(1024, [t], i) for i, t in enumerate(side)] for side in (ours, theirs)))
     logs = [[math.log(t) for t in side] for side in (ours, theirs)]
-    means = [sum(side) / len(side) for side in logs]
-    halves = [scipy_stats.sem(side) * scipy_stats.t.ppf(0.975, len(side) - 1) for side in logs]
+    halves = [scipy_stats.sem(side) * scipy_stats.t.ppf(0.975, len(side) - 1) * MEDIAN for side in logs]
     assert got.sources == (ROUNDS,)
-    assert got.value == pytest.approx(math.exp(means[0] - means[1]))
+    assert got.value == pytest.approx(1.015 / 2.05)  # of the medians over rounds, as every report has them
     assert got.low == pytest.approx(got.value * math.exp(-math.hypot(*halves)))
     assert got.high == pytest.approx(got.value * math.exp(math.hypot(*halves)))
 
@@ -91,11 +90,11 @@ def test_what_sets_units_apart_is_common_to_the_cells_of_a_backend(monkeypatch: 
     four = [run(ours, device=replace(H200, uuid=f"card {i}")) for i in range(4)]
     others = [run(ours, device=replace(H100, uuid=f"card {i}")) for i in range(4, 8)]
     one, other = machines([Path(f"{i}") for i in range(8)], [*four, *others])
-    ratio = speed_ratio(one, equal_weights(one.log_latencies), other)
+    ratio = speed_ratio(one, equal_weights(one.log_rounds), other)
     assert ratio.high == pytest.approx(math.exp(NORMAL * 0.01 * math.sqrt(2 / 4)))
     card = replace(H200, uuid="card")
     one, other = machines([Path("a"), Path("b")], [run(ours, device=card), run(ours, device=card)])
-    assert speed_ratio(one, equal_weights(one.log_latencies), other) == Ratio(1.0, 1.0, 1.0, (TABLE,))
+    assert speed_ratio(one, equal_weights(one.log_rounds), other) == Ratio(1.0, 1.0, 1.0, (TABLE,))
 
 
 def test_few_samples_are_students_and_one_says_nothing() -> None:
@@ -109,7 +108,7 @@ def test_few_samples_are_students_and_one_says_nothing() -> None:
 
 def test_a_machine_against_itself_is_one() -> None:
     one, _ = pair([a_record(1024, [1.0, 2.0])], [a_record(1024, [1.0])])
-    assert speed_ratio(one, equal_weights(one.log_latencies), one) == Ratio(1.0, 1.0, 1.0, ())
+    assert speed_ratio(one, equal_weights(one.log_rounds), one) == Ratio(1.0, 1.0, 1.0, ())
 
 
 def test_noise_that_all_cells_of_a_round_share_is_not_averaged_away() -> None:

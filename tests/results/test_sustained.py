@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from attnbench.analysis.summary.cautions import cautions
+from attnbench.analysis.summary.grids import _best
 from attnbench.core.record import Record
 from attnbench.results.cells import cells
+from attnbench.results.metrics import METRICS
 from attnbench.results.sustained import rank_changes
 from attnbench.results.uncertainty import NORMAL, STEADY
 from builders import case, ok, run
@@ -52,3 +57,29 @@ def test_the_uncertainty_without_pauses() -> None:
     known = cell.sustained_uncertainty
     assert known
     assert (known.rounds, known.within) == (3, None)
+
+
+def a_reading(watts: float, error: float | None, round: int = 0) -> Record:
+    found = {"sustained_power_error": error} if error is not None else {}
+    return ok(case(), "fa4", 300, round=round, time=1e-3, sustained=2e-3, sustained_power=watts, **found)
+
+
+def test_the_uncertainty_of_energy_is_that_of_time_and_power() -> None:
+    (cell,) = cells([run([a_reading(600, 0.01)])])
+    assert cell.half_interval("joules") == pytest.approx(math.hypot(NORMAL * 0.0037, STEADY, 0.01))
+    (cell,) = cells([run([a_reading(600, None)])])
+    assert cell.half_interval("joules") is None
+    assert cell.half_interval("sustained_latency") is not None
+    (cell,) = cells([run([a_reading(watts, 0.01, i) for i, watts in enumerate((600, 630, 615))])])
+    known, of_time = cell.energy_uncertainty, cell.sustained_uncertainty
+    assert known
+    assert of_time
+    assert (known.rounds, known.within) == (3, None)
+    assert known.total > 2 * of_time.total  # the times were alike, the power was not
+
+
+def test_backends_that_tie_in_energy_are_best_together() -> None:
+    watts = {"fa4": 600.0, "triton": 603.0, "eager": 700.0}
+    made = run([replace(a_reading(of, 0.01), backend=name) for name, of in watts.items()])
+    best = _best(METRICS["tflops_per_watt"], cells([made]))
+    assert {cell.backend for cell in best} == {"fa4", "triton"}

@@ -137,12 +137,12 @@ def _lacking(c: Comparison) -> Iterator[str]:
     machines = c.main.machines
     own = c.beside(sustained=c.main.sustained, shared=False) or c.main
     for label, machine in machines.items():
-        has = {backend for _, backend in machine.log_latencies}
+        has = {backend for _, backend in machine.log_rounds}
         others = {name: other for name, other in machines.items() if name != label}
-        lost = {key[1]: Counter[str]() for other in others.values() for key in other.log_latencies if key[1] not in has}
+        lost = {key[1]: Counter[str]() for other in others.values() for key in other.log_rounds if key[1] not in has}
         for name, other in others.items():
             for key in (other.fastest[case] for case in own.cases):
-                if key not in machine.log_latencies:
+                if key not in machine.log_rounds:
                     lost.setdefault(key[1], Counter())[name] += 1
         named = []
         for backend in sorted(lost, key=lambda name: (-lost[name].total(), case_names.backend_rank(name))):
@@ -170,7 +170,10 @@ def _money(c: Comparison) -> str:
     said = [_bought(c), _worth(c), _tokens(c)]
     if not any(said) and len(c.others) == 1 and (ratio := c.main.ratio(c.others[0].label)):
         said = [f"{c.others[0].label} is worth it below {ratio_text(ratio)} of the price of {c.reference.label}"]
-    said.append(_given("per watt", {label: c.main.tflops_per_watt(label) for label in c.labels}, "TFLOP/s/W", c))
+    ratios = {machine.label: c.main.per_watt(machine.label) for machine in c.others}
+    said.append(
+        _given("per watt", {label: c.main.tflops_per_watt(label) for label in c.labels}, "TFLOP/s/W", c, ratios)
+    )
     text = "; ".join(filter(None, said))
     return f"{text[0].upper()}{text[1:]}." if text else ""
 

@@ -36,7 +36,7 @@ def _intervals(c: Comparison) -> list[Caution]:
     """Return a caution that says what the intervals are computed from, and what they therefore leave out."""
     ratios = [figures.ratio(label) for figures in c.figures for label in c.labels]
     sources = {source for ratio in ratios if ratio for source in ratio.sources}
-    single = [m for m in c.machines if any(len(rounds) == 1 for rounds in m.log_latencies.values())]
+    single = [m for m in c.machines if any(len(rounds) == 1 for rounds in m.log_rounds.values())]
     reduced = [machine.label for machine in single if any(file.run.reduced for file in machine.files)]
     if TABLE in sources and reduced:
         return [
@@ -98,7 +98,7 @@ def _setups(machines: Sequence[Machine]) -> Iterator[Caution]:
         **{name: values(name) for name in packages},
     }
     yield from _differing(software, "It may explain a part of the ratio.")
-    backends = sorted({backend for m in machines for _, backend in m.log_latencies}, key=case_names.backend_rank)
+    backends = sorted({backend for m in machines for _, backend in m.log_rounds}, key=case_names.backend_rank)
     versions = {
         name: {m.label: v for m in machines if (v := m.run.versions.get(name)) is not None} for name in backends
     }
@@ -141,7 +141,7 @@ def _clocks_held_down(c: Comparison) -> Iterator[Caution]:
 def _no_power(c: Comparison) -> Iterator[Caution]:
     """Yield a caution that names the GPUs without a figure of their work without pauses, or of its power."""
     gpus = [machine.sustained for machine in c.machines if machine.is_gpu]
-    without = [machine.label for machine in gpus if not any(map(machine.watts, machine.log_latencies))]
+    without = [machine.label for machine in gpus if not any(map(machine.watts, machine.log_rounds))]
     if without:
         yield Caution(
             f"No power of work without pauses of {', '.join(without)}, so no TFLOP/s per watt:",

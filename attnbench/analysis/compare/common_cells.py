@@ -76,13 +76,13 @@ class MissingCells:
 
 def missing_cells(machines: Sequence[Machine]) -> list[MissingCells]:
     """Return what each machine lacks, gathered by backend and reason."""
-    measured = list(dict.fromkeys(key for machine in machines for key in machine.log_latencies))
+    measured = list(dict.fromkeys(key for machine in machines for key in machine.log_rounds))
     found = []
     for machine in machines:
         planned = {(job.case, job.backend) for job in machine.run.plan}
         alike: dict[tuple[str, str, str], list[tuple[Case, str]]] = {}
         for case, backend in measured:
-            if (case, backend) not in machine.log_latencies:
+            if (case, backend) not in machine.log_rounds:
                 why, reason = _why_missing(machine.cells.get((case, backend)), (case, backend) in planned)
                 alike.setdefault((backend, why, template(reason)), []).append((case, reason))
         for (backend, why, _), members in alike.items():

@@ -88,7 +88,7 @@ class Comparison:
     def _releases(self) -> Mapping[str, Mapping[str, str]]:
         """Backend -> label -> what of its versions differs between machines; only backends where something does."""
         found = {}
-        for backend in dict.fromkeys(backend for machine in self.machines for _, backend in machine.log_latencies):
+        for backend in dict.fromkeys(backend for machine in self.machines for _, backend in machine.log_rounds):
             said = {m.label: m.run.versions[backend].split(", ") for m in self.machines if backend in m.run.versions}
             common_parts = set.intersection(*map(set, said.values())) if said else set()
             own = {
@@ -173,7 +173,7 @@ def compare(
         machines=tuple(found),
         reference=home,
         figures=figures,
-        cells=tuple(common(machine.log_latencies for machine in found)),
+        cells=tuple(common(machine.log_rounds for machine in found)),
         prices=costs,
         energy=energy_costs(costs, watts, energy_price, pue),
         missing=tuple(missing_cells(found)),

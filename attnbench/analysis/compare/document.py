@@ -49,12 +49,12 @@ def document(c: Comparison, every: bool = False) -> Document:
 
 def _description(machine: Machine) -> str:
     device, texts = machine.environment.device, setup_texts(machine.run)
-    rounds = max((len(logs) for logs in machine.log_latencies.values()), default=0)
+    rounds = max((len(logs) for logs in machine.log_rounds.values()), default=0)
     parts = [
         device.name,
         size(device.memory),
         *(texts[name] for name in ("power_limit_w", "device threads", "torch", "driver")),
-        count(len(machine.log_latencies), "cell"),
+        count(len(machine.log_rounds), "cell"),
         count(rounds, "round"),
         ", ".join(file.path.name for file in machine.files),
     ]
@@ -67,7 +67,7 @@ def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
         case, backend = key
         for machine in c.machines:
             cell = machine.cells.get(key)
-            measured = cell if key in machine.log_latencies else None
+            measured = cell if key in machine.log_rounds else None
             yield {
                 "machine": machine.label,
                 "backend": backend,
@@ -75,7 +75,7 @@ def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
                 "status": cell.status if cell else NOT_PLANNED,
                 "reason": cell and cell.reason,
                 "fastest": machine.fastest.get(case) == key,
-                "rounds": len(machine.log_latencies.get(key, ())),
+                "rounds": len(machine.log_rounds.get(key, ())),
                 "latency": machine.latency(key) if measured else None,
                 "tflops": machine.tflops(key) if measured else None,
                 "utilization": measured and measured.value("utilization"),
@@ -83,7 +83,7 @@ def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
                 "sustained_tflops": measured and measured.value("sustained_tflops"),
                 "sustained_tflops_per_watt": measured and measured.value("tflops_per_watt"),
                 "memory_peak": measured and measured.value("memory_peak"),
-                **_ratio(c.same_ratio(machine, key) if measured and key in c.reference.log_latencies else None),
+                **_ratio(c.same_ratio(machine, key) if measured and key in c.reference.log_rounds else None),
             }
 
 
@@ -145,6 +145,7 @@ def _machine_figures(c: Comparison, figures: Figures, label: str) -> dict[str, A
         "tokens_a_second": c.tokens_a_second(figures, label),
         "million_tokens": c.million_tokens(figures, label),
         **_ratio(figures.ratio(label)),
+        **_ratio(figures.per_watt(label), "per_watt_ratio"),
         **_ratio(c.for_the_money(figures, label), "money_ratio"),
         **_ratio(c.worth_below(figures, label), "worth_below"),
     }

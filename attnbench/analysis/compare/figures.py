@@ -75,24 +75,40 @@ class Figures:
 
     def utilization(self, label: str) -> float | None:
         """Return TFLOP/s over the datasheet's peak, the geometric mean over the cases; None where that is not known."""
-        machine = self.machines[label]
-        peaks = [machine.cells[key].rates.peak for key in self.chosen[label].values()]
-        each = zip(self.chosen[label].values(), peaks, strict=True)
-        shares = [machine.tflops(key) * 1e12 / peak for key, peak in each if peak]
-        return stats.geomean(shares) if len(shares) == len(peaks) else None
+        return _geomean([self.machines[label].utilization(key) for key in self.chosen[label].values()])
 
     def watts(self, label: str) -> float | None:
         """Return the power in the work that `tflops` is of; None unless all of it has a reading."""
         machine = self.machines[label]
         if self.workload:
             return self.workload.watts(machine)
-        found = [machine.watts(key) for key in self.chosen[label].values()]
-        known = [watts for watts in found if watts]
-        return stats.geomean(known) if known and len(known) == len(found) else None
+        return _geomean([machine.watts(key) for key in self.chosen[label].values()])
 
     def tflops_per_watt(self, label: str) -> float | None:
         tflops, watts = self.tflops(label), self.watts(label)
         return tflops / watts if tflops and watts else None
+
+    def per_watt(self, label: str) -> Ratio | None:
+        """Return how many times the reference's TFLOP/s per watt a machine gives; None unless both have them.
+
+        The interval is that of the energy of the calls: of latency and power together.
+        """
+        home = self.reference.label
+        ours, theirs = self.tflops_per_watt(home), self.tflops_per_watt(label)
+        if not ours or not theirs:
+            return None
+        each = ((name, self.machines[name]) for name in (home, label))
+        weights = [
+            self.workload.energy_weights(m) if self.workload else equal_weights([*self.chosen[name].values()])
+            for name, m in each
+        ]
+        return speed_ratio(self.reference.energy, weights[0], self.machines[label].energy, weights[1], theirs / ours)
+
+
+def _geomean(values: Sequence[float | None]) -> float | None:
+    """Return the geometric mean; None unless all are known."""
+    known = [value for value in values if value]
+    return stats.geomean(known) if known and len(known) == len(values) else None
 
 
 def all_figures(machines: Sequence[Machine], reference: Machine, workload: Workload | None) -> tuple[Figures, ...]:
@@ -115,9 +131,9 @@ def all_figures(machines: Sequence[Machine], reference: Machine, workload: Workl
 
 def _figures(machines: Mapping[str, Machine], reference: str, shared: bool) -> Figures | None:
     """Return the figures of machines by label; None where they have no cell in common."""
-    cells = {*common(machine.log_latencies for machine in machines.values())}
+    cells = {*common(machine.log_rounds for machine in machines.values())}
     fastest = {
-        label: machine.fastest_of(key for key in machine.log_latencies if not shared or key in cells)
+        label: machine.fastest_of(key for key in machine.log_rounds if not shared or key in cells)
         for label, machine in machines.items()
     }
     cases = common(fastest.values())

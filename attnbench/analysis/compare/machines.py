@@ -16,10 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.flops import flops
 from attnbench.core.machine import Environment
 from attnbench.core.record import Record, Run
 from attnbench.results import run_file
@@ -46,7 +44,7 @@ class Machine:
     files: tuple[File, ...]
     run: Run = field(repr=False)  # of the first file, with the records of all; the rounds of each follow the last one's
     beside: tuple[Run, ...] = field(default=(), repr=False)  # the runs of all machines that it is compared with
-    metric: Literal["latency", "sustained_latency"] = "latency"  # what its figures are of
+    metric: Literal["latency", "sustained_latency", "joules"] = "latency"  # what its figures are of
 
     @property
     def environment(self) -> Environment:
@@ -73,11 +71,10 @@ class Machine:
         return by_key(cells([self.run], beside=self.beside))
 
     @cached_property
-    def log_latencies(self) -> Mapping[Key, Mapping[int, float]]:
-        """Round -> natural logarithm of its latency in seconds, of every cell that has a figure."""
-        rounds = {key: cell.rounds(self.metric) for key, cell in self.cells.items() if cell.status == "ok"}
-        logs = {key: {n: math.log(seconds) for n, seconds in found.items() if seconds} for key, found in rounds.items()}
-        return {key: found for key, found in logs.items() if found}
+    def log_rounds(self) -> Mapping[Key, Mapping[int, float]]:
+        """Round -> natural logarithm of its latency in seconds, or energy in joules, of every cell with a figure."""
+        rounds = {key: cell.rounds(self.metric) for key, cell in self.cells.items() if cell.value(self.metric)}
+        return {key: {n: math.log(value) for n, value in found.items() if value} for key, found in rounds.items()}
 
     @cached_property
     def sustained(self) -> Machine:
@@ -85,42 +82,55 @@ class Machine:
         return replace(self, metric="sustained_latency")
 
     @cached_property
-    def mean_log_latency(self) -> Mapping[Key, float]:
-        """The mean over the rounds of the logarithm of the latency, of every cell that has a figure."""
-        return {key: math.fsum(logs.values()) / len(logs) for key, logs in self.log_latencies.items()}
+    def energy(self) -> Machine:
+        """The same machine with the energy of a call as its figure, instead of the latency."""
+        return replace(self, metric="joules")
+
+    @cached_property
+    def log_figure(self) -> Mapping[Key, float]:
+        """The logarithm of the latency, or energy, of every cell that has a figure: of the median over its rounds."""
+        return {key: math.log(self.value(key, self.metric)) for key in self.log_rounds}
+
+    def value(self, key: Key, metric: str) -> float:
+        """Return a metric of a cell that has it."""
+        found = self.cells[key].value(metric)
+        assert found is not None, f"{key} has no {metric}"
+        return found
 
     @cached_property
     def fastest(self) -> Mapping[Case, Key]:
         """Case -> its cell with the fastest backend, of every case that has a figure."""
-        return self.fastest_of(self.log_latencies)
+        return self.fastest_of(self.log_rounds)
 
     def fastest_of(self, keys: Iterable[Key]) -> dict[Case, Key]:
         """Return case -> the fastest of these cells, each of which has a figure."""
         best: dict[Case, Key] = {}
         for key in keys:
             rival = best.setdefault(key[0], key)
-            if self.mean_log_latency[key] < self.mean_log_latency[rival]:
+            if self.log_figure[key] < self.log_figure[rival]:
                 best[key[0]] = key
         return best
 
     def latency(self, key: Key) -> float:
-        """Return seconds: the geometric mean of the rounds' medians."""
-        return math.exp(self.mean_log_latency[key])
+        """Return the seconds of a cell that has a figure."""
+        return self.value(key, self.metric)
 
     def tflops(self, key: Key) -> float:
-        """Return TFLOP/s: the case's exact FLOPs over `latency`."""
-        return flops(key[0]) / self.latency(key) / 1e12
+        """Return the TFLOP/s of a cell that has a figure, by exact FLOPs."""
+        return self.value(key, "tflops" if self.metric == "latency" else "sustained_tflops")
+
+    def utilization(self, key: Key) -> float | None:
+        """Return TFLOP/s over the datasheet's peak; None where that is not known."""
+        return self.cells[key].value("utilization" if self.metric == "latency" else "sustained_utilization")
 
     def watts(self, key: Key) -> float | None:
-        """Return the power while the cell ran without pauses, the geometric mean of the rounds; None in bursts.
+        """Return the power while the cell ran without pauses; None in bursts.
 
         NVML's samples of bursts hold the pauses between them, and its average lags by a second. For sdpa-cudnn on an
         H200 (4k, d128, causal, fwd) they give 4.7 TFLOP/s per watt where 0.72 is right
         (results/20261121-060508-sustained-nvidia-h200.jsonl).
         """
-        readings = [row.one_value("sustained_power") for row in self.cells[key].ok]
-        known = [reading for reading in readings if reading and 0 < reading < math.inf]
-        return stats.geomean(known) if known and self.metric == "sustained_latency" else None
+        return self.cells[key].value("sustained_power") if self.metric == "sustained_latency" else None
 
 
 def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, str] | None = None) -> list[Machine]:

@@ -1,7 +1,7 @@
 """How many times as fast one machine is as another, and how sure that is.
 
-Everything here is a weighted sum of logarithms of latencies, L = sum of w log t over cells: of one cell, the geometric
-mean of many (all w alike), or a workload's time (w its share in it). Of the machines A and B the ratio is
+Everything here is a weighted sum of logarithms of latencies (or energies), L = sum of w log t over cells: of one cell,
+the geometric mean of many (all w alike), or a workload's time (w its share in it). Of the machines A and B the ratio is
 exp(L_A - L_B): above 1, B is the faster.
 
 **The interval of L**, 95 %, comes from rounds wherever a cell has several. A round is a fresh process, and what is
@@ -12,13 +12,14 @@ w (log t - m) / n; of R rounds in all
     variance of L = R / (R - 1) * sum of e_r^2,    half the interval = t(R - 1, 97.5 %) * its root,
 
 the variance of a mean of clusters (Liang and Zeger, "Longitudinal data analysis using generalized linear models",
-Biometrika 73(1), 1986, with the correction for few clusters). Of one cell it is s / sqrt(n) with Student's t and the
-run's prior (results/uncertainty.py); of several no prior says how much they move together.
+Biometrika 73(1), 1986, with the correction for few clusters). No prior says how much several cells move together. t is
+the median of the cell's rounds, so of more than two rounds the interval is that of a mean, times sqrt(pi / 2) as in
+results/uncertainty.py.
 
-A cell with one round has the uncertainty of a report (results/uncertainty.py), which holds what sets processes apart by
-a table. Cells are taken as independent there, and their intervals add in quadrature. Over 307 cells of two fresh runs
-of an H200 the mean of the differences was -0.04 and +0.01 %, where 0.43 and 0.41 % a cell let expect 0.02 % of
-independent cells (tests/statistics/spreads.py).
+One cell alone, and a cell with one round, has the uncertainty of a report (results/uncertainty.py), which of one round
+holds what sets processes apart by a table. Cells are taken as independent there, and their intervals add in quadrature.
+Over 307 cells of two fresh runs of an H200 the mean of the differences was -0.04 and +0.01 %, where 0.43 and 0.41 % a
+cell let expect 0.02 % of independent cells (tests/statistics/spreads.py).
 
 **Units.** Machines are compared to choose between models, so where two were not measured on one card the interval holds
 what cards of a model differ by (the same table), divided by the root of the number of cards that were measured. A card
@@ -38,7 +39,7 @@ from typing import NamedTuple
 from attnbench.analysis.compare.machines import Machine
 from attnbench.results.cells import Key
 from attnbench.results.noise import Prior
-from attnbench.results.uncertainty import NORMAL, half_interval, spread
+from attnbench.results.uncertainty import MEDIAN, NORMAL, half_interval, spread
 
 Weights = Mapping[Key, float]  # of the logarithms of the cells' latencies
 ROUNDS, TABLE = "rounds", "table"
@@ -107,20 +108,19 @@ def _log_sum(machine: Machine, weights: Weights) -> _LogSum:
     halves = [0.0]  # the intervals of cells with one round
     sources = set()
     for key, weight in weights.items():
-        logs, mean = machine.log_latencies[key], machine.mean_log_latency[key]
-        if len(logs) > 1:
-            sources.add(ROUNDS)
-            for number, log in logs.items():
-                moves[number] += weight * (log - mean) / len(logs)
-        else:
-            sources.add(TABLE)
+        logs = machine.log_rounds[key]
+        sources.add(ROUNDS if len(logs) > 1 else TABLE)
+        if len(logs) == 1 or len(weights) == 1:
             half = machine.cells[key].half_interval(machine.metric)
             halves.append(math.inf if half is None else weight * half)
+        else:
+            mean = math.fsum(logs.values()) / len(logs)
+            for number, log in logs.items():
+                moves[number] += weight * (log - mean) / len(logs)
     if n := len(moves):
         variance = n / (n - 1) * math.fsum(move * move for move in moves.values())
-        prior = next(machine.cells[key].source.prior for key in weights) if len(weights) == 1 else Prior()
-        halves.append(half_interval(variance, n - 1, 1 / n, prior))
-    value = math.fsum(weight * machine.mean_log_latency[key] for key, weight in weights.items())
+        halves.append(half_interval(variance, n - 1, 1 / n, Prior()) * (MEDIAN if n > 2 else 1.0))
+    value = math.fsum(weight * machine.log_figure[key] for key, weight in weights.items())
     return _LogSum(value, math.hypot(*halves), sources)
 
 

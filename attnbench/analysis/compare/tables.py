@@ -61,6 +61,7 @@ def _machines(c: Comparison) -> Table:
             "of peak": _or_nothing(figures.utilization(label), share),
             "W": _or_nothing(figures.watts(label)),
             "TFLOP/s/W": _or_nothing(figures.tflops_per_watt(label)),
+            f"per watt / {home}": ratio_text(figures.per_watt(label)),
             "tokens/s": _or_nothing(c.tokens_a_second(figures, label)),
         }
         for figures in c.figures

@@ -27,7 +27,7 @@ def unit_spreads(machines: Sequence[Machine]) -> list[UnitSpread]:
     found = []
     for files in files_by_setup(file for machine in machines for file in machine.files):
         each = [machine_of(file.path.name, [file], [other.run for other in files]) for file in files]
-        keys = common(machine.log_latencies for machine in each) if len(files) > 1 else []
+        keys = common(machine.log_rounds for machine in each) if len(files) > 1 else []
         if keys:
             uuids = {machine.environment.device.uuid for machine in each}
             found.append(

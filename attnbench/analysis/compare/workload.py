@@ -206,6 +206,15 @@ class MeasuredWorkload:
             return None
         return _seconds(self.parts, machine) * self.layers / self.tokens
 
+    def energy_weights(self, machine: Machine) -> Weights:
+        """Return the shares of a machine's cells in the energy of the workload. How often they run counts as exact."""
+        cells = [(part.calls, key) for part in self.parts for key in part.cells[machine]]
+        joules = defaultdict[Key, float](float)
+        for calls, key in cells:
+            joules[key] += calls * machine.energy.latency(key)
+        total = math.fsum(joules.values())
+        return {key: of / total for key, of in joules.items()}
+
     def watts(self, machine: Machine) -> float | None:
         """Return the mean power over the time of the workload; None unless all of it has a reading."""
         cells = [(part.calls, key) for part in self.parts for key in part.cells.get(machine, ())]
@@ -243,7 +252,7 @@ def measured_workload(
     able = [machine for machine in machines if all(of_part[machine] for of_part in fastest)]
     measured = [{case for machine in able for case in of_part[machine]} for of_part in fastest]
     if shared:
-        cells = {*common(machine.log_latencies for machine in able)}
+        cells = {*common(machine.log_rounds for machine in able)}
         fastest = [_fastest_cells(part, machines, reference, cells) for part in workload.parts]
     parts, notes = [], []
     for part, share, of_part, every in zip(workload.parts, workload.shares, fastest, measured, strict=True):
@@ -273,18 +282,18 @@ def _fastest_cells(
 
     Raises UserError where no case or no backend fits, with the axis that is to blame, and where the reference has none.
     """
-    cases = {case for machine in machines for case, _ in machine.log_latencies}
+    cases = {case for machine in machines for case, _ in machine.log_rounds}
     wanted = {case for case in cases if matches(part, case)}
     if not wanted:
         raise UserError(f"workload: {part.name!r} fits no case that was measured{_unmeasured_axis(part, cases)}")
-    names = sorted({backend for machine in machines for _, backend in machine.log_latencies})
+    names = sorted({backend for machine in machines for _, backend in machine.log_rounds})
     allowed = {*names} if part.backend is None else {n for glob in part.backend for n in fnmatch.filter(names, glob)}
     if not allowed:
         word = ",".join(part.backend or ())
         raise UserError(f"workload: {part.name!r}: no backend {word!r} was measured{did_you_mean(word, names)}")
     found = {}
     for machine in machines:
-        keys = machine.log_latencies if among is None else [key for key in machine.log_latencies if key in among]
+        keys = machine.log_rounds if among is None else [key for key in machine.log_rounds if key in among]
         found[machine] = machine.fastest_of(key for key in keys if key[0] in wanted and key[1] in allowed)
     if not found[reference]:
         raise UserError(

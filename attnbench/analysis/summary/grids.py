@@ -285,15 +285,14 @@ def _entry(cell: Cell, metric: Metric, best: bool) -> Figure | Ending:
 def _best(metric: Metric, rivals: Sequence[Cell]) -> Sequence[Cell]:
     """Return the cells with the best figure and those that tie with it; none where no value is better.
 
-    Latencies, and what follows from them, tie within their uncertainty (Cell.alike); other figures at the digits shown,
-    and where more than half are that good there is no best.
+    Latency, energy and what follows from them tie within their uncertainty (Cell.alike); other figures at the digits
+    shown, and where more than half are that good there is no best.
     """
     if metric.better is None or len(rivals) < 2:
         return ()
     first = (max if metric.better == "higher" else min)(rivals, key=lambda cell: cell.value(metric.name) or 0.0)
-    if metric.timed:
-        timing = "sustained_latency" if metric.name.startswith("sustained") else "latency"
-        return [cell for cell in rivals if cell is first or cell.alike(first, timing)]
+    if metric.sure_as:
+        return [cell for cell in rivals if cell is first or cell.alike(first, metric.sure_as)]
     texts = [metric.format(cell.value(metric.name) or 0.0) for cell in rivals]
     best = metric.format(first.value(metric.name) or 0.0)
     return (
