@@ -40,6 +40,9 @@ class BackendBase:
     # What it chooses among, case by case: names, and regular expressions for the kernels of each. The first of whose
     # kernels one ran is what was chosen.
     choices: ClassVar[Mapping[str, str]] = {}
+    # The libraries whose versions may move its figures, beside torch, under the names by which pip knows them.
+    distributions: ClassVar[tuple[str, ...]] = ()  # one library's own names, the usual one first
+    uses: ClassVar[tuple[str, ...]] = ()  # others that it may run
     paste: ClassVar[Paste | None] = None  # the code that calls it, as a person would write it
     probe_imports = False  # whether `probe` finds more than `installed`, by importing the library
     # The library that checks cases itself, where it may refuse in `prepare` or the first launch a case that

@@ -53,6 +53,7 @@ class FlashAttention4(Library):
     efficiency = 0.75
     module = "flash_attn.cute"
     distributions: ClassVar = ("flash-attn-4",)
+    uses: ClassVar = ("nvidia-cutlass-dsl",)
     required_name = "flash_attn_func"
     install = "pip install --pre 'flash-attn-4[cu13]'  # without [cu13] for CUDA 12"
     verified: ClassVar = ("NVIDIA H200, flash-attn-4 4.0.0b36",)

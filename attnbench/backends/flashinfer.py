@@ -91,6 +91,7 @@ class FlashInfer(Library):
     backend = "auto"
     module = "flashinfer"
     distributions: ClassVar = ("flashinfer-python",)
+    uses: ClassVar = ("nvidia-cudnn-frontend", "nvidia-cutlass-dsl")
     install = "pip install flashinfer-python  # compiles with nvcc; flashinfer-jit-cache has compiled kernels"
     min_version = "0.4"
     limits: ClassVar = Limits(headdim_pairs=HEADDIMS, backward=False, window=True, softcap=True, ragged=True)

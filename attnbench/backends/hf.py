@@ -138,6 +138,7 @@ class Sdpa(HuggingFace):
 
 class Flash2(HuggingFace):
     name = "hf-flash_attention_2"
+    uses: ClassVar = FlashAttention2.distributions
     verified: ClassVar = ("NVIDIA H200, transformers 5.17, flash-attn 2.8.3",)
     efficiency = 0.45
     implementation = "flash_attention_2"

@@ -9,7 +9,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import re
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import BackendBase
 from attnbench.core.backend import Probe, Workspace, cu_seqlens
@@ -34,7 +34,6 @@ class Library(BackendBase):
     """A backend that calls one module of one installed distribution."""
 
     module = ""  # the module to import
-    distributions: ClassVar[tuple[str, ...]] = ()  # names under which pip may know it, the usual one first
     install = ""  # the command that installs it
     min_version = ""  # the oldest version accepted
     below_version = ""  # the oldest version that is too new

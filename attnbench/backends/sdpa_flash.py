@@ -83,6 +83,7 @@ class SdpaFlash(Flash):
 class SdpaFlashAttention3(SdpaFlash):
     name = "sdpa-fa3"
     paste = sdpa_paste("FLASH_ATTENTION", LOWER_RIGHT, ACTIVATE.format("FA3"), ACTIVATE_FROM)
+    uses: ClassVar = FlashAttention3.distributions
     implementation = "FA3"
     direct = FlashAttention3()
 
@@ -91,6 +92,7 @@ class SdpaFlashAttention4(SdpaFlash):
     name = "sdpa-fa4"
     paste = sdpa_paste("FLASH_ATTENTION", LOWER_RIGHT, ACTIVATE.format("FA4"), ACTIVATE_FROM)
     verified: ClassVar = ("NVIDIA H200, torch 2.11, flash-attn-4 4.0.0b18",)
+    uses: ClassVar = (*FlashAttention4.distributions, *FlashAttention4.uses)
     implementation = "FA4"
     direct = FlashAttention4()
 

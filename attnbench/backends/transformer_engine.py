@@ -73,6 +73,7 @@ class TransformerEngine(Library):
     runtime_checker = "Transformer Engine"
     module = "transformer_engine.pytorch"
     distributions: ClassVar = ("transformer-engine",)
+    uses: ClassVar = ("flash-attn", "flash-attn-3", "flash-attn-4", "nvidia-cudnn-frontend")
     install = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
     min_version = "2.3"  # CHOICE was elsewhere before
     limits: ClassVar = Limits(headdim_v=True, window=True, dropout=True, empty_rows=False, ragged=True)

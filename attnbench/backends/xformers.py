@@ -68,6 +68,7 @@ class XFormers(Library):
     operator = ""  # module in xformers.ops.fmha with FwOp and perhaps BwOp; "": xFormers chooses
     module = "xformers.ops"
     distributions: ClassVar = ("xformers",)
+    uses: ClassVar = ("flash-attn", "flash-attn-3")
     install = "pip install xformers  # its wheel is for CUDA 12; beside a CUDA 13 torch: attnbench env create xformers"
     min_version = "0.0.28"
     limits: ClassVar = Limits(

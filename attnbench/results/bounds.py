@@ -17,6 +17,9 @@ from attnbench.core.record import Measurement, Record, Run
 
 LARGEST, SHORTEST = 1e30, 1e-15  # of any unit; seconds: no clock tells less
 MOST = 2**48  # of what is counted: bytes, tokens, rounds
+# Samples that "runs" of value and times may stand for: a damaged file must not fill the memory.
+MOST_OF_RECORD = 1_000_000
+MOST_OF_FILE = 5_000_000  # beyond the bytes of its lines
 ANY = ("seed",)  # fields whose numbers mean nothing
 DIFFERENCES = ("memory_saved",)  # bytes that are less than 0 where a call frees what was held before it
 

@@ -20,7 +20,6 @@ from attnbench.core.record import Forecast, Job, Measurement, Record, Run
 from attnbench.results import bounds
 
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised for what is no value of ours
-MOST_REPEATED = 1_000_000  # samples of a record that "runs" may stand for; a damaged file must not fill the memory
 
 
 def record(line: bytes) -> Record | None:
@@ -99,7 +98,7 @@ def _check_room(found: Iterable[Any]) -> None:
     """Raise ValueError where the runs of all measurements together stand for too many samples."""
     pairs = [pair for runs in found if isinstance(runs, list | tuple) for pair in runs]
     counts = (pair[1] for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2)
-    if (number := sum(n for n in counts if type(n) is int and n > 0)) > MOST_REPEATED:
+    if (number := sum(n for n in counts if type(n) is int and n > 0)) > bounds.MOST_OF_RECORD:
         raise ValueError(f"runs: {json.dumps(number)} is no number of samples")
 
 

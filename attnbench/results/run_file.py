@@ -28,11 +28,10 @@ from typing import IO, Any
 from attnbench.core.errors import UserError
 from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
-from attnbench.results import decode
+from attnbench.results import bounds, decode
 
 SCHEMA = 2
 _FIRST = b'{"type":"run",'  # what each begins with
-MOST_REPEATED = 5_000_000  # samples that a file may repeat (its "runs") beyond the bytes of their lines
 MOST_BYTES = 2**32  # that a gzip file may unpack to
 DAMAGED = "damaged line left out"
 _GZIP = b"\x1f\x8b"  # what a gzip file begins with
@@ -160,7 +159,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
         try:
             record = decode.record(line)
             repeated += max(0, decode.samples(record) - len(line)) if record else 0
-            if repeated > MOST_REPEATED:
+            if repeated > bounds.MOST_OF_FILE:
                 raise ValueError("the file repeats more samples than fit the memory")
         except decode.DAMAGE as error:
             problems.append(f"{path}:{number}: {DAMAGED} ({type(error).__name__}: {error})")

@@ -1,4 +1,4 @@
-"""What a backend says without its library: what it chose, by the kernels that ran, and the code that calls it."""
+"""What a backend says without its library: what it chose, the code that calls it, and what libraries it may use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from attnbench.backends import BACKENDS, load
-from attnbench.core.backend import Backend
 from attnbench.core.case import Case
 from attnbench.core.record import Run
 
@@ -24,13 +23,34 @@ def code(run: Run, backend: str, case: Case) -> str:
     return ours.paste.text(case) if ours and ours.paste else ""
 
 
-def _shipped(run: Run, backend: str) -> Any:
-    """Return a backend of a run; None for one that does not ship, such as a person's own code."""
-    if backend not in BACKENDS or run.specs.get(backend, BACKENDS[backend]) != BACKENDS[backend]:
-        return None
-    return _loaded(backend)
+def may_use(backend: str, spec: str | None, library: str) -> bool:
+    """Return whether another version of a library may move the figures of a backend.
+
+    A backend that does not ship with attnbench may use any library, and a library that none names (triton) may be used
+    by all. `spec` is the backend's "module:object"; None where it is not known, as of a saved baseline.
+    """
+    if not _ships(backend, spec):
+        return True
+    users = _users(library)
+    return backend in users if users else True
+
+
+def _ships(backend: str, spec: str | None) -> bool:
+    return backend in BACKENDS and spec in (None, BACKENDS[backend])
 
 
 @functools.cache
-def _loaded(backend: str) -> Backend:
+def _users(library: str) -> frozenset[str]:
+    """Return the backends that name a library."""
+    own = {name: _loaded(name) for name in BACKENDS}
+    return frozenset(name for name, of in own.items() if library in (*of.distributions, *of.uses))
+
+
+def _shipped(run: Run, backend: str) -> Any:
+    """Return a backend of a run; None for one that does not ship, such as a person's own code."""
+    return _loaded(backend) if _ships(backend, run.specs.get(backend)) else None
+
+
+@functools.cache
+def _loaded(backend: str) -> Any:
     return load(backend, BACKENDS[backend])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 from attnbench.analysis.gate import run_differences
 from attnbench.analysis.gate.judge import Request, judge
 from attnbench.analysis.gate.margins import RULES, Margins, margins, parse
+from attnbench.backends import BACKENDS
 from attnbench.core.errors import UserError
 from attnbench.core.policy import Policy
 from attnbench.core.record import Run
+from attnbench.run.shipped_backends import may_use
+from attnbench.worker.environment import PACKAGES
 from builders import CPU, H200, case, ended, environment, ok, run
 
 
@@ -144,6 +148,28 @@ def test_a_library_that_no_backend_of_both_runs_uses_is_told(backend: str, spec:
     said = ["Differs too, which is told and no reason not to compare: transformers was 5.1 and is 5.2."]
     assert run_differences.told(found, expected) == ([] if refused else said)
     assert run_differences.split(found, ["transformers"]) == (found, [], [])
+
+
+@pytest.mark.parametrize(
+    ("library", "users"),
+    [
+        ("flash-attn", "fa1 fa2 hf-flash_attention_2 transformer-engine* xformers*"),
+        ("flash-attn-3", "fa3 sdpa-fa3 transformer-engine* xformers*"),
+        ("flash-attn-4", "fa4 sdpa-fa4 transformer-engine*"),
+        ("flashinfer-python", "flashinfer*"),
+        ("nvidia-cudnn-frontend", "cudnn* flashinfer* transformer-engine*"),
+        ("nvidia-cutlass-dsl", "fa4 sdpa-fa4 flashinfer*"),
+        ("transformer-engine", "transformer-engine*"),
+        ("transformers", "hf-*"),
+        ("xformers", "xformers*"),
+        ("triton", "*"),  # which none names: torch compiles with it too
+    ],
+)
+def test_backends_name_the_libraries_that_may_move_their_figures(library: str, users: str) -> None:
+    assert library in PACKAGES  # whose versions a run records
+    expected = {name for name in BACKENDS if any(fnmatch(name, user) for user in users.split())}
+    assert {name for name in BACKENDS if may_use(name, None, library)} == expected
+    assert may_use("fa2", "./mine.py:attention", library)
 
 
 def test_another_python_or_platform_is_told() -> None:

@@ -60,7 +60,7 @@ class Judgement:
         return sum(f.verdict == verdict for f in self.findings)
 
     def let_pass(self, finding: Finding) -> bool:
-        """Return whether a finding does not count, though its verdict is no good one."""
+        """Return whether a finding of a bad verdict does not count, because options or its metric let it pass."""
         return finding.verdict in ("wrong", "missing", "inconclusive") and self.exit_code_of(finding) == EXIT_PASS
 
     def exit_code_of(self, finding: Finding) -> int:
@@ -83,7 +83,7 @@ class Judgement:
 
     @property
     def exit_code(self) -> int:
-        """0: pass; 1: a regression; 3: inconclusive; 4: not comparable; 5: a wrong result."""
+        """0: pass; 1: a regression, a new failure, a missing cell; 3: inconclusive; 4: not comparable; 5: wrong."""
         if self.refused:
             return EXIT_NOT_COMPARABLE
         codes = {self.exit_code_of(finding) for finding in self.findings}

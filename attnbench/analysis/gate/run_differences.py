@@ -8,14 +8,13 @@ nothing: Python, the platform, and a library that no backend of both runs uses.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.record import Run
 from attnbench.results.run_setup import differing, phrase
-from attnbench.run.select import backend_spec
+from attnbench.run.shipped_backends import may_use
 
 # The fields that are compared, and the name by which to expect a difference in each.
 _DEVICE = {"kind": "gpu", "name": "gpu", "memory": "gpu", "threads": "threads"}
@@ -36,18 +35,6 @@ _POLICY = {
 }
 METHOD = "method"
 _TOLD = {"python": "python", "platform": "platform"}  # of the environment
-# The shipped backends that use a library, also through another one. What is not named here (triton) may concern all.
-_USERS = {
-    "flash-attn": ("fa1", "fa2", "hf-flash_attention_2", "transformer-engine*", "xformers*"),
-    "flash-attn-3": ("fa3", "sdpa-fa3", "transformer-engine*", "xformers*"),
-    "flash-attn-4": ("fa4", "sdpa-fa4", "transformer-engine*"),
-    "flashinfer-python": ("flashinfer*",),
-    "nvidia-cudnn-frontend": ("cudnn*", "flashinfer*", "transformer-engine*"),
-    "nvidia-cutlass-dsl": ("fa4", "sdpa-fa4", "flashinfer*"),
-    "transformer-engine": ("transformer-engine*",),
-    "transformers": ("hf-*",),
-    "xformers": ("xformers*",),
-}
 
 
 @dataclass(frozen=True)
@@ -74,7 +61,7 @@ def differences(baseline: Run, current: Run) -> list[Difference]:
     libraries = differing(*({"torch": on.torch, **dict(sorted(on.packages.items()))} for on in (ours, theirs)))
     for library, pair in libraries.items():
         users = [name for name, own in backends.items() if name != library and _is_of(own, pair)]
-        matters = bool({*users} & both) or _concerns(library, both, specs)
+        matters = bool({*users} & both) or any(may_use(name, specs.get(name), library) for name in both)
         found.append(Difference((library, *users), phrase(library, *pair), matters))
     known = {name for d in found for name in d.names}
     others = {name: pair for name, pair in backends.items() if name not in known}
@@ -114,23 +101,6 @@ def _measured(run: Run) -> set[str]:
     if run.records:
         return {record.backend for record in run.records if record.status != "skipped"}
     return {job.backend for job in run.plan if not job.skip}
-
-
-def _concerns(library: str, backends: Iterable[str], specs: Mapping[str, str]) -> bool:
-    """Return whether another version of a library may move a figure of one of these backends.
-
-    What does not ship with attnbench may use any library.
-    """
-    users = _USERS.get(library, ("*",))
-    return any(any(fnmatchcase(name, user) for user in users) or not _ships(name, specs.get(name)) for name in backends)
-
-
-def _ships(backend: str, spec: str | None) -> bool:
-    """Return whether a backend is one of attnbench's; a saved baseline does not say from where it was loaded."""
-    try:
-        return spec in (None, backend_spec(backend))
-    except KeyError:
-        return False
 
 
 def _is_of(backend: tuple[str, str], library: tuple[str | None, str | None]) -> bool:
