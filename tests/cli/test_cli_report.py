@@ -156,14 +156,20 @@ def test_figures_are_drawn_as_pictures(measured: Tool, tmp_path: Path) -> None:
     assert picture.read_text().startswith("<svg")
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-@pytest.mark.parametrize("format", ["table", "md", "csv", "json", "html"])
-def test_a_reason_of_odd_characters_ends_no_format(tool: Tool, format: str, encoding: str) -> None:
-    """A lone surrogate, which no encoding has, an escape sequence and a command to GitHub's runner."""
+@pytest.fixture(scope="module")
+def odd_reason(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run file with a lone surrogate, which no encoding has, an escape sequence and a command to GitHub's runner."""
+    tool = Tool(tmp_path_factory.mktemp("odd"))
     tool.fake("--seqlen", "1k", *SMALL, script="error@1k", code=1)
     header, record = (tool.folder / "run.jsonl").read_text().splitlines()
     record = json.dumps({**json.loads(record), "reason": "5 µs\n::error::x \ud800 \x1b[31m|`<b>"})
-    tool.write("run.jsonl", f"{header}\n{record}\n")
+    return f"{header}\n{record}\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize("format", ["table", "md", "csv", "json", "html"])
+def test_a_reason_of_odd_characters_ends_no_format(tool: Tool, format: str, encoding: str, odd_reason: str) -> None:
+    tool.write("run.jsonl", odd_reason)
     done = tool("report", "-f", format, "run.jsonl", PYTHONIOENCODING=encoding)
     assert "FAIL" in done.out or '"failed"' in done.out or ",failed," in done.out
     if format in ("table", "md", "html"):

@@ -270,7 +270,7 @@ def test_suites_are_listed_and_shown_to_be_copied(tool: Tool) -> None:
 
 def test_a_round_is_measured_again(tool: Tool) -> None:
     """The last record of a job counts, so the file stays one of the same run."""
-    stored = tool.fake("--seqlen", "1k,2k", "--rounds", "3")
+    stored = tool.fake("--seqlen", "1k,2k", *SMALL, "--rounds", "3")
     jobs = len(stored.header["plan"])
     tool("run", "--resume", "run.jsonl", "--again", "1")
     assert len(stored.records) == jobs
