@@ -13,7 +13,8 @@ from tool import Tool
 def test_a_suites_interpreter_and_fresh_caches_are_in_the_run_file_and_the_report(tool: Tool) -> None:
     other = tool.folder / "python"
     other.symlink_to(os.path.realpath(sys.executable))
-    suite = f"axes: {{seqlen: '1k,2k', headdim: 128, causal: true, pass: fwd}}\nbackends: fake\ninterpreters: {{fake: {other}}}\n"
+    axes = "axes: {seqlen: '1k,2k', headdim: 128, causal: true, pass: fwd}"
+    suite = f"{axes}\nbackends: fake\ninterpreters: {{fake: {other}}}\n"
     stored = tool.fake("--suite", tool.write("own.yaml", suite), "--fresh-caches")
     assert stored.header["interpreters"] == {"fake": str(other)}
     assert stored.header["policy"]["caches"] == "fresh"
