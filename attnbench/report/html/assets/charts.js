@@ -15,7 +15,6 @@
   // Pixels: the least width of a panel, wider where many lines share it, and the width of a whole figure on paper.
   const SCREEN = { least: backends.size > MANY ? 300 : 235 }, PAPER = { least: 190, width: 920 };
   const page = document.documentElement.dataset; // tests wait for "opened" and "complete"
-  const whenIdle = window.requestIdleCallback || ((run) => setTimeout(run, 50)); // not all Safaris have it
   const escape = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
   // ---- How values are written: as attnbench/core/formats.py does.
@@ -84,7 +83,6 @@
   // ---- The shape that is ranked: one that has figures, by default the one that most backends have.
 
   const chosen = $("#shape");
-  let wished = null; // the shape that the reader chose, kept while filters hide it
   const fillShapes = () => {
     if (!chosen) return;
     const shapes = new Map();
@@ -102,12 +100,13 @@
       .map(([panel, of]) => `<optgroup label="${escape(panel)}">${of.map(option).join("")}</optgroup>`)
       .join("");
   };
+  let wished = null; // the shape that the reader chose, kept while filters hide it
 
   // ---- Backends that stand out in all figures: the one under the pointer, else those whose names were clicked.
 
   const pinned = new Set();
   let pointed = null;
-  const focus = () => (pointed ? [pointed] : [...pinned]);
+  const focus = () => (pointed ? [pointed] : [...pinned].filter((name) => backends.has(name)));
   const standOut = () => {
     const names = focus();
     for (const figure of figures) {
@@ -184,7 +183,6 @@
     if (figure.view) figure.view.finalize();
     const box = $(".drawing", figure.section), kept = new Set(panelsOf(figure));
     box.style.minHeight = "0";
-    $("#tip").hidden = true; // what it is of may be gone
     if (!kept.size) {
       box.textContent = visible.length ? "No cell that passes the filters has a figure for this." : "No cell passes the filters.";
       figure.view = null;
@@ -215,7 +213,7 @@
   const drawIdle = () => {
     const next = figures.find((figure) => figure.stale);
     if (next) draw(next);
-    if (next) whenIdle(drawIdle);
+    if (next) requestIdleCallback(drawIdle);
     else page.complete = true;
   };
 
@@ -241,11 +239,11 @@
       timer = setTimeout(() => {
         for (const figure of figures) figure.stale = true;
         drawNear();
-        whenIdle(drawIdle);
+        requestIdleCallback(drawIdle);
       }, 150);
     });
     addEventListener("beforeprint", drawPaper);
-    addEventListener("afterprint", () => whenIdle(drawIdle));
+    addEventListener("afterprint", () => requestIdleCallback(drawIdle));
   };
 
   // ---- Tips: the cell under the pointer.
@@ -377,5 +375,5 @@
   });
   refresh();
   watch();
-  whenIdle(drawIdle);
+  requestIdleCallback(drawIdle);
 })();
