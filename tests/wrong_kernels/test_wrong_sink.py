@@ -18,7 +18,7 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.worker import reference
 
-SHAPE = Shape(2, 160, 160, 4, 2, 32, 32)
+SHAPE = Shape(2, 80, 80, 4, 2, 16, 16)
 
 
 def right(sink: Tensor, _: Case) -> Tensor:
@@ -87,12 +87,12 @@ class Sink(BackendBase):
 @pytest.fixture(params=["all rows", "sampled"])
 def few_or_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "sampled":
-        monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 60_000)
+        monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 20_000)
 
 
 @pytest.mark.usefixtures("few_or_all")
-@pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("direction", ["fwd", "fwd_bwd"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("backend", [Sink(), Eager()], ids=["textbook", "eager"])
 def test_right_kernels_pass(
