@@ -47,6 +47,7 @@ BACKENDS: Mapping[str, str] = {
     "flashinfer": "attnbench.backends.flashinfer:FlashInfer",
     "flashinfer-fa2": "attnbench.backends.flashinfer:Fa2",
     "flashinfer-fa3": "attnbench.backends.flashinfer:Fa3",
+    "flashinfer-decode": "attnbench.backends.flashinfer:Decode",
     "flashinfer-cudnn": "attnbench.backends.flashinfer:Cudnn",
     "flashinfer-trtllm": "attnbench.backends.flashinfer:TrtLlm",
     "cudnn": "attnbench.backends.cudnn:Cudnn",

@@ -1,4 +1,4 @@
-"""`flashinfer*`: FlashInfer's prefill kernels, forward only: its own choice of backend (`flashinfer`) and each backend.
+"""`flashinfer*`: FlashInfer's kernels, forward only: its own choice of backend (`flashinfer`) and each backend.
 
 Checked against 0.6.13. Batch 1 runs single_prefill_with_kv_cache, larger batches run the ragged wrapper, which
 `prepare` plans. Tensors are views (batch * seqlen, nheads, headdim) of the inputs. plan() takes the offsets from the
@@ -6,6 +6,8 @@ host, where a model that serves has them; from the device it would copy them bac
 for ragged batches only. `trtllm` is TensorRT-LLM's kernel for the GPU: FMHA v2 on Hopper, and trtllm-gen on Blackwell,
 whose binaries FlashInfer downloads. The others are compiled by nvcc on first use. The causal mask is aligned
 bottom-right; a window has a left side only.
+
+Caches of pages are read by the wrappers of `flashinfer_paged.py`.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.libraries import Library
+from attnbench.backends.flashinfer_paged import PAGED_HEADDIMS, WORKSPACE, Paged
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import flash_window
-from attnbench.backends.paste import THD, Paste
+from attnbench.backends.paste import PAGES_THD, THD, Paste
 from attnbench.core.backend import Prepared, Unsupported, Workspace, cu_seqlens
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -29,9 +31,23 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
-WORKSPACE = 128 * 2**20  # bytes, as FlashInfer's documentation recommends
-HEADDIMS = ((64, 64), (128, 128), (256, 256), (192, 128))
+HEADDIMS = (*PAGED_HEADDIMS, (192, 128))
 HOPPER = 9  # major compute capability
+DECODE_GROUPS = (1, 2, 3, 4, 8)  # query heads on a key head: DISPATCH_GQA_GROUP_SIZE
+
+
+PAGED_CALL = f"""\
+{PAGES_THD}pages = (seqlens_k + k_cache.size(1) - 1) // k_cache.size(1)  # seqlens_k and cu_seqlens_q are on the host
+indptr = torch.nn.functional.pad(pages.cumsum(0, dtype=torch.int32), (1, 0))
+indices = torch.cat([row[:used] for row, used in zip(page_table, pages.tolist())])
+last_page_len = seqlens_k - (pages - 1) * k_cache.size(1)
+buffer = torch.zeros(128 * 2**20, dtype=torch.uint8, device=q.device)
+wrapper = {{wrapper}})
+wrapper.plan(  # once a step, for all layers
+    {{queries}}indptr, indices, last_page_len, q.size(1), k_cache.size(2), q.size(2), k_cache.size(1),
+    q_data_type=q.dtype, kv_data_type=k_cache.dtype{{{{options}}}}
+)
+out = wrapper.run(q, (k_cache, v_cache))"""
 
 
 def flashinfer_paste(backend: str) -> Paste:
@@ -47,13 +63,15 @@ wrapper.plan(  # once a step, for all layers; cu_seqlens are on the host
 out = wrapper.run(q, k, v)"""
     calls = dict.fromkeys(("dense", "ragged"), wrapped)
     alone = f"# q, k, v: (seqlen, nheads, headdim)\nout = single_prefill_with_kv_cache(q, k, v, {chosen}{{options}})"
+    paged = PAGED_CALL.format(wrapper=f"BatchPrefillWithPagedKVCacheWrapper(buffer, {chosen}", queries="cu_seqlens_q, ")
     return Paste(
         (
             "import torch",
+            "from flashinfer import BatchPrefillWithPagedKVCacheWrapper",
             "from flashinfer import BatchPrefillWithRaggedKVCacheWrapper",
             "from flashinfer import single_prefill_with_kv_cache",
         ),
-        calls | {"single": alone},
+        calls | {"single": alone, "paged": paged},
         causal="causal=True",
         window="causal=True, window_left={left}",
         softcap="logits_soft_cap={softcap}",
@@ -82,7 +100,7 @@ out = trtllm_fmha_v2_prefill(  # on Hopper
 )"""
 
 
-class FlashInfer(Library):
+class FlashInfer(Paged):
     name = "flashinfer"
     paste = flashinfer_paste("auto")
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
@@ -94,8 +112,19 @@ class FlashInfer(Library):
     uses: ClassVar = ("nvidia-cudnn-frontend", "nvidia-cutlass-dsl")
     install = "pip install flashinfer-python  # compiles with nvcc; flashinfer-jit-cache has compiled kernels"
     min_version = "0.4"
-    limits: ClassVar = Limits(headdim_pairs=HEADDIMS, backward=False, window=True, softcap=True, ragged=True)
+    limits: ClassVar = Limits(
+        headdim_pairs=HEADDIMS,
+        backward=False,
+        window=True,
+        softcap=True,
+        ragged=True,
+        page_sizes=(1,),
+        cache_dtypes=("fp8",),
+        append=True,
+        latent=True,
+    )
     forward_kernels = "PrefillWith\\w*KVCacheKernel"
+    latent_kernels = "BatchMLAPage(d|Attention)"
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
@@ -106,6 +135,8 @@ class FlashInfer(Library):
         return Workspace(nbytes=WORKSPACE, what="split-k buffer")
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        if case.is_paged:
+            return self.prepare_paged(case, inputs, tensor_cores=True)
         if case.shape.batch == 1:
             return self._single(case, inputs)
         return self._ragged(case, inputs)
@@ -161,6 +192,42 @@ class Fa2(FlashInfer):
     efficiency = 0.45
     backend = "fa2"
     forward_kernels = "(Single|Batch)PrefillWith\\w*KVCacheKernel"
+    latent_kernels = "BatchMLAPagedAttentionKernel"
+
+
+class Decode(FlashInfer):
+    """The decode wrapper without tensor cores; the other names read pages with them."""
+
+    name = "flashinfer-decode"
+    paste = Paste(
+        ("import torch", "from flashinfer import BatchDecodeWithPagedKVCacheWrapper"),
+        {"paged": PAGED_CALL.format(wrapper="BatchDecodeWithPagedKVCacheWrapper(buffer", queries="")},
+        window="window_left={left}",
+        softcap="logits_soft_cap={softcap}",
+        scale="sm_scale={scale}",
+    )
+    efficiency = 0.45
+    limits: ClassVar = Limits(
+        headdim_pairs=PAGED_HEADDIMS,
+        backward=False,
+        window=True,
+        softcap=True,
+        ragged=True,
+        page_sizes=(1,),
+        cache_dtypes=("fp8",),
+        append=True,
+    )
+    forward_kernels = "BatchDecodeWithPagedKVCacheKernel"
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if not case.is_paged or case.shape.seqlen_q > 1:
+            return "decode steps over a cache of pages only, one query a sequence"
+        if (group := case.shape.nheads // case.shape.nheads_k) not in DECODE_GROUPS:
+            return f"no {group} query heads on a key head, only {', '.join(map(str, DECODE_GROUPS))}"
+        return super().unsupported(case, device)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        return self.prepare_paged(case, inputs, tensor_cores=False)
 
 
 class Fa3(FlashInfer):
@@ -177,8 +244,12 @@ class Fa3(FlashInfer):
         window=True,
         softcap=True,
         ragged=True,
+        page_sizes=(1,),  # fp8 caches for fp8 queries only
+        append=True,
+        latent=True,
     )
     forward_kernels = r"\bPrefillWithKVCacheKernel"
+    latent_kernels = "BatchMLAPageAttentionHopperKernel"
 
 
 class Cudnn(FlashInfer):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
+from attnbench.backends import flashinfer_paged
 from attnbench.backends.flashinfer import offsets
 from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
@@ -16,10 +18,15 @@ from attnbench.worker import inputs
 from standins import flashinfer, install
 from standins.contract import AMPERE, BLACKWELL, HOPPER, backend, cases, check
 
+Pages = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Change = Callable[[Pages], Pages]
 NAMES = ("flashinfer", "flashinfer-fa2", "flashinfer-fa3", "flashinfer-cudnn", "flashinfer-trtllm")
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 128, 128), "bf16", "fwd")
 
 SERVED = Case(Shape(4, 64, 64, 2, 2, 128, 128), "bf16", "fwd", True, lengths=((1, 64, 64), (3, 1, 40)))
+
+PAGED = Case(Shape(2, 1, 70, 4, 2, 128, 128), "bf16", "fwd", True, page_size=16)
+MLA = Case(Shape(2, 1, 70, 16, 1, 576, 512), "bf16", "fwd", True, page_size=16, latent=True, scale=0.07)
 
 
 @pytest.fixture
@@ -29,7 +36,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-@cases(*NAMES)
+@cases(*NAMES, "flashinfer-decode")
 def test_contract(name: str, case: Case) -> None:
     check(backend(name), case)
 
@@ -81,6 +88,21 @@ def test_the_name_decides_the_backend_of_flashinfer(name: str, monkeypatch: pyte
         ("flashinfer-trtllm", SERVED, HOPPER, "unequal"),
         ("flashinfer-trtllm", SERVED, BLACKWELL, None),
         ("flashinfer-cudnn", SERVED, HOPPER, None),
+        ("flashinfer", PAGED, HOPPER, None),
+        ("flashinfer-fa2", replace(PAGED, cache_dtype="fp8"), AMPERE, None),
+        ("flashinfer-fa3", replace(PAGED, cache_dtype="fp8"), HOPPER, "no fp8 cache for bf16 queries"),
+        ("flashinfer-fa2", replace(PAGED, shape=Shape(1, 1, 64, 2, 2, 192, 128)), HOPPER, "one headdim"),
+        ("flashinfer-cudnn", PAGED, HOPPER, "not wired up"),
+        ("flashinfer-trtllm", PAGED, BLACKWELL, "not wired up"),
+        ("flashinfer-decode", PLAIN, HOPPER, "over a cache of pages only"),
+        ("flashinfer-decode", replace(PAGED, shape=Shape(1, 2, 64, 2, 2, 64, 64)), HOPPER, "one query a sequence"),
+        ("flashinfer-decode", replace(PAGED, shape=Shape(1, 1, 64, 14, 2, 64, 64)), HOPPER, "no 7 query heads"),
+        ("flashinfer-decode", MLA, HOPPER, "no 16 query heads"),
+        ("flashinfer-fa3", MLA, HOPPER, None),
+        ("flashinfer", replace(MLA, page_size=0), HOPPER, "only in a cache of pages"),
+        ("flashinfer", replace(MLA, cache_dtype="fp8"), HOPPER, "no fp8 of latent rows"),
+        ("flashinfer", replace(MLA, softcap=2.0), HOPPER, "no softcap of latent rows"),
+        ("flashinfer", replace(MLA, shape=Shape(1, 1, 64, 16, 1, 320, 256)), HOPPER, "latent rows of 576"),
     ],
 )
 def test_what_it_refuses(name: str, case: Case, device: Device, reason: str | None) -> None:
@@ -109,18 +131,118 @@ def test_a_ragged_batch_has_a_plan_that_can_be_built_again(name: str) -> None:
     assert backend(name).prepare(dense, inputs.make(dense, "cpu", seed=0)).plan is None
 
 
+CACHED = {
+    "decode": PAGED,
+    "prefill": replace(PAGED, shape=Shape(2, 5, 70, 4, 2, 128, 128)),
+    "page of one": replace(PAGED, page_size=1),
+    "fp8": replace(PAGED, cache_dtype="fp8"),
+    "append": replace(PAGED, append=True),
+    "mla": MLA,
+}
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("case", CACHED.values(), ids=CACHED)
+def test_pages_are_planned_again_and_the_caches_are_read_where_they_are(case: Case) -> None:
+    given = inputs.make(case, "cpu", seed=0)
+    prepared = backend("flashinfer").prepare(case, given)
+    before = prepared.launch().clone()
+    assert prepared.plan is not None
+    assert not prepared.reads
+    prepared.plan()
+    assert torch.equal(before, prepared.launch())
+    check(backend("flashinfer"), case)
+
+
+def _reversed_pages(pages: Pages) -> Pages:
+    return pages[0], pages[1].flip(0), pages[2]
+
+
+def _full_last_page(pages: Pages) -> Pages:
+    return pages[0], pages[1], torch.full_like(pages[2], 16)
+
+
+def _key_too_few(pages: Pages) -> Pages:
+    return pages[0], pages[1], pages[2] - 1
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("name", ["decode", "prefill", "fp8"])
+@pytest.mark.parametrize("change", [_reversed_pages, _full_last_page, _key_too_few])
+def test_wrong_pages_are_seen(monkeypatch: pytest.MonkeyPatch, change: Change, name: str) -> None:
+    right = flashinfer_paged._pages
+    monkeypatch.setattr(flashinfer_paged, "_pages", lambda case, given: change(right(case, given)))
+    with pytest.raises(AssertionError):
+        check(backend("flashinfer"), CACHED[name])
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(
+    ("wrapper", "case"),
+    [("BatchMLAPagedAttentionWrapper", MLA), ("BatchDecodeWithPagedKVCacheWrapper", PAGED)],
+)
+def test_a_wrong_scale_is_seen(monkeypatch: pytest.MonkeyPatch, wrapper: str, case: Case) -> None:
+    made = getattr(flashinfer, wrapper)
+    right = made.plan
+    monkeypatch.setattr(made, "plan", lambda self, *a, sm_scale, **k: right(self, *a, sm_scale=4 * sm_scale, **k))
+    with pytest.raises(AssertionError):
+        check(backend("flashinfer"), case)
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("factor", ["k_scale", "v_scale"])
+def test_a_factor_of_an_fp8_cache_that_is_forgotten_is_seen(monkeypatch: pytest.MonkeyPatch, factor: str) -> None:
+    right = flashinfer.BatchDecodeWithPagedKVCacheWrapper.run
+    monkeypatch.setattr(
+        flashinfer.BatchDecodeWithPagedKVCacheWrapper, "run", lambda *a, **k: right(*a, **(k | {factor: None}))
+    )
+    with pytest.raises(AssertionError):
+        check(backend("flashinfer"), CACHED["fp8"])
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("name", ["flashinfer", "flashinfer-fa3", "flashinfer-decode"])
+def test_the_name_decides_the_cores(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    asked = []
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper
+    monkeypatch.setattr(
+        __import__("flashinfer"),
+        "BatchDecodeWithPagedKVCacheWrapper",
+        lambda *a, **k: (asked.append((k["use_tensor_cores"], k["backend"])), wrapper(*a, **k))[1],
+    )
+    check(backend(name), PAGED)
+    assert {*asked} == {(name != "flashinfer-decode", "fa3" if name == "flashinfer-fa3" else "auto")}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "of"),
+    [
+        ("void flashinfer::mla::BatchMLAPagedAttentionKernel<flashinfer::mla::KernelTraits<x>>", "fa2"),
+        ("void flashinfer::mla::hopper::BatchMLAPageAttentionHopperKernel<flashinfer::x>", "fa3"),
+    ],
+)
+def test_signatures_of_latent_rows(kernel: str, of: str) -> None:
+    for name in ("fa2", "fa3"):
+        (pattern,) = backend(f"flashinfer-{name}").signature(MLA, HOPPER).runs
+        assert bool(re.search(pattern, kernel)) == (name == of)
+    (either,) = backend("flashinfer").signature(MLA, HOPPER).runs
+    assert re.search(either, kernel)
+
+
 @pytest.mark.parametrize(
     ("kernel", "of"),
     [
         ("void flashinfer::SinglePrefillWithKVCacheKernel<flashinfer::KernelTraits<x>>", "flashinfer-fa2"),
         ("void flashinfer::BatchPrefillWithRaggedKVCacheKernel<flashinfer::KernelTraits<x>>", "flashinfer-fa2"),
         ("void flashinfer::PrefillWithKVCacheKernel<flashinfer::CollectiveMainloop<x>>", "flashinfer-fa3"),
+        ("void flashinfer::BatchPrefillWithPagedKVCacheKernel<flashinfer::KernelTraits<x>>", "flashinfer-fa2"),
+        ("void flashinfer::BatchDecodeWithPagedKVCacheKernel<flashinfer::PosEncodingMode>", "flashinfer-decode"),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3", "flashinfer-cudnn"),
         ("fmha_v2_flash_attention_bf16_64_128_S_q_k_v_128_causal_tma_ws_sm90_kernel", "flashinfer-trtllm"),
         ("fmhaSm100aKernel_QkvBfloat16OBfloat16H128SeparateQkvCausalVarSeqQ128Kv128", "flashinfer-trtllm"),
     ],
 )
 def test_signatures_match_the_names_of_kernels(kernel: str, of: str) -> None:
-    for name in NAMES[1:]:
+    for name in (*NAMES[1:], "flashinfer-decode"):
         (pattern,) = backend(name).signature(PLAIN, HOPPER).runs
         assert bool(re.search(pattern, kernel)) == (name == of)

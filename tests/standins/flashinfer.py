@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from standins import module
-from standins.attend import attend, check, check_half
+from standins.attend import append_paged, attend, attend_paged, check, check_half
 
 VERSIONS = {"flashinfer-python": "0.6.13"}
 HEADDIMS = {(64, 64), (128, 128), (256, 256), (192, 128)}
@@ -170,6 +170,233 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         return _ragged(q, k, v, *self.starts, **self.options)
 
 
+def _table(indptr: Tensor, indices: Tensor) -> Tensor:
+    """Return a page table; what lies beyond a sequence names a page that does not exist."""
+    check(indptr.dtype == torch.int32 == indices.dtype, "int32 pages")
+    check(indptr.device.type == "cpu", "offsets on the device are copied back, which waits")
+    edges = indptr.tolist()
+    check(edges[0] == 0 and edges[-1] == len(indices), "indptr[-1]")
+    found = torch.full((len(edges) - 1, int(indptr.diff().max())), 2**30, dtype=torch.int32)
+    for row, (a, b) in zip(found, itertools.pairwise(edges), strict=True):
+        row[: b - a] = indices[a:b]
+    return found
+
+
+def _kv_lengths(indptr: Tensor, last_page_len: Tensor, page_size: int) -> Tensor:
+    check(last_page_len.dtype == torch.int32, "int32 lengths")
+    check(bool(((last_page_len > 0) & (last_page_len <= page_size)).all()), "last_page_len")
+    return (indptr.diff() - 1) * page_size + last_page_len
+
+
+class _Paged:
+    """What the wrappers for decoding and for prefill share."""
+
+    def _planned(
+        self,
+        qo_indptr: Tensor,
+        pages: tuple[Tensor, Tensor, Tensor],
+        sizes: tuple[int, int, int, int],
+        dtypes: tuple[object, object],
+        scale: float | None,
+        causal: bool,
+        window_left: int,
+        logits_soft_cap: float | None,
+    ) -> None:
+        assert scale is not None
+        self.starts_q, self.sizes, self.dtypes = qo_indptr, sizes, dtypes
+        self.table, self.lengths = _table(pages[0], pages[1]), _kv_lengths(pages[0], pages[2], sizes[3])
+        left, cap = None if window_left < 0 else window_left, logits_soft_cap or 0.0
+        self.options: dict[str, Any] = {"left": left, "right": 0 if causal else None, "softcap": cap}
+        self.scale = scale
+
+    def run(
+        self,
+        q: Tensor,
+        paged_kv_cache: tuple[Tensor, Tensor],
+        *,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+    ) -> Tensor:
+        k, v = paged_kv_cache
+        heads, heads_k, d, page_size = self.sizes
+        check((q.dtype, k.dtype) == self.dtypes, "The dtype of q does not match the q_data_type specified in plan")
+        check(k.stride() == v.stride(), "k/v strides differs")
+        check(q.shape[1:] == (heads, d) and k.shape[1:] == (page_size, heads_k, d), "not what was planned")
+        check(len(q) == int(self.starts_q[-1]), "qo_indptr[-1]")
+        check((d, d) in HEADDIMS, f"Unsupported head_dim: {d}")
+        assert k_scale is None or isinstance(k_scale, float)
+        scale = self.scale * (k_scale or 1.0)
+        out = attend_paged(
+            q, k, v, self.table, self.lengths, starts_q=self.starts_q, scale=scale, dtype=q.dtype, **self.options
+        )
+        return out if v_scale is None else out * v_scale
+
+
+class BatchDecodeWithPagedKVCacheWrapper(_Paged):
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Tensor | None = None,
+        paged_kv_indices_buffer: Tensor | None = None,
+        paged_kv_last_page_len_buffer: Tensor | None = None,
+        backend: str = "auto",
+        jit_args: Any = None,
+    ) -> None:
+        assert backend in ("auto", "fa2", "fa3", "trtllm-gen", "cute-dsl")
+        assert kv_layout == "NHD"
+        check(not float_workspace_buffer.any(), "Must be initialized to 0 for its first use.")
+        self.use_tensor_cores, self.backend = use_tensor_cores, backend
+
+    def plan(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        pos_encoding_mode: str = "NONE",
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        q_data_type: str | torch.dtype | None = "float16",
+        kv_data_type: str | torch.dtype | None = None,
+        o_data_type: str | torch.dtype | None = None,
+        data_type: str | torch.dtype | None = None,
+        sm_scale: float | None = None,
+    ) -> None:
+        group = num_qo_heads // num_kv_heads
+        check(self.use_tensor_cores or group in (1, 2, 3, 4, 8), f"Unsupported group_size: {group}")
+        check(self.backend != "fa3" or kv_data_type == q_data_type, "fa3 needs fp8 queries for an fp8 cache")
+        queries = torch.arange(len(indptr), dtype=torch.int32)
+        sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
+        pages, dtypes = (indptr, indices, last_page_len), (q_data_type, kv_data_type)
+        self._planned(queries, pages, sizes, dtypes, sm_scale, False, window_left, logits_soft_cap)
+
+
+class BatchPrefillWithPagedKVCacheWrapper(_Paged):
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Tensor | None = None,
+        paged_kv_indptr_buf: Tensor | None = None,
+        paged_kv_indices_buf: Tensor | None = None,
+        paged_kv_last_page_len_buf: Tensor | None = None,
+        custom_mask_buf: Tensor | None = None,
+        mask_indptr_buf: Tensor | None = None,
+        backend: str = "auto",
+        jit_args: Any = None,
+        jit_kwargs: Any = None,
+    ) -> None:
+        assert backend in ("auto", "fa2", "fa3", "cudnn", "trtllm-gen")
+        assert kv_layout == "NHD"
+        self.backend = backend
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        head_dim_vo: int | None = None,
+        custom_mask: Tensor | None = None,
+        packed_custom_mask: Tensor | None = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: str | torch.dtype = "float16",
+        kv_data_type: str | torch.dtype | None = None,
+    ) -> None:
+        check(self.backend != "fa3" or kv_data_type == q_data_type, "fa3 needs fp8 queries for an fp8 cache")
+        check(qo_indptr.dtype == torch.int32, "int32 offsets")
+        check(qo_indptr.device.type == "cpu", "offsets on the device are copied back, which waits")
+        sizes = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
+        pages, dtypes = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len), (q_data_type, kv_data_type)
+        self._planned(qo_indptr, pages, sizes, dtypes, sm_scale, causal, window_left, logits_soft_cap)
+
+
+class BatchMLAPagedAttentionWrapper:
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        use_cuda_graph: bool = False,
+        qo_indptr: Tensor | None = None,
+        kv_indptr: Tensor | None = None,
+        kv_indices: Tensor | None = None,
+        kv_len_arr: Tensor | None = None,
+        backend: str = "auto",
+    ) -> None:
+        assert backend in ("auto", "fa2", "fa3", "cutlass")
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        kv_indices: Tensor,
+        kv_len_arr: Tensor,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+        use_profiler: bool = False,
+    ) -> None:
+        check(q_data_type == kv_data_type, "one dtype")
+        self.starts_q, self.table, self.lengths = qo_indptr, _table(kv_indptr, kv_indices), kv_len_arr
+        self.sizes = (num_heads, head_dim_ckv, head_dim_kpe, page_size)
+        self.options = {"scale": sm_scale, "right": 0 if causal else None}
+
+    def run(self, q_nope: Tensor, q_pe: Tensor, ckv_cache: Tensor, kpe_cache: Tensor) -> Tensor:
+        heads, ckv, kpe, page_size = self.sizes
+        check((ckv, kpe) == (512, 64), "head_dim_ckv, head_dim_kpe")
+        check(q_nope.shape[1:] == (heads, ckv) and q_pe.shape[1:] == (heads, kpe), "queries")
+        check(ckv_cache.shape[1:] == (page_size, ckv) and kpe_cache.shape[1:] == (page_size, kpe), "caches")
+        check(all(t.stride(-1) == 1 for t in (q_nope, q_pe, ckv_cache, kpe_cache)), "the last dimension is contiguous")
+        k, v = torch.cat([ckv_cache, kpe_cache], -1)[:, :, None], ckv_cache[:, :, None]
+        q = torch.cat([q_nope, q_pe], -1)
+        return attend_paged(q, k, v, self.table, self.lengths, starts_q=self.starts_q, **self.options)
+
+
+def append_paged_kv_cache(
+    append_key: Tensor,
+    append_value: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    paged_kv_cache: tuple[Tensor, Tensor],
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+    kv_layout: str = "NHD",
+) -> None:
+    check(batch_indices.dtype == torch.int32 == positions.dtype, "int32 positions")
+    k, v = paged_kv_cache
+    starts = [0, *batch_indices.bincount().cumsum(0).tolist()]
+    check(bool((batch_indices.diff() >= 0).all()), "sequence by sequence")
+    first = positions[starts[:-1]]
+    for begin, (a, b) in zip(first.tolist(), itertools.pairwise(starts), strict=True):
+        check(positions[a:b].tolist() == [*range(begin, begin + b - a)], "positions follow each other")
+    lengths = _kv_lengths(kv_indptr, kv_last_page_len, k.shape[1])
+    check(bool((positions < lengths[batch_indices]).all()), "last_page_len is that after the call")
+    append_paged(k, v, append_key, append_value, _table(kv_indptr, kv_indices), first, starts)
+
+
 def trtllm_fmha_v2_prefill(
     qkv: tuple[Tensor, Tensor, Tensor],
     input_layout: str,
@@ -252,5 +479,9 @@ def version_0_6_13() -> dict[str, Any]:
         "flashinfer",
         single_prefill_with_kv_cache=single_prefill_with_kv_cache,
         BatchPrefillWithRaggedKVCacheWrapper=BatchPrefillWithRaggedKVCacheWrapper,
+        BatchPrefillWithPagedKVCacheWrapper=BatchPrefillWithPagedKVCacheWrapper,
+        BatchDecodeWithPagedKVCacheWrapper=BatchDecodeWithPagedKVCacheWrapper,
+        append_paged_kv_cache=append_paged_kv_cache,
     )
-    return {"flashinfer": top, "flashinfer.prefill": prefill}
+    mla = module("flashinfer.mla", BatchMLAPagedAttentionWrapper=BatchMLAPagedAttentionWrapper)
+    return {"flashinfer": top, "flashinfer.prefill": prefill, "flashinfer.mla": mla}
