@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import torch_switches
+
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
 
 if INTERPRET:
@@ -26,13 +28,6 @@ def _as_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Reset torch's switches after each test: a backend may set them, as in a worker it has its own process."""
     if INTERPRET:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-    switches = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SDP}
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(precision)
-    for name, was in switches.items():
-        getattr(torch.backends.cuda, f"enable_{name}_sdp")(was)
-
-
-SDP = ("math", "mem_efficient", "flash", "cudnn")
+    with torch_switches.kept():
+        torch.set_float32_matmul_precision("highest")
+        yield

@@ -136,7 +136,8 @@ def launcher(case: Case, kernels: set[str], device: str) -> Callable[[], Results
     need = {"need_dq": kernels != {"dkdv"}, "need_dkv": kernels != {"dq"}}
 
     def backward() -> Results:
-        grads = zip(("dq", "dk", "dv"), attention_backward(dout, q, k, v, out, lse, problem, **need), strict=True)
+        found = attention_backward(dout, q, k, v, out, lse, problem, **need)
+        grads = zip(("dq", "dk", "dv", "dsink"), found, strict=True)
         return {name: grad for name, grad in grads if grad is not None}
 
     return backward
