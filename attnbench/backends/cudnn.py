@@ -7,6 +7,9 @@ cuDNN's causal mask is aligned top-left unless bottom-right is set, which needs 
 ragged batch lie one after the other, and a graph sees each tensor as (batch, nheads, longest seqlen, headdim), with the
 offset at which each sequence begins and a padding mask that ends it (test/python/sdpa/fp16.py).
 
+Of a cache of pages a graph sees k and v as (pages, nheads_k, page_size, headdim), the page table as (batch, 1, most
+pages of one, 1), and a padding mask (samples/python/53_sdpa_decode_with_paged_caches, cudnn/sdpa/graph_analyzer.py).
+
 In fp8 cuDNN writes e4m3 on Hopper, and bf16 from Blackwell on (cuDNN 9.13). Each row of the output is a mean of rows of
 v, so no value is larger than the largest of v. With v's own scale for the output nothing is therefore clipped, and
 little precision is lost.
@@ -26,6 +29,7 @@ from attnbench.core.backend import Prepared, Probe, Unsupported, cu_seqlens
 from attnbench.core.case import Case
 from attnbench.core.fp8 import E4M3_MAX, quantize_inputs
 from attnbench.core.machine import Device
+from attnbench.core.pages import queries
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +83,7 @@ class Cudnn(Library):
     install = "pip install nvidia-cudnn-frontend"
     min_version = "1.13"  # generate_stats
     verified: ClassVar = ("NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.19",)
-    limits: ClassVar = Limits(headdim_v=True, window=True, empty_rows=False, ragged=True)
+    limits: ClassVar = Limits(headdim_v=True, window=True, empty_rows=False, ragged=True, page_sizes=(1,))
     forward_kernels = "cudnn.*(fprop|sdpa)|sdpa_?fwd|prefill"
     backward_kernels = "cudnn.*(bprop|sdpa)|sdpa_?bwd"
 
@@ -117,6 +121,8 @@ class Cudnn(Library):
         return None
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        if case.is_paged:
+            return _prepare_paged(case, inputs)
         packing = Packing(case, inputs.q.device) if case.is_ragged else None
         run_forward = forward_graph(case, inputs, packing)
         run_backward = backward_graph(case, inputs, packing) if case.has_backward else None
@@ -349,6 +355,34 @@ def forward_graph(case: Case, inputs: Inputs, packing: Packing | None = None) ->
     if case.has_backward:
         graph.output("stats", stats, _stats_shape(case), torch.float32, by_head=packing is None)
     return graph.build()
+
+
+def _prepare_paged(case: Case, inputs: Inputs) -> Prepared:
+    """Return the call of a paged case. Queries have offsets where the sequences have unlike numbers of them."""
+    s, table = case.shape, inputs.page_table
+    assert table is not None
+    like = case.has_like_queries
+    packing = Packing(case, inputs.q.device)
+    graph = Graph(inputs.q, None if like else packing)
+    q = queries(case, inputs.q) if like else inputs.q
+    tables = {f"page_table_{side}": table.view(s.batch, 1, -1, 1) for side in "kv"}
+    out, _ = graph.graph.sdpa(
+        name="sdpa",
+        q=graph.input("q", q),
+        k=graph.plain_input("k", inputs.k.transpose(1, 2)),
+        v=graph.plain_input("v", inputs.v.transpose(1, 2)),
+        generate_stats=False,
+        attn_scale=case.softmax_scale,
+        **{f"paged_attention_{name[-1]}_table": graph.plain_input(name, t) for name, t in tables.items()},
+        paged_attention_max_seq_len_kv=s.seqlen_k,
+        **_mask_options(case, graph.cudnn),
+        **packing.options(graph),
+    )
+    graph.output("out", out, (*q.shape[:3], s.headdim_v), q.dtype)
+    run = graph.build()
+    given = {"q": q, "k": inputs.k, "v": inputs.v, **tables, **packing.tensors()}
+    named = (*inputs.q.shape[:3], s.headdim_v)
+    return Prepared(lambda: run(given), lambda raw: {"out": raw["out"].view(named)}, plan=packing.tensors)
 
 
 def backward_graph(

@@ -27,6 +27,10 @@ RAGGED = Case(Shape(3, 64, 64, 2, 2, 128, 128), "bf16", "fwd", True, lengths=((1
 MORE_QUERIES = Case(Shape(2, 48, 64, 2, 2, 128, 128), "bf16", "fwd", lengths=((1, 32, 64), (1, 48, 40)))
 
 
+DECODE = Case(Shape(3, 1, 300, 4, 2, 128, 128), "bf16", "fwd", True, page_size=16)
+BESIDE = replace(DECODE, shape=Shape(2, 20, 300, 4, 2, 128, 128), lengths=((1, 20, 40), (1, 1, 300)))
+
+
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     install(monkeypatch, cudnn.version_1_32(), cudnn.VERSIONS)
@@ -187,3 +191,45 @@ def test_signatures_match_the_names_of_kernels() -> None:
     signature = backend("cudnn").signature(replace(PLAIN, direction="fwd_bwd"), HOPPER)
     assert re.search(signature.runs[0], forward)
     assert re.search(signature.runs[1], forward.replace("fprop", "bprop"))
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("case", [DECODE, BESIDE], ids=["decode", "beside"])
+def test_pages_are_read_where_they_are(case: Case) -> None:
+    """The lengths, and offsets where sequences have unlike numbers of queries, are what is built once a step."""
+    prepared = backend("cudnn").prepare(case, inputs.make(case, "cpu", seed=0))
+    assert not prepared.reads
+    assert prepared.plan is not None
+    before = prepared.launch()["out"].clone()
+    planned: Any = prepared.plan()
+    assert {name.partition("_")[0] for name in planned} == ({"seqlen", "offsets"} if case.is_ragged else {"seqlen"})
+    assert torch.equal(before, prepared.launch()["out"])
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("case", [DECODE, BESIDE], ids=["decode", "beside"])
+@pytest.mark.parametrize("wrong", ["pages", "keys", "scale"])
+def test_wrong_wiring_of_pages_is_seen(monkeypatch: pytest.MonkeyPatch, case: Case, wrong: str) -> None:
+    sdpa, paged = cudnn.pygraph.sdpa, cudnn.pygraph._paged
+
+    def scaled(self: Any, *, attn_scale: float, **others: Any) -> Any:
+        return sdpa(self, attn_scale=3 * attn_scale, **others)
+
+    def changed(self: Any, tensors: dict[Any, Any], lengths: list[list[int]]) -> Any:
+        if wrong == "pages":
+            return paged(self, {s: t.flip(-2) if s in self.tables else t for s, t in tensors.items()}, lengths)
+        return paged(self, tensors, [lengths[0], [n - 1 for n in lengths[1]]])
+
+    monkeypatch.setattr(cudnn.pygraph, *(("sdpa", scaled) if wrong == "scale" else ("_paged", changed)))
+    with pytest.raises(AssertionError):
+        check(backend("cudnn"), case)
+
+
+def test_what_it_refuses_of_caches() -> None:
+    made = backend("cudnn")
+    mla = Case(Shape(2, 1, 70, 16, 1, 576, 512), "bf16", "fwd", True, page_size=64, latent=True)
+    assert made.unsupported(DECODE, HOPPER) is None
+    assert made.unsupported(mla, HOPPER) == "no latent rows (MLA with absorbed weights)"
+    assert made.unsupported(replace(DECODE, append=True), HOPPER) == "its call does not append to the cache"
+    assert made.unsupported(replace(DECODE, cache_dtype="fp8"), HOPPER) == "no fp8 cache for bf16 queries"
+    assert backend("cudnn-fp8").unsupported(replace(DECODE, dtype="fp8"), HOPPER) == "no cache of pages"

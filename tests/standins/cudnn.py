@@ -108,6 +108,8 @@ class pygraph:  # noqa: N801
         self.stage = 0
         self.lengths: tuple[Symbol | None, Symbol | None] | None = None
         self.totals: tuple[int | None, int | None] = (None, None)
+        self.tables: tuple[Symbol | None, Symbol | None] = (None, None)
+        self.longest: int | None = None
 
     def tensor(
         self,
@@ -137,9 +139,13 @@ class pygraph:  # noqa: N801
         use_padding_mask: bool = False,
         seq_len_q: Symbol | None = None,
         seq_len_kv: Symbol | None = None,
+        paged_attention_k_table: Symbol | None = None,
+        paged_attention_v_table: Symbol | None = None,
+        paged_attention_max_seq_len_kv: int | None = None,
         name: str = "",
         generate_stats: bool | None = None,
     ) -> tuple[Symbol, Symbol | None]:
+        self.tables, self.longest = (paged_attention_k_table, paged_attention_v_table), paged_attention_max_seq_len_kv
         self.lengths = (seq_len_q, seq_len_kv) if use_padding_mask else None
         self.node = ("sdpa", q, k, v)
         self.band = (diagonal_alignment, diagonal_band_left_bound, diagonal_band_right_bound)
@@ -209,6 +215,7 @@ class pygraph:  # noqa: N801
             _, q, k, *_rest = self.node
             assert q.dim is not None
             assert k.dim is not None
+            self._check_pages(q, k)
             if (q.offsets is not None or k.offsets is not None) and self.lengths is None:
                 raise cudnnGraphNotSupportedError("Ragged offsets are only supported with padding mask.")
             if any(self.totals) and q.offsets is None:
@@ -219,6 +226,20 @@ class pygraph:  # noqa: N801
                 raise ValueError("Left bound (Sliding window length) should be greater than zero when set.")
 
         return advance
+
+    def _check_pages(self, q: Symbol, k: Symbol) -> None:
+        for table in self.tables:
+            if table is None:
+                continue
+            assert self.longest is not None
+            assert table.dim is not None
+            assert q.dim is not None
+            assert k.dim is not None
+            if self.lengths is None:
+                raise cudnnGraphNotSupportedError("Paged caches can only be used in combination with padding mask")
+            pages = -(-self.longest // k.dim[2])
+            if table.dim != [q.dim[0], 1, pages, 1] or table.dtype is not data_type.INT32:
+                raise ValueError("Paged cache load: block table size must equal ceil(s_kv/block_size)")
 
     def get_workspace_size(self) -> int:
         assert self.stage == len(STAGES)
@@ -269,6 +290,9 @@ class pygraph:  # noqa: N801
             lengths.append(symbol.of(tensors[symbol]).flatten().tolist())
         for total, of in zip(self.totals, lengths, strict=True):
             assert total is None or total >= sum(of)
+        if self.tables[0] is not None:
+            yield from self._paged(tensors, lengths)
+            return
         keys = {*given[1:3], *(self.results[1:] if self.node[0] == "sdpa_backward" else ())}
         for b in range(len(lengths[0])):
             views = {}
@@ -278,6 +302,25 @@ class pygraph:  # noqa: N801
                 assert len(starts) == len(lengths[0]) + 1
                 length = lengths[symbol in keys][b]
                 views[symbol] = symbol.part_of(tensors[symbol], starts, b, length)
+            yield views
+
+    def _paged(self, tensors: dict[Symbol, Tensor], lengths: list[list[int]]) -> Iterator[dict[Symbol, Tensor]]:
+        """Yield the tensors of each sequence, k and v gathered from their pages."""
+        _, q, *caches = self.node
+        out = self.results[0]
+        starts = None if q.offsets is None else q.offsets.of(tensors[q.offsets]).flatten().tolist()
+        for b, (rows, keys) in enumerate(zip(*lengths, strict=True)):
+            views = {}
+            for symbol in (q, out):
+                t = tensors[symbol]
+                views[symbol] = symbol.of(t)[b : b + 1] if starts is None else symbol.part_of(t, starts, b, rows)
+                assert views[symbol].shape[2] == rows
+            for symbol, table in zip(caches, self.tables, strict=True):
+                assert table is not None
+                pool = symbol.of(tensors[symbol])
+                used = -(-keys // pool.shape[2])
+                pages = pool[table.of(tensors[table])[b].flatten()[:used].long()]
+                views[symbol] = pages.transpose(0, 1).flatten(1, 2)[None, :, :keys]
             yield views
 
     def _backward(self, q: Tensor, k: Tensor, v: Tensor, rest: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
