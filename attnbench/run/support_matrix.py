@@ -138,7 +138,7 @@ class Support:
 
 @dataclass(frozen=True)
 class Row:
-    """A backend on a device. If it runs nothing there, `plain` is None and its cells say why."""
+    """A backend on a device. If it runs no dense case there, `plain` is None and its cells say why."""
 
     backend: str
     plain: Case | None
@@ -207,7 +207,9 @@ def _row(backend: Backend, device: Device) -> Row:
         "verified_paged": bool(getattr(backend, "verified_paged", ())),
     }
     if None not in refusals:
-        return Row(backend.name, None, (Support("no", str(refusals[0])),) * len(FEATURES), **said)
+        no = Support("no", str(refusals[0]))  # but for what it may take of caches of pages alone
+        cells = (_cell(backend, device, f, candidates[0], False) if f.group == PAGES else no for f in FEATURES)
+        return Row(backend.name, None, tuple(cells), **said)
     plain = candidates[refusals.index(None)]
     backward = backend.unsupported(replace(plain, direction="bwd"), device) is None
     return Row(backend.name, plain, tuple(_cell(backend, device, f, plain, backward) for f in FEATURES), **said)
