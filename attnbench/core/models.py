@@ -102,7 +102,7 @@ class Model:
     def lacks(self, phase: Phase) -> list[str]:
         """Return what attnbench cannot measure yet of a phase of this model; nothing where it can measure all."""
         if phase in ("decode", "mixed") and not self.causal:
-            return ["it has no decoding: it sees all tokens at once"]
+            return ["it sees all tokens at once"]
         found = []
         if phase == "mixed" and self.latent:
             found.append("servers split such a step into decoding with latent rows and a prefill without; measure both")

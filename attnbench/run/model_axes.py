@@ -108,9 +108,9 @@ def _mixed(batch: int, seqlen: int) -> str:
 
 
 def _refusal(model: Model, phase: Phase, lacking: Sequence[str]) -> str:
-    line = f"--model {model.name}: attnbench cannot measure its {phase} yet: {'; '.join(lacking)}"
     if not model.causal:
-        return f"{line}; give --phase prefill"
+        return f"--model {model.name}: no {phase}: {'; '.join(lacking)}; give --phase prefill"
+    line = f"--model {model.name}: attnbench cannot measure --phase {phase} yet: {'; '.join(lacking)}"
     windows = [("none" if one.window is None else f"{one.window - 1}/0") for one in model.layers]
     window = "" if windows == ["none"] else f" --window {','.join(windows)}"
     query = " --seqlen-q 1" if phase == "decode" else ""

@@ -26,7 +26,7 @@ def cases(model: str, phase: str, **axes: str) -> tuple[Case, ...]:
 
 
 PREFILL = cases("llama-3.1-8b", "prefill", seqlen="2k,4k", batch="4")
-DECODE = cases("llama-3.1-8b", "decode", seqlen="2k,8k", batch="8,32", page_size="none,1,16")
+DECODE = cases("llama-3.1-8b", "decode", seqlen="2k,8k", batch="16,32", page_size="none,1,16")
 
 
 def records(prefill: float, decode: float, which: Iterable[Case] = (*PREFILL, *DECODE)) -> list[Record]:
@@ -73,8 +73,8 @@ def test_cases_that_one_machine_lacks_do_not_stand_for_it() -> None:
     got = compared(CHAT, records(1e-3, 1e-4), records(1e-3, 1e-4, few))
     assert got.workload
     decode = got.workload.parts[1]
-    assert decode.name.endswith("1x2k b8 bf16 page_size 16")
-    assert decode.calls == 32 * 300 * 4
+    assert decode.name.endswith("1x2k b16 bf16 page_size 16")
+    assert decode.calls == 32 * 300 * 2
 
 
 def test_every_kind_of_layers_is_a_part() -> None:
@@ -120,6 +120,12 @@ def test_what_cannot_be_is_told_in_a_line(text: str, said: str) -> None:
 def test_a_decode_that_is_missing_says_what_to_measure() -> None:
     with pytest.raises(UserError, match="--phase decode --page-size 16 --batch 32 --seqlen 2k"):
         compared(CHAT, records(1e-3, 1e-4, PREFILL), records(1e-3, 1e-4, PREFILL))
+
+
+@pytest.mark.parametrize("asked", ["16k in, 10 out, llama-3.1-8b, batch 4", "2k in, 10 out, llama-3.1-8b, batch 128"])
+def test_what_is_far_from_all_that_was_measured_is_no_figure(asked: str) -> None:
+    with pytest.raises(UserError, match="no figure on all machines"):
+        compared(asked, records(1e-3, 1e-4), records(1e-3, 1e-4))
 
 
 def test_files_are_no_words() -> None:

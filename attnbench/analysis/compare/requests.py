@@ -6,8 +6,9 @@
 Each sequence of the batch is filled with the tokens that come in, and then generates those that go out, one a step,
 in steps of the whole batch. A kind of layers takes part in each as often as the model has it. A part of the workload is
 the measured case that is nearest: of a prefill in its length, then its batch; of decoding in length and batch, where
-the length is that at half of the generation, and pages come before contiguous keys. A prefill of another batch counts
-in proportion; nothing else is scaled, and the part's name says which case stands for it.
+the length is that at half of the generation, and pages come before contiguous keys. It may be up to NEAR times as long
+or as short, and a decode's batch as large or as small; another batch counts in proportion. Lengths are not scaled, and
+the part's name says which case stands for it.
 
 The time is that of attention alone, layer by layer. The tokens are those that are generated.
 """
@@ -33,6 +34,7 @@ from attnbench.run.axes import AXES, matches
 from attnbench.run.model_axes import layer_axes
 
 EXAMPLE = "chat: 2k in, 300 out, llama-3.1-8b, batch 32"
+NEAR = 2.0
 USUAL_PAGE = 16  # tokens; of cases that are as near, one with such pages stands for a server
 _WORDS = {"in": r"(\S+) in", "out": r"(\S+) out", "batch": r"batch (\S+)", "tp": r"tp (\S+)"}
 
@@ -101,6 +103,7 @@ def _nearest(measured: Collection[Case], asked: Requests, layers: Layers, phase:
     axes = layer_axes(asked.model, layers, asked.tp, phase).model_copy(update={"seqlen_q": None})
     of_phase: Callable[[Case], bool] = _is_decode if phase == "decode" else _is_prefill
     fitting = [case for case in measured if _is_plain(case) and of_phase(case) and matches(axes, case)]
+    fitting = [case for case in fitting if _is_near(case, asked, phase)]
     if not fitting:
         of_model = f"attnbench run --model {asked.model.name}" + (f" --tp {asked.tp}" if asked.tp > 1 else "")
         size = asked.seqlen_halfway if phase == "decode" else asked.seqlen_in
@@ -120,6 +123,13 @@ def _nearest(measured: Collection[Case], asked: Requests, layers: Layers, phase:
         return abs(math.log(s.seqlen_k / asked.seqlen_in)), batch
 
     return min(fitting, key=lambda case: (*distance(case), case.dtype != "bf16", case.key))
+
+
+def _is_near(case: Case, asked: Requests, phase: Phase) -> bool:
+    s, decodes = case.shape, phase == "decode"
+    ratios = [s.seqlen_k / (asked.seqlen_halfway if decodes else asked.seqlen_in)]
+    ratios += [s.batch / asked.batch] if decodes else []
+    return all(1 / NEAR <= ratio <= NEAR for ratio in ratios)
 
 
 def _is_plain(case: Case) -> bool:
