@@ -271,9 +271,11 @@ def update_softmax(
         v = load_rows(V + offset * stride_vn, stride_vn, cols, seqlen_k - start_n, HEADDIM_V, BLOCK_DV, MASK)
     # Tensor cores of Hopper add e4m3 products to a sum with some 14 bits. Each block of keys has such a sum of its own,
     # which is added to acc in fp32; one over all keys is 0.2 off after 16k keys of values about 1.
-    imprecise: tl.constexpr = BLOCK_N if FP8 else None
     weights = p.to(v.dtype)
-    acc = tl.dot(weights, v, acc * alpha[:, None], input_precision="ieee", max_num_imprecise_acc=imprecise)
+    if FP8:  # not dot's max_num_imprecise_acc, with which ptxas serialises all matmuls of the kernel
+        acc = acc * alpha[:, None] + tl.dot(weights, v)
+    else:
+        acc = tl.dot(weights, v, acc * alpha[:, None], input_precision="ieee")
     return acc, new_max, row_sum
 
 
