@@ -220,6 +220,8 @@ class Decode(FlashInfer):
     forward_kernels = "BatchDecodeWithPagedKVCacheKernel"
 
     def unsupported(self, case: Case, device: Device) -> str | None:
+        if reason := self.limits.refusal(case, device):
+            return reason
         if not case.is_paged or case.shape.seqlen_q > 1:
             return "decode steps over a cache of pages only, one query a sequence"
         if (group := case.shape.nheads // case.shape.nheads_k) not in DECODE_GROUPS:

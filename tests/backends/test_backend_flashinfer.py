@@ -97,7 +97,7 @@ def test_the_name_decides_the_backend_of_flashinfer(name: str, monkeypatch: pyte
         ("flashinfer-decode", PLAIN, HOPPER, "over a cache of pages only"),
         ("flashinfer-decode", replace(PAGED, shape=Shape(1, 2, 64, 2, 2, 64, 64)), HOPPER, "one query a sequence"),
         ("flashinfer-decode", replace(PAGED, shape=Shape(1, 1, 64, 14, 2, 64, 64)), HOPPER, "no 7 query heads"),
-        ("flashinfer-decode", MLA, HOPPER, "no 16 query heads"),
+        ("flashinfer-decode", MLA, HOPPER, "no latent rows"),
         ("flashinfer-fa3", MLA, HOPPER, None),
         ("flashinfer", replace(MLA, page_size=0), HOPPER, "only in a cache of pages"),
         ("flashinfer", replace(MLA, cache_dtype="fp8"), HOPPER, "no fp8 of latent rows"),
