@@ -23,15 +23,18 @@ from attnbench.backends.masks import (
     block_mask_workspace,
     paged_block_mask,
     paged_block_mask_workspace,
+    places,
     visibility_mask,
 )
 from attnbench.backends.paste import BHSD, Paste
+from attnbench.core.alibi import alibi_slopes
 from attnbench.core.backend import Prepared, Probe, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 from attnbench.core.pages import queries
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from attnbench.core.backend import Inputs
@@ -88,6 +91,7 @@ class Flex(Compiled):
         ),
         open_side="(1 << 30)",
         softcap="score_mod=lambda s, b, h, i, j: {softcap} * torch.tanh(s / {softcap})",
+        alibi="score_mod=lambda s, b, h, i, j: s - alibi_slopes[h] * (i + k.size(-2) - q.size(-2) - j).abs()",
         grouped="enable_gqa=True",
         scale="scale={scale}",
     )
@@ -101,6 +105,7 @@ class Flex(Compiled):
         window=True,
         softcap=True,
         sink=True,
+        alibi=True,
         ragged=True,
         page_sizes=(16,),
     )
@@ -121,7 +126,7 @@ class Flex(Compiled):
         if inputs.page_table is not None:
             plan = functools.partial(paged_block_mask, case, inputs.page_table)
         options: dict[str, Any] = {
-            "score_mod": _softcap(case.softcap) if case.softcap else None,
+            "score_mod": _score_mod(case, inputs.q.device),
             "block_mask": plan(),
             "scale": case.softmax_scale,
             "enable_gqa": case.shape.nheads != case.shape.nheads_k,
@@ -165,8 +170,8 @@ def _page_refusal(case: Case) -> str | None:
     That for few queries (flex_decoding) takes blocks of up to 64 keys, the other up to 128.
     """
     s = case.shape
-    if case.sink:
-        return "an attention sink over its pages is not wired up"
+    if case.sink or case.alibi:
+        return f"{'an attention sink' if case.sink else 'ALiBi'} over its pages is not wired up"
     if not case.has_like_queries:
         return "its pages are read with as many queries in each sequence only"
     group = s.nheads // s.nheads_k
@@ -231,10 +236,27 @@ def eager(
     return torch.bmm(probabilities, v)
 
 
-def _softcap(cap: float) -> Any:
+def _score_mod(case: Case, device: torch.device) -> Callable[..., Tensor] | None:
+    """Return what FlexAttention does with each score: softcap or ALiBi; None for neither."""
     import torch
 
-    def score_mod(score: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001
-        return cap * torch.tanh(score / cap)
+    if case.softcap:
+        cap = case.softcap
 
-    return score_mod
+        def soft_capped(score: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001
+            return cap * torch.tanh(score / cap)
+
+        return soft_capped
+    if not case.alibi:
+        return None
+    slopes, middle = (
+        torch.tensor(alibi_slopes(case.shape.nheads), device=device),
+        case.shape.seqlen_k - case.shape.seqlen_q,
+    )
+    place = places(case, device)[2] if case.is_ragged else None
+
+    def with_alibi(score: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001
+        distance = j - (i + middle if place is None else place[i])
+        return score - slopes[head] * distance.abs()
+
+    return with_alibi

@@ -2,9 +2,9 @@
 
 As in flash-attention's benchmarks (attention_pytorch), the scale is applied by the first matmul (baddbmm's alpha) and
 the mask is built in `prepare`. Query heads that share a key head become rows of it, so K and V are not expanded.
-Softcap and dropout are torch's operators, each one or two passes more. A ragged batch is computed one sequence after
-the other, those of one length that follow each other at once. Keys and values in pages are gathered first, which is in
-the time.
+Softcap, ALiBi and dropout are torch's operators, each one or two passes more. A ragged batch is computed one sequence
+after the other, those of one length that follow each other at once. Keys and values in pages are gathered first, which
+is in the time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
 from attnbench.backends.limits import TORCH_LIMITS, has_empty_rows
-from attnbench.backends.masks import visibility_mask
+from attnbench.backends.masks import alibi_bias, visibility_mask
 from attnbench.backends.paste import BHSD, Paste
 from attnbench.core import pages
 from attnbench.core.backend import Prepared, Signature, Workspace
@@ -74,6 +74,7 @@ class Eager(BackendBase):
         softcap=True,
         dropout=True,
         sink=True,
+        alibi=True,
         ragged=True,
         page_sizes=(1,),
         cache_dtypes=("fp8",),
@@ -87,6 +88,7 @@ class Eager(BackendBase):
         # Counted, not measured: softcap keeps its tanh, dropout its result and a mask of one byte per element.
         masked = case.causal or case.window_size != (None, None)
         more = (1 if case.softcap else 0) + (1.5 if case.dropout_p else 0)
+        more += 1 / case.shape.batch if case.alibi else 0  # its bias has no batch
         return scores_workspace(case, copies_fwd=2 + more, copies_bwd=(5 if masked else 4) + more)
 
     def signature(self, case: Case, device: Device) -> Signature:
@@ -155,6 +157,7 @@ def _attention(case: Case, device: torch.device) -> Callable[[Tensor, Tensor, Te
     group = s.nheads // s.nheads_k
     seen = visibility_mask(case, device)
     hidden = None if seen is None else seen.logical_not_()
+    bias = alibi_bias(case, device) if case.alibi else None
     empty_rows = hidden.all(-1, keepdim=True) if hidden is not None and has_empty_rows(case) else None
 
     def attention(q: Tensor, k: Tensor, v: Tensor, *sink: Tensor) -> Tensor:
@@ -165,6 +168,8 @@ def _attention(case: Case, device: torch.device) -> Callable[[Tensor, Tensor, Te
         scores = torch.baddbmm(unread, q, k.transpose(1, 2), beta=0, alpha=case.softmax_scale)
         if case.softcap:
             scores = case.softcap * torch.tanh(scores / case.softcap)
+        if bias is not None:
+            scores.view(s.batch, *bias.shape).sub_(bias)
         if hidden is not None:
             scores.view(-1, s.seqlen_q, s.seqlen_k).masked_fill_(hidden, float("-inf"))
         if sink:  # one more score of each query, whose probability multiplies nothing

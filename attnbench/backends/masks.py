@@ -1,4 +1,4 @@
-"""The mask of a case in the forms that libraries take.
+"""The mask of a case, and the bias of ALiBi, in the forms that libraries take.
 
 Query i sees key j where -left <= j - (i + seqlen_k - seqlen_q) <= right; None for a side without a limit. In a ragged
 batch i and j count from the beginning of their sequence, and a query sees keys of its own sequence only.
@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnbench.backends.libraries import flash_workspace
-from attnbench.core.backend import Workspace, cu_seqlens
+from attnbench.core.alibi import alibi_slopes
+from attnbench.core.backend import Workspace, cu_seqlens, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.pages import count_pages, seqlens_k
 
@@ -81,6 +82,18 @@ def visibility_mask(case: Case, device: torch.device) -> Tensor | None:
     if left is not None:
         seen.triu_(middle - left)
     return seen
+
+
+def alibi_bias(case: Case, device: torch.device) -> Tensor:
+    """Return what ALiBi subtracts from the scores of a dense case, (nheads, seqlen_q, seqlen_k) in its dtype."""
+    import torch
+
+    s = case.shape
+    place = torch.arange(s.seqlen_k - s.seqlen_q, s.seqlen_k, device=device)[:, None]
+    distance = (place - torch.arange(s.seqlen_k, device=device)).abs_()
+    slopes = torch.tensor(alibi_slopes(s.nheads), device=device)
+    bias: Tensor = (slopes[:, None, None] * distance).to(torch_dtype(case))
+    return bias
 
 
 def block_mask_workspace(case: Case) -> Workspace:

@@ -41,6 +41,7 @@ class Paste:
     dropout: str = ""  # with {dropout}
     scale: str = ""  # with {scale}
     sink: str = ""
+    alibi: str = ""  # with alibi_slopes, a tensor (nheads,) of float32
 
     def text(self, case: Case) -> str:
         """Return the code for a case; "" where none is known for it."""
@@ -72,6 +73,7 @@ class Paste:
             "dropout": (case.dropout_p, self.dropout),
             "scale": (case.scale, self.scale),
             "sink": (float(case.sink), self.sink),
+            "alibi": (float(case.alibi), self.alibi),
         }
         mask = self._mask(case)
         if mask is None or any(value and not option for value, option in needed.values()):

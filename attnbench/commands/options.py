@@ -207,6 +207,10 @@ class WhatToMeasure:
         bool | None,
         shape("--sink/--no-sink", help="An attention sink: a learnt logit of each head joins the softmax (gpt-oss)."),
     ] = None
+    alibi: Annotated[
+        bool | None,
+        shape("--alibi/--no-alibi", help="ALiBi: scores fall with the distance of query and key, by a slope a head."),
+    ] = None
     append: Annotated[
         bool | None,
         shape(

@@ -76,6 +76,9 @@ class OneCase:
     sink: Annotated[
         bool | None, one("--sink/--no-sink", metavar="", help="A learnt logit of each head joins the softmax.")
     ] = None
+    alibi: Annotated[
+        bool | None, one("--alibi/--no-alibi", metavar="", help="Scores fall with distance, by a slope of each head.")
+    ] = None
     append: Annotated[
         bool | None, one("--append/--no-append", metavar="", help="A call writes its keys and values there first.")
     ] = None

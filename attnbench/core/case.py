@@ -99,6 +99,8 @@ class Case:
     With a `sink` each query head has a learnt logit, which joins the softmax of each of its queries and has no value:
     probabilities add up to less than 1 (gpt-oss, arXiv 2508.10925, section 2.3).
 
+    With `alibi` the score of a query for a key falls with their distance, by a slope of each head (core/alibi.py).
+
     A `latent` case is MLA with absorbed weights (DeepSeek-V2, arXiv 2405.04434, section 2.1): all query heads share one
     row per token, which is the key, and v is its first headdim_v columns.
 
@@ -123,6 +125,7 @@ class Case:
     cache_dtype: CacheDtype = "same"  # of a cache of pages; "same": that of q
     latent: bool = False  # MLA: v is the first headdim_v columns of k
     sink: bool = False  # each query head has a learnt logit beside its scores, which takes probability and has no value
+    alibi: bool = False  # scores fall with the distance of query and key, by a slope of each head: core/alibi.py
     append: bool = False  # one call writes the keys and values of its queries into the cache of pages first
 
     def __post_init__(self) -> None:
@@ -235,10 +238,12 @@ class Case:
 
 
 def _problem_of_cache(case: Case) -> str:
-    """Return why a case cannot have a sink, or its keys and values in pages or as latent rows; "" where it can."""
+    """Return why a case cannot have a sink, ALiBi, or its keys in pages or as latent rows; "" where it can."""
     s = case.shape
     if case.sink and (case.dropout_p or case.dtype == "fp8"):
         return "a sink: no dropout, and no fp8"
+    if case.alibi and (case.dropout_p or case.softcap or case.latent or case.dtype == "fp8"):
+        return "ALiBi: no dropout, no softcap, no latent rows, and no fp8"
     if case.page_size < 0:
         return f"page_size is at least 1, not {case.page_size}"
     if case.cache_dtype != "same" and (not case.is_paged or case.dtype == "fp8"):

@@ -79,6 +79,7 @@ class Axes(BaseModel):
     page_size: Text | None = None
     cache_dtype: Text | None = None
     sink: bool | list[bool] | None = None
+    alibi: bool | list[bool] | None = None
     append: bool | list[bool] | None = None
     latent: bool | list[bool] | None = None
     softmax_scale: Text | None = None
@@ -160,6 +161,7 @@ AXES: Mapping[str, Axis] = {  # by the fields of Axes
         partial(_parse_names, known=CACHE_DTYPES, what="cache-dtype"), lambda c: c.cache_dtype, usual="same"
     ),
     "sink": Axis(_listed, lambda c: c.sink, lambda sink: str(sink).lower(), False),
+    "alibi": Axis(_listed, lambda c: c.alibi, lambda alibi: str(alibi).lower(), False),
     "append": Axis(_listed, lambda c: c.append, lambda append: str(append).lower(), False),
     "latent": Axis(_listed, lambda c: c.latent, lambda latent: str(latent).lower(), False),
     "softmax_scale": Axis(
@@ -176,7 +178,7 @@ def parsed(axes: Axes) -> dict[str, Sequence[Any]]:
 
 
 _PRODUCT = (  # the order in which cases come
-    *("dtype", "headdim", "mask", "softcap", "sink", "dropout", "layout", "data"),
+    *("dtype", "headdim", "mask", "softcap", "sink", "alibi", "dropout", "layout", "data"),
     *("page_size", "cache_dtype", "append", "latent", "softmax_scale", "direction"),
     *("nheads", "nheads_k", "lengths", "seqlen", "seqlen_q", "batch"),
 )
@@ -247,6 +249,7 @@ def _case(at: Mapping[str, Any], total: int, width: int) -> Case | None:
         scale=at["softmax_scale"] or (LATENT_SCALE if latent else 0.0),
         cache_dtype=at["cache_dtype"],
         sink=at["sink"],
+        alibi=at["alibi"],
         append=at["append"],
         latent=latent,
     )
@@ -260,9 +263,10 @@ def _check_together(at: Mapping[str, Any], *, is_ragged: bool, heads_k: int) -> 
         if is_given and (at["dropout"] or at["layout"] != "native"):
             other = f"dropout {at['dropout']:g}" if at["dropout"] else f"layout {at['layout']}"
             raise UserError(f"{option}: {other} of {what} cannot be measured yet; leave out one of them")
-    if at["sink"] and (at["dropout"] or at["dtype"] == "fp8"):
-        other = f"dropout {at['dropout']:g}" if at["dropout"] else "fp8"
+    if at["sink"] and (other := _among(at, "dropout", "dtype")):
         raise UserError(f"sink: {other} with an attention sink cannot be measured; leave out one of them")
+    if at["alibi"] and (other := _among(at, "dropout", "softcap", "latent", "dtype")):
+        raise UserError(f"alibi: {other} with ALiBi cannot be measured; leave out one of them")
     if latent and heads_k != 1:
         raise UserError(f"latent: all query heads share one row per token; leave out --nheads-k {heads_k}")
     if latent and at["headdim"][1] > at["headdim"][0]:
@@ -276,6 +280,16 @@ def _check_together(at: Mapping[str, Any], *, is_ragged: bool, heads_k: int) -> 
         )
     if at["cache_dtype"] != "same" and at["dtype"] == "fp8":
         raise UserError("cache-dtype: with --dtype fp8 queries, keys and values are fp8; leave out --cache-dtype")
+
+
+def _among(at: Mapping[str, Any], *names: str) -> str:
+    """Return the first of the axes `names` that is given, as people write it, of the dtypes fp8; "" where none is."""
+    for name in names:
+        if name == "dtype" and at[name] == "fp8":
+            return "fp8"
+        if name != "dtype" and at[name]:
+            return name if at[name] is True else f"{name} {at[name]:g}"
+    return ""
 
 
 def _lengths(ragged: RaggedLengths, batch: int, mean: int, seqlen_q: int | None) -> Lengths:

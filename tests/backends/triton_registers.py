@@ -3,11 +3,11 @@
     python tests/backends/triton_registers.py KERNEL,ARCH,HEADDIM,DTYPE[,FEATURE...] ...
 
 KERNEL is fwd, dkdv, dq, decode, or paged (with pages of 16 tokens); ARCH a compute capability (80, 90, 100) or an AMD
-one (gfx942); DTYPE as Triton writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, FP8, TMA,
-RESIDENT and AHEAD, of paged also LATENT (HEADDIM is then that of v, with 64 more in k) and CACHE8, an e4m3 cache. Block
-sizes are the first row of the table whose shared memory fits (with TMA the row measured on Hopper, with its options),
-or those that a FEATURE such as 64x128x4x3 names (BLOCK_M, BLOCK_N, num_warps, num_stages). Prints one JSON line for
-each; on AMD only what Triton itself reports.
+one (gfx942); DTYPE as Triton writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, ALIBI, SINK,
+FP8, TMA, RESIDENT and AHEAD, of paged also LATENT (HEADDIM is then that of v, with 64 more in k) and CACHE8, an e4m3
+cache. Block sizes are the first row of the table whose shared memory fits (with TMA the row measured on Hopper, with
+its options), or those that a FEATURE such as 64x128x4x3 names (BLOCK_M, BLOCK_N, num_warps, num_stages). Prints one
+JSON line for each; on AMD only what Triton itself reports.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from attnbench.backends.triton.forward import _forward
 from attnbench.backends.triton.paged import _paged
 
 KERNELS = {"fwd": _forward, "dkdv": _dk_dv, "dq": _dq, "decode": _decode, "paged": _paged}
-FEATURES = ("LEFT", "RIGHT", "SOFTCAP", "VARLEN", "FP8", "TMA", "RESIDENT", "AHEAD")
+FEATURES = ("LEFT", "RIGHT", "SOFTCAP", "VARLEN", "ALIBI", "SINK", "FP8", "TMA", "RESIDENT", "AHEAD")
 DESCRIPTOR_ROWS = {"Q": "BLOCK_M", "K": "BLOCK_N", "V": "BLOCK_N", "DOut": "BLOCK_M"}  # with TMA
 OWN_BLOCKS = {"fwd": ("Q",), "dkdv": ("K", "V"), "dq": ("Q", "DOut")}
 SHARED = {"80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "gfx942": 64}  # KiB that a program may use
@@ -73,7 +73,8 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
         else []
     )
     absent += [name for name in fn.arg_names if name.startswith("Descale")] if "FP8" not in features else []
-    constants |= dict.fromkeys(absent)
+    absent += [name for name, feature in (("Sink", "SINK"), ("Slopes", "ALIBI")) if feature not in features]
+    constants |= {name: None for name in absent if name in fn.arg_names}
 
     signature, attributes = {}, {}
     for i, name in enumerate(fn.arg_names):
@@ -103,7 +104,7 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
 
 
 def _type(name: str, dtype: str) -> str:
-    if name in ("Lse", "Delta") or name.startswith("Descale"):
+    if name in ("Lse", "Delta", "Sink", "Slopes") or name.startswith("Descale"):
         return "*fp32"
     if name.startswith("Cu_") or name in ("Table", "Seqlens_k"):
         return "*i32"

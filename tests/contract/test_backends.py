@@ -177,6 +177,11 @@ SINK["sink-ragged"] = replace(RAGGED["ragged-served-causal-fp32-fwd"], sink=True
 SINK["sink-ragged-bwd"] = replace(RAGGED["ragged-unlike-full-fp32-bwd"], sink=True)
 SINK["sink-paged"] = replace(PAGED["paged-16-more-keys-fp16-causal"], sink=True)
 SINK["sink-paged-served"] = replace(PAGED["paged-ragged-16-served-fp32"], sink=True)
+ALIBI = {
+    name.replace("sink", "alibi"): replace(case, sink=False, alibi=True)
+    for name, case in SINK.items()
+    if not case.softcap
+}
 LATENT = {
     f"latent{page or ''}-{name}-{dtype}": Case(shape, dtype, "fwd", True, page_size=page, latent=True, scale=0.2)
     for page, name, shape, dtype in (
@@ -186,11 +191,13 @@ LATENT = {
         (64, "speculative", Shape(2, 3, 77, 16, 1, 576, 512), "fp16"),
     )
 }
-CASES |= PAGED | LATENT | SINK
+CASES |= PAGED | LATENT | SINK | ALIBI
 for name in ("paged-append-served", "paged-16-decode-bf16-causal", "paged-ragged-16-served-fp32", "paged-fp8"):
     ONE_OF_EACH[name] = PAGED[name]
 for name in ("sink-square-fp32-fwd_bwd-causal", "sink-gqa-bf16-bwd-causal", "sink-paged"):
     ONE_OF_EACH[name] = SINK[name]
+for name in ("alibi-square-fp32-fwd_bwd-causal", "alibi-ragged-bwd", "alibi-paged"):
+    ONE_OF_EACH[name] = ALIBI[name]
 DROPOUT = {
     f"dropout-{name}-{'causal' if causal else 'full'}-{dtype}-{direction}": Case(
         SHAPES[name], dtype, direction, causal, dropout_p=p
@@ -229,9 +236,16 @@ def broad() -> list[Case]:
         for extra in extras
     ]
     every += [replace(case, sink=True) for case in every if not case.dropout_p and case.dtype != "fp8"]
+    every += [
+        replace(case, alibi=True) for case in every if not (case.dropout_p or case.softcap or case.dtype == "fp8")
+    ]
     every += [replace(case, page_size=16) for case in every if is_cached(case)]
     every += [replace(case, cache_dtype="fp8") for case in every if case.page_size and case.dtype != "fp8"]
-    every += [replace(case, latent=True) for case in every if is_cached(case) and case.shape.headdim_v == 512]
+    every += [
+        replace(case, latent=True)
+        for case in every
+        if is_cached(case) and not case.alibi and case.shape.headdim_v == 512
+    ]
     one_longer = (
         replace(case, lengths=((case.shape.batch - 1, 1, 1), (1, *sizes(case)))) for case in every if unlike(case)
     )

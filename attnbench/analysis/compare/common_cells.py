@@ -128,7 +128,7 @@ _AXES: Mapping[str, Callable[[Case], str]] = {
 }
 
 
-FLAGS = ("sink", "append", "latent")  # axes whose options take no value
+FLAGS = ("sink", "alibi", "append", "latent")  # axes whose options take no value
 
 
 def _few(values: Iterable[str]) -> str:

@@ -79,6 +79,7 @@ def attention(
     softmax_scale: float | None = None,
     descale: Descale | None = None,
     sink: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     return_lse: bool = False,
 ) -> Any:
     """Return softmax(softmax_scale * q k^T) v. First derivatives by q, k, v and sink are supported.
@@ -100,12 +101,16 @@ def attention(
     `sink` (nheads,) has one more score for each query of a head, as it is after scale and softcap: it takes part in the
     softmax and multiplies nothing. It may be of any float dtype, but not beside fp8 inputs.
 
+    `alibi_slopes` (nheads,) fp32: the score of a query at key i for key j becomes score - slope * |i - j| (ALiBi, Press
+    et al., arXiv 2108.12409), after the scale. Not differentiable by the slopes; not beside a softcap or fp8 inputs.
+
     With `return_lse` the result is (out, lse). lse is the natural logarithm of the sum of exp(score) over the keys that
     a query sees and the sink, (batch, nheads, seqlen_q) in fp32, -inf where it sees none. It is not differentiable.
 
     Raises ValueError, with the reason, for inputs that do not fit.
     """
-    options = {"softcap": softcap, "softmax_scale": softmax_scale, "descale": descale, "sink": sink}
+    options: dict[str, Any] = {"softcap": softcap, "softmax_scale": softmax_scale}
+    options |= {"descale": descale, "sink": sink, "alibi_slopes": alibi_slopes}
     problem = dense_problem(q, k, v, causal, window_size, **options)
     out, lse = _Attention.apply(q, k, v, sink, problem)
     return (out, _natural_lse(lse)) if return_lse else out
@@ -126,6 +131,7 @@ def attention_varlen(
     softmax_scale: float | None = None,
     descale: Descale | None = None,
     sink: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     return_lse: bool = False,
 ) -> Any:
     """Return `attention` for each sequence of a batch whose sequences differ in length, packed without padding.
@@ -136,7 +142,8 @@ def attention_varlen(
     total, rising by at most max_seqlen; a sequence may be empty. Their values are not checked. Rows of out beyond the
     last sequence are not written.
     """
-    options = {"softcap": softcap, "softmax_scale": softmax_scale, "descale": descale, "sink": sink}
+    options: dict[str, Any] = {"softcap": softcap, "softmax_scale": softmax_scale}
+    options |= {"descale": descale, "sink": sink, "alibi_slopes": alibi_slopes}
     cu_seqlens, max_seqlens = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
     problem = varlen_problem(q, k, v, cu_seqlens, max_seqlens, causal, window_size, **options)
     out, lse = _Attention.apply(q[None], k[None], v[None], sink, problem)

@@ -12,6 +12,7 @@ from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.libraries import installed_version, missing, probe_of_failed_import, version_numbers
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import BSHD, THD, Paste
+from attnbench.core.alibi import alibi_slopes
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace, cu_seqlens
 from attnbench.core.case import DTYPES, Case
 from attnbench.core.fp8 import quantize_inputs
@@ -19,6 +20,7 @@ from attnbench.core.machine import Device
 from attnbench.core.pages import appender, seqlens_k
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from attnbench.core.backend import Inputs
@@ -64,6 +66,7 @@ class Triton(BackendBase):
         window=True,
         softcap=True,
         sink=True,
+        alibi=True,
         ragged=True,
         page_sizes=(1,),
         cache_dtypes=("fp8",),
@@ -113,6 +116,7 @@ class Triton(BackendBase):
             "window_size": case.window_size,
             "softcap": case.softcap,
             "softmax_scale": case.softmax_scale,
+            "alibi_slopes": _slopes(case, inputs.q.device),
         }
         if case.is_paged:
             return _prepare_paged(case, inputs, options)
@@ -145,6 +149,12 @@ class Triton(BackendBase):
             return out
 
         return autograd_prepared(case, inputs, dense, strided=True)
+
+
+def _slopes(case: Case, device: torch.device) -> Tensor | None:
+    import torch
+
+    return torch.tensor(alibi_slopes(case.shape.nheads), device=device) if case.alibi else None
 
 
 def _prepare_paged(case: Case, inputs: Inputs, options: Mapping[str, Any]) -> Prepared:

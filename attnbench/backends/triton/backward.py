@@ -56,7 +56,7 @@ def attention_backward(
         BLOCK_DV=constants["BLOCK_DV"],
     )
 
-    sequences = (problem.cu_seqlens_q, problem.cu_seqlens_k)
+    sequences = (problem.cu_seqlens_q, problem.cu_seqlens_k, problem.alibi_slopes)
     strides = (*problem.strides(q, k, v, dout), *problem.lse_strides(delta))
     scalars = (problem.softmax_scale, *problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window)
     group, heads_k = nheads // nheads_k, problem.batch * nheads_k

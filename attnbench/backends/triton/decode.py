@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnbench.backends.triton.block_sizes import Blocks, decode_blocks, head_dim_constants, key_splits
-from attnbench.backends.triton.device_functions import keys_seen, sequence_bounds
+from attnbench.backends.triton.device_functions import alibi_slope, keys_seen, sequence_bounds
 from attnbench.backends.triton.forward import (
     apply_descale,
     empty_results,
@@ -60,7 +60,8 @@ def attention_decode(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple
         splits * heads,
         q,
         *(q, k, v, part, part_lse),
-        *(problem.cu_seqlens_q, problem.cu_seqlens_k, *(problem.descale or (None, None, None)), problem.sink),
+        *(problem.cu_seqlens_q, problem.cu_seqlens_k, *(problem.descale or (None, None, None))),
+        *(problem.sink, problem.alibi_slopes),
         *(*problem.strides(q, k, v_as_read(v)), part.stride(0), *problem.strides(part[0])),
         *(part_lse.stride(0), *problem.lse_strides(lse)),
         *(*problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window, nheads_k, group, splits),
@@ -100,14 +101,14 @@ def combine_stretches(part: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor, 
 def _decode(
     Q, K, V,
     Out, Lse,  # one per stretch; with a single stretch these are the results
-    Cu_q, Cu_k, Descale_q, Descale_k, Descale_v, Sink,
+    Cu_q, Cu_k, Descale_q, Descale_k, Descale_v, Sink, Slopes,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh,  # with FP8, stride_vn is the stride of the headdim
     stride_os, stride_ob, stride_om, stride_oh, stride_ls, stride_lb, stride_lh,
     scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads_k, group, splits,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, SINK: tl.constexpr,
-    FP8: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, ALIBI: tl.constexpr,
+    SINK: tl.constexpr, FP8: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Compute attention over one stretch of the keys of one key head, for all queries of that head."""
     pid = tl.program_id(0)
@@ -141,6 +142,7 @@ def _decode(
     middle = (m + seqlen_k - seqlen_q)[:, None]
     first = middle - left
     last = tl.minimum(middle + right, seqlen_k - 1) if RIGHT else seqlen_k - 1
+    slope = alibi_slope(tl.load(Slopes + h, mask=there, other=0.0), scale_log2)[:, None] if ALIBI else 0.0
 
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -149,17 +151,17 @@ def _decode(
         row_max, row_sum = softmax_of_sink(tl.load(Sink + h, mask=there, other=0.0), row_sum)
     for start_n in range(full_begin, full_end, BLOCK_N):
         acc, row_max, row_sum = forward_block(
-            acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
-            start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA=False,
-            MASK=False,
+            acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first,
+            last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, FP8,
+            TMA=False, MASK=False,
         )  # fmt: skip
     between = full_end - full_begin
     for start in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
         start_n = start + tl.where(start < full_begin, 0, between) if LEFT else start
         acc, row_max, row_sum = forward_block(
-            acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
-            start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA=False,
-            MASK=True,
+            acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first,
+            last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, FP8,
+            TMA=False, MASK=True,
         )  # fmt: skip
 
     acc, lse = finish_softmax(acc, row_max, row_sum, Descale_v, FP8)

@@ -79,6 +79,18 @@ def mask_scores(scores, keys, first, last, LEFT: tl.constexpr):
 
 
 @triton.jit
+def add_alibi(scores, slope, distance):
+    """Return the scores, not scaled, with ALiBi's bias: `slope` as `alibi_slope` gives it, a distance in keys."""
+    return scores - slope * tl.abs(distance).to(tl.float32)
+
+
+@triton.jit
+def alibi_slope(slopes, scale_log2):
+    """Return slopes of ALiBi for scores that are not scaled yet, by the factor that they get before exp2."""
+    return slopes * (1.4426950408889634 / scale_log2)  # log2(e)
+
+
+@triton.jit
 def tanh(x, EXACT: tl.constexpr):
     """Return tanh(x) as 1 - 2 / (1 + e^2x), two instructions of the special function unit.
 

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 
 from attnbench.backends.triton.device_functions import (
+    add_alibi,
+    alibi_slope,
     block_and_head,
     load_block,
     load_rows,
@@ -27,7 +29,7 @@ from attnbench.backends.triton.device_functions import (
 def _dk_dv(
     Q, K, V, DOut,  # with TMA, their tensor descriptors
     Lse, Delta,  # padded; with TMA, their tensor descriptors
-    DK, DV, Cu_q, Cu_k,
+    DK, DV, Cu_q, Cu_k, Slopes,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     stride_gb, stride_gm, stride_gh, stride_lb, stride_lh,
     stride_dkb, stride_dkn, stride_dkh, stride_dvb, stride_dvn, stride_dvh,
@@ -35,7 +37,7 @@ def _dk_dv(
     heads,  # batch * nheads_k
     section,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, ALIBI: tl.constexpr,
     TMA: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Compute dK and dV of one block of keys of one key head, from the queries of all query heads that share it."""
@@ -70,11 +72,12 @@ def _dk_dv(
         g_head = DOut if TMA else DOut + b * stride_gb + h * stride_gh + first_q * stride_gm
         lse_head = Lse if TMA else Lse + b * stride_lb + h * stride_lh + first_q
         delta_head = Delta if TMA else Delta + b * stride_lb + h * stride_lh + first_q
+        slope = alibi_slope(tl.load(Slopes + h), scale_log2) if ALIBI else 0.0
         for start_m in range(begin, end, BLOCK_M):
             dk, dv = _dk_dv_block(
                 dk, dv, k, v, q_head, g_head, lse_head, delta_head, stride_qm, stride_gm, b, h, scale_tanh, scale_log2,
-                keys, left, right, start_m, full_begin, full_end, seqlen_q,
-                HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, LEFT, RIGHT, SOFTCAP, VARLEN, TMA, AHEAD,
+                slope, keys, left, right, start_m, full_begin, full_end, seqlen_q,
+                HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, LEFT, RIGHT, SOFTCAP, VARLEN, ALIBI, TMA, AHEAD,
             )  # fmt: skip
 
     store_rows(
@@ -124,6 +127,7 @@ def _dk_dv_block(
     stride_qm, stride_gm,
     b, h,  # for TMA
     scale_tanh, scale_log2,
+    slope,  # of ALiBi
     keys,  # (keys, 1), counted from the key with which query 0 is aligned
     left, right,
     start_m,
@@ -131,7 +135,7 @@ def _dk_dv_block(
     seqlen_q,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
-    VARLEN: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr,
+    VARLEN: tl.constexpr, ALIBI: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Return dk and dv with the contribution of one block of queries added.
 
@@ -162,7 +166,9 @@ def _dk_dv_block(
         dp = tl.dot(v, tl.trans(dout), minus_delta, input_precision="ieee")
     if SOFTCAP:
         scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
-        slope = 1.0 - scores * scores
+        softcap_slope = 1.0 - scores * scores
+    if ALIBI:
+        scores = add_alibi(scores, slope, keys - start_m - rows[None, :])
     if LEFT or RIGHT:  # noqa: SIM102  the outer condition is a compile-time constant
         # A branch and not a second loop: the constants of two loops need more registers than there are.
         if (start_m < full_begin) | (start_m >= full_end):
@@ -177,6 +183,6 @@ def _dk_dv_block(
         dp = tl.dot(v, tl.trans(dout), minus_delta, input_precision="ieee")
     ds = p * dp
     if SOFTCAP:
-        ds *= slope
+        ds *= softcap_slope
     dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
     return dk, dv

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 
 from attnbench.backends.triton.device_functions import (
+    add_alibi,
+    alibi_slope,
     block_and_head,
     keys_seen,
     load_block,
@@ -27,7 +29,7 @@ from attnbench.backends.triton.device_functions import (
 )
 def _dq(
     Q, K, V, DOut,  # with TMA, their tensor descriptors
-    Lse, Delta, DQ, Cu_q, Cu_k,
+    Lse, Delta, DQ, Cu_q, Cu_k, Slopes,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     stride_gb, stride_gm, stride_gh, stride_lb, stride_lh, stride_dqb, stride_dqm, stride_dqh,
     scale, scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads, group,
@@ -35,7 +37,7 @@ def _dq(
     section,
     whole,  # seqlen_k rounded down to a multiple of BLOCK_N; with VARLEN the longest seqlen_k
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, ALIBI: tl.constexpr,
     TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
@@ -67,19 +69,22 @@ def _dq(
     middle = (start_m + seqlen_k - seqlen_q + rows)[:, None]
     first = middle - left
     last = tl.minimum(middle + right, seqlen_k - 1) if RIGHT else seqlen_k - 1
+    slope = alibi_slope(tl.load(Slopes + h), scale_log2) if ALIBI else 0.0
 
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for start_n in range(full_begin, full_end, BLOCK_N):
         dq = _dq_block(
-            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
-            start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, TMA, AHEAD, MASK=False,
+            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first,
+            last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, TMA, AHEAD,
+            MASK=False,
         )  # fmt: skip
     between = full_end - full_begin  # one loop for both edges, as in forward.py
     for start in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
         start_n = start + tl.where(start < full_begin, 0, between) if LEFT else start
         dq = _dq_block(
-            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
-            start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, TMA, AHEAD, MASK=True,
+            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first,
+            last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, TMA, AHEAD,
+            MASK=True,
         )  # fmt: skip
 
     store_rows(
@@ -95,11 +100,12 @@ def _dq_block(
     stride_kn, stride_vn,
     b, h_k,  # for TMA
     scale_tanh, scale_log2,
+    slope, middle,  # of ALiBi, and the key at which each query stands, (queries, 1)
     first, last,  # first and last key that each query sees, (queries, 1)
     start_n, seqlen_k,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr,
-    MASK: tl.constexpr,
+    BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, TMA: tl.constexpr,
+    AHEAD: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Return dq with the contribution of one block of keys added. With AHEAD, dP is computed before P."""
     cols = tl.arange(0, BLOCK_N)
@@ -116,7 +122,9 @@ def _dq_block(
         dp = tl.dot(dout, tl.trans(v), minus_delta, input_precision="ieee")
     if SOFTCAP:
         scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
-        slope = 1.0 - scores * scores
+        softcap_slope = 1.0 - scores * scores
+    if ALIBI:
+        scores = add_alibi(scores, slope, start_n + cols[None, :] - middle)
     if MASK:
         scores = mask_scores(scores, start_n + cols[None, :], first, last, LEFT)
     p = tl.exp2(scores * scale_log2 - lse[:, None])
@@ -124,5 +132,5 @@ def _dq_block(
         dp = tl.dot(dout, tl.trans(v), minus_delta, input_precision="ieee")
     ds = p * dp
     if SOFTCAP:
-        ds *= slope
+        ds *= softcap_slope
     return tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")

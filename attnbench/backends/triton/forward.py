@@ -13,6 +13,8 @@ from torch import Tensor
 
 from attnbench.backends.triton.block_sizes import Blocks, head_dim_constants, heads_per_section
 from attnbench.backends.triton.device_functions import (
+    add_alibi,
+    alibi_slope,
     block_and_head,
     keys_seen,
     load_block,
@@ -59,7 +61,8 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tupl
             triton.cdiv(problem.seqlen_q, blocks.BLOCK_M) * heads,
             q,
             *(*inputs, out, lse),
-            *(problem.cu_seqlens_q, problem.cu_seqlens_k, *(problem.descale or (None, None, None)), problem.sink),
+            *(problem.cu_seqlens_q, problem.cu_seqlens_k, *(problem.descale or (None, None, None))),
+            *(problem.sink, problem.alibi_slopes),
             *(*problem.strides(q, k, read, out), *problem.lse_strides(lse)),
             *(*problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window, nheads, group, heads),
             heads_per_section(problem.batch * nheads_k, head_bytes) * group,
@@ -99,7 +102,7 @@ def empty_results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 )
 def _forward(
     Q, K, V,  # with TMA, their tensor descriptors
-    Out, Lse, Cu_q, Cu_k, Descale_q, Descale_k, Descale_v, Sink,
+    Out, Lse, Cu_q, Cu_k, Descale_q, Descale_k, Descale_v, Sink, Slopes,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh,  # with FP8, stride_vn is the stride of the headdim
     stride_ob, stride_om, stride_oh, stride_lb, stride_lh,
@@ -109,7 +112,7 @@ def _forward(
     whole,  # seqlen_k rounded down to a multiple of BLOCK_N; with VARLEN the longest seqlen_k
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, FP8: tl.constexpr,
-    SINK: tl.constexpr, TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr,
+    ALIBI: tl.constexpr, SINK: tl.constexpr, TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
@@ -138,6 +141,7 @@ def _forward(
     middle = (start_m + seqlen_k - seqlen_q + rows)[:, None]
     first = middle - left
     last = tl.minimum(middle + right, seqlen_k - 1) if RIGHT else seqlen_k - 1
+    slope = alibi_slope(tl.load(Slopes + h), scale_log2) if ALIBI else 0.0
 
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -151,29 +155,31 @@ def _forward(
                 q, K, stride_kn, b, h_k, start_n + BLOCK_N, seqlen_k, HEADDIM, BLOCK_D, BLOCK_N, TMA, CHECK=False
             )
             acc, row_max, row_sum = update_softmax(
-                acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
-                start_n, seqlen_k, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA, MASK=False,
+                acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first, last,
+                start_n, seqlen_k, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, FP8, TMA, MASK=False,
             )  # fmt: skip
             scores = following
         if full_begin < full_end:
             acc, row_max, row_sum = update_softmax(
-                acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
-                full_end - BLOCK_N, seqlen_k, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA,
-                MASK=False,
+                acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first, last,
+                full_end - BLOCK_N, seqlen_k, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, FP8,
+                TMA, MASK=False,
             )  # fmt: skip
     else:
         for start_n in range(full_begin, full_end, BLOCK_N):
             acc, row_max, row_sum = forward_block(
-                acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
-                start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA, MASK=False,
+                acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle,
+                first, last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI,
+                FP8, TMA, MASK=False,
             )  # fmt: skip
     # One loop for both edges, which halves the code: `between` skips the full blocks.
     between = full_end - full_begin
     for start in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
         start_n = start + tl.where(start < full_begin, 0, between) if LEFT else start
         acc, row_max, row_sum = forward_block(
-            acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
-            start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA, MASK=True,
+            acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first,
+            last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, FP8, TMA,
+            MASK=True,
         )  # fmt: skip
 
     acc, lse = finish_softmax(acc, row_max, row_sum, Descale_v, FP8)
@@ -208,17 +214,18 @@ def forward_block(
     stride_kn, stride_vn,
     b, h_k,  # for TMA, whose descriptor is of the whole tensor
     scale_tanh, scale_log2,
-    first, last,  # first and last key that each query sees, (queries, 1)
+    slope,  # of ALiBi, a scalar or (queries, 1)
+    middle, first, last,  # the key at which each query stands, and the first and last that it sees, (queries, 1)
     start_n, seqlen_k,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, FP8: tl.constexpr, TMA: tl.constexpr,
-    MASK: tl.constexpr,
+    BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, FP8: tl.constexpr,
+    TMA: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Return (acc, row_max, row_sum) of the online softmax with one block of keys added."""
     scores = raw_scores(q, K, stride_kn, b, h_k, start_n, seqlen_k, HEADDIM, BLOCK_D, BLOCK_N, TMA, MASK)
     return update_softmax(
-        acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, first, last,
-        start_n, seqlen_k, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, FP8, TMA, MASK,
+        acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first, last,
+        start_n, seqlen_k, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, FP8, TMA, MASK,
     )  # fmt: skip
 
 
@@ -238,15 +245,18 @@ def raw_scores(
 
 @triton.jit
 def update_softmax(
-    acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, first, last, start_n, seqlen_k,
+    acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first, last,
+    start_n, seqlen_k,
     dtype: tl.constexpr,  # of q
     HEADDIM_V: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr,
-    FP8: tl.constexpr, TMA: tl.constexpr, MASK: tl.constexpr,
+    ALIBI: tl.constexpr, FP8: tl.constexpr, TMA: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Return (acc, row_max, row_sum) of the online softmax with the scores of one block of keys added."""
     cols = tl.arange(0, BLOCK_N)
     if SOFTCAP:
         scores = tanh(scores * scale_tanh, EXACT=dtype == tl.float32)
+    if ALIBI:
+        scores = add_alibi(scores, slope, start_n + cols[None, :] - middle)
     if MASK:
         scores = mask_scores(scores, start_n + cols[None, :], first, last, LEFT)
     new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)

@@ -31,7 +31,7 @@ from attnbench.backends.triton.block_sizes import (
     latent_blocks,
 )
 from attnbench.backends.triton.decode import combine_stretches
-from attnbench.backends.triton.device_functions import keys_seen, mask_scores, tanh
+from attnbench.backends.triton.device_functions import add_alibi, alibi_slope, keys_seen, mask_scores, tanh
 from attnbench.backends.triton.forward import empty_results, finish_softmax, softmax_of_sink
 from attnbench.backends.triton.launch import launch
 from attnbench.backends.triton.problem import Problem, Window, paged_problem
@@ -56,6 +56,7 @@ def attention_paged(
     descale: tuple[float, float] | None = None,
     latent: bool = False,
     sink: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """Return attention of queries that are the last of their sequences, over keys and values in pages. Forward only.
 
@@ -65,15 +66,15 @@ def attention_paged(
     cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1, at most max_seqlen_q, and seqlens_k[b] keys, at most max_seqlen_k. Their
     values are not checked. The result is (total_q, nheads, headdim_v).
 
-    Masks, softcap, scale and sink are as in `attention`. With an e4m3 cache `descale` has the factors of k and of v.
-    With `latent` v_cache is a view of the first columns of k_cache.
+    Masks, softcap, scale, sink and slopes are as in `attention`. With an e4m3 cache `descale` has the factors of k and
+    of v. With `latent` v_cache is a view of the first columns of k_cache.
 
     Raises ValueError, with the reason, for inputs that do not fit.
     """
     problem = paged_problem(
         q, k_cache, v_cache, (page_table, seqlens_k, cu_seqlens_q), (max_seqlen_q, max_seqlen_k), causal, window_size,
         softcap=softcap, softmax_scale=softmax_scale, has_descale=descale is not None,
-        latent=latent, sink=sink,
+        latent=latent, sink=sink, alibi_slopes=alibi_slopes,
     )  # fmt: skip
     return _attend(q[None], k_cache, v_cache, page_table, seqlens_k, problem, descale or (1.0, 1.0), latent)[0]
 
@@ -111,7 +112,8 @@ def _attend(
         blocks,
         splits * row_blocks * heads,
         q,
-        *(q, k_cache, v_cache, part, part_lse, page_table, seqlens_k, problem.cu_seqlens_q, problem.sink),
+        *(q, k_cache, v_cache, part, part_lse, page_table, seqlens_k, problem.cu_seqlens_q),
+        *(problem.sink, problem.alibi_slopes),
         *(q.stride(1), q.stride(2), *k_cache.stride()[:3], *v_cache.stride()[:3], page_table.stride(0)),
         *(part.stride(0), part.stride(2), part.stride(3), part_lse.stride(0), part_lse.stride(2)),
         *(*problem.scales, *descale, problem.seqlen_k, *problem.window),
@@ -120,6 +122,7 @@ def _attend(
         LEFT=problem.left is not None,
         RIGHT=problem.right is not None,
         SOFTCAP=problem.softcap > 0,
+        ALIBI=problem.alibi_slopes is not None,
         SINK=problem.sink is not None,
         PAGE=k_cache.shape[1],
         LATENT=latent,
@@ -140,7 +143,7 @@ def _attend(
 def _paged(
     Q, K, V,
     Out, Lse,  # one per stretch; with a single stretch these are the results
-    Table, Seqlens_k, Cu_q, Sink,
+    Table, Seqlens_k, Cu_q, Sink, Slopes,
     stride_qm, stride_qh, stride_kp, stride_kn, stride_kh, stride_vp, stride_vn, stride_vh, stride_tb,
     stride_os, stride_om, stride_oh, stride_ls, stride_lh,
     scale_tanh, scale_log2, descale_k, descale_v,
@@ -148,8 +151,8 @@ def _paged(
     left, right, nheads_k, group, row_blocks, splits,
     stretch,  # keys of one stretch, a multiple of BLOCK_N
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, SINK: tl.constexpr, PAGE: tl.constexpr,
-    LATENT: tl.constexpr,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
+    PAGE: tl.constexpr, LATENT: tl.constexpr,
     REST: tl.constexpr, BLOCK_R: tl.constexpr,  # with LATENT, the columns of a key that are not of its value
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -196,6 +199,7 @@ def _paged(
     middle = (m + seqlen_k - seqlen_q)[:, None]
     first = middle - left
     last = tl.minimum(middle + right, seqlen_k - 1) if RIGHT else seqlen_k - 1
+    slope = alibi_slope(tl.load(Slopes + h, mask=there, other=0.0), scale_log2)[:, None] if ALIBI else 0.0
 
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -205,16 +209,16 @@ def _paged(
     for start_n in range(full_begin, full_end, BLOCK_N):
         acc, row_max, row_sum = _paged_block(
             acc, row_max, row_sum, q, q_rest, K, V, Table, stride_kp, stride_kn, stride_vp, stride_vn,
-            scale_tanh, scale_log2, first, last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N,
-            LEFT, SOFTCAP, PAGE, LATENT, REST, BLOCK_R, MASK=False,
+            scale_tanh, scale_log2, slope, middle, first, last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D,
+            BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, PAGE, LATENT, REST, BLOCK_R, MASK=False,
         )  # fmt: skip
     between = full_end - full_begin
     for start_e in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
         start_n = start_e + tl.where(start_e < full_begin, 0, between) if LEFT else start_e
         acc, row_max, row_sum = _paged_block(
             acc, row_max, row_sum, q, q_rest, K, V, Table, stride_kp, stride_kn, stride_vp, stride_vn,
-            scale_tanh, scale_log2, first, last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N,
-            LEFT, SOFTCAP, PAGE, LATENT, REST, BLOCK_R, MASK=True,
+            scale_tanh, scale_log2, slope, middle, first, last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D,
+            BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, PAGE, LATENT, REST, BLOCK_R, MASK=True,
         )  # fmt: skip
 
     acc, lse = finish_softmax(acc, row_max, row_sum, None, False)
@@ -228,10 +232,11 @@ def _paged(
 @triton.jit
 def _paged_block(
     acc, row_max, row_sum, q, q_rest, K, V, Table, stride_kp, stride_kn, stride_vp, stride_vn, scale_tanh, scale_log2,
+    slope, middle,  # of ALiBi, and the key at which each row stands, (rows, 1)
     first, last,  # first and last key that each row sees, (rows, 1)
     start_n, seqlen_k,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, PAGE: tl.constexpr,
     LATENT: tl.constexpr, REST: tl.constexpr, BLOCK_R: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Return (acc, row_max, row_sum) of the online softmax with one block of keys added, from the pages they are in."""
@@ -249,6 +254,8 @@ def _paged_block(
         scores = tl.dot(q_rest, tl.trans(rest), scores, input_precision="ieee")
     if SOFTCAP:
         scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
+    if ALIBI:
+        scores = add_alibi(scores, slope, keys[None, :] - middle)
     if MASK:
         scores = mask_scores(scores, keys[None, :], first, last, LEFT)
     new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)

@@ -42,6 +42,7 @@ class Problem:
     cu_seqlens_k: Tensor | None = None
     descale: tuple[Tensor, Tensor, Tensor] | None = None  # for fp8: one fp32 on the device for each of q, k and v
     sink: Tensor | None = None  # one more score of each query head, (nheads,) fp32, natural logarithm
+    alibi_slopes: Tensor | None = None  # of each query head, (nheads,) fp32
 
     @property
     def varlen(self) -> bool:
@@ -78,6 +79,7 @@ class Problem:
             "RIGHT": self.right is not None,
             "SOFTCAP": self.softcap > 0,
             "VARLEN": self.varlen,
+            "ALIBI": self.alibi_slopes is not None,
         }
 
     def strides(self, *tensors: Tensor) -> tuple[int, ...]:
@@ -187,6 +189,7 @@ def _make_problem(
     softmax_scale: float | None,
     descale: tuple[Tensor, Tensor, Tensor] | None,
     sink: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     **sequences: Tensor,
 ) -> Problem:
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
@@ -205,9 +208,27 @@ def _make_problem(
             )
     if sink is not None and (sink.shape != q.shape[-2:-1] or sink.device != q.device or q.dtype == FLOAT8):
         raise ValueError(f"sink must be ({q.shape[-2]},) on {q.device}, and not with {FLOAT8}; got {tuple(sink.shape)}")
+    if alibi_slopes is not None:
+        if softcap or q.dtype == FLOAT8:
+            raise ValueError(f"alibi_slopes goes without softcap, and without {FLOAT8} inputs")
+        found = (tuple(alibi_slopes.shape), alibi_slopes.dtype, alibi_slopes.device)
+        if found != (tuple(q.shape[-2:-1]), torch.float32, q.device):
+            raise ValueError(f"alibi_slopes must be ({q.shape[-2]},) torch.float32 on {q.device}, got {found}")
     batch, seqlen_q, seqlen_k = sizes
     left, right = _effective_window(window_size, causal, seqlen_q, seqlen_k)
-    return Problem(batch, seqlen_q, seqlen_k, scale, left, right, softcap, descale=descale, sink=sink, **sequences)
+    return Problem(
+        batch,
+        seqlen_q,
+        seqlen_k,
+        scale,
+        left,
+        right,
+        softcap,
+        descale=descale,
+        sink=sink,
+        alibi_slopes=alibi_slopes,
+        **sequences,
+    )
 
 
 def _effective_window(window_size: Window, causal: bool, seqlen_q: int, seqlen_k: int) -> Window:

@@ -18,9 +18,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnbench.core import flops, fp8, pages
+from attnbench.core.alibi import alibi_slopes
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case
 from attnbench.worker.reference.rounding import Rows, rounding_variances
@@ -211,6 +212,9 @@ def _compute_reference(
         options: dict[str, Any] = {"rows_only": rows_only, "kept": None if kept is None else kept[pairs]}
         if inputs.sink is not None:
             options["sink"] = inputs.sink.unflatten(0, (s.nheads_k, group))[head]
+        if case.alibi:
+            slopes = torch.tensor(alibi_slopes(s.nheads), dtype=torch.float64, device=head.device)
+            options["slopes"] = slopes.unflatten(0, (s.nheads_k, group))[head]
         exact, deviations = _attend(
             case,
             rows,
@@ -275,15 +279,16 @@ def _attend(
     rows_only: bool,
     kept: Tensor | None,
     sink: Tensor | None = None,
+    slopes: Tensor | None = None,
     scores_in: Sequence[torch.dtype | None] = (),
     round_probabilities: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
     """Compute attention of some key heads and their groups of query heads, rounding intermediates to `storage`.
 
     q: (pairs, count, group, headdim), k: (pairs, seqlen_k, headdim), v: (pairs, seqlen_k, headdim_v), dout: (pairs,
-    count, group, headdim_v), sink: (pairs, group). Products are summed in `accumulate`, as tensor cores do, so
-    storage=bf16 gives what eager attention gives in bf16. `round_probabilities` rounds the probabilities further before
-    they multiply v.
+    count, group, headdim_v), sink and ALiBi's slopes: (pairs, group). Products are summed in `accumulate`, as tensor
+    cores do, so storage=bf16 gives what eager attention gives in bf16. `round_probabilities` rounds the probabilities
+    further before they multiply v.
 
     Return the results ("out"; with dout also "dq", and "dk" and "dv" unless `rows_only`; with a sink also "dsink",
     (pairs, group), of these rows, and "dsink_terms", the squares that the rounding of out multiplies in it), and for
@@ -314,6 +319,8 @@ def _attend(
     for start in range(0, count, step):
         at = slice(start, start + step)
         scores = scaled_scores(case, times(q[:, at], k.transpose(1, 2)))
+        if slopes is not None:
+            scores = scores - alibi_bias(case, rows[:, at], slopes).to(storage)
         p = probabilities(case, rows[:, at], scores, sink)
         p, of_sink = (p, None) if sink is None else (p[..., :-1], p[..., -1].to(accumulate))
         dropped = None if kept is None else ~kept[:, at]
@@ -368,6 +375,19 @@ def scaled_scores(case: Case, products: Tensor) -> Tensor:
     return case.softcap * torch.tanh(scores / case.softcap) if case.softcap else scores
 
 
+def alibi_bias(case: Case, rows: Tensor, slopes: Tensor) -> Tensor:
+    """Return what ALiBi subtracts from the scores of query rows (pairs, count, group): (pairs, count, group, seqlen_k).
+
+    `slopes` are those of the query heads, (pairs, group), in whose dtype it is computed.
+    """
+    import torch
+
+    keys = torch.arange(case.extent.seqlen_k, device=rows.device)
+    distance = (key_bounds(case, rows.device).place[rows][..., None] - keys).abs_()
+    bias: Tensor = slopes[:, None, :, None] * distance
+    return bias
+
+
 def probabilities(case: Case, rows: Tensor, scores: Tensor, sink: Tensor | None = None) -> Tensor:
     """Return the softmax over the keys that each query row sees; 0 for a row that sees no key.
 
@@ -393,16 +413,24 @@ def visible_keys(case: Case, rows: Tensor) -> Tensor:
     import torch
 
     keys = torch.arange(case.extent.seqlen_k, device=rows.device)
-    first, last = (bound[rows][..., None] for bound in _key_bounds(case, rows.device))
-    return (keys >= first) & (keys <= last)
+    bounds = key_bounds(case, rows.device)
+    return (keys >= bounds.first[rows][..., None]) & (keys <= bounds.last[rows][..., None])
+
+
+class KeyBounds(NamedTuple):
+    """The keys of each query, (seqlen_q,) int64 each; first > last where it sees none."""
+
+    first: Tensor
+    last: Tensor
+    place: Tensor  # at which it stands
 
 
 @lru_cache(maxsize=4)
-def _key_bounds(case: Case, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the first and the last key that each query sees, (seqlen_q,) int64; first > last where it sees none."""
+def key_bounds(case: Case, device: torch.device) -> KeyBounds:
+    """Return the keys that each query of a case sees, and where it stands, by their places in the tensors."""
     import torch
 
-    firsts, lasts = [], []
+    firsts, lasts, middles = [], [], []
     start = 0  # key of the sequence
     for count, seqlen_q, seqlen_k in case.sequences if case.is_ragged else [(1, *case.sequences[0][1:])]:
         low, high = flops.diagonals(seqlen_q, seqlen_k, case.causal, case.window_size)
@@ -410,5 +438,6 @@ def _key_bounds(case: Case, device: torch.device) -> tuple[Tensor, Tensor]:
         starts = start + seqlen_k * torch.arange(count)[:, None]
         firsts.append((starts + (row + low).clamp(min=0)).flatten())
         lasts.append((starts + (row + high).clamp(max=seqlen_k - 1)).flatten())
+        middles.append((starts + row + seqlen_k - seqlen_q).flatten())
         start += count * seqlen_k
-    return torch.cat(firsts).to(device), torch.cat(lasts).to(device)
+    return KeyBounds(*(torch.cat(found).to(device) for found in (firsts, lasts, middles)))
