@@ -59,10 +59,14 @@ BACKENDS: Mapping[str, str] = {
     "hf-sdpa": "attnbench.backends.hf:Sdpa",
     "hf-flash_attention_2": "attnbench.backends.hf:Flash2",
     "hf-flex_attention": "attnbench.backends.hf:Flex",
+    "linformer": "attnbench.backends.linformer:Linformer",
+    "streaming": "attnbench.backends.streaming:Streaming",
+    "block-topk": "attnbench.backends.block_topk:BlockTopk",
     "fake": "attnbench.backends.fake:Fake",
 }
 
-NOT_BY_DEFAULT = frozenset({"fake"})  # run only where named with --backend
+APPROXIMATE = ("linformer", "streaming", "block-topk")  # what they compute is near attention: docs/approximate.md
+NOT_BY_DEFAULT = frozenset({"fake", *APPROXIMATE})  # run only where named with --backend
 
 
 def available() -> dict[str, str]:

@@ -31,6 +31,10 @@ class Backend(Protocol):
 
     name: str
 
+    @property
+    def exact(self) -> bool:
+        """Whether it computes attention; an approximation of it is an `ApproximateBackend`."""
+
     def probe(self) -> Probe:
         """Return the library's version, or why the backend cannot be used in this interpreter.
 
@@ -52,6 +56,39 @@ class Backend(Protocol):
         Copies and transposes of the inputs belong here where the case's layout is "native", else to the call.
 
         Raises Unsupported where only the library itself knows that it cannot run the case.
+        """
+
+
+class ApproximateBackend(Backend, Protocol):
+    """A backend that computes something near attention: `exact` is False. docs/approximate.md says how it is judged.
+
+    What is right is its own definition, and beside its time stands how far it is from exact attention. q, k and v are
+    those of one (batch entry, key head): (seqlen_q, group, headdim), (seqlen_k, headdim) and (seqlen_k, headdim_v),
+    with the query heads of the key head as `group`. Selection and quantisation belong to the launch.
+
+    A method that chooses among candidates (blocks, buckets) names what the launch chose as `Prepared.canonical`'s
+    "selected", int64 of shape (batch, nheads_k, ...), because rounding may choose the other of two that are near alike.
+    Its methods get the part of the pair, (...); without a choice they get None.
+    """
+
+    what: str  # what it computes, as a part of a sentence: "softmax over 256 projected keys"
+
+    def definition(self, case: Case, q: Tensor, k: Tensor, v: Tensor, selected: Tensor | None) -> Tensor:
+        """Return out, (seqlen_q, group, headdim_v), by torch operators that autograd can differentiate.
+
+        It is read beside the paper, computes in the dtype that it gets, and needs less memory than all scores.
+        """
+
+    def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:
+        """Return the scores (..., candidates) by which it selects, -inf where a candidate is hidden.
+
+        `selected` (..., count) holds places in the last dimension, of the largest. None where it selects nothing.
+        """
+
+    def attended(self, case: Case, q: Tensor, k: Tensor, rows: Tensor, selected: Tensor | None) -> Tensor | None:
+        """Return which keys the query rows `rows` (count, group) attend to, (count, group, seqlen_k) bool.
+
+        None where it does not attend to keys themselves.
         """
 
 
@@ -188,7 +225,8 @@ class Prepared:
 
     `launch` runs the case's direction one time and returns its raw results. `canonical` gives these their names ("out";
     "dq", "dk", "dv") as views of shape (batch, seqlen, nheads, headdim), and "dsink" (nheads,). Where "out" of an fp8
-    case is e4m3, "descale_out" is the float32 by which it must be multiplied.
+    case is e4m3, "descale_out" is the float32 by which it must be multiplied. Of an `ApproximateBackend` that selects
+    "selected" is what this launch chose.
 
     `forward` runs the forward alone, keeps what the backward needs, and returns the object that holds it.
 

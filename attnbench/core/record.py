@@ -21,6 +21,17 @@ WRONG: tuple[Status, ...] = ("wrong", "wrong-kernel")  # measured, but not atten
 
 
 @dataclass(frozen=True)
+class Approximation:
+    """How far an approximate backend is from exact attention of the same inputs, on a sample of query rows."""
+
+    what: str  # what it computes in the place of attention, as a part of a sentence
+    error: float  # ||out - exact|| / ||exact||, over the rows compared
+    mass_kept: float | None  # share of exact probability on the pairs that it attends to; None where it has no pairs
+    rows: int  # query rows compared in each head, of seqlen_q
+    heads: int  # (batch entry, query head) pairs compared
+
+
+@dataclass(frozen=True)
 class Forecast:
     """What the plan expects of a job."""
 
@@ -146,6 +157,7 @@ class Record:
     ecc_errors: int = 0  # uncorrected memory errors that the GPU counted during the job
     notes: tuple[str, ...] = ()  # what could not be measured and why, one line each
     stderr: str | None = None  # where the job failed, the end of the worker's stderr
+    approximation: Approximation | None = None  # of an approximate backend, whose accuracy is that of its definition
 
     def __repr__(self) -> str:  # not the samples, which would flood a notebook
         return f"<Record {self.id}: {self.status}>"

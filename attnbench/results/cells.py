@@ -56,6 +56,11 @@ class Cell:
         return self.source.backend_names.get(self.backend, self.backend)
 
     @property
+    def is_exact(self) -> bool:
+        """Whether its backend computes attention itself; what does not is not ranked among those that do."""
+        return self.backend not in self.source.approximate
+
+    @property
     def device(self) -> str:
         """The label of the device that it was measured on."""
         return self.source.device

@@ -345,6 +345,20 @@ def relative_error(row: Row) -> float | None:
     return max((e.relative for e in errors), default=None)
 
 
+@metric("Approximation error", "", "lower", formats.percent)
+def approximation_error(row: Row) -> float | None:
+    """Of an approximate backend: norm of out less exact attention's over the norm of that, on a sample of rows."""
+    found = row.record.approximation
+    return found.error if found else None
+
+
+@metric("Attention mass kept", "", "higher", formats.percent)
+def mass_kept(row: Row) -> float | None:
+    """Of an approximate backend that attends to some keys: exact attention's probability on those, mean over rows."""
+    found = row.record.approximation
+    return found.mass_kept if found else None
+
+
 @metric("SM clock held", "Hz", None, formats.megahertz)
 def clock_held(row: Row) -> float | None:
     """Median clock of the multiprocessors while calls ran, from the cycles that they count themselves; in runs by

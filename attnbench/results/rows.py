@@ -50,7 +50,13 @@ class Source:
     @cached_property
     def backend_names(self) -> Mapping[str, str]:
         """Backend -> its name in a table, with a version where it is not that of others (case_names.with_versions)."""
-        return with_versions(self.run.versions)
+        named = with_versions(self.run.versions)
+        return named | {backend: f"{named.get(backend, backend)} (approx.)" for backend in self.approximate}
+
+    @cached_property
+    def approximate(self) -> frozenset[str]:
+        """The backends of the run that do not compute attention itself."""
+        return frozenset(record.backend for record in self.run.records if record.approximation)
 
     def rates(self, dtype: str) -> Rates:
         """Return what the datasheet and the run's own ceilings say for a dtype."""
@@ -119,7 +125,8 @@ class Row:
 
     @property
     def rates(self) -> Rates:
-        return self.source.rates(self.case.dtype)
+        """What throughput is compared with; nothing for an approximation, as the FLOPs are those of attention."""
+        return Rates() if self.record.approximation else self.source.rates(self.case.dtype)
 
     def measured(self, name: str) -> tuple[float, ...]:
         """Return the raw samples of a measurement; empty where it was not taken."""

@@ -28,7 +28,7 @@ def rank_changes(cells: Iterable[Cell]) -> list[RankChange]:
     """Return all pairs of cells of one case and device that change their rank, the largest changes first."""
     rivals: dict[tuple[str, Case], list[Cell]] = {}
     for cell in cells:
-        if cell.value("latency") and cell.value("sustained_latency"):
+        if cell.is_exact and cell.value("latency") and cell.value("sustained_latency"):
             rivals.setdefault((cell.device, cell.case), []).append(cell)
     found = []
     for of_case in rivals.values():

@@ -77,23 +77,23 @@ class CellSteps:
         self.laps.end("inputs")
         if flaw:
             return {"status": "failed", "reason": flaw}
-        self.check = reference.make_check(self.case, self.given, self.policy.seed)
+        self.check = reference.make_check(self.case, self.given, self.policy.seed, self.backend)
         self.instruments.synchronize()
         self.laps.end("reference")
         return None
 
     def launch_first(self) -> Fields | None:
-        """Prepare the backend and launch once on hard inputs, with dropout on the given ones; then give both up.
+        """Prepare the backend and launch once on hard inputs, where there are any for it; then give both up.
 
         A kernel that is wrong here may be wrong on any inputs, which `launch_to_check` finds out.
         """
-        is_hard = not self.case.dropout_p
+        is_hard = self.check.hard
         check = reference.HardInputsCheck(self.case, self.instruments.device) if is_hard else self.check
         self.instruments.synchronize()
         self.laps.end("hard inputs")
         self._kept_by_first, self._first = self.instruments.memory.measure_held(lambda: self._launch_and_give_up(check))
         self.check.notes += notes_on_data(self.case, is_hard)
-        return self._wrong(self._first) if self.case.dropout_p and not self._first.ok else None
+        return None if is_hard or self._first.ok else self._wrong(self._first)
 
     def launch_to_check(self) -> Fields | None:
         """Prepare on the given inputs, measure the memory of a launch, and check its results and those of the first.
@@ -194,8 +194,10 @@ class CellSteps:
         accuracy = self.check.check_renewed(self.renewal, self.original, results)
         if not accuracy.ok:
             return self._wrong(accuracy, f"{self._later}on inputs renewed in place: ")
-        if not self._is_long_on_cpu and (
-            found := reference.find_wrong_rows(self.case, self.original, results["out"], self.signature)
+        if (
+            not self._is_long_on_cpu
+            and self.check.is_screened
+            and (found := reference.find_wrong_rows(self.case, self.original, results["out"], self.signature))
         ):
             return self._wrong(found, f"{self._later}in the rows furthest from another kernel's: ")
         self.laps.end("check")
@@ -220,6 +222,7 @@ class CellSteps:
     def record(self) -> Fields:
         """Return the fields of the record of a right kernel; without measurements where it was not timed."""
         found = {"status": "ok", "accuracy": self.accuracy, "kernels": self.traced.kernels}
+        found["approximation"] = self.check.approximation
         if self.timing is None:
             return {**found, "notes": tuple(self.check.notes)}
         measurements = {**self.timing.measurements, "first_call": Measurement("s", (self.first_call,))}

@@ -455,8 +455,7 @@ def test_results_follow_the_inputs(backend: Backend, case: Case) -> None:
     for name in set(reference.expected_results(case)) - ({"out"} if case.direction == "bwd" else set()):
         assert not torch.equal(results[name].float(), before[name]), f"{name} did not change with the inputs"
     fresh = renewal.apply_to(inputs.make(case, DEVICE.kind, seed=0))
-    exact = reference.compute_reference(case, fresh, reference.choose_rows(case, torch.device(DEVICE.kind)))
-    accuracy = reference.compare(exact, results)
+    accuracy = reference.make_check(case, fresh, 0, backend).check_first(results)
     assert accuracy.ok, accuracy.problem()
 
 
@@ -492,17 +491,17 @@ def test_results(backend: Backend, case: Case) -> None:
     """Every case that a backend takes has right names, shapes, dtypes and values; no input changes."""
     given = inputs.make(case, DEVICE.kind, seed=0)
     before = inputs.clone(given)
-    exact = reference.compute_reference(case, given, reference.choose_rows(case, torch.device(DEVICE.kind)))
+    check = reference.make_check(case, given, 0, backend)
     prepared, raw = prepared_or_skip(backend, case, given)
     results = prepared.canonical(raw)
-    assert set(results) - {"descale_out"} == set(reference.expected_results(case))
-    accuracy = reference.compare(exact, results)  # shapes and dtypes too
+    assert set(results) - {"descale_out", "selected"} == set(reference.expected_results(case))
+    accuracy = check.check_first(results)  # shapes and dtypes too
     assert accuracy.ok, accuracy.problem()
-    assert reference.ResultCheck(case, given, 0).fp8_problem(prepared, accuracy) is None
+    assert check.fp8_problem(prepared, accuracy) is None
     if case.has_backward:
         assert prepared.forward is not None, "without it the memory that the forward keeps is not measured"
         prepared.forward()
-    again = reference.compare(exact, prepared.canonical(prepared.launch()))
+    again = check.check_restored(prepared.canonical(prepared.launch()))
     assert again.ok, f"second launch: {again.problem()}"
     pages.appender(case, before)()
     assert inputs.first_changed(given, before) is None, "launching changed an input"

@@ -14,7 +14,7 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import INSTRUMENTS, Policy
-from attnbench.core.record import Accuracy, Forecast, Job, Record, TensorError
+from attnbench.core.record import Accuracy, Approximation, Forecast, Job, Record, TensorError
 from builders import CPU, H200, case, environment, ok, shape
 
 PLAIN = Case(Shape(4, 4096, 4096, 16, 16, 128, 128), "bf16", "fwd")
@@ -191,6 +191,7 @@ def test_every_field_of_a_record_survives() -> None:
     """No field of this record is at its default, so a new field that from_json does not read fails here."""
     rich = replace(
         rich_record(), reason="r", forecast=Forecast(1.0, 0.1, 5), seconds=2.0, resumable=True, stderr="tail",
+        approximation=Approximation("few keys", 0.4, 0.8, rows=64, heads=4),
     )  # fmt: skip
     plain = Record(PLAIN, "", -1, "skipped")
     assert [f.name for f in dataclasses.fields(Record) if getattr(rich, f.name) == getattr(plain, f.name)] == []

@@ -14,6 +14,7 @@ from report_pages import page, small
 
 import builders
 from attnbench.core.errors import UserError
+from attnbench.core.record import Approximation
 from attnbench.report.html import figures, image, palette, vega_spec
 from attnbench.report.html.charts import METRICS, Charts, charts
 from attnbench.results import metrics
@@ -238,6 +239,7 @@ def test_every_figure_can_be_drawn(figure: figures.VegaFigure, tmp_path: Path) -
     pytest.importorskip("vl_convert")
     sustained = {"sustained": 1e-3, "sustained_power": 650.0, "temperature": 50.0}
     records = [ok(case(s), b, 400, **sustained, memory_peak=s) for s in (1024, 2048) for b in ("eager", "triton")]
+    records.append(ok(case(1024), "near", 900, approximation=Approximation("few keys", 0.4, None, rows=64, heads=4)))
     whole = run([*(replace(r, measurements={**r.measurements, **_state()}) for r in records)])
     file = tmp_path / "figure.svg"
     image.save(file, "svg", charts(cells([whole])), figure.name)

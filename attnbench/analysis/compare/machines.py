@@ -103,9 +103,9 @@ class Machine:
         return self.fastest_of(self.log_rounds)
 
     def fastest_of(self, keys: Iterable[Key]) -> dict[Case, Key]:
-        """Return case -> the fastest of these cells, each of which has a figure."""
+        """Return case -> the fastest of these cells that is no approximation; each has a figure."""
         best: dict[Case, Key] = {}
-        for key in keys:
+        for key in (key for key in keys if self.cells[key].is_exact):
             rival = best.setdefault(key[0], key)
             if self.log_figure[key] < self.log_figure[rival]:
                 best[key[0]] = key

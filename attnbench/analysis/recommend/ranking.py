@@ -2,7 +2,7 @@
 
 A problem is a case on a device, or a training step: the forward and the backward of a case, which one implementation
 computes both, so that their latencies count together; or all layers of a model in one step. Only backends whose results
-were right are ranked.
+were right are ranked, and none that computes an approximation.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _problem(
     wanted: Callable[[str], bool],
     model: str = "",
 ) -> Problem:
-    right = [Candidate(group) for group in groups if all(cell.value("latency") for _, cell in group)]
+    right = [Candidate(of) for of in groups if all(cell.is_exact and cell.value("latency") for _, cell in of)]
     right.sort(key=lambda one: one.latency)
     by_backend = {one.backend: one for one in right}
     default = next((by_backend[name] for name in DEFAULTS if name in by_backend), None)

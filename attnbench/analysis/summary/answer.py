@@ -37,7 +37,7 @@ def _fastest(cells: Sequence[Cell], where: str) -> str:
     """
     rivals: dict[tuple[str, Case], list[Cell]] = {}
     for cell in cells:
-        if cell.value("latency") is not None:
+        if cell.is_exact and cell.value("latency") is not None:
             rivals.setdefault((cell.device, cell.case), []).append(cell)
     contested = [sorted(of_case, key=_latency)[:2] for of_case in rivals.values() if len(of_case) > 1]
     if not contested:

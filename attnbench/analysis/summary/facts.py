@@ -33,6 +33,7 @@ def facts(cells: Sequence[Cell]) -> list[Caution]:
             "transpose); the error is against exact attention of what they were.",
             "docs/backends.md has the tolerance.",
         ),
+        *_approximations(measured),
         *_clock_of_peak(measured),
         *_spans(measured),
         *about(
@@ -54,6 +55,18 @@ def facts(cells: Sequence[Cell]) -> list[Caution]:
         *_interpreters(measured),
         *_said(cells),
     ]
+
+
+def _approximations(cells: Sequence[Cell]) -> Iterator[Caution]:
+    """Yield for each approximate backend what it computes, and that it does not compete."""
+    for label, group in _groups([cell for cell in cells if not cell.is_exact]):
+        what = next(row.record.approximation.what for row in group[0].ok if row.record.approximation)
+        yield Caution(
+            f"{label} is an approximation of attention: {what}.",
+            "err is the norm of out less exact attention's over the norm of that; TFLOP/s are of exact attention's "
+            "FLOPs. It is not ranked among backends that compute attention.",
+            "docs/approximate.md says how it is judged.",
+        )
 
 
 def _clock_of_peak(cells: Sequence[Cell]) -> Iterator[Caution]:

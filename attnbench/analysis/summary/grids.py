@@ -14,7 +14,7 @@ from typing import Any
 
 from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, LAYOUTS, Case
 from attnbench.core.flops import CONVENTIONS
-from attnbench.core.formats import digits, share
+from attnbench.core.formats import digits, percent, share
 from attnbench.core.sizes import format_size
 from attnbench.core.text import count
 from attnbench.report.characters import MEMORY_BOUND
@@ -31,6 +31,7 @@ LINES = 700  # of the grids of a metric, after which a reader is better served o
 FEWEST_LINES = 200
 FRAME = 5  # lines of a grid beside its rows
 ALL_SHOWN = "attnbench report --all shows every one, -f csv and -f json have every cell, fewer run files make fewer."
+_TIMES = ("tflops", "gbps", "latency", "speedup")  # beside which stands how far an approximation is off
 ABREAST = 9  # with more backends than this they are rows instead of columns
 
 
@@ -101,7 +102,7 @@ def grids(
     *,
     lines: float = math.inf,
 ) -> list[Grids]:
-    """Return the grids of each metric, then the error of fp8 cells, then the peak memory.
+    """Return the grids of each metric, then the errors of fp8 cells and of approximations, then the peak memory.
 
     Without `names` each case has the metric that its users look at: `metrics.usual`.
 
@@ -119,6 +120,8 @@ def grids(
         names = [name for name, _ in wanted]
     if "relative_error" not in names and (narrow := [c for c in cells if c.case.dtype == "fp8"]):
         wanted.append(("relative_error", narrow))  # a speed in fp8 says nothing without it
+    near = [c for c in cells if not c.is_exact]
+    wanted += [(name, near) for name in ("approximation_error", "mass_kept") if near and name not in names]
     if "memory_peak" not in names:
         wanted.append(("memory_peak", _with_plainest_mask(cells)))
     lines = max(min(FEWEST_LINES, lines), lines / len({c.device for c in cells}))
@@ -251,7 +254,7 @@ def _grid(cells: Sequence[Cell], several: bool, metric: Metric, axes: tuple[str,
 
     case = 0 if column == "backend" else 1  # the place in a key that names the case on which backends compete
     rivals: dict[Any, list[Cell]] = {}
-    for key in values if "backend" in axes else ():
+    for key in (key for key in values if "backend" in axes and at[key].is_exact):
         rivals.setdefault(key[case], []).append(at[key])
     best = {id(cell) for found in rivals.values() for cell in _best(metric, found)}
 
@@ -275,8 +278,10 @@ def _entry(cell: Cell, metric: Metric, best: bool) -> Figure | Ending:
         return Ending(case_names.ENDINGS.get(cell.status, case_names.NOTHING))
     text = metric.format(value)
     number, _, aside = text.partition(" ")
-    memory = metric.name == "tflops" and cell.bound == "memory"
-    if metric.name in ("tflops", "gbps"):
+    memory = metric.name == "tflops" and cell.bound == "memory" and cell.is_exact
+    if error := cell.value("approximation_error") if metric.name in _TIMES else None:
+        aside = f"{aside} err {percent(error)}".strip()
+    elif metric.name in ("tflops", "gbps"):
         used = metrics.share_of_limit(metric.name, cell.value, memory_bound=memory)
         aside = "" if used is None else share(used)
     return Figure(number, aside, best, held_down=metric.clocked and cell.held_down, memory_bound=memory)

@@ -30,7 +30,7 @@ Key = TypeVar("Key")
 # The metrics that the table, the tips and the figures show, each a field of a row.
 METRICS = (
     *("latency", "ci", "tflops", "utilization", "utilization_clock", "speedup", "memory_peak", "power"),
-    *("temperature", "tflops_per_watt", "samples", "error", "first_call"),
+    *("temperature", "tflops_per_watt", "samples", "error", "first_call", "approximation_error", "mass_kept"),
 )
 QUANTILES = (0, 10, 90, 100)  # of the samples, each a field such as "p10"
 
@@ -101,13 +101,14 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
         tried_here = {c.backend for c in members if c.status != "skipped"}
         by_length = _grouped(members, lambda c: case_names.seqlen(c.case))
         fastest = {n: _fastest(of_shape) for n, of_shape in by_length.items()}
+        near = {n for n, of_shape in by_length.items() if any(c.value("approximation_error") for c in of_shape)}
         for cell in members:
             length = case_names.seqlen(cell.case)
             marked = cell.status != "ok" and cell.backend in tried_here
             slot = marks[length] if marked else None
             marks[length] += marked
             titles = {"panel": panel, "shape": f"{panel} {format_size(length)}", "roof": _title(cell, roof_parts)}
-            best = {"best": fastest[length].get(id(cell))}
+            best = {"best": fastest[length].get(id(cell)), "near": titles["shape"] if length in near else None}
             rows.append(titles | best | _row(cell, slot, eager.get((cell.device, cell.case))))
     common = [part(cells[0]) for name, part in _TITLE_PARTS.items() if name not in title_parts] if cells else []
     rates = {_title(c, roof_parts): c.rates for c in cells}
@@ -150,7 +151,7 @@ def _split(
 
 def _fastest(rivals: Sequence[Cell]) -> dict[int, str]:
     """Return id -> "best" of the fastest cell of one shape, or "= best" of it and those alike within uncertainty."""
-    measured = [cell for cell in rivals if cell.value("latency")]
+    measured = [cell for cell in rivals if cell.is_exact and cell.value("latency")]
     first = min(measured, key=lambda cell: cell.value("latency") or 0.0, default=None)
     best = [cell for cell in measured if first and len(measured) > 1 and (cell is first or cell.alike(first))]
     return {id(cell): "best" if len(best) == 1 else "= best" for cell in best}
@@ -184,6 +185,7 @@ def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row
         "seqlen": case_names.seqlen(cell.case),
         "batch": shape.batch,
         "heads": case_names.heads(case),
+        "exact": cell.is_exact,
         "status": "ok" if ok else case_names.ENDINGS[cell.status],
         "reason": None if ok else one_line(cell.reason or "no reason given"),
         "slot": slot,

@@ -79,8 +79,8 @@ FIGURES: tuple[VegaFigure, ...] = (
     VegaFigure(
         "ranking",
         "Ranking",
-        "TFLOP/s of all backends on one shape, the best first. Thin lines: 95 % interval of the median; those "
-        "alike within it are marked = best. ~ and a pale bar: clock held down.",
+        "TFLOP/s of all backends that compute attention on one shape, the best first. Thin lines: 95 % interval of the "
+        "median; those alike within it are marked = best. ~ and a pale bar: clock held down.",
         y_axis("tflops", "TFLOP/s", FROM_ZERO),
         INTERVAL_OF_RATE,
         limits=(("peak", "datasheet peak"),),
@@ -122,6 +122,14 @@ FIGURES: tuple[VegaFigure, ...] = (
         f"Median time of one call, log-log. {_BARS}",
         y_axis("latency", "latency of one call", LOG, labelExpr=SECONDS, tickCount=4),
         INTERVAL_OF_TIME,
+    ),
+    VegaFigure(
+        "approximation",
+        "Error against time",
+        "How far out is from exact attention, over the median time of one call; backends that compute attention are at "
+        "0. A panel for each shape on which an approximation was measured.",
+        y_axis("approximation_error", "error of out", FROM_ZERO, format="%"),
+        panel="near",
     ),
     VegaFigure(
         "memory",

@@ -40,6 +40,8 @@ COLUMNS: tuple[tuple[str, str, str, str], ...] = (
     ("temperature", "temp.", "celsius", METRICS["temperature"].doc),
     ("samples", "samples", "number", METRICS["samples"].doc),
     ("error", "error", "digits", METRICS["error"].doc),
+    ("approximation_error", "approx. error", "percent", METRICS["approximation_error"].doc),
+    ("mass_kept", "mass kept", "percent", METRICS["mass_kept"].doc),
     ("first_call", "first call", "duration", METRICS["first_call"].doc),
     ("status", "remark", "remark", "Why there is no figure, or whether the clock was held down"),
 )

@@ -18,7 +18,7 @@ from typing import Any
 
 from attnbench.report.html.charts import Charts, Row
 from attnbench.report.html.elements import asset
-from attnbench.report.html.figures import LOG_TICKS, Spec, VegaFigure
+from attnbench.report.html.figures import LOG, LOG_TICKS, SECONDS, Spec, VegaFigure
 from attnbench.report.html.palette import DASHES, backend_marks, color
 
 _LEGEND_MARK, _LEGEND_LETTER = 45, 7  # pixels, about: of an entry's mark with the gap, and of a letter of its name
@@ -41,9 +41,8 @@ def spec(figure: VegaFigure, charts: Charts, size: tuple[int, int], columns: int
     """
     panels = figure.panels_of(charts)
     style = _panel_style(charts, size[1], columns * size[0] if legend else 0)
-    layers = {"ranking": _ranking, "roofline": _roofline, "spread": _spread}.get(figure.name, _over_length)(
-        figure, style
-    )
+    own = {"ranking": _ranking, "approximation": _error_over_time, "roofline": _roofline, "spread": _spread}
+    layers = own.get(figure.name, _over_length)(figure, style)
     # bf16 and fp8 have different peaks; the axis of each panel then reaches up to its own.
     own_scales = figure.name == "throughput" and len({row["peak"] for row in charts.rows}) > 1
     own_scales |= figure.name == "ranking" and columns > 1
@@ -65,7 +64,7 @@ def data(figure: VegaFigure, charts: Charts) -> list[Row]:
     kept = set(figure.panels_of(charts))
     rows = [row for row in charts.rows if row[figure.panel] in kept]
     if figure.name == "ranking":
-        tried = [row for row in rows if row["status"] == "ok" or row["slot"] is not None]
+        tried = [row for row in rows if row["exact"] and (row["status"] == "ok" or row["slot"] is not None)]
         rows = sorted(tried, key=lambda row: -(row[figure.field] or 0.0))
     lines = (line for line in charts.lines if line["kind"] == figure.lines and line[figure.panel] in kept)
     return [*rows, *lines]
@@ -277,6 +276,21 @@ def _roofline(figure: VegaFigure, style: _PanelStyle) -> Sequence[Spec]:
         {"transform": [_CELLS], "mark": path, "encoding": cells},
         _marks(style, x, figure.y),
     ]
+
+
+def _error_over_time(figure: VegaFigure, style: _PanelStyle) -> Sequence[Spec]:
+    """Return a mark for each backend by its time and its error, which is 0 where it computes attention."""
+    x = {
+        "field": "latency",
+        "type": "quantitative",
+        "scale": {**LOG, "nice": False, "padding": 30},
+        "axis": {"labelExpr": SECONDS, "tickCount": 4},
+        "title": "latency of one call",
+    }
+    off = f"isValid(datum.{figure.field}) ? datum.{figure.field} : 0"
+    marks = _marks(style, x, {**figure.y, "field": "off"})
+    found = [{"filter": "isValid(datum.latency)"}, {"calculate": off, "as": "off"}]
+    return [{**marks, "transform": [*found, *marks["transform"]]}]
 
 
 def _spread(figure: VegaFigure, style: _PanelStyle) -> Sequence[Spec]:

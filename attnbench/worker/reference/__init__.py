@@ -14,11 +14,14 @@ The first launch has inputs on which kernels fail that are right on standard nor
 result_check.py has the order of the other comparisons: before timing, and again after timing on inputs that were
 changed in place (renewed_inputs.py). Where rows are sampled, screen.py looks for wrong ones among all of them. With
 dropout, dropout_mask.py reads from launches which probabilities were dropped, and dropout_check.py does the same
-comparisons with that mask.
+comparisons with that mask. What an approximate backend must give says its own definition: approximate_check.py.
 """
 
-from attnbench.core.backend import Inputs
+from typing import cast
+
+from attnbench.core.backend import ApproximateBackend, Backend, Inputs
 from attnbench.core.case import Case
+from attnbench.worker.reference.approximate_check import ApproximateResultCheck
 from attnbench.worker.reference.checksums import compare_checksums
 from attnbench.worker.reference.dropout_check import DropoutResultCheck
 from attnbench.worker.reference.exact_attention import Reference, compute_reference, visible_keys, warm_up
@@ -30,13 +33,16 @@ from attnbench.worker.reference.screen import find_wrong_rows
 from attnbench.worker.reference.tolerance import compare, expected_results
 
 
-def make_check(case: Case, given: Inputs, seed: int) -> ResultCheck:
+def make_check(case: Case, given: Inputs, seed: int, backend: Backend | None = None) -> ResultCheck:
     """Return the check of one cell. It computes the reference, so make it before the first launch."""
+    if backend is not None and not getattr(backend, "exact", True):
+        return ApproximateResultCheck(case, given, cast("ApproximateBackend", backend))
     return DropoutResultCheck(case, given, seed) if case.dropout_p else ResultCheck(case, given, seed)
 
 
 __all__ = [
     "SCORE_BUDGET",
+    "ApproximateResultCheck",
     "DropoutResultCheck",
     "HardInputsCheck",
     "InputRenewal",

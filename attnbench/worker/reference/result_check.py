@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
-from attnbench.core.record import Accuracy
+from attnbench.core.record import Accuracy, Approximation
 from attnbench.worker.reference.checksums import compare_checksums
 from attnbench.worker.reference.exact_attention import ROW_RESULTS, Reference, compute_reference
 from attnbench.worker.reference.renewed_inputs import InputRenewal
@@ -37,6 +37,9 @@ class ResultCheck:
     """
 
     notes: tuple[str, ...] = ()  # what could not be checked as usual, one sentence each
+    hard = True  # whether the first launch is to be checked on hard inputs
+    is_screened = True  # whether screen.py may look for wrong rows
+    approximation: Approximation | None = None  # of an approximate backend, once its results were found right
 
     def __init__(self, case: Case, given: Inputs, seed: int) -> None:
         self.case = case

@@ -163,7 +163,8 @@
 
   const rowsOf = (figure) => {
     if (!ranks(figure)) return visible;
-    const tried = visible.filter((row) => row.shape === chosen.value && (row.status === "ok" || row.slot !== null));
+    const exact = visible.filter((row) => row.shape === chosen.value && row.exact);
+    const tried = exact.filter((row) => row.status === "ok" || row.slot !== null);
     return tried.sort((a, b) => b.tflops - a.tflops);
   };
   const panelsOf = (figure) => {

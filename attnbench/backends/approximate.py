@@ -1,0 +1,98 @@
+"""Shared by approximate backends: defaults of core/backend.py's ApproximateBackend, and helpers for what they compute.
+
+Methods that leave keys out keep as many as FlashAttention's appendix E.6 (arXiv 2205.14135): an eighth, at most 256.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from attnbench.backends.base import BackendBase, Order, autograd_prepared
+from attnbench.backends.limits import TORCH_LIMITS
+from attnbench.core.backend import Prepared
+from attnbench.core.case import Case
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.core.backend import Inputs
+
+COMPRESSION, MOST_KEPT = 8, 256
+KEPT = f"an eighth of the keys, at most {MOST_KEPT}"
+CHUNK = 2**25  # scores that a definition computes at once
+# A query that sees no key would need a rule of its own in each definition.
+APPROXIMATE_LIMITS = replace(TORCH_LIMITS, unequal_causal=False, empty_rows=False)
+
+
+class Approximate(BackendBase):
+    """Defaults for a method that selects nothing.
+
+    One that attends to pairs of a query and a key has `attended`; its definition is softmax over those.
+    """
+
+    exact = False
+    what = ""  # what it computes in the place of attention, as a part of a sentence
+    limits = APPROXIMATE_LIMITS
+
+    def definition(self, case: Case, q: Tensor, k: Tensor, v: Tensor, selected: Tensor | None) -> Tensor:
+        """Return softmax over the pairs attended to, some rows at a time; a backward computes these again."""
+        import torch
+        from torch.utils.checkpoint import checkpoint
+
+        def attend(some: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Tensor:  # some: (count, group, headdim)
+            seen = self.attended(case, q, k, rows[:, None].expand(-1, q.shape[1]), selected)
+            assert seen is not None
+            scores = (some @ k.T * case.softmax_scale).masked_fill(~seen, float("-inf"))
+            out: Tensor = torch.softmax(scores, dim=-1) @ v
+            return out
+
+        step = max(1, CHUNK // (q.shape[1] * len(k)))
+        parts = torch.arange(len(q), device=q.device).split(step)
+        outs: list[Tensor] = [checkpoint(attend, q[rows], k, v, rows, use_reentrant=False) for rows in parts]
+        return torch.cat(outs)
+
+    def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:
+        return None
+
+    def attended(self, case: Case, q: Tensor, k: Tensor, rows: Tensor, selected: Tensor | None) -> Tensor | None:
+        return None
+
+
+def kept_keys(case: Case) -> int:
+    """Return how many keys a method keeps of a case's."""
+    return max(1, min(MOST_KEPT, case.shape.seqlen_k // COMPRESSION))
+
+
+def positions(case: Case, rows: Tensor) -> Tensor:
+    """Return the key positions at which query rows stand, between 0 and the last key."""
+    s = case.shape
+    return (rows + s.seqlen_k - s.seqlen_q).clamp(0, s.seqlen_k - 1)
+
+
+def in_blocks(t: Tensor, block: int) -> Tensor:
+    """Return a tensor (..., seqlen, headdim) as (..., blocks, block, headdim), with zeros after its end."""
+    import torch
+
+    blocks: Tensor = torch.nn.functional.pad(t, (0, 0, 0, -t.shape[-2] % block)).unflatten(-2, (-1, block))
+    return blocks
+
+
+def selecting_prepared(
+    case: Case, inputs: Inputs, fn: Callable[..., tuple[Tensor, Tensor]], order: Order = "bhsd"
+) -> Prepared:
+    """Return `autograd_prepared` of a function that returns out and what it selected, which becomes a result too."""
+    last: list[Tensor] = []
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out, selected = fn(q, k, v)
+        last[:] = [selected]
+        return out
+
+    plain = autograd_prepared(case, inputs, call, order, strided=True)
+    return replace(
+        plain,
+        launch=lambda: (plain.launch(), last[0]),
+        canonical=lambda raw: {**plain.canonical(raw[0]), "selected": raw[1]},
+    )

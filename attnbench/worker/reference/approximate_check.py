@@ -1,0 +1,257 @@
+"""The check of an approximate backend: its own definition decides whether it is right, exact attention how near it is.
+
+The definition (core/backend.py: ApproximateBackend) is evaluated twice for some (batch entry, key head) pairs, all rows
+of each: in the high precision of a reference, which gives exact results, and in the case's dtype, which takes the place
+of eager attention's errors in the tolerance. Its gradients are autograd's. Heads do not depend on each other, so dout
+need not be masked, and dk and dv are compared for the dense one. Which pairs are compared is drawn anew for the launch
+after timing.
+
+Where a method selects, the definition gets what the launch selected; so a right kernel may choose the other of two
+candidates that are near alike. The selection is right where no candidate that was left out has a score above a chosen
+one's by more than TIMES_ROUNDING times what scores differ in the case's dtype.
+
+How near it is: the error of out beside exact attention on a sample of rows, and the share of exact attention's
+probability on the pairs that it attends to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from attnbench.core.backend import ApproximateBackend, Inputs, torch_dtype
+from attnbench.core.case import Case
+from attnbench.core.record import Accuracy, Approximation
+from attnbench.core.text import count
+from attnbench.worker.reference.exact_attention import (
+    ErrorProfile,
+    Reference,
+    ReferencePart,
+    compute_reference,
+    probabilities,
+    reference_dtype,
+    scaled_scores,
+)
+from attnbench.worker.reference.renewed_inputs import InputRenewal
+from attnbench.worker.reference.result_check import ResultCheck
+from attnbench.worker.reference.row_sample import RowSample, choose_rows, draw_seed, rows_of
+from attnbench.worker.reference.tolerance import compare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+    from torch import Tensor
+
+SCORES = {"cuda": 2**33, "cpu": 2**22}  # of pairs of queries and keys whose definitions are evaluated
+MOST_PAIRS = 32
+TIMES_ROUNDING = 2.0  # as of eager's error in the tolerance
+SHARE = 0.25  # of SCORE_BUDGET, for the rows of exact attention
+
+
+class ApproximateResultCheck(ResultCheck):
+    """The check of a case on an approximate backend. It has the comparisons of ResultCheck."""
+
+    hard = False
+    is_screened = False
+
+    def __init__(self, case: Case, given: Inputs, method: ApproximateBackend) -> None:
+        self.case = case
+        self.inputs = given
+        self.dout_masked = False
+        self._method = method
+        self._sample = choose_pairs(case, given.q.device, draw_seed())
+        self._selected: Tensor | None = None  # of the launch that `_known` is for
+        self._known: Reference | str | None = None
+        self.notes = ("an approximation: its first launch had no hard inputs, which are for exact attention",)
+        if not self._sample.whole:
+            heads = self._sample.heads
+            of = case.shape.batch * case.shape.nheads
+            self.notes += (f"its definition was evaluated for {heads} of {count(of, 'head')}, drawn at random",)
+
+    def check_first(self, results: Mapping[str, Tensor]) -> Accuracy:
+        accuracy = self.check_restored(results)
+        if self.approximation is None and accuracy.ok:
+            self.approximation = approximation_of(self._method, self.case, self.inputs, results)
+        return accuracy
+
+    def check_renewed(self, renewal: InputRenewal, original: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
+        fresh = renewal.apply_to(original)
+        return self._compared(
+            self._defined(fresh, choose_pairs(self.case, fresh.q.device, draw_seed()), results), results
+        )
+
+    def check_restored(self, results: Mapping[str, Tensor]) -> Accuracy:
+        selected = results.get("selected")
+        if self._known is None or not _is_same(self._selected, selected):
+            self._known = self._defined(self.inputs, self._sample, results)
+            self._selected = None if selected is None else selected.clone()  # a launch may write to it again
+        return self._compared(self._known, results)
+
+    def _defined(self, inputs: Inputs, sample: RowSample, results: Mapping[str, Tensor]) -> Reference | str:
+        """Return the definition's results for what a launch selected, or what is wrong with the selection."""
+        selected = results.get("selected")
+        with _without_tf32():
+            flaw = selection_flaw(self._method, self.case, inputs, sample, selected)
+            return flaw or define(self._method, self.case, inputs, sample, selected)
+
+    def _compared(self, known: Reference | str, results: Mapping[str, Tensor]) -> Accuracy:
+        if isinstance(known, str):
+            return Accuracy({}, rows=self.case.shape.seqlen_q, heads=self._sample.heads, flaws=(known,))
+        return compare(known, results)
+
+
+def choose_pairs(case: Case, device: torch.device, seed: int) -> RowSample:
+    """Choose as many (batch entry, key head) pairs as SCORES allows, at least two, with all rows of each."""
+    import torch
+
+    s = case.shape
+    pairs, group = s.batch * s.nheads_k, s.nheads // s.nheads_k
+    budget = SCORES["cpu" if device.type == "cpu" else "cuda"]
+    chosen = min(pairs, MOST_PAIRS, max(2, budget // (s.seqlen_q * group * s.seqlen_k)))
+    at = torch.randperm(pairs, generator=torch.Generator().manual_seed(seed))[:chosen].sort().values
+    rows = torch.arange(s.seqlen_q, device=device)[None, :, None].expand(chosen, -1, group)
+    batch, head = (t.to(device) for t in (at // s.nheads_k, at % s.nheads_k))
+    whole = chosen == pairs
+    return RowSample(batch, head, rows, all_pairs=whole, all_rows=True, seed=None if whole else seed)
+
+
+def define(
+    method: ApproximateBackend, case: Case, inputs: Inputs, sample: RowSample, selected: Tensor | None
+) -> Reference:
+    """Return the results of the definition on a sample, and its errors in the case's dtype, as a reference."""
+    precise = reference_dtype(case, inputs.q.device)
+    parts = []
+    eager: dict[str, ErrorProfile] = {}
+    size: dict[str, ErrorProfile] = {}
+    for i in range(len(sample.batch)):
+        one = slice(i, i + 1)
+        batch, head, rows = sample.batch[one], sample.head[one], sample.rows[one]
+        of_queries = [inputs.q] if inputs.dout is None else [inputs.q, inputs.dout]
+        q, *dout = (rows_of(case, t, batch, head, rows)[0] for t in of_queries)
+        k, v = (t[batch[0], :, head[0]] for t in (inputs.k, inputs.v))
+        chosen = None if selected is None else selected[batch[0], head[0]]
+        exact, rounded = (
+            _evaluate(method, case, dtype, (q, k, v, *dout), chosen) for dtype in (precise, torch_dtype(case))
+        )
+        for name, values in exact.items():
+            errors = ErrorProfile.between(rounded[name], values)
+            eager[name] = eager[name].combined(errors) if name in eager else errors
+            profile = ErrorProfile.of(values)
+            size[name] = size[name].combined(profile) if name in size else profile
+        parts.append(ReferencePart(batch, head, rows, exact))
+    terms = {}  # as of exact attention
+    if case.has_backward:
+        terms = {name: case.softmax_scale * float(t.abs().max()) for name, t in (("dq", inputs.k), ("dk", inputs.q))}
+    return Reference(case, sample, tuple(parts), eager, size, terms, {}, {})
+
+
+def _evaluate(
+    method: ApproximateBackend, case: Case, dtype: torch.dtype, tensors: tuple[Tensor, ...], selected: Tensor | None
+) -> dict[str, Tensor]:
+    """Return the definition's results in a dtype: each (1, rows, ...), with a backward "dq", "dk", "dv" too."""
+    import torch
+
+    q, k, v = (t.detach().to(dtype).requires_grad_(case.has_backward) for t in tensors[:3])
+    with torch.set_grad_enabled(case.has_backward):
+        out = method.definition(case, q, k, v, selected)
+    if not case.has_backward:
+        return {"out": out[None]}
+    found = torch.autograd.grad(out, (q, k, v), tensors[3].to(dtype))
+    return {"out": out.detach()[None], **{name: t[None] for name, t in zip(("dq", "dk", "dv"), found, strict=True)}}
+
+
+def selection_flaw(
+    method: ApproximateBackend, case: Case, inputs: Inputs, sample: RowSample, selected: Tensor | None
+) -> str:
+    """Return what is wrong with what a launch selected, in one line; "" where rounding explains it all."""
+    import torch
+
+    for batch, head, rows in zip(sample.batch, sample.head, sample.rows, strict=True):
+        q = rows_of(case, inputs.q, batch[None], head[None], rows[None])[0]
+        k = inputs.k[batch, :, head]
+        exact = method.scores(case, q.to(reference_dtype(case, q.device)), k.to(reference_dtype(case, k.device)))
+        if exact is None:
+            return ""
+        if selected is None:
+            return "it does not name what it selected"
+        chosen = selected[batch, head]
+        if chosen.shape[:-1] != exact.shape[:-1]:
+            return f"what it selected has the shape {tuple(selected.shape)}"
+        places = chosen.sort(-1).values
+        if not bool(((places >= 0) & (places < exact.shape[-1])).all()) or bool((places.diff(dim=-1) == 0).any()):
+            return "what it selected are no candidates, or one of them twice"
+        rounded = method.scores(case, q, k)
+        assert rounded is not None
+        apart = torch.where(exact.isfinite(), rounded.to(exact.dtype) - exact, 0.0)
+        allowed = 2 * TIMES_ROUNDING * float(apart.abs().max())
+        least = exact.gather(-1, chosen).amin(-1)
+        left = exact.scatter(-1, chosen, -math.inf).amax(-1)
+        gap = torch.where(left == -math.inf, 0.0, left - least)
+        if not float(gap.max()) <= allowed:
+            return (
+                f"it selected a candidate whose score is {float(gap.max()):.3g} below that of one left out, where "
+                f"rounding explains {allowed:.3g}"
+            )
+    return ""
+
+
+def approximation_of(
+    method: ApproximateBackend, case: Case, inputs: Inputs, results: Mapping[str, Tensor]
+) -> Approximation:
+    """Return how far `out` is from exact attention, and how much of exact attention's mass the method attends to."""
+    sample = choose_rows(case, inputs.q.device, draw_seed(), SHARE)
+    forward, given = replace(case, direction="fwd"), replace(inputs, dout=None)
+    reference = compute_reference(forward, given, sample)
+    error = size = kept = 0.0
+    pairs = 0
+    with _without_tf32():
+        for part in reference.parts:
+            exact = part.exact["out"]
+            error += float((part.select(case, "out", results["out"]).to(exact.dtype) - exact).square().sum())
+            size += float(exact.square().sum())
+            for i in range(len(part.batch)):
+                share = _mass_kept(method, case, inputs, part, i, results.get("selected"))
+                if share is not None:
+                    kept, pairs = kept + share, pairs + 1
+    relative = math.sqrt(error / size) if size else math.sqrt(error)
+    mass = kept / pairs if pairs else None
+    return Approximation(method.what, relative, mass, rows=sample.rows.shape[1], heads=sample.heads)
+
+
+def _mass_kept(
+    method: ApproximateBackend, case: Case, inputs: Inputs, part: ReferencePart, i: int, selected: Tensor | None
+) -> float | None:
+    """Return the mean over some rows of one pair of the exact probability on the keys that the method attends to."""
+    batch, head, rows = part.batch[i], part.head[i], part.rows[i]
+    by_head = inputs.q[batch].unflatten(1, (case.shape.nheads_k, -1))[:, head]  # (seqlen_q, group, headdim)
+    k = inputs.k[batch, :, head]
+    seen = method.attended(case, by_head, k, rows, None if selected is None else selected[batch, head])
+    if seen is None:
+        return None
+    q = rows_of(case, inputs.q, batch[None], head[None], rows[None])
+    precise = reference_dtype(case, q.device)
+    scores = scaled_scores(case, q.to(precise) @ k.to(precise).mT)
+    p = probabilities(case, rows[None], scores)[0]
+    return float((p * seen).sum(-1).mean())
+
+
+def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
+    import torch
+
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # a backend may have allowed TF32
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,97 @@
+"""Approximate backends in reports: their error beside their time, and never among those that compute attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report_text import report, shown
+
+from attnbench.analysis.compare.machines import machines
+from attnbench.analysis.models.step_time import step_times
+from attnbench.analysis.recommend.ranking import problems
+from attnbench.core.models import find
+from attnbench.core.record import Approximation, Run
+from attnbench.report.html import figures, vega_spec
+from attnbench.report.html.charts import charts
+from attnbench.results import metrics, run_file
+from attnbench.results.cells import cells
+from attnbench.results.sustained import rank_changes
+from builders import case, ended, ok, run
+
+NEAR = Approximation("attention to few keys", 0.42, 0.81, rows=64, heads=4)
+CASE, LONG = case(1024, causal=True), case(4096, causal=True)
+
+
+@pytest.fixture
+def measured() -> Run:
+    """Two backends, and an approximation that is faster than both; on a longer case it was skipped."""
+    fast = ok(CASE, "streaming", 900, approximation=NEAR, sustained=1e-6, memory_peak=1.0)
+    rest = [
+        ok(c, b, t, sustained=1e-3, memory_peak=2.0**20)
+        for c in (CASE, LONG)
+        for b, t in (("fa2", 400), ("triton", 300))
+    ]
+    return run([fast, *rest, ended(LONG, "streaming", "skipped", "no memory")])
+
+
+def test_the_error_stands_beside_the_time_without_being_asked_for(measured: Run) -> None:
+    text = shown([measured])
+    assert "900 err 42%" in text
+    assert "streaming (approx.)" in text
+    assert "Approximation error" in text
+    assert "Attention mass kept" in text
+    assert "streaming is an approximation of attention: attention to few keys." in " ".join(text.split())
+    assert "us err 42%" in shown([measured], metrics=("latency",))
+
+
+def test_it_is_best_of_nothing(measured: Run) -> None:
+    assert "Fastest of 2 cases: fa2 in 2." in " ".join(report([measured]).answer)
+    row = next(line for line in shown([measured]).splitlines() if "900 err" in line)
+    assert "*400" in row
+    assert "*900" not in row
+    found = cells([measured])
+    assert [cell.is_exact for cell in found if cell.backend == "streaming"] == [False, False]
+    assert all({one.backend for one in problem.candidates} == {"fa2", "triton"} for problem in problems(found))
+    (machine,) = machines([Path("a.jsonl")], [measured])
+    assert {backend for _, backend in machine.fastest.values()} == {"fa2"}
+    assert rank_changes(found) == []
+
+
+def test_it_is_no_step_of_a_model() -> None:
+    model = find("llama-3.1-8b")
+    assert model is not None
+    layer = case(4096, causal=True, nheads=32, nheads_k=8)
+    records = [ok(layer, "fa2", 400), ok(layer, "streaming", 900, approximation=NEAR)]
+    assert {time.backend for time in step_times(cells([run(records)]), model, 1)} == {"fa2"}
+
+
+def test_metrics_and_rates(measured: Run) -> None:
+    cell = next(cell for cell in cells([measured]) if not cell.is_exact and cell.case == CASE)
+    assert (cell.value("approximation_error"), cell.value("mass_kept")) == (0.42, 0.81)
+    assert cell.value("utilization") is None
+    assert cell.value("roofline") is None
+    assert cell.value("tflops") == pytest.approx(900)
+    other = next(cell for cell in cells([measured]) if cell.is_exact)
+    assert metrics.value("approximation_error", other.rows[0]) is None
+
+
+def test_figures(measured: Run) -> None:
+    """The ranking leaves it out; the figure of error over time has all backends of its shape."""
+    made = charts(cells([measured]))
+    drawn = {figure.name: vega_spec.data(figure, made) for figure in figures.drawable(made)}
+    assert {row["backend"] for row in drawn["ranking"]} == {"fa2", "triton"}
+    near = drawn["approximation"]
+    assert {(row["backend"], row["seqlen"]) for row in near} == {
+        *((name, 1024) for name in ("fa2", "triton", "streaming (approx.)"))
+    }
+    assert not any(row["best"] for row in made.rows if row["backend"].startswith("streaming"))
+    exact = charts(cells([replace(measured, records=measured.records[1:5])]))
+    assert "approximation" not in {figure.name for figure in figures.drawable(exact)}
+
+
+def test_a_run_file_keeps_it(measured: Run, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(run_file.encoded(measured))
+    assert run_file.read(path)[0].records[0].approximation == NEAR

@@ -1,0 +1,168 @@
+"""Planted faults in approximate backends: each is wrong by the method's own definition, or by its own scores."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnbench.backends import block_topk, streaming
+from attnbench.backends.approximate import Approximate
+from attnbench.backends.base import autograd_prepared
+from attnbench.backends.block_topk import BlockTopk
+from attnbench.backends.linformer import Linformer
+from attnbench.backends.streaming import Streaming
+from attnbench.core.backend import Inputs, Prepared
+from attnbench.core.case import Case, Shape
+from attnbench.core.json import from_json, to_json
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
+from attnbench.core.record import Accuracy, Forecast, Job, Record
+from attnbench.worker import inputs, reference
+from attnbench.worker.serve import Worker
+
+CASE = Case(Shape(1, 200, 200, 2, 1, 16, 16), "fp32", "fwd_bwd")
+CAUSAL = replace(CASE, causal=True)
+
+
+def checked(method: Approximate, case: Case) -> Accuracy:
+    given = inputs.make(case, "cpu", seed=0)
+    check = reference.make_check(case, given, 0, method)
+    prepared = method.prepare(case, given)
+    return check.check_first(prepared.canonical(prepared.launch()))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("method", [Linformer(), Streaming(), BlockTopk()], ids=lambda m: m.name)
+def test_a_right_one_is_right(method: Approximate, dtype: Any) -> None:
+    case = replace(CAUSAL if isinstance(method, Streaming) else CASE, dtype=dtype)
+    accuracy = checked(method, case)
+    assert accuracy.ok, accuracy.problem()
+    assert {*accuracy.errors} == {"out", "dq", "dk", "dv"}
+
+
+def selects(change: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]) -> Approximate:
+    """Return block top-k whose results are changed."""
+
+    class Changed(BlockTopk):
+        def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+            prepared = super().prepare(case, inputs)
+            return replace(prepared, canonical=lambda raw: change(prepared.canonical(raw)))
+
+    return Changed()
+
+
+def renamed(change: Callable[[Tensor], Tensor]) -> Approximate:
+    """Return block top-k that names another selection than it made."""
+    return selects(lambda results: {**results, "selected": change(results["selected"])})
+
+
+class NoScale(Streaming):
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        return super().prepare(replace(case, scale=1.0), inputs)
+
+
+class OtherProjection(Linformer):
+    """Its definition projects by another matrix than its launch."""
+
+    def definition(self, case: Case, q: Tensor, k: Tensor, v: Tensor, selected: Tensor | None) -> Tensor:
+        return super().definition(case, q, k.flip(0), v.flip(0), selected)
+
+
+class NoGradientOfKeys(Linformer):
+    """Its backward leaves out that keys are projected: dk is that of the scores of the last queries alone."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            k = torch.cat([k[:, :-1], k[:, -1:].detach()], dim=1)
+            by_head = (t.transpose(1, 2)[0] for t in (q, k, v))
+            of_head = self.definition(case, *(next(by_head).transpose(0, 1), next(by_head)[0], next(by_head)[0]), None)
+            return of_head[None]
+
+        return autograd_prepared(case, inputs, call)
+
+
+FAULTS = {
+    "a selection that is not its own": (renamed(lambda chosen: (chosen + 1) % 4), CASE, "it selected a candidate"),
+    "a block twice": (renamed(lambda chosen: chosen.repeat_interleave(2, -1)), CASE, "twice"),
+    "no such block": (renamed(lambda chosen: chosen + 4), CASE, "no candidates"),
+    "no selection": (selects(lambda all: {n: t for n, t in all.items() if n != "selected"}), CASE, "does not name"),
+    "no softmax scale": (NoScale(), CAUSAL, "out is off"),
+    "a definition that disagrees": (OtherProjection(), CASE, "out is off"),
+    "a backward without the last key": (NoGradientOfKeys(), CASE, "dk is off by .*, in key 199"),
+}
+
+
+@pytest.mark.parametrize(("method", "case", "reason"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_found(method: Approximate, case: Case, reason: str) -> None:
+    accuracy = checked(method, case)
+    assert not accuracy.ok
+    assert re.search(reason, accuracy.problem()), accuracy.problem()
+
+
+def test_the_blocks_of_the_lowest_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong selection is wrong as it is named, and wrong where the right one is named in its place."""
+    given = inputs.make(CASE, "cpu", seed=0)
+    check = reference.make_check(CASE, given, 0, BlockTopk())
+    right = BlockTopk().prepare(CASE, given)
+    named = right.canonical(right.launch())
+    assert check.check_first(named).ok
+    scores = block_topk.block_scores
+    monkeypatch.setattr(block_topk, "block_scores", lambda *args: -scores(*args))
+    prepared = BlockTopk().prepare(CASE, given)
+    wrong = prepared.canonical(prepared.launch())
+    monkeypatch.undo()
+    assert re.search("below that of one left out", check.check_first(wrong).problem())
+    assert re.search("out is off", check.check_first({**wrong, "selected": named["selected"]}).problem())
+
+
+def test_a_window_that_is_one_key_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = inputs.make(CAUSAL, "cpu", seed=0)
+    sinks, window = streaming.sinks_and_window(CAUSAL)
+    monkeypatch.setattr(streaming, "sinks_and_window", lambda case: (sinks, window - 1))
+    prepared = Streaming().prepare(CAUSAL, given)
+    monkeypatch.undo()
+    accuracy = reference.make_check(CAUSAL, given, 0, Streaming()).check_first(prepared.canonical(prepared.launch()))
+    assert not accuracy.ok
+
+
+POLICY = Policy(l2="warm", warmup_s=0.001, min_samples=4, min_seconds=0.0, max_seconds=0.01, target=1.0)
+
+
+@pytest.mark.parametrize("method", [BlockTopk(), NoScale()], ids=["right", "wrong"])
+def test_a_measured_cell(method: Approximate) -> None:
+    """Through all steps of a cell: after timing on other inputs, and on the old ones again."""
+    worker, device = Worker(), Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
+    worker.backend = method
+    record = worker.run(Job(CAUSAL, "own", 0, Forecast(1.0, 0.1, 0)), POLICY, device)
+    gc.unfreeze()
+    if isinstance(method, NoScale):
+        assert record.status == "wrong"
+        assert (record.reason or "").startswith("out is off")
+        return
+    assert record.status == "ok", record.reason
+    assert record.approximation is not None
+    assert record.approximation.what == method.what
+    assert record.approximation.mass_kept is not None
+    assert 0 < record.approximation.error < 2
+    assert 0.2 < record.approximation.mass_kept < 1
+    assert any("hard inputs" in note for note in record.notes)
+    assert from_json(Record, to_json(record)) == record
+
+
+@pytest.mark.parametrize("case", [CASE, CAUSAL], ids=["full", "causal"])
+def test_what_attends_to_every_key_keeps_all_mass(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_topk, "kept_blocks", lambda case: 4)
+    given = inputs.make(case, "cpu", seed=0)
+    check = reference.make_check(case, given, 0, BlockTopk())
+    prepared = BlockTopk().prepare(case, given)
+    assert check.check_first(prepared.canonical(prepared.launch())).ok
+    assert check.approximation is not None
+    assert check.approximation.mass_kept == pytest.approx(1.0)
+    assert check.approximation.error < 1e-5
