@@ -101,6 +101,7 @@ def autograd_prepared(
     *,
     strided: bool = False,
     plan: Callable[[], object] | None = None,
+    pairs: int | None = None,
 ) -> Prepared:
     """Return the prepared call of a function that autograd can differentiate, or that is forward only.
 
@@ -153,7 +154,7 @@ def autograd_prepared(
         return fn(*map(accept, split_packed(leaves[0], s.nheads_k) if packed else leaves), *beside)
 
     if not case.has_backward:
-        return Prepared(launch=forward, canonical=lambda out: {"out": view(out)}, reads=reads, plan=plan)
+        return Prepared(launch=forward, canonical=lambda out: {"out": view(out)}, reads=reads, plan=plan, pairs=pairs)
 
     if inputs.dout is None:
         raise ValueError("a backward needs inputs.dout")
@@ -183,10 +184,12 @@ def autograd_prepared(
             out = forward()
             return (out, *grads(out, keep=False))
 
-        return Prepared(both, lambda raw: named(*raw), forward, reads=reads, plan=plan)
+        return Prepared(both, lambda raw: named(*raw), forward, reads=reads, plan=plan, pairs=pairs)
 
     out = forward()  # every timed backward runs over this one graph
-    return Prepared(lambda: grads(out, keep=True), lambda raw: named(out, *raw), forward, reads=reads, plan=plan)
+    return Prepared(
+        lambda: grads(out, keep=True), lambda raw: named(out, *raw), forward, reads=reads, plan=plan, pairs=pairs
+    )
 
 
 def scores_workspace(case: Case, *, copies_fwd: float, copies_bwd: float) -> Workspace:

@@ -21,8 +21,10 @@ from attnbench.backends.masks import (
     BLOCK_Q,
     block_mask,
     block_mask_workspace,
+    mask_plan,
     paged_block_mask,
     paged_block_mask_workspace,
+    pairs_of_blocks,
     places,
     visibility_mask,
 )
@@ -106,6 +108,7 @@ class Flex(Compiled):
         softcap=True,
         sink=True,
         alibi=True,
+        masks=True,
         ragged=True,
         page_sizes=(16,),
     )
@@ -141,7 +144,15 @@ class Flex(Compiled):
             k, v = (cache.flatten(0, 1)[None].transpose(1, 2) for cache in (inputs.k, inputs.v))
             launch = functools.partial(attention, q, k, v)
             return Prepared(launch, lambda out: {"out": _as_queries(case, out)}, plan=plan)
-        return autograd_prepared(case, inputs, attention, "bhsd", strided=True, plan=plan if case.is_ragged else None)
+        return autograd_prepared(
+            case,
+            inputs,
+            attention,
+            "bhsd",
+            strided=True,
+            plan=plan if case.is_ragged or case.mask else None,
+            pairs=pairs_of_blocks(options["block_mask"]) if case.mask else None,
+        )
 
 
 def _with_sink(attention: Callable[..., Any]) -> Callable[..., Tensor]:
@@ -188,7 +199,7 @@ class Compile(Compiled):
     paste = eager_paste("@torch.compile\n")
     efficiency = 0.5
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
-    limits: ClassVar = replace(TORCH_LIMITS, capability=(7, 0), window=True, softcap=True, on_cpu=False)
+    limits: ClassVar = replace(TORCH_LIMITS, capability=(7, 0), window=True, masks=True, softcap=True, on_cpu=False)
     forward_kernels = backward_kernels = "triton_(per|red|poi)_fused"
     other_kernels: ClassVar = ("flash|fmha|sdpa|scaled_dot_product",)
 
@@ -212,7 +223,7 @@ class Compile(Compiled):
             out: Tensor = attention(rows, keys, values, seen, empty_rows, case.softmax_scale, case.softcap)
             return out.view(s.batch, s.nheads, s.seqlen_q, s.headdim_v)
 
-        return autograd_prepared(case, inputs, call, "bhsd", strided=True)
+        return autograd_prepared(case, inputs, call, "bhsd", strided=True, **mask_plan(case, inputs.q.device))
 
 
 def eager(

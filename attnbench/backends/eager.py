@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
 from attnbench.backends.limits import TORCH_LIMITS, has_empty_rows
-from attnbench.backends.masks import alibi_bias, visibility_mask
+from attnbench.backends.masks import alibi_bias, has_mask, mask_plan, visibility_mask
 from attnbench.backends.paste import BHSD, Paste
 from attnbench.core import pages
 from attnbench.core.backend import Prepared, Signature, Workspace
@@ -75,6 +75,7 @@ class Eager(BackendBase):
         dropout=True,
         sink=True,
         alibi=True,
+        masks=True,
         ragged=True,
         page_sizes=(1,),
         cache_dtypes=("fp8",),
@@ -86,7 +87,7 @@ class Eager(BackendBase):
         # Matrices alive at the peak, measured on an H200. Forward: scores and probabilities. Backward: the kept
         # probabilities, their gradient twice, the gradient of the scores, and one more for masked_fill's backward.
         # Counted, not measured: softcap keeps its tanh, dropout its result and a mask of one byte per element.
-        masked = case.causal or case.window_size != (None, None)
+        masked = has_mask(case)
         more = (1 if case.softcap else 0) + (1.5 if case.dropout_p else 0)
         more += 1 / case.shape.batch if case.alibi else 0  # its bias has no batch
         return scores_workspace(case, copies_fwd=2 + more, copies_bwd=(5 if masked else 4) + more)
@@ -99,7 +100,8 @@ class Eager(BackendBase):
             return _prepare_paged(case, inputs)
         if case.is_ragged:
             return autograd_prepared(case, inputs, _packed_attention(case, inputs.q.device), "thd", strided=True)
-        return autograd_prepared(case, inputs, _attention(case, inputs.q.device), "bhsd", strided=True)
+        attention = _attention(case, inputs.q.device)
+        return autograd_prepared(case, inputs, attention, "bhsd", strided=True, **mask_plan(case, inputs.q.device))
 
 
 def _prepare_paged(case: Case, inputs: Inputs) -> Prepared:

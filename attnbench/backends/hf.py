@@ -185,7 +185,7 @@ class Flex(compiled.Flex, HuggingFace):
     name = "hf-flex_attention"
     verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "flex_attention"
-    limits: ClassVar = replace(compiled.Flex.limits.without_cache, sink=False)
+    limits: ClassVar = replace(compiled.Flex.limits.without_cache, sink=False, alibi=False)
     paste = hf_paste(implementation)
 
     def installed(self) -> Probe | None:

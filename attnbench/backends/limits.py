@@ -30,6 +30,8 @@ class Limits:
     dropout: bool = False
     sink: bool = False  # a learnt logit of each head beside its scores
     sink_backward: bool = True
+    masks: bool = False  # masks by name
+    masks_backward: bool = True
     alibi: bool = False  # scores that fall with the distance of query and key
     alibi_backward: bool = True
     unequal_causal: bool = True  # its causal mask is aligned bottom-right when seqlen_q != seqlen_k
@@ -131,6 +133,10 @@ class Limits:
             return "no attention sink"
         if case.sink and case.has_backward and not self.sink_backward:
             return "an attention sink is forward only"
+        if case.mask and not self.masks:
+            return "no masks by name"
+        if case.mask and case.has_backward and not self.masks_backward:
+            return "masks by name are forward only"
         if case.alibi and not self.alibi:
             return "no ALiBi"
         if case.alibi and case.has_backward and not self.alibi_backward:

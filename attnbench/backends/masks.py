@@ -6,9 +6,11 @@ batch i and j count from the beginning of their sequence, and a query sees keys 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.libraries import flash_workspace
+from attnbench.core import masks
 from attnbench.core.alibi import alibi_slopes
 from attnbench.core.backend import Workspace, cu_seqlens, torch_dtype
 from attnbench.core.case import Case
@@ -41,7 +43,7 @@ def flash_window(case: Case) -> tuple[int, int]:
 
 def has_mask(case: Case) -> bool:
     """Return whether some query does not see some key of the tensors."""
-    return case.is_ragged or effective_window(case) != (None, None)
+    return case.is_ragged or bool(case.mask) or effective_window(case) != (None, None)
 
 
 def places(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,7 +83,19 @@ def visibility_mask(case: Case, device: torch.device) -> Tensor | None:
         seen.tril_(middle + right)
     if left is not None:
         seen.triu_(middle - left)
+    if case.mask:
+        place = torch.arange(middle, s.seqlen_k, device=device)[:, None]
+        keys = torch.arange(s.seqlen_k, device=device)
+        seen = masks.sees(masks.find(case.mask), seen, place, keys, masks.kept_blocks(case.mask, s.seqlen_k, device))
     return seen
+
+
+def mask_plan(case: Case, device: torch.device) -> dict[str, Any]:
+    """Return `plan` and `pairs` of a launch that takes a mask by name as `visibility_mask`, and computes every pair."""
+    if not case.mask:
+        return {}
+    every = case.shape.seqlen_q * case.shape.seqlen_k
+    return {"plan": functools.partial(visibility_mask, case, device), "pairs": every}
 
 
 def alibi_bias(case: Case, device: torch.device) -> Tensor:
@@ -121,6 +135,14 @@ def block_mask(case: Case, device: torch.device) -> BlockMask | None:
         distance = j - i - middle
         return (distance >= low) & (distance <= high)
 
+    if case.mask:
+        mask, in_band, blocks = masks.find(case.mask), seen, masks.kept_blocks(case.mask, s.seqlen_k, device)
+
+        def seen_by_name(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            picked: Tensor = masks.sees(mask, in_band(batch, head, i, j), i + middle, j, blocks)
+            return picked
+
+        seen = seen_by_name
     if case.is_ragged:
         of_query, of_key, place = places(case, device)
 
@@ -130,6 +152,14 @@ def block_mask(case: Case, device: torch.device) -> BlockMask | None:
 
         seen = seen_in_sequence
     return create_block_mask(seen, None, None, s.seqlen_q, s.seqlen_k, device=torch.device(device))
+
+
+def pairs_of_blocks(blocks: BlockMask) -> int:
+    """Return the pairs in the blocks that FlexAttention computes, whole or in part, of one head."""
+    listed = blocks.kv_num_blocks.sum()
+    if blocks.full_kv_num_blocks is not None:
+        listed = listed + blocks.full_kv_num_blocks.sum()
+    return int(listed) * blocks.BLOCK_SIZE[0] * blocks.BLOCK_SIZE[1]
 
 
 def paged_block_mask(case: Case, page_table: Tensor) -> BlockMask:

@@ -7,7 +7,7 @@ case, its own warnings are the reason of the skip.
 
 SDPA's is_causal is aligned top-left; attnbench's causal is bottom-right. They agree when seqlen_q == seqlen_k, and a
 single query sees every key. Otherwise flash gets torch.nn.attention.bias.causal_lower_right (its kernel has that
-alignment), `sdpa`, math and efficient get an explicit mask, and cuDNN is skipped.
+alignment), `sdpa`, math and efficient get an explicit mask, and cuDNN is skipped. Masks by name are explicit ones.
 
 Ragged batches are nested tensors (nested.py). On a CPU only math computes them. It splits them and puts padded ones
 together in each call, which waits for the GPU.
@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
 from attnbench.backends.limits import TORCH_LIMITS, Limits
-from attnbench.backends.masks import effective_window, visibility_mask
+from attnbench.backends.masks import effective_window, mask_plan, visibility_mask
 from attnbench.backends.nested import nested_prepared, nested_refusal
 from attnbench.backends.paste import BHSD, THD, Paste
 from attnbench.core.backend import Prepared, Unsupported, Workspace
-from attnbench.core.case import Case
+from attnbench.core.case import ITEMSIZE, Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
@@ -93,6 +93,14 @@ class Sdpa(BackendBase):
             return self.cpu_limits.refusal(case, device)
         return super().unsupported(case, device) or nested_refusal(case)
 
+    def workspace(self, case: Case) -> Workspace:
+        if not case.mask:
+            return super().workspace(case)
+        s = case.shape  # the mask, and the additive one that torch makes of it
+        return Workspace(
+            nbytes=s.seqlen_q * s.seqlen_k * (1 + ITEMSIZE[case.dtype]), what="mask", passes=1.0, dense=True
+        )
+
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
         from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -124,7 +132,7 @@ class Sdpa(BackendBase):
 
         if case.is_ragged:
             return nested_prepared(case, inputs, attention)
-        return autograd_prepared(case, inputs, attention, "bhsd", strided=True)
+        return autograd_prepared(case, inputs, attention, "bhsd", strided=True, **mask_plan(case, inputs.q.device))
 
     def _objections(self, inputs: Inputs, options: dict[str, Any]) -> list[str]:
         """Return what torch's own check of a fused CUDA kernel objects to.
@@ -152,9 +160,9 @@ class Sdpa(BackendBase):
 
     def _mask(self, case: Case, inputs: Inputs) -> dict[str, Any]:
         s = case.shape
-        if effective_window(case) == (None, None):
+        if effective_window(case) == (None, None) and not case.mask:
             return {}
-        if s.seqlen_q == s.seqlen_k:
+        if s.seqlen_q == s.seqlen_k and not case.mask:
             return {"is_causal": True}
         if self.switch == "flash":
             from torch.nn.attention.bias import causal_lower_right
@@ -171,7 +179,7 @@ class Math(Sdpa):
     switch = "math"
     paste = sdpa_paste("MATH")
     efficiency = 0.2
-    limits: ClassVar = replace(TORCH_LIMITS, dropout=True, empty_rows=False, ragged=True)
+    limits: ClassVar = replace(TORCH_LIMITS, dropout=True, masks=True, empty_rows=False, ragged=True)
     forward_kernels = backward_kernels = PRODUCTS
     other_kernels: ClassVar = (FLASH_KERNELS, EFFICIENT_KERNELS, CUDNN_KERNELS)
 
@@ -199,6 +207,7 @@ class Efficient(Sdpa):
         headdim_multiple=4,
         headdim_v=True,
         dropout=True,
+        masks=True,
         empty_rows=False,
         ragged=True,
     )

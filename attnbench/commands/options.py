@@ -17,6 +17,7 @@ from attnbench.commands import complete
 from attnbench.commands.shared import one_of
 from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, LAYOUTS
 from attnbench.core.lengths import PATTERNS
+from attnbench.core.masks import MASKS
 from attnbench.core.models import PHASES
 
 shape = partial(typer.Option, rich_help_panel="What to measure (lists multiply; each option replaces the suite's)")
@@ -210,6 +211,15 @@ class WhatToMeasure:
     alibi: Annotated[
         bool | None,
         shape("--alibi/--no-alibi", help="ALiBi: scores fall with the distance of query and key, by a slope a head."),
+    ] = None
+    mask: Annotated[
+        str | None,
+        shape(
+            metavar="NAMES",
+            help="Masks beside causal and window: none, prefix:1k, sink_tokens:4, strided:256, dilated:2, random:0.1 "
+            "(of blocks of 128).",
+            autocompletion=complete.several(MASKS),
+        ),
     ] = None
     append: Annotated[
         bool | None,

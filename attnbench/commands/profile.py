@@ -14,6 +14,7 @@ from attnbench.commands.shared import live
 from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, LAYOUTS
 from attnbench.core.errors import EXIT_NOTHING_MEASURED
 from attnbench.core.lengths import PATTERNS
+from attnbench.core.masks import MASKS
 
 one = partial(typer.Option, rich_help_panel="The case (one value each)")
 how = partial(typer.Option, rich_help_panel="How")
@@ -78,6 +79,10 @@ class OneCase:
     ] = None
     alibi: Annotated[
         bool | None, one("--alibi/--no-alibi", metavar="", help="Scores fall with distance, by a slope of each head.")
+    ] = None
+    mask: Annotated[
+        str | None,
+        one(metavar="NAME", help="prefix:1k, strided:256, random:0.1, ...", autocompletion=complete.one(MASKS)),
     ] = None
     append: Annotated[
         bool | None, one("--append/--no-append", metavar="", help="A call writes its keys and values there first.")

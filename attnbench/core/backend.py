@@ -237,6 +237,9 @@ class Prepared:
     `plan` builds once more what `prepare` built for the lengths of this batch and a model would build once a step, for
     all its layers: offsets, masks, a library's plan. Launches after it give the same results. None where there is
     nothing to build.
+
+    `pairs` is the number of (query, key) pairs that one head of one batch entry computes in a forward of a case with a
+    mask by name, those of blocks that it computes in part included; None where that is not known.
     """
 
     launch: Callable[[], Any]
@@ -245,6 +248,7 @@ class Prepared:
     simulation: Simulation | None = None  # set by a simulated backend only
     reads: Mapping[str, Tensor] = field(default_factory=dict)
     plan: Callable[[], object] | None = None
+    pairs: int | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
+from attnbench.core import masks
+from attnbench.core.errors import UserError
+
 Dtype = Literal["bf16", "fp16", "fp32", "fp8"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
@@ -101,6 +104,8 @@ class Case:
 
     With `alibi` the score of a query for a key falls with their distance, by a slope of each head (core/alibi.py).
 
+    A `mask` adds keys to those that causal and window leave a query, or leaves some of them (core/masks.py).
+
     A `latent` case is MLA with absorbed weights (DeepSeek-V2, arXiv 2405.04434, section 2.1): all query heads share one
     row per token, which is the key, and v is its first headdim_v columns.
 
@@ -126,6 +131,7 @@ class Case:
     latent: bool = False  # MLA: v is the first headdim_v columns of k
     sink: bool = False  # each query head has a learnt logit beside its scores, which takes probability and has no value
     alibi: bool = False  # scores fall with the distance of query and key, by a slope of each head: core/alibi.py
+    mask: str = ""  # beside causal and window, as "prefix:1k": core/masks.py
     append: bool = False  # one call writes the keys and values of its queries into the cache of pages first
 
     def __post_init__(self) -> None:
@@ -237,6 +243,19 @@ class Case:
         return self.direction != "fwd"
 
 
+def _problem_of_mask(case: Case) -> str:
+    """Return why a case cannot have its mask, "" where it can."""
+    if case.is_ragged or case.is_paged or case.latent or case.dropout_p or case.dtype == "fp8":
+        return "a mask by name: a dense batch without pages, latent rows, dropout and fp8"
+    if case.shape.seqlen_q > case.shape.seqlen_k:
+        return "a mask by name: not more queries than keys"
+    try:
+        masks.find(case.mask)
+    except UserError as error:
+        return str(error)
+    return masks.problem(case.mask, causal=case.causal, window=case.window_size)
+
+
 def _problem_of_cache(case: Case) -> str:
     """Return why a case cannot have a sink, ALiBi, or its keys in pages or as latent rows; "" where it can."""
     s = case.shape
@@ -244,6 +263,8 @@ def _problem_of_cache(case: Case) -> str:
         return "a sink: no dropout, and no fp8"
     if case.alibi and (case.dropout_p or case.softcap or case.latent or case.dtype == "fp8"):
         return "ALiBi: no dropout, no softcap, no latent rows, and no fp8"
+    if case.mask and (problem := _problem_of_mask(case)):
+        return problem
     if case.page_size < 0:
         return f"page_size is at least 1, not {case.page_size}"
     if case.cache_dtype != "same" and (not case.is_paged or case.dtype == "fp8"):

@@ -6,6 +6,8 @@ All are properties of the case alone, whatever backend computes it.
 offset = seqlen_k - seqlen_q the mask is a band of diagonals: query i sees key j where lo <= j - i <= hi, with
 hi = offset + right and lo = offset - left. Causal limits `right` to 0 (flash-attn's bottom-right alignment).
 
+A mask by name (core/masks.py) adds pairs to the band or leaves some of it.
+
 Of a ragged batch pairs, FLOPs and bytes are sums over its sequences.
 
 **FLOPs.** One pair costs, for each query head and batch entry, one multiply and one add per element of each product:
@@ -36,6 +38,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from attnbench.core import masks
 from attnbench.core.case import ITEMSIZE, RESULT_ITEMSIZE, Case
 
 Convention = Literal["exact", "fa"]
@@ -70,30 +73,37 @@ def visible_pairs(
 
 
 @cache
+def pairs(case: Case) -> int:
+    """Return the number of (query, key) pairs that the mask of a case leaves, for one head over all sequences."""
+    band = case.causal, case.window_size
+    if case.mask:
+        return case.shape.batch * masks.count_pairs(case.mask, case.shape.seqlen_q, case.shape.seqlen_k, *band)
+    return sum(of.number * visible_pairs(of.seqlen_q, of.seqlen_k, *band) for of in case.sequences)
+
+
+@cache
 def flops(case: Case, convention: Convention = "exact") -> float:
     """Return the floating-point operations of one call of the case. The module's docstring has the derivation.
 
     "exact" counts the pairs that the mask leaves. "fa" is the convention of papers: with a causal mask, half of all
-    seqlen_q * seqlen_k pairs, whatever the lengths and the window; without one, the exact count. With "fa" a causal
-    decode step therefore shows half its true rate, and a causal sliding window a rate that is far too high.
+    seqlen_q * seqlen_k pairs, whatever the lengths and the window; without one, or with a mask by name, the exact
+    count. With "fa" a causal decode step therefore shows half its true rate, and a causal sliding window a rate that is
+    far too high.
 
     Raises ValueError for an unknown convention.
     """
     s = case.shape
     if convention not in CONVENTIONS:
         raise ValueError(f'unknown FLOPs convention "{convention}"; known: {", ".join(CONVENTIONS)}')
-    pairs = 0.0  # over all sequences
-    for count, seqlen_q, seqlen_k in case.sequences:
-        if convention == "fa" and case.causal:
-            pairs += count * seqlen_q * seqlen_k / 2
-        else:
-            pairs += count * visible_pairs(seqlen_q, seqlen_k, case.causal, case.window_size)
+    found: float = pairs(case)
+    if convention == "fa" and case.causal and not case.mask:
+        found = sum(count * seqlen_q * seqlen_k / 2 for count, seqlen_q, seqlen_k in case.sequences)
     per_pair = 0
     if case.has_forward:
         per_pair += 2 * (s.headdim + s.headdim_v)
     if case.has_backward:
         per_pair += 2 * (3 * s.headdim + 2 * s.headdim_v)
-    return per_pair * pairs * s.nheads
+    return per_pair * found * s.nheads
 
 
 @cache
@@ -104,15 +114,19 @@ def ideal_bytes(case: Case) -> int:
     k, v and their gradients have nheads_k heads. Results are written in full, zeros too. Rows of an input that are in
     no unmasked pair (as keys older than the window of a decode step) need not be read and are not counted. The
     log-sum-exp is not counted: whether and how to keep it is the implementation's choice. For fp8, q, k and v have one
-    byte per element and out two. v of a latent case is a part of k; a page table is not counted. What is
-    appended to a cache is written to it, and read as an operand of its own.
+    byte per element and out two. v of a latent case is a part of k; a page table is not counted. What is appended to a
+    cache is written to it, and read as an operand of its own. A mask that leaves some keys of the band counts those of
+    a single query exactly, and of more queries all keys of the band.
     """
     s = case.extent
     seen_q = seen_k = 0
     for count, seqlen_q, seqlen_k in case.sequences:
         lo, hi = diagonals(seqlen_q, seqlen_k, case.causal, case.window_size)
         seen_q += count * s.nheads * _columns_touched(-hi, -lo, seqlen_k, seqlen_q)  # queries that see a key
-        seen_k += count * s.nheads_k * _columns_touched(lo, hi, seqlen_q, seqlen_k)  # keys that a query sees
+        touched = _columns_touched(lo, hi, seqlen_q, seqlen_k)
+        if case.mask:
+            touched = masks.count_keys(case.mask, seqlen_q, seqlen_k, case.causal, case.window_size, touched)
+        seen_k += count * s.nheads_k * touched  # keys that a query sees
     rows_q, rows_k = s.batch * s.nheads * s.seqlen_q, s.batch * s.nheads_k * s.seqlen_k
     d, dv = s.headdim, s.headdim_v
     of_q, of_k = seen_q * d, seen_k * (d if case.latent else d + dv)  # q; k and v, in each pass

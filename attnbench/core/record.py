@@ -123,6 +123,8 @@ class Record:
     - "first_call" (s): preparation and first launch, with compilation and tuning
     - "plan" (s): of a backend that has one, building what a batch of these lengths needs once a step, by the host's
       clock until the device is done
+    - "plan_memory" (B): the most memory in use while that is built
+    - "pairs_computed" (""): of a case with a mask by name, the pairs of one head that a forward computes, by blocks
     - "turns_events", "turns_graph", "turns_cupti" (s): where the instruments were compared, one reading per turn;
       "turns_traced": what events read of the calls that CUPTI traced
     - "memory_peak", "memory_driver" (B): the most memory in use beyond the inputs, by torch's allocator and by the

@@ -33,7 +33,15 @@ ENDINGS: Mapping[Status, str] = {
 }
 NOTHING = "-"  # measured, but this metric has no value
 
-_PLACED = {"shape", "dtype", "direction", "causal", "window_size", "lengths"}  # fields that other parts of a name tell
+_PLACED = {
+    "shape",
+    "dtype",
+    "direction",
+    "causal",
+    "window_size",
+    "mask",
+    "lengths",
+}  # fields that other parts of a name tell
 _USUAL = {f.name: f.default for f in dataclasses.fields(Case) if f.name not in _PLACED}
 _SAID = {"dropout_p": "dropout", "scale": "softmax_scale"}  # fields by another name
 EXTRAS: Mapping[str, str] = {_SAID.get(name, name): name for name in _USUAL}  # as they are said -> fields
@@ -79,11 +87,10 @@ def heads(case: Case) -> str:
 
 @cache
 def mask(case: Case) -> str:
-    """Return "full", "causal", "window (1023, 0)" or "causal window (1023, open)"."""
-    if case.window_size == (None, None):
-        return "causal" if case.causal else "full"
+    """Return "full", "causal", "window (1023, 0)", "causal window (1023, open)", "causal prefix:1k" or "dilated:2"."""
     left, right = ("open" if side is None else str(side) for side in case.window_size)
-    return f"{'causal ' if case.causal else ''}window ({left}, {right})"
+    window = f"window ({left}, {right})" if case.window_size != (None, None) else ""
+    return " ".join(filter(None, ("causal" if case.causal else "", window, case.mask))) or "full"
 
 
 @cache
@@ -103,9 +110,9 @@ def extra(case: Case, name: str) -> str:
 
 
 @cache
-def mask_rank(case: Case) -> tuple[bool, bool, str]:
-    """Return the sort key of masks: full, causal, then windows."""
-    return (case.window_size != (None, None), case.causal, mask(case))
+def mask_rank(case: Case) -> tuple[bool, bool, bool, str]:
+    """Return the sort key of masks: full, causal, then windows, then masks by name."""
+    return (bool(case.mask), case.window_size != (None, None), case.causal, mask(case))
 
 
 def case_rank(case: Case) -> tuple[Any, ...]:

@@ -26,7 +26,7 @@ from typing import Literal
 from attnbench.core import formats, stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.flops import Roofline, flops, ideal_bytes
+from attnbench.core.flops import Roofline, flops, ideal_bytes, pairs
 from attnbench.core.policy import INSTRUMENTS
 from attnbench.results.rows import Rates, Row
 from attnbench.results.uncertainty import uncertainty, within_process
@@ -320,6 +320,24 @@ def plan(row: Row) -> float | None:
     clock until the device is done; not part of the latency. A note says how often it waits.
     """
     return row.one_value("plan")
+
+
+@metric("Peak memory of the plan", "B", "lower", formats.size, whole=True)
+def plan_memory(row: Row) -> float | None:
+    """The most that building the plan takes from torch's allocator: of a mask by name, that of building the mask."""
+    return row.one_value("plan_memory")
+
+
+@metric("Block efficiency", "", "higher", formats.share)
+def block_efficiency(row: Row) -> float | None:
+    """Of a mask by name: pairs that the mask leaves over those that are computed, block by block."""
+    return _over(pairs(row.case) / row.case.shape.batch, row.one_value("pairs_computed"))
+
+
+@metric("Throughput of computed pairs", "TFLOP/s", "higher", formats.digits, clocked=True, sure_as="latency")
+def tflops_computed(row: Row) -> float | None:
+    """Throughput with the FLOPs of all pairs that are computed, where blocks that the mask leaves in part are whole."""
+    return _over(tflops(row), block_efficiency(row))
 
 
 @metric("Time to measure", "s", None, formats.duration)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from attnbench.core import masks
 from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, LAYOUTS, Case, Shape, sizes_of
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.lengths import MOST_SEQUENCES, Lengths, RaggedLengths, describe, parse_lengths
@@ -80,6 +81,7 @@ class Axes(BaseModel):
     cache_dtype: Text | None = None
     sink: bool | list[bool] | None = None
     alibi: bool | list[bool] | None = None
+    mask: Text | None = None
     append: bool | list[bool] | None = None
     latent: bool | list[bool] | None = None
     softmax_scale: Text | None = None
@@ -162,6 +164,7 @@ AXES: Mapping[str, Axis] = {  # by the fields of Axes
     ),
     "sink": Axis(_listed, lambda c: c.sink, lambda sink: str(sink).lower(), False),
     "alibi": Axis(_listed, lambda c: c.alibi, lambda alibi: str(alibi).lower(), False),
+    "mask": Axis(masks.parse_masks, lambda c: c.mask, lambda mask: mask or "none", ""),
     "append": Axis(_listed, lambda c: c.append, lambda append: str(append).lower(), False),
     "latent": Axis(_listed, lambda c: c.latent, lambda latent: str(latent).lower(), False),
     "softmax_scale": Axis(
@@ -178,7 +181,7 @@ def parsed(axes: Axes) -> dict[str, Sequence[Any]]:
 
 
 _PRODUCT = (  # the order in which cases come
-    *("dtype", "headdim", "mask", "softcap", "sink", "alibi", "dropout", "layout", "data"),
+    *("dtype", "headdim", "band", "mask", "softcap", "sink", "alibi", "dropout", "layout", "data"),
     *("page_size", "cache_dtype", "append", "latent", "softmax_scale", "direction"),
     *("nheads", "nheads_k", "lengths", "seqlen", "seqlen_q", "batch"),
 )
@@ -203,8 +206,8 @@ def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
         raise UserError("axes: seqlen is missing")
     total = parse_size(str(tokens), "tokens") if tokens is not None else 16384
     width = parse_size(str(hidden), "hidden") if hidden is not None else 2048
-    masks = (_mask(causal, window) for causal in values["causal"] for window in values["window"])
-    values["mask"] = list(dict.fromkeys(masks))
+    bands = (_band(causal, window) for causal in values["causal"] for window in values["window"])
+    values["band"] = list(dict.fromkeys(bands))
     product = [values[name] for name in _PRODUCT]
     count = math.prod(map(len, product))
     if count > MAX_CASES:
@@ -233,7 +236,7 @@ def _case(at: Mapping[str, Any], total: int, width: int) -> Case | None:
     if (page or latent) and (at["direction"] != "fwd" or any(queries > keys for queries, keys in each)):
         return None
     shape = Shape(batch or max(1, total // sk), sq or sk, sk, heads, heads_k, d, dv)
-    causal, window = at["mask"]
+    causal, window = at["band"]
     return Case(
         shape,
         at["dtype"],
@@ -250,6 +253,7 @@ def _case(at: Mapping[str, Any], total: int, width: int) -> Case | None:
         cache_dtype=at["cache_dtype"],
         sink=at["sink"],
         alibi=at["alibi"],
+        mask=at["mask"],
         append=at["append"],
         latent=latent,
     )
@@ -267,6 +271,8 @@ def _check_together(at: Mapping[str, Any], *, is_ragged: bool, heads_k: int) -> 
         raise UserError(f"sink: {other} with an attention sink cannot be measured; leave out one of them")
     if at["alibi"] and (other := _among(at, "dropout", "softcap", "latent", "dtype")):
         raise UserError(f"alibi: {other} with ALiBi cannot be measured; leave out one of them")
+    if at["mask"]:
+        _check_mask(at, is_ragged=is_ragged)
     if latent and heads_k != 1:
         raise UserError(f"latent: all query heads share one row per token; leave out --nheads-k {heads_k}")
     if latent and at["headdim"][1] > at["headdim"][0]:
@@ -280,6 +286,18 @@ def _check_together(at: Mapping[str, Any], *, is_ragged: bool, heads_k: int) -> 
         )
     if at["cache_dtype"] != "same" and at["dtype"] == "fp8":
         raise UserError("cache-dtype: with --dtype fp8 queries, keys and values are fp8; leave out --cache-dtype")
+
+
+def _check_mask(at: Mapping[str, Any], *, is_ragged: bool) -> None:
+    """Raise UserError where a case cannot have its mask by name."""
+    other = _among(at, "dropout", "page_size", "latent", "dtype") or ("lengths" if is_ragged else "")
+    if other:
+        raise UserError(f"mask: {other.replace('_', '-')} with {at['mask']} cannot be measured; leave out one of them")
+    causal, window = at["band"]
+    if problem := masks.problem(at["mask"], causal=causal, window=window):
+        raise UserError(f"mask: {problem}; give --causal, and --window where it needs one, without others")
+    if at["seqlen_q"] and at["seqlen_q"] > at["seqlen"]:
+        raise UserError(f"mask: {at['mask']} takes at most as many queries as keys; give a smaller --seqlen-q")
 
 
 def _among(at: Mapping[str, Any], *names: str) -> str:
@@ -301,7 +319,7 @@ def _lengths(ragged: RaggedLengths, batch: int, mean: int, seqlen_q: int | None)
     return ragged.resolve(batch, mean, seqlen_q)
 
 
-def _mask(causal: bool, window: Window | None) -> tuple[bool, Window]:
+def _band(causal: bool, window: Window | None) -> tuple[bool, Window]:
     """Return causal and window in the one form that each mask has.
 
     A window with 0 to the right is causal, and a causal mask that is not limited to the left has no window.
@@ -316,7 +334,7 @@ def matches(axes: Axes, case: Case) -> bool:
     """Whether a case has one of the values of every axis that is given."""
     wanted = parsed(axes)
     if "window" in wanted:
-        wanted["window"] = [_mask(case.causal, window)[1] for window in wanted["window"]]
+        wanted["window"] = [_band(case.causal, window)[1] for window in wanted["window"]]
     if "lengths" in wanted:
         ours = any(of.matches(case) if of else not case.is_ragged for of in wanted["lengths"])
         wanted["lengths"] = [case.lengths] if ours else []

@@ -75,7 +75,7 @@ def forecast_job(case: Case, answer: CaseSupport, device: Device, policy: Policy
     rate = device.matmul.get(case.dtype) or 1e11
     copy = device.copy or 1e10
     traffic = ideal_bytes(case) + answer.workspace.nbytes * answer.workspace.passes
-    work = flops(replace(case, causal=False, window_size=(None, None)) if answer.workspace.dense else case)
+    work = flops(replace(case, causal=False, window_size=(None, None), mask="") if answer.workspace.dense else case)
     call = LAUNCH[device.kind] + work / (rate * answer.efficiency) + traffic / copy
     least = policy.min_samples if call < 0.015 else min(6 if call < 1 else 3, policy.min_samples)
     sampling = max(least * call, min(policy.max_seconds, 100 * call))

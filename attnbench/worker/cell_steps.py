@@ -155,10 +155,15 @@ class CellSteps:
         return None
 
     def time_plan(self) -> Fields | None:
-        """Time the plan of a backend that has one. The launches that are checked later are by a plan built again."""
+        """Time the plan of a backend that has one, and measure its memory.
+
+        The launches that are checked later are by a plan built again.
+        """
         if self.timing is not None and self.prepared.plan is not None:
             self.timing.measurements["plan"], note = plan_time.time_plan(self.instruments, self.prepared.plan)
             self.timing.notes += [note] if note else []
+            found, _, _ = self.instruments.memory.measure_peak(self.prepared.plan, self.case)
+            self.memory["plan_memory"] = found["memory_peak"]
             self.laps.end("plan")
         return None
 
@@ -227,6 +232,8 @@ class CellSteps:
             return {**found, "notes": tuple(self.check.notes)}
         measurements = {**self.timing.measurements, "first_call": Measurement("s", (self.first_call,))}
         measurements.update({name: Measurement("B", (value,)) for name, value in self.memory.items()})
+        if self.prepared.pairs is not None:
+            measurements["pairs_computed"] = Measurement("", (self.prepared.pairs,))
         errors = self._ecc_errors
         return {
             **found,

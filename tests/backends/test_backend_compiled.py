@@ -11,7 +11,14 @@ import torch
 import torch._dynamo
 import torch._functorch.config
 
-from attnbench.backends.masks import block_mask, effective_window, flash_window, paged_block_mask, visibility_mask
+from attnbench.backends.masks import (
+    block_mask,
+    effective_window,
+    flash_window,
+    paged_block_mask,
+    pairs_of_blocks,
+    visibility_mask,
+)
 from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.worker import inputs
 from attnbench.worker.reference import visible_keys as exactly
@@ -51,47 +58,24 @@ def _flex(
     enable_gqa: bool,
     return_lse: bool = False,
 ) -> Any:
-    from standins.transformers import _flex as masked
-
+    """Compute FlexAttention by its definition, over the blocks that the block mask visits."""
     assert enable_gqa or query.shape[1] == key.shape[1]
-    cap = None
+    assert len(key) in (1, len(query)), "sequences with a mask each share the keys of a cache"
+    batch, heads, rows, _ = query.shape
+    keys, values = (t.float().repeat_interleave(heads // t.shape[1], dim=1) for t in (key, value))
+    b, h, i = torch.arange(batch).view(-1, 1, 1, 1), torch.arange(heads).view(-1, 1, 1), torch.arange(rows)[:, None]
+    j = torch.arange(keys.shape[2])
+    scores = query.float() @ keys.mT * scale
     if score_mod is not None:
-        # tanh saturates: a large score becomes the cap
-        cap = float(score_mod(torch.tensor(1e9), 0, 0, 0, 0))
-        score = torch.tensor([-3.0, 0.1, 1.0])
-        torch.testing.assert_close(score_mod(score, 0, 0, 0, 0), cap * torch.tanh(score / cap))
-    if block_mask is None or len(block_mask.kv_num_blocks) == 1:
-        out, _ = masked(torch.nn.Module(), query, key, value, block_mask, scaling=scale, softcap=cap)
-        if not return_lse:
-            return out.transpose(1, 2)
-        scores = query.float() @ key.float().repeat_interleave(query.shape[1] // key.shape[1], dim=1).mT * scale
-        scores = cap * torch.tanh(scores / cap) if cap else scores
-        if block_mask is not None:
-            i, j = torch.arange(query.shape[2])[:, None], torch.arange(key.shape[2])[None, :]
-            scores = scores.masked_fill(~block_mask.mask_mod(0, 0, i, j), float("-inf"))
-        return out.transpose(1, 2), scores.logsumexp(-1)
-    assert len(key) == 1, "sequences with a mask each share the keys of a cache"
-    outs = []
-    for i, q in enumerate(query):
-        of = OneMask(block_mask, i)
-        out, _ = masked(torch.nn.Module(), q[None], key, value, of, scaling=scale, softcap=cap)
-        outs.append(out)
-    return torch.cat(outs).transpose(1, 2)
-
-
-class OneMask:
-    """The mask of one sequence of a block mask."""
-
-    def __init__(self, of: Any, number: int) -> None:
-        self.BLOCK_SIZE, self._of, self._number = of.BLOCK_SIZE, of, number
-
-    def mask_mod(self, _: int, head: int, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        seen: torch.Tensor = self._of.mask_mod(self._number, head, i, j)
-        return seen
-
-    def to_dense(self) -> torch.Tensor:
-        dense: torch.Tensor = self._of.to_dense()[self._number][None]
-        return dense
+        scores = score_mod(scores, b, h, i, j)
+    if block_mask is not None:
+        (size_q, size_k), blocks = block_mask.BLOCK_SIZE, block_mask.to_dense().bool()
+        visited = blocks.repeat_interleave(size_q, 2).repeat_interleave(size_k, 3)[:, :, :rows, : len(j)]
+        scores = scores.masked_fill(~(block_mask.mask_mod(b, h, i, j) & visited), float("-inf"))
+    lse = scores.logsumexp(-1)
+    empty = lse == float("-inf")
+    out = (scores - lse.masked_fill(empty, 0.0)[..., None]).exp().to(value.dtype) @ values.to(value.dtype)
+    return (out, lse) if return_lse else out
 
 
 @pytest.mark.usefixtures("compile_calls")
@@ -164,6 +148,23 @@ def test_masks_of_ragged_batches_are_those_of_the_reference(
     assert torch.equal(ours, exact)
     i, j = (torch.arange(n) for n in exact.shape)
     assert torch.equal(blocks.mask_mod(torch.tensor(0), torch.tensor(0), i[:, None], j[None]), exact)
+
+
+@pytest.mark.parametrize("mask", ["prefix:100", "sink_tokens:4", "strided:64", "dilated:3", "random:0.3"])
+@pytest.mark.parametrize("lengths", [(300, 300), (40, 300)])
+def test_masks_by_name_are_those_of_the_reference(mask: str, lengths: tuple[int, int]) -> None:
+    window = (20, 0) if mask.startswith("sink") else (None, None)
+    case = Case(Shape(1, *lengths, 1, 1, 16, 16), "bf16", "fwd", True, window, mask=mask)
+    exact = exactly(case, torch.arange(lengths[0]))
+    ours, blocks = visibility_mask(case, torch.device("cpu")), block_mask(case, torch.device("cpu"))
+    assert ours is not None
+    assert blocks is not None
+    assert torch.equal(ours, exact)
+    i, j = (torch.arange(n) for n in exact.shape)
+    assert torch.equal(blocks.mask_mod(torch.tensor(0), torch.tensor(0), i[:, None], j[None]), exact)
+    rows, keys = (range(0, n, 128) for n in lengths)
+    touched = sum(bool(exact[row : row + 128, key : key + 128].any()) for row in rows for key in keys)
+    assert pairs_of_blocks(blocks) == touched * 128 * 128
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,25 @@ ALIBI = {
     for name, case in SINK.items()
     if not case.softcap
 }
+MASKED = {
+    f"mask-{mask}-{name}-{dtype}-{direction}{'-causal' if causal else ''}": Case(
+        SHAPES[name], dtype, direction, causal, mask=mask
+    )
+    for mask, name, dtype, direction, causal in (
+        ("prefix:32", "square", "fp32", "fwd_bwd", True),
+        ("prefix:1k", "more-keys", "fp16", "bwd", True),
+        ("strided:16", "gqa", "bf16", "fwd_bwd", True),
+        ("strided:24", "square", "fp32", "fwd_bwd", False),
+        ("dilated:2", "more-keys", "fp32", "fwd_bwd", True),
+        ("dilated:3", "decode", "fp16", "fwd", False),
+    )
+}
+BLOCKS = Shape(1, 200, 300, 4, 2, 32, 32)  # of random:P, which has blocks of 128
+MASKED["mask-random"] = Case(BLOCKS, "fp32", "fwd_bwd", mask="random:0.3")
+MASKED["mask-random-causal"] = Case(BLOCKS, "fp16", "bwd", True, mask="random:0.1")
+MASKED["mask-sink_tokens"] = Case(SHAPES["square"], "fp32", "fwd_bwd", True, (16, 0), mask="sink_tokens:4")
+MASKED["mask-softcap"] = replace(MASKED["mask-strided:16-gqa-bf16-fwd_bwd-causal"], softcap=2.0, dtype="fp16")
+MASKED["mask-alibi-sink"] = replace(MASKED["mask-dilated:2-more-keys-fp32-fwd_bwd-causal"], alibi=True, sink=True)
 LATENT = {
     f"latent{page or ''}-{name}-{dtype}": Case(shape, dtype, "fwd", True, page_size=page, latent=True, scale=0.2)
     for page, name, shape, dtype in (
@@ -191,13 +210,15 @@ LATENT = {
         (64, "speculative", Shape(2, 3, 77, 16, 1, 576, 512), "fp16"),
     )
 }
-CASES |= PAGED | LATENT | SINK | ALIBI
+CASES |= PAGED | LATENT | SINK | ALIBI | MASKED
 for name in ("paged-append-served", "paged-16-decode-bf16-causal", "paged-ragged-16-served-fp32", "paged-fp8"):
     ONE_OF_EACH[name] = PAGED[name]
 for name in ("sink-square-fp32-fwd_bwd-causal", "sink-gqa-bf16-bwd-causal", "sink-paged"):
     ONE_OF_EACH[name] = SINK[name]
 for name in ("alibi-square-fp32-fwd_bwd-causal", "alibi-ragged-bwd", "alibi-paged"):
     ONE_OF_EACH[name] = ALIBI[name]
+for name in ("mask-prefix:32-square-fp32-fwd_bwd-causal", "mask-random", "mask-sink_tokens"):
+    ONE_OF_EACH[name] = MASKED[name]
 DROPOUT = {
     f"dropout-{name}-{'causal' if causal else 'full'}-{dtype}-{direction}": Case(
         SHAPES[name], dtype, direction, causal, dropout_p=p

@@ -58,6 +58,7 @@ def test_every_field_is_in_the_key() -> None:
         {"page_size": 16, "append": True},
         {"sink": True},
         {"alibi": True},
+        {"mask": "strided:16"},
         {"latent": True, "shape": replace(PLAIN.shape, nheads_k=1)},
         {"scale": 0.1},
         {"lengths": ((PLAIN.shape.batch - 1, 1, 1), (1, PLAIN.shape.seqlen_q, PLAIN.shape.seqlen_k))},

@@ -64,7 +64,8 @@ def test_a_plan_is_timed_apart_from_the_launches(worker: Worker) -> None:
     record = measure(worker, Planned(plan))
     assert record.status == "ok", record.reason
     found = record.measurements["plan"]
-    assert (found.unit, len(found.values), len(calls)) == ("s", PLANS, PLANS)
+    assert (found.unit, len(found.values), len(calls)) == ("s", PLANS, PLANS + 1)  # one more for its memory
+    assert record.measurements["plan_memory"].unit == "B"
     assert all(0.02 <= seconds < 1 for seconds in found.values)
     assert max(record.measurements["time"].values) < 0.02
     assert record.phases["plan"] >= 0.1

@@ -102,7 +102,10 @@ def grids(
     *,
     lines: float = math.inf,
 ) -> list[Grids]:
-    """Return the grids of each metric, then the errors of fp8 cells and of approximations, then the peak memory.
+    """Return the grids of each metric, then what a speed says nothing without, then the peak memory.
+
+    That is the error of fp8 cells, the errors of approximations, and of masks by name the rate of computed pairs, their
+    share and the time to build the mask.
 
     Without `names` each case has the metric that its users look at: `metrics.usual`.
 
@@ -118,10 +121,11 @@ def grids(
         of_each = {name: [c for c in cells if name in metrics.usual(c.case)] for name in ("tflops", "gbps", "latency")}
         wanted = [(name, chosen) for name, chosen in of_each.items() if chosen]
         names = [name for name, _ in wanted]
-    if "relative_error" not in names and (narrow := [c for c in cells if c.case.dtype == "fp8"]):
-        wanted.append(("relative_error", narrow))  # a speed in fp8 says nothing without it
+    narrow, masked = [c for c in cells if c.case.dtype == "fp8"], [c for c in cells if c.case.mask]
     near = [c for c in cells if not c.is_exact]
-    wanted += [(name, near) for name in ("approximation_error", "mass_kept") if near and name not in names]
+    beside = {"relative_error": narrow, **dict.fromkeys(("approximation_error", "mass_kept"), near)}
+    beside |= dict.fromkeys(("tflops_computed", "block_efficiency", "plan"), masked)
+    wanted += [(name, chosen) for name, chosen in beside.items() if name not in names and chosen]
     if "memory_peak" not in names:
         wanted.append(("memory_peak", _with_plainest_mask(cells)))
     lines = max(min(FEWEST_LINES, lines), lines / len({c.device for c in cells}))

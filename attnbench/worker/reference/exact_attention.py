@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnbench.core import flops, fp8, pages
+from attnbench.core import flops, fp8, masks, pages
 from attnbench.core.alibi import alibi_slopes
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case
@@ -408,13 +408,18 @@ def probabilities(case: Case, rows: Tensor, scores: Tensor, sink: Tensor | None 
 def visible_keys(case: Case, rows: Tensor) -> Tensor:
     """Return which keys each query row of `rows` (...) sees, (..., seqlen_k) bool, by their places in the tensors.
 
-    Causal masks and windows are aligned bottom-right in each sequence.
+    Causal masks, windows and masks by name are aligned bottom-right in each sequence.
     """
     import torch
 
     keys = torch.arange(case.extent.seqlen_k, device=rows.device)
     bounds = key_bounds(case, rows.device)
-    return (keys >= bounds.first[rows][..., None]) & (keys <= bounds.last[rows][..., None])
+    seen = (keys >= bounds.first[rows][..., None]) & (keys <= bounds.last[rows][..., None])
+    if not case.mask:
+        return seen
+    mask, blocks = masks.find(case.mask), masks.kept_blocks(case.mask, case.shape.seqlen_k, rows.device)
+    by_name: Tensor = masks.sees(mask, seen, bounds.place[rows][..., None], keys, blocks)
+    return by_name
 
 
 class KeyBounds(NamedTuple):

@@ -10,9 +10,9 @@ The rows that are compared were chosen for their differences, so that what chanc
 (tolerance.py) does not hold for them: both errors may be twice eager's, plus one rounding. Rows are compared with rows
 of their own size, within a factor of two, because large rows of a causal mask would hide errors in small ones.
 
-A case with a window, a softcap, a sink, ALiBi, dropout or fp8 is not screened, nor one that torch's kernel refuses or
-has no memory for; nor gradients, whose fused backward costs three times as much, and whose dout is masked where out is
-checked first.
+A case with a window, a softcap, a mask by name, a sink, ALiBi, dropout or fp8 is not screened, nor one that torch's
+kernel refuses or has no memory for; nor gradients, whose fused backward costs three times as much, and whose dout is
+masked where out is checked first.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Refused(Exception):
 
 def is_screened(case: Case, device: torch.device) -> bool:
     """Whether rows of a case are sampled in its check, and torch's fused kernels compute what it asks for."""
-    more = case.softcap or case.dropout_p or case.sink or case.alibi or case.dtype == "fp8"
+    more = case.softcap or case.dropout_p or case.sink or case.alibi or case.mask or case.dtype == "fp8"
     plain = case.window_size == (None, None) and not more
     unequal = [of for of in case.sequences if case.causal and 1 < of.seqlen_q != of.seqlen_k]
     on_cpu = device.type == "cpu"  # whose kernel aligns top-left

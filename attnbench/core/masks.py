@@ -1,0 +1,227 @@
+"""Masks by name (`Case.mask`): which keys a query sees, beside causal and window.
+
+A query stands at a place in its sequence: i + seqlen_k - seqlen_q. Causal and window leave it a band of keys around
+that place. A mask adds keys to the band, or leaves some of it; d is the query's place minus that of the key:
+
+    prefix:N        adds the first N keys: a prompt that is read in both directions (prefix-LM, UniLM; with causal)
+    sink_tokens:N   adds the first N keys, up to the query: StreamingLLM (arXiv 2309.17453; with causal and a window)
+    strided:L       leaves |d| < L and the multiples of L: the Sparse Transformer (arXiv 1904.10509, section 4.2)
+    dilated:D       leaves the multiples of D, 2 where none is given: Longformer's dilated window (arXiv 2004.05150)
+    random:P        leaves each block of 128 x 128 with probability P, and those with d = 0, in all heads alike: as in
+                    BigBird (arXiv 2007.14062), drawn by the number of the block's row, so that each run has the same
+
+Tensors of places and keys may be given instead of numbers wherever a mask says which keys it picks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.sizes import format_size, parse_numbers, parse_size
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+BLOCK = 128  # tokens of a block of random:P, as of FlexAttention's masks
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A mask by name, with its number."""
+
+    number: float
+
+    adds: ClassVar[bool] = False  # it adds keys to the band, or else leaves some of it
+
+    def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
+        """Return whether the mask adds or leaves a key. `blocks` is `kept_blocks`, or a tensor of it."""
+        raise NotImplementedError
+
+    def count(self, place: int, first: int, last: int, seqlen_k: int) -> int:
+        """Return how many keys a query sees whose band is `first` to `last`, at least one."""
+        raise NotImplementedError
+
+    def kept_blocks(self, seqlen_k: int) -> Sequence[Sequence[bool]] | None:
+        """Return which blocks of places and keys the mask keeps, where it is made of blocks."""
+
+
+class Prefix(Mask):
+    adds = True
+
+    def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
+        return key < self.number
+
+    def count(self, place: int, first: int, last: int, seqlen_k: int) -> int:
+        n = min(int(self.number), seqlen_k)
+        return last - first + 1 + min(n, first) + max(0, n - last - 1)
+
+
+class SinkTokens(Mask):
+    adds = True
+
+    def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
+        return (key < self.number) & (key <= place)
+
+    def count(self, place: int, first: int, last: int, seqlen_k: int) -> int:
+        return last - first + 1 + min(int(self.number), first)
+
+
+class Strided(Mask):
+    def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
+        d = place - key
+        return ((d < self.number) & (d > -self.number)) | (d % self.number == 0)
+
+    def count(self, place: int, first: int, last: int, seqlen_k: int) -> int:
+        stride = int(self.number)
+        near = min(last, place + stride - 1) - max(first, place - stride + 1) + 1
+        return max(0, near) + _multiples(stride, place, first, last) - (first <= place <= last)
+
+
+class Dilated(Mask):
+    def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
+        return (place - key) % self.number == 0
+
+    def count(self, place: int, first: int, last: int, seqlen_k: int) -> int:
+        return _multiples(int(self.number), place, first, last)
+
+
+class Random(Mask):
+    def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
+        row, column = place // BLOCK, key // BLOCK
+        return blocks[row][column] if isinstance(row, int) else blocks[row, column]
+
+    def count(self, place: int, first: int, last: int, seqlen_k: int) -> int:
+        before = _kept_before(self.number, seqlen_k)[place // BLOCK]
+        kept = self.kept_blocks(seqlen_k)[place // BLOCK]
+
+        def up_to(key: int) -> int:
+            block, rest = divmod(key, BLOCK)
+            return before[block] * BLOCK + rest * (rest > 0 and kept[block])
+
+        return up_to(last + 1) - up_to(first)
+
+    def kept_blocks(self, seqlen_k: int) -> Sequence[Sequence[bool]]:
+        return _drawn(self.number, seqlen_k)
+
+
+MASKS: Mapping[str, type[Mask]] = {
+    "prefix": Prefix,
+    "sink_tokens": SinkTokens,
+    "strided": Strided,
+    "dilated": Dilated,
+    "random": Random,
+}
+EXAMPLES = "prefix:1k, sink_tokens:4, strided:256, dilated:2 or random:0.1"
+
+
+def parse_masks(text: str, what: str = "mask") -> tuple[str, ...]:
+    """Return the masks of text such as "none,prefix:1k,random:0.1", as `Case.mask` has them. Raises UserError."""
+    return tuple(dict.fromkeys(_parse(part.strip(), what) for part in str(text).split(",")))
+
+
+def _parse(text: str, what: str) -> str:
+    """Return one mask as `Case.mask` has it: "" for none, with its number in one form. Raises UserError."""
+    name, colon, number = text.partition(":")
+    if text == "none":
+        return ""
+    if name not in MASKS:
+        hint = did_you_mean(name, MASKS) or f"; it is {EXAMPLES}, or none"
+        raise UserError(f"{what}: unknown mask {text!r}{hint}")
+    if name == "random":
+        (share,) = parse_numbers(number or "none", f"{what} random", below=1)
+        if not share:
+            raise UserError(f"{what}: {text!r} needs the share of blocks that it keeps, as in random:0.1")
+        return f"random:{share:g}"
+    if not colon and name == "dilated":
+        return "dilated:2"
+    if not number:
+        raise UserError(f"{what}: {text!r} needs a number, as in {EXAMPLES}")
+    size = parse_size(number, f"{what} {name}")
+    if size < 2 and name in ("strided", "dilated"):
+        raise UserError(f"{what}: {text!r} leaves every key; give 2 or more")
+    return f"{name}:{format_size(size)}"
+
+
+@cache
+def find(text: str) -> Mask:
+    """Return the mask of a case that has one. Raises UserError."""
+    name, _, number = _parse(text, "mask").partition(":")
+    return MASKS[name](float(number) if name == "random" else parse_size(number, "mask"))
+
+
+def problem(text: str, *, causal: bool, window: tuple[int | None, int | None]) -> str:
+    """Return why a mask does not go with causal and window, "" where it does."""
+    name = text.partition(":")[0]
+    if name == "prefix" and (not causal or window != (None, None)):
+        return "a prefix: with causal, and without a window"
+    if name == "sink_tokens" and (not causal or window[0] is None):
+        return "sink tokens: with causal and a window"
+    return ""
+
+
+@cache
+def count_pairs(text: str, seqlen_q: int, seqlen_k: int, causal: bool, window: tuple[int | None, int | None]) -> int:
+    """Return the number of (query, key) pairs of one head of one batch entry."""
+    mask, (left, right) = find(text), window
+    right = 0 if causal else right
+    pairs = 0
+    for place in range(seqlen_k - seqlen_q, seqlen_k):
+        first = 0 if left is None else max(0, place - left)
+        last = seqlen_k - 1 if right is None else min(seqlen_k - 1, place + right)
+        pairs += mask.count(place, first, last, seqlen_k)
+    return pairs
+
+
+def count_keys(
+    text: str, seqlen_q: int, seqlen_k: int, causal: bool, window: tuple[int | None, int | None], of_band: int
+) -> int:
+    """Return how many keys some query sees, of which `of_band` are in the band of some query.
+
+    Exact for masks that add keys and for a single query; else those of the band.
+    """
+    if seqlen_q == 1:
+        return count_pairs(text, seqlen_q, seqlen_k, causal, window)
+    mask, (left, _) = find(text), window
+    if not mask.adds:
+        return of_band
+    first = 0 if left is None else max(0, seqlen_k - seqlen_q - left)  # key of the band
+    return of_band + min(int(mask.number), first)
+
+
+def kept_blocks(text: str, seqlen_k: int, device: torch.device) -> Tensor | None:
+    """Return which blocks of places and keys a mask keeps as a bool tensor, where it is made of blocks."""
+    import torch
+
+    blocks = find(text).kept_blocks(seqlen_k)
+    return None if blocks is None else torch.tensor(blocks, device=device)
+
+
+def sees(mask: Mask, in_band: Any, place: Any, key: Any, blocks: Any = None) -> Any:
+    """Return whether a query sees a key: `in_band` is whether causal and window leave it."""
+    picked = mask.picks(place, key, blocks)
+    return in_band | picked if mask.adds else in_band & picked
+
+
+def _multiples(n: int, place: int, first: int, last: int) -> int:
+    """Return how many keys from `first` to `last` are a multiple of n before or after a place."""
+    return (place - first) // n - (place - last - 1) // n
+
+
+@cache
+def _drawn(share: float, seqlen_k: int) -> Sequence[Sequence[bool]]:
+    blocks = range(-(-seqlen_k // BLOCK))
+    rows = ((row, random.Random(row)) for row in blocks)
+    return [[draw.random() < share or row == column for column in blocks] for row, draw in rows]
+
+
+@cache
+def _kept_before(share: float, seqlen_k: int) -> Sequence[Sequence[int]]:
+    """Return for each row of blocks how many are kept before each block."""
+    return [list(itertools.accumulate(row, initial=0)) for row in _drawn(share, seqlen_k)]

@@ -1,0 +1,130 @@
+"""Masks by name: their definitions by hand, their counts against brute force, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnbench.core import masks
+from attnbench.core.case import Case, Shape
+from attnbench.core.errors import UserError
+from attnbench.core.flops import flops, ideal_bytes
+
+
+def keys_seen(text: str, place: int, seqlen_k: int, right: int | None = 0, left: int | None = None) -> list[int]:
+    """Return the keys that a query at a place sees."""
+    mask = masks.find(text)
+    blocks = mask.kept_blocks(seqlen_k)
+    return [
+        key
+        for key in range(seqlen_k)
+        if masks.sees(
+            mask,
+            (right is None or key <= place + right) and (left is None or key >= place - left),
+            place,
+            key,
+            blocks,
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "band", "keys"),
+    [
+        ("prefix:4", 1, {}, [0, 1, 2, 3]),
+        ("prefix:4", 6, {}, [0, 1, 2, 3, 4, 5, 6]),
+        ("sink_tokens:2", 7, {"left": 2}, [0, 1, 5, 6, 7]),
+        ("sink_tokens:4", 1, {"left": 0}, [0, 1]),
+        ("strided:3", 9, {}, [0, 3, 6, 7, 8, 9]),
+        ("strided:3", 4, {"right": None}, [1, 2, 3, 4, 5, 6, 7, 10]),
+        ("dilated:2", 7, {}, [1, 3, 5, 7]),
+        ("dilated:3", 7, {"left": 5, "right": 3}, [4, 7, 10]),
+    ],
+)
+def test_definitions(text: str, place: int, band: dict[str, int | None], keys: list[int]) -> None:
+    assert keys_seen(text, place, 12, **band) == keys
+
+
+def test_random_blocks_are_whole_and_have_the_diagonal() -> None:
+    blocks = masks.find("random:0.25").kept_blocks(128 * 64)
+    assert blocks is not None
+    assert all(blocks[row][row] for row in range(64))
+    kept = sum(map(sum, blocks)) - 64
+    assert pytest.approx(kept / (64 * 63), abs=0.03) == 0.25
+    seen = keys_seen("random:0.25", 1000, 128 * 64, right=None)
+    assert seen == [key for key in range(128 * 64) if blocks[1000 // 128][key // 128]]
+    longer = masks.find("random:0.25").kept_blocks(128 * 80)
+    assert longer is not None
+    assert [row[:64] for row in longer[:64]] == blocks
+
+
+@given(
+    st.sampled_from(
+        ["prefix:3", "prefix:300", "sink_tokens:2", "sink_tokens:40", "strided:7", "dilated:5", "random:0.4"]
+    ),
+    st.integers(1, 40),
+    st.integers(0, 300),
+    st.none() | st.integers(0, 200),
+    st.booleans(),
+)
+def test_counts_match_brute_force(text: str, seqlen_q: int, more: int, left: int | None, causal: bool) -> None:
+    seqlen_k = seqlen_q + more
+    if text.startswith("sink"):
+        left, causal = left or 0, True
+    if text.startswith("prefix"):
+        left, causal = None, True
+    window = (left, 0) if left is not None and causal else (left, None)
+    right = 0 if causal else None
+    places = range(seqlen_k - seqlen_q, seqlen_k)
+    seen = [keys_seen(text, place, seqlen_k, right, left) for place in places]
+    assert masks.count_pairs(text, seqlen_q, seqlen_k, causal, window) == sum(map(len, seen))
+
+
+@pytest.mark.parametrize("text", ["prefix:9", "sink_tokens:3", "strided:5", "dilated:3", "random:0.5"])
+def test_tensors_and_numbers_agree(text: str) -> None:
+    mask, seqlen_k = masks.find(text), 300
+    place, keys = torch.arange(200, 300)[:, None], torch.arange(seqlen_k)
+    band = keys <= place
+    seen = masks.sees(mask, band, place, keys, masks.kept_blocks(text, seqlen_k, torch.device("cpu")))
+    assert [row.nonzero().flatten().tolist() for row in seen] == [keys_seen(text, p, seqlen_k) for p in range(200, 300)]
+
+
+def test_work_is_that_of_the_pairs_that_are_seen() -> None:
+    plain = Case(Shape(2, 64, 64, 3, 1, 16, 16), "bf16", "fwd", causal=True)
+    dilated = Case(plain.shape, "bf16", "fwd", causal=True, mask="dilated:2")
+    assert flops(plain) / flops(dilated) == (64 * 65 / 2) / (32 * 33)
+    assert flops(dilated, "fa") == flops(dilated)
+    step = Case(Shape(1, 1, 64, 1, 1, 16, 16), "bf16", "fwd", mask="dilated:2")
+    assert ideal_bytes(step) == 2 * 16 * (1 + 2 * 32 + 1)
+    last = Case(Shape(1, 2, 64, 1, 1, 16, 16), "bf16", "fwd", causal=True, window_size=(3, 0), mask="sink_tokens:4")
+    assert ideal_bytes(last) == 2 * 16 * (2 + 2 * (5 + 4) + 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("none,prefix:1024, prefix:1k", ("", "prefix:1k")),
+        ("dilated,strided:100", ("dilated:2", "strided:100")),
+        ("random:.10", ("random:0.1",)),
+    ],
+)
+def test_one_text_for_one_mask(text: str, parsed: tuple[str, ...]) -> None:
+    assert masks.parse_masks(text) == parsed
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("prefx:1k", 'did you mean "prefix"'),
+        ("prefix", "needs a number"),
+        ("random", "needs the share"),
+        ("random:1.5", "below 1"),
+        ("strided:1", "leaves every key"),
+        ("strided:x", "not a size"),
+    ],
+)
+def test_what_is_no_mask(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        masks.parse_masks(text)

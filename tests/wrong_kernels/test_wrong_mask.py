@@ -1,0 +1,118 @@
+"""Kernels that are wrong about a mask by name. Each is found, whatever rows are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from measuring_device import MeasuringDevice
+from torch import Tensor
+
+from attnbench.backends.base import BackendBase, autograd_prepared
+from attnbench.backends.eager import Eager
+from attnbench.backends.masks import visibility_mask
+from attnbench.core.backend import Inputs, Prepared, Signature
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
+from attnbench.worker import reference
+
+SHAPE = Shape(1, 300, 300, 2, 1, 16, 16)
+MASKS = ("prefix:40", "strided:64", "dilated:2", "random:0.3")
+
+
+def right(seen: Tensor) -> Tensor:
+    return seen
+
+
+def off_by_one_block(seen: Tensor) -> Tensor:
+    """Each block of 64 x 64 pairs is that of the block of keys before it; on the diagonal it is right."""
+    blocks = seen.roll(64, 1)
+    return torch.where(blocks.new_ones(blocks.shape).tril(-64), blocks, seen)
+
+
+def skipped_block(seen: Tensor) -> Tensor:
+    """One block of 64 x 64 pairs is left out."""
+    seen = seen.clone()
+    seen[128:192, 128:192] = torch.eye(64, dtype=torch.bool)
+    return seen
+
+
+def band_alone(seen: Tensor) -> Tensor:
+    """The mask by name is ignored."""
+    return torch.ones_like(seen).tril()
+
+
+def off_by_one_key(seen: Tensor) -> Tensor:
+    """Each query sees the keys of the query before it."""
+    return seen.roll(1, 0)
+
+
+@dataclass
+class Masked(BackendBase):
+    """Textbook attention with what the two functions make of the right mask."""
+
+    in_forward: Callable[[Tensor], Tensor] = right
+    in_backward: Callable[[Tensor], Tensor] = right
+    name = "masked"
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return None
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        return Signature()
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        s = case.shape
+        seen = visibility_mask(case, inputs.q.device)
+        assert seen is not None
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+            scores = (q @ k.mT * case.softmax_scale).masked_fill(~seen, float("-inf"))
+            return torch.softmax(scores, -1) @ v
+
+        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (batch, nheads, seqlen, headdim)
+            k, v = (t.repeat_interleave(s.nheads // s.nheads_k, dim=1) for t in (k, v))
+            out = attend(q, k, v, self.in_forward(seen))
+            if self.in_backward is self.in_forward:
+                return out
+            other = attend(q, k, v, self.in_backward(seen))  # has the gradient
+            return other + (out - other).detach()
+
+        return autograd_prepared(case, inputs, attention, "bhsd")
+
+
+@pytest.fixture(params=["all rows", "sampled"])
+def few_or_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "sampled":
+        monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 40_000)
+
+
+@pytest.mark.usefixtures("few_or_all")
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("backend", [Masked(), Eager()], ids=["textbook", "eager"])
+def test_right_kernels_pass(steady_cpu: MeasuringDevice, mask: str, backend: BackendBase) -> None:
+    """No fault."""
+    record = steady_cpu.measure(backend, Case(SHAPE, "bf16", "fwd_bwd", True, mask=mask))
+    assert record.status == "ok", record.reason
+
+
+@pytest.mark.usefixtures("few_or_all")
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("fault", [off_by_one_block, skipped_block, band_alone, off_by_one_key])
+def test_another_mask(steady_cpu: MeasuringDevice, mask: str, fault: Any) -> None:
+    """Fault: the mask is off by a block or a key, a block is skipped, or it is ignored. Found: wrong."""
+    record = steady_cpu.measure(Masked(fault, fault), Case(SHAPE, "bf16", "fwd", True, mask=mask))
+    assert record.status == "wrong"
+
+
+@pytest.mark.usefixtures("few_or_all")
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("fault", [off_by_one_block, skipped_block])
+def test_another_mask_in_the_backward(steady_cpu: MeasuringDevice, mask: str, fault: Any) -> None:
+    """Fault: the forward is right, and the backward skips a block or reads another. Found: wrong, in a gradient."""
+    record = steady_cpu.measure(Masked(right, fault), Case(SHAPE, "bf16", "bwd", True, mask=mask))
+    assert record.status == "wrong"
+    assert "out" not in str(record.reason).split(";")[0].split()[:1]
