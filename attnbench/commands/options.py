@@ -175,7 +175,7 @@ class WhatToMeasure:
         shape(
             metavar="NAMES",
             help="The values of the inputs: normal, outliers (a large channel, and keys that take much of the "
-            "attention), uniform, zeros. The time depends on them.",
+            "attention), uniform, zeros, decaying (with the distance). The time depends on them.",
             autocompletion=complete.several(DATA),
         ),
     ] = None

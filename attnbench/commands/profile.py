@@ -59,7 +59,11 @@ class OneCase:
     ] = None
     data: Annotated[
         str | None,
-        one(metavar="NAME", help="normal (default), outliers, uniform or zeros.", autocompletion=complete.one(DATA)),
+        one(
+            metavar="NAME",
+            help="normal (default), outliers, uniform, zeros or decaying.",
+            autocompletion=complete.one(DATA),
+        ),
     ] = None
     lengths: Annotated[
         str | None,

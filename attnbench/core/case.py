@@ -26,7 +26,7 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 CacheDtype = Literal["same", "fp8"]
 CACHE_DTYPES: tuple[CacheDtype, ...] = get_args(CacheDtype)
 
-Data = Literal["normal", "outliers", "uniform", "zeros"]
+Data = Literal["normal", "outliers", "uniform", "zeros", "decaying"]
 DATA: tuple[Data, ...] = get_args(Data)
 
 # Bytes of one element of q, k and v, by dtype.
@@ -265,6 +265,8 @@ def _problem_of_cache(case: Case) -> str:
         return "ALiBi: no dropout, no softcap, no latent rows, and no fp8"
     if case.mask and (problem := _problem_of_mask(case)):
         return problem
+    if case.data == "decaying" and (case.is_ragged or case.is_paged or case.latent):
+        return "decaying inputs: dense batches only"
     if case.page_size < 0:
         return f"page_size is at least 1, not {case.page_size}"
     if case.cache_dtype != "same" and (not case.is_paged or case.dtype == "fp8"):

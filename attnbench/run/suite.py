@@ -13,7 +13,7 @@ axes:                       # the product of all axes is measured
   softcap: [none, 30]
   dropout: 0.1
   layout: [native, packed]  # how q, k and v lie in memory: native (as each backend likes them), bshd, bhsd, packed
-  data: [normal, zeros]     # the values of the inputs: normal, outliers, uniform, zeros
+  data: [normal, zeros]     # the values of the inputs: normal, outliers, uniform, zeros, decaying
 tokens: 16k                 # batch = max(1, tokens / seqlen), unless axes have batch
 hidden: 2k                  # nheads = hidden / headdim, unless axes have nheads
 exclude: [{headdim: 256, pass: bwd}]

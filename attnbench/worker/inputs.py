@@ -9,6 +9,14 @@ By `Case.data` they are:
   "Massive activations in large language models", arXiv 2402.17762), and their first tokens take much of the attention
   as sinks (Xiao et al., "Efficient streaming language models with attention sinks", arXiv 2309.17453).
 - zeros: all zeros, dout too.
+- decaying: attention that decays with the distance, as in trained models most heads' does (Press et al., "Train short,
+  test long", arXiv 2108.12409, builds on it). In each key head the keys are a random walk that forgets:
+
+      k_0 = e_0,  k_j = r k_(j-1) + sqrt(1 - r^2) e_j,  r = exp(-1 / DECAY)
+
+  with standard normal e. A query at key position p is a k_p + sqrt(1 - a^2) e', a the least of 0.9 and what makes its
+  mean score of k_p NEAREST. So the mean score of k_j is up to NEAREST exp(-|p - j| / DECAY), and all are standard
+  normal. Dense batches only.
 """
 
 from __future__ import annotations
@@ -29,6 +37,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNIFORM = math.sqrt(3)
+DECAY = 64  # tokens over which scores decay by e
+NEAREST = 8.0  # the mean score of a query's own position
 
 
 def make(case: Case, device: str, seed: int) -> Inputs:
@@ -58,7 +68,31 @@ def make(case: Case, device: str, seed: int) -> Inputs:
     given = pages.with_page_table(case, Inputs(q, k, v, dout, sink=sink), generator.initial_seed())
     if case.data == "outliers":
         set_sinks(case, given)
+    if case.data == "decaying":
+        set_decaying(case, given)
     return lay_out(case.layout, pages.without_new_keys(case, pages.in_cache_dtype(case, given)))
+
+
+def set_decaying(case: Case, given: Inputs) -> None:
+    """Make inputs of `Case.data` "decaying" from standard normal ones, one batch entry at a time, in float32."""
+    import torch
+
+    s, r = case.shape, math.exp(-1 / DECAY)
+    block = torch.arange(min(1024, s.seqlen_k), device=given.k.device)
+    distance = block[:, None] - block
+    weights = torch.where(distance < 0, 0.0, math.sqrt(1 - r**2) * r ** distance.clamp(min=0))
+    share = min(0.9, NEAREST / (case.softmax_scale * s.headdim))
+    at = (torch.arange(s.seqlen_q, device=given.k.device) + s.seqlen_k - s.seqlen_q).clamp(min=0)
+    for q, k in zip(given.q, given.k, strict=True):  # (seqlen, heads, headdim)
+        last = k[:1].float().flatten(1) * (1 - math.sqrt(1 - r**2)) / r  # with which the first key stays as it is
+        walk = []
+        for part in k.float().flatten(1).split(len(block)):
+            n = len(part)
+            walk.append(weights[:n, :n] @ part + r ** (block[:n, None] + 1) * last)
+            last = walk[-1][-1:]
+        k.copy_(torch.cat(walk).view(k.shape))
+        near = k[at].float().repeat_interleave(s.nheads // s.nheads_k, dim=1)
+        q.copy_(share * near + math.sqrt(1 - share**2) * q.float())
 
 
 def clone(given: Inputs) -> Inputs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import pytest
@@ -89,8 +90,8 @@ def test_data_are_what_was_asked_for(data: Data, dtype: str) -> None:
     for t in tensors(given):
         if data in spread:
             assert float(t.float().std()) == pytest.approx(spread[data], abs=0.01)
-    largest = {"normal": 3.5, "uniform": 1.732, "zeros": 0.0, "outliers": 56.0}[data]
-    assert float(given.k.abs().max()) == pytest.approx(largest, rel=0.6 if data == "normal" else 0.02)
+    largest = {"normal": 3.5, "uniform": 1.732, "zeros": 0.0, "outliers": 56.0, "decaying": 4.8}[data]
+    assert float(given.k.abs().max()) == pytest.approx(largest, rel=0.6 if data in ("normal", "decaying") else 0.02)
 
 
 def test_outliers_are_a_channel_and_the_first_keys_are_sinks() -> None:
@@ -101,6 +102,24 @@ def test_outliers_are_a_channel_and_the_first_keys_are_sinks() -> None:
     p = torch.softmax(given.q[0, :, 0] @ given.k[0, :, 0].T * case.softmax_scale, -1).mean(0)
     assert 0.25 < float(p[0]) < 0.75
     assert p[:7].argsort(descending=True).tolist()[:2] == [0, 1]
+
+
+def test_decaying_scores_fall_with_the_distance_and_values_are_standard_normal() -> None:
+    case = Case(Shape(1, 3000, 4000, 4, 2, 128, 128), "fp32", "fwd", data="decaying")
+    given = inputs.make(case, "cpu", 0)
+    for t in (given.q, given.k, given.k[:, :1], given.k[:, 1023:1026]):
+        assert float(t.std()) == pytest.approx(1.0, abs=0.15)
+        assert abs(float(t.mean())) < 0.15
+    positions = torch.arange(1000, 4000)
+    for distance in (0, 64, 128, 999):
+        near = given.k[0][positions - distance].repeat_interleave(2, dim=1)
+        scores = (given.q[0] * near).sum(-1) * case.softmax_scale
+        assert float(scores.mean()) == pytest.approx(8 * math.exp(-distance / 64), abs=0.25)
+
+
+def test_decaying_inputs_of_a_ragged_batch_are_refused() -> None:
+    with pytest.raises(ValueError, match="dense batches only"):
+        Case(Shape(2, 8, 8, 1, 1, 8, 8), "fp32", "fwd", data="decaying", lengths=((1, 8, 8), (1, 4, 4)))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])

@@ -192,7 +192,7 @@ def _compute_reference(
     torch.set_float32_matmul_precision("highest")  # a backend may have allowed TF32
     s, precise = case.extent, reference_dtype(case, inputs.q.device)
     scores_in: tuple[torch.dtype | None, ...] = () if kept is None else (None,)
-    if hard or case.data == "outliers":
+    if hard or case.data in ("outliers", "decaying"):
         scores_in = (torch.float32, torch_dtype(case))
     scales = [fp8.descale(t) for t in (inputs.q, inputs.k, inputs.v)] if case.dtype == "fp8" else []
     at = None if inputs.page_table is None else pages.key_places(case, inputs.page_table)
