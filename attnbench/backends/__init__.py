@@ -61,11 +61,17 @@ BACKENDS: Mapping[str, str] = {
     "hf-flex_attention": "attnbench.backends.hf:Flex",
     "linformer": "attnbench.backends.linformer:Linformer",
     "streaming": "attnbench.backends.streaming:Streaming",
+    "reformer": "attnbench.backends.reformer:Reformer",
     "block-topk": "attnbench.backends.block_topk:BlockTopk",
     "fake": "attnbench.backends.fake:Fake",
 }
 
-APPROXIMATE = ("linformer", "streaming", "block-topk")  # what they compute is near attention: docs/approximate.md
+APPROXIMATE = (
+    "linformer",
+    "streaming",
+    "reformer",
+    "block-topk",
+)  # what they compute is near attention: docs/approximate.md
 NOT_BY_DEFAULT = frozenset({"fake", *APPROXIMATE})  # run only where named with --backend
 
 

@@ -17,6 +17,7 @@ from attnbench.backends.approximate import Approximate
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.block_topk import BlockTopk
 from attnbench.backends.linformer import Linformer
+from attnbench.backends.reformer import Reformer
 from attnbench.backends.streaming import Streaming
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
@@ -39,7 +40,7 @@ def checked(method: Approximate, case: Case) -> Accuracy:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("method", [Linformer(), Streaming(), BlockTopk()], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [Linformer(), Streaming(), Reformer(), BlockTopk()], ids=lambda m: m.name)
 def test_a_right_one_is_right(method: Approximate, dtype: Any) -> None:
     case = replace(CAUSAL if isinstance(method, Streaming) else CASE, dtype=dtype)
     accuracy = checked(method, case)
