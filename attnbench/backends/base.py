@@ -101,7 +101,7 @@ def autograd_prepared(
     *,
     strided: bool = False,
     plan: Callable[[], object] | None = None,
-    pairs: int | None = None,
+    pairs: Callable[[], int] | None = None,
 ) -> Prepared:
     """Return the prepared call of a function that autograd can differentiate, or that is forward only.
 

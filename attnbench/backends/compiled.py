@@ -151,7 +151,7 @@ class Flex(Compiled):
             "bhsd",
             strided=True,
             plan=plan if case.is_ragged or case.mask else None,
-            pairs=pairs_of_blocks(options["block_mask"]) if case.mask else None,
+            pairs=functools.partial(pairs_of_blocks, options["block_mask"]) if case.mask else None,
         )
 
 

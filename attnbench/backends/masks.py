@@ -95,7 +95,7 @@ def mask_plan(case: Case, device: torch.device) -> dict[str, Any]:
     if not case.mask:
         return {}
     every = case.shape.seqlen_q * case.shape.seqlen_k
-    return {"plan": functools.partial(visibility_mask, case, device), "pairs": every}
+    return {"plan": functools.partial(visibility_mask, case, device), "pairs": lambda: every}
 
 
 def alibi_bias(case: Case, device: torch.device) -> Tensor:

@@ -238,8 +238,8 @@ class Prepared:
     all its layers: offsets, masks, a library's plan. Launches after it give the same results. None where there is
     nothing to build.
 
-    `pairs` is the number of (query, key) pairs that one head of one batch entry computes in a forward of a case with a
-    mask by name, those of blocks that it computes in part included; None where that is not known.
+    `pairs` returns the number of (query, key) pairs that one head of one batch entry computes in a forward of a case
+    with a mask by name, all pairs of its blocks counted; it is called after launches. None where that is not known.
     """
 
     launch: Callable[[], Any]
@@ -248,7 +248,7 @@ class Prepared:
     simulation: Simulation | None = None  # set by a simulated backend only
     reads: Mapping[str, Tensor] = field(default_factory=dict)
     plan: Callable[[], object] | None = None
-    pairs: int | None = None
+    pairs: Callable[[], int] | None = None
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ class CellSteps:
         measurements = {**self.timing.measurements, "first_call": Measurement("s", (self.first_call,))}
         measurements.update({name: Measurement("B", (value,)) for name, value in self.memory.items()})
         if self.prepared.pairs is not None:
-            measurements["pairs_computed"] = Measurement("", (self.prepared.pairs,))
+            measurements["pairs_computed"] = Measurement("", (self.prepared.pairs(),))
         errors = self._ecc_errors
         return {
             **found,

@@ -23,6 +23,7 @@ QUICK = ("fwd,90,128,bf16,RIGHT",)
 OTHERS = (
     *("fwd,80,64,fp16", "dq,90,64,bf16,RIGHT", "fwd,90,64,bf16,VARLEN", "fwd,gfx942,64,bf16,RIGHT"),
     *("fwd,90,128,bf16,RIGHT,TMA", "dkdv,90,128,bf16,RIGHT,TMA", "fwd,90,128,fp8e4nv,FP8"),
+    *("fwd,90,128,bf16,RIGHT,TMA,ALIBI", "fwd,90,128,bf16,RIGHT,TMA,KIND3x256", "dkdv,90,64,bf16,RIGHT,TMA,KIND6x0"),
     *("fwd,90,128,fp8e4nv,FP8,TMA", "paged,90,128,bf16,RIGHT", "paged,90,64,fp16,CACHE8", "paged,90,512,bf16,LATENT"),
 )
 

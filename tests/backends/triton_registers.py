@@ -74,6 +74,11 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
     )
     absent += [name for name in fn.arg_names if name.startswith("Descale")] if "FP8" not in features else []
     absent += [name for name, feature in (("Sink", "SINK"), ("Slopes", "ALIBI")) if feature not in features]
+    kinds = [name for name in features if name.startswith("KIND")]  # such as KIND3x64
+    kind, number = map(int, kinds[0].removeprefix("KIND").split("x")) if kinds else (0, 0)
+    if kernel in ("fwd", "dkdv", "dq"):
+        constants |= {"KIND": kind, "NUMBER": number}
+    absent += ["Listed"] * (not kind) + ["Kept"] * (kind != 5)
     constants |= {name: None for name in absent if name in fn.arg_names}
 
     signature, attributes = {}, {}
@@ -106,7 +111,9 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
 def _type(name: str, dtype: str) -> str:
     if name in ("Lse", "Delta", "Sink", "Slopes") or name.startswith("Descale"):
         return "*fp32"
-    if name.startswith("Cu_") or name in ("Table", "Seqlens_k"):
+    if name == "Kept":
+        return "*i8"
+    if name.startswith("Cu_") or name in ("Table", "Seqlens_k", "Listed"):
         return "*i32"
     if name[0].isupper():
         return f"*{dtype}"

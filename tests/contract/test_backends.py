@@ -197,6 +197,7 @@ MASKED = {
 }
 BLOCKS = Shape(1, 200, 300, 4, 2, 32, 32)  # of random:P, which has blocks of 128
 MASKED["mask-random"] = Case(BLOCKS, "fp32", "fwd_bwd", mask="random:0.3")
+MASKED["mask-random-aligned"] = Case(Shape(1, 250, 250, 2, 1, 32, 32), "fp32", "fwd_bwd", True, mask="random:0.1")
 MASKED["mask-random-causal"] = Case(BLOCKS, "fp16", "bwd", True, mask="random:0.1")
 MASKED["mask-sink_tokens"] = Case(SHAPES["square"], "fp32", "fwd_bwd", True, (16, 0), mask="sink_tokens:4")
 MASKED["mask-softcap"] = replace(MASKED["mask-strided:16-gqa-bf16-fwd_bwd-causal"], softcap=2.0, dtype="fp16")

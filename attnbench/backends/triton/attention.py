@@ -37,6 +37,9 @@ head; K and V are never expanded.
 **Sink**: a score of each head that joins the softmax and has no value is the first state of the online softmax. The
 backward sees it in the log-sum-exp; its own gradient is the sum over the queries of -exp2(sink - logsumexp) * delta.
 
+**Masks by name**: a program reads which blocks it visits from a list (named_mask.py), and computes the mask of each
+pair in those of which not all pairs are seen.
+
 **Variable lengths**: a program reads the start and the length of its sequence from cu_seqlens. Programs for blocks that
 the longest sequence has and their own sequence has not return without work.
 
@@ -63,6 +66,7 @@ from torch.autograd.function import once_differentiable
 from attnbench.backends.triton.backward import attention_backward
 from attnbench.backends.triton.decode import attention_decode, is_short
 from attnbench.backends.triton.forward import attention_forward
+from attnbench.backends.triton.named_mask import NamedMask
 from attnbench.backends.triton.problem import Problem, Window, dense_problem, varlen_problem
 
 Descale = tuple[Tensor, Tensor, Tensor]
@@ -80,6 +84,7 @@ def attention(
     descale: Descale | None = None,
     sink: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    named_mask: NamedMask | None = None,
     return_lse: bool = False,
 ) -> Any:
     """Return softmax(softmax_scale * q k^T) v. First derivatives by q, k, v and sink are supported.
@@ -104,13 +109,16 @@ def attention(
     `alibi_slopes` (nheads,) fp32: the score of a query at key i for key j becomes score - slope * |i - j| (ALiBi, Press
     et al., arXiv 2108.12409), after the scale. Not differentiable by the slopes; not beside a softcap or fp8 inputs.
 
+    `named_mask` adds keys to those that causal and window leave, or leaves some of them (named_mask.py); it must have
+    been made for these lengths, with the same causal and window.
+
     With `return_lse` the result is (out, lse). lse is the natural logarithm of the sum of exp(score) over the keys that
     a query sees and the sink, (batch, nheads, seqlen_q) in fp32, -inf where it sees none. It is not differentiable.
 
     Raises ValueError, with the reason, for inputs that do not fit.
     """
     options: dict[str, Any] = {"softcap": softcap, "softmax_scale": softmax_scale}
-    options |= {"descale": descale, "sink": sink, "alibi_slopes": alibi_slopes}
+    options |= {"descale": descale, "sink": sink, "alibi_slopes": alibi_slopes, "named_mask": named_mask}
     problem = dense_problem(q, k, v, causal, window_size, **options)
     out, lse = _Attention.apply(q, k, v, sink, problem)
     return (out, _natural_lse(lse)) if return_lse else out
@@ -162,7 +170,7 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, problem: Problem
     ) -> tuple[Tensor, Tensor]:
-        short = is_short(problem.seqlen_q, q.shape[2] // k.shape[2])
+        short = problem.named_mask is None and is_short(problem.seqlen_q, q.shape[2] // k.shape[2])
         out, lse = (attention_decode if short else attention_forward)(q, k, v, problem)
         ctx.save_for_backward(q, k, v, out, lse, sink)
         ctx.problem = problem

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from attnbench.backends.triton.named_mask import NamedMask
     from attnbench.core.backend import Inputs
 
 MIN_TRITON = (3, 4)  # the first with tensor descriptors made on the host
@@ -67,6 +68,7 @@ class Triton(BackendBase):
         softcap=True,
         sink=True,
         alibi=True,
+        masks=True,
         ragged=True,
         page_sizes=(1,),
         cache_dtypes=("fp8",),
@@ -144,11 +146,24 @@ class Triton(BackendBase):
 
             return Prepared(launch, lambda out: {"out": out}, reads=operands)
 
+        mask = _named_mask(case, inputs.q.device)
+
         def dense(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None) -> Tensor:
-            out: Tensor = fn(q, k, v, sink=sink)
+            out: Tensor = fn(q, k, v, sink=sink, named_mask=mask)
             return out
 
-        return autograd_prepared(case, inputs, dense, strided=True)
+        if mask is None:
+            return autograd_prepared(case, inputs, dense, strided=True)
+        return autograd_prepared(case, inputs, dense, strided=True, plan=mask.rebuild, pairs=lambda: mask.pairs)
+
+
+def _named_mask(case: Case, device: torch.device) -> NamedMask | None:
+    from attnbench.backends.triton.named_mask import NamedMask
+
+    if not case.mask:
+        return None
+    s = case.shape
+    return NamedMask(case.mask, s.seqlen_q, s.seqlen_k, device, causal=case.causal, window_size=case.window_size)
 
 
 def _slopes(case: Case, device: torch.device) -> Tensor | None:

@@ -16,6 +16,7 @@ from attnbench.backends.triton.device_functions import load_rows
 from attnbench.backends.triton.dkdv import _dk_dv
 from attnbench.backends.triton.dq import _dq
 from attnbench.backends.triton.launch import Part, can_use_tma, launch, launch_best, row_descriptors, tensor_descriptors
+from attnbench.backends.triton.named_mask import arguments
 from attnbench.backends.triton.problem import LOG2_E, Problem
 
 # Log-sum-exp and delta are padded to a multiple of this many queries, so that loading a block of them needs no mask.
@@ -74,7 +75,7 @@ def attention_backward(
 
     def features(blocks: Blocks) -> dict[str, Any]:
         tma = blocks.tma and use_tma
-        return {**constants, **problem.features, "TMA": tma, "AHEAD": blocks.ahead}
+        return {**constants, **problem.features, **problem.named_constants, "TMA": tma, "AHEAD": blocks.ahead}
 
     def run_dk_dv(blocks: Blocks) -> None:
         inputs: tuple[Any, ...] = (k, v, q, dout)
@@ -87,7 +88,9 @@ def attention_backward(
             blocks,
             triton.cdiv(problem.seqlen_k, blocks.BLOCK_N) * heads_k,
             q,
-            *(inputs[2], *inputs[:2], inputs[3], *rows, dk, dv, *sequences, *strides, *problem.strides(dk, dv)),
+            *(inputs[2], *inputs[:2], inputs[3], *rows, dk, dv, *sequences),
+            *arguments(problem.named_mask, blocks.BLOCK_M, blocks.BLOCK_N, by_keys=True),
+            *(*strides, *problem.strides(dk, dv)),
             *(*scalars, nheads, group, heads_k),
             heads_per_section(heads_k, group * problem.seqlen_q * row_bytes),
             **features(blocks),
@@ -102,7 +105,9 @@ def attention_backward(
             blocks,
             triton.cdiv(problem.seqlen_q, blocks.BLOCK_M) * heads_k * group,
             q,
-            *(inputs[0], *inputs[2:], inputs[1], lse_padded, delta, dq, *sequences, *strides, *problem.strides(dq)),
+            *(inputs[0], *inputs[2:], inputs[1], lse_padded, delta, dq, *sequences),
+            *arguments(problem.named_mask, blocks.BLOCK_M, blocks.BLOCK_N),
+            *(*strides, *problem.strides(dq)),
             *(*scalars, nheads, group, heads_k * group),
             heads_per_section(heads_k, problem.seqlen_k * row_bytes) * group,
             problem.seqlen_k if problem.varlen else problem.seqlen_k - problem.seqlen_k % blocks.BLOCK_N,

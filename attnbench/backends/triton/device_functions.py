@@ -79,6 +79,44 @@ def mask_scores(scores, keys, first, last, LEFT: tl.constexpr):
 
 
 @triton.jit
+def listed_blocks(Listed, number, others, BLOCK: tl.constexpr):
+    """Return (list, full_end, end): the list of one block, and the ends of its blocks seen whole and in part.
+
+    `others` is how many blocks there are to list (named_mask.py). The ends count BLOCK for each block in the list.
+    """
+    Listed += number * (2 + others)
+    full_end = tl.load(Listed) * BLOCK
+    return Listed + 2, full_end, full_end + tl.load(Listed + 1) * BLOCK
+
+
+@triton.jit
+def mask_by_name(
+    scores, places, keys, first, last, seqlen_k, Kept,
+    KIND: tl.constexpr, NUMBER: tl.constexpr, LEFT: tl.constexpr,
+):  # fmt: skip
+    """Return the scores with -inf where a query does not see a key, as core/masks.py says.
+
+    `places` and `keys` are positions in the sequence, [first, last] the keys that causal and window leave, Kept the
+    blocks of random:P. KIND is of named_mask.py.
+    """
+    seen = keys <= last
+    if LEFT:
+        seen = seen & (keys >= first)
+    if KIND == 1:  # prefix
+        seen = seen | (keys < NUMBER)
+    elif KIND == 2:  # sink_tokens
+        seen = seen | ((keys < NUMBER) & (keys <= places))
+    elif KIND == 3:  # strided
+        seen = seen & ((tl.abs(places - keys) < NUMBER) | ((places - keys) % NUMBER == 0))
+    elif KIND == 4:  # dilated
+        seen = seen & ((places - keys) % NUMBER == 0)
+    elif KIND == 5:  # random
+        row, column = tl.minimum(places, seqlen_k - 1) // 128, tl.minimum(keys, seqlen_k - 1) // 128
+        seen = seen & (tl.load(Kept + row * tl.cdiv(seqlen_k, 128) + column) != 0)
+    return tl.where(seen, scores, float("-inf"))
+
+
+@triton.jit
 def add_alibi(scores, slope, distance):
     """Return the scores, not scaled, with ALiBi's bias: `slope` as `alibi_slope` gives it, a distance in keys."""
     return scores - slope * tl.abs(distance).to(tl.float32)

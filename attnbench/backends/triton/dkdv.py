@@ -11,8 +11,10 @@ from attnbench.backends.triton.device_functions import (
     add_alibi,
     alibi_slope,
     block_and_head,
+    listed_blocks,
     load_block,
     load_rows,
+    mask_by_name,
     mask_scores,
     sequence_bounds,
     store_rows,
@@ -29,7 +31,7 @@ from attnbench.backends.triton.device_functions import (
 def _dk_dv(
     Q, K, V, DOut,  # with TMA, their tensor descriptors
     Lse, Delta,  # padded; with TMA, their tensor descriptors
-    DK, DV, Cu_q, Cu_k, Slopes,
+    DK, DV, Cu_q, Cu_k, Slopes, Listed, Kept,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     stride_gb, stride_gm, stride_gh, stride_lb, stride_lh,
     stride_dkb, stride_dkn, stride_dkh, stride_dvb, stride_dvn, stride_dvh,
@@ -38,7 +40,8 @@ def _dk_dv(
     section,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, ALIBI: tl.constexpr,
-    TMA: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    KIND: tl.constexpr, NUMBER: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Compute dK and dV of one block of keys of one key head, from the queries of all query heads that share it."""
     # Under a causal mask the first keys are seen by the most queries, so the block with the most work is already first.
@@ -61,6 +64,9 @@ def _dk_dv(
     begin, full_begin, full_end, end = queries_seeing(
         start_n, tl.minimum(start_n + BLOCK_N, seqlen_k), seqlen_q, seqlen_k, left, right, LEFT, RIGHT, VARLEN, BLOCK_M
     )
+    if KIND:  # the loop below then counts the blocks of a list
+        begin, full_begin = 0, 0
+        Listed, full_end, end = listed_blocks(Listed, rank, tl.cdiv(seqlen_q, BLOCK_M), BLOCK_M)
     # Query m sees the keys from m - left to m + right, where keys are counted from the one with which query 0 is
     # aligned. `keys` are the positions of this program's keys in that count.
     keys = (start_n - (seqlen_k - seqlen_q) + cols)[:, None]
@@ -73,11 +79,13 @@ def _dk_dv(
         lse_head = Lse if TMA else Lse + b * stride_lb + h * stride_lh + first_q
         delta_head = Delta if TMA else Delta + b * stride_lb + h * stride_lh + first_q
         slope = alibi_slope(tl.load(Slopes + h), scale_log2) if ALIBI else 0.0
-        for start_m in range(begin, end, BLOCK_M):
+        for start in range(begin, end, BLOCK_M):
+            start_m = tl.load(Listed + start // BLOCK_M) * BLOCK_M if KIND else start
+            is_edge = (start < full_begin) | (start >= full_end)
             dk, dv = _dk_dv_block(
                 dk, dv, k, v, q_head, g_head, lse_head, delta_head, stride_qm, stride_gm, b, h, scale_tanh, scale_log2,
-                slope, keys, left, right, start_m, full_begin, full_end, seqlen_q,
-                HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, LEFT, RIGHT, SOFTCAP, VARLEN, ALIBI, TMA, AHEAD,
+                slope, keys, left, right, start_m, is_edge, seqlen_q, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D,
+                BLOCK_DV, BLOCK_M, LEFT, RIGHT, SOFTCAP, VARLEN, ALIBI, KIND, NUMBER, TMA, AHEAD,
             )  # fmt: skip
 
     store_rows(
@@ -131,11 +139,13 @@ def _dk_dv_block(
     keys,  # (keys, 1), counted from the key with which query 0 is aligned
     left, right,
     start_m,
-    full_begin, full_end,  # the queries [full_begin, full_end) see every key
-    seqlen_q,
+    is_edge,  # whether some of the queries do not see some of the keys
+    seqlen_q, seqlen_k,
+    Kept,  # of a mask by name
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
-    VARLEN: tl.constexpr, ALIBI: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr,
+    VARLEN: tl.constexpr, ALIBI: tl.constexpr, KIND: tl.constexpr, NUMBER: tl.constexpr, TMA: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Return dk and dv with the contribution of one block of queries added.
 
@@ -169,11 +179,18 @@ def _dk_dv_block(
         softcap_slope = 1.0 - scores * scores
     if ALIBI:
         scores = add_alibi(scores, slope, keys - start_m - rows[None, :])
-    if LEFT or RIGHT:  # noqa: SIM102  the outer condition is a compile-time constant
+    if LEFT or RIGHT or KIND:  # noqa: SIM102  the outer condition is a compile-time constant
         # A branch and not a second loop: the constants of two loops need more registers than there are.
-        if (start_m < full_begin) | (start_m >= full_end):
+        if is_edge:
             position = start_m + rows[None, :]
-            if RIGHT:
+            if KIND:
+                shift = seqlen_k - seqlen_q
+                last = position + right if RIGHT else seqlen_k
+                scores = mask_by_name(
+                    scores, position + shift, keys + shift, position + shift - left, last + shift, seqlen_k, Kept,
+                    KIND, NUMBER, LEFT,
+                )  # fmt: skip
+            elif RIGHT:
                 scores = mask_scores(scores, keys, position - left, position + right, LEFT)
             else:
                 scores = tl.where(keys >= position - left, scores, float("-inf"))

@@ -12,8 +12,10 @@ from attnbench.backends.triton.device_functions import (
     alibi_slope,
     block_and_head,
     keys_seen,
+    listed_blocks,
     load_block,
     load_rows,
+    mask_by_name,
     mask_scores,
     sequence_bounds,
     store_rows,
@@ -29,7 +31,7 @@ from attnbench.backends.triton.device_functions import (
 )
 def _dq(
     Q, K, V, DOut,  # with TMA, their tensor descriptors
-    Lse, Delta, DQ, Cu_q, Cu_k, Slopes,
+    Lse, Delta, DQ, Cu_q, Cu_k, Slopes, Listed, Kept,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     stride_gb, stride_gm, stride_gh, stride_lb, stride_lh, stride_dqb, stride_dqm, stride_dqh,
     scale, scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads, group,
@@ -38,7 +40,8 @@ def _dq(
     whole,  # seqlen_k rounded down to a multiple of BLOCK_N; with VARLEN the longest seqlen_k
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, ALIBI: tl.constexpr,
-    TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    KIND: tl.constexpr, NUMBER: tl.constexpr, TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
     rank, bh = block_and_head(blocks, heads, section)
@@ -66,25 +69,31 @@ def _dq(
         start_m, tl.minimum(start_m + BLOCK_M, seqlen_q), seqlen_q, seqlen_k, left, right, whole,
         LEFT, RIGHT, VARLEN, BLOCK_N,
     )  # fmt: skip
+    if KIND:  # the loops below then count the blocks of a list
+        begin, full_begin = 0, 0
+        Listed, full_end, end = listed_blocks(Listed, start_m // BLOCK_M, tl.cdiv(seqlen_k, BLOCK_N), BLOCK_N)
     middle = (start_m + seqlen_k - seqlen_q + rows)[:, None]
     first = middle - left
     last = tl.minimum(middle + right, seqlen_k - 1) if RIGHT else seqlen_k - 1
     slope = alibi_slope(tl.load(Slopes + h), scale_log2) if ALIBI else 0.0
 
     dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for start_n in range(full_begin, full_end, BLOCK_N):
+    for start in range(full_begin, full_end, BLOCK_N):
+        start_n = tl.load(Listed + start // BLOCK_N) * BLOCK_N if KIND else start
         dq = _dq_block(
             dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first,
-            last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, TMA, AHEAD,
-            MASK=False,
+            last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, KIND,
+            NUMBER, TMA, AHEAD, MASK=False,
         )  # fmt: skip
     between = full_end - full_begin  # one loop for both edges, as in forward.py
     for start in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
         start_n = start + tl.where(start < full_begin, 0, between) if LEFT else start
+        if KIND:
+            start_n = tl.load(Listed + start_n // BLOCK_N) * BLOCK_N
         dq = _dq_block(
             dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first,
-            last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, TMA, AHEAD,
-            MASK=True,
+            last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, KIND,
+            NUMBER, TMA, AHEAD, MASK=True,
         )  # fmt: skip
 
     store_rows(
@@ -103,9 +112,10 @@ def _dq_block(
     slope, middle,  # of ALiBi, and the key at which each query stands, (queries, 1)
     first, last,  # first and last key that each query sees, (queries, 1)
     start_n, seqlen_k,
+    Kept,  # of a mask by name
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, TMA: tl.constexpr,
-    AHEAD: tl.constexpr, MASK: tl.constexpr,
+    BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, KIND: tl.constexpr,
+    NUMBER: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Return dq with the contribution of one block of keys added. With AHEAD, dP is computed before P."""
     cols = tl.arange(0, BLOCK_N)
@@ -125,7 +135,10 @@ def _dq_block(
         softcap_slope = 1.0 - scores * scores
     if ALIBI:
         scores = add_alibi(scores, slope, start_n + cols[None, :] - middle)
-    if MASK:
+    if MASK and KIND:
+        keys = start_n + cols[None, :]
+        scores = mask_by_name(scores, middle, keys, first, last, seqlen_k, Kept, KIND, NUMBER, LEFT)
+    elif MASK:
         scores = mask_scores(scores, start_n + cols[None, :], first, last, LEFT)
     p = tl.exp2(scores * scale_log2 - lse[:, None])
     if not AHEAD:

@@ -17,16 +17,19 @@ from attnbench.backends.triton.device_functions import (
     alibi_slope,
     block_and_head,
     keys_seen,
+    listed_blocks,
     load_block,
     load_rows,
     load_transposed_block,
     load_transposed_rows,
+    mask_by_name,
     mask_scores,
     sequence_bounds,
     store_rows,
     tanh,
 )
 from attnbench.backends.triton.launch import can_use_tma, launch, launch_best, tensor_descriptors
+from attnbench.backends.triton.named_mask import arguments
 from attnbench.backends.triton.problem import FLOAT8, Problem
 
 # fp8 multiplies P, which is at most 1, by 2^8 to use the range of e4m3 (2^-9 to 448) better: values below 2^-17 are
@@ -63,17 +66,19 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tupl
             *(*inputs, out, lse),
             *(problem.cu_seqlens_q, problem.cu_seqlens_k, *(problem.descale or (None, None, None))),
             *(problem.sink, problem.alibi_slopes),
+            *arguments(problem.named_mask, blocks.BLOCK_M, blocks.BLOCK_N, forward=True),
             *(*problem.strides(q, k, read, out), *problem.lse_strides(lse)),
             *(*problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window, nheads, group, heads),
             heads_per_section(problem.batch * nheads_k, head_bytes) * group,
             problem.seqlen_k if problem.varlen else problem.seqlen_k - problem.seqlen_k % blocks.BLOCK_N,
             **constants,
             **problem.features,
+            **problem.named_constants,
             SINK=problem.sink is not None,
             FP8=problem.descale is not None,
             TMA=blocks.tma and use_tma,
             RESIDENT=blocks.resident,
-            AHEAD=blocks.ahead,
+            AHEAD=blocks.ahead and problem.named_mask is None,
         )
 
     launch_best("fwd", q, v, problem.mask_kind, use_tma, run)
@@ -102,7 +107,7 @@ def empty_results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 )
 def _forward(
     Q, K, V,  # with TMA, their tensor descriptors
-    Out, Lse, Cu_q, Cu_k, Descale_q, Descale_k, Descale_v, Sink, Slopes,
+    Out, Lse, Cu_q, Cu_k, Descale_q, Descale_k, Descale_v, Sink, Slopes, Listed, Kept,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh,  # with FP8, stride_vn is the stride of the headdim
     stride_ob, stride_om, stride_oh, stride_lb, stride_lh,
@@ -112,8 +117,8 @@ def _forward(
     whole,  # seqlen_k rounded down to a multiple of BLOCK_N; with VARLEN the longest seqlen_k
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, FP8: tl.constexpr,
-    ALIBI: tl.constexpr, SINK: tl.constexpr, TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    ALIBI: tl.constexpr, KIND: tl.constexpr, NUMBER: tl.constexpr, SINK: tl.constexpr,
+    TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(seqlen_q, BLOCK_M)
     rank, bh = block_and_head(blocks, heads, section)
@@ -138,6 +143,9 @@ def _forward(
         start_m, tl.minimum(start_m + BLOCK_M, seqlen_q), seqlen_q, seqlen_k, left, right, whole,
         LEFT, RIGHT, VARLEN, BLOCK_N,
     )  # fmt: skip
+    if KIND:  # the loops below then count the blocks of a list
+        begin, full_begin = 0, 0
+        Listed, full_end, end = listed_blocks(Listed, start_m // BLOCK_M, tl.cdiv(seqlen_k, BLOCK_N), BLOCK_N)
     middle = (start_m + seqlen_k - seqlen_q + rows)[:, None]
     first = middle - left
     last = tl.minimum(middle + right, seqlen_k - 1) if RIGHT else seqlen_k - 1
@@ -156,30 +164,34 @@ def _forward(
             )
             acc, row_max, row_sum = update_softmax(
                 acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first, last,
-                start_n, seqlen_k, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, FP8, TMA, MASK=False,
+                start_n, seqlen_k, Kept, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, KIND, NUMBER,
+                FP8, TMA, MASK=False,
             )  # fmt: skip
             scores = following
         if full_begin < full_end:
             acc, row_max, row_sum = update_softmax(
                 acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first, last,
-                full_end - BLOCK_N, seqlen_k, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, FP8,
-                TMA, MASK=False,
+                full_end - BLOCK_N, seqlen_k, Kept, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, KIND,
+                NUMBER, FP8, TMA, MASK=False,
             )  # fmt: skip
     else:
-        for start_n in range(full_begin, full_end, BLOCK_N):
+        for start in range(full_begin, full_end, BLOCK_N):
+            start_n = tl.load(Listed + start // BLOCK_N) * BLOCK_N if KIND else start
             acc, row_max, row_sum = forward_block(
                 acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle,
-                first, last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI,
-                FP8, TMA, MASK=False,
+                first, last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP,
+                ALIBI, KIND, NUMBER, FP8, TMA, MASK=False,
             )  # fmt: skip
     # One loop for both edges, which halves the code: `between` skips the full blocks.
     between = full_end - full_begin
     for start in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
         start_n = start + tl.where(start < full_begin, 0, between) if LEFT else start
+        if KIND:
+            start_n = tl.load(Listed + start_n // BLOCK_N) * BLOCK_N
         acc, row_max, row_sum = forward_block(
             acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first,
-            last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, FP8, TMA,
-            MASK=True,
+            last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI,
+            KIND, NUMBER, FP8, TMA, MASK=True,
         )  # fmt: skip
 
     acc, lse = finish_softmax(acc, row_max, row_sum, Descale_v, FP8)
@@ -217,15 +229,17 @@ def forward_block(
     slope,  # of ALiBi, a scalar or (queries, 1)
     middle, first, last,  # the key at which each query stands, and the first and last that it sees, (queries, 1)
     start_n, seqlen_k,
+    Kept,  # of a mask by name
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, FP8: tl.constexpr,
-    TMA: tl.constexpr, MASK: tl.constexpr,
+    BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, KIND: tl.constexpr,
+    NUMBER: tl.constexpr, FP8: tl.constexpr, TMA: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Return (acc, row_max, row_sum) of the online softmax with one block of keys added."""
     scores = raw_scores(q, K, stride_kn, b, h_k, start_n, seqlen_k, HEADDIM, BLOCK_D, BLOCK_N, TMA, MASK)
     return update_softmax(
         acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first, last,
-        start_n, seqlen_k, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, FP8, TMA, MASK,
+        start_n, seqlen_k, Kept, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, KIND, NUMBER, FP8, TMA,
+        MASK,
     )  # fmt: skip
 
 
@@ -246,10 +260,11 @@ def raw_scores(
 @triton.jit
 def update_softmax(
     acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first, last,
-    start_n, seqlen_k,
+    start_n, seqlen_k, Kept,
     dtype: tl.constexpr,  # of q
     HEADDIM_V: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr, FP8: tl.constexpr, TMA: tl.constexpr, MASK: tl.constexpr,
+    ALIBI: tl.constexpr, KIND: tl.constexpr, NUMBER: tl.constexpr, FP8: tl.constexpr, TMA: tl.constexpr,
+    MASK: tl.constexpr,
 ):  # fmt: skip
     """Return (acc, row_max, row_sum) of the online softmax with the scores of one block of keys added."""
     cols = tl.arange(0, BLOCK_N)
@@ -257,7 +272,10 @@ def update_softmax(
         scores = tanh(scores * scale_tanh, EXACT=dtype == tl.float32)
     if ALIBI:
         scores = add_alibi(scores, slope, start_n + cols[None, :] - middle)
-    if MASK:
+    if MASK and KIND:
+        keys = start_n + cols[None, :]
+        scores = mask_by_name(scores, middle, keys, first, last, seqlen_k, Kept, KIND, NUMBER, LEFT)
+    elif MASK:
         scores = mask_scores(scores, start_n + cols[None, :], first, last, LEFT)
     new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
     # A row that has seen no key yet would compute -inf - -inf; with any finite maximum its p is 0, as it must be.

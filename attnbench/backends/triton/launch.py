@@ -19,11 +19,12 @@ def launch_best(kernel: Kernel, q: Tensor, v: Tensor, mask: str, use_tma: bool, 
     """Call `run` with the best block sizes for these tensors.
 
     They come from the table of block_sizes.py, or from timing (tuned_blocks.py) on GPUs for which none was measured.
+    Masks by name have the first row of the table, since lists of their blocks would have to be made for each.
     `mask` is Problem.mask_kind. `use_tma` says whether tensor descriptors can be made of all that the kernel reads.
     """
     sizes, device = block_sizes.padded_head_dims(q, v), block_sizes.device_index(q)
     rows = block_sizes.candidates(kernel, *sizes, q.element_size(), device, use_tma, mask != "full")
-    if len(rows) == 1 or device is None or not tuned_blocks.search_enabled():
+    if len(rows) == 1 or device is None or mask == "named" or not tuned_blocks.search_enabled():
         return run(rows[0])
     architecture = block_sizes.architecture(device)
     key = f"{architecture} triton-{triton.__version__} {kernel} {sizes[0]} {sizes[1]} {q.dtype} {mask}"

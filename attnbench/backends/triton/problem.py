@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.backends.triton.named_mask import NamedMask
+
 LOG2_E = 1.4426950408889634
 
 MIN_HEADDIM = 16  # what a tensor core's matmul takes at least
@@ -43,6 +45,7 @@ class Problem:
     descale: tuple[Tensor, Tensor, Tensor] | None = None  # for fp8: one fp32 on the device for each of q, k and v
     sink: Tensor | None = None  # one more score of each query head, (nheads,) fp32, natural logarithm
     alibi_slopes: Tensor | None = None  # of each query head, (nheads,) fp32
+    named_mask: NamedMask | None = None
 
     @property
     def varlen(self) -> bool:
@@ -66,9 +69,9 @@ class Problem:
 
     @property
     def mask_kind(self) -> str:
-        """The kind of mask, by which block sizes are chosen: "full", "causal", "window" or "varlen"."""
-        if self.varlen:
-            return "varlen"
+        """The kind of mask, by which block sizes are chosen: "full", "causal", "window", "varlen" or "named"."""
+        if self.varlen or self.named_mask:
+            return "varlen" if self.varlen else "named"
         return "window" if self.left is not None else "full" if self.right is None else "causal"
 
     @property
@@ -81,6 +84,11 @@ class Problem:
             "VARLEN": self.varlen,
             "ALIBI": self.alibi_slopes is not None,
         }
+
+    @property
+    def named_constants(self) -> dict[str, int]:
+        """The compile-time constants of the mask by name."""
+        return self.named_mask.constants if self.named_mask else {"KIND": 0, "NUMBER": 0}
 
     def strides(self, *tensors: Tensor) -> tuple[int, ...]:
         """Return the strides of batch, seqlen and nheads of each tensor."""
@@ -190,6 +198,7 @@ def _make_problem(
     descale: tuple[Tensor, Tensor, Tensor] | None,
     sink: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    named_mask: NamedMask | None = None,
     **sequences: Tensor,
 ) -> Problem:
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
@@ -215,6 +224,11 @@ def _make_problem(
         if found != (tuple(q.shape[-2:-1]), torch.float32, q.device):
             raise ValueError(f"alibi_slopes must be ({q.shape[-2]},) torch.float32 on {q.device}, got {found}")
     batch, seqlen_q, seqlen_k = sizes
+    if named_mask is not None and (named_mask.lengths != (seqlen_q, seqlen_k) or q.dtype == FLOAT8):
+        raise ValueError(
+            f"named_mask must be for {seqlen_q} queries and {seqlen_k} keys, and not with {FLOAT8}; it is for "
+            f"{named_mask.lengths[0]} and {named_mask.lengths[1]}"
+        )
     left, right = _effective_window(window_size, causal, seqlen_q, seqlen_k)
     return Problem(
         batch,
@@ -227,6 +241,7 @@ def _make_problem(
         descale=descale,
         sink=sink,
         alibi_slopes=alibi_slopes,
+        named_mask=named_mask,
         **sequences,
     )
 

@@ -1,0 +1,115 @@
+"""Masks by name in the Triton kernels: which blocks a program visits, and the constants of the mask.
+
+A program that owns a block of queries (forward, dq) or of keys (dk and dv) reads from a list which blocks of the others
+it visits: first those of which every pair is seen, then those of which some are, where the kernel computes the mask of
+each pair. Other blocks are never visited. The lists are made from the definition of the mask (core/masks.py), for the
+block sizes that a kernel has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbench.core import masks
+
+# The numbers by which the kernels know the masks (device_functions.mask_by_name)
+KINDS = {"prefix": 1, "sink_tokens": 2, "strided": 3, "dilated": 4, "random": 5}
+LISTED = 6  # the list tells it all, but for causal and window
+CHUNK = 2**25  # pairs that are looked at at once
+
+
+class NamedMask:
+    """A mask by name with causal and a window, for lengths and a device.
+
+    `text` is as in `Case.mask`; `window_size` is (left, right), None for an open side. There are at most as many
+    queries as keys. Lists are made when they are first needed, and kept.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        seqlen_q: int,
+        seqlen_k: int,
+        device: torch.device,
+        *,
+        causal: bool = False,
+        window_size: tuple[int | None, int | None] = (None, None),
+    ) -> None:
+        if seqlen_q > seqlen_k:
+            raise ValueError(f"a mask by name takes at most as many queries as keys, not {seqlen_q} and {seqlen_k}")
+        self.lengths, self.device = (seqlen_q, seqlen_k), device
+        self._mask = masks.find(text)
+        kind, number = KINDS[text.partition(":")[0]], self._mask.number
+        if kind == KINDS["random"] and (seqlen_k - seqlen_q) % masks.BLOCK == 0:
+            kind = LISTED  # no block of a kernel, of at most masks.BLOCK queries and keys, is in two blocks of the mask
+        left, right = window_size
+        self._left, self._right = left, 0 if causal else right
+        self.constants = {"KIND": kind, "NUMBER": int(min(number, seqlen_k))}  # of random:P it is not read
+        self._blocks = masks.kept_blocks(text, seqlen_k, device)
+        self.kept = None if self._blocks is None or kind == LISTED else self._blocks.to(torch.int8)
+        self._lists: dict[tuple[int, int, bool], Tensor] = {}
+        self._forward: tuple[int, int] | None = None
+
+    def lists(self, block_m: int, block_n: int, *, by_keys: bool = False, forward: bool = False) -> Tensor:
+        """Return the lists of the blocks of queries, int32 (blocks of queries, 2 + blocks of keys).
+
+        Each is the number of blocks that are seen whole, that of those seen in part, then the numbers of both. With
+        `by_keys` they are the lists of the blocks of keys, in which keys beyond the last count as seen.
+        """
+        if forward:
+            self._forward = block_m, block_n
+        at = block_m, block_n, by_keys
+        if at not in self._lists:
+            self._lists[at] = self._make(*at)
+        return self._lists[at]
+
+    def rebuild(self) -> None:
+        """Make all lists once more that were needed so far."""
+        self._lists = {at: self._make(*at) for at in self._lists}
+
+    @property
+    def pairs(self) -> int:
+        """The pairs of one head in the blocks that the forward visits; 0 before it ran."""
+        if self._forward is None:
+            return 0
+        block_m, block_n = self._forward
+        return int(self._lists[block_m, block_n, False][:, :2].sum()) * block_m * block_n
+
+    def _make(self, block_m: int, block_n: int, by_keys: bool) -> Tensor:
+        (seqlen_q, seqlen_k), device = self.lengths, self.device
+        columns = -(-seqlen_k // block_n)
+        keys = torch.arange(columns * block_n, device=device)
+        some, whole = [], []
+        for rows in torch.arange(-(-seqlen_q // block_m) * block_m, device=device).split(
+            max(1, CHUNK // (len(keys) * block_m)) * block_m
+        ):
+            queries = rows[:, None]
+            places = (queries + seqlen_k - seqlen_q).clamp(max=seqlen_k - 1)
+            at = keys.clamp(max=seqlen_k - 1)
+            band = torch.ones((), dtype=torch.bool, device=device).expand(len(rows), len(keys))
+            if self._right is not None:
+                band = band & (at <= places + self._right)
+            if self._left is not None:
+                band = band & (at >= places - self._left)
+            seen = masks.sees(self._mask, band, places, at, self._blocks)
+            is_query, is_key = queries < seqlen_q, keys < seqlen_k
+            tiles = (-1, block_m, columns, block_n)
+            some.append((seen & is_query & is_key).view(tiles).any(3).any(1))
+            seen_whole = seen | ~is_query | ~is_key if by_keys else (seen & is_key) | ~is_query
+            whole.append(seen_whole.view(tiles).all(3).all(1))
+        is_some, is_whole = torch.cat(some), torch.cat(whole)
+        if by_keys:
+            is_some, is_whole = is_some.T, is_whole.T
+        is_whole = is_whole & is_some
+        rank = (is_whole * 2 + (is_some & ~is_whole)).to(torch.int8)
+        order = rank.argsort(dim=1, descending=True, stable=True)
+        counts = torch.stack([is_whole.sum(1), (is_some & ~is_whole).sum(1)], dim=1)
+        return torch.cat([counts, order], dim=1).to(torch.int32).contiguous()
+
+
+def arguments(mask: NamedMask | None, block_m: int, block_n: int, **which: Any) -> tuple[Tensor | None, ...]:
+    """Return a kernel's arguments Listed and Kept; None without a mask by name, or where it has no table."""
+    return (None, None) if mask is None else (mask.lists(block_m, block_n, **which), mask.kept)
