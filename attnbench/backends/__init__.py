@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from attnbench.core.errors import did_you_mean
+from attnbench.core.own_code import functions_of, load_file
 
 if TYPE_CHECKING:
     from attnbench.core.backend import Backend
@@ -96,11 +96,11 @@ def load(name: str, spec: str) -> Backend:
     is neither.
     """
     where, _, attribute = spec.rpartition(":")
-    module = _load_file(Path(where)) if where.endswith(".py") else _import_module(where)
+    module = load_file(Path(where)) if where.endswith(".py") else _import_module(where)
     try:
         obj = getattr(module, attribute)
     except AttributeError:
-        raise AttributeError(f"{where} has no {attribute!r}{_functions_of(module, attribute)}") from None
+        raise AttributeError(f"{where} has no {attribute!r}{functions_of(module, attribute)}") from None
     if inspect.isclass(obj):
         obj = obj()
     if hasattr(obj, "prepare"):
@@ -114,13 +114,6 @@ def load(name: str, spec: str) -> Backend:
     raise TypeError(f"{spec} is neither a function of (q, k, v) nor a class with a prepare method")
 
 
-def _functions_of(module: object, attribute: str) -> str:
-    """Return the end of an error line: which function of a module may have been meant."""
-    inside = vars(module)
-    own = [n for n, f in inside.items() if callable(f) and getattr(f, "__module__", "") == inside.get("__name__")]
-    return did_you_mean(attribute, own) if own else "; it defines no functions"
-
-
 def _import_module(name: str) -> object:
     """Import a module. A package that is not installed is looked for in the working directory too.
 
@@ -129,14 +122,3 @@ def _import_module(name: str) -> object:
     if importlib.util.find_spec(name.partition(".")[0]) is None:
         sys.path.append(os.getcwd())
     return importlib.import_module(name)
-
-
-def _load_file(path: Path) -> object:
-    spec = importlib.util.spec_from_file_location(f"attnbench_own_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # pickle and Triton find what a module defines by the name of the module
-    sys.path.insert(0, str(path.parent.resolve()))  # it may import its neighbours, as with `python file.py`
-    spec.loader.exec_module(module)
-    return module

@@ -109,6 +109,7 @@ class Flex(Compiled):
         sink=True,
         alibi=True,
         masks=True,
+        own_masks=True,
         ragged=True,
         page_sizes=(16,),
     )
@@ -199,7 +200,9 @@ class Compile(Compiled):
     paste = eager_paste("@torch.compile\n")
     efficiency = 0.5
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
-    limits: ClassVar = replace(TORCH_LIMITS, capability=(7, 0), window=True, masks=True, softcap=True, on_cpu=False)
+    limits: ClassVar = replace(
+        TORCH_LIMITS, capability=(7, 0), window=True, masks=True, own_masks=True, softcap=True, on_cpu=False
+    )
     forward_kernels = backward_kernels = "triton_(per|red|poi)_fused"
     other_kernels: ClassVar = ("flash|fmha|sdpa|scaled_dot_product",)
 

@@ -76,6 +76,7 @@ class Eager(BackendBase):
         sink=True,
         alibi=True,
         masks=True,
+        own_masks=True,
         ragged=True,
         page_sizes=(1,),
         cache_dtypes=("fp8",),

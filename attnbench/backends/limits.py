@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from attnbench.core import masks
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -32,6 +33,7 @@ class Limits:
     sink_backward: bool = True
     masks: bool = False  # masks by name
     masks_backward: bool = True
+    own_masks: bool = False  # functions of one's own too
     alibi: bool = False  # scores that fall with the distance of query and key
     alibi_backward: bool = True
     unequal_causal: bool = True  # its causal mask is aligned bottom-right when seqlen_q != seqlen_k
@@ -135,6 +137,8 @@ class Limits:
             return "an attention sink is forward only"
         if case.mask and not self.masks:
             return "no masks by name"
+        if masks.is_own(case.mask) and not self.own_masks:
+            return "no mask of one's own"
         if case.mask and case.has_backward and not self.masks_backward:
             return "masks by name are forward only"
         if case.alibi and not self.alibi:
@@ -145,7 +149,8 @@ class Limits:
         if case.causal and unequal and not self.unequal_causal:  # a single query sees every key, if all are alone
             return "its causal mask is not bottom-right aligned when seqlen_q != seqlen_k"
         if has_empty_rows(case) and not self.empty_rows:
-            return "no defined output for query rows that see no key (seqlen_q > seqlen_k)"
+            why = "a mask of one's own" if case.mask else "seqlen_q > seqlen_k"
+            return f"no defined output for query rows that see no key ({why})"
         return None
 
 
@@ -163,8 +168,11 @@ TORCH_LIMITS = Limits(
 def has_empty_rows(case: Case) -> bool:
     """Return whether some query sees no key at all, so that its row of probabilities is empty.
 
-    Where the right side is limited and seqlen_q > seqlen_k, the first queries stand before the first key.
+    Where the right side is limited and seqlen_q > seqlen_k, the first queries stand before the first key. A mask of
+    one's own may hide all keys from a query.
     """
+    if masks.is_own(case.mask):
+        return True
     right = 0 if case.causal else case.window_size[1]
     return right is not None and any(of.seqlen_q - of.seqlen_k > right for of in case.sequences)
 

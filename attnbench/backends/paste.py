@@ -74,6 +74,7 @@ class Paste:
             "scale": (case.scale, self.scale),
             "sink": (float(case.sink), self.sink),
             "alibi": (float(case.alibi), self.alibi),
+            "mask": (float(bool(case.mask)), ""),  # no implementation has one by name
         }
         mask = self._mask(case)
         if mask is None or any(value and not option for value, option in needed.values()):

@@ -10,19 +10,27 @@ that place. A mask adds keys to the band, or leaves some of it; d is the query's
     random:P        leaves each block of 128 x 128 with probability P, and those with d = 0, in all heads alike: as in
                     BigBird (arXiv 2007.14062), drawn by the number of the block's row, so that each run has the same
 
+    FILE.py:NAME    leaves what a function of one's own says: FlexAttention's mask_mod, NAME(b, h, q_idx, kv_idx), with
+                    the query's place as q_idx. It must be the same for all b and h. A hash of the file is part of the
+                    case.
+
 Tensors of places and keys may be given instead of numbers wherever a mask says which keys it picks.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.own_code import functions_of, load_file
 from attnbench.core.sizes import format_size, parse_numbers, parse_size
 
 if TYPE_CHECKING:
@@ -111,6 +119,27 @@ class Random(Mask):
         return _drawn(self.number, seqlen_k)
 
 
+@dataclass(frozen=True)
+class Own(Mask):
+    """A mask_mod in a file of one's own. What it leaves is known where it runs; `count` counts the band."""
+
+    path: str
+    name: str
+    digest: str
+
+    def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
+        zero = place * 0  # of the batch entry and the head
+        return self.function(zero, zero, place, key)
+
+    def count(self, place: int, first: int, last: int, seqlen_k: int) -> int:
+        return last - first + 1
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function itself. Raises UserError where it cannot be had, or the file is another than when planned."""
+        return _own_function(self.path, self.name, self.digest)
+
+
 MASKS: Mapping[str, type[Mask]] = {
     "prefix": Prefix,
     "sink_tokens": SinkTokens,
@@ -131,8 +160,10 @@ def _parse(text: str, what: str) -> str:
     name, colon, number = text.partition(":")
     if text == "none":
         return ""
+    if name.endswith(".py"):
+        return _parse_own(text, what)
     if name not in MASKS:
-        hint = did_you_mean(name, MASKS) or f"; it is {EXAMPLES}, or none"
+        hint = did_you_mean(name, MASKS) or f"; it is {EXAMPLES}, or FILE.py:NAME, or none"
         raise UserError(f"{what}: unknown mask {text!r}{hint}")
     if name == "random":
         (share,) = parse_numbers(number or "none", f"{what} random", below=1)
@@ -149,9 +180,48 @@ def _parse(text: str, what: str) -> str:
     return f"{name}:{format_size(size)}"
 
 
+def _parse_own(text: str, what: str) -> str:
+    """Return a mask of one's own as "FILE.py:NAME@HASH". Raises UserError."""
+    path, _, name = text.partition("@")[0].partition(":")
+    path = os.path.normpath(path)
+    if not name.isidentifier():
+        raise UserError(f"{what}: which function of {path}? Write {path}:my_mask")
+    try:
+        return f"{path}:{name}@{_digest(path)}"
+    except OSError as error:
+        raise UserError(f"{what}: cannot read {path}: {error.strerror}") from None
+
+
+def _digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:8]
+
+
+@cache
+def _own_function(path: str, name: str, digest: str) -> Callable[..., Any]:
+    try:
+        if _digest(path) != digest:
+            raise UserError(f"mask: {path} is another file than when the run was planned; run it again")
+        function = getattr(module := load_file(Path(path)), name, None)
+    except OSError as error:
+        raise UserError(f"mask: cannot read {path}: {error.strerror or error}") from None
+    if not callable(function):
+        raise UserError(f"mask: {path} has no function {name!r}{functions_of(module, name)}")
+    found: Callable[..., Any] = function
+    return found
+
+
+def is_own(text: str) -> bool:
+    """Whether a mask is a function in a file of one's own."""
+    return ".py:" in text
+
+
 @cache
 def find(text: str) -> Mask:
     """Return the mask of a case that has one. Raises UserError."""
+    if is_own(text):
+        path, _, rest = text.partition(":")
+        name, _, digest = rest.partition("@")
+        return Own(0, path, name, digest)
     name, _, number = _parse(text, "mask").partition(":")
     return MASKS[name](float(number) if name == "random" else parse_size(number, "mask"))
 

@@ -124,6 +124,7 @@ class Record:
     - "plan" (s): of a backend that has one, building what a batch of these lengths needs once a step, by the host's
       clock until the device is done
     - "plan_memory" (B): the most memory in use while that is built
+    - "pairs" (""): of a case with a mask of one's own, the pairs of one head that it leaves
     - "pairs_computed" (""): of a case with a mask by name, the pairs of one head that a forward computes, by blocks
     - "turns_events", "turns_graph", "turns_cupti" (s): where the instruments were compared, one reading per turn;
       "turns_traced": what events read of the calls that CUPTI traced

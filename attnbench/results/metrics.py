@@ -106,6 +106,12 @@ def value(name: str, row: Row) -> float | None:
     return found if found is not None and math.isfinite(found) else None
 
 
+def work(row: Row) -> float:
+    """Return the FLOPs of a row's case, with a mask of one's own those of the pairs that were counted."""
+    seen, expected = row.one_value("pairs"), flops(row.case, row.source.convention)
+    return expected if seen is None else expected * seen * row.case.shape.batch / pairs(row.case)
+
+
 def clock(row: Row) -> float | None:
     """Return the SM clock in Hz while the row was measured: by the exact gauge, else as NVML saw it."""
     held = clock_held(row)
@@ -331,7 +337,8 @@ def plan_memory(row: Row) -> float | None:
 @metric("Block efficiency", "", "higher", formats.share)
 def block_efficiency(row: Row) -> float | None:
     """Of a mask by name: pairs that the mask leaves over those that are computed, block by block."""
-    return _over(pairs(row.case) / row.case.shape.batch, row.one_value("pairs_computed"))
+    left = row.one_value("pairs")
+    return _over(pairs(row.case) / row.case.shape.batch if left is None else left, row.one_value("pairs_computed"))
 
 
 @metric("Throughput of computed pairs", "TFLOP/s", "higher", formats.digits, clocked=True, sure_as="latency")
@@ -420,13 +427,13 @@ def sustained_latency(row: Row) -> float | None:
 @metric("Throughput without pauses", "TFLOP/s", "higher", formats.digits, sure_as="sustained_latency")
 def sustained_tflops(row: Row) -> float | None:
     """FLOPs of the case over the latency without pauses."""
-    return _over(flops(row.case, row.source.convention) / 1e12, sustained_latency(row))
+    return _over(work(row) / 1e12, sustained_latency(row))
 
 
 @metric("Utilisation without pauses", "", "higher", formats.share, sure_as="sustained_latency")
 def sustained_utilization(row: Row) -> float | None:
     """Throughput without pauses as a share of the datasheet peak of the dtype; none where the peak is unknown."""
-    return _over(_over(flops(row.case, row.source.convention), sustained_latency(row)), row.rates.peak)
+    return _over(_over(work(row), sustained_latency(row)), row.rates.peak)
 
 
 @metric("Power without pauses", "W", "lower", formats.digits)
@@ -446,7 +453,7 @@ def joules(row: Row) -> float | None:
 @metric("Efficiency", "TFLOP/s/W", "higher", formats.digits, sure_as="joules")
 def tflops_per_watt(row: Row) -> float | None:
     """FLOPs of the case over the energy of one call."""
-    return _over(flops(row.case, row.source.convention) / 1e12, joules(row))
+    return _over(work(row) / 1e12, joules(row))
 
 
 @metric("Uncertainty of the power without pauses", "", "lower", formats.percent)
@@ -479,7 +486,7 @@ def cycles(row: Row) -> float | None:
 
 def _throughput(row: Row) -> float | None:
     """Return FLOP/s."""
-    return _over(flops(row.case, row.source.convention), latency(row))
+    return _over(work(row), latency(row))
 
 
 def _traffic(row: Row) -> float | None:

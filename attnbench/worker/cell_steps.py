@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attnbench.core import flops, pages, stats
+from attnbench.core import flops, masks, pages, stats
 from attnbench.core.backend import Backend, Inputs, Prepared, Signature
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -232,6 +232,8 @@ class CellSteps:
             return {**found, "notes": tuple(self.check.notes)}
         measurements = {**self.timing.measurements, "first_call": Measurement("s", (self.first_call,))}
         measurements.update({name: Measurement("B", (value,)) for name, value in self.memory.items()})
+        if masks.is_own(self.case.mask):
+            measurements["pairs"] = Measurement("", (reference.count_pairs(self.case, self.instruments.device),))
         if self.prepared.pairs is not None:
             measurements["pairs_computed"] = Measurement("", (self.prepared.pairs(),))
         errors = self._ecc_errors

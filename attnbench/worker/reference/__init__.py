@@ -24,7 +24,13 @@ from attnbench.core.case import Case
 from attnbench.worker.reference.approximate_check import ApproximateResultCheck
 from attnbench.worker.reference.checksums import compare_checksums
 from attnbench.worker.reference.dropout_check import DropoutResultCheck
-from attnbench.worker.reference.exact_attention import Reference, compute_reference, visible_keys, warm_up
+from attnbench.worker.reference.exact_attention import (
+    Reference,
+    compute_reference,
+    count_pairs,
+    visible_keys,
+    warm_up,
+)
 from attnbench.worker.reference.hard_inputs import HardInputsCheck, make_hard
 from attnbench.worker.reference.renewed_inputs import InputRenewal
 from attnbench.worker.reference.result_check import ResultCheck
@@ -54,6 +60,7 @@ __all__ = [
     "compare",
     "compare_checksums",
     "compute_reference",
+    "count_pairs",
     "expected_results",
     "find_wrong_rows",
     "make_check",

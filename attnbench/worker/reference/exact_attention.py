@@ -422,6 +422,15 @@ def visible_keys(case: Case, rows: Tensor) -> Tensor:
     return by_name
 
 
+def count_pairs(case: Case, device: torch.device) -> int:
+    """Return how many keys the queries of one head of a dense batch see together."""
+    import torch
+
+    rows = torch.arange(case.shape.seqlen_q, device=device)
+    chunks = rows.split(max(1, CHUNK // case.shape.seqlen_k))
+    return sum(int(visible_keys(case, chunk).sum()) for chunk in chunks)
+
+
 class KeyBounds(NamedTuple):
     """The keys of each query, (seqlen_q,) int64 each; first > last where it sees none."""
 
