@@ -63,15 +63,11 @@ BACKENDS: Mapping[str, str] = {
     "streaming": "attnbench.backends.streaming:Streaming",
     "reformer": "attnbench.backends.reformer:Reformer",
     "block-topk": "attnbench.backends.block_topk:BlockTopk",
+    "sage": "attnbench.backends.sage:Sage",
     "fake": "attnbench.backends.fake:Fake",
 }
 
-APPROXIMATE = (
-    "linformer",
-    "streaming",
-    "reformer",
-    "block-topk",
-)  # what they compute is near attention: docs/approximate.md
+APPROXIMATE = ("linformer", "streaming", "reformer", "block-topk", "sage")  # near attention: docs/approximate.md
 NOT_BY_DEFAULT = frozenset({"fake", *APPROXIMATE})  # run only where named with --backend
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attnbench.backends.base import BackendBase, Order, autograd_prepared
@@ -50,8 +51,8 @@ class Approximate(BackendBase):
 
         step = max(1, CHUNK // (q.shape[1] * len(k)))
         parts = torch.arange(len(q), device=q.device).split(step)
-        outs: list[Tensor] = [checkpoint(attend, q[rows], k, v, rows, use_reentrant=False) for rows in parts]
-        return torch.cat(outs)
+        again = partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
+        return torch.cat([again(q[rows], k, v, rows) for rows in parts])
 
     def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:
         return None

@@ -18,8 +18,8 @@ from attnbench.backends.approximate import (
     positions,
     selecting_prepared,
 )
-from attnbench.core.backend import Prepared
-from attnbench.core.case import Case
+from attnbench.core.backend import Prepared, Workspace
+from attnbench.core.case import ITEMSIZE, Case
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +61,13 @@ def block_scores(case: Case, q: Tensor, k: Tensor) -> Tensor:
 class BlockTopk(Approximate):
     name = "block-topk"
     what = f"attention to the blocks of {BLOCK} keys with the largest mean scores, {KEPT} but one block at least"
+
+    def workspace(self, case: Case) -> Workspace:
+        s, kept = case.shape, kept_blocks(case)
+        # The keys and values of each block of queries, and its mask as bytes and in the dtype.
+        per_query = (kept * (s.headdim + s.headdim_v) + kept * BLOCK) * ITEMSIZE[case.dtype] + kept * BLOCK
+        copies = 2 if case.has_backward else 1
+        return Workspace(s.batch * s.nheads * s.seqlen_q * per_query * copies, "the blocks selected", passes=2.0)
 
     def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:
         return block_scores(case, q.transpose(0, 1), k)

@@ -26,6 +26,7 @@ from standins import install
 from standins.contract import AMPERE, CPU, HOPPER, backend
 
 OF_ATTNBENCH_OR_TORCH = {"eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton", "fake"}
+OF_ATTNBENCH_OR_TORCH |= {"linformer", "streaming", "reformer", "block-topk"}
 LIBRARIES = [name for name in BACKENDS if name not in OF_ATTNBENCH_OR_TORCH]
 PLAIN = Case(Shape(2, 32, 64, 4, 2, 64, 64), "bf16", "fwd")
 REINSTALL = "pip install --force-reinstall --no-deps --no-cache-dir a-kernels"

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-SCORES = {"cuda": 2**33, "cpu": 2**22}  # of pairs of queries and keys whose definitions are evaluated
-MOST_PAIRS = 32
+SCORES = {"cuda": 2**32, "cpu": 2**22}  # of pairs of queries and keys whose definitions are evaluated
+MOST_PAIRS = 8  # their evaluations follow one another
 TIMES_ROUNDING = 2.0  # as of eager's error in the tolerance
 SHARE = 0.25  # of SCORE_BUDGET, for the rows of exact attention
 

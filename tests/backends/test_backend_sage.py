@@ -1,0 +1,94 @@
+"""`sage`, through a stand-in with its interface."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attnbench.backends.sage import rounded
+from attnbench.core.backend import Backend, Inputs
+from attnbench.core.case import Case, Shape
+from attnbench.core.record import Accuracy, Approximation
+from attnbench.worker import inputs, reference
+from standins import install, sageattention
+from standins.contract import HOPPER, backend, check, shared
+
+PLAIN = Case(Shape(1, 256, 256, 2, 1, 64, 64), "bf16", "fwd")
+
+
+@pytest.fixture(params=["1.0.6", "2.2.0"])
+def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = sageattention.version_1() if request.param == "1.0.6" else sageattention.version_2()
+    install(monkeypatch, modules, {"sageattention": request.param})
+
+
+@pytest.mark.usefixtures("version")
+@pytest.mark.parametrize(
+    "case",
+    [
+        PLAIN,
+        Case(Shape(2, 100, 100, 2, 2, 128, 128), "fp16", "fwd", True),
+        Case(Shape(2, 1, 128, 4, 2, 64, 64), "bf16", "fwd", True),
+        replace(PLAIN, layout="bhsd"),
+    ],
+    ids=["full", "causal", "decode", "bhsd"],
+)
+def test_contract(case: Case) -> None:
+    assert backend("sage").unsupported(case, HOPPER) is None
+    check(backend("sage"), case)
+    shared.test_results_follow_the_inputs(backend("sage"), case)
+
+
+@pytest.mark.usefixtures("version")
+@pytest.mark.parametrize("causal", [False, True])
+def test_several_blocks(causal: bool) -> None:
+    case = Case(PLAIN.shape, "fp16", "fwd", causal)
+    accuracy, near = checked(backend("sage"), case)
+    assert accuracy.ok, accuracy.problem()
+    assert near is not None
+    assert 1e-3 < near.error < 0.05
+    assert near.mass_kept == pytest.approx(1.0)
+
+
+@pytest.mark.usefixtures("version")
+@pytest.mark.parametrize("fault", ["none", "larger blocks"])
+def test_other_rounding_is_wrong(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = sageattention._int8
+    other = {
+        "none": lambda t, block: t,
+        "larger blocks": lambda t, block: plain(t, 2 * block),
+    }
+    monkeypatch.setattr(sageattention, "_int8", other[fault])
+    accuracy, _ = checked(backend("sage"), replace(PLAIN, dtype="fp16"))
+    assert not accuracy.ok
+    assert "out is off" in accuracy.problem()
+
+
+def checked(made: Backend, case: Case, given: Inputs | None = None) -> tuple[Accuracy, Approximation | None]:
+    given = given or inputs.make(case, "cpu", seed=0)
+    check = reference.make_check(case, given, 0, made)
+    prepared = made.prepare(case, given)
+    return check.check_first(prepared.canonical(prepared.launch())), check.approximation
+
+
+def test_what_it_refuses() -> None:
+    made = backend("sage")
+    refused = {
+        "forward only": Case(PLAIN.shape, "bf16", "bwd"),
+        "whole blocks of 64": Case(Shape(1, 100, 100, 2, 2, 64, 64), "bf16", "fwd"),
+        "not bottom-right aligned": Case(Shape(1, 64, 128, 2, 2, 64, 64), "bf16", "fwd", True),
+    }
+    for reason, case in refused.items():
+        assert reason in str(made.unsupported(case, HOPPER))
+    assert made.unsupported(Case(Shape(1, 100, 100, 2, 2, 64, 64), "bf16", "fwd", True), HOPPER) is None
+
+
+def test_rounding() -> None:
+    t = torch.randn(200, 8, dtype=torch.float64)
+    found = rounded(t, 64)
+    for at in (slice(0, 64), slice(64, 128), slice(192, 200)):
+        step = t[at].abs().max() / 127
+        assert torch.allclose(found[at] / step, (found[at] / step).round(), atol=1e-9)
+        assert float((found[at] - t[at]).abs().max()) <= float(step) / 2 + 1e-12
