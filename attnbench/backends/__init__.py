@@ -63,11 +63,12 @@ BACKENDS: Mapping[str, str] = {
     "streaming": "attnbench.backends.streaming:Streaming",
     "reformer": "attnbench.backends.reformer:Reformer",
     "block-topk": "attnbench.backends.block_topk:BlockTopk",
+    "nsa": "attnbench.backends.nsa:Nsa",
     "sage": "attnbench.backends.sage:Sage",
     "fake": "attnbench.backends.fake:Fake",
 }
 
-APPROXIMATE = ("linformer", "streaming", "reformer", "block-topk", "sage")  # near attention: docs/approximate.md
+APPROXIMATE = ("linformer", "streaming", "reformer", "block-topk", "nsa", "sage")  # near attention: docs/approximate.md
 NOT_BY_DEFAULT = frozenset({"fake", *APPROXIMATE})  # run only where named with --backend
 
 

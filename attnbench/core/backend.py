@@ -67,8 +67,8 @@ class ApproximateBackend(Backend, Protocol):
     with the query heads of the key head as `group`. Selection and quantisation belong to the launch.
 
     A method that chooses among candidates (blocks, buckets) names what the launch chose as `Prepared.canonical`'s
-    "selected", int64 of shape (batch, nheads_k, ...), because rounding may choose the other of two that are near alike.
-    Its methods get the part of the pair, (...); without a choice they get None.
+    "selected", whole numbers of shape (batch, nheads_k, ...), because rounding may choose the other of two that are
+    near alike. Its methods get the part of the pair, (...); without a choice they get None.
     """
 
     what: str  # what it computes, as a part of a sentence: "softmax over 256 projected keys"
@@ -82,7 +82,8 @@ class ApproximateBackend(Backend, Protocol):
     def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:
         """Return the scores (..., candidates) by which it selects, -inf where a candidate is hidden.
 
-        `selected` (..., count) holds places in the last dimension, of the largest. None where it selects nothing.
+        `selected` (..., count) holds places in the last dimension, of the largest, and -1 where there are fewer. None
+        where it selects nothing.
         """
 
     def attended(self, case: Case, q: Tensor, k: Tensor, rows: Tensor, selected: Tensor | None) -> Tensor | None:

@@ -133,7 +133,7 @@ def define(
         of_queries = [inputs.q] if inputs.dout is None else [inputs.q, inputs.dout]
         q, *dout = (rows_of(case, t, batch, head, rows)[0] for t in of_queries)
         k, v = (t[batch[0], :, head[0]] for t in (inputs.k, inputs.v))
-        chosen = None if selected is None else selected[batch[0], head[0]]
+        chosen = None if selected is None else selected[batch[0], head[0]].long()
         exact, rounded = (
             _evaluate(method, case, dtype, (q, k, v, *dout), chosen) for dtype in (precise, torch_dtype(case))
         )
@@ -178,19 +178,22 @@ def selection_flaw(
             return ""
         if selected is None:
             return "it does not name what it selected"
-        chosen = selected[batch, head]
+        chosen, number = selected[batch, head].long(), exact.shape[-1]
         if chosen.shape[:-1] != exact.shape[:-1]:
             return f"what it selected has the shape {tuple(selected.shape)}"
         places = chosen.sort(-1).values
-        if not bool(((places >= 0) & (places < exact.shape[-1])).all()) or bool((places.diff(dim=-1) == 0).any()):
+        twice = (places.diff(dim=-1) == 0) & (places[..., 1:] >= 0)
+        if not bool((places < number).all()) or bool(twice.any()):
             return "what it selected are no candidates, or one of them twice"
         rounded = method.scores(case, q, k)
         assert rounded is not None
         apart = torch.where(exact.isfinite(), rounded.to(exact.dtype) - exact, 0.0)
         allowed = 2 * TIMES_ROUNDING * float(apart.abs().max())
-        least = exact.gather(-1, chosen).amin(-1)
-        left = exact.scatter(-1, chosen, -math.inf).amax(-1)
-        gap = torch.where(left == -math.inf, 0.0, left - least)
+        places = chosen.masked_fill(chosen < 0, number)
+        with_none = torch.nn.functional.pad(exact, (0, 1), value=-math.inf)
+        least = with_none.gather(-1, places).amin(-1)
+        left = with_none.scatter(-1, places, -math.inf).amax(-1)
+        gap = torch.where(left <= least, 0.0, left - least)
         if not float(gap.max()) <= allowed:
             return (
                 f"it selected a candidate whose score is {float(gap.max()):.3g} below that of one left out, where "
@@ -229,7 +232,7 @@ def _mass_kept(
     batch, head, rows = part.batch[i], part.head[i], part.rows[i]
     by_head = inputs.q[batch].unflatten(1, (case.shape.nheads_k, -1))[:, head]  # (seqlen_q, group, headdim)
     k = inputs.k[batch, :, head]
-    seen = method.attended(case, by_head, k, rows, None if selected is None else selected[batch, head])
+    seen = method.attended(case, by_head, k, rows, None if selected is None else selected[batch, head].long())
     if seen is None:
         return None
     q = rows_of(case, inputs.q, batch[None], head[None], rows[None])

@@ -1,0 +1,68 @@
+"""`nsa`, through a stand-in with the interface of fla-core."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from attnbench.backends import nsa
+from attnbench.core.case import Case, Shape
+from attnbench.worker import inputs, reference
+from standins import fla, install
+from standins.contract import HOPPER, backend, check, shared
+
+CASE = Case(Shape(1, 200, 200, 16, 1, 16, 16), "fp16", "fwd_bwd", True)
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, fla.version_0_6_0(), fla.VERSIONS)
+
+
+@pytest.mark.parametrize("selected", [16, 2])
+@pytest.mark.parametrize(
+    "case", [CASE, replace(CASE, dtype="bf16", direction="bwd", layout="bhsd")], ids=["fp16", "bf16"]
+)
+def test_contract(case: Case, selected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 16 blocks every one is selected, with 2 not even those that always are."""
+    monkeypatch.setattr(nsa, "SELECTED", selected)
+    assert backend("nsa").probe().version == "fla-core 0.6.0"
+    assert backend("nsa").unsupported(case, HOPPER) is None
+    check(backend("nsa"), case)
+    shared.test_results_follow_the_inputs(backend("nsa"), case)
+
+
+def test_blocks_that_are_not_the_best_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10 blocks 4 are selected, one of them by its score, which is turned round."""
+    monkeypatch.setattr(nsa, "SELECTED", 4)
+    case = replace(CASE, shape=Shape(1, 640, 640, 16, 1, 16, 16), direction="fwd")
+    given = inputs.make(case, "cpu", seed=0)
+
+    def problem() -> str:
+        check = reference.make_check(case, given, 0, backend("nsa"))
+        prepared = backend("nsa").prepare(case, given)
+        return check.check_first(prepared.canonical(prepared.launch())).problem()
+
+    assert problem() == ""
+    right = fla.parallel_nsa_topk
+
+    def turned(q: Tensor, *rest: Any, **options: Any) -> Tensor:
+        return right(-q, *rest, **options)
+
+    monkeypatch.setattr(sys.modules["fla.ops.nsa.parallel"], "parallel_nsa_topk", turned)
+    assert "it selected a candidate" in problem()
+
+
+def test_what_it_refuses() -> None:
+    refused = {
+        "power of two": replace(CASE, shape=Shape(1, 64, 64, 8, 1, 16, 16)),
+        "causal": replace(CASE, causal=False),
+        "as many queries": replace(CASE, shape=Shape(1, 64, 128, 16, 1, 16, 16)),
+        "fp32": replace(CASE, dtype="fp32"),
+    }
+    for reason, case in refused.items():
+        assert reason in str(backend("nsa").unsupported(case, HOPPER))
