@@ -118,6 +118,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "nightly").symlink_to(ALIKE)
     for path in (ROOT / "results").glob("*.jsonl*"):
         (made / "results" / path.name).symlink_to(path)
+    (made / "examples").symlink_to(ROOT / "examples")
     for name in ("mine.py", "my_kernel.py", "old.py", "new.py"):
         (made / name).write_text(KERNEL)
     (made / "chat.yaml").write_text(WORKLOAD)

@@ -86,12 +86,14 @@ class Sdpa(BackendBase):
     """SDPA with one backend forced, or with the one that torch chooses."""
 
     switch = ""  # torch's name of the backend; "" where torch chooses
+    limits: ClassVar[Limits] = TORCH_LIMITS
     cpu_limits: ClassVar[Limits | None] = None  # where its kernel on a CPU has other limits
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if device.kind == "cpu" and self.cpu_limits:
             return self.cpu_limits.refusal(case, device)
-        return super().unsupported(case, device) or nested_refusal(case)
+        limits = replace(self.limits, window=True) if case.mask else self.limits  # a window is in the explicit mask
+        return limits.refusal(case, device) or nested_refusal(case)
 
     def workspace(self, case: Case) -> Workspace:
         if not case.mask:

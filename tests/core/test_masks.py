@@ -128,3 +128,10 @@ def test_one_text_for_one_mask(text: str, parsed: tuple[str, ...]) -> None:
 def test_what_is_no_mask(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         masks.parse_masks(text)
+
+
+def test_the_pictures_in_the_docs_are_those_of_the_definitions() -> None:
+    """`python tests/core/draw_masks.py` draws them again."""
+    from draw_masks import PICTURE, picture
+
+    assert PICTURE.read_text() == picture()
