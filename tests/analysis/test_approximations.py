@@ -8,17 +8,24 @@ from pathlib import Path
 import pytest
 from report_text import report, shown
 
+from attnbench.analysis.baseline.document import shown as baselines_shown
+from attnbench.analysis.baseline.reduce_run import reduced
+from attnbench.analysis.compare.compare import compare
+from attnbench.analysis.compare.document import document as compare_document
 from attnbench.analysis.compare.machines import machines
+from attnbench.analysis.gate.judge import Request, judge
 from attnbench.analysis.models.step_time import step_times
 from attnbench.analysis.recommend.ranking import problems
+from attnbench.analysis.summary import one_cell
 from attnbench.core.models import find
 from attnbench.core.record import Approximation, Run
+from attnbench.report import terminal
 from attnbench.report.html import figures, vega_spec
 from attnbench.report.html.charts import charts
 from attnbench.results import metrics, run_file
 from attnbench.results.cells import cells
 from attnbench.results.sustained import rank_changes
-from builders import case, ended, ok, run
+from builders import H200, case, ended, ok, run
 
 NEAR = Approximation("attention to few keys", 0.42, 0.81, rows=64, heads=4)
 CASE, LONG = case(1024, causal=True), case(4096, causal=True)
@@ -95,3 +102,23 @@ def test_a_run_file_keeps_it(measured: Run, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_bytes(run_file.encoded(measured))
     assert run_file.read(path)[0].records[0].approximation == NEAR
+
+
+def test_a_gate_judges_its_own_time_and_says_what_it_is(measured: Run) -> None:
+    judged = judge(measured, measured, Request(("latency",)))
+    assert any("streaming is an approximation of attention, off by up to 42%" in note for note in judged.notes)
+    assert {finding.backend for finding in judged.findings} == {"fa2", "triton", "streaming"}
+
+
+def test_a_baseline_and_one_cell_tell_it(measured: Run, tmp_path: Path) -> None:
+    text = terminal.text(baselines_shown({tmp_path / "a" / "b": reduced(measured)}))
+    assert "(approx., err 42%)" in " ".join(text.split())
+    cell = next(cell for cell in cells([measured]) if not cell.is_exact)
+    assert "attention to few keys" in terminal.text(one_cell.document([cell]))
+
+
+def test_compare_names_its_error(measured: Run) -> None:
+    other = replace(measured, environment=replace(measured.environment, device=replace(H200, name="NVIDIA H100")))
+    found = compare([Path("a.jsonl"), Path("b.jsonl")], [measured, other])
+    text = " ".join(terminal.text(compare_document(found, every=True)).split())
+    assert "(approx., err 42%)" in text

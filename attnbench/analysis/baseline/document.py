@@ -123,12 +123,14 @@ def _cell_data(cell: Cell, path: Path) -> dict[str, Any]:
         "rounds": len(rounds) or len(cell.rows),
         "latency": stats.median(rounds) if rounds else None,
         "spread": max(rounds) / min(rounds) - 1 if rounds and min(rounds) > 0 else None,
-        **{name: cell.value(name) if rounds else None for name in SHOWN},
+        **{name: cell.value(name) if rounds else None for name in (*SHOWN, "approximation_error")},
     }
 
 
 def _entries(row: Mapping[str, Any]) -> tuple[str, ...]:
-    start = (row["cell"], str(row["rounds"]))
+    error = row["approximation_error"]
+    name = row["cell"] if error is None else f"{row['cell']} (approx., err {formats.percent(error)})"
+    start = (name, str(row["rounds"]))
     if row["latency"] is None:
         return (*start, case_names.ENDINGS.get(row["status"], case_names.NOTHING), *[""] * (1 + len(SHOWN)))
     writers = {"latency": formats.duration, "spread": formats.percent}

@@ -58,6 +58,7 @@ def _record(row: Row) -> Record:
         record.timer,
         record.l2,
         limits=record.limits,
+        approximation=record.approximation,
     )
 
 

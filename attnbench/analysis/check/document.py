@@ -10,6 +10,7 @@ from typing import Any
 
 from attnbench.analysis.check.check import FAILED, exit_code
 from attnbench.analysis.summary.reasons import reasons
+from attnbench.core import formats
 from attnbench.core.case import DIRECTIONS, Case
 from attnbench.core.errors import EXIT_DONE, EXIT_WRONG_RESULT
 from attnbench.core.formats import digits
@@ -85,7 +86,17 @@ def _table(run: Run, name: str) -> Table:
     ]
     columns = (Column("case", wrap=False), *(Column(f"{dtype} {direction}") for dtype, direction in kinds))
     version = run.versions.get(name, "").removeprefix(f"{name}, ")
-    return Table(f"check-{name}", columns, tuple(entries), title=f"{name}  {version}".strip(), note=NOTE)
+    note = f"{NOTE}{_approximation(list(records.values()))}"
+    return Table(f"check-{name}", columns, tuple(entries), title=f"{name}  {version}".strip(), note=note)
+
+
+def _approximation(records: Sequence[Record]) -> str:
+    """Return what to say of a backend that is right by its own definition only; "" for one that computes attention."""
+    found = [record.approximation for record in records if record.approximation]
+    if not found:
+        return ""
+    low, high = (formats.percent(end(of.error for of in found)) for end in (min, max))
+    return f" Right is its own definition: {found[0].what}. From attention it is off by {low} to {high}."
 
 
 def _shape(case: Case) -> Case:

@@ -220,7 +220,12 @@ def _without_pauses(case: Case, machine: Machine) -> str:
 
 def _cells(c: Comparison) -> Table:
     named = [(c.backend_name(backend, *c.machines), case) for case, backend in c.cells]
-    table = _table("cells", "Cells that all machines have", [{"cell": name} for name in _names(named)], "In bursts.")
+    errors = (c.reference.cells[key].value("approximation_error") for key in c.cells)
+    names = [
+        name if error is None else f"{name} (approx., err {percent(error)})"
+        for name, error in zip(_names(named), errors, strict=True)
+    ]
+    table = _table("cells", "Cells that all machines have", [{"cell": name} for name in names], "In bursts.")
     tflops = _MachineColumn("TFLOP/s", "{}, TFLOP/s", lambda key, machine: digits(machine.tflops(key)))
     return _by_machine(c, table, c.cells, [tflops], [_speed(c, lambda key, machine: c.same_ratio(machine, key))])
 

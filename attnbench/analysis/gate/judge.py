@@ -126,6 +126,7 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
         *(f"--expect {name}: nothing differs there; is this the run that was meant?" for name in idle),
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
         *early,
+        *notes.approximations(after.values()),
         *notes.unmeasured(findings),
         *notes.timed(findings, in_turns, baseline.policy.burst_s),
         *not_compared,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from attnbench.analysis.gate.findings import TIMED, Finding, signed
 from attnbench.analysis.gate.margins import Margins
@@ -12,9 +12,22 @@ from attnbench.core.formats import percent
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
 from attnbench.results import run_file, uncertainty
+from attnbench.results.cells import Cell
 
 ROUNDS = 5  # a side, for which docs/gate.md states the error rates
 TOGETHER = 10  # cells, from which on a change that they have in common is worth a note
+
+
+def approximations(cells: Iterable[Cell]) -> list[str]:
+    """Return a line for each backend that does not compute attention itself, with how far it is off at most."""
+    errors: dict[str, float] = {}
+    for cell in cells:
+        if not cell.is_exact:
+            errors[cell.backend] = max(errors.get(cell.backend, 0.0), cell.value("approximation_error") or 0.0)
+    return [
+        f"{backend} is an approximation of attention, off by up to {percent(error)}; its time is compared with its own."
+        for backend, error in errors.items()
+    ]
 
 
 def unmeasured(findings: Sequence[Finding]) -> list[str]:

@@ -149,6 +149,8 @@ def _facts(cell: Cell) -> Iterator[tuple[str, str, str]]:
         if record.timer:
             timed = [record.timer, f"L2 {record.l2}" if record.l2 else "", "host-bound" if record.host_bound else ""]
             yield f"timer{of}", ", ".join(filter(None, timed)), ""
+        if record.approximation:
+            yield f"approximation{of}", record.approximation.what, "of attention; err is that of out"
         for label, found in (("clock limited by", record.limits), ("others on the GPU", record.others)):
             if found:
                 yield f"{label}{of}", ", ".join(found), ""
