@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK_Q = 128  # queries of a block of FlexAttention
+COMPILED_FROM = 2**30  # pairs; uncompiled their block mask takes 17 GB to build
 
 
 def effective_window(case: Case) -> tuple[int | None, int | None]:
@@ -111,15 +112,20 @@ def alibi_bias(case: Case, device: torch.device) -> Tensor:
 
 
 def block_mask_workspace(case: Case) -> Workspace:
-    """Return the workspace of `block_mask`; without a mask, that of a fused kernel."""
-    if not has_mask(case):
-        return flash_workspace(case)
+    """Return the workspace of `block_mask`; that of a fused kernel where there is none, or it is built compiled."""
     s = case.extent
-    return Workspace(nbytes=s.seqlen_q * s.seqlen_k, what="full mask from which the block mask is built")
+    if not has_mask(case) or s.seqlen_q * s.seqlen_k > COMPILED_FROM:
+        return flash_workspace(case)
+    nbytes = (19 if case.mask else 16) * s.seqlen_q * s.seqlen_k  # counted on a CPU, with torch 2.13
+    return Workspace(nbytes=nbytes, what="full mask from which the block mask is built")
 
 
 def block_mask(case: Case, device: torch.device) -> BlockMask | None:
-    """Return FlexAttention's mask, which skips the blocks that no query sees; None where there is no mask."""
+    """Return FlexAttention's mask, which skips the blocks that no query sees; None where there is no mask.
+
+    It is built by torch's create_block_mask, which holds 16 bytes for each pair of query and key, and compiled next to
+    nothing. Compiling takes seconds, so long cases are compiled only.
+    """
     import torch
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -151,7 +157,10 @@ def block_mask(case: Case, device: torch.device) -> BlockMask | None:
             return (of_query[i] == of_key[j]) & (distance >= low) & (distance <= high)
 
         seen = seen_in_sequence
-    return create_block_mask(seen, None, None, s.seqlen_q, s.seqlen_k, device=torch.device(device))
+    create = create_block_mask
+    if s.seqlen_q * s.seqlen_k > COMPILED_FROM:
+        create = torch.compile(create_block_mask, dynamic=False)
+    return create(seen, None, None, s.seqlen_q, s.seqlen_k, device=torch.device(device))
 
 
 def pairs_of_blocks(blocks: BlockMask) -> int:
@@ -200,5 +209,5 @@ def paged_block_mask_workspace(case: Case) -> Workspace:
     rows = -(-s.seqlen_q // BLOCK_Q)
     tables = s.batch * pages * (2 * 8 + 8 * 4 * rows)
     return Workspace(
-        nbytes=tables + s.batch * s.seqlen_q * s.seqlen_k, what="block mask of every page for every sequence"
+        nbytes=tables + 16 * s.batch * s.seqlen_q * s.seqlen_k, what="block mask of every page for every sequence"
     )

@@ -11,6 +11,7 @@ import torch
 import torch._dynamo
 import torch._functorch.config
 
+from attnbench.backends import masks
 from attnbench.backends.masks import (
     block_mask,
     effective_window,
@@ -165,6 +166,20 @@ def test_masks_by_name_are_those_of_the_reference(mask: str, lengths: tuple[int,
     rows, keys = (range(0, n, 128) for n in lengths)
     touched = sum(bool(exact[row : row + 128, key : key + 128].any()) for row in rows for key in keys)
     assert pairs_of_blocks(blocks) == touched * 128 * 128
+
+
+def test_a_block_mask_that_is_built_compiled_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(Shape(1, 200, 300, 1, 1, 16, 16), "bf16", "fwd", True, mask="random:0.3")
+    plain = block_mask(case, torch.device("cpu"))
+    monkeypatch.setattr(masks, "COMPILED_FROM", 0)
+    calls = []
+    monkeypatch.setattr(torch, "compile", lambda fn, **options: calls.append(options) or fn)
+    compiled = block_mask(case, torch.device("cpu"))
+    assert calls == [{"dynamic": False}]
+    assert plain is not None
+    assert compiled is not None
+    assert torch.equal(plain.to_dense(), compiled.to_dense())
+    assert masks.block_mask_workspace(case).nbytes < 2**20
 
 
 @pytest.mark.parametrize(
