@@ -73,6 +73,11 @@ class Cell:
     def rates(self) -> Rates:
         return self.source.rates(self.case.dtype)
 
+    @property
+    def flops(self) -> float:
+        """FLOPs of one call by the run's convention; with a mask of one's own those of the pairs that were counted."""
+        return metrics.work((self.ok or self.rows)[0])
+
     @cached_property
     def status(self) -> Status:
         """The status of the cell as a whole: wrong or wrong-kernel if any round was, else ok if any round was."""

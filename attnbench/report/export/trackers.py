@@ -21,7 +21,6 @@ from typing import Any
 from attnbench import __version__
 from attnbench.core import stats
 from attnbench.core.errors import UserError
-from attnbench.core.flops import flops
 from attnbench.core.formats import digits, percent
 from attnbench.results import case_names
 from attnbench.results.cells import START, Cell
@@ -95,7 +94,7 @@ def _benchmark(name: str, cell: Cell) -> dict[str, Any]:
             "backend": cell.backend,
             "version": cell.run.versions.get(cell.backend),
             "case": cell.case.key,
-            "flops": flops(cell.case, cell.source.convention),
+            "flops": cell.flops,
             "tflops": cell.value("tflops"),
             "memory_peak": cell.value("memory_peak"),
             "clock_held_down": cell.held_down,

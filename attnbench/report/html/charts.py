@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from attnbench.core import flops, stats
+from attnbench.core import stats
 from attnbench.core.case import Case
-from attnbench.core.flops import Convention
+from attnbench.core.flops import Convention, ideal_bytes
 from attnbench.core.sizes import format_size
 from attnbench.core.text import one_line
 from attnbench.results import case_names, metrics
@@ -200,7 +200,7 @@ def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row
         "power_limit": env.power_limit_w,
         "peak": _tera(cell.rates.peak),
         "ceiling": _tera(cell.rates.ceiling),
-        "intensity": flops.flops(case, cell.source.convention) / flops.ideal_bytes(case) if ok else None,
+        "intensity": cell.flops / ideal_bytes(case) if ok else None,
         **{f"p{p}": stats.percentile(samples, p) if samples else None for p in QUANTILES},
     }
     return {name: _seven_digits(value) for name, value in row.items()}
