@@ -200,7 +200,7 @@ def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row
         "power_limit": env.power_limit_w,
         "peak": _tera(cell.rates.peak),
         "ceiling": _tera(cell.rates.ceiling),
-        "intensity": cell.flops / ideal_bytes(case) if ok else None,
+        "intensity": cell.flops / ideal_bytes(case) if ok and cell.is_exact else None,
         **{f"p{p}": stats.percentile(samples, p) if samples else None for p in QUANTILES},
     }
     return {name: _seven_digits(value) for name, value in row.items()}

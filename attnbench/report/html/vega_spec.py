@@ -284,7 +284,7 @@ def _error_over_time(figure: VegaFigure, style: _PanelStyle) -> Sequence[Spec]:
         "field": "latency",
         "type": "quantitative",
         "scale": {**LOG, "nice": False, "padding": 30},
-        "axis": {"labelExpr": SECONDS, "tickCount": 4},
+        "axis": {"labelExpr": SECONDS, "tickCount": 4, "grid": False, "labelOverlap": "greedy"},
         "title": "latency of one call",
     }
     off = f"isValid(datum.{figure.field}) ? datum.{figure.field} : 0"
