@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import BackendBase, Order, autograd_prepared
 from attnbench.backends.limits import TORCH_LIMITS
@@ -78,6 +78,37 @@ def in_blocks(t: Tensor, block: int) -> Tensor:
 
     blocks: Tensor = torch.nn.functional.pad(t, (0, 0, 0, -t.shape[-2] % block)).unflatten(-2, (-1, block))
     return blocks
+
+
+def gathered(t: Tensor, heads: Tensor, places: Tensor) -> Tensor:
+    """Return rows of t (heads, rows, ...) at places of heads, both (...) or such that they broadcast.
+
+    The gradient of a row that is taken several times is summed in float32, as kernels sum; torch's indexing rounds the
+    sum each time.
+    """
+    found: Tensor = _gather().apply(t.flatten(0, 1), heads * t.shape[1] + places)
+    return found
+
+
+@cache
+def _gather() -> Any:
+    import torch
+
+    class Gather(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, t: Tensor, index: Tensor) -> Tensor:
+            ctx.save_for_backward(index)
+            ctx.rows = len(t)
+            return t[index]
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+            (index,), (gradient,) = ctx.saved_tensors, gradients
+            wide = gradient.flatten(0, index.dim() - 1).to(torch.promote_types(gradient.dtype, torch.float32))
+            total = wide.new_zeros(ctx.rows, *wide.shape[1:]).index_add_(0, index.flatten(), wide)
+            return total.to(gradient.dtype), None
+
+    return Gather
 
 
 def selecting_prepared(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from attnbench.backends.approximate import (
     KEPT,
     Approximate,
+    gathered,
     in_blocks,
     kept_keys,
     positions,
@@ -102,7 +103,8 @@ class BlockTopk(Approximate):
                 mask = (keys <= at[..., None]) if case.causal else (keys < s.seqlen_k)
                 mask = mask.expand(*selected.shape[:-1], BLOCK, -1).flatten(0, 2)
             # (batch * nheads, query blocks, kept * BLOCK, headdim)
-            k, v = (in_blocks(t, BLOCK).flatten(0, 1)[key_head, selected].flatten(-3, -2).flatten(0, 2) for t in (k, v))
+            blocks = (in_blocks(t, BLOCK).flatten(0, 1) for t in (k, v))
+            k, v = (gathered(t, key_head, selected).flatten(-3, -2).flatten(0, 2) for t in blocks)
             rows = in_blocks(q, BLOCK).flatten(0, 2)
             out = scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=case.softmax_scale)
             by_head = out.flatten(1, 2)[:, : s.seqlen_q]

@@ -59,10 +59,12 @@ class Linformer(Approximate):
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from torch.nn.functional import scaled_dot_product_attention
 
-        e = projection(case, inputs.k.device)
-        grouped = case.shape.nheads != case.shape.nheads_k
+        s, e = case.shape, projection(case, inputs.k.device)
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (batch, nheads, seqlen, headdim)
-            return scaled_dot_product_attention(q, e @ k, e @ v, scale=case.softmax_scale, enable_gqa=grouped)
+            every = e.expand(*k.shape[:2], -1, -1)  # a 2-d factor would make torch copy k and v
+            rows = q.reshape(s.batch, s.nheads_k, -1, s.headdim)  # of all query heads of a key head, as none is masked
+            out = scaled_dot_product_attention(rows, every @ k, every @ v, scale=case.softmax_scale)
+            return out.reshape(*q.shape[:3], s.headdim_v)
 
         return autograd_prepared(case, inputs, call, "bhsd", strided=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from attnbench.backends.approximate import KEPT, Approximate, kept_keys, positions, selecting_prepared
+from attnbench.backends.approximate import KEPT, Approximate, gathered, kept_keys, positions, selecting_prepared
 from attnbench.core.backend import Prepared, Workspace
 from attnbench.core.case import ITEMSIZE, Case
 
@@ -114,11 +114,12 @@ class Reformer(Approximate):
                 selected = torch.cat([of_q.unflatten(1, (s.nheads_k, -1)).flatten(2), of_k], dim=-1)[..., None]
             q, k, v = (t.flatten(0, 1) for t in (q, k, v))
             some = q[heads, rows]  # (batch * nheads, chunks * m, headdim)
-            near_k, near_v = (t[key_heads[..., None], keys] for t in (k, v))
+            near_k, near_v = (gathered(t, key_heads[..., None], keys) for t in (k, v))
+            own_k, own_v = (gathered(t, key_heads, own) for t in (k, v))
             scores = some.view(*by_chunk.shape[:3], -1) @ near_k.transpose(-2, -1) * case.softmax_scale
-            with_own = (some * k[key_heads, own]).sum(-1).view(by_chunk.shape) * case.softmax_scale
+            with_own = (some * own_k).sum(-1).view(by_chunk.shape) * case.softmax_scale
             p = torch.softmax(torch.cat([scores.masked_fill(~seen, float("-inf")), with_own], dim=-1), dim=-1)
-            out = (p[..., :-1] @ near_v).flatten(1, 2) + p[..., -1:].flatten(1, 2) * v[key_heads, own]
+            out = (p[..., :-1] @ near_v).flatten(1, 2) + p[..., -1:].flatten(1, 2) * own_v
             by_row = out[heads, order_q.argsort(-1)]
             return by_row.view(s.batch, s.nheads, s.seqlen_q, s.headdim_v), selected
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnbench.backends.approximate import KEPT, Approximate, in_blocks, kept_keys, positions
+from attnbench.backends.approximate import KEPT, Approximate, gathered, in_blocks, kept_keys, positions
 from attnbench.backends.base import autograd_prepared
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
@@ -63,10 +63,11 @@ class Streaming(Approximate):
         seen = (near[:, None] >= 0) & (near[:, None] <= at) & (near[:, None] > at - window)
         seen = torch.cat([first[:, None] <= at - window, seen], dim=-1).repeat(1, group, 1)
         keys = torch.cat([first, near.clamp(0, s.seqlen_k - 1)], dim=-1)
+        heads = torch.arange(s.batch * s.nheads_k, device=device).view(-1, 1, 1)
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (batch, nheads, seqlen, headdim)
             rows = in_blocks(q, block).unflatten(1, (s.nheads_k, group)).transpose(2, 3).flatten(3, 4).flatten(0, 1)
-            k, v = (t.flatten(0, 1)[:, keys] for t in (k, v))  # (batch * nheads_k, blocks, keys, headdim)
+            k, v = (gathered(t.flatten(0, 1), heads, keys) for t in (k, v))  # (batch * nheads_k, blocks, keys, headdim)
             out = scaled_dot_product_attention(rows, k, v, attn_mask=seen[None], scale=case.softmax_scale)
             by_head: Tensor = out.unflatten(2, (group, block)).transpose(1, 2).flatten(2, 3)[:, :, : s.seqlen_q]
             return by_head.reshape(s.batch, s.nheads, s.seqlen_q, s.headdim_v)

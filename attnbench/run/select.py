@@ -27,8 +27,8 @@ _LIBRARIES = {  # names of libraries that people try -> backends
 def select_backends(patterns: Sequence[str]) -> dict[str, str]:
     """Return the selected backends in the order of the patterns: name -> "module:object".
 
-    Patterns, and the word "all", match all backends except simulated ones, which must be named. If all patterns leave
-    something out, they leave it out of these. Raises UserError for a pattern that matches nothing.
+    Patterns, and the word "all", match all backends except simulated and approximate ones, which must be named. If all
+    patterns leave something out, they leave it out of these. Raises UserError for a pattern that matches nothing.
     """
     known = backends.available()
     usual = [name for name in known if name not in backends.NOT_BY_DEFAULT]

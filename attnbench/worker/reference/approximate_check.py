@@ -4,7 +4,8 @@ The definition (core/backend.py: ApproximateBackend) is evaluated twice for some
 of each: in the high precision of a reference, which gives exact results, and in the case's dtype, which takes the place
 of eager attention's errors in the tolerance. Its gradients are autograd's. Heads do not depend on each other, so dout
 need not be masked, and dk and dv are compared for the dense one. Which pairs are compared is drawn anew for the launch
-after timing.
+after timing. Where the data has large scores the root mean square of an error may be twice the definition's, as out may
+be on hard inputs: what roundings of scores add there (rounding.py) is known for exact attention only.
 
 Where a method selects, the definition gets what the launch selected; so a right kernel may choose the other of two
 candidates that are near alike. The selection is right where no candidate that was left out has a score above a chosen
@@ -38,7 +39,7 @@ from attnbench.worker.reference.exact_attention import (
 from attnbench.worker.reference.renewed_inputs import InputRenewal
 from attnbench.worker.reference.result_check import ResultCheck
 from attnbench.worker.reference.row_sample import RowSample, choose_rows, draw_seed, rows_of
-from attnbench.worker.reference.tolerance import compare
+from attnbench.worker.reference.tolerance import compare, expected_results
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 SCORES = {"cuda": 2**32, "cpu": 2**22}  # of pairs of queries and keys whose definitions are evaluated
 MOST_PAIRS = 8  # their evaluations follow one another
 TIMES_ROUNDING = 2.0  # as of eager's error in the tolerance
+LARGE_SCORES = 2.0  # times the definition's root mean square, where the data has them
 SHARE = 0.25  # of SCORE_BUDGET, for the rows of exact attention
 
 
@@ -101,7 +103,8 @@ class ApproximateResultCheck(ResultCheck):
     def _compared(self, known: Reference | str, results: Mapping[str, Tensor]) -> Accuracy:
         if isinstance(known, str):
             return Accuracy({}, rows=self.case.shape.seqlen_q, heads=self._sample.heads, flaws=(known,))
-        return compare(known, results)
+        large = LARGE_SCORES if self.case.data in ("outliers", "decaying") else 0.0
+        return compare(known, results, wide=dict.fromkeys(expected_results(self.case), large) if large else None)
 
 
 def choose_pairs(case: Case, device: torch.device, seed: int) -> RowSample:
@@ -111,7 +114,8 @@ def choose_pairs(case: Case, device: torch.device, seed: int) -> RowSample:
     s = case.shape
     pairs, group = s.batch * s.nheads_k, s.nheads // s.nheads_k
     budget = SCORES["cpu" if device.type == "cpu" else "cuda"]
-    chosen = min(pairs, MOST_PAIRS, max(2, budget // (s.seqlen_q * group * s.seqlen_k)))
+    passes = group if case.has_backward else 1  # of the definition's backward
+    chosen = min(pairs, MOST_PAIRS, max(2, budget // (s.seqlen_q * group * s.seqlen_k * passes)))
     at = torch.randperm(pairs, generator=torch.Generator().manual_seed(seed))[:chosen].sort().values
     rows = torch.arange(s.seqlen_q, device=device)[None, :, None].expand(chosen, -1, group)
     batch, head = (t.to(device) for t in (at // s.nheads_k, at % s.nheads_k))
@@ -152,7 +156,10 @@ def define(
 def _evaluate(
     method: ApproximateBackend, case: Case, dtype: torch.dtype, tensors: tuple[Tensor, ...], selected: Tensor | None
 ) -> dict[str, Tensor]:
-    """Return the definition's results in a dtype: each (1, rows, ...), with a backward "dq", "dk", "dv" too."""
+    """Return the definition's results in a dtype: each (1, rows, ...), with a backward "dq", "dk", "dv" too.
+
+    As eager attention with K and V repeated does, dk and dv are rounded for each query head and then added up.
+    """
     import torch
 
     q, k, v = (t.detach().to(dtype).requires_grad_(case.has_backward) for t in tensors[:3])
@@ -160,8 +167,14 @@ def _evaluate(
         out = method.definition(case, q, k, v, selected)
     if not case.has_backward:
         return {"out": out[None]}
-    found = torch.autograd.grad(out, (q, k, v), tensors[3].to(dtype))
-    return {"out": out.detach()[None], **{name: t[None] for name, t in zip(("dq", "dk", "dv"), found, strict=True)}}
+    dout, group = tensors[3].to(dtype), q.shape[1]
+    sums = [torch.zeros_like(t, dtype=torch.promote_types(dtype, torch.float32)) for t in (q, k, v)]
+    for head in range(group):
+        of_head = torch.zeros_like(dout).index_copy_(1, torch.tensor([head], device=q.device), dout[:, head : head + 1])
+        for whole, part in zip(sums, torch.autograd.grad(out, (q, k, v), of_head, retain_graph=True), strict=True):
+            whole += part
+    found = {name: t.to(dtype)[None] for name, t in zip(("dq", "dk", "dv"), sums, strict=True)}
+    return {"out": out.detach()[None], **found}
 
 
 def selection_flaw(
