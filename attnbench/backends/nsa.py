@@ -63,13 +63,13 @@ class Nsa(Approximate, Library):
     limits: ClassVar = Limits(headdim=(16, 256), empty_rows=False)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
+        if reason := super().unsupported(case, device):
+            return reason
         s = case.shape
         group = s.nheads // s.nheads_k
         if group < LEAST_GROUP or group & (group - 1):
             return f"its kernels need a power of two of query heads for each key head, at least {LEAST_GROUP}"
-        if not case.causal or s.seqlen_q != s.seqlen_k:
-            return "causal, with as many queries as keys"
-        return super().unsupported(case, device)
+        return None if case.causal and s.seqlen_q == s.seqlen_k else "causal, with as many queries as keys"
 
     def workspace(self, case: Case) -> Workspace:
         s = case.shape

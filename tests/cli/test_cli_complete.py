@@ -52,7 +52,11 @@ def test_dtypes_and_passes(tool: Tool) -> None:
 
 def test_metrics(tool: Tool) -> None:
     assert tab(tool, "report", "-m", "") == [*METRICS, "help"]
-    assert tab(tool, "report", "-m", "latency,tfl") == ["latency,tflops", "latency,tflops_per_watt"]
+    assert tab(tool, "report", "-m", "latency,tfl") == [
+        "latency,tflops",
+        "latency,tflops_computed",
+        "latency,tflops_per_watt",
+    ]
     for command in ("gate", "ab"):
         assert tab(tool, command, "--metric", "") == [*RULES, "help"]
 
