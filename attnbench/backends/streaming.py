@@ -56,9 +56,9 @@ class Streaming(Approximate):
         sinks, window = sinks_and_window(case)
         group = s.nheads // s.nheads_k
         block = min(BLOCK, s.seqlen_q)
-        # Keys of a block: the sinks, and from the first of its first query to the last of its last one.
+        # Keys of a block: the sinks, and from before the first of its first query to the last of its last one.
         at = positions(case, torch.arange(-(-s.seqlen_q // block) * block, device=device)).view(-1, block, 1)
-        near = torch.arange(window - 1 + block, device=device) + at[:, :1, 0] - (window - 1)
+        near = torch.arange(window + block, device=device) + at[:, :1, 0] - window
         first = torch.arange(sinks, device=device).expand(len(at), -1)
         seen = (near[:, None] >= 0) & (near[:, None] <= at) & (near[:, None] > at - window)
         seen = torch.cat([first[:, None] <= at - window, seen], dim=-1).repeat(1, group, 1)

@@ -162,7 +162,7 @@ def test_a_measured_cell(method: Approximate) -> None:
     assert record.approximation.mass_kept is not None
     assert 0 < record.approximation.error < 2
     assert 0.2 < record.approximation.mass_kept < 1
-    assert any("hard inputs" in note for note in record.notes)
+    assert any("no hard inputs" in note for note in record.notes)
     assert from_json(Record, to_json(record)) == record
 
 

@@ -58,14 +58,19 @@ def facts(cells: Sequence[Cell]) -> list[Caution]:
 
 
 def _approximations(cells: Sequence[Cell]) -> Iterator[Caution]:
-    """Yield for each approximate backend what it computes, and that it does not compete."""
-    for label, group in _groups([cell for cell in cells if not cell.is_exact]):
-        what = next(row.record.approximation.what for row in group[0].ok if row.record.approximation)
+    """Yield what the approximate backends compute, and that they do not compete."""
+    found: dict[str, str] = {}
+    for cell in cells:
+        for row in cell.ok:
+            if row.record.approximation:
+                found[cell.backend] = row.record.approximation.what
+    if found:
+        each = "; ".join(f"{backend}: {found[backend]}" for backend in sorted(found, key=case_names.backend_rank))
         yield Caution(
-            f"{label} is an approximation of attention: {what}.",
-            "err is the norm of out less exact attention's over the norm of that; TFLOP/s are of exact attention's "
-            "FLOPs. It is not ranked among backends that compute attention.",
-            "docs/approximate.md says how it is judged.",
+            f"Approximations of attention, not ranked among backends that compute it: {each}.",
+            "err is the norm of out less exact attention's over the norm of that; their TFLOP/s count exact "
+            "attention's FLOPs.",
+            "docs/approximate.md says how they are judged.",
         )
 
 

@@ -68,7 +68,7 @@ class ApproximateResultCheck(ResultCheck):
         self._sample = choose_pairs(case, given.q.device, draw_seed())
         self._selected: Tensor | None = None  # of the launch that `_known` is for
         self._known: Reference | str | None = None
-        self.notes = ("an approximation: its first launch had no hard inputs, which are for exact attention",)
+        self.notes = ("approximations have no hard inputs: their first launch had the cell's own",)
         if not self._sample.whole:
             heads = self._sample.heads
             of = case.shape.batch * case.shape.nheads
