@@ -5,6 +5,7 @@ Methods that leave keys out keep as many as FlashAttention's appendix E.6 (arXiv
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 COMPRESSION, MOST_KEPT = 8, 256
 KEPT = f"an eighth of the keys, at most {MOST_KEPT}"
 CHUNK = 2**25  # scores that a definition computes at once
+COPIES = 64  # of k and v, whose gradients take memory
 # A query that sees no key would need a rule of its own in each definition.
 APPROXIMATE_LIMITS = replace(TORCH_LIMITS, unequal_causal=False, empty_rows=False)
 
@@ -50,9 +52,13 @@ class Approximate(BackendBase):
             return out
 
         step = max(1, CHUNK // (q.shape[1] * len(k)))
-        parts = torch.arange(len(q), device=q.device).split(step)
+        parts = zip(q.split(step), torch.arange(len(q), device=q.device).split(step), strict=True)
         again = partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
-        return torch.cat([again(q[rows], k, v, rows) for rows in parts])
+        # Gradients of one k that all parts read would be added up, and rounded, part after part: those of copies are
+        # summed at once.
+        copies = [t.expand(min(COPIES, -(-len(q) // step)), *t.shape).unbind() for t in (k, v)]
+        turns = itertools.cycle(zip(*copies, strict=True))
+        return torch.cat([again(some, *next(turns), rows) for some, rows in parts])
 
     def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:
         return None
