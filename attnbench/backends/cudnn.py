@@ -10,6 +10,10 @@ offset at which each sequence begins and a padding mask that ends it (test/pytho
 Of a cache of pages a graph sees k and v as (pages, nheads_k, page_size, headdim), the page table as (batch, 1, most
 pages of one, 1), and a padding mask (samples/python/53_sdpa_decode_with_paged_caches, cudnn/sdpa/graph_analyzer.py).
 
+A sink is (1, nheads, 1, 1) in float32, and so is its gradient (test/python/sdpa/fp16.py; frontend 1.14, cuDNN 9.13);
+the log-sum-exp counts it. ALiBi's slopes are those of its paper, and its bias is slope * (key - query), aligned
+top-left and with a causal mask alone (include/cudnn_frontend/utils/attn_score_modifiers.h, _sdpa_validate.py).
+
 In fp8 cuDNN writes e4m3 on Hopper, and bf16 from Blackwell on (cuDNN 9.13). Each row of the output is a mean of rows of
 v, so no value is larger than the largest of v. With v's own scale for the output nothing is therefore clipped, and
 little precision is lost.
@@ -75,6 +79,7 @@ class Cudnn(Library):
         unequal=f"{BOTTOM_RIGHT}, diagonal_band_right_bound=0",
         window=f"{BOTTOM_RIGHT}, diagonal_band_left_bound={{keys}},\n    diagonal_band_right_bound={{right}}",
         open_side="None",
+        alibi="use_alibi_mask=True",
     )
     efficiency = 0.65
     runtime_checker = "cuDNN"
@@ -83,7 +88,9 @@ class Cudnn(Library):
     install = "pip install nvidia-cudnn-frontend"
     min_version = "1.13"  # generate_stats
     verified: ClassVar = ("NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.19",)
-    limits: ClassVar = Limits(headdim_v=True, window=True, empty_rows=False, ragged=True, page_sizes=(1,))
+    limits: ClassVar = Limits(
+        headdim_v=True, window=True, empty_rows=False, sink=True, alibi=True, ragged=True, page_sizes=(1,)
+    )
     forward_kernels = "cudnn.*(fprop|sdpa)|sdpa_?fwd|prefill"
     backward_kernels = "cudnn.*(bprop|sdpa)|sdpa_?bwd"
 
@@ -113,6 +120,10 @@ class Cudnn(Library):
             return reason
         if case.window_size != (None, None) and any(of.seqlen_q > of.seqlen_k for of in case.sequences):
             return "its sliding window needs seqlen_q <= seqlen_k"
+        if case.sink and case.shape.seqlen_q == 1:
+            return "no attention sink for one query a sequence"
+        if case.alibi and (reason := _alibi_refusal(case)):
+            return reason
         major = device.capability[0] if device.capability else None
         if case.is_ragged and case.has_backward and major in (AMPERE, BLACKWELL_RTX):
             return "ragged batches are forward only on Ampere, Ada and Blackwell RTX, without a packed log-sum-exp"
@@ -126,26 +137,28 @@ class Cudnn(Library):
         packing = Packing(case, inputs.q.device) if case.is_ragged else None
         run_forward = forward_graph(case, inputs, packing)
         run_backward = backward_graph(case, inputs, packing) if case.has_backward else None
-        given = dict(inputs.values)
+        given = dict(inputs.values) | _sink(inputs)
         given |= packing.tensors() if packing else {}
         plan = packing.tensors if packing else None
 
         def forward() -> Tensors:
             return run_forward(given)
 
+        reads = _reads(given)
         if run_backward is None:
-            return Prepared(forward, lambda raw: {"out": raw["out"]}, plan=plan)
+            return Prepared(forward, lambda raw: {"out": raw["out"]}, plan=plan, reads=reads)
 
         def backward(kept: Tensors) -> Tensors:
             return {**kept, **run_backward({**given, **kept})}
 
         def named(raw: Tensors) -> Tensors:
-            return {name: raw[name] for name in ("out", "dq", "dk", "dv")}
+            of_sink = {"dsink": raw["dsink"].view(-1)} if case.sink else {}
+            return {name: raw[name] for name in ("out", "dq", "dk", "dv")} | of_sink
 
         if case.direction == "fwd_bwd":
-            return Prepared(lambda: backward(forward()), named, forward=forward, plan=plan)
+            return Prepared(lambda: backward(forward()), named, forward=forward, plan=plan, reads=reads)
         kept = forward()
-        return Prepared(lambda: backward(kept), named, forward=forward, plan=plan)
+        return Prepared(lambda: backward(kept), named, forward=forward, plan=plan, reads=reads)
 
 
 class CudnnFp8(Cudnn):
@@ -264,6 +277,11 @@ class Graph:
         )
         return self.symbols[name]
 
+    def plain_output(self, name: str, like: Tensor) -> Any:
+        """Declare an output that a node is given, with the shape and dtype of `like`, contiguous."""
+        self.outputs[name] = (tuple(like.shape), like.dtype)
+        return self.plain_input(name, like).set_output(True)
+
     def output(
         self, name: str, symbol: Any, shape: tuple[int, int, int, int], dtype: torch.dtype, *, by_head: bool = False
     ) -> None:
@@ -349,6 +367,7 @@ def forward_graph(case: Case, inputs: Inputs, packing: Packing | None = None) ->
         generate_stats=case.has_backward,
         attn_scale=case.softmax_scale,
         **_mask_options(case, graph.cudnn),
+        **_sink_options(graph, inputs),
         **(packing.options(graph) if packing else {}),
     )
     graph.output("out", out, (s.batch, s.seqlen_q, s.nheads, s.headdim_v), inputs.q.dtype)
@@ -376,13 +395,38 @@ def _prepare_paged(case: Case, inputs: Inputs) -> Prepared:
         **{f"paged_attention_{name[-1]}_table": graph.plain_input(name, t) for name, t in tables.items()},
         paged_attention_max_seq_len_kv=s.seqlen_k,
         **_mask_options(case, graph.cudnn),
+        **_sink_options(graph, inputs),
         **packing.options(graph),
     )
     graph.output("out", out, (*q.shape[:3], s.headdim_v), q.dtype)
     run = graph.build()
-    given = {"q": q, "k": inputs.k, "v": inputs.v, **tables, **packing.tensors()}
+    given = {"q": q, "k": inputs.k, "v": inputs.v, **_sink(inputs), **tables, **packing.tensors()}
     named = (*inputs.q.shape[:3], s.headdim_v)
-    return Prepared(lambda: run(given), lambda raw: {"out": raw["out"].view(named)}, plan=packing.tensors)
+    return Prepared(
+        lambda: run(given), lambda raw: {"out": raw["out"].view(named)}, plan=packing.tensors, reads=_reads(given)
+    )
+
+
+def _sink(inputs: Inputs) -> Tensors:
+    """Return the sink as cuDNN takes it, (1, nheads, 1, 1) in float32, by its name."""
+    return {} if inputs.sink is None else {"sink": inputs.sink.float().view(1, -1, 1, 1)}
+
+
+def _reads(given: Tensors) -> Tensors:
+    """Return the copies that a launch reads: Prepared.reads."""
+    return {name: t.view(-1) for name, t in given.items() if name == "sink"}
+
+
+def _sink_options(graph: Graph, inputs: Inputs) -> dict[str, Any]:
+    """Return the option of an sdpa node that names the sink."""
+    return {"sink_token": graph.plain_input(name, t) for name, t in _sink(inputs).items()}
+
+
+def _alibi_refusal(case: Case) -> str | None:
+    """Return why cuDNN's ALiBi, with a causal mask aligned top-left alone, is not that of the case."""
+    if not case.causal or case.shape.seqlen_q == 1:
+        return "its ALiBi is causal only, with more queries than one"
+    return None if _alike(case) else "its ALiBi is aligned top-left, so that seqlen_q must equal seqlen_k"
 
 
 def backward_graph(
@@ -397,6 +441,7 @@ def backward_graph(
     stats = torch.empty(_stats_shape(case), device="meta")
     out = torch.empty(s.batch, s.seqlen_q, s.nheads, s.headdim_v, device="meta", dtype=dtype)
     totals = {"max_total_seq_len_q": s.seqlen_q, "max_total_seq_len_kv": s.seqlen_k}  # the workspace is of these sizes
+    of_sink = {"dSink_token": graph.plain_output("dsink", t) for t in _sink(inputs).values()}
     dq, dk, dv = graph.graph.sdpa_backward(
         name="sdpa_backward",
         q=graph.input("q", inputs.q),
@@ -407,6 +452,8 @@ def backward_graph(
         stats=graph.input("stats", stats, by_head=packing is None),
         attn_scale=case.softmax_scale,
         **_mask_options(case, graph.cudnn),
+        **_sink_options(graph, inputs),
+        **of_sink,
         **(packing.options(graph) | {name: -(-n // 64) * 64 for name, n in totals.items()} if packing else {}),
     )
     graph.output("dq", dq, (s.batch, s.seqlen_q, s.nheads, s.headdim), dtype)
@@ -470,14 +517,20 @@ def _mask_options(case: Case, cudnn: Any, prefix: str = "diagonal_band_") -> dic
     left, right = effective_window(case)
     if left is None and right is None:
         return {}
-    equal = all(of.seqlen_q == of.seqlen_k for of in case.sequences)
     names = cudnn.diagonal_alignment
-    mask: dict[str, Any] = {"diagonal_alignment": names.TOP_LEFT if equal else names.BOTTOM_RIGHT}
+    mask: dict[str, Any] = {"diagonal_alignment": names.TOP_LEFT if _alike(case) else names.BOTTOM_RIGHT}
+    if case.alibi:
+        mask["use_alibi_mask"] = True
     if left is not None:
         mask[f"{prefix}left_bound"] = left + 1
     if right is not None:
         mask[f"{prefix}right_bound"] = right
     return mask
+
+
+def _alike(case: Case) -> bool:
+    """Return whether each sequence has as many queries as keys."""
+    return all(of.seqlen_q == of.seqlen_k for of in case.sequences)
 
 
 def _data_type(cudnn: Any, dtype: torch.dtype) -> Any:

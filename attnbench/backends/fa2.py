@@ -18,6 +18,7 @@ from attnbench.backends.libraries import VARLEN, Library, varlen_options
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import flash_window
 from attnbench.backends.paste import BSHD, PAGES, PAGES_THD, THD, Paste
+from attnbench.core.alibi import alibi_slopes
 from attnbench.core.backend import Prepared, Signature
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -52,6 +53,7 @@ class FlashAttention2(Library):
         softcap="softcap={softcap}",
         dropout="dropout_p={dropout}",
         scale="softmax_scale={scale}",
+        alibi="alibi_slopes=alibi_slopes",
     )
     verified: ClassVar = ("NVIDIA H200, flash-attn 2.8.3",)
     efficiency = 0.45
@@ -59,7 +61,9 @@ class FlashAttention2(Library):
     distributions: ClassVar = ("flash-attn",)
     install = "pip install 'flash-attn>=2.6,<3' --no-build-isolation"
     min_version, below_version = "2.6", "3"
-    limits: ClassVar = Limits(window=True, softcap=True, dropout=True, ragged=True, page_sizes=(256,), append=True)
+    limits: ClassVar = Limits(
+        window=True, softcap=True, dropout=True, alibi=True, ragged=True, page_sizes=(256,), append=True
+    )
     forward_kernels = "flash_fwd"
     backward_kernels = "flash_bwd"
     other_kernels: ClassVar = ("pytorch_flash",)  # torch's copy of flash-attn 2
@@ -84,6 +88,7 @@ class FlashAttention2(Library):
             "causal": case.causal,
             "window_size": flash_window(case),
             "softcap": case.softcap,
+            "alibi_slopes": slopes(case, inputs.q.device),
         }
         if case.is_paged:
             return _prepare_paged(case, inputs, options)
@@ -92,6 +97,13 @@ class FlashAttention2(Library):
             attention = functools.partial(flash_attn_varlen_func, **options, **plan())
             return autograd_prepared(case, inputs, attention, "thd", strided=True, plan=plan)
         return autograd_prepared(case, inputs, functools.partial(flash_attn_func, **options), strided=True)
+
+
+def slopes(case: Case, device: torch.device) -> torch.Tensor | None:
+    """Return ALiBi's slopes, (nheads,) in float32, as flash-attn takes them; None for a case without ALiBi."""
+    import torch
+
+    return torch.tensor(alibi_slopes(case.shape.nheads), device=device) if case.alibi else None
 
 
 def _prepare_paged(case: Case, inputs: Inputs, options: dict[str, Any]) -> Prepared:

@@ -3,7 +3,8 @@
 It compiles on the first call. It shares the namespace `flash_attn` with flash-attn 2; where it alone is installed,
 `import xformers.ops` fails. An open side of a window is None, as in attnbench, its causal mask is aligned
 bottom-right, and it returns (out, lse). Its call for variable lengths reads a cache of pages, too. It does not split
-the keys of a sequence, for which it has no kernel on Hopper (num_splits is 1).
+the keys of a sequence, for which it has no kernel on Hopper (num_splits is 1). Its `learnable_sink` is a natural
+logarithm that softmax_scale does not multiply (softmax.py, apply_learnable_sink).
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class FlashAttention4(Library):
         open_side="None",
         softcap="softcap={softcap}",
         scale="softmax_scale={scale}",
+        sink="learnable_sink=sink",
     )
     efficiency = 0.75
     module = "flash_attn.cute"
@@ -58,7 +60,7 @@ class FlashAttention4(Library):
     install = "pip install --pre 'flash-attn-4[cu13]'  # without [cu13] for CUDA 12"
     verified: ClassVar = ("NVIDIA H200, flash-attn-4 4.0.0b36",)
     limits: ClassVar = Limits(
-        capability=(9, 0), headdim_v=True, window=True, softcap=True, ragged=True, page_sizes=(1,)
+        capability=(9, 0), headdim_v=True, window=True, softcap=True, sink=True, ragged=True, page_sizes=(1,)
     )
     forward_kernels = "FlashAttentionForward|flash_fwd_sm"
     backward_kernels = "FlashAttentionBackward|flash_bwd_sm"
@@ -84,9 +86,9 @@ class FlashAttention4(Library):
         if plan:
             options |= plan()
 
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def call(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None) -> Tensor:
             out: Tensor
-            out, _ = attention(q, k, v, **options)
+            out, _ = attention(q, k, v, learnable_sink=sink, **options)
             return out
 
         return autograd_prepared(case, inputs, call, "thd" if plan else "bshd", strided=True, plan=plan)
@@ -97,7 +99,7 @@ def _prepare_paged(case: Case, inputs: Inputs, options: dict[str, Any]) -> Prepa
 
     q = queries(case, inputs.q) if case.has_like_queries else inputs.q[0]
     plan = functools.partial(_lengths, case, q.device)
-    options |= {"page_table": inputs.page_table, **plan()}
+    options |= {"page_table": inputs.page_table, "learnable_sink": inputs.sink, **plan()}
     attention = functools.partial(flash_attn_varlen_func, q, inputs.k, inputs.v, **options)
     return Prepared(lambda: attention()[0], lambda out: {"out": out.view(*inputs.q.shape[:3], -1)}, plan=plan)
 
@@ -128,6 +130,10 @@ def _blackwell_refusal(case: Case, device: Device) -> str | None:
     d, d_v = case.shape.headdim, case.shape.headdim_v
     if max(d, d_v) > 128 and (d, d_v) not in ((192, 128), (256, 256)):
         return f"headdim {d} with headdim_v {d_v}: on Blackwell to 128, 192-128 or 256"
+    if case.sink and device.capability[0] == 12:
+        return "no attention sink on compute capability 12"
+    if case.sink and case.has_backward and (d, d_v) == (256, 256):
+        return "no backward with an attention sink for headdim 256 on Blackwell"
     if device.capability[0] == 12 and max(d, d_v) > 192:
         return f"headdim {max(d, d_v)}: its tiles exceed the shared memory of compute capability 12"
     if case.softcap and case.has_backward and ((d, d_v) == (256, 256) or device.capability[0] == 12):

@@ -143,7 +143,7 @@ class Flash2(HuggingFace):
     efficiency = 0.45
     implementation = "flash_attention_2"
     paste = hf_paste(implementation)
-    limits: ClassVar = replace(FlashAttention2.limits.without_cache, headdim_v=True)
+    limits: ClassVar = replace(FlashAttention2.limits.without_cache, headdim_v=True, alibi=False)
     forward_kernels = FlashAttention2.forward_kernels
     backward_kernels = FlashAttention2.backward_kernels
     other_kernels = FlashAttention2.other_kernels

@@ -21,6 +21,9 @@ def attend(
     bottom_right: bool = True,
     softcap: float = 0.0,
     bias: Tensor | None = None,
+    slopes: Tensor | None = None,
+    signed: bool = False,
+    sink: Tensor | None = None,
     dropout_p: float = 0.0,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -28,6 +31,9 @@ def attend(
 
     out has `dtype`, or that of q. Query i sees key j where -left <= j - i - shift <= right; shift is
     seqlen_k - seqlen_q with `bottom_right`, else 0. A query that sees no key has out 0.
+
+    ALiBi's `slopes` (nheads,) subtract slope * |j - i - shift| from the scores, or add slope * (j - i) where `signed`.
+    A `sink` (nheads,) is one more score of each query of a head; lse counts it.
     """
     out_dtype = dtype or q.dtype
     group = q.shape[2] // k.shape[2]
@@ -39,6 +45,9 @@ def attend(
         scores = scores + bias
     i, j = (torch.arange(n, device=q.device) for n in scores.shape[-2:])
     distance = j[None, :] - i[:, None] - (len(j) - len(i) if bottom_right else 0)
+    if slopes is not None:
+        check(slopes.shape == q.shape[2:3] and slopes.dtype == torch.float32, "ALiBi's slopes: (nheads,) in float32")
+        scores = scores + slopes[:, None, None] * (j[None, :] - i[:, None] if signed else -distance.abs())
     seen = torch.ones_like(distance, dtype=torch.bool)
     if left is not None:
         seen &= distance >= -left
@@ -46,8 +55,14 @@ def attend(
         seen &= distance <= right
     hidden, blind = ~seen, ~seen.any(-1, keepdim=True)
     scores = scores.masked_fill(hidden, -math.inf).masked_fill(blind, 0.0)
-    p = torch.nn.functional.dropout(torch.softmax(scores, dim=-1).masked_fill(blind, 0.0), dropout_p)
-    return torch.einsum("bhij,bjhd->bihd", p, v).to(out_dtype), torch.logsumexp(scores, dim=-1)
+    p, lse = torch.softmax(scores, dim=-1), torch.logsumexp(scores, dim=-1)
+    if sink is not None:
+        check(sink.shape == q.shape[2:3], "a sink of each head")
+        beside = sink.float().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        p = torch.softmax(torch.cat([scores, beside], dim=-1), dim=-1)[..., :-1]
+        lse = torch.logaddexp(lse, beside[..., 0])
+    p = torch.nn.functional.dropout(p.masked_fill(blind, 0.0), dropout_p)
+    return torch.einsum("bhij,bjhd->bihd", p, v).to(out_dtype), lse
 
 
 def attend_varlen(

@@ -60,6 +60,17 @@ CASES |= {
     )
     for direction in ("fwd", "bwd")
 }
+CASES |= {  # of float16, bfloat16 and the head dims of all libraries
+    f"d64-{feature}-{name}-{direction}": Case(shape, "bf16", direction, causal, window, **{feature: True})  # type: ignore[arg-type]
+    for feature in ("sink", "alibi")
+    for name, shape, causal, window in (
+        ("full", Shape(2, 40, 40, 4, 2, 64, 64), False, (None, None)),
+        ("causal", Shape(2, 40, 40, 3, 3, 64, 64), True, (None, None)),
+        ("causal-unequal", Shape(1, 24, 56, 6, 2, 64, 64), True, (None, None)),
+        ("window", Shape(2, 40, 40, 2, 2, 64, 64), True, (16, 0)),
+    )
+    for direction in ("fwd", "fwd_bwd")
+}
 CASES["d64-softcap"] = Case(Shape(1, 40, 48, 2, 2, 64, 64), "bf16", "fwd_bwd", True, softcap=2.0)
 UNLIKE, SERVED = shared.LENGTHS["unlike"], shared.LENGTHS["served"]
 CASES |= {
@@ -122,6 +133,19 @@ for page in (64, 256):
         ),
     }
 CASES |= PAGED
+for feature in ("sink", "alibi"):
+    CASES |= {
+        f"{name}-{feature}": replace(CASES[name], **{feature: True})  # type: ignore[arg-type]
+        for name in (
+            *(
+                "d64-decode-causal-fwd",
+                "ragged-d64-causal-fwd_bwd",
+                "ragged-d128-gqa-causal-fwd",
+                "ragged-d64-full-bwd",
+            ),
+            *("pages-64-chunk", "pages-64-decode", "pages-256-unlike", "pages-256-beside", "pages-256-decode-window"),
+        )
+    }
 CASES |= shared.DROPOUT
 CASES |= {
     f"d64-dropout-{direction}": Case(Shape(2, 40, 40, 2, 2, 64, 64), "bf16", direction, True, dropout_p=0.1)

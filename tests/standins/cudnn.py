@@ -110,6 +110,9 @@ class pygraph:  # noqa: N801
         self.totals: tuple[int | None, int | None] = (None, None)
         self.tables: tuple[Symbol | None, Symbol | None] = (None, None)
         self.longest: int | None = None
+        self.sink: Symbol | None = None
+        self.dsink: Symbol | None = None
+        self.alibi = False
 
     def tensor(
         self,
@@ -142,12 +145,14 @@ class pygraph:  # noqa: N801
         paged_attention_k_table: Symbol | None = None,
         paged_attention_v_table: Symbol | None = None,
         paged_attention_max_seq_len_kv: int | None = None,
+        use_alibi_mask: bool = False,
+        sink_token: Symbol | None = None,
         name: str = "",
         generate_stats: bool | None = None,
     ) -> tuple[Symbol, Symbol | None]:
         self.tables, self.longest = (paged_attention_k_table, paged_attention_v_table), paged_attention_max_seq_len_kv
         self.lengths = (seq_len_q, seq_len_kv) if use_padding_mask else None
-        self.node = ("sdpa", q, k, v)
+        self.node, self.sink, self.dsink, self.alibi = ("sdpa", q, k, v), sink_token, None, use_alibi_mask
         self.band = (diagonal_alignment, diagonal_band_left_bound, diagonal_band_right_bound)
         self.scale, self.results = attn_scale, (Symbol(), Symbol() if generate_stats else None)
         return self.results
@@ -171,11 +176,15 @@ class pygraph:  # noqa: N801
         max_total_seq_len_q: int | None = None,
         max_total_seq_len_kv: int | None = None,
         use_deterministic_algorithm: bool = False,
+        use_alibi_mask: bool = False,
+        sink_token: Symbol | None = None,
+        dSink_token: Symbol | None = None,  # noqa: N803
         name: str = "",
     ) -> tuple[Symbol, Symbol, Symbol]:
         self.lengths = (seq_len_q, seq_len_kv) if use_padding_mask else None
         self.totals = (max_total_seq_len_q, max_total_seq_len_kv)
         self.node = ("sdpa_backward", q, k, v, o, dO, stats)
+        self.sink, self.dsink, self.alibi = sink_token, dSink_token, use_alibi_mask
         self.band = (diagonal_alignment, diagonal_band_left_bound, diagonal_band_right_bound)
         self.scale, self.results = attn_scale, (Symbol(), Symbol(), Symbol())
         return self.results
@@ -222,10 +231,26 @@ class pygraph:  # noqa: N801
                 raise cudnnGraphNotSupportedError("max_total_seq_len_q is only supported with packed layout")
             if self.band[0] is diagonal_alignment.BOTTOM_RIGHT and self.lengths is None and q.dim[2] > k.dim[2]:
                 raise cudnnGraphNotSupportedError("Bottom right causal mask does not support max_s_q > max_s_kv.\n")
+            if self.alibi and (self.band[2] != 0 or self.band[0] is diagonal_alignment.BOTTOM_RIGHT):
+                raise cudnnGraphNotSupportedError("diagonal_band_right_bound needs to be set to 0; no bottom right")
+            if self.sink is not None:
+                self._check_sink(q)
             if self.band[1] is not None and self.band[1] <= 0:
                 raise ValueError("Left bound (Sliding window length) should be greater than zero when set.")
 
         return advance
+
+    def _check_sink(self, q: Symbol) -> None:
+        assert q.dim is not None
+        assert self.sink is not None
+        if q.dim[2] == 1:
+            raise cudnnGraphNotSupportedError("decode only mode, i.e. s_q == 1, not supported with sink_token")
+        if self.node[0] == "sdpa_backward" and q.offsets is not None:
+            raise cudnnGraphNotSupportedError("SDPA backward with ragged offsets and a sink token requires cuDNN 9.26")
+        for symbol in filter(None, (self.sink, self.dsink)):
+            assert symbol.dim == [1, q.dim[1], 1, 1], "sink_token must be (1, H_q, 1, 1)"
+            assert symbol.dtype is data_type.FLOAT
+        assert self.dsink is None or self.dsink.is_output
 
     def _check_pages(self, q: Symbol, k: Symbol) -> None:
         for table in self.tables:
@@ -250,12 +275,16 @@ class pygraph:  # noqa: N801
         assert workspace.numel() >= 16
         kind, *symbols = self.node
         alignment, left, right = self.band
-        options = {
+        options: dict[str, Any] = {
             "scale": self.scale,
             "left": None if left is None else left - 1,
             "right": right,
             "bottom_right": alignment is diagonal_alignment.BOTTOM_RIGHT,
         }
+        if self.alibi:
+            options |= {"slopes": torch.tensor(_slopes(symbols[0].dim[1])), "signed": True}
+        if self.sink is not None:
+            options["sink"] = self.sink.of(tensor_dict[self.sink]).flatten()
         for views in self._sequences(tensor_dict):
             given = [views[symbol] for symbol in symbols]
             q, k, v = (t.transpose(1, 2) for t in given[:3])
@@ -263,7 +292,10 @@ class pygraph:  # noqa: N801
                 out, lse = attend(q, k, v, **options)
                 made = [out.transpose(1, 2), lse.unsqueeze(-1)]
             elif kind == "sdpa_backward":
-                made = self._backward(q, k, v, given[3:], options)
+                made, dsink = self._backward(q, k, v, given[3:], options)
+                if self.dsink is not None:
+                    assert dsink is not None
+                    self.dsink.of(tensor_dict[self.dsink]).copy_(dsink.view(1, -1, 1, 1))
             else:
                 descale_q, descale_k, descale_v, descale_s, scale_s, scale_o = (float(t) for t in given[3:])
                 assert abs(descale_s * scale_s - 1) < 1e-6
@@ -323,14 +355,28 @@ class pygraph:  # noqa: N801
                 views[symbol] = pages.transpose(0, 1).flatten(1, 2)[None, :, :keys]
             yield views
 
-    def _backward(self, q: Tensor, k: Tensor, v: Tensor, rest: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
-        """Check that out and stats are those of the forward, and return its gradients."""
+    def _backward(
+        self, q: Tensor, k: Tensor, v: Tensor, rest: list[Tensor], options: dict[str, Any]
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Check that out and stats are those of the forward, and return its gradients, and that of the sink."""
         out, dout, stats = rest
-        q, k, v = (t.detach().clone().requires_grad_() for t in (q, k, v))
+        leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+        q, k, v = leaves
+        if self.sink is not None:
+            leaves.append(options["sink"].detach().clone().requires_grad_())
+            options = options | {"sink": leaves[3]}
         again, lse = attend(q, k, v, **options)
         torch.testing.assert_close(stats.squeeze(-1), lse)
         torch.testing.assert_close(out.transpose(1, 2), again)
-        return [t.transpose(1, 2) for t in torch.autograd.grad(again, (q, k, v), dout.transpose(1, 2))]
+        found = torch.autograd.grad(again, leaves, dout.transpose(1, 2))
+        return [t.transpose(1, 2) for t in found[:3]], found[3] if self.sink is not None else None
+
+
+def _slopes(heads: int) -> list[float]:
+    """Return cuDNN's slopes of ALiBi (get_alibi_slope in cudnn_frontend_utils.h)."""
+    n = 2 ** int(math.log2(heads))
+    powers = [i + 1.0 for i in range(n)] + [(i + 1) * 0.5 for i in range(0, 2 * (heads - n), 2)]
+    return [float(2.0 ** (-8.0 * power / n)) for power in powers]
 
 
 def version_1_32() -> dict[str, Any]:

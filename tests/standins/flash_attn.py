@@ -58,7 +58,7 @@ def _flash_attn_func_2(
     check(q.shape[2] % k.shape[2] == 0, "Number of heads in key/value must divide number of heads in query")
     check(not (softcap and dropout_p), "Softcapping does not support dropout for now")
     left, right = opened(window_size)
-    options: dict[str, Any] = {"softcap": softcap, "dropout_p": dropout_p}
+    options: dict[str, Any] = {"softcap": softcap, "dropout_p": dropout_p, "slopes": alibi_slopes}
     return attend(q, k, v, scale=softmax_scale, left=left, right=0 if causal else right, **options)[0]
 
 
@@ -85,7 +85,7 @@ def _flash_attn_varlen_func_2(
     check(q.ndim == 3 and q.shape[-1] == v.shape[-1] <= 256, "headdim at most 256, and v of the same")
     check(q.shape[1] % k.shape[-2] == 0, "Number of heads in key/value must divide number of heads in query")
     left, right = opened(window_size)
-    options: dict[str, Any] = {"softcap": softcap, "dropout_p": dropout_p, "left": left}
+    options: dict[str, Any] = {"softcap": softcap, "dropout_p": dropout_p, "left": left, "slopes": alibi_slopes}
     if block_table is not None:
         check(k.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
         assert max_seqlen_q == int(cu_seqlens_q.diff().max())
@@ -132,6 +132,7 @@ def _flash_attn_with_kvcache_2(
         cache_seqlens = cache_seqlens + k.shape[1]
     left, right = opened(window_size)
     options: dict[str, Any] = {"left": left, "right": 0 if causal else right, "softcap": softcap}
+    options["slopes"] = alibi_slopes
     return attend_paged(q, k_cache, v_cache, block_table, cache_seqlens, scale=softmax_scale, **options)
 
 
@@ -369,7 +370,13 @@ def _flash_attn_func_4(
     check_half(q, k, v)
     assert all(8 <= d <= 256 and d % 8 == 0 for d in (q.shape[-1], v.shape[-1]))
     left, right = window_size
-    return attend(q, k, v, scale=softmax_scale, left=left, right=0 if causal else right, softcap=softcap)
+    options: dict[str, Any] = {"left": left, "right": 0 if causal else right, "sink": _learnable_sink(learnable_sink)}
+    return attend(q, k, v, scale=softmax_scale, softcap=softcap, **options)
+
+
+def _learnable_sink(sink: Tensor | None) -> Tensor | None:
+    check(sink is None or sink.dtype != torch.float64, "learnable_sink must be float16, bfloat16, or float32")
+    return sink
 
 
 def _flash_attn_varlen_func_4(
@@ -411,6 +418,7 @@ def _flash_attn_varlen_func_4(
     check_half(q, k, v)
     left, right = window_size
     options: dict[str, Any] = {"left": left, "right": 0 if causal else right, "softcap": softcap}
+    options["sink"] = _learnable_sink(learnable_sink)
     if page_table is not None:
         assert cu_seqlens_k is None, "page_table is not supported with cu_seqlens_k"
         assert seqused_k is not None
