@@ -122,7 +122,7 @@ class Cudnn(Library):
             return "its sliding window needs seqlen_q <= seqlen_k"
         if case.sink and case.shape.seqlen_q == 1:
             return "no attention sink for one query a sequence"
-        if case.alibi and (reason := _alibi_refusal(case)):
+        if case.alibi and (reason := alibi_refusal(case)):
             return reason
         major = device.capability[0] if device.capability else None
         if case.is_ragged and case.has_backward and major in (AMPERE, BLACKWELL_RTX):
@@ -419,10 +419,11 @@ def _reads(given: Tensors) -> Tensors:
 
 def _sink_options(graph: Graph, inputs: Inputs) -> dict[str, Any]:
     """Return the option of an sdpa node that names the sink."""
-    return {"sink_token": graph.plain_input(name, t) for name, t in _sink(inputs).items()}
+    sink = _sink(inputs)
+    return {"sink_token": graph.plain_input("sink", sink["sink"])} if sink else {}
 
 
-def _alibi_refusal(case: Case) -> str | None:
+def alibi_refusal(case: Case) -> str | None:
     """Return why cuDNN's ALiBi, with a causal mask aligned top-left alone, is not that of the case."""
     if not case.causal or case.shape.seqlen_q == 1:
         return "its ALiBi is causal only, with more queries than one"
@@ -441,7 +442,7 @@ def backward_graph(
     stats = torch.empty(_stats_shape(case), device="meta")
     out = torch.empty(s.batch, s.seqlen_q, s.nheads, s.headdim_v, device="meta", dtype=dtype)
     totals = {"max_total_seq_len_q": s.seqlen_q, "max_total_seq_len_kv": s.seqlen_k}  # the workspace is of these sizes
-    of_sink = {"dSink_token": graph.plain_output("dsink", t) for t in _sink(inputs).values()}
+    of_sink = {"dSink_token": graph.plain_output("dsink", _sink(inputs)["sink"])} if case.sink else {}
     dq, dk, dv = graph.graph.sdpa_backward(
         name="sdpa_backward",
         q=graph.input("q", inputs.q),

@@ -7,6 +7,10 @@ variables NVTE_*_ATTN switch backends off; they are read at import and at each c
 top-left, "causal_bottom_right" bottom-right. It returns the output as (batch, seqlen, nheads * headdim_v). A ragged
 batch has the format "thd", whose masks are the "padding" ones, and lengths that are given to each call.
 
+With softmax_type "learnable" (2.8) the module has a parameter `softmax_offset`, (nheads,) in float32, which takes the
+place of a sink here; FlashAttention has none. Its ALiBi has the slopes of the paper: FusedAttention runs cuDNN's, which
+is causal and aligned top-left, and FlashAttention that of flash-attn 2.
+
 fp8 is not here: see docs/backends.md.
 """
 
@@ -20,10 +24,12 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
+from attnbench.backends.cudnn import alibi_refusal
 from attnbench.backends.libraries import Library, installed_version
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import flash_window
@@ -63,6 +69,7 @@ def te_paste(*switched_off: str) -> Paste:
         window='attn_mask_type="causal_bottom_right", window_size=({left}, 0)',
         dropout="attention_dropout={dropout}",
         scale="softmax_scale={scale}",
+        sink='softmax_type="learnable"',
     )
 
 
@@ -76,7 +83,9 @@ class TransformerEngine(Library):
     uses: ClassVar = ("flash-attn", "flash-attn-3", "flash-attn-4", "nvidia-cudnn-frontend")
     install = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
     min_version = "2.3"  # CHOICE was elsewhere before
-    limits: ClassVar = Limits(headdim_v=True, window=True, dropout=True, empty_rows=False, ragged=True)
+    limits: ClassVar = Limits(
+        headdim_v=True, window=True, dropout=True, empty_rows=False, sink=True, alibi=True, ragged=True
+    )
     forward_kernels = f"cudnn.*fprop|{FLASH_FORWARD}"
     backward_kernels = f"cudnn.*bprop|{FLASH_BACKWARD}"
     other_kernels: ClassVar[tuple[str, ...]] = (UNFUSED_KERNELS,)
@@ -95,9 +104,18 @@ class TransformerEngine(Library):
         left, right = flash_window(case)
         if not _causal(case) and (left < 0) != (right < 0):
             return "its window has both sides, or is causal"
-        return None
+        if case.sink and case.shape.seqlen_q == 1:
+            return "cuDNN has no attention sink for one query a sequence"
+        return self._alibi_refusal(case, device) if case.alibi else None
+
+    def _alibi_refusal(self, case: Case, device: Device) -> str | None:
+        """Return why FusedAttention, its own choice, refuses ALiBi (fused_attn.cpp: nvte_get_fused_attn_backend)."""
+        if device.capability is not None and device.capability < (9, 0):
+            return "ALiBi of FusedAttention needs compute capability 9.0 or newer"
+        return "no ALiBi of ragged batches in FusedAttention" if case.is_ragged else alibi_refusal(case)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        from torch.func import functional_call
         from transformer_engine.pytorch import DotProductAttention
 
         s = case.shape
@@ -120,16 +138,28 @@ class TransformerEngine(Library):
             attn_mask_type=mask,
             window_size=(left, 0 if causal else right),
             softmax_scale=case.softmax_scale,
+            **({"softmax_type": "learnable"} if case.sink else {}),
         )
+        if case.alibi:
+            lengths["core_attention_bias_type"] = "alibi"
         attention.train(case.has_backward or case.dropout_p > 0)
 
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, *sink: Tensor) -> Tensor:
+            found: Tensor
+            if sink:
+                found = functional_call(attention, {"softmax_offset": sink[0]}, (q, k, v), lengths)
+            else:
+                found = attention(q, k, v, **lengths)
+            return found
+
+        def call(*given: Tensor) -> Tensor:
+            q = given[0]
             try:
-                out: Tensor = attention(q, k, v, **lengths)
+                out = attend(*given)
             except ValueError as error:
                 if "No dot product attention backend" not in str(error):
                     raise
-                raise Unsupported(_refusal(lambda: attention(q, k, v, **lengths))) from None
+                raise Unsupported(_refusal(lambda: attend(*given))) from None
             return out.view(*q.shape[:-1], s.headdim_v)
 
         return autograd_prepared(case, inputs, call, "thd" if case.is_ragged else "bshd", strided=True, plan=plan)
@@ -149,12 +179,17 @@ class Fused(TransformerEngine):
 class Flash(TransformerEngine):
     """Its FlashAttention, with the newest flash-attn that is installed and takes the case."""
 
+    limits: ClassVar = replace(TransformerEngine.limits, sink=False)
+
     name = "transformer-engine-flash"
     paste = te_paste("UNFUSED", "FUSED")
     switched_off: ClassVar = ("UNFUSED", "FUSED")
     forward_kernels = FLASH_FORWARD
     backward_kernels = FLASH_BACKWARD
     other_kernels: ClassVar = (UNFUSED_KERNELS, "cudnn.*(fprop|bprop)")
+
+    def _alibi_refusal(self, case: Case, device: Device) -> str | None:
+        return None  # flash-attn 2's
 
     def probe(self) -> Probe:
         found = super().probe()

@@ -7,6 +7,8 @@ With the format "thd" tensors are (total, nheads, headdim), the mask is a paddin
 from __future__ import annotations
 
 import logging
+import math
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +62,10 @@ class DotProductAttention(torch.nn.Module):
         # A causal mask without the suffix, and its window, are aligned top-left.
         self.bottom_right = attn_mask_type not in ("causal", "padding_causal")
         self.scale, self.heads, self.groups = softmax_scale, num_attention_heads, num_gqa_groups
+        assert softmax_type in ("vanilla", "learnable")
+        self.softmax_offset = (
+            torch.nn.Parameter(torch.zeros(num_attention_heads)) if softmax_type == "learnable" else None
+        )
         self.channels, self.dropout, self.format = kv_channels, attention_dropout, qkv_format
 
     def forward(
@@ -75,11 +81,14 @@ class DotProductAttention(torch.nn.Module):
         cu_seqlens_kv_padded: Tensor | None = None,
         max_seqlen_q: int | None = None,
         max_seqlen_kv: int | None = None,
+        core_attention_bias_type: str = "no_bias",
     ) -> Tensor:
         given = (query_layer, key_layer, value_layer)
         check_half(*given)
         assert (query_layer.shape[-2], key_layer.shape[-2]) == (self.heads, self.groups)
         assert (query_layer.shape[-1], value_layer.shape[-1]) == self.channels
+        assert core_attention_bias_type in ("no_bias", "alibi")
+        self.alibi = core_attention_bias_type == "alibi"
         assert self.training == (query_layer.requires_grad or self.dropout > 0)
         if self.format == "bshd":
             return self._attend(*given)
@@ -97,8 +106,22 @@ class DotProductAttention(torch.nn.Module):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         band: dict[str, Any] = {"left": self.left, "right": self.right, "bottom_right": self.bottom_right}
+        band["sink"] = None if self.softmax_offset is None else self.softmax_offset.float()
+        if self.alibi:  # get_alibi: bottom-right for flash-attn 2 alone
+            band["slopes"] = torch.tensor(_slopes(self.heads))
+            if os.environ["NVTE_FUSED_ATTN"] == "1":
+                assert self.format == "bshd", "no ALiBi with padding masks"
+                assert self.right == 0, "no ALiBi without a causal mask"
+                assert q.shape[1] == k.shape[1], "ALiBi is aligned top-left"
         out, _ = attend(q, k, v, scale=self.scale, dropout_p=self.dropout if self.training else 0.0, **band)
         return out.flatten(2)
+
+
+def _slopes(heads: int) -> list[float]:
+    """Return Transformer Engine's slopes of ALiBi (get_alibi in dot_product_attention/utils.py)."""
+    n = 2 ** math.floor(math.log2(heads))
+    first, more = 2.0 ** (-8.0 / n), 2.0 ** (-4.0 / n)
+    return [*(first**i for i in range(1, 1 + n)), *(more**i for i in range(1, 1 + 2 * (heads - n), 2))]
 
 
 def version_2_20(*, flash_attn: str | None = "2.8.3") -> dict[str, Any]:
