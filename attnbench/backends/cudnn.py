@@ -137,7 +137,7 @@ class Cudnn(Library):
         packing = Packing(case, inputs.q.device) if case.is_ragged else None
         run_forward = forward_graph(case, inputs, packing)
         run_backward = backward_graph(case, inputs, packing) if case.has_backward else None
-        given = dict(inputs.values) | _sink(inputs)
+        given = {**inputs.values, **_sink(inputs)}
         given |= packing.tensors() if packing else {}
         plan = packing.tensors if packing else None
 

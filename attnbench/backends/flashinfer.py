@@ -8,16 +8,21 @@ whose binaries FlashInfer downloads. The others are compiled by nvcc on first us
 bottom-right; a window has a left side only.
 
 Caches of pages are read by the wrappers of `flashinfer_paged.py`.
+
+An attention sink needs a variant of the kernels, which it has for its wrapper of pages and compiles for any wrapper
+(jit/attention/variants.py, jit_args); TensorRT-LLM's kernels take `sinks`. It is float32. ALiBi is in its fa2 kernels
+only, with the slopes of the paper and a bias of slope * (key - query), which is ours where no key is beyond the query.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.flashinfer_paged import PAGED_HEADDIMS, WORKSPACE, Paged
+from attnbench.backends.flashinfer_paged import PAGED_HEADDIMS, WORKSPACE, Paged, sink_variant
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import flash_window
 from attnbench.backends.paste import PAGES_THD, THD, Paste
@@ -76,6 +81,7 @@ out = wrapper.run(q, k, v)"""
         window="causal=True, window_left={left}",
         softcap="logits_soft_cap={softcap}",
         scale="sm_scale={scale}",
+        alibi='pos_encoding_mode="ALIBI"' if backend != "fa3" else "",
     )
 
 
@@ -117,6 +123,8 @@ class FlashInfer(Paged):
         backward=False,
         window=True,
         softcap=True,
+        sink=True,
+        alibi=True,
         ragged=True,
         page_sizes=(1,),
         cache_dtypes=("fp8",),
@@ -129,6 +137,10 @@ class FlashInfer(Paged):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
+        if case.alibi and not case.causal and case.shape.seqlen_q > 1:
+            return "its ALiBi falls with the distance of earlier keys only, so it must be causal"
+        if case.alibi and case.sink:
+            return "its kernels with an attention sink have no ALiBi"
         return None if case.window_size[1] is None or case.causal else "its window has no right side"
 
     def workspace(self, case: Case) -> Workspace:
@@ -137,7 +149,7 @@ class FlashInfer(Paged):
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         if case.is_paged:
             return self.prepare_paged(case, inputs, tensor_cores=True)
-        if case.shape.batch == 1:
+        if case.shape.batch == 1 and not case.sink:
             return self._single(case, inputs)
         return self._ragged(case, inputs)
 
@@ -159,7 +171,8 @@ class FlashInfer(Paged):
 
         s, like = case.shape, inputs.q
         buffer = torch.empty(WORKSPACE, dtype=torch.uint8, device=like.device)
-        wrapper = BatchPrefillWithRaggedKVCacheWrapper(buffer, kv_layout="NHD", backend=self.backend)
+        options = sink_variant(case, inputs, self.backend) if case.sink else {"backend": self.backend}
+        wrapper = BatchPrefillWithRaggedKVCacheWrapper(buffer, kv_layout="NHD", **options)
 
         def plan() -> None:
             wrapper.plan(
@@ -174,7 +187,16 @@ class FlashInfer(Paged):
             )
 
         plan()
-        return autograd_prepared(case, inputs, wrapper.run, "thd", plan=plan if case.is_ragged else None)
+        step = plan if case.is_ragged else None
+        if inputs.sink is None:
+            return autograd_prepared(case, inputs, wrapper.run, "thd", plan=step)
+        sink = inputs.sink.float()
+
+        def call(q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Tensor:
+            out: Tensor = wrapper.run(q, k, v, sink, case.softmax_scale)
+            return out
+
+        return _with_copy(sink, autograd_prepared(case, inputs, call, "thd", plan=step))
 
     def _options(self, case: Case) -> dict[str, Any]:
         return {
@@ -182,6 +204,7 @@ class FlashInfer(Paged):
             "sm_scale": case.softmax_scale,
             "window_left": flash_window(case)[0],
             "logits_soft_cap": case.softcap or None,
+            "pos_encoding_mode": "ALIBI" if case.alibi else "NONE",
         }
 
 
@@ -205,6 +228,7 @@ class Decode(FlashInfer):
         window="window_left={left}",
         softcap="logits_soft_cap={softcap}",
         scale="sm_scale={scale}",
+        alibi='pos_encoding_mode="ALIBI"',
     )
     efficiency = 0.45
     limits: ClassVar = Limits(
@@ -212,6 +236,7 @@ class Decode(FlashInfer):
         backward=False,
         window=True,
         softcap=True,
+        alibi=True,
         ragged=True,
         page_sizes=(1,),
         cache_dtypes=("fp8",),
@@ -245,6 +270,7 @@ class Fa3(FlashInfer):
         backward=False,
         window=True,
         softcap=True,
+        sink=True,
         ragged=True,
         page_sizes=(1,),  # fp8 caches for fp8 queries only
         append=True,
@@ -298,6 +324,7 @@ class TrtLlm(FlashInfer):
         full='mask_mode="padding"',
         causal='mask_mode="causal"',
         window='mask_mode="sliding_window", window_left={left}',
+        sink="sinks=sink.float()",
     )
     min_version = "0.6.7"  # trtllm_fmha_v2_prefill
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
@@ -308,6 +335,7 @@ class TrtLlm(FlashInfer):
         headdim_pairs=HEADDIMS,
         backward=False,
         window=True,
+        sink=True,
         empty_rows=False,
         ragged=True,
     )
@@ -340,25 +368,32 @@ class TrtLlm(FlashInfer):
         s = case.shape
         windowed = case.window_size[0] is not None
         mask = "sliding_window" if windowed else "causal" if case.causal and s.seqlen_q > 1 else "padding"
-        options = self._options_of_both(case, inputs) | {"mask_mode": mask}
+        sink = None if inputs.sink is None else inputs.sink.float()
+        options = self._options_of_both(case, inputs) | {"mask_mode": mask, "sinks": sink}
 
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def call(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
             out: Tensor = trtllm_fmha_v2_prefill((q, k, v), "SEPARATE_Q_K_V", **options)
             return out
 
-        return autograd_prepared(case, inputs, call, "thd", plan=self._plan(case, inputs))
+        return _with_copy(sink, autograd_prepared(case, inputs, call, "thd", plan=self._plan(case, inputs)))
 
     def _trtllm_gen(self, case: Case, inputs: Inputs) -> Prepared:
         from flashinfer.prefill import trtllm_ragged_attention_deepseek
 
+        sink = None if inputs.sink is None else inputs.sink.float()
         options = self._options_of_both(case, inputs) | {
+            "attention_sinks": sink,
             "o_sf_scale": 1.0,
             "enable_pdl": None,
             "is_causal": case.causal,
             "return_lse": False,
         }
-        attention = functools.partial(trtllm_ragged_attention_deepseek, **options)
-        return autograd_prepared(case, inputs, attention, "thd", plan=self._plan(case, inputs))
+
+        def call(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
+            out: Tensor = trtllm_ragged_attention_deepseek(q, k, v, **options)
+            return out
+
+        return _with_copy(sink, autograd_prepared(case, inputs, call, "thd", plan=self._plan(case, inputs)))
 
     def _plan(self, case: Case, inputs: Inputs) -> Callable[[], object] | None:
         return functools.partial(self._batch, case, inputs.q.device) if case.is_ragged else None
@@ -386,6 +421,11 @@ class TrtLlm(FlashInfer):
             "batch_size": s.batch,
             "window_left": flash_window(case)[0],
         }
+
+
+def _with_copy(sink: Tensor | None, prepared: Prepared) -> Prepared:
+    """Return a prepared call that reads this copy of the sink."""
+    return prepared if sink is None else replace(prepared, reads={**prepared.reads, "sink": sink})
 
 
 def host_cu_seqlens(case: Case) -> tuple[Tensor, Tensor]:

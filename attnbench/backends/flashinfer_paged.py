@@ -52,12 +52,15 @@ class Paged(Library):
         import torch
 
         buffer = torch.zeros(WORKSPACE, dtype=torch.uint8, device=inputs.q.device)
+        reads: dict[str, Tensor] = {}
         if case.latent:
             call, plan = _latent(case, inputs, buffer, self.backend)
-        elif case.shape.seqlen_q == 1:
+        elif case.shape.seqlen_q == 1 and not case.sink:
             call, plan = _decode(case, inputs, buffer, self.backend, tensor_cores)
         else:
-            call, plan = _prefill(case, inputs, buffer, self.backend)
+            sink = None if inputs.sink is None else inputs.sink.float()
+            reads = {} if sink is None else {"sink": sink}
+            call, plan = _prefill(case, inputs, buffer, self.backend, sink)
         plan()
         append = _appender(case, inputs)
 
@@ -65,11 +68,13 @@ class Paged(Library):
             append()
             return call()
 
-        return Prepared(launch, lambda out: {"out": out.view(*inputs.q.shape[:3], -1)}, plan=plan)
+        return Prepared(launch, lambda out: {"out": out.view(*inputs.q.shape[:3], -1)}, plan=plan, reads=reads)
 
 
 def _refusal(case: Case) -> str | None:
-    """Return why the wrappers for pages and latent rows cannot run a case, or None where they can."""
+    """Return why the wrappers for pages and latent rows, or kernels with a sink, cannot run a case, or None."""
+    if case.sink and (case.softcap or case.cache_dtype != "same" or case.latent):
+        return "an attention sink goes without softcap, fp8 caches and latent rows"
     if case.latent:
         if not case.is_paged:
             return "latent rows only in a cache of pages"
@@ -79,6 +84,8 @@ def _refusal(case: Case) -> str | None:
             return "no fp8 of latent rows"
         if case.window_size != (None, None) or case.softcap:
             return "no window and no softcap of latent rows"
+        if case.alibi:
+            return "no ALiBi of latent rows"
     elif case.is_paged and case.shape.headdim != case.shape.headdim_v:
         return "k and v in a cache of pages must have one headdim"
     return None
@@ -99,17 +106,41 @@ def _decode(case: Case, inputs: Inputs, buffer: Tensor, backend: str, tensor_cor
     return _run(wrapper, case, inputs), plan
 
 
-def _prefill(case: Case, inputs: Inputs, buffer: Tensor, backend: str) -> Call:
+def _prefill(case: Case, inputs: Inputs, buffer: Tensor, backend: str, sink: Tensor | None) -> Call:
     from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
-    wrapper = BatchPrefillWithPagedKVCacheWrapper(buffer, "NHD", backend=backend)
+    options = {"backend": backend} if sink is None else sink_variant(case, inputs, backend)
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(buffer, "NHD", **options)
 
     def plan() -> None:
         queries = cu_seqlens(case, _host())[0]
         d = case.shape.headdim
         wrapper.plan(queries, *_pages(case, inputs), head_dim_qk=d, causal=case.causal, **_options(case, inputs))
 
-    return _run(wrapper, case, inputs), plan
+    return _run(wrapper, case, inputs, sink), plan
+
+
+def sink_variant(case: Case, inputs: Inputs, backend: str) -> dict[str, Any]:
+    """Return the options of a prefill wrapper with which it compiles FlashInfer's kernels with an attention sink.
+
+    As BatchAttentionWithAttentionSinkWrapper (attention/_core.py), whose name of the compiled module has no head dim:
+    one process could not run two. The wrapper's run() takes the sink and the scale behind its tensors.
+    """
+    import torch
+    from flashinfer.jit.attention.variants import attention_sink_decl
+    from flashinfer.utils import determine_attention_backend
+
+    s, dtype, windowed = case.shape, inputs.q.dtype, flash_window(case)[0] >= 0
+    if backend == "auto":
+        backend = determine_attention_backend(inputs.q.device, 0, False, False, dtype, dtype)
+    name = f"attnbench_sink_{case.dtype}_{s.headdim}_{s.headdim_v}_swa_{windowed}_{backend}"
+    arguments = (["sink"], ["float"], ["sm_scale"], ["double"])
+    variant = ("AttentionSink", attention_sink_decl[backend])
+    return {
+        "backend": backend,
+        "jit_args": [name, dtype, dtype, dtype, torch.int32, s.headdim, s.headdim_v, *arguments, *variant],
+        "jit_kwargs": {"use_sliding_window": windowed},
+    }
 
 
 def _latent(case: Case, inputs: Inputs, buffer: Tensor, backend: str) -> Call:
@@ -138,11 +169,12 @@ def _latent(case: Case, inputs: Inputs, buffer: Tensor, backend: str) -> Call:
     return lambda: wrapper.run(*operands), plan
 
 
-def _run(wrapper: Any, case: Case, inputs: Inputs) -> Callable[[], Tensor]:
+def _run(wrapper: Any, case: Case, inputs: Inputs, sink: Tensor | None = None) -> Callable[[], Tensor]:
     """Return the call of a planned wrapper; the factors are those of an fp8 cache."""
+    more = () if sink is None else (sink, case.softmax_scale)
     q, caches = inputs.q.flatten(0, 1), (inputs.k, inputs.v)
     factors = {} if case.cache_dtype == "same" else dict(zip(("k_scale", "v_scale"), inputs.descale, strict=True))
-    return lambda: wrapper.run(q, caches, **factors)
+    return lambda: wrapper.run(q, caches, *more, **factors)
 
 
 def _options(case: Case, inputs: Inputs) -> dict[str, Any]:
@@ -153,6 +185,7 @@ def _options(case: Case, inputs: Inputs) -> dict[str, Any]:
         "page_size": case.page_size,
         "window_left": flash_window(case)[0],
         "logits_soft_cap": case.softcap or None,
+        "pos_encoding_mode": "ALIBI" if case.alibi else "NONE",
         "sm_scale": case.softmax_scale,
         "q_data_type": inputs.q.dtype,
         "kv_data_type": inputs.k.dtype,

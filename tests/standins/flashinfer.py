@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import torch
@@ -51,7 +52,53 @@ def single_prefill_with_kv_cache(
     _check(q, k, v)
     left = None if window_left < 0 else window_left
     cap = logits_soft_cap or 0.0
-    return attend(q[None], k[None], v[None], scale=sm_scale, left=left, right=0 if causal else None, softcap=cap)[0][0]
+    options: dict[str, Any] = {"left": left, "right": 0 if causal else None, "softcap": cap}
+    options |= _alibi(pos_encoding_mode, q.shape[1], backend)
+    return attend(q[None], k[None], v[None], scale=sm_scale, **options)[0][0]
+
+
+def _alibi(pos_encoding_mode: str, heads: int, backend: str) -> dict[str, Any]:
+    """Return the options of ALiBi: FlashInfer's slopes (utils.py: get_alibi_slopes), in fa2's kernels alone."""
+    assert pos_encoding_mode in ("NONE", "ALIBI")
+    if pos_encoding_mode == "NONE":
+        return {}
+    assert backend in ("auto", "fa2")
+    n = 2 ** math.floor(math.log2(heads))
+    slopes = [*(2.0 ** (-8.0 * i / n) for i in range(1, 1 + n))]
+    slopes += [2.0 ** (-4.0 * i / n) for i in range(1, 1 + 2 * (heads - n), 2)]
+    return {"slopes": torch.tensor(slopes), "signed": True}
+
+
+DECLARATIONS = {"fa2": "struct AttentionSink { /* fa2 */ };", "fa3": "struct AttentionSink { /* fa3 */ };"}
+
+
+class _Variant:
+    """The kernels of a prefill wrapper: with `jit_args` those with a sink, whose run() takes it and the scale."""
+
+    def __init__(self, backend: str, jit_args: Any, jit_kwargs: Any) -> None:
+        self.arguments, self.options = jit_args, jit_kwargs
+        if jit_args is not None:
+            check(backend in DECLARATIONS, "backend should not be auto when jit_args is provided")
+            self.dtype, self.dims = jit_args[1], tuple(jit_args[5:7])
+            check(jit_args[2:5] == [self.dtype, self.dtype, torch.int32], "dtypes")
+            more = [["sink"], ["float"], ["sm_scale"], ["double"], "AttentionSink", DECLARATIONS[backend]]
+            check(jit_args[7:] == more, "not the variant with a sink")
+            check(all(str(d) in jit_args[0] for d in self.dims), "a module of another head dim has this name")
+
+    def planned(self, dtype: object, dims: tuple[int, int], options: dict[str, Any]) -> None:
+        if self.arguments is not None:
+            check((dtype, dims) == (self.dtype, self.dims), "not what was compiled")
+            check(self.options == {"use_sliding_window": options["left"] is not None}, "not what was compiled")
+            check(not options["softcap"] and "slopes" not in options, "the variant has no softcap and no ALiBi")
+
+    def of(self, args: tuple[Any, ...], scale: float) -> dict[str, Any]:
+        """Return the options that run() is given; the scale of the plan has no effect."""
+        if self.arguments is None:
+            check(not args, "additional arguments")
+            return {"scale": scale}
+        sink, scale = args
+        check(sink.dtype == torch.float32, "sink is float")
+        return {"sink": sink, "scale": scale}
 
 
 def _lengths(starts: list[int], seq_lens: Tensor) -> list[int]:
@@ -87,7 +134,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         assert backend in ("auto", "fa2", "fa3", "cudnn", "cutlass", "cute-dsl")
         assert kv_layout == "NHD"
         assert float_workspace_buffer.dtype == torch.uint8
-        self.backend = backend
+        self.backend, self.variant = backend, _Variant(backend, jit_args, jit_kwargs)
 
     def plan(
         self,
@@ -145,7 +192,10 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             check(max(_lengths(k, seq_lens)) == max_sequence_kv, "max_sequence_kv")
             self.starts = [q, k]
         left, cap = None if window_left < 0 else window_left, logits_soft_cap or 0.0
-        self.options = {"scale": sm_scale, "left": left, "right": 0 if causal else None, "softcap": cap}
+        self.scale = sm_scale
+        self.options = {"left": left, "right": 0 if causal else None, "softcap": cap}
+        self.options |= _alibi(pos_encoding_mode, num_qo_heads, self.backend)
+        self.variant.planned(q_data_type, (d, d_v), self.options)
 
     def run(
         self,
@@ -167,7 +217,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
         check((q.dtype, k.dtype) == self.dtypes, "The dtype of q does not match the q_data_type specified in plan")
         check(tuple(t.shape[1:] for t in (q, k, v)) == self.heads, "not what was planned")
         check(self.last == (q.numel() if self.backend == "cudnn" else q.shape[0]), "qo_indptr[-1]")
-        return _ragged(q, k, v, *self.starts, **self.options)
+        return _ragged(q, k, v, *self.starts, **self.options, **self.variant.of(args, self.scale))
 
 
 def _table(indptr: Tensor, indices: Tensor) -> Tensor:
@@ -191,6 +241,9 @@ def _kv_lengths(indptr: Tensor, last_page_len: Tensor, page_size: int) -> Tensor
 class _Paged:
     """What the wrappers for decoding and for prefill share."""
 
+    backend: str
+    variant: _Variant
+
     def _planned(
         self,
         qo_indptr: Tensor,
@@ -201,19 +254,22 @@ class _Paged:
         causal: bool,
         window_left: int,
         logits_soft_cap: float | None,
+        pos_encoding_mode: str,
     ) -> None:
         assert scale is not None
         self.starts_q, self.sizes, self.dtypes = qo_indptr, sizes, dtypes
         self.table, self.lengths = _table(pages[0], pages[1]), _kv_lengths(pages[0], pages[2], sizes[3])
         left, cap = None if window_left < 0 else window_left, logits_soft_cap or 0.0
         self.options: dict[str, Any] = {"left": left, "right": 0 if causal else None, "softcap": cap}
+        self.options |= _alibi(pos_encoding_mode, sizes[0], self.backend)
         self.scale = scale
+        self.variant.planned(dtypes[0], (sizes[2], sizes[2]), self.options)
 
     def run(
         self,
         q: Tensor,
         paged_kv_cache: tuple[Tensor, Tensor],
-        *,
+        *args: Any,
         k_scale: float | None = None,
         v_scale: float | None = None,
     ) -> Tensor:
@@ -225,10 +281,8 @@ class _Paged:
         check(len(q) == int(self.starts_q[-1]), "qo_indptr[-1]")
         check((d, d) in HEADDIMS, f"Unsupported head_dim: {d}")
         assert k_scale is None or isinstance(k_scale, float)
-        scale = self.scale * (k_scale or 1.0)
-        out = attend_paged(
-            q, k, v, self.table, self.lengths, starts_q=self.starts_q, scale=scale, dtype=q.dtype, **self.options
-        )
+        options = self.options | self.variant.of(args, self.scale * (k_scale or 1.0))
+        out = attend_paged(q, k, v, self.table, self.lengths, starts_q=self.starts_q, dtype=q.dtype, **options)
         return out if v_scale is None else out * v_scale
 
 
@@ -248,7 +302,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
         assert backend in ("auto", "fa2", "fa3", "trtllm-gen", "cute-dsl")
         assert kv_layout == "NHD"
         check(not float_workspace_buffer.any(), "Must be initialized to 0 for its first use.")
-        self.use_tensor_cores, self.backend = use_tensor_cores, backend
+        self.use_tensor_cores, self.backend, self.variant = use_tensor_cores, backend, _Variant(backend, jit_args, None)
 
     def plan(
         self,
@@ -274,7 +328,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
         queries = torch.arange(len(indptr), dtype=torch.int32)
         sizes = (num_qo_heads, num_kv_heads, head_dim, page_size)
         pages, dtypes = (indptr, indices, last_page_len), (q_data_type, kv_data_type)
-        self._planned(queries, pages, sizes, dtypes, sm_scale, False, window_left, logits_soft_cap)
+        self._planned(queries, pages, sizes, dtypes, sm_scale, False, window_left, logits_soft_cap, pos_encoding_mode)
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Paged):
@@ -295,7 +349,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
     ) -> None:
         assert backend in ("auto", "fa2", "fa3", "cudnn", "trtllm-gen")
         assert kv_layout == "NHD"
-        self.backend = backend
+        self.backend, self.variant = backend, _Variant(backend, jit_args, jit_kwargs)
 
     def plan(
         self,
@@ -326,7 +380,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
         check(qo_indptr.device.type == "cpu", "offsets on the device are copied back, which waits")
         sizes = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
         pages, dtypes = (paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len), (q_data_type, kv_data_type)
-        self._planned(qo_indptr, pages, sizes, dtypes, sm_scale, causal, window_left, logits_soft_cap)
+        self._planned(
+            qo_indptr, pages, sizes, dtypes, sm_scale, causal, window_left, logits_soft_cap, pos_encoding_mode
+        )
 
 
 class BatchMLAPagedAttentionWrapper:
@@ -412,7 +468,7 @@ def trtllm_fmha_v2_prefill(
     block_tables: Tensor | None = None,
     out: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    sinks: Any = None,
+    sinks: Tensor | None = None,
     pos_encoding_mode: str | None = None,
     logits_soft_cap_scale: float | None = None,
     mask_mode: str = "causal",
@@ -431,7 +487,8 @@ def trtllm_fmha_v2_prefill(
     left, right = None if window_left < 0 else window_left, None if mask_mode == "padding" else 0
     starts = (cum_seq_lens_q.tolist(), cum_seq_lens_kv.tolist())
     check(max(_lengths(starts[1], seq_lens)) == max_kv_len, "max_kv_len")
-    return _ragged(*qkv, *starts, scale=bmm1_scale * bmm2_scale, left=left, right=right)
+    check(sinks is None or sinks.dtype == torch.float32, "sinks are float")
+    return _ragged(*qkv, *starts, scale=bmm1_scale * bmm2_scale, left=left, right=right, sink=sinks)
 
 
 def trtllm_ragged_attention_deepseek(
@@ -466,7 +523,21 @@ def trtllm_ragged_attention_deepseek(
     left, right = None if window_left < 0 else window_left, 0 if is_causal else None
     starts = (cum_seq_lens_q.tolist(), cum_seq_lens_kv.tolist())
     check(max(_lengths(starts[1], seq_lens)) == max_kv_len, "max_kv_len")
-    return _ragged(query, key, value, *starts, scale=bmm1_scale * bmm2_scale, left=left, right=right)
+    check(attention_sinks is None or attention_sinks.dtype == torch.float32, "sinks are float")
+    options: dict[str, Any] = {"left": left, "right": right, "sink": attention_sinks}
+    return _ragged(query, key, value, *starts, scale=bmm1_scale * bmm2_scale, **options)
+
+
+def determine_attention_backend(
+    device: torch.device,
+    pos_encoding_mode: int,
+    use_fp16_qk_reductions: bool,
+    use_custom_mask: bool,
+    dtype_q: torch.dtype,
+    dtype_kv: torch.dtype,
+) -> str:
+    """Return what FlashInfer chooses on a Hopper GPU."""
+    return "fa2" if pos_encoding_mode or use_fp16_qk_reductions or use_custom_mask else "fa3"
 
 
 def version_0_6_13() -> dict[str, Any]:
@@ -484,4 +555,7 @@ def version_0_6_13() -> dict[str, Any]:
         append_paged_kv_cache=append_paged_kv_cache,
     )
     mla = module("flashinfer.mla", BatchMLAPagedAttentionWrapper=BatchMLAPagedAttentionWrapper)
-    return {"flashinfer": top, "flashinfer.prefill": prefill, "flashinfer.mla": mla}
+    variants = module("flashinfer.jit.attention.variants", attention_sink_decl=DECLARATIONS)
+    utils = module("flashinfer.utils", determine_attention_backend=determine_attention_backend)
+    packages = (module("flashinfer.jit"), module("flashinfer.jit.attention"))
+    return {made.__name__: made for made in (top, prefill, mla, utils, *packages, variants)}
