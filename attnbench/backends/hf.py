@@ -8,6 +8,10 @@ another kernel.
 A ragged batch is one sequence of packed tokens, as transformers' padding-free training has it: flash_attention_2 gets
 the cumulative lengths that the model passes on, the others the mask that it makes of the positions. `hf-eager` and
 `hf-sdpa` thus compute the scores of all sequences with each other.
+
+A sink is that of gpt-oss: its own eager function reads `sinks` of the layer, flex_attention takes it as `s_aux` and
+multiplies the output by the share of the keys, of a log-sum-exp that it has rounded to the dtype of v. SDPA has none,
+and with flash-attn 2 transformers drops it without a word.
 """
 
 from __future__ import annotations
@@ -54,19 +58,21 @@ class HuggingFace(Library):
     min_version = "4.57"  # ALL_ATTENTION_FUNCTIONS came with 4.48, whose windows have one key more
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        attend = self._function()
+        attend = self._function(case)
         layer = _layer_like(case, self.implementation)
         options: dict[str, Any] = {"scaling": case.softmax_scale, "dropout": case.dropout_p}
         plan = functools.partial(self._options, case, inputs.q.device)
         options.update(plan())
 
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def call(q: Tensor, k: Tensor, v: Tensor, *sink: Tensor) -> Tensor:
+            if sink:
+                options["s_aux"] = layer.sinks = sink[0]
             out: Tensor = attend(layer, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)[0]
             return out
 
         return autograd_prepared(case, inputs, call, strided=True, plan=plan if case.is_ragged else None)
 
-    def _function(self) -> Any:
+    def _function(self, case: Case) -> Any:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         return ALL_ATTENTION_FUNCTIONS[self.implementation]
@@ -80,7 +86,7 @@ class Eager(HuggingFace):
     verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "eager"
     paste = hf_paste(implementation)
-    limits: ClassVar = EAGER_AND_SDPA_LIMITS
+    limits: ClassVar = replace(EAGER_AND_SDPA_LIMITS, sink=True)
 
     def workspace(self, case: Case) -> Workspace:
         return scores_workspace(as_one(case), copies_fwd=5, copies_bwd=8)  # its softmax is in float32
@@ -88,10 +94,13 @@ class Eager(HuggingFace):
     def signature(self, case: Case, device: Device) -> Signature:
         return eager_signature(case, device)
 
-    def _function(self) -> Any:
-        from transformers.models.llama.modeling_llama import eager_attention_forward
+    def _function(self, case: Case) -> Any:
+        if case.sink:
+            from transformers.models.gpt_oss import modeling_gpt_oss as model
+        else:
+            from transformers.models.llama import modeling_llama as model
 
-        return eager_attention_forward
+        return model.eager_attention_forward
 
     def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
         """Return an additive mask, with the lowest finite value where a key is not seen."""
@@ -185,7 +194,7 @@ class Flex(compiled.Flex, HuggingFace):
     name = "hf-flex_attention"
     verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "flex_attention"
-    limits: ClassVar = replace(compiled.Flex.limits.without_cache, sink=False, alibi=False)
+    limits: ClassVar = replace(compiled.Flex.limits.without_cache, alibi=False)
     paste = hf_paste(implementation)
 
     def installed(self) -> Probe | None:

@@ -34,6 +34,14 @@ def eager_attention_forward(
     return _on_heads(query, key, value, scale=scaling, bias=attention_mask, dropout_p=dropout_p), None
 
 
+def eager_attention_forward_of_gpt_oss(module: torch.nn.Module, *given: Any, **options: Any) -> Result:
+    """Compute attention with the sinks of the layer; the one that models pass on as `s_aux` is not read."""
+    options.pop("s_aux", None)
+    query, key, value = given
+    scale, bias = options["scaling"], options["attention_mask"]
+    return _on_heads(query, key, value, scale=scale, bias=bias, sink=module.sinks), None
+
+
 def _sdpa(
     module: torch.nn.Module,
     query: Tensor,
@@ -122,9 +130,9 @@ def _flex(
         bias = torch.zeros(seen.shape).masked_fill(~seen, float("-inf"))
         blind = ~seen.any(-1)
         bias = bias.masked_fill(blind[:, None], 0.0)
-        out = _on_heads(query, key, value, scale=scaling, bias=bias, softcap=softcap or 0.0)
+        out = _on_heads(query, key, value, scale=scaling, bias=bias, softcap=softcap or 0.0, sink=s_aux)
         return out.masked_fill(blind[None, :, None, None], 0.0), None
-    return _on_heads(query, key, value, scale=scaling, softcap=softcap or 0.0), None
+    return _on_heads(query, key, value, scale=scaling, softcap=softcap or 0.0, sink=s_aux), None
 
 
 def _on_heads(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -136,10 +144,15 @@ FUNCTIONS: dict[str, Callable[..., Result]] = {"sdpa": _sdpa, "flash_attention_2
 
 def version_5_23() -> dict[str, Any]:
     llama = module("transformers.models.llama.modeling_llama", eager_attention_forward=eager_attention_forward)
+    gpt_oss = module(
+        "transformers.models.gpt_oss.modeling_gpt_oss", eager_attention_forward=eager_attention_forward_of_gpt_oss
+    )
+    packages = {"llama": {"modeling_llama": llama}, "gpt_oss": {"modeling_gpt_oss": gpt_oss}}
     return {
         "transformers": module("transformers"),
         "transformers.modeling_utils": module("transformers.modeling_utils", ALL_ATTENTION_FUNCTIONS=FUNCTIONS),
         "transformers.models": module("transformers.models"),
-        "transformers.models.llama": module("transformers.models.llama"),
+        **{f"transformers.models.{name}": module(f"transformers.models.{name}", **of) for name, of in packages.items()},
         llama.__name__: llama,
+        gpt_oss.__name__: gpt_oss,
     }
