@@ -38,6 +38,7 @@ class BackendBase:
     verified: ClassVar[tuple[str, ...]] = ()  # hardware and versions on which its results were right
     verified_ragged: ClassVar[tuple[str, ...]] = ()  # GPUs and versions on which those of ragged batches were right
     verified_paged: ClassVar[tuple[str, ...]] = ()  # and those of caches of pages
+    verified_scores: ClassVar[tuple[str, ...]] = ()  # and those of sinks, ALiBi and masks by name
     # What it chooses among, case by case: names, and regular expressions for the kernels of each. The first of whose
     # kernels one ran is what was chosen.
     choices: ClassVar[Mapping[str, str]] = {}
@@ -56,6 +57,7 @@ class BackendBase:
         cls.verified = vars(cls).get("verified", ())
         cls.verified_ragged = vars(cls).get("verified_ragged", ())
         cls.verified_paged = vars(cls).get("verified_paged", ())
+        cls.verified_scores = vars(cls).get("verified_scores", ())
         cls.choices = vars(cls).get("choices", {})
         cls.paste = vars(cls).get("paste")
 

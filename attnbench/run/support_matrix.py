@@ -69,6 +69,8 @@ class Feature:
         rest = {k: v for k, v in self.change.items() if k not in sizes}
         if plain.dtype == "fp8":
             rest.pop("cache_dtype", None)  # its cache is fp8 as it is
+            if self.group == SCORES:
+                rest["dtype"] = PLAIN.dtype  # there are no such cases in fp8
         return replace(plain, shape=replace(plain.shape, **sizes), **rest)
 
 
@@ -78,6 +80,7 @@ def _headdim(d: int, d_v: int) -> Feature:
 
 # Two sequences; each as many queries as keys, or the first with fewer.
 _ALIKE, _UNLIKE = ((1, 512, 512), (1, 1024, 1024)), ((1, 512, 1024), (1, 1024, 1024))
+SCORES = "sinks, ALiBi and masks by name"
 PAGES, PAGE_SIZES = "pages", (64, 256)
 _DECODE = {"causal": True, "seqlen_q": 1, "nheads_k": 4, "page_size": PAGE_SIZES[0]}
 _LATENT = {"latent": True, "nheads": 128, "nheads_k": 1, "headdim": 576, "headdim_v": 512, "scale": 192**-0.5}
@@ -103,6 +106,19 @@ FEATURES = (
     Feature("MQA", "masks", {"nheads_k": 1}),
     Feature("q<k", "masks", {"seqlen_q": 512}),
     Feature("decode", "masks", {"seqlen_q": 1, "nheads_k": 4}),
+    Feature("sink", SCORES, {"sink": True}),
+    Feature("sink causal", SCORES, {"sink": True, "causal": True}),
+    Feature("sink window", SCORES, {"sink": True, "causal": True, "window_size": (128, 0)}),
+    Feature("sink ragged", SCORES, {"sink": True, "causal": True, "lengths": _ALIKE}),
+    Feature("sink paged", SCORES, {**_DECODE, "sink": True}, any_pages=True),
+    Feature("sink paged q16", SCORES, {**_DECODE, "sink": True, "seqlen_q": 16}, any_pages=True),
+    Feature("ALiBi", SCORES, {"alibi": True}),
+    Feature("ALiBi causal", SCORES, {"alibi": True, "causal": True}),
+    Feature("ALiBi q<k", SCORES, {"alibi": True, "causal": True, "seqlen_q": 512}),
+    Feature("ALiBi ragged", SCORES, {"alibi": True, "causal": True, "lengths": _ALIKE}),
+    Feature("ALiBi paged", SCORES, {**_DECODE, "alibi": True}, any_pages=True),
+    Feature("prefix:256", SCORES, {"mask": "prefix:256", "causal": True}),
+    Feature("random:0.1", SCORES, {"mask": "random:0.1"}),
     Feature("ragged", "ragged batches", {"lengths": _ALIKE}),
     Feature("ragged causal", "ragged batches", {"lengths": _ALIKE, "causal": True}),
     Feature("ragged q<k", "ragged batches", {"lengths": _UNLIKE}),
@@ -124,7 +140,8 @@ LEGEND = (
     "256 to the left. decode: one query, 4 query heads a key head. ragged: one sequence of 512 and one of 1024; ragged "
     "q<k: 512 and 1024 queries on 1024 keys each. paged: decode over pages of so many tokens, forward only; pages of "
     "the columns without a number have 64, or 256 where a backend takes no 64. paged ragged: 512 and 1024 keys; paged "
-    "ragged q: 1 and 512 queries. MLA: with absorbed weights. What takes nothing of a table is left out of it."
+    "ragged q: 1 and 512 queries. MLA: with absorbed weights. sink window: causal, 128 to the left; ALiBi q<k: "
+    "causal. What takes nothing of a table is left out of it."
 )
 
 
@@ -147,6 +164,7 @@ class Row:
     verified: bool = True  # it has given right results on hardware
     verified_ragged: bool = True  # and for ragged batches, on a GPU
     verified_paged: bool = True  # and for caches of pages
+    verified_scores: bool = True  # and for sinks, ALiBi and masks by name
 
     def takes(self, group: str) -> bool:
         """Return whether a feature of the group is supported."""
@@ -205,10 +223,11 @@ def _row(backend: Backend, device: Device) -> Row:
         "verified": bool(getattr(backend, "verified", ())),
         "verified_ragged": bool(getattr(backend, "verified_ragged", ())),
         "verified_paged": bool(getattr(backend, "verified_paged", ())),
+        "verified_scores": bool(getattr(backend, "verified_scores", ())),
     }
     if None not in refusals:
         no = Support("no", str(refusals[0]))  # but for what it may take of caches of pages alone
-        cells = (_cell(backend, device, f, candidates[0], False) if f.group == PAGES else no for f in FEATURES)
+        cells = (_cell(backend, device, f, candidates[0], False) if "page_size" in f.change else no for f in FEATURES)
         return Row(backend.name, None, tuple(cells), **said)
     plain = candidates[refusals.index(None)]
     backward = backend.unsupported(replace(plain, direction="bwd"), device) is None

@@ -18,6 +18,7 @@ from attnbench.run.support_matrix import (
     LEGEND,
     PAGES,
     PLAIN,
+    SCORES,
     Answer,
     Row,
     Support,
@@ -116,7 +117,7 @@ def _remark(row: Row, group: str) -> str:
         parts.append(f"{row.runtime_checker} may refuse more, by its version, when a case is run")
     if not row.verified:
         parts.append(UNVERIFIED)
-    elif {RAGGED: row.verified_ragged, PAGES: row.verified_paged}.get(group) is False:
+    elif {RAGGED: row.verified_ragged, PAGES: row.verified_paged, SCORES: row.verified_scores}.get(group) is False:
         parts.append(f"{group} not verified on a GPU")
     return "; ".join(parts)
 
