@@ -6,7 +6,7 @@ that xFormers knows; until 0.0.34 the wheel had a copy of its own. Masks are att
 here, and block-diagonal for ragged batches. Grouped heads are forward only, as 5-dimensional tensors (batch, seqlen,
 nheads_k, group, headdim) with the keys expanded, not copied. What an operator refuses beyond these limits it says
 itself (not_supported_reasons), and that is the reason of the skip. A cache of pages is read by `splitk`, with a paged
-mask.
+mask. ALiBi is a tensor of biases, -inf where a key is not seen, which its CUTLASS operator alone takes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from attnbench.backends.base import autograd_prepared
 from attnbench.backends.fa3 import FlashAttention3, build_refusal
 from attnbench.backends.libraries import Library, probe_of_failed_import, reason_of_failed_import
 from attnbench.backends.limits import Limits
-from attnbench.backends.masks import effective_window
+from attnbench.backends.masks import alibi_bias, effective_window, visibility_mask
 from attnbench.backends.paste import BSHD, Paste
-from attnbench.core.backend import Prepared, Probe, Unsupported
-from attnbench.core.case import Case
+from attnbench.core.backend import Prepared, Probe, Unsupported, Workspace, torch_dtype
+from attnbench.core.case import ITEMSIZE, Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class XFormers(Library):
         dropout=True,
         gqa_backward=False,
         empty_rows=False,
+        alibi=True,
         ragged=True,
     )
     forward_kernels = "fmha_cutlassF|flash_fwd|FlashAttnFwd|splitK"
@@ -123,7 +124,16 @@ class XFormers(Library):
     def unsupported(self, case: Case, device: Device) -> str | None:
         return super().unsupported(case, device) or _ragged_refusal(case)
 
+    def workspace(self, case: Case) -> Workspace:
+        if not case.alibi:
+            return super().workspace(case)
+        s = case.shape  # beside the float32 of which it is made
+        nbytes = s.nheads * s.seqlen_q * s.seqlen_k * (ITEMSIZE[case.dtype] + 2 * ITEMSIZE["fp32"])
+        return Workspace(nbytes=nbytes, what="bias", passes=1.0, dense=True)
+
     def _bias(self, case: Case, device: torch.device) -> Any:
+        if case.alibi:
+            return _alibi(case, device)
         return _block_diagonal(case, device) if case.is_ragged else _bias(case)
 
     def _op(self, case: Case) -> tuple[Any, Any] | None:
@@ -158,6 +168,7 @@ class Cutlass(XFormers):
         dropout=True,
         gqa_backward=False,
         empty_rows=False,
+        alibi=True,
         ragged=True,
     )
     forward_kernels = "fmha_cutlassF"
@@ -335,6 +346,8 @@ def _ragged_refusal(case: Case) -> str | None:
     """Return why a ragged batch is refused. xFormers' block-diagonal masks have no window that is not causal."""
     if not case.is_ragged:
         return None
+    if case.alibi:
+        return "no ALiBi of ragged batches"
     if case.window_size != (None, None) and not case.causal:
         return "windows of ragged batches are causal"
     if case.causal and any(of.seqlen_q > of.seqlen_k for of in case.sequences):
@@ -361,6 +374,23 @@ def _block_diagonal(case: Case, device: torch.device) -> Any:
     if left is None:
         return mask.make_causal_from_bottomright()
     return mask.make_local_attention_from_bottomright(left + 1)
+
+
+def _alibi(case: Case, device: torch.device) -> Tensor:
+    """Return ALiBi with the mask as a bias, (batch, nheads, seqlen_q, seqlen_k), by groups where heads are grouped.
+
+    Its rows are aligned to 8 elements, as the operator wants them.
+    """
+    import torch
+
+    s = case.shape
+    rows = torch.empty(s.nheads, s.seqlen_q, -(-s.seqlen_k // 8) * 8, dtype=torch_dtype(case), device=device)
+    bias = rows[..., : s.seqlen_k].copy_(alibi_bias(case, device)).neg_()
+    seen = visibility_mask(case, device)
+    if seen is not None:
+        bias.masked_fill_(~seen, float("-inf"))
+    bias = bias.expand(s.batch, -1, -1, -1)
+    return bias if s.nheads == s.nheads_k else bias.unflatten(1, (s.nheads_k, -1))
 
 
 def _bias(case: Case) -> Any:

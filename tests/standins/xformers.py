@@ -182,12 +182,24 @@ class CutlassFwOp(Operator):
     DTYPES: ClassVar = {torch.float32, torch.float16, torch.bfloat16}
     MAX_K = 65536
     HEADDIM_V = True
+    BIASES: ClassVar[tuple[type, ...]] = (*Operator.BIASES, Tensor)
+
+    @classmethod
+    def not_supported_reasons(cls, d: Inputs) -> list[str]:
+        reasons = super().not_supported_reasons(d)
+        if isinstance(d.attn_bias, Tensor):
+            if any(stride % (16 // d.attn_bias.element_size()) for stride in d.attn_bias.stride()[:-1]):
+                reasons.append(f"attn_bias.stride(-2) % 8 != 0 (attn_bias.stride() = {d.attn_bias.stride()})")
+            assert d.attn_bias.dtype == d.query.dtype
+            assert d.attn_bias.shape == (len(d.query), *d.query.shape[2:-1], d.query.shape[1], d.key.shape[1])
+        return reasons
 
 
 class CutlassBwOp(CutlassFwOp):
     NAME = "cutlassB-pt"
     BIASES: ClassVar = (
         type(None),
+        Tensor,
         LowerTriangularFromBottomRightMask,
         BlockDiagonalMask,
         BlockDiagonalCausalFromBottomRightMask,
@@ -271,6 +283,9 @@ def memory_efficient_attention(
         raise ValueError(f"Operator `memory_efficient_attention` does not support inputs:\n{_why(op[0], reasons)}")
     heads = query.shape[2:-1]
     q, k, v = (t.flatten(2, -2) for t in (query, key, value))
+    if isinstance(attn_bias, Tensor):
+        bias = attn_bias.flatten(1, -3).float()
+        return attend(q, k, v, scale=scale, bias=bias)[0].unflatten(2, heads)
     left, right = (None, None) if attn_bias is None else attn_bias.band
     if isinstance(attn_bias, PagedBlockDiagonalPaddedKeysMask):
         caches = (t[0].unflatten(0, (-1, attn_bias.page_size)) for t in (k, v))
