@@ -31,6 +31,7 @@ def check_record(record: Record) -> None:
         _check_samples(name, found)
     plain: Mapping[str, Any] = {name: getattr(record, name) for name in ("round", "seconds", "ecc_errors", "forecast")}
     _check("", {**plain, "phases": record.phases, "kernels": record.kernels})
+    _check("approximation", record.approximation)
     if record.accuracy:
         _check("accuracy", {"rows": record.accuracy.rows, "heads": record.accuracy.heads})
 

@@ -10,6 +10,7 @@ from report_text import report, shown
 
 from attnbench.analysis.baseline.document import shown as baselines_shown
 from attnbench.analysis.baseline.reduce_run import reduced
+from attnbench.analysis.check.document import document as check_document
 from attnbench.analysis.compare.compare import compare
 from attnbench.analysis.compare.document import document as compare_document
 from attnbench.analysis.compare.machines import machines
@@ -22,7 +23,7 @@ from attnbench.core.record import Approximation, Run
 from attnbench.report import terminal
 from attnbench.report.html import figures, vega_spec
 from attnbench.report.html.charts import charts
-from attnbench.results import metrics, run_file
+from attnbench.results import bounds, metrics, run_file
 from attnbench.results.cells import cells
 from attnbench.results.sustained import rank_changes
 from builders import H200, case, ended, ok, run
@@ -122,3 +123,16 @@ def test_compare_names_its_error(measured: Run) -> None:
     found = compare([Path("a.jsonl"), Path("b.jsonl")], [measured, other])
     text = " ".join(terminal.text(compare_document(found, every=True)).split())
     assert "(approx., err 42%)" in text
+
+
+def test_a_check_says_by_what_it_is_right(measured: Run) -> None:
+    text = " ".join(terminal.text(check_document(measured)).split())
+    assert (
+        text.count("Right is its own definition: attention to few keys. From attention it is off by 42% to 42%.") == 1
+    )
+
+
+def test_an_error_that_nothing_can_have_damages_a_line(measured: Run) -> None:
+    wrong = replace(measured.records[0], approximation=replace(NEAR, error=-1.0))
+    with pytest.raises(ValueError, match="approximation"):
+        bounds.check_record(wrong)

@@ -95,8 +95,9 @@ def _approximation(records: Sequence[Record]) -> str:
     found = [record.approximation for record in records if record.approximation]
     if not found:
         return ""
-    low, high = (formats.percent(end(of.error for of in found)) for end in (min, max))
-    return f" Right is its own definition: {found[0].what}. From attention it is off by {low} to {high}."
+    ends = (formats.percent(end(of.error for of in found)) for end in (min, max))
+    off = " to ".join(dict.fromkeys(ends))
+    return f" Right is its own definition: {found[0].what}. From attention it is off by {off}."
 
 
 def _shape(case: Case) -> Case:
