@@ -135,6 +135,9 @@ class Flex(Compiled):
             "scale": case.softmax_scale,
             "enable_gqa": case.shape.nheads != case.shape.nheads_k,
         }
+        if case.is_ragged and not case.is_paged and case.extent.seqlen_q < BLOCK_Q:
+            # torch 2.11 has no kernel for few queries whose mask reads tensors by the query
+            options["kernel_options"] = {"FORCE_USE_FLEX_ATTENTION": True}
         compile_whole = functools.partial(torch.compile, dynamic=False, fullgraph=True)
         if case.sink:
             attention = compile_whole(_with_sink(functools.partial(flex_attention, return_lse=True, **options)))

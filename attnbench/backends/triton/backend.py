@@ -146,7 +146,7 @@ class Triton(BackendBase):
 
             return Prepared(launch, lambda out: {"out": out}, reads=operands)
 
-        mask = _named_mask(case, inputs.q.device)
+        mask = _named_mask(case, inputs)
 
         def dense(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None) -> Tensor:
             out: Tensor = fn(q, k, v, sink=sink, named_mask=mask)
@@ -157,13 +157,15 @@ class Triton(BackendBase):
         return autograd_prepared(case, inputs, dense, strided=True, plan=mask.rebuild, pairs=lambda: mask.pairs)
 
 
-def _named_mask(case: Case, device: torch.device) -> NamedMask | None:
-    from attnbench.backends.triton.named_mask import NamedMask
+def _named_mask(case: Case, inputs: Inputs) -> NamedMask | None:
+    from attnbench.backends.triton.named_mask import NamedMask, make_lists
 
     if not case.mask:
         return None
-    s = case.shape
-    return NamedMask(case.mask, s.seqlen_q, s.seqlen_k, device, causal=case.causal, window_size=case.window_size)
+    q, lengths = inputs.q, (case.shape.seqlen_q, case.shape.seqlen_k)
+    mask = NamedMask(case.mask, *lengths, q.device, causal=case.causal, window_size=case.window_size)
+    make_lists(mask, q, inputs.k, inputs.v, backward=case.has_backward)
+    return mask
 
 
 def _slopes(case: Case, device: torch.device) -> Tensor | None:

@@ -18,7 +18,7 @@ from attnbench.core import masks
 # The numbers by which the kernels know the masks (device_functions.mask_by_name)
 KINDS = {"prefix": 1, "sink_tokens": 2, "strided": 3, "dilated": 4, "random": 5}
 LISTED = 6  # the list tells it all, but for causal and window
-CHUNK = 2**25  # pairs that are looked at at once
+CHUNK = 2**24  # pairs that are looked at at once
 
 
 class NamedMask:
@@ -108,6 +108,18 @@ class NamedMask:
         order = rank.argsort(dim=1, descending=True, stable=True)
         counts = torch.stack([is_whole.sum(1), (is_some & ~is_whole).sum(1)], dim=1)
         return torch.cat([counts, order], dim=1).to(torch.int32).contiguous()
+
+
+def make_lists(mask: NamedMask, q: Tensor, k: Tensor, v: Tensor, *, backward: bool) -> None:
+    """Make the lists that calls with such tensors need, (batch, seqlen, nheads, headdim) each."""
+    from attnbench.backends.triton.block_sizes import Kernel, candidates, device_index, padded_head_dims
+    from attnbench.backends.triton.launch import can_use_tma
+
+    kernels: tuple[Kernel, ...] = ("fwd", "dkdv", "dq") if backward else ("fwd",)
+    tensors = (*padded_head_dims(q, v), q.element_size(), device_index(q), can_use_tma(q, k, v))
+    for kernel in kernels:
+        blocks = candidates(kernel, *tensors, True)[0]
+        mask.lists(blocks.BLOCK_M, blocks.BLOCK_N, by_keys=kernel == "dkdv", forward=kernel == "fwd")
 
 
 def arguments(mask: NamedMask | None, block_m: int, block_n: int, **which: Any) -> tuple[Tensor | None, ...]:
