@@ -127,9 +127,7 @@ def test_compare_names_its_error(measured: Run) -> None:
 
 def test_a_check_says_by_what_it_is_right(measured: Run) -> None:
     text = " ".join(terminal.text(check_document(measured)).split())
-    assert (
-        text.count("Right is its own definition: attention to few keys. From attention it is off by 42% to 42%.") == 1
-    )
+    assert text.count("Right is its own definition: attention to few keys. From attention it is off by 42%.") == 1
 
 
 def test_an_error_that_nothing_can_have_damages_a_line(measured: Run) -> None:
