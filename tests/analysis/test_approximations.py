@@ -13,6 +13,7 @@ from attnbench.analysis.baseline.reduce_run import reduced
 from attnbench.analysis.check.document import document as check_document
 from attnbench.analysis.compare.compare import compare
 from attnbench.analysis.compare.document import document as compare_document
+from attnbench.analysis.compare.longest_sequence import longest_sequences
 from attnbench.analysis.compare.machines import machines
 from attnbench.analysis.gate.judge import Request, judge
 from attnbench.analysis.models.step_time import step_times
@@ -134,3 +135,15 @@ def test_an_error_that_nothing_can_have_damages_a_line(measured: Run) -> None:
     wrong = replace(measured.records[0], approximation=replace(NEAR, error=-1.0))
     with pytest.raises(ValueError, match="approximation"):
         bounds.check_record(wrong)
+
+
+def test_the_longest_sequence_that_fits_is_of_attention(measured: Run) -> None:
+    longer = run([*measured.records, ok(case(2**14, causal=True), "streaming", 900, approximation=NEAR)])
+    (machine,) = machines([Path("a.jsonl")], [longer])
+    (any_backend,) = longest_sequences([machine], by_backend=False)
+    fit = any_backend.fits[machine.label]
+    assert fit is not None
+    assert fit.longest == 4096
+    each = {found.backend: found.fits[machine.label] for found in longest_sequences([machine])}
+    assert each["streaming"] is not None
+    assert each["streaming"].longest == 2**14

@@ -40,13 +40,15 @@ class LongestSequence:
 def longest_sequences(machines: Sequence[Machine], by_backend: bool = True) -> list[LongestSequence]:
     """Return the longest sequences in the order of a report, of each backend or with any.
 
-    A length fits if it fits with any mask, number of heads or batch.
+    A length fits if it fits with any mask, number of heads or batch; with any backend means that computes attention.
     """
     several_dtypes = len({case.dtype for machine in machines for case, _ in machine.cells}) > 1
     kinds: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}  # rank of a row -> label -> cells
     rank: tuple[Any, ...]
     for machine in machines:
         for (case, backend), cell in machine.cells.items():
+            if not (by_backend or cell.is_exact):
+                continue
             headdims = case.shape.headdim, case.shape.headdim_v
             rank = (DTYPES.index(case.dtype), headdims, DIRECTIONS.index(case.direction))
             rank += (backend_rank(backend),) if by_backend else ()
