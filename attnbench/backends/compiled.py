@@ -99,6 +99,7 @@ class Flex(Compiled):
     )
     efficiency = 0.5
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
+    verified_paged = verified_scores = ("NVIDIA H200, torch 2.11",)
     limits: ClassVar = Limits(
         dtypes=("bf16", "fp16", "fp32"),
         headdim=(16, 256),
@@ -203,6 +204,7 @@ class Compile(Compiled):
     paste = eager_paste("@torch.compile\n")
     efficiency = 0.5
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
+    verified_scores = ("NVIDIA H200, torch 2.11",)
     limits: ClassVar = replace(
         TORCH_LIMITS, capability=(7, 0), window=True, masks=True, own_masks=True, softcap=True, on_cpu=False
     )

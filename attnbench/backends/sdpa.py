@@ -178,6 +178,7 @@ class Math(Sdpa):
 
     name = "sdpa-math"
     verified: ClassVar = ("NVIDIA H200, torch 2.11", "x86 CPU, torch 2.13")
+    verified_scores = ("NVIDIA H200, torch 2.11",)
     switch = "math"
     paste = sdpa_paste("MATH")
     efficiency = 0.2
@@ -196,6 +197,7 @@ class Math(Sdpa):
 class Efficient(Sdpa):
     name = "sdpa-efficient"
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
+    verified_scores = ("NVIDIA H200, torch 2.11",)
     switch = "mem_efficient"
     paste = sdpa_paste("EFFICIENT_ATTENTION")
     efficiency = 0.18
