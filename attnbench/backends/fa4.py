@@ -4,7 +4,8 @@ It compiles on the first call. It shares the namespace `flash_attn` with flash-a
 `import xformers.ops` fails. An open side of a window is None, as in attnbench, its causal mask is aligned
 bottom-right, and it returns (out, lse). Its call for variable lengths reads a cache of pages, too. It does not split
 the keys of a sequence, for which it has no kernel on Hopper (num_splits is 1). Its `learnable_sink` is a natural
-logarithm that softmax_scale does not multiply (softmax.py, apply_learnable_sink).
+logarithm that softmax_scale does not multiply (softmax.py, apply_learnable_sink). ALiBi is a function of scores
+(fa4_alibi.py).
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
+from attnbench.backends.fa4_alibi import score_mods
 from attnbench.backends.libraries import VARLEN, Library, varlen_options
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import BSHD, PAGES, PAGES_THD, THD, Paste
+from attnbench.core.alibi import alibi_slopes
 from attnbench.core.backend import Prepared, cu_seqlens
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -60,7 +63,14 @@ class FlashAttention4(Library):
     install = "pip install --pre 'flash-attn-4[cu13]'  # without [cu13] for CUDA 12"
     verified: ClassVar = ("NVIDIA H200, flash-attn-4 4.0.0b36",)
     limits: ClassVar = Limits(
-        capability=(9, 0), headdim_v=True, window=True, softcap=True, sink=True, ragged=True, page_sizes=(1,)
+        capability=(9, 0),
+        headdim_v=True,
+        window=True,
+        softcap=True,
+        sink=True,
+        alibi=True,
+        ragged=True,
+        page_sizes=(1,),
     )
     forward_kernels = "FlashAttentionForward|flash_fwd_sm"
     backward_kernels = "FlashAttentionBackward|flash_bwd_sm"
@@ -81,6 +91,8 @@ class FlashAttention4(Library):
             "window_size": case.window_size,
             "softcap": case.softcap,
         }
+        if case.alibi:
+            options |= _alibi(case, inputs.q.device)
         if case.is_paged:
             return _prepare_paged(case, inputs, options)
         if plan:
@@ -92,6 +104,14 @@ class FlashAttention4(Library):
             return out
 
         return autograd_prepared(case, inputs, call, "thd" if plan else "bshd", strided=True, plan=plan)
+
+
+def _alibi(case: Case, device: torch.device) -> dict[str, Any]:
+    import torch
+
+    forward, backward = score_mods()
+    slopes = torch.tensor(alibi_slopes(case.shape.nheads), device=device)
+    return {"score_mod": forward, "score_mod_bwd": backward, "aux_tensors": [slopes]}
 
 
 def _prepare_paged(case: Case, inputs: Inputs, options: dict[str, Any]) -> Prepared:
@@ -136,6 +156,7 @@ def _blackwell_refusal(case: Case, device: Device) -> str | None:
         return "no backward with an attention sink for headdim 256 on Blackwell"
     if device.capability[0] == 12 and max(d, d_v) > 192:
         return f"headdim {max(d, d_v)}: its tiles exceed the shared memory of compute capability 12"
-    if case.softcap and case.has_backward and ((d, d_v) == (256, 256) or device.capability[0] == 12):
-        return "no backward with softcap for headdim 256 or compute capability 12"
+    if (case.softcap or case.alibi) and case.has_backward and ((d, d_v) == (256, 256) or device.capability[0] == 12):
+        changed = "ALiBi" if case.alibi else "softcap"
+        return f"no backward with {changed} for headdim 256 or compute capability 12"
     return None

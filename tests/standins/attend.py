@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ def attend(
     bias: Tensor | None = None,
     slopes: Tensor | None = None,
     signed: bool = False,
+    change: Callable[[Tensor], Tensor] | None = None,
     sink: Tensor | None = None,
     dropout_p: float = 0.0,
     dtype: torch.dtype | None = None,
@@ -33,7 +35,8 @@ def attend(
     seqlen_k - seqlen_q with `bottom_right`, else 0. A query that sees no key has out 0.
 
     ALiBi's `slopes` (nheads,) subtract slope * |j - i - shift| from the scores, or add slope * (j - i) where `signed`.
-    A `sink` (nheads,) is one more score of each query of a head; lse counts it.
+    `change` is applied to the scores, (batch, nheads, seqlen_q, seqlen_k). A `sink` (nheads,) is one more score of each
+    query of a head; lse counts it.
     """
     out_dtype = dtype or q.dtype
     group = q.shape[2] // k.shape[2]
@@ -48,6 +51,8 @@ def attend(
     if slopes is not None:
         check(slopes.shape == q.shape[2:3] and slopes.dtype == torch.float32, "ALiBi's slopes: (nheads,) in float32")
         scores = scores + slopes[:, None, None] * (j[None, :] - i[:, None] if signed else -distance.abs())
+    if change is not None:
+        scores = change(scores)
     seen = torch.ones_like(distance, dtype=torch.bool)
     if left is not None:
         seen &= distance >= -left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -371,7 +372,57 @@ def _flash_attn_func_4(
     assert all(8 <= d <= 256 and d % 8 == 0 for d in (q.shape[-1], v.shape[-1]))
     left, right = window_size
     options: dict[str, Any] = {"left": left, "right": 0 if causal else right, "sink": _learnable_sink(learnable_sink)}
+    options |= _scores_changed(score_mod, score_mod_bwd, aux_tensors, q.requires_grad)
     return attend(q, k, v, scale=softmax_scale, softcap=softcap, **options)
+
+
+def _scores_changed(score_mod: Any, score_mod_bwd: Any, aux_tensors: Any, grad: bool) -> dict[str, Any]:
+    """Return the option of `attend` that calls `score_mod`, head by head; the backward needs that of a bias."""
+    if score_mod is None:
+        return {}
+    if grad:
+        assert score_mod_bwd is not None, "score_mod_bwd is required when score_mod is provided"
+        assert score_mod_bwd(5.0, *range(6), aux_tensors) == 5.0
+
+    def change(scores: Tensor) -> Tensor:
+        i, j = (torch.arange(n) for n in scores.shape[-2:])
+        info = SimpleNamespace(seqlen_q=len(i), seqlen_k=len(j))
+        places = {"q_idx": i[:, None].expand(scores.shape[-2:]), "kv_idx": j.expand(scores.shape[-2:])}
+        heads = (
+            score_mod(of, None, torch.tensor([h]), **places, seqlen_info=info, aux_tensors=aux_tensors)
+            for h, of in enumerate(scores.unbind(1))
+        )
+        return torch.stack([*heads], dim=1)
+
+    return {"change": change}
+
+
+class Registers:
+    """What cute.make_rmem_tensor returns."""
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        self.values = torch.zeros(size, dtype=dtype)
+
+    def __setitem__(self, place: int, value: Tensor) -> None:
+        self.values[place] = value
+
+    def load(self) -> Tensor:
+        return self.values
+
+
+def _cutlass() -> dict[str, Any]:
+    """Return what a score_mod needs of CuTe DSL, for torch's tensors."""
+    cute = module(
+        "cutlass.cute",
+        jit=lambda function: function,
+        make_rmem_tensor=Registers,
+        full_like=torch.full_like,
+        TensorSSA=lambda value, shape, dtype: value,
+    )
+    math = module("cutlass._mlir.dialects.math", absi=torch.abs)
+    names = ("cutlass._mlir", "cutlass._mlir.dialects")
+    top = module("cutlass", cute=cute, Float32=torch.float32)
+    return {made.__name__: made for made in (top, cute, *map(module, names), math)}
 
 
 def _learnable_sink(sink: Tensor | None) -> Tensor | None:
@@ -419,6 +470,7 @@ def _flash_attn_varlen_func_4(
     left, right = window_size
     options: dict[str, Any] = {"left": left, "right": 0 if causal else right, "softcap": softcap}
     options["sink"] = _learnable_sink(learnable_sink)
+    options |= _scores_changed(score_mod, score_mod_bwd, aux_tensors, q.requires_grad)
     if page_table is not None:
         assert cu_seqlens_k is None, "page_table is not supported with cu_seqlens_k"
         assert seqused_k is not None
@@ -474,4 +526,5 @@ def version_4(*, results: int = 5) -> dict[str, Any]:
     functions = {"flash_attn_func": _flash_attn_func_4, "flash_attn_varlen_func": _flash_attn_varlen_func_4}
     cute = module("flash_attn.cute", **functions)
     interface = module("flash_attn.cute.interface", _flash_attn_fwd=forward)
-    return {"flash_attn": module("flash_attn"), "flash_attn.cute": cute, "flash_attn.cute.interface": interface}
+    found = {"flash_attn": module("flash_attn"), "flash_attn.cute": cute, "flash_attn.cute.interface": interface}
+    return found | _cutlass()
