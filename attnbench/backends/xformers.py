@@ -6,7 +6,8 @@ that xFormers knows; until 0.0.34 the wheel had a copy of its own. Masks are att
 here, and block-diagonal for ragged batches. Grouped heads are forward only, as 5-dimensional tensors (batch, seqlen,
 nheads_k, group, headdim) with the keys expanded, not copied. What an operator refuses beyond these limits it says
 itself (not_supported_reasons), and that is the reason of the skip. A cache of pages is read by `splitk`, with a paged
-mask. ALiBi is a tensor of biases, -inf where a key is not seen, which its CUTLASS operator alone takes.
+mask. ALiBi and masks by name are a tensor of biases, -inf where a key is not seen, which its CUTLASS operator alone
+takes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from attnbench.backends.base import autograd_prepared
 from attnbench.backends.fa3 import FlashAttention3, build_refusal
 from attnbench.backends.libraries import Library, probe_of_failed_import, reason_of_failed_import
 from attnbench.backends.limits import Limits
-from attnbench.backends.masks import alibi_bias, effective_window, visibility_mask
+from attnbench.backends.masks import alibi_bias, effective_window, mask_plan, visibility_mask
 from attnbench.backends.paste import BSHD, Paste
 from attnbench.core.backend import Prepared, Probe, Unsupported, Workspace, torch_dtype
 from attnbench.core.case import ITEMSIZE, Case
@@ -79,6 +80,7 @@ class XFormers(Library):
         gqa_backward=False,
         empty_rows=False,
         alibi=True,
+        masks=True,
         ragged=True,
     )
     forward_kernels = "fmha_cutlassF|flash_fwd|FlashAttnFwd|splitK"
@@ -119,21 +121,28 @@ class XFormers(Library):
         call = _attention(case, attn_bias=bias, p=case.dropout_p, op=op)
         if op is not None and case.has_backward:
             self._check_backward(op[1], case, inputs, bias)
-        return autograd_prepared(case, inputs, call, strided=True, plan=plan if case.is_ragged else None)
+        planned: dict[str, Any] = {"plan": plan} if case.is_ragged else {}
+        if case.mask:
+            planned = mask_plan(case, inputs.q.device) | {"plan": plan}
+        return autograd_prepared(case, inputs, call, strided=True, **planned)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         return super().unsupported(case, device) or _ragged_refusal(case)
 
     def workspace(self, case: Case) -> Workspace:
-        if not case.alibi:
+        if not (case.alibi or case.mask):
             return super().workspace(case)
-        s = case.shape  # beside the float32 of which it is made
+        s = case.shape
+        if not case.alibi:  # one bias for all heads, beside the bool mask
+            nbytes = s.seqlen_q * s.seqlen_k * (ITEMSIZE[case.dtype] + 1)
+            return Workspace(nbytes=nbytes, what="bias", passes=1.0, dense=True)
+        # beside the float32 of which it is made
         nbytes = s.nheads * s.seqlen_q * s.seqlen_k * (ITEMSIZE[case.dtype] + 2 * ITEMSIZE["fp32"])
         return Workspace(nbytes=nbytes, what="bias", passes=1.0, dense=True)
 
     def _bias(self, case: Case, device: torch.device) -> Any:
-        if case.alibi:
-            return _alibi(case, device)
+        if case.alibi or case.mask:
+            return _tensor_bias(case, device)
         return _block_diagonal(case, device) if case.is_ragged else _bias(case)
 
     def _op(self, case: Case) -> tuple[Any, Any] | None:
@@ -169,6 +178,7 @@ class Cutlass(XFormers):
         gqa_backward=False,
         empty_rows=False,
         alibi=True,
+        masks=True,
         ragged=True,
     )
     forward_kernels = "fmha_cutlassF"
@@ -178,6 +188,8 @@ class Cutlass(XFormers):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
+        if case.mask:
+            return None  # its bias holds the window
         if case.window_size != (None, None) and (not case.causal or case.has_backward):
             return "sliding windows are causal and forward only"
         return None
@@ -376,20 +388,23 @@ def _block_diagonal(case: Case, device: torch.device) -> Any:
     return mask.make_local_attention_from_bottomright(left + 1)
 
 
-def _alibi(case: Case, device: torch.device) -> Tensor:
-    """Return ALiBi with the mask as a bias, (batch, nheads, seqlen_q, seqlen_k), by groups where heads are grouped.
+def _tensor_bias(case: Case, device: torch.device) -> Tensor:
+    """Return ALiBi and the mask as a bias, (batch, nheads, seqlen_q, seqlen_k), by groups where heads are grouped.
 
-    Its rows are aligned to 8 elements, as the operator wants them.
+    Its rows are aligned to 8 elements, as the operator wants them. Without ALiBi all heads share one.
     """
     import torch
 
     s = case.shape
-    rows = torch.empty(s.nheads, s.seqlen_q, -(-s.seqlen_k // 8) * 8, dtype=torch_dtype(case), device=device)
-    bias = rows[..., : s.seqlen_k].copy_(alibi_bias(case, device)).neg_()
+    heads, padded = s.nheads if case.alibi else 1, -(-s.seqlen_k // 8) * 8
+    rows = torch.zeros(heads, s.seqlen_q, padded, dtype=torch_dtype(case), device=device)
+    bias = rows[..., : s.seqlen_k]
+    if case.alibi:
+        bias.copy_(alibi_bias(case, device)).neg_()
     seen = visibility_mask(case, device)
     if seen is not None:
         bias.masked_fill_(~seen, float("-inf"))
-    bias = bias.expand(s.batch, -1, -1, -1)
+    bias = bias.expand(s.batch, s.nheads, -1, -1)
     return bias if s.nheads == s.nheads_k else bias.unflatten(1, (s.nheads_k, -1))
 
 
