@@ -86,6 +86,15 @@ def in_blocks(t: Tensor, block: int) -> Tensor:
     return blocks
 
 
+def block_means(t: Tensor, block: int) -> Tensor:
+    """Return the means of the blocks of a tensor (..., seqlen, headdim), (..., blocks, headdim)."""
+    import torch
+
+    sizes = in_blocks(torch.ones_like(t[..., :1]), block).sum(-2)
+    means: Tensor = in_blocks(t, block).sum(-2) / sizes
+    return means
+
+
 def gathered(t: Tensor, heads: Tensor, places: Tensor) -> Tensor:
     """Return rows of t (heads, rows, ...) at places of heads, both (...) or such that they broadcast.
 

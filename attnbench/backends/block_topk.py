@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from attnbench.backends.approximate import (
     KEPT,
     Approximate,
+    block_means,
     gathered,
     in_blocks,
     kept_keys,
@@ -35,14 +36,6 @@ def kept_blocks(case: Case) -> int:
     return min(-(-case.shape.seqlen_k // BLOCK), max(1, kept_keys(case) // BLOCK) + case.causal)
 
 
-def means(t: Tensor) -> Tensor:
-    """Return the means of the blocks of a tensor (..., seqlen, headdim): (..., blocks, headdim)."""
-    import torch
-
-    sizes = in_blocks(torch.ones_like(t[..., :1]), BLOCK).sum(-2)
-    return in_blocks(t, BLOCK).sum(-2) / sizes
-
-
 def block_scores(case: Case, q: Tensor, k: Tensor) -> Tensor:
     """Return the scores of blocks, (..., query blocks, key blocks), of q and k (..., seqlen, headdim).
 
@@ -50,7 +43,7 @@ def block_scores(case: Case, q: Tensor, k: Tensor) -> Tensor:
     """
     import torch
 
-    found = means(q) @ means(k).transpose(-2, -1) * case.softmax_scale
+    found = block_means(q, BLOCK) @ block_means(k, BLOCK).transpose(-2, -1) * case.softmax_scale
     if case.causal:
         last = torch.arange(1, found.shape[-2] + 1, device=q.device) * BLOCK - 1
         own = (positions(case, last.clamp(max=case.shape.seqlen_q - 1)) // BLOCK)[:, None]

@@ -26,10 +26,10 @@ from attnbench.backends.masks import (
     paged_block_mask_workspace,
     pairs_of_blocks,
     places,
+    slopes,
     visibility_mask,
 )
 from attnbench.backends.paste import BHSD, Paste
-from attnbench.core.alibi import alibi_slopes
 from attnbench.core.backend import Prepared, Probe, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -268,14 +268,12 @@ def _score_mod(case: Case, device: torch.device) -> Callable[..., Tensor] | None
         return soft_capped
     if not case.alibi:
         return None
-    slopes, middle = (
-        torch.tensor(alibi_slopes(case.shape.nheads), device=device),
-        case.shape.seqlen_k - case.shape.seqlen_q,
-    )
+    of_head, middle = slopes(case, device), case.shape.seqlen_k - case.shape.seqlen_q
+    assert of_head is not None
     place = places(case, device)[2] if case.is_ragged else None
 
     def with_alibi(score: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:  # noqa: ARG001
         distance = j - (i + middle if place is None else place[i])
-        return score - slopes[head] * distance.abs()
+        return score - of_head[head] * distance.abs()
 
     return with_alibi

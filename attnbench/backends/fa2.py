@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.libraries import VARLEN, Library, varlen_options
 from attnbench.backends.limits import Limits
-from attnbench.backends.masks import flash_window
+from attnbench.backends.masks import flash_window, slopes
 from attnbench.backends.paste import BSHD, PAGES, PAGES_THD, THD, Paste
-from attnbench.core.alibi import alibi_slopes
 from attnbench.core.backend import Prepared, Signature
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -97,13 +96,6 @@ class FlashAttention2(Library):
             attention = functools.partial(flash_attn_varlen_func, **options, **plan())
             return autograd_prepared(case, inputs, attention, "thd", strided=True, plan=plan)
         return autograd_prepared(case, inputs, functools.partial(flash_attn_func, **options), strided=True)
-
-
-def slopes(case: Case, device: torch.device) -> torch.Tensor | None:
-    """Return ALiBi's slopes, (nheads,) in float32, as flash-attn takes them; None for a case without ALiBi."""
-    import torch
-
-    return torch.tensor(alibi_slopes(case.shape.nheads), device=device) if case.alibi else None
 
 
 def _prepare_paged(case: Case, inputs: Inputs, options: dict[str, Any]) -> Prepared:

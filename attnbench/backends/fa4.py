@@ -17,8 +17,8 @@ from attnbench.backends.base import autograd_prepared
 from attnbench.backends.fa4_alibi import score_mods
 from attnbench.backends.libraries import VARLEN, Library, varlen_options
 from attnbench.backends.limits import Limits
+from attnbench.backends.masks import slopes
 from attnbench.backends.paste import BSHD, PAGES, PAGES_THD, THD, Paste
-from attnbench.core.alibi import alibi_slopes
 from attnbench.core.backend import Prepared, cu_seqlens
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -107,11 +107,8 @@ class FlashAttention4(Library):
 
 
 def _alibi(case: Case, device: torch.device) -> dict[str, Any]:
-    import torch
-
     forward, backward = score_mods()
-    slopes = torch.tensor(alibi_slopes(case.shape.nheads), device=device)
-    return {"score_mod": forward, "score_mod_bwd": backward, "aux_tensors": [slopes]}
+    return {"score_mod": forward, "score_mod_bwd": backward, "aux_tensors": [slopes(case, device)]}
 
 
 def _prepare_paged(case: Case, inputs: Inputs, options: dict[str, Any]) -> Prepared:

@@ -30,12 +30,10 @@ class Limits:
     softcap: bool = False
     dropout: bool = False
     sink: bool = False  # a learnt logit of each head beside its scores
-    sink_backward: bool = True
     masks: bool = False  # masks by name
     masks_backward: bool = True
     own_masks: bool = False  # functions of one's own too
     alibi: bool = False  # scores that fall with the distance of query and key
-    alibi_backward: bool = True
     unequal_causal: bool = True  # its causal mask is aligned bottom-right when seqlen_q != seqlen_k
     empty_rows: bool = True  # a query that sees no key gets output 0
     ragged: bool = False  # sequences of unlike lengths in one batch
@@ -133,8 +131,6 @@ class Limits:
             return "no dropout"
         if case.sink and not self.sink:
             return "no attention sink"
-        if case.sink and case.has_backward and not self.sink_backward:
-            return "an attention sink is forward only"
         if case.mask and not self.masks:
             return "no masks by name"
         if masks.is_own(case.mask) and not self.own_masks:
@@ -143,8 +139,6 @@ class Limits:
             return "masks by name are forward only"
         if case.alibi and not self.alibi:
             return "no ALiBi"
-        if case.alibi and case.has_backward and not self.alibi_backward:
-            return "ALiBi is forward only"
         unequal = case.shape.seqlen_q > 1 and any(of.seqlen_q != of.seqlen_k for of in case.sequences)
         if case.causal and unequal and not self.unequal_causal:  # a single query sees every key, if all are alone
             return "its causal mask is not bottom-right aligned when seqlen_q != seqlen_k"

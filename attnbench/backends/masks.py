@@ -99,6 +99,13 @@ def mask_plan(case: Case, device: torch.device) -> dict[str, Any]:
     return {"plan": functools.partial(visibility_mask, case, device), "pairs": lambda: every}
 
 
+def slopes(case: Case, device: torch.device) -> Tensor | None:
+    """Return ALiBi's slopes, (nheads,) in float32; None for a case without ALiBi."""
+    import torch
+
+    return torch.tensor(alibi_slopes(case.shape.nheads), device=device) if case.alibi else None
+
+
 def alibi_bias(case: Case, device: torch.device) -> Tensor:
     """Return what ALiBi subtracts from the scores of a dense case, (nheads, seqlen_q, seqlen_k) in its dtype."""
     import torch
@@ -106,8 +113,8 @@ def alibi_bias(case: Case, device: torch.device) -> Tensor:
     s = case.shape
     place = torch.arange(s.seqlen_k - s.seqlen_q, s.seqlen_k, device=device)[:, None]
     distance = (place - torch.arange(s.seqlen_k, device=device)).abs_()
-    slopes = torch.tensor(alibi_slopes(s.nheads), device=device)
-    bias: Tensor = (slopes[:, None, None] * distance).to(torch_dtype(case))
+    of_head = torch.tensor(alibi_slopes(s.nheads), device=device)
+    bias: Tensor = (of_head[:, None, None] * distance).to(torch_dtype(case))
     return bias
 
 

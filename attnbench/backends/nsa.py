@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from attnbench.backends.approximate import Approximate, in_blocks, selecting_prepared
+from attnbench.backends.approximate import Approximate, block_means, selecting_prepared
 from attnbench.backends.libraries import Library
 from attnbench.backends.limits import Limits
 from attnbench.core.backend import Prepared, Workspace
@@ -33,18 +33,11 @@ LEAST_GROUP = 16  # query heads of a key head
 GATE = 0.5
 
 
-def means(t: Tensor) -> Tensor:
-    """Return the means of the blocks of a tensor (seqlen, headdim): (blocks, headdim)."""
-    import torch
-
-    return in_blocks(t, BLOCK).sum(-2) / in_blocks(torch.ones_like(t[:, :1]), BLOCK).sum(-2)
-
-
 def compressed(case: Case, q: Tensor, k: Tensor) -> Tensor:
     """Return the probabilities of blocks that lie before each query, q (seqlen, headdim): (seqlen, blocks)."""
     import torch
 
-    scores = q @ means(k).T * case.softmax_scale
+    scores = q @ block_means(k, BLOCK).T * case.softmax_scale
     whole = (torch.arange(len(q), device=q.device) + 1)[:, None] // BLOCK
     hidden = torch.arange(scores.shape[1], device=q.device) >= whole
     p = torch.softmax(scores.masked_fill(hidden & (whole > 0), float("-inf")), dim=-1)
@@ -79,7 +72,7 @@ class Nsa(Approximate, Library):
     def definition(self, case: Case, q: Tensor, k: Tensor, v: Tensor, selected: Tensor | None) -> Tensor:
         import torch
 
-        of_means = torch.stack([compressed(case, of_head, k) @ means(v) for of_head in q.unbind(1)], dim=1)
+        of_means = torch.stack([compressed(case, of_head, k) @ block_means(v, BLOCK) for of_head in q.unbind(1)], dim=1)
         return GATE * super().definition(case, q, k, v, selected) + GATE * of_means
 
     def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:

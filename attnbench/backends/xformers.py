@@ -188,7 +188,7 @@ class Cutlass(XFormers):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
-        if case.mask:
+        if case.mask or case.alibi:
             return None  # its bias holds the window
         if case.window_size != (None, None) and (not case.causal or case.has_backward):
             return "sliding windows are causal and forward only"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ import typer
 
 from attnbench.commands import options, output
 from attnbench.commands.gate import GateOutput, HowToJudge, write
-from attnbench.commands.shared import live, tell
+from attnbench.commands.shared import command_line, live, tell
 
 builds = partial(typer.Option, rich_help_panel="The two builds")
 how = partial(typer.Option, rich_help_panel="How to measure")
@@ -74,7 +73,7 @@ def ab(
         time_limit=parse_duration(time_limit, "--time-limit"),
         pythons=tuple(python or ()),
         out=out,
-        argv=tuple(sys.argv[1:]),
+        argv=command_line(),
     )
     with live(AbProgress, "anything was measured") as watcher:
         outcome = run_ab.ab(request, watcher)

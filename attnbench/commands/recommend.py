@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import ends_with_its_reader, live, read, tell
+from attnbench.commands.shared import command_line, ends_with_its_reader, live, read, tell
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, UserError
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def _measured(
     from attnbench.run import run_suite as runs
 
     request = runs.Request(
-        suite, settings, device, rounds, out, pythons=tuple(python), allow_wrong=True, argv=tuple(sys.argv[1:])
+        suite, settings, device, rounds, out, pythons=tuple(python), allow_wrong=True, argv=command_line()
     )
     with live(RunProgress, "anything was measured") as progress:
         outcome = runs.run_suite(request, progress)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import ends_with_its_reader, live
+from attnbench.commands.shared import command_line, ends_with_its_reader, live
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_WRONG_RESULT
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ def run(
         pythons=tuple(python or ()),
         peak=tuple(peak or ()),
         allow_wrong=allow_wrong,
-        argv=tuple(sys.argv[1:]),
+        argv=command_line(),
     )
     with live(RunProgress, "anything was measured") as progress:
         outcome = runs.run_suite(request, progress)

@@ -20,6 +20,17 @@ L = TypeVar("L", bound="ProgressLine")
 W = TypeVar("W", bound=str)
 
 
+def command_line() -> tuple[str, ...]:
+    """Return this command's words as a run file keeps them: without --out, which names a place on this machine."""
+    kept, words = [], iter(sys.argv[1:])
+    for word in words:
+        if word == "--out":
+            next(words, None)
+        elif not word.startswith("--out="):
+            kept.append(word)
+    return tuple(kept)
+
+
 def tell(line: str) -> None:
     """Print a line on stderr, whatever the names in it are."""
     print(no_command(printable(line)), file=sys.stderr)

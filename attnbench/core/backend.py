@@ -226,9 +226,8 @@ class Prepared:
 
     `launch` runs the case's direction one time and returns its raw results. `canonical` gives these their names ("out";
     "dq", "dk", "dv") as views of shape (batch, seqlen, nheads, headdim), and "dsink" (nheads,), which may be float32,
-    as where a library takes no other sink. Where "out" of an fp8
-    case is e4m3, "descale_out" is the float32 by which it must be multiplied. Of an `ApproximateBackend` that selects
-    "selected" is what this launch chose.
+    as where a library takes no other sink. Where "out" of an fp8 case is e4m3, "descale_out" is the float32 by which it
+    must be multiplied. Of an `ApproximateBackend` that selects, "selected" is what this launch chose.
 
     `forward` runs the forward alone, keeps what the backward needs, and returns the object that holds it.
 

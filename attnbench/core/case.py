@@ -135,7 +135,7 @@ class Case:
     append: bool = False  # one call writes the keys and values of its queries into the cache of pages first
 
     def __post_init__(self) -> None:
-        if problem := _problem_of_cache(self):
+        if problem := _problem(self):
             raise ValueError(problem)
         if not math.isfinite(self.scale) or self.scale < 0:
             raise ValueError(f"the softmax scale is positive, not {self.scale}")
@@ -256,7 +256,7 @@ def _problem_of_mask(case: Case) -> str:
     return masks.problem(case.mask, causal=case.causal, window=case.window_size)
 
 
-def _problem_of_cache(case: Case) -> str:
+def _problem(case: Case) -> str:
     """Return why a case cannot have a sink, ALiBi, or its keys in pages or as latent rows; "" where it can."""
     s = case.shape
     if case.sink and (case.dropout_p or case.dtype == "fp8"):

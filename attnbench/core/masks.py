@@ -40,11 +40,8 @@ if TYPE_CHECKING:
 BLOCK = 128  # tokens of a block of random:P, as of FlexAttention's masks
 
 
-@dataclass(frozen=True)
 class Mask:
-    """A mask by name, with its number."""
-
-    number: float
+    """Says which keys of a query a mask adds or leaves."""
 
     adds: ClassVar[bool] = False  # it adds keys to the band, or else leaves some of it
 
@@ -60,7 +57,14 @@ class Mask:
         """Return which blocks of places and keys the mask keeps, where it is made of blocks."""
 
 
-class Prefix(Mask):
+@dataclass(frozen=True)
+class Numbered(Mask):
+    """A mask by name, with its number."""
+
+    number: float
+
+
+class Prefix(Numbered):
     adds = True
 
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
@@ -71,7 +75,7 @@ class Prefix(Mask):
         return last - first + 1 + min(n, first) + max(0, n - last - 1)
 
 
-class SinkTokens(Mask):
+class SinkTokens(Numbered):
     adds = True
 
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
@@ -81,7 +85,7 @@ class SinkTokens(Mask):
         return last - first + 1 + min(int(self.number), first)
 
 
-class Strided(Mask):
+class Strided(Numbered):
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
         d = place - key
         return ((d < self.number) & (d > -self.number)) | (d % self.number == 0)
@@ -92,7 +96,7 @@ class Strided(Mask):
         return max(0, near) + _multiples(stride, place, first, last) - (first <= place <= last)
 
 
-class Dilated(Mask):
+class Dilated(Numbered):
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
         return (place - key) % self.number == 0
 
@@ -100,7 +104,7 @@ class Dilated(Mask):
         return _multiples(int(self.number), place, first, last)
 
 
-class Random(Mask):
+class Random(Numbered):
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
         row, column = place // BLOCK, key // BLOCK
         return blocks[row][column] if isinstance(row, int) else blocks[row, column]
@@ -140,7 +144,7 @@ class Own(Mask):
         return _own_function(self.path, self.name, self.digest)
 
 
-MASKS: Mapping[str, type[Mask]] = {
+MASKS: Mapping[str, type[Numbered]] = {
     "prefix": Prefix,
     "sink_tokens": SinkTokens,
     "strided": Strided,
@@ -221,7 +225,7 @@ def find(text: str) -> Mask:
     if is_own(text):
         path, _, rest = text.partition(":")
         name, _, digest = rest.partition("@")
-        return Own(0, path, name, digest)
+        return Own(path, name, digest)
     name, _, number = _parse(text, "mask").partition(":")
     return MASKS[name](float(number) if name == "random" else parse_size(number, "mask"))
 
@@ -259,7 +263,7 @@ def count_keys(
     if seqlen_q == 1:
         return count_pairs(text, seqlen_q, seqlen_k, causal, window)
     mask, (left, _) = find(text), window
-    if not mask.adds:
+    if not (isinstance(mask, Numbered) and mask.adds):
         return of_band
     first = 0 if left is None else max(0, seqlen_k - seqlen_q - left)  # key of the band
     return of_band + min(int(mask.number), first)

@@ -33,15 +33,8 @@ ENDINGS: Mapping[Status, str] = {
 }
 NOTHING = "-"  # measured, but this metric has no value
 
-_PLACED = {
-    "shape",
-    "dtype",
-    "direction",
-    "causal",
-    "window_size",
-    "mask",
-    "lengths",
-}  # fields that other parts of a name tell
+# Fields that other parts of a name tell
+_PLACED = {"shape", "dtype", "direction", "causal", "window_size", "mask", "lengths"}
 _USUAL = {f.name: f.default for f in dataclasses.fields(Case) if f.name not in _PLACED}
 _SAID = {"dropout_p": "dropout", "scale": "softmax_scale"}  # fields by another name
 EXTRAS: Mapping[str, str] = {_SAID.get(name, name): name for name in _USUAL}  # as they are said -> fields

@@ -186,7 +186,7 @@ def test_backends_that_were_not_asked_for_do_not_compete_but_compare() -> None:
         ([], "Nothing was measured: there are no records."),
         (
             [ended(CASE, "fa2", "wrong", "out is off"), ended(CASE, "sdpa", "oom", "out of memory")],
-            "On NVIDIA H200 nothing can be recommended: no backend gave a right result.",
+            "On NVIDIA H200 nothing can be recommended: no exact backend gave a right result.",
         ),
     ],
 )

@@ -91,7 +91,7 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
         answered = [problem for problem in own if problem.use]
         where = f"On {device}{f' in {dtype}' if dtype else ''}{f', all layers of {model}' if model else ''}"
         if not answered:
-            yield f"{where} nothing can be recommended: no backend gave a right result."
+            yield f"{where} nothing can be recommended: no exact backend gave a right result."
         elif len(answered) == 1:
             yield _of_one(answered[0])
         else:

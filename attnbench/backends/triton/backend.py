@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.libraries import installed_version, missing, probe_of_failed_import, version_numbers
 from attnbench.backends.limits import Limits
+from attnbench.backends.masks import slopes
 from attnbench.backends.paste import BSHD, THD, Paste
-from attnbench.core.alibi import alibi_slopes
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace, cu_seqlens
 from attnbench.core.case import DTYPES, Case
 from attnbench.core.fp8 import quantize_inputs
@@ -20,7 +20,6 @@ from attnbench.core.machine import Device
 from attnbench.core.pages import appender, seqlens_k
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from attnbench.backends.triton.named_mask import NamedMask
@@ -119,7 +118,7 @@ class Triton(BackendBase):
             "window_size": case.window_size,
             "softcap": case.softcap,
             "softmax_scale": case.softmax_scale,
-            "alibi_slopes": _slopes(case, inputs.q.device),
+            "alibi_slopes": slopes(case, inputs.q.device),
         }
         if case.is_paged:
             return _prepare_paged(case, inputs, options)
@@ -167,12 +166,6 @@ def _named_mask(case: Case, inputs: Inputs) -> NamedMask | None:
     mask = NamedMask(case.mask, *lengths, q.device, causal=case.causal, window_size=case.window_size)
     make_lists(mask, q, inputs.k, inputs.v, backward=case.has_backward)
     return mask
-
-
-def _slopes(case: Case, device: torch.device) -> Tensor | None:
-    import torch
-
-    return torch.tensor(alibi_slopes(case.shape.nheads), device=device) if case.alibi else None
 
 
 def _prepare_paged(case: Case, inputs: Inputs, options: Mapping[str, Any]) -> Prepared:

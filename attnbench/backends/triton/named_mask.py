@@ -41,8 +41,10 @@ class NamedMask:
         if seqlen_q > seqlen_k:
             raise ValueError(f"a mask by name takes at most as many queries as keys, not {seqlen_q} and {seqlen_k}")
         self.lengths, self.device = (seqlen_q, seqlen_k), device
-        self._mask = masks.find(text)
-        kind, number = KINDS[text.partition(":")[0]], self._mask.number
+        self._mask = mask = masks.find(text)
+        if not isinstance(mask, masks.Numbered):
+            raise ValueError(f"the kernels know no mask of one's own: {text}")
+        kind, number = KINDS[text.partition(":")[0]], mask.number
         if kind == KINDS["random"] and (seqlen_k - seqlen_q) % masks.BLOCK == 0:
             kind = LISTED  # no block of a kernel, of at most masks.BLOCK queries and keys, is in two blocks of the mask
         left, right = window_size

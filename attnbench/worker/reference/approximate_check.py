@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,14 +35,13 @@ from attnbench.worker.reference.exact_attention import (
     reference_dtype,
     scaled_scores,
 )
+from attnbench.worker.reference.precision import without_tf32
 from attnbench.worker.reference.renewed_inputs import InputRenewal
 from attnbench.worker.reference.result_check import ResultCheck
 from attnbench.worker.reference.row_sample import RowSample, choose_rows, draw_seed, rows_of
 from attnbench.worker.reference.tolerance import compare, expected_results
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
     from torch import Tensor
 
@@ -96,7 +94,7 @@ class ApproximateResultCheck(ResultCheck):
     def _defined(self, inputs: Inputs, sample: RowSample, results: Mapping[str, Tensor]) -> Reference | str:
         """Return the definition's results for what a launch selected, or what is wrong with the selection."""
         selected = results.get("selected")
-        with _without_tf32():
+        with without_tf32():
             flaw = selection_flaw(self._method, self.case, inputs, sample, selected)
             return flaw or define(self._method, self.case, inputs, sample, selected)
 
@@ -224,7 +222,7 @@ def approximation_of(
     reference = compute_reference(forward, given, sample)
     error = size = kept = 0.0
     pairs = 0
-    with _without_tf32():
+    with without_tf32():
         for part in reference.parts:
             exact = part.exact["out"]
             error += float((part.select(case, "out", results["out"]).to(exact.dtype) - exact).square().sum())
@@ -259,15 +257,3 @@ def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
     import torch
 
     return one is other or (one is not None and other is not None and torch.equal(one, other))
-
-
-@contextmanager
-def _without_tf32() -> Iterator[None]:
-    import torch
-
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")  # a backend may have allowed TF32
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -29,6 +29,7 @@ from attnbench.worker.reference.exact_attention import (
     long_product,
     reference_dtype,
 )
+from attnbench.worker.reference.precision import without_tf32
 from attnbench.worker.reference.rounding import rms_of_one_rounding
 from attnbench.worker.reference.tolerance import summation_error, worst
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@without_tf32()
 def compare_checksums(reference: Reference, inputs: Inputs, results: Mapping[str, Tensor]) -> dict[str, TensorError]:
     """Return for "dk" and "dv" the error of the head in which the two sides of the equation differ most.
 
@@ -45,15 +47,12 @@ def compare_checksums(reference: Reference, inputs: Inputs, results: Mapping[str
 
     case = reference.case
     assert inputs.dout is not None
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
     found = {}
     for name, keys, row_wise, rows in (("dv", inputs.v, "out", inputs.dout), ("dk", inputs.k, "dq", inputs.q)):
         eager_error = max(reference.relative_eager_error(name), reference.relative_eager_error(row_wise))
         tolerance = 2 * eager_error + rms_of_one_rounding(torch_dtype(case)) + summation_error(case)
         differ = [_difference(*heads) for heads in _by_heads(case, keys, results[name], results[row_wise], rows)]
         found[name] = worst([TensorError(r, eager_error, tolerance, r) for r in torch.cat(differ).tolist()])
-    torch.set_float32_matmul_precision(before)
     return found
 
 

@@ -33,6 +33,7 @@ from attnbench.worker.reference.exact_attention import (
     reference_dtype,
     scaled_scores,
 )
+from attnbench.worker.reference.precision import without_tf32
 from attnbench.worker.reference.renewed_inputs import InputRenewal
 from attnbench.worker.reference.result_check import SECOND_SHARE, ResultCheck
 from attnbench.worker.reference.row_sample import RowSample, check_inputs, draw_seed, rows_of
@@ -191,6 +192,7 @@ def find_statistics_flaws(case: Case, inputs: Inputs, sample: RowSample, out: Te
     return tuple(found)
 
 
+@without_tf32()
 def _row_moments(case: Case, inputs: Inputs, sample: RowSample, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return for each row with variance: error times mean, mean squared, and error squared, over the variance.
 
@@ -198,8 +200,6 @@ def _row_moments(case: Case, inputs: Inputs, sample: RowSample, out: Tensor) -> 
     """
     import torch
 
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
     s, precise = case.shape, reference_dtype(case, inputs.q.device)
     odds = case.dropout_p / (1 - case.dropout_p)
     group, count = s.nheads // s.nheads_k, sample.rows.shape[1]
@@ -218,6 +218,5 @@ def _row_moments(case: Case, inputs: Inputs, sample: RowSample, out: Tensor) -> 
             kept = (variance > 0).all(-1)
             mean, variance, error = mean[kept], variance[kept], (found_out[kept] - mean[kept])
             found.append(torch.stack([(t / variance).mean(-1).double() for t in (error * mean, mean**2, error**2)]))
-    torch.set_float32_matmul_precision(before)
     along, expected_square, square = torch.cat(found, dim=1)
     return along, expected_square, square

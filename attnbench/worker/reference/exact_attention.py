@@ -24,6 +24,7 @@ from attnbench.core import flops, fp8, masks, pages
 from attnbench.core.alibi import alibi_slopes
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case
+from attnbench.worker.reference.precision import without_tf32
 from attnbench.worker.reference.rounding import Rows, rounding_variances
 from attnbench.worker.reference.row_sample import RowSample, rows_of
 
@@ -179,7 +180,7 @@ def compute_reference(
     where a probability stays; without it nothing is dropped. Where scores are large, as with
     outliers in the case's data and with `hard` inputs, and with dropout, `rounding` is computed (rounding.py).
     """
-    with pages.appended(case, inputs):
+    with pages.appended(case, inputs), without_tf32():
         return _compute_reference(case, inputs, sample, rows_only=rows_only, kept=kept, hard=hard)
 
 
@@ -188,8 +189,6 @@ def _compute_reference(
 ) -> Reference:
     import torch
 
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")  # a backend may have allowed TF32
     s, precise = case.extent, reference_dtype(case, inputs.q.device)
     scores_in: tuple[torch.dtype | None, ...] = () if kept is None else (None,)
     if hard or case.data in ("outliers", "decaying"):
@@ -241,7 +240,6 @@ def _compute_reference(
             for name, values in found.items():
                 _add_profile(added, name, ErrorProfile.of(values))
         parts.append(ReferencePart(batch, head, rows, exact))
-    torch.set_float32_matmul_precision(before)
     rounding[1].pop("dq", None)  # such a kernel keeps scores for its backward, where their errors cancel as in eager's
     terms = {}  # the largest of each
     if case.has_backward:
@@ -383,7 +381,7 @@ def alibi_bias(case: Case, rows: Tensor, slopes: Tensor) -> Tensor:
     import torch
 
     keys = torch.arange(case.extent.seqlen_k, device=rows.device)
-    distance = (key_bounds(case, rows.device).place[rows][..., None] - keys).abs_()
+    distance = (_key_bounds(case, rows.device).place[rows][..., None] - keys).abs_()
     bias: Tensor = slopes[:, None, :, None] * distance
     return bias
 
@@ -413,7 +411,7 @@ def visible_keys(case: Case, rows: Tensor) -> Tensor:
     import torch
 
     keys = torch.arange(case.extent.seqlen_k, device=rows.device)
-    bounds = key_bounds(case, rows.device)
+    bounds = _key_bounds(case, rows.device)
     seen = (keys >= bounds.first[rows][..., None]) & (keys <= bounds.last[rows][..., None])
     if not case.mask:
         return seen
@@ -431,7 +429,7 @@ def count_pairs(case: Case, device: torch.device) -> int:
     return sum(int(visible_keys(case, chunk).sum()) for chunk in chunks)
 
 
-class KeyBounds(NamedTuple):
+class _KeyBounds(NamedTuple):
     """The keys of each query, (seqlen_q,) int64 each; first > last where it sees none."""
 
     first: Tensor
@@ -440,7 +438,7 @@ class KeyBounds(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def key_bounds(case: Case, device: torch.device) -> KeyBounds:
+def _key_bounds(case: Case, device: torch.device) -> _KeyBounds:
     """Return the keys that each query of a case sees, and where it stands, by their places in the tensors."""
     import torch
 
@@ -454,4 +452,4 @@ def key_bounds(case: Case, device: torch.device) -> KeyBounds:
         lasts.append((starts + (row + high).clamp(max=seqlen_k - 1)).flatten())
         middles.append((starts + row + seqlen_k - seqlen_q).flatten())
         start += count * seqlen_k
-    return KeyBounds(*(torch.cat(found).to(device) for found in (firsts, lasts, middles)))
+    return _KeyBounds(*(torch.cat(found).to(device) for found in (firsts, lasts, middles)))
