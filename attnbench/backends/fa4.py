@@ -78,6 +78,7 @@ class FlashAttention4(Library):
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         refusal = super().unsupported(case, device) or _blackwell_refusal(case, device)
+        refusal = refusal or _hopper_refusal(case, device)
         return refusal or (_page_refusal(case, device) if case.is_paged else None)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
@@ -138,6 +139,14 @@ def _page_refusal(case: Case, device: Device) -> str | None:
     pair = (case.shape.headdim, case.shape.headdim_v)
     known = ", ".join(str(d) if d == d_v else f"{d}-{d_v}" for d, d_v in tested)
     return None if pair in tested else f"pages with headdim {pair[0]} and headdim_v {pair[1]}: it tests {known} only"
+
+
+def _hopper_refusal(case: Case, device: Device) -> str | None:
+    """Return why Hopper refuses the case. flash_bwd_sm90.py counts the heads of a score_mod as in packed groups."""
+    grouped = case.shape.nheads != case.shape.nheads_k
+    if case.alibi and grouped and case.has_backward and device.capability and device.capability[0] == HOPPER:
+        return "no backward with ALiBi for grouped heads on Hopper: it takes the slopes of other heads (4.0.0b36)"
+    return None
 
 
 def _blackwell_refusal(case: Case, device: Device) -> str | None:

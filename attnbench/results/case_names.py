@@ -144,10 +144,18 @@ def lengths(case: Case) -> str:
     return f"{format_size(case.shape.seqlen_q)}x{keys}" if lengths_differ(case) else keys
 
 
-def case_name(backend: str, case: Case, dtype: bool = False) -> str:
-    """Return a case on a backend in a few words, with its dtype if asked: triton 16k d128 causal fwd softcap 30."""
-    said = (f"{backend} {lengths(case)} d{headdim(case)} {mask(case)} {case.direction}", *extras(case))
-    return " ".join((*said, case.dtype) if dtype else said)
+def case_name(backend: str, case: Case, dtype: bool = False, batch: bool = False) -> str:
+    """Return a case on a backend in a few words, with its dtype if asked: triton 16k d128 causal fwd softcap 30.
+
+    Batch and heads are named, triton 1x16k d128 causal fwd b64 h32/8, if asked and where there are not as many queries
+    as keys: no budget of tokens gives them there.
+    """
+    said = [f"{backend} {lengths(case)} d{headdim(case)} {mask(case)} {case.direction}", *extras(case)]
+    if dtype:
+        said.append(case.dtype)
+    if batch or lengths_differ(case):
+        said.append(f"b{case.shape.batch} h{heads(case)}")
+    return " ".join(said)
 
 
 def span(values: Sequence[int], known: Sequence[int]) -> str:

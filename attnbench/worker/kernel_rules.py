@@ -25,8 +25,10 @@ from attnbench.core.case import Case
 from attnbench.worker.measure.profiler_session import Activity
 
 # The names of matrix products of float32 operands: cuBLAS's and CUTLASS's (ampere_sgemm_128x64,
-# sm80_xmma_gemm_f32f32_...), and that of measure/cpu_operators.py (aten::bmm<float>)
-FLOAT32_PRODUCT = r"mm<float>|sgemm|gemm_f32f32_|s1688gemm(?!_(?:bf16|fp?16))|tf32"
+# sm80_xmma_gemm_f32f32_...), and that of measure/cpu_operators.py (aten::bmm<float>). sgemmEx's operands come second.
+FLOAT32_PRODUCT = (
+    r"mm<float>|sgemm(?!Ex_kernel<\w+, __(?:nv_bfloat16|half))|gemm_f32f32_|s1688gemm(?!_(?:bf16|fp?16))|tf32"
+)
 FLOAT32_ADVICE = "; give the product 16-bit operands, or declare it as one of your kernels if it is meant"
 NAME_LENGTH = 120  # characters
 # Share of a call's busy time. Eager declares its softmax only, which takes 4 % beside float32 products, and more else.

@@ -90,6 +90,14 @@ def test_not_on_a_cpu(name: str) -> None:
         ("fa4", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 192, 128)), BLACKWELL, None),
         ("fa4", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 256, 256)), BLACKWELL, None),
         ("fa4", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 256, 256)), RTX, "exceed the shared memory"),
+        ("fa4", replace(PLAIN, direction="bwd", alibi=True), HOPPER, None),
+        ("fa4", replace(PLAIN, shape=Shape(1, 64, 64, 4, 2, 64, 64), alibi=True), HOPPER, None),
+        (
+            "fa4",
+            replace(PLAIN, shape=Shape(1, 64, 64, 4, 2, 64, 64), direction="bwd", alibi=True),
+            HOPPER,
+            "no backward with ALiBi for grouped heads on Hopper",
+        ),
     ],
 )
 def test_what_it_refuses(name: str, case: Case, device: Device, reason: str | None) -> None:

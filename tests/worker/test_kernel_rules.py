@@ -58,6 +58,7 @@ F32_XMMA = (
     "execute_kernel__5x_cublas"
 )
 F32_SGEMM = "ampere_sgemm_128x64_nn"
+F32_SGEMM_EX = "void magma_sgemmEx_kernel<float, float, float, true, false, 6, 4, 6, 3, 4>(int, int, int)"
 TF32_XMMA = "sm90_xmma_gemm_f32f32_tf32f32_f32_nt_n_tilesize128x128x32_warpgroupsize2x1x1_execute_segment_k_off_kernel"
 TF32_OLDER = "sm80_xmma_gemm_tf32f32_tf32f32_f32_nt_n_tilesize128x128x16_stage4_warpsize2x2x1_tensor16x8x8_kernel"
 TF32_CUTLASS = (
@@ -71,6 +72,7 @@ BF16_PRODUCTS = (
     "ampere_fp16_s1688gemm_fp16_128x128_ldg8_f2f_stages_32x1_nn",
     "void cutlass::Kernel2<cutlass_75_tensorop_s1688gemm_f16_256x128_32x2_nn_align8>(X::Params)",
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warpgroupsize1x1x1_execute_segment_k_off_kernel",
+    "void magma_sgemmEx_kernel<float, __nv_bfloat16, __nv_bfloat16, true, false, 6, 4, 6, 3, 4>(int, int, int)",
 )
 
 
@@ -155,7 +157,7 @@ def test_an_excluded_kernel_ran() -> None:
     assert text == "fmha_cutlassF_bf16_aligned_64x128_rf_sm80 ran, which is another implementation's"
 
 
-@pytest.mark.parametrize("name", [F32_XMMA, F32_SGEMM, TF32_XMMA, TF32_OLDER, TF32_CUTLASS])
+@pytest.mark.parametrize("name", [F32_XMMA, F32_SGEMM, F32_SGEMM_EX, TF32_XMMA, TF32_OLDER, TF32_CUTLASS])
 def test_a_float32_product_in_a_half_precision_case(name: str) -> None:
     for dtype in ("bf16", "fp16"):
         text = broken_rule(Signature(("SoftMax",)), SOFTMAX, name, which=replace(BF16, dtype=dtype))

@@ -80,7 +80,7 @@ def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 def full_name(backend: str, case: Case) -> str:
     """Return a cell's name with all that tells it apart from any other: triton 16k d128 causal fwd bf16 b1 h16."""
-    return f"{case_names.case_name(backend, case, dtype=True)} b{case.shape.batch} h{case_names.heads(case)}"
+    return case_names.case_name(backend, case, dtype=True, batch=True)
 
 
 def signed(change: float) -> str:
