@@ -4,6 +4,7 @@
     python tests/gpu/verify_libraries.py --no-peers                        right results and kernels only, sooner
     python tests/gpu/verify_libraries.py -b 'fa4,xformers*' --python fa4=/opt/envs/fa4/bin/python --out verified.jsonl
     python tests/gpu/verify_libraries.py -b sdpa-cudnn --only 'd128 full bwd'    cells whose names hold this
+    python tests/gpu/verify_libraries.py --features -b fa4 --only 'sink|alibi'   what is not plain and dense; no peers
 
 Each backend runs in a process of its own, in its own interpreter (`attnbench env`, --python), which needs torch and the
 library only. A cell is measured as in a run: compared with the reference, traced, and judged by the declared signature.
@@ -51,7 +52,64 @@ def cases(device: str) -> Iterator[Any]:
             yield Case(shapes[0], "fp8", "fwd", causal)
 
 
-def child(name: str, spec: str, device: str, only: str, timed: bool) -> int:
+def features(device: str) -> Iterator[Any]:
+    """Yield what is not plain and dense: ragged batches, pages, MLA, sinks, ALiBi, masks by name, window, softcap.
+
+    headdim 64, 128 and 192 with 128; lengths that no block divides.
+    """
+    from attnbench.core.case import Case, Shape, sizes_of
+
+    dtype: Any = "bf16" if device != "cpu" else "fp32"
+    square, grouped, d64 = (Shape(2, n, n, 8, h, d, d) for n, h, d in ((1024, 8, 128), (640, 2, 128), (640, 2, 64)))
+    more_keys, pair = Shape(2, 130, 777, 8, 2, 128, 128), Shape(2, 640, 640, 8, 8, 192, 128)
+    decode, draft = (Shape(4, n, 1777, 32, 8, 128, 128) for n in (1, 4))
+    lengths = {
+        "unlike": ((2, 400, 400), (1, 70, 70), (1, 700, 700)),
+        "served": ((1, 480, 480), (3, 1, 770), (1, 160, 600)),
+    }
+    ways: Any = [(causal, way) for causal in (False, True) for way in ("fwd", "bwd")]
+    dense = [Case(shape, dtype, way, causal) for shape in (more_keys, pair) for causal, way in ways]
+    window = Case(grouped, dtype, "fwd_bwd", True, window_size=(128, 0))
+    yield from (*dense, window, Case(grouped, dtype, "fwd", True, softcap=30.0))
+
+    def ragged(name: str, way: Any, causal: bool, nheads_k: int = 2, headdim: int = 128, **more: Any) -> Case:
+        sizes = Shape(*sizes_of(lengths[name]), 8, nheads_k, headdim, headdim)
+        return Case(sizes, dtype, way, causal, lengths=lengths[name], **more)
+
+    for name in lengths:
+        yield from (ragged(name, way, causal) for causal, way in ways)
+        yield ragged(name, "fwd_bwd", name == "unlike", 8, 64)  # SDPA's nested tensors have no grouped heads
+    yield ragged("served", "fwd", True, window_size=(100, 0))
+    for page in (1, 16, 64, 256):
+        for extra in ({}, {"cache_dtype": "fp8"}, {"window_size": (300, 0)}):
+            yield Case(decode, dtype, "fwd", True, page_size=page, **extra)
+        yield from (Case(s, dtype, "fwd", True, page_size=page) for s in (more_keys, draft))
+        yield Case(draft, dtype, "fwd", True, page_size=page, append=True)
+        yield ragged("served", "fwd", True, page_size=page)
+    for page in (0, 64):
+        latent = (Shape(4, 1, 1777, nheads, 1, 576, 512) for nheads in (16, 128))
+        yield from (Case(s, dtype, "fwd", True, page_size=page, latent=True, scale=192**-0.5) for s in latent)
+    for scores in ({"sink": True}, {"alibi": True}):
+        shapes = (square, grouped, d64, more_keys)
+        yield from (Case(shape, dtype, way, causal, **scores) for shape in shapes for causal, way in ways)
+        yield Case(decode, dtype, "fwd", True, **scores)
+        yield Case(d64, dtype, "fwd_bwd", True, window_size=(128, 0), **scores)
+        yield from (ragged("unlike", way, True, **scores) for way in ("fwd", "bwd"))
+        yield Case(decode, dtype, "fwd", True, page_size=16, **scores)
+        yield ragged("served", "fwd", True, page_size=64, **scores)
+    for mask, shape, causal in (
+        ("prefix:300", square, True),
+        ("strided:128", grouped, True),
+        ("strided:128", more_keys, True),
+        ("dilated:2", square, True),
+        ("random:0.3", square, False),
+        ("random:0.3", more_keys, True),
+    ):
+        yield from (Case(shape, dtype, way, causal, mask=mask) for way in ("fwd", "bwd"))
+    yield Case(grouped, dtype, "fwd_bwd", True, window_size=(256, 0), mask="sink_tokens:4")
+
+
+def child(name: str, spec: str, device: str, only: str, timed: bool, special: bool) -> int:
     """Measure one backend in this process. Prints a line of JSON for its probe and one for each cell."""
     from peer_timers import compare_timers, peer_timers_for
 
@@ -59,6 +117,7 @@ def child(name: str, spec: str, device: str, only: str, timed: bool) -> int:
     from attnbench.core.backend import Unsupported
     from attnbench.core.policy import Policy
     from attnbench.core.stats import median
+    from attnbench.results.case_names import case_name
     from attnbench.worker import environment, inputs
     from attnbench.worker.measure_cell import CellMeasurer
 
@@ -72,10 +131,8 @@ def child(name: str, spec: str, device: str, only: str, timed: bool) -> int:
         return 0
     device_info = environment.with_quick_rates(environment.describe(environment.resolve_device(device)).device)
     measurer, policy = CellMeasurer(device_info), Policy(max_seconds=0.1)
-    for case in cases(device_info.kind):
-        s = case.shape
-        lengths = f"{s.seqlen_q}x{s.seqlen_k} {s.nheads}/{s.nheads_k}"
-        label = f"{case.dtype} {lengths} d{s.headdim} {'causal' if case.causal else 'full'} {case.direction}"
+    for case in (features if special else cases)(device_info.kind):
+        label = case_name("", case, dtype=True, batch=True).strip()
         if not re.search(only, label):
             continue
         cell: dict[str, Any] = {
@@ -90,7 +147,7 @@ def child(name: str, spec: str, device: str, only: str, timed: bool) -> int:
             if found["status"] == "ok":
                 cell["latency"] = median(found["measurements"]["time"].values)
                 cell["first_call"] = found["measurements"]["first_call"].values[0]
-                if timed and measurer.events is not None:
+                if timed and not special and measurer.events is not None:
                     prepared = backend.prepare(case, inputs.make(case, str(measurer.device), 0))
                     prepared.launch()
                     read = {
@@ -155,11 +212,12 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one backend")
     parser.add_argument("--out", type=Path, help="also every line of results, to a file")
+    parser.add_argument("--features", action="store_true", help="cases that are not plain and dense, without peers")
     parser.add_argument("--no-peers", action="store_true", help="do not time the cells as their libraries do")
     parser.add_argument("--child", nargs=2, metavar=("NAME", "SPEC"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        return child(*options.child, options.device, options.only, not options.no_peers)
+        return child(*options.child, options.device, options.only, not options.no_peers, options.features)
     from attnbench.run.process import child_environment, isolated_command
     from attnbench.run.select import select_backends, select_interpreters
 
@@ -174,7 +232,7 @@ def main() -> int:
             Path(__file__).stem, "--device", options.device, "--only", options.only, python=python
         )
         command += ["--child", name, spec]
-        command += ["--no-peers"] if options.no_peers else []
+        command += [f"--{flag}" for flag in ("no-peers", "features") if getattr(options, flag.replace("-", "_"))]
         ended = ""
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout, env=variables)

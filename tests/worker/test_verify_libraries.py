@@ -83,6 +83,12 @@ def test_cells_cover_what_is_to_be_verified(script: ModuleType) -> None:
     assert any(c.shape.nheads_k < c.shape.nheads for c in cases)
     assert any(c.shape.seqlen_q < c.shape.seqlen_k for c in cases)
     assert len({*cases}) == len(cases) <= 30
+    features = list(script.features("cuda"))
+    assert len({*features}) == len(features)
+    assert not {*features} & {*cases}
+    assert {(c.is_ragged, c.is_paged, c.latent) for c in features} >= {(True, True, False), (False, True, True)}
+    for special in ("sink", "alibi", "append", "mask", "softcap"):
+        assert any(getattr(c, special) for c in features)
 
 
 @pytest.fixture

@@ -342,6 +342,4 @@ def _names(cells: Iterable[tuple[str, Case]]) -> list[str]:
     names = [case_names.case_name(backend, case, several_dtypes).strip() for backend, case in cells]
     if len({*names}) == len(names):
         return names
-    return [
-        f"{name} b{case.shape.batch} h{case_names.heads(case)}" for name, (_, case) in zip(names, cells, strict=True)
-    ]
+    return [case_names.case_name(*cell, several_dtypes, batch=True).strip() for cell in cells]
