@@ -212,6 +212,7 @@ class Fa2(FlashInfer):
     name = "flashinfer-fa2"
     paste = flashinfer_paste("fa2")
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
+    verified_paged = ("NVIDIA H100, flashinfer-python 0.6.13",)
     efficiency = 0.45
     backend = "fa2"
     forward_kernels = "(Single|Batch)PrefillWith\\w*KVCacheKernel"
@@ -222,6 +223,8 @@ class Decode(FlashInfer):
     """The decode wrapper without tensor cores; the other names read pages with them."""
 
     name = "flashinfer-decode"
+    verified: ClassVar = ("NVIDIA H100, flashinfer-python 0.6.13",)
+    verified_paged = verified_scores = verified
     paste = Paste(
         ("import torch", "from flashinfer import BatchDecodeWithPagedKVCacheWrapper"),
         {"paged": PAGED_CALL.format(wrapper="BatchDecodeWithPagedKVCacheWrapper(buffer", queries="")},
@@ -261,6 +264,7 @@ class Fa3(FlashInfer):
     name = "flashinfer-fa3"
     paste = flashinfer_paste("fa3")
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
+    verified_paged = ("NVIDIA H100, flashinfer-python 0.6.13",)
     efficiency = 0.75
     backend = "fa3"
     limits: ClassVar = Limits(

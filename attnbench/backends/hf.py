@@ -193,6 +193,7 @@ class Flash2(HuggingFace):
 class Flex(compiled.Flex, HuggingFace):
     name = "hf-flex_attention"
     verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
+    verified_ragged = ("NVIDIA H100, transformers 5.17",)
     implementation = "flex_attention"
     limits: ClassVar = replace(compiled.Flex.limits.without_cache, alibi=False)
     paste = hf_paste(implementation)

@@ -63,6 +63,7 @@ class XFormers(Library):
     name = "xformers"
     paste = xformers_paste()
     verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
+    verified_ragged = verified_scores = ("NVIDIA H100, xformers 0.0.35",)
     efficiency = 0.45
     runtime_checker = "xFormers"
     operator_install = "python -m xformers.info says what is there"
@@ -164,6 +165,7 @@ class Cutlass(XFormers):
     name = "xformers-cutlass"
     paste = xformers_paste("cutlass")
     verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
+    verified_ragged = verified_scores = ("NVIDIA H100, xformers 0.0.35",)
     efficiency = 0.18
     operator = "cutlass"
     limits: ClassVar = Limits(
@@ -255,6 +257,7 @@ class SplitK(XFormers):
     name = "xformers-splitk"
     paste = xformers_paste("triton_splitk", backward=False)
     verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
+    verified_ragged = verified_paged = ("NVIDIA H100, xformers 0.0.35",)
     operator = "triton_splitk"
     limits: ClassVar = Limits(headdim_pairs=SPLITK_HEADDIMS, backward=False, ragged=True, page_sizes=(64,))
     forward_kernels = "splitK"
