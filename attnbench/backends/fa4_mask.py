@@ -86,7 +86,10 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mask_mod(case: Case) -> Callable[..., Any]:
-    """Return the function that says whether a query sees a key. A `random:P` reads its blocks in `aux_tensors`."""
+    """Return the function that says whether a query sees a key. A `random:P` reads its blocks in `aux_tensors`.
+
+    The library compiles once for functions of one source that capture values of one `repr`.
+    """
     import cutlass
     from cutlass import cute
     from flash_attn.cute import utils
@@ -95,10 +98,6 @@ def mask_mod(case: Case) -> Callable[..., Any]:
     shift = case.shape.seqlen_k - case.shape.seqlen_q
     low = -case.shape.seqlen_k if left is None else -left
     high = case.shape.seqlen_k if right is None else right
-
-    def in_table(place, key, table):
-        row, column = place // masks.BLOCK, key // masks.BLOCK
-        return utils.scalar_to_ssa(table[row[0], column[0]], cutlass.Int32) != 0
 
     @cute.jit
     def sees(b_idx, h_idx, q_idx, kv_idx, seqlen_info, aux_tensors):  # noqa: ARG001
@@ -110,7 +109,8 @@ def mask_mod(case: Case) -> Callable[..., Any]:
     def sees_blocks(b_idx, h_idx, q_idx, kv_idx, seqlen_info, aux_tensors):  # noqa: ARG001
         place = q_idx + shift
         band = (kv_idx - place >= low) & (kv_idx - place <= high)
-        return band & in_table(place, kv_idx, aux_tensors[-1])
+        row, column = place // masks.BLOCK, kv_idx // masks.BLOCK
+        return band & (utils.scalar_to_ssa(aux_tensors[-1][row[0], column[0]], cutlass.Int32) != 0)
 
     found: Callable[..., Any] = sees if mask.kept_blocks(1) is None else sees_blocks
     return found

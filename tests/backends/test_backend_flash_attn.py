@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from attnbench.backends.fa4_mask import mask_mod
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.worker import inputs
@@ -433,3 +434,14 @@ def test_what_fa4_plans_for_a_mask(monkeypatch: pytest.MonkeyPatch, headdim: int
     assert planned["block_sparse_tensors"].block_size == (128, keys)
     assert planned["block_sparse_tensors_bwd"].mask_block_cnt.shape[-1] == 256 // (128 if headdim == 64 else 64)
     assert planned["aux_tensors"][0].shape == (4, 4)
+
+
+@pytest.mark.parametrize("mask", ["strided:16", "random:0.3"])
+def test_a_mask_of_fa4_is_compiled_once(monkeypatch: pytest.MonkeyPatch, mask: str) -> None:
+    """utils.py, hash_callable: functions are alike if what they capture has the same repr."""
+    install(monkeypatch, flash_attn.version_4(), flash_attn.VERSIONS_4)
+    case = replace(MASKED, causal=True, mask=mask)
+    cases = (case, case, replace(case, causal=False), replace(case, shape=Shape(1, 64, 80, 2, 2, 64, 64)))
+    one, again, *others = (str([c.cell_contents for c in mask_mod(of).__closure__ or ()]) for of in cases)
+    assert one == again
+    assert one not in others
