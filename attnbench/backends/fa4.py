@@ -82,7 +82,7 @@ class FlashAttention4(Library):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if masks.is_own(case.mask):
             return "its mask_mod is a function in CuTe DSL, not one of tensors"
-        refusal = super().unsupported(case, device) or _hopper_refusal(case, device) or _blackwell_refusal(case, device)
+        refusal = super().unsupported(case, device) or hopper_refusal(case, device) or _blackwell_refusal(case, device)
         return refusal or (_page_refusal(case, device) if case.is_paged else None)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
@@ -156,7 +156,7 @@ def _page_refusal(case: Case, device: Device) -> str | None:
     return None if pair in tested else f"pages with headdim {pair[0]} and headdim_v {pair[1]}: it tests {known} only"
 
 
-def _hopper_refusal(case: Case, device: Device) -> str | None:
+def hopper_refusal(case: Case, device: Device) -> str | None:
     """Return why Hopper refuses the case (flash_bwd_sm90.py)."""
     s = case.shape
     if device.capability is None or device.capability[0] != HOPPER or not case.has_backward:
