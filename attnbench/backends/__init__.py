@@ -32,6 +32,7 @@ BACKENDS: Mapping[str, str] = {
     "torch-varlen": "attnbench.backends.torch_varlen:TorchVarlen",
     "triton": "attnbench.backends.triton:Triton",
     "flex": "attnbench.backends.compiled:Flex",
+    "flex-flash": "attnbench.backends.compiled:FlexFlash",
     "compile": "attnbench.backends.compiled:Compile",
     "fa1": "attnbench.backends.fa1:FlashAttention1",
     "fa2": "attnbench.backends.fa2:FlashAttention2",

@@ -1,26 +1,35 @@
-"""`flex`, `compile`: attention compiled by torch.compile, as FlexAttention and as plain eager attention.
+"""`flex`, `flex-flash`, `compile`: attention compiled by torch.compile, as FlexAttention and as plain eager attention.
 
 Checked against torch 2.11 and 2.13. Both are compiled for the one shape of the case (dynamic=False); the compile time
 is in the first call. The names of Inductor's Triton kernels show what ran: FlexAttention's template is "triton_tem"; an
 uncompiled FlexAttention runs no such kernel, and if Inductor rewrote eager attention into SDPA, a flash kernel would
 run. A cache of pages is read by torch's PagedAttention (torch.nn.attention.experimental), which makes a mask of blocks
 that are pages.
+
+`flex-flash` is FlexAttention with flash-attn 4's kernels (kernel_options BACKEND="FLASH"; read in torch 2.11 and 2.13,
+torch/_inductor/kernel/flex/flex_flash_attention.py): Inductor writes the score_mod and the mask_mod in CuTe DSL. The
+kernels want blocks of the size of their tiles, as for `fa4`. They have no gradient of the log-sum-exp, and torch 2.11
+returns it in another base, so that there is no sink.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import typing
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
 from attnbench.backends.eager import eager_paste
+from attnbench.backends.fa4 import FlashAttention4, hopper_refusal
 from attnbench.backends.limits import TORCH_LIMITS, Limits, has_empty_rows
 from attnbench.backends.masks import (
     BLOCK_Q,
     block_mask,
     block_mask_workspace,
+    has_mask,
     mask_plan,
     paged_block_mask,
     paged_block_mask_workspace,
@@ -30,6 +39,7 @@ from attnbench.backends.masks import (
     visibility_mask,
 )
 from attnbench.backends.paste import BHSD, Paste
+from attnbench.core import masks
 from attnbench.core.backend import Prepared, Probe, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -46,6 +56,23 @@ MASK = (
     "block_mask=create_block_mask(\n        lambda b, h, i, j: {},\n"
     "        None, None, q.size(-2), k.size(-2), device=q.device,\n    )"
 )
+
+FLEX_PASTE = Paste(
+    (
+        "import torch",
+        "from torch.nn.attention.flex_attention import create_block_mask",
+        "from torch.nn.attention.flex_attention import flex_attention",
+    ),
+    {"dense": f"{BHSD}attention = torch.compile(flex_attention)\nout = attention(q, k, v{{options}})"},
+    causal=MASK.format("i + k.size(-2) - q.size(-2) >= j"),
+    window=MASK.format("(i - {left} <= j - k.size(-2) + q.size(-2)) & (j - k.size(-2) + q.size(-2) <= i + {right})"),
+    open_side="(1 << 30)",
+    softcap="score_mod=lambda s, b, h, i, j: {softcap} * torch.tanh(s / {softcap})",
+    alibi="score_mod=lambda s, b, h, i, j: s - alibi_slopes[h] * (i + k.size(-2) - q.size(-2) - j).abs()",
+    grouped="enable_gqa=True",
+    scale="scale={scale}",
+)
+FLASH = ', kernel_options={"BACKEND": "FLASH"}{options}'
 
 
 class Compiled(BackendBase):
@@ -80,23 +107,7 @@ class Compiled(BackendBase):
 
 class Flex(Compiled):
     name = "flex"
-    paste = Paste(
-        (
-            "import torch",
-            "from torch.nn.attention.flex_attention import create_block_mask",
-            "from torch.nn.attention.flex_attention import flex_attention",
-        ),
-        {"dense": f"{BHSD}attention = torch.compile(flex_attention)\nout = attention(q, k, v{{options}})"},
-        causal=MASK.format("i + k.size(-2) - q.size(-2) >= j"),
-        window=MASK.format(
-            "(i - {left} <= j - k.size(-2) + q.size(-2)) & (j - k.size(-2) + q.size(-2) <= i + {right})"
-        ),
-        open_side="(1 << 30)",
-        softcap="score_mod=lambda s, b, h, i, j: {softcap} * torch.tanh(s / {softcap})",
-        alibi="score_mod=lambda s, b, h, i, j: s - alibi_slopes[h] * (i + k.size(-2) - q.size(-2) - j).abs()",
-        grouped="enable_gqa=True",
-        scale="scale={scale}",
-    )
+    paste = FLEX_PASTE
     efficiency = 0.5
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
     verified_paged = verified_scores = ("NVIDIA H200, torch 2.11",)
@@ -122,6 +133,13 @@ class Flex(Compiled):
     def workspace(self, case: Case) -> Workspace:
         return paged_block_mask_workspace(case) if case.is_paged else block_mask_workspace(case)
 
+    def kernel_options(self, case: Case) -> dict[str, Any]:
+        """Return the option of flex_attention that chooses its kernel, where torch does not choose it."""
+        if case.is_ragged and not case.is_paged and case.extent.seqlen_q < BLOCK_Q:
+            # torch 2.11 has no kernel for few queries whose mask reads tensors by the query
+            return {"kernel_options": {"FORCE_USE_FLEX_ATTENTION": True}}
+        return {}
+
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
         from torch.nn.attention.flex_attention import flex_attention
@@ -136,9 +154,7 @@ class Flex(Compiled):
             "scale": case.softmax_scale,
             "enable_gqa": case.shape.nheads != case.shape.nheads_k,
         }
-        if case.is_ragged and not case.is_paged and case.extent.seqlen_q < BLOCK_Q:
-            # torch 2.11 has no kernel for few queries whose mask reads tensors by the query
-            options["kernel_options"] = {"FORCE_USE_FLEX_ATTENTION": True}
+        options |= self.kernel_options(case)
         compile_whole = functools.partial(torch.compile, dynamic=False, fullgraph=True)
         if case.sink:
             attention = compile_whole(_with_sink(functools.partial(flex_attention, return_lse=True, **options)))
@@ -158,6 +174,52 @@ class Flex(Compiled):
             plan=plan if case.is_ragged or case.mask else None,
             pairs=functools.partial(pairs_of_blocks, options["block_mask"]) if case.mask else None,
         )
+
+
+class FlexFlash(Flex):
+    name = "flex-flash"
+    paste = replace(FLEX_PASTE, calls={"dense": FLEX_PASTE.calls["dense"].replace("{options}", FLASH)})
+    efficiency = 0.65
+    uses: ClassVar = (*FlashAttention4.distributions, *FlashAttention4.uses)
+    probe_imports = True
+    limits: ClassVar = replace(
+        Flex.limits, dtypes=("bf16", "fp16"), capability=(9, 0), capability_below=(10, 0), sink=False, page_sizes=()
+    )
+    forward_kernels = FlashAttention4.forward_kernels
+    backward_kernels = FlashAttention4.backward_kernels
+    other_kernels: ClassVar = ("triton_tem", "pytorch_flash")
+
+    def probe(self) -> Probe:
+        library = FlashAttention4().probe()
+        if not library.usable:  # first, since torch may be missing too
+            return library
+        known = typing.get_args(getattr(importlib.import_module("torch.nn.attention.flex_attention"), "_Backend", None))
+        if "FLASH" not in known:
+            reason = "this torch's flex_attention has no BACKEND='FLASH'"
+            return Probe(reason=reason, install="pip install 'torch>=2.11'")
+        return Probe(version=f"{super().probe().version}, {library.version}")
+
+    def installed(self) -> Probe | None:
+        library = FlashAttention4().installed()
+        if not library or not library.usable:
+            return library
+        return Probe(version=f"{BackendBase.probe(self).version}, {library.version}")
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if case.sink:
+            return "its log-sum-exp, of which a sink is made, has no gradient, and another base in torch 2.11"
+        if reason := super().unsupported(case, device) or hopper_refusal(case, device):
+            return reason
+        reads = case.is_ragged or masks.is_own(case.mask) or case.mask.startswith("random")
+        if reads and case.extent.seqlen_q % BLOCK_Q:  # but for one block of each, mask.py bounds no index
+            return f"a mask that reads tensors is asked for queries beyond the last, but in multiples of {BLOCK_Q}"
+        most = max(case.shape.headdim, case.shape.headdim_v)
+        if most > 128 and has_mask(case):
+            return f"headdim {most} with a mask: its kernels take blocks of 128 keys to 128"
+        return None
+
+    def kernel_options(self, case: Case) -> dict[str, Any]:
+        return {"kernel_options": {"BACKEND": "FLASH"}}
 
 
 def _with_sink(attention: Callable[..., Any]) -> Callable[..., Tensor]:

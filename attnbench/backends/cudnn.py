@@ -14,6 +14,9 @@ A sink is (1, nheads, 1, 1) in float32, and so is its gradient (test/python/sdpa
 the log-sum-exp counts it. ALiBi's slopes are those of its paper, and its bias is slope * (key - query), aligned
 top-left and with a causal mask alone (include/cudnn_frontend/utils/attn_score_modifiers.h, _sdpa_validate.py).
 
+A `block_mask` has a bit for each tile, none for its pairs, and is forward only (graph_properties.h,
+sdpa_support_surface.h). The frontend's modules block_sparse_attention and flex_attention are not wired up.
+
 In fp8 cuDNN writes e4m3 on Hopper, and bf16 from Blackwell on (cuDNN 9.13). Each row of the output is a mean of rows of
 v, so no value is larger than the largest of v. With v's own scale for the output nothing is therefore clipped, and
 little precision is lost.
@@ -117,6 +120,8 @@ class Cudnn(Library):
         return Probe(version=f"{found.version}, cuDNN {n // 10000}.{n // 100 % 100}.{n % 100}")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
+        if case.mask:
+            return "its block_mask hides whole tiles, and no pairs of a tile"
         if reason := super().unsupported(case, device):
             return reason
         if case.window_size != (None, None) and any(of.seqlen_q > of.seqlen_k for of in case.sequences):

@@ -5,7 +5,7 @@ It compiles on the first call. It shares the namespace `flash_attn` with flash-a
 bottom-right, and it returns (out, lse). Its call for variable lengths reads a cache of pages, too. It does not split
 the keys of a sequence, for which it has no kernel on Hopper (num_splits is 1). Its `learnable_sink` is a natural
 logarithm that softmax_scale does not multiply (softmax.py, apply_learnable_sink). ALiBi is a function of scores
-(fa4_alibi.py).
+(fa4_alibi.py), a mask by name a function of pairs beside lists of blocks (fa4_mask.py).
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.base import autograd_prepared
+from attnbench.backends.base import Order, autograd_prepared
 from attnbench.backends.fa4_alibi import score_mods
+from attnbench.backends.fa4_mask import mask_mod, mask_options, pairs_of_lists
 from attnbench.backends.libraries import VARLEN, Library, varlen_options
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import slopes
 from attnbench.backends.paste import BSHD, PAGES, PAGES_THD, THD, Paste
+from attnbench.core import masks
 from attnbench.core.backend import Prepared, cu_seqlens
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -70,6 +72,7 @@ class FlashAttention4(Library):
         softcap=True,
         sink=True,
         alibi=True,
+        masks=True,
         ragged=True,
         page_sizes=(1,),
     )
@@ -78,15 +81,15 @@ class FlashAttention4(Library):
     other_kernels: ClassVar = ("pytorch_flash",)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        refusal = super().unsupported(case, device) or _blackwell_refusal(case, device)
-        refusal = refusal or _hopper_refusal(case, device)
+        if masks.is_own(case.mask):
+            return "its mask_mod is a function in CuTe DSL, not one of tensors"
+        refusal = super().unsupported(case, device) or hopper_refusal(case, device) or _blackwell_refusal(case, device)
         return refusal or (_page_refusal(case, device) if case.is_paged else None)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
 
         attention = flash_attn_varlen_func if case.is_ragged else flash_attn_func
-        plan = functools.partial(varlen_options, case, inputs.q.device) if case.is_ragged else None
         options: dict[str, Any] = {
             "softmax_scale": case.softmax_scale,
             "causal": case.causal,
@@ -97,15 +100,24 @@ class FlashAttention4(Library):
             options |= _alibi(case, inputs.q.device)
         if case.is_paged:
             return _prepare_paged(case, inputs, options)
-        if plan:
-            options |= plan()
+        make = varlen_options if case.is_ragged else mask_options if case.mask else None
+        plan = functools.partial(make, case, inputs.q.device) if make else None
+        planned = plan() if plan else {}
+        pairs = None
+        if case.mask:
+            tables = [*options.get("aux_tensors", ()), *planned.pop("aux_tensors", ())]  # the score_mod reads the first
+            options |= {"causal": False, "window_size": (None, None), "mask_mod": mask_mod(case)}
+            options["aux_tensors"] = tables or None
+            pairs = functools.partial(pairs_of_lists, planned["block_sparse_tensors"])
+        options |= planned
 
         def call(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None) -> Tensor:
             out: Tensor
             out, _ = attention(q, k, v, learnable_sink=sink, **options)
             return out
 
-        return autograd_prepared(case, inputs, call, "thd" if plan else "bshd", strided=True, plan=plan)
+        order: Order = "thd" if case.is_ragged else "bshd"
+        return autograd_prepared(case, inputs, call, order, strided=True, plan=plan, pairs=pairs)
 
 
 def _alibi(case: Case, device: torch.device) -> dict[str, Any]:
@@ -142,10 +154,15 @@ def _page_refusal(case: Case, device: Device) -> str | None:
     return None if pair in tested else f"pages with headdim {pair[0]} and headdim_v {pair[1]}: it tests {known} only"
 
 
-def _hopper_refusal(case: Case, device: Device) -> str | None:
-    """Return why Hopper refuses the case. flash_bwd_sm90.py counts the heads of a score_mod as in packed groups."""
-    grouped = case.shape.nheads != case.shape.nheads_k
-    if case.alibi and grouped and case.has_backward and device.capability and device.capability[0] == HOPPER:
+def hopper_refusal(case: Case, device: Device) -> str | None:
+    """Return why Hopper refuses the case (flash_bwd_sm90.py, which counts a score_mod's heads as in packed groups)."""
+    s = case.shape
+    grouped = s.nheads != s.nheads_k
+    if device.capability is None or device.capability[0] != HOPPER or not case.has_backward or not grouped:
+        return None
+    if s.headdim != s.headdim_v:
+        return "its backward of grouped heads wants v of the headdim of q and k"
+    if case.alibi:
         return "no backward with ALiBi for grouped heads on Hopper: it takes the slopes of other heads (4.0.0b36)"
     return None
 
@@ -155,6 +172,10 @@ def _blackwell_refusal(case: Case, device: Device) -> str | None:
     if device.capability is None or device.capability[0] == HOPPER:
         return None
     d, d_v = case.shape.headdim, case.shape.headdim_v
+    if case.mask and device.capability[0] == 12:
+        return "no block sparsity on compute capability 12"
+    if case.mask and max(d, d_v) > 128:
+        return f"headdim {max(d, d_v)} with a mask by name: on Blackwell to 128"
     if max(d, d_v) > 128 and (d, d_v) not in ((192, 128), (256, 256)):
         return f"headdim {d} with headdim_v {d_v}: on Blackwell to 128, 192-128 or 256"
     if case.sink and device.capability[0] == 12:

@@ -7,7 +7,7 @@ for ragged batches only. `trtllm` is TensorRT-LLM's kernel for the GPU: FMHA v2 
 whose binaries FlashInfer downloads. The others are compiled by nvcc on first use. The causal mask is aligned
 bottom-right; a window has a left side only.
 
-Caches of pages are read by the wrappers of `flashinfer_paged.py`.
+Caches of pages are read by the wrappers of `flashinfer_paged.py`, masks by name by that of `flashinfer_sparse.py`.
 
 An attention sink needs a variant of the kernels, which it has for its wrapper of pages and compiles for any wrapper
 (jit/attention/variants.py, jit_args); TensorRT-LLM's kernels take `sinks`. It is float32. ALiBi is in its fa2 kernels
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.flashinfer_paged import PAGED_HEADDIMS, WORKSPACE, Paged, sink_variant
+from attnbench.backends.flashinfer_sparse import prepare_sparse, sparse_refusal
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import flash_window
 from attnbench.backends.paste import PAGES_THD, THD, Paste
@@ -125,6 +126,7 @@ class FlashInfer(Paged):
         softcap=True,
         sink=True,
         alibi=True,
+        masks=True,
         ragged=True,
         page_sizes=(1,),
         cache_dtypes=("fp8",),
@@ -135,8 +137,12 @@ class FlashInfer(Paged):
     latent_kernels = "BatchMLAPage(d|Attention)"
 
     def unsupported(self, case: Case, device: Device) -> str | None:
+        if case.mask and self.backend == "fa3":
+            return "its fa3 kernels take no mask of pairs"
         if reason := super().unsupported(case, device):
             return reason
+        if case.mask:
+            return sparse_refusal(case)
         if case.alibi and not case.causal and case.shape.seqlen_q > 1:
             return "its ALiBi falls with the distance of earlier keys only, so it must be causal"
         if case.alibi and case.sink:
@@ -144,11 +150,19 @@ class FlashInfer(Paged):
         return None if case.window_size[1] is None or case.causal else "its window has no right side"
 
     def workspace(self, case: Case) -> Workspace:
+        if case.mask:  # at most three masks of all pairs, of each sequence
+            s = case.shape
+            return Workspace(nbytes=WORKSPACE + 3 * s.batch * s.seqlen_q * s.seqlen_k, what="masks of pairs")
         return Workspace(nbytes=WORKSPACE, what="split-k buffer")
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         if case.is_paged:
             return self.prepare_paged(case, inputs, tensor_cores=True)
+        if case.mask:
+            import torch
+
+            buffer = torch.empty(WORKSPACE, dtype=torch.uint8, device=inputs.q.device)
+            return prepare_sparse(case, inputs, buffer, self.backend)
         if case.shape.batch == 1 and not case.sink:
             return self._single(case, inputs)
         return self._ragged(case, inputs)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 BLOCK_Q = 128  # queries of a block of FlexAttention
 COMPILED_FROM = 2**30  # pairs; uncompiled their block mask takes 17 GB to build
+CHUNK = 2**24  # pairs that `seen_blocks` looks at at once
 
 
 def effective_window(case: Case) -> tuple[int | None, int | None]:
@@ -104,6 +105,50 @@ def slopes(case: Case, device: torch.device) -> Tensor | None:
     import torch
 
     return torch.tensor(alibi_slopes(case.shape.nheads), device=device) if case.alibi else None
+
+
+def seen_blocks(
+    mask: masks.Mask,
+    lengths: tuple[int, int],
+    band: tuple[int | None, int | None],
+    sizes: tuple[int, int],
+    device: torch.device,
+    kept: Tensor | None,
+    *,
+    beyond: tuple[bool, bool] = (False, False),
+) -> tuple[Tensor, Tensor]:
+    """Return of which blocks of queries and keys some pair is seen, and of which of them every pair, as bool tensors.
+
+    `lengths`, `sizes` (of a block) and `beyond` are of queries and keys: whether those beyond the last count as seen
+    where it is asked if every pair is. `band` is that of `effective_window`, `kept` is `masks.kept_blocks`.
+    """
+    import torch
+
+    (seqlen_q, seqlen_k), (block_q, block_k), (left, right) = lengths, sizes, band
+    columns = -(-seqlen_k // block_k)
+    keys = torch.arange(columns * block_k, device=device)
+    is_key, at = keys < seqlen_k, keys.clamp(max=seqlen_k - 1)
+    every = torch.arange(-(-seqlen_q // block_q) * block_q, device=device)
+    some, whole = [], []
+    for queries in every.split(max(1, CHUNK // (len(keys) * block_q)) * block_q):
+        is_query = (queries < seqlen_q)[:, None]
+        place = (queries[:, None] + seqlen_k - seqlen_q).clamp(max=seqlen_k - 1)
+        in_band = torch.ones((), dtype=torch.bool, device=device).expand(len(queries), len(keys))
+        if right is not None:
+            in_band = in_band & (at <= place + right)
+        if left is not None:
+            in_band = in_band & (at >= place - left)
+        seen = masks.sees(mask, in_band, place, at, kept) & is_query & is_key
+        hidden = ~seen
+        if beyond[0]:
+            hidden &= is_query
+        if beyond[1]:
+            hidden &= is_key
+        tiles = (-1, block_q, columns, block_k)
+        some.append(seen.view(tiles).any(3).any(1))
+        whole.append(~hidden.view(tiles).any(3).any(1))
+    found = torch.cat(some)
+    return found, torch.cat(whole) & found
 
 
 def alibi_bias(case: Case, device: torch.device) -> Tensor:

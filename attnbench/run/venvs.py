@@ -35,7 +35,7 @@ from attnbench.run.process import child_environment, isolated_command
 
 EXTRAS = ("fa1", "fa2", "fa4", "sdpa-fa4", "xformers", "flashinfer", "cudnn", "transformer-engine", "hf")
 FROM_SOURCE, WHEEL = "fa3", "flash_attn_3-*.whl"
-ALSO_IN = {FROM_SOURCE: ("sdpa-fa3",)}  # backends of other names that run in an environment
+ALSO_IN = {FROM_SOURCE: ("sdpa-fa3",), "fa4": ("flex-flash",)}  # backends of other names that run in an environment
 COMPILED = ("fa1", "fa2", "transformer-engine")  # pip compiles them against the present torch
 NEED_TOOLKIT = ("fa1", "transformer-engine", FROM_SOURCE)  # of CUDA; for fa2 there may be a wheel for this torch
 BUILD_TOOLS = ("setuptools", "wheel", "packaging", "psutil", "ninja")  # what compiling needs

@@ -21,9 +21,11 @@ from attnbench.backends.masks import (
     visibility_mask,
 )
 from attnbench.core.case import Case, Shape, sizes_of
+from attnbench.core.machine import Device
 from attnbench.worker import inputs
 from attnbench.worker.reference import visible_keys as exactly
-from standins.contract import CASES, CPU, HOPPER, backend, cases, check
+from standins import flash_attn, install
+from standins.contract import AMPERE, BLACKWELL, CASES, CPU, HOPPER, backend, cases, check
 
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
 
@@ -58,9 +60,14 @@ def _flex(
     scale: float,
     enable_gqa: bool,
     return_lse: bool = False,
-    kernel_options: Any = None,  # noqa: ARG001  they change no result
+    kernel_options: Any = None,
 ) -> Any:
     """Compute FlexAttention by its definition, over the blocks that the block mask visits."""
+    if kernel_options == {"BACKEND": "FLASH"}:
+        assert not return_lse
+        assert block_mask is None or block_mask.BLOCK_SIZE == (128, 128)
+    else:
+        assert kernel_options in (None, {"FORCE_USE_FLEX_ATTENTION": True})
     assert enable_gqa or query.shape[1] == key.shape[1]
     assert len(key) in (1, len(query)), "sequences with a mask each share the keys of a cache"
     batch, heads, rows, _ = query.shape
@@ -81,12 +88,12 @@ def _flex(
 
 
 @pytest.mark.usefixtures("compile_calls")
-@cases("flex", "compile")
+@cases("flex", "flex-flash", "compile")
 def test_contract(name: str, case: Case) -> None:
     check(backend(name), case)
 
 
-@pytest.mark.parametrize("name", ["flex", "compile"])
+@pytest.mark.parametrize("name", ["flex", "flex-flash", "compile"])
 def test_compiled_for_one_shape(name: str, compile_calls: list[dict[str, Any]]) -> None:
     backend(name).prepare(PLAIN, inputs.make(PLAIN, "cpu", seed=0))
     assert compile_calls == [{"dynamic": False, "fullgraph": True}]
@@ -120,6 +127,40 @@ def test_what_they_refuse() -> None:
     assert "outside 16" in str(backend("flex").unsupported(replace(PLAIN, shape=Shape(1, 8, 8, 1, 1, 8, 8)), HOPPER))
     small = replace(PLAIN, shape=Shape(1, 8, 8, 1, 1, 8, 8))
     assert backend("compile").unsupported(small, HOPPER) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "device", "reason"),
+    [
+        ({}, HOPPER, None),
+        ({}, AMPERE, "9.0 or newer"),
+        ({}, BLACKWELL, "below 10.0"),
+        ({"dtype": "fp32"}, HOPPER, "no fp32"),
+        ({"sink": True}, HOPPER, "its log-sum-exp, of which a sink is made, has no gradient"),
+        ({"page_size": 64}, HOPPER, "no cache of pages"),
+        ({"shape": Shape(1, 64, 64, 2, 2, 256, 256)}, HOPPER, None),
+        ({"shape": Shape(1, 64, 64, 2, 2, 256, 256), "causal": True}, HOPPER, "headdim 256 with a mask"),
+        ({"shape": Shape(1, 64, 64, 2, 1, 64, 128), "direction": "bwd"}, HOPPER, "its backward of grouped heads"),
+        ({"mask": "mine.py:documents@0"}, HOPPER, "reads tensors is asked for queries beyond the last"),
+        ({"mask": "random:0.1"}, HOPPER, "reads tensors"),
+        ({"mask": "random:0.1", "shape": Shape(1, 128, 200, 2, 2, 64, 64)}, HOPPER, None),
+        ({"mask": "strided:16"}, HOPPER, None),
+    ],
+)
+def test_what_flex_flash_refuses(change: dict[str, Any], device: Device, reason: str | None) -> None:
+    said = backend("flex-flash").unsupported(replace(PLAIN, **change), device)
+    assert (said is None) if reason is None else (said is not None and reason in said)
+
+
+def test_flex_flash_needs_flash_attn_4_and_its_option_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn.attention import flex_attention
+
+    install(monkeypatch, {"flash_attn": None}, {"torch": "2.13.0"})
+    assert "flash_attn.cute" in str(backend("flex-flash").probe().reason)
+    install(monkeypatch, flash_attn.version_4(), {**flash_attn.VERSIONS_4, "torch": "2.13.0"})
+    assert backend("flex-flash").probe().version == "torch 2.13.0, flash-attn-4 4.0.0b36"
+    monkeypatch.delattr(flex_attention, "_Backend")
+    assert backend("flex-flash").probe().reason == "this torch's flex_attention has no BACKEND='FLASH'"
 
 
 @pytest.mark.parametrize("lengths", [(1, 9), (7, 7), (5, 9), (9, 5)])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from attnbench.backends.fa4_mask import mask_mod
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.worker import inputs
@@ -26,6 +27,7 @@ STAND_INS = {
 }
 UNLIKE = ((1, 1, 64), (1, 32, 32))  # aligned top-left, the single query would see one key
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
+MASKED = replace(PLAIN, mask="dilated:2")
 
 
 @pytest.fixture
@@ -98,6 +100,11 @@ def test_not_on_a_cpu(name: str) -> None:
             HOPPER,
             "no backward with ALiBi for grouped heads on Hopper",
         ),
+        ("fa4", replace(PLAIN, shape=Shape(1, 64, 64, 2, 1, 192, 128), direction="bwd"), HOPPER, "of grouped heads"),
+        ("fa4", MASKED, BLACKWELL, None),
+        ("fa4", MASKED, RTX, "no block sparsity"),
+        ("fa4", replace(MASKED, shape=Shape(1, 64, 64, 2, 2, 192, 128)), BLACKWELL, "headdim 192 with a mask by name"),
+        ("fa4", replace(MASKED, mask="mine.py:documents@0"), HOPPER, "CuTe DSL, not one of tensors"),
     ],
 )
 def test_what_it_refuses(name: str, case: Case, device: Device, reason: str | None) -> None:
@@ -420,3 +427,29 @@ def test_fa3_makes_its_schedule_before_the_call(monkeypatch: pytest.MonkeyPatch)
 def test_pages_of_fa4(sizes: tuple[int, int], device: Device, reason: str | None) -> None:
     case = Case(Shape(1, 1, 64, 2, 2, *sizes), "bf16", "fwd", page_size=16)
     assert backend("fa4").unsupported(case, device) == reason
+
+
+@pytest.mark.parametrize(("headdim", "keys"), [(64, 128), (256, 80)])
+def test_what_fa4_plans_for_a_mask(monkeypatch: pytest.MonkeyPatch, headdim: int, keys: int) -> None:
+    """The lists are made again by `plan`, and the pairs are those of the blocks that its forward visits."""
+    install(monkeypatch, flash_attn.version_4(), flash_attn.VERSIONS_4)
+    case = Case(Shape(1, 256, 256, 2, 2, headdim, headdim), "bf16", "fwd_bwd", True, mask="random:0.000001")
+    prepared = backend("fa4").prepare(case, inputs.make(case, "cpu", seed=0))
+    assert prepared.pairs is not None
+    assert prepared.plan is not None
+    planned: Any = prepared.plan()
+    assert prepared.pairs() == sum({128: (1, 1), 80: (2, 3)}[keys]) * 128 * keys
+    assert planned["block_sparse_tensors"].block_size == (128, keys)
+    assert planned["block_sparse_tensors_bwd"].mask_block_cnt.shape[-1] == 256 // (128 if headdim == 64 else 64)
+    assert planned["aux_tensors"][0].shape == (4, 4)
+
+
+@pytest.mark.parametrize("mask", ["strided:16", "random:0.3"])
+def test_a_mask_of_fa4_is_compiled_once(monkeypatch: pytest.MonkeyPatch, mask: str) -> None:
+    """utils.py, hash_callable: functions are alike if what they capture has the same repr."""
+    install(monkeypatch, flash_attn.version_4(), flash_attn.VERSIONS_4)
+    case = replace(MASKED, causal=True, mask=mask)
+    cases = (case, case, replace(case, causal=False), replace(case, shape=Shape(1, 64, 80, 2, 2, 64, 64)))
+    one, again, *others = (str([c.cell_contents for c in mask_mod(of).__closure__ or ()]) for of in cases)
+    assert one == again
+    assert one not in others

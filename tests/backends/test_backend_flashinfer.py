@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnbench.backends import flashinfer_paged
+from attnbench.backends import flashinfer_paged, flashinfer_sparse, masks
 from attnbench.backends.flashinfer import offsets
 from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
@@ -75,6 +75,12 @@ def test_the_name_decides_the_backend_of_flashinfer(name: str, monkeypatch: pyte
         ("flashinfer", replace(PLAIN, window_size=(8, 8)), HOPPER, "no right side"),
         ("flashinfer", replace(PLAIN, window_size=(8, None), softcap=30.0), HOPPER, None),
         ("flashinfer", replace(PLAIN, dropout_p=0.1), HOPPER, "no dropout"),
+        ("flashinfer", replace(PLAIN, mask="dilated:2"), HOPPER, None),
+        ("flashinfer", replace(PLAIN, mask="dilated:2", alibi=True), HOPPER, "block-sparse wrapper has no ALiBi"),
+        ("flashinfer", replace(PLAIN, mask="dilated:2", sink=True), HOPPER, "block-sparse wrapper has no attention"),
+        ("flashinfer", replace(PLAIN, mask="mine.py:documents@0"), HOPPER, "no mask of one's own"),
+        ("flashinfer-fa3", replace(PLAIN, mask="dilated:2"), HOPPER, "no mask of pairs"),
+        ("flashinfer-trtllm", replace(PLAIN, mask="dilated:2"), HOPPER, "no masks by name"),
         ("flashinfer-fa2", PLAIN, AMPERE, None),
         ("flashinfer-fa3", PLAIN, AMPERE, "9.0 or newer"),
         ("flashinfer-fa3", PLAIN, BLACKWELL, "below 9.1"),
@@ -246,3 +252,53 @@ def test_signatures_match_the_names_of_kernels(kernel: str, of: str) -> None:
     for name in (*NAMES[1:], "flashinfer-decode"):
         (pattern,) = backend(name).signature(PLAIN, HOPPER).runs
         assert bool(re.search(pattern, kernel)) == (name == of)
+
+
+BLOCKS = Shape(2, 256, 384, 4, 2, 64, 64)
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(
+    ("case", "size", "masked"),
+    [
+        (Case(BLOCKS, "fp16", "fwd", mask="random:0.4"), (128, 128), False),
+        (Case(BLOCKS, "fp16", "fwd", True, mask="random:0.4"), (128, 128), True),
+        (Case(replace(BLOCKS, seqlen_q=200), "fp16", "fwd", mask="random:0.4"), (8, 128), False),
+        (Case(replace(BLOCKS, batch=1, seqlen_q=200), "fp16", "fwd", mask="dilated:2"), (128, 128), True),
+        (Case(replace(BLOCKS, batch=1, seqlen_q=200, seqlen_k=392), "fp16", "fwd", mask="dilated:2"), (128, 8), True),
+        (Case(replace(BLOCKS, seqlen_q=1), "fp16", "fwd", mask="random:0.4"), (1, 128), True),
+        (
+            Case(replace(BLOCKS, batch=1, seqlen_q=384), "bf16", "fwd", True, softcap=2.0, mask="random:0.4"),
+            (128,) * 2,
+            True,
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["flashinfer", "flashinfer-fa2"])
+def test_masks_by_name(name: str, case: Case, size: tuple[int, int], masked: bool) -> None:
+    """The mask of pairs is given only where a block is seen in part; rows beyond the last query are in no block."""
+    assert flashinfer_sparse.block_size(case) == size
+    assert (flashinfer_sparse.block_matrix(case, torch.device("cpu"))[2] is not None) == masked
+    check(backend(name), case)
+    prepared = backend(name).prepare(case, inputs.make(case, "cpu", seed=0))
+    blocks, seen = masks.block_mask(case, torch.device("cpu")), masks.visibility_mask(case, torch.device("cpu"))
+    assert blocks is not None
+    assert seen is not None
+    assert prepared.pairs is not None
+    if size == (128, 128):
+        assert prepared.pairs() == masks.pairs_of_blocks(blocks)
+    elif not masked:
+        assert prepared.pairs() == int(seen.sum())
+    assert prepared.plan is not None
+    prepared.plan()
+
+
+def test_a_mask_beyond_int32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(BLOCKS, "fp16", "fwd", mask="dilated:2")
+    limits = torch.iinfo(torch.int32)
+    pairs = 2 * 256 * 384
+    monkeypatch.setattr(torch, "iinfo", lambda _: type("Info", (), {"max": pairs - 1}))
+    with pytest.raises(Unsupported, match="int32 offsets of a mask"):
+        flashinfer_sparse.block_matrix(case, torch.device("cpu"))
+    monkeypatch.setattr(torch, "iinfo", lambda _: limits)
+    assert len(flashinfer_sparse.block_matrix(case, torch.device("cpu"))[1]) == 2 * 6

@@ -175,7 +175,7 @@ def test_every_library_extra_of_the_project_has_its_backends() -> None:
     of_libraries = {
         b for b in BACKENDS if b.split("-")[0] in ("fa1", "fa2", "fa3", "fa4", "xformers", "flashinfer", "cudnn", "hf")
     }
-    of_others = {b for b in BACKENDS if b.startswith("transformer-engine")} | {"sdpa-fa3", "sdpa-fa4"}
+    of_others = {b for b in BACKENDS if b.startswith("transformer-engine")} | {"sdpa-fa3", "sdpa-fa4", "flex-flash"}
     assert {*served} == of_libraries | of_others
     assert all(venvs.backends_of(name) for name in names)
 

@@ -26,6 +26,7 @@ def attend(
     signed: bool = False,
     change: Callable[[Tensor], Tensor] | None = None,
     sink: Tensor | None = None,
+    visible: Tensor | None = None,
     dropout_p: float = 0.0,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -36,7 +37,7 @@ def attend(
 
     ALiBi's `slopes` (nheads,) subtract slope * |j - i - shift| from the scores, or add slope * (j - i) where `signed`.
     `change` is applied to the scores, (batch, nheads, seqlen_q, seqlen_k). A `sink` (nheads,) is one more score of each
-    query of a head; lse counts it.
+    query of a head; lse counts it. A query sees only what is `visible`, (batch or 1, heads or 1, seqlen_q, seqlen_k).
     """
     out_dtype = dtype or q.dtype
     group = q.shape[2] // k.shape[2]
@@ -58,6 +59,8 @@ def attend(
         seen &= distance >= -left
     if right is not None:
         seen &= distance <= right
+    if visible is not None:
+        seen = seen & visible
     hidden, blind = ~seen, ~seen.any(-1, keepdim=True)
     scores = scores.masked_fill(hidden, -math.inf).masked_fill(blind, 0.0)
     p, lse = torch.softmax(scores, dim=-1), torch.logsumexp(scores, dim=-1)

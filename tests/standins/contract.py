@@ -71,6 +71,22 @@ CASES |= {  # of float16, bfloat16 and the head dims of all libraries
     )
     for direction in ("fwd", "fwd_bwd")
 }
+CASES |= {  # of several blocks each way, for libraries that visit blocks
+    f"blocks-{mask}-d{d}-{direction}": Case(
+        Shape(2, seqlen_q, seqlen_k, 4, 2, d, d_v), "bf16", direction, causal, window, mask=mask
+    )  # type: ignore[arg-type]
+    for mask, seqlen_q, seqlen_k, d, d_v, causal, window in (
+        ("prefix:200", 330, 330, 64, 64, True, (None, None)),
+        ("sink_tokens:4", 300, 400, 64, 64, True, (150, None)),
+        ("strided:200", 300, 400, 128, 128, True, (None, None)),
+        ("dilated:3", 256, 384, 64, 64, False, (40, 140)),
+        ("random:0.4", 512, 512, 64, 64, True, (None, None)),
+        ("random:0.3", 300, 400, 64, 64, False, (None, None)),
+        ("random:0.3", 300, 400, 192, 192, True, (None, None)),
+        ("strided:200", 300, 400, 256, 256, True, (None, None)),
+    )
+    for direction in ("fwd", "fwd_bwd")
+}
 CASES["d64-softcap"] = Case(Shape(1, 40, 48, 2, 2, 64, 64), "bf16", "fwd_bwd", True, softcap=2.0)
 UNLIKE, SERVED = shared.LENGTHS["unlike"], shared.LENGTHS["served"]
 CASES |= {

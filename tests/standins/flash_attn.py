@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -373,7 +373,105 @@ def _flash_attn_func_4(
     left, right = window_size
     options: dict[str, Any] = {"left": left, "right": 0 if causal else right, "sink": _learnable_sink(learnable_sink)}
     options |= _scores_changed(score_mod, score_mod_bwd, aux_tensors, q.requires_grad)
-    return attend(q, k, v, scale=softmax_scale, softcap=softcap, **options)
+    options |= {"scale": softmax_scale, "softcap": softcap}
+    if block_sparse_tensors is None:
+        assert mask_mod is None
+        return attend(q, k, v, **options)
+    assert not causal, "its backward does not drop causal for a mask_mod, as its forward does"
+    assert left is right is None
+    mask = _computed(q, k, mask_mod, aux_tensors)
+    visible = _visible(q, k, v, block_sparse_tensors, mask, FORWARD_TILES)
+    if not q.requires_grad:
+        return attend(q, k, v, visible=visible, **options)
+    backward = _visible(q, k, v, block_sparse_tensors_bwd, mask, BACKWARD_TILES, by_keys=True)
+    out, lse = attend(q, k, v, visible=visible, **options)
+    return out + _of_the_backward(out, attend(q, k, v, visible=backward, **options)[0]), lse
+
+
+def _of_the_backward(forward: Tensor, backward: Tensor) -> Tensor:
+    """Return zero, whose gradients turn those of one tensor into those of another."""
+    difference = backward - forward
+    return difference - difference.detach()
+
+
+# Head dims up to the first number: tile_m and tile_n with sparse blocks of 128 queries on Hopper (interface.py)
+FORWARD_TILES = ((128, 128, 128), (192, 128, 128), (256, 128, 80))
+BACKWARD_TILES = ((64, 128, 128), (128, 64, 128), (192, 64, 96), (256, 64, 64))
+
+
+class BlockSparseTensorsTorch(NamedTuple):
+    mask_block_cnt: Tensor
+    mask_block_idx: Tensor
+    full_block_cnt: Tensor | None = None
+    full_block_idx: Tensor | None = None
+    cu_total_m_blocks: Tensor | None = None
+    cu_block_idx_offsets: Tensor | None = None
+    block_size: tuple[int, int] | None = None
+    dq_write_order: Tensor | None = None
+    dq_write_order_full: Tensor | None = None
+    spt: bool | None = None
+
+
+def _computed(q: Tensor, k: Tensor, mask_mod: Any, aux_tensors: Any) -> Tensor:
+    """Return what a mask_mod says of the pairs of whole tiles, (seqlen_q, seqlen_k) rounded up; x[0] is all of x."""
+    sizes = (-(-q.shape[1] // 128) * 128, -(-k.shape[1] // 128) * 128)
+    i, j = (torch.arange(n, dtype=torch.int32) for n in sizes)
+    info = SimpleNamespace(seqlen_q=q.shape[1], seqlen_k=k.shape[1])
+    zero = torch.zeros(1, dtype=torch.int32)
+    found: Tensor = mask_mod(zero, zero, i[None, :, None].expand(1, *sizes), j.expand(1, *sizes), info, aux_tensors)
+    assert found.shape == (1, *sizes)
+    assert found.dtype == torch.bool
+    return found[0]
+
+
+def _visible(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lists: BlockSparseTensorsTorch,
+    mask: Tensor,
+    tiles: Any,
+    *,
+    by_keys: bool = False,
+) -> Tensor:
+    """Return which pairs a kernel computes that visits these blocks, (1, 1, seqlen_q, seqlen_k).
+
+    Keys beyond the last are hidden in the first block only that it takes from the end of each list; those that it sees
+    elsewhere are an error here, as is a block that is listed twice.
+    """
+    (batch, seqlen_q, nheads, d), seqlen_k = q.shape, k.shape[1]
+    assert lists.block_size is not None
+    size_q, size_k = lists.block_size
+    tile_m, tile_n = next(sizes for most, *sizes in tiles if d <= most)
+    if not by_keys and 128 < d <= 192 and v.shape[-1] > 128:
+        tile_n = 112
+    assert size_q % tile_m == 0, f"Block sparsity requires sparse_block_size[0] to be a multiple of tile_m={tile_m}"
+    assert size_k == tile_n, f"Block sparsity requires sparse_block_size[1]={size_k} to match tile_n={tile_n}"
+    blocks = (-(-seqlen_q // size_q), -(-seqlen_k // size_k))
+    rows, columns = reversed(blocks) if by_keys else blocks
+    whole = torch.zeros(blocks[0] * size_q, blocks[1] * size_k, dtype=torch.bool)
+    padded = torch.zeros_like(whole)
+    padded[: len(mask), : mask.shape[1]] = mask[: len(padded), : padded.shape[1]]
+    of_partial, of_full = (lists.mask_block_cnt, lists.mask_block_idx), (lists.full_block_cnt, lists.full_block_idx)
+    for (counts, indices), given in ((of_partial, padded), (of_full, torch.ones_like(padded))):
+        assert counts is not None
+        assert indices is not None
+        assert counts.dtype == indices.dtype == torch.int32, "tensors must have dtype torch.int32"
+        assert counts.shape in ((1, 1, rows), (batch, nheads, rows))
+        assert indices.shape[:3] == counts.shape
+        assert indices.shape[3] <= columns
+        assert indices.is_contiguous()
+        for row, (count, listed) in enumerate(zip(counts[0, 0].tolist(), indices[0, 0].tolist(), strict=True)):
+            for place, other in enumerate(listed[:count]):
+                m, n = (other, row) if by_keys else (row, other)
+                assert 0 <= m < blocks[0]
+                assert 0 <= n < blocks[1]
+                at = slice(m * size_q, (m + 1) * size_q), slice(n * size_k, (n + 1) * size_k)
+                assert not whole[at].any(), "a block twice"
+                whole[at] = given[at]
+                beyond = whole[at[0], seqlen_k:].any() if (n + 1) * size_k > seqlen_k else False
+                assert by_keys or not beyond or place == count - 1, "keys beyond the last are read"
+    return whole[None, None, :seqlen_q, :seqlen_k]
 
 
 def _scores_changed(score_mod: Any, score_mod_bwd: Any, aux_tensors: Any, grad: bool) -> dict[str, Any]:
@@ -421,7 +519,7 @@ def _cutlass() -> dict[str, Any]:
     )
     math = module("cutlass._mlir.dialects.math", absi=torch.abs)
     names = ("cutlass._mlir", "cutlass._mlir.dialects")
-    top = module("cutlass", cute=cute, Float32=torch.float32)
+    top = module("cutlass", cute=cute, Float32=torch.float32, Int32=torch.int32)
     return {made.__name__: made for made in (top, cute, *map(module, names), math)}
 
 
@@ -526,5 +624,8 @@ def version_4(*, results: int = 5) -> dict[str, Any]:
     functions = {"flash_attn_func": _flash_attn_func_4, "flash_attn_varlen_func": _flash_attn_varlen_func_4}
     cute = module("flash_attn.cute", **functions)
     interface = module("flash_attn.cute.interface", _flash_attn_fwd=forward)
-    found = {"flash_attn": module("flash_attn"), "flash_attn.cute": cute, "flash_attn.cute.interface": interface}
+    utils = module("flash_attn.cute.utils", scalar_to_ssa=lambda value, dtype: value[None].to(dtype))
+    cute.utils = utils  # type: ignore[attr-defined]
+    sparsity = module("flash_attn.cute.block_sparsity", BlockSparseTensorsTorch=BlockSparseTensorsTorch)
+    found = {made.__name__: made for made in (module("flash_attn"), cute, interface, utils, sparsity)}
     return found | _cutlass()

@@ -528,6 +528,71 @@ def trtllm_ragged_attention_deepseek(
     return _ragged(query, key, value, *starts, scale=bmm1_scale * bmm2_scale, **options)
 
 
+class BlockSparseAttentionWrapper:
+    """Attention with a matrix in BSR, whose listed blocks are seen whole or as far as a mask of their pairs says."""
+
+    def __init__(self, float_workspace_buffer: Tensor, backend: str = "auto") -> None:
+        assert backend in ("auto", "fa2", "fa3")
+        assert float_workspace_buffer.dtype == torch.uint8
+        self.backend = backend
+
+    def plan(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        M: int,  # noqa: N803
+        N: int,  # noqa: N803
+        R: int,  # noqa: N803
+        C: int,  # noqa: N803
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        mask: Tensor | None = None,
+        packed_mask: Tensor | None = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: str | torch.dtype = "float16",
+        kv_data_type: str | torch.dtype | None = None,
+        o_data_type: str | torch.dtype = "float16",
+        non_blocking: bool = True,
+    ) -> None:
+        assert sm_scale is not None
+        assert packed_mask is None, "its offsets would count pairs, and the kernels read bytes"
+        assert not causal
+        assert pos_encoding_mode == "NONE"
+        check(indptr.dtype == indices.dtype == torch.int32, "int32 blocks")
+        check(N % C == 0, "N should be divisible by C")
+        edges, blocks = indptr.tolist(), indices.tolist()
+        check(len(edges) == -(-M // R) + 1, "MB = ceil_div(M, R)")
+        check(edges[0] == 0 and edges[-1] == len(blocks), "indptr[-1]")
+        check(all(0 <= block < N // C for block in blocks), "indices out of bound")
+        check(mask is None or (mask.shape == (len(blocks), R, C) and mask.dtype == torch.bool), "mask (nnz, R, C)")
+        check(mask is None or self.backend != "fa3", "fa3 has no custom mask")
+        check(mask is not None or R * (num_qo_heads // num_kv_heads) >= 4, "its decode kernels have other names")
+        self.visible = torch.zeros(M, N, dtype=torch.bool)
+        for row, (a, b) in enumerate(itertools.pairwise(edges)):
+            check(len({*blocks[a:b]}) == b - a, "a block twice")
+            for at in range(a, b):
+                tile = self.visible[row * R : (row + 1) * R, blocks[at] * C : (blocks[at] + 1) * C]
+                tile[:] = True if mask is None else mask[at, : len(tile)]
+        self.sizes = (M, N, num_qo_heads, num_kv_heads, head_dim)
+        self.dtypes = (q_data_type, kv_data_type, o_data_type)
+        self.options: dict[str, Any] = {"scale": sm_scale, "softcap": logits_soft_cap or 0.0}
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        _check(q, k, v)
+        m, n, heads, heads_k, d = self.sizes
+        check(q.shape == (m, heads, d) and k.shape == v.shape == (n, heads_k, d), "not what was planned")
+        check(self.dtypes == (q.dtype, k.dtype, q.dtype), "dtypes of the plan")
+        check(q.is_contiguous() and k.is_contiguous() and v.is_contiguous(), "contiguous")
+        return attend(q[None], k[None], v[None], visible=self.visible, **self.options)[0][0]
+
+
 def determine_attention_backend(
     device: torch.device,
     pos_encoding_mode: int,
@@ -557,5 +622,6 @@ def version_0_6_13() -> dict[str, Any]:
     mla = module("flashinfer.mla", BatchMLAPagedAttentionWrapper=BatchMLAPagedAttentionWrapper)
     variants = module("flashinfer.jit.attention.variants", attention_sink_decl=DECLARATIONS)
     utils = module("flashinfer.utils", determine_attention_backend=determine_attention_backend)
+    sparse = module("flashinfer.sparse", BlockSparseAttentionWrapper=BlockSparseAttentionWrapper)
     packages = (module("flashinfer.jit"), module("flashinfer.jit.attention"))
-    return {made.__name__: made for made in (top, prefill, mla, utils, *packages, variants)}
+    return {made.__name__: made for made in (top, prefill, mla, sparse, utils, *packages, variants)}

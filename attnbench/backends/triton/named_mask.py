@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.backends.masks import seen_blocks
 from attnbench.core import masks
 
 # The numbers by which the kernels know the masks (device_functions.mask_by_name)
 KINDS = {"prefix": 1, "sink_tokens": 2, "strided": 3, "dilated": 4, "random": 5}
 LISTED = 6  # the list tells it all, but for causal and window
-CHUNK = 2**24  # pairs that are looked at at once
 
 
 class NamedMask:
@@ -81,31 +81,12 @@ class NamedMask:
         return int(self._lists[block_m, block_n, False][:, :2].sum()) * block_m * block_n
 
     def _make(self, block_m: int, block_n: int, by_keys: bool) -> Tensor:
-        (seqlen_q, seqlen_k), device = self.lengths, self.device
-        columns = -(-seqlen_k // block_n)
-        keys = torch.arange(columns * block_n, device=device)
-        some, whole = [], []
-        for rows in torch.arange(-(-seqlen_q // block_m) * block_m, device=device).split(
-            max(1, CHUNK // (len(keys) * block_m)) * block_m
-        ):
-            queries = rows[:, None]
-            places = (queries + seqlen_k - seqlen_q).clamp(max=seqlen_k - 1)
-            at = keys.clamp(max=seqlen_k - 1)
-            band = torch.ones((), dtype=torch.bool, device=device).expand(len(rows), len(keys))
-            if self._right is not None:
-                band = band & (at <= places + self._right)
-            if self._left is not None:
-                band = band & (at >= places - self._left)
-            seen = masks.sees(self._mask, band, places, at, self._blocks)
-            is_query, is_key = queries < seqlen_q, keys < seqlen_k
-            tiles = (-1, block_m, columns, block_n)
-            some.append((seen & is_query & is_key).view(tiles).any(3).any(1))
-            seen_whole = seen | ~is_query | ~is_key if by_keys else (seen & is_key) | ~is_query
-            whole.append(seen_whole.view(tiles).all(3).all(1))
-        is_some, is_whole = torch.cat(some), torch.cat(whole)
+        band, sizes = (self._left, self._right), (block_m, block_n)
+        is_some, is_whole = seen_blocks(
+            self._mask, self.lengths, band, sizes, self.device, self._blocks, beyond=(True, by_keys)
+        )
         if by_keys:
             is_some, is_whole = is_some.T, is_whole.T
-        is_whole = is_whole & is_some
         rank = (is_whole * 2 + (is_some & ~is_whole)).to(torch.int8)
         order = rank.argsort(dim=1, descending=True, stable=True)
         counts = torch.stack([is_whole.sum(1), (is_some & ~is_whole).sum(1)], dim=1)
