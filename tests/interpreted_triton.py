@@ -7,6 +7,7 @@ each call of a function from a kernel, which changes nothing and takes almost ha
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 from typing import Any
@@ -22,8 +23,12 @@ def _patch_once_a_launch(interpreter: Any) -> None:
     patch_lang, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
     patched: set[int] = set()  # in the launch that runs
 
+    @functools.cache
+    def languages_of(function: Any) -> set[int]:
+        return {id(value) for value in function.__globals__.values() if inspect.ismodule(value)} & languages
+
     def patch(function: Any) -> Any:
-        modules = {id(value) for value in function.__globals__.values() if inspect.ismodule(value)} & languages
+        modules = languages_of(function)
         if modules and modules <= patched:
             return interpreter._LangPatchScope()
         patched.update(modules)

@@ -397,6 +397,7 @@ def test_signatures_are_regular_expressions(backend: Backend, monkeypatch: pytes
     """The patterns of every case that the backend takes, on any device, compile."""
     if getattr(backend, "simulated", False):
         pytest.skip("it is simulated: nothing runs")
+    patterns: set[object] = set()
     for device, case in itertools.product(DEVICES, [*CASES.values(), *broad()]):
         monkeypatch.setenv(
             "TRITON_INTERPRET", "1" if device.kind == "cpu" else "0"
@@ -406,10 +407,10 @@ def test_signatures_are_regular_expressions(backend: Backend, monkeypatch: pytes
         signature = backend.signature(case, device)
         assert isinstance(signature, Signature)
         assert backend.signature(case, device) == signature
-        for pattern in (*signature.runs, *signature.never):
-            assert isinstance(pattern, str)
-            re.compile(pattern)
-            assert not re.search(pattern, ""), f"{pattern!r} is found in any name"
+        patterns |= {*signature.runs, *signature.never}
+    for pattern in patterns:
+        assert isinstance(pattern, str)
+        assert not re.search(pattern, ""), f"{pattern!r} is found in any name"
 
 
 def taken(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
@@ -452,11 +453,9 @@ def test_declared_kernels_run_and_canonical_runs_nothing(backend: Backend, case:
     given = inputs.make(case, DEVICE.kind, seed=0)
     prepared, raw = prepared_or_skip(backend, case, given)
     assert kernel_rules.first_computing_operator(operator_names(lambda: prepared.canonical(raw))) is None
-    if DEVICE.kind == "cpu" and (ran := operator_names(prepared.launch)):
-        assert (
-            kernel_rules.find_broken_rule(case, backend.signature(case, DEVICE), kernel_rules.count_by_name(ran))
-            is None
-        )
+    signature = backend.signature(case, DEVICE)
+    if DEVICE.kind == "cpu" and signature != Signature() and (ran := operator_names(prepared.launch)):
+        assert kernel_rules.find_broken_rule(case, signature, kernel_rules.count_by_name(ran)) is None
 
 
 @pytest.mark.skipif(ON_GPU, reason="operators are seen on a CPU")
