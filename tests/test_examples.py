@@ -24,12 +24,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import worker_here
 from attnbench.analysis.ab import run_ab
 from attnbench.analysis.profile import profile as profiles
 from attnbench.commands.command_line import COMMANDS, command_line
 from attnbench.core.sizes import format_duration
 from attnbench.results.case_names import EXTRAS
-from attnbench.run import run_suite
+from attnbench.run import device_probe, run_suite, workers
 from attnbench.run.axes import AXES
 from attnbench.run.suite import load_suite, resolve
 from examples import Example, examples, mentions
@@ -73,6 +74,15 @@ class Asked(Exception):
 
 def invoke(arguments: tuple[str, ...]) -> Any:
     return CliRunner().invoke(command_line(arguments[0]), arguments)
+
+
+@contextlib.contextmanager
+def simulated() -> Iterator[None]:
+    """In the block workers are of this process, which the simulated device needs no other for."""
+    with contextlib.ExitStack() as stack:
+        for module in (workers, device_probe):
+            stack.enter_context(patch.object(module, "WorkerProcess", worker_here.Here))
+        yield
 
 
 def measures(example: Example) -> str:
@@ -137,7 +147,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "h200-sustained.jsonl").write_bytes(sustained)
     (made / "h100-sustained.jsonl").write_bytes(sustained.replace(b"NVIDIA H200", b"NVIDIA H100 80GB HBM3"))
     (made / "first.jsonl").symlink_to(ROOT / "results" / "20261121-175359-first-call-nvidia-h200.jsonl")
-    with inside(made):
+    with inside(made), simulated():
         assert invoke(("baseline", "save", "main.jsonl")).exit_code == 0
         of_model = ("run", "--model", "llama-3.1-8b", "--seqlen", "4k", "--out", "llama.jsonl")
         assert invoke((*of_model, "--device", "fake", "-b", "fake")).exit_code == 0
@@ -198,7 +208,8 @@ def test_an_example_that_shows_something_runs(folder: Path, example: Example) ->
 def test_an_example_that_measures_runs_in_short(folder: Path, example: Example, tmp_path: Path) -> None:
     """On the simulated device, with its backend in place of others; the one of the README with own code on a CPU."""
     options = _options(example.arguments)
-    if example.file == "README.md" and any(".py:" in word for word in example.arguments):
+    own_code = example.file == "README.md" and any(".py:" in word for word in example.arguments)
+    if own_code:
         options += _options(("--device", "cpu", "--dtype", "fp32", "--headdim", "16", "--batch", "1", "--pass", "fwd"))
         options.append(["--seqlen", "64"])
     else:
@@ -207,7 +218,7 @@ def test_an_example_that_measures_runs_in_short(folder: Path, example: Example, 
         options += _options(("--device", "fake", "-b", "fake", "--seqlen", "4k" if chunk else "256"))
     if "--dry-run" not in example.arguments:
         options.append(["--out", str(tmp_path / "run.jsonl")])
-    with inside(folder):
+    with inside(folder), contextlib.nullcontext() if own_code else simulated():
         done = invoke(tuple(word for option in options for word in option))
     assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"
 

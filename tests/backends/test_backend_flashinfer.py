@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attnbench.backends import flashinfer as backends
 from attnbench.backends import flashinfer_paged, flashinfer_sparse, masks
 from attnbench.backends.flashinfer import offsets
 from attnbench.core.backend import Unsupported
@@ -33,6 +34,8 @@ MLA = Case(Shape(2, 1, 70, 16, 1, 576, 512), "bf16", "fwd", True, page_size=16, 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, flashinfer.version_0_6_13(), flashinfer.VERSIONS)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    for module in (backends, flashinfer_paged):
+        monkeypatch.setattr(module, "WORKSPACE", 2**16)  # stand-ins need none, and filling 128 MiB takes most of a test
 
 
 @pytest.mark.usefixtures("stand_in")

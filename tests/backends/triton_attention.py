@@ -8,7 +8,6 @@ otherwise, because other tests need a backend without it.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-INTERPRET = os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
+from interpreted_triton import INTERPRET
+
 with pytest.MonkeyPatch.context() as patch:
     if INTERPRET:
         patch.setenv("TRITON_INTERPRET", "1")

@@ -1,26 +1,18 @@
 """The contract is tested on a GPU where there is one, else on the CPU with Triton's interpreter.
 
-Triton reads TRITON_INTERPRET when it is imported and when a kernel is decorated, so it is set for the import here and
+Triton reads TRITON_INTERPRET when it is imported (interpreted_triton.py) and when a kernel is decorated, so it is set
 while each test of this folder runs. It is not set at other times, because other tests need a backend without it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 import torch_switches
-
-INTERPRET = os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
-
-if INTERPRET:
-    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(ImportError):
-        patch.setenv("TRITON_INTERPRET", "1")
-        import triton  # noqa: F401
+from interpreted_triton import INTERPRET
 
 
 @pytest.fixture(autouse=True)

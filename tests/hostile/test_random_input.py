@@ -18,7 +18,7 @@ from hostile.random_input import KINDS, attempt
 from hostile.sandbox import sandbox
 from hostile.template import make_template
 
-SEED, EACH, PARTS = 18, 200, 4  # PARTS: so that several processes of pytest share them
+SEED, EACH, PARTS = 18, 80, 4  # PARTS: so that several processes of pytest share them
 
 
 @pytest.fixture(scope="module")

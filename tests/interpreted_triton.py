@@ -1,0 +1,50 @@
+"""Import Triton for its interpreter where there is no GPU, before anything imports it otherwise.
+
+Triton reads TRITON_INTERPRET when it is imported. Its interpreter patches triton.language at each launch and again at
+each call of a function from a kernel, which changes nothing and takes almost half of its time: here once a launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+from typing import Any
+
+import pytest
+import torch
+
+INTERPRET = os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
+
+
+def _patch_once_a_launch(interpreter: Any) -> None:
+    languages = {id(interpreter.tl), id(interpreter.tl.core)}
+    patch_lang, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    patched: set[int] = set()  # in the launch that runs
+
+    @functools.cache
+    def languages_of(function: Any) -> set[int]:
+        return {id(value) for value in function.__globals__.values() if inspect.ismodule(value)} & languages
+
+    def patch(function: Any) -> Any:
+        modules = languages_of(function)
+        if modules and modules <= patched:
+            return interpreter._LangPatchScope()
+        patched.update(modules)
+        return patch_lang(function)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        patched.clear()  # the interpreter restores the modules at the end of a launch
+        launch(self, *args, **kwargs)
+
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch, call
+
+
+if INTERPRET:
+    with pytest.MonkeyPatch.context() as environment, contextlib.suppress(ImportError):
+        environment.setenv("TRITON_INTERPRET", "1")
+        from triton.runtime import interpreter
+
+        if hasattr(interpreter, "_LangPatchScope"):  # not in every version
+            _patch_once_a_launch(interpreter)
