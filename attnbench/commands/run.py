@@ -32,7 +32,7 @@ def run(
         str | None,
         how(
             metavar="TIME",
-            help="Stop after this time, as in 90s, 10m or 1h. The slowest jobs are left out, and --resume measures "
+            help="Stop after this time, as in 90s, 10m or 1h30m. The slowest jobs are left out, and --resume measures "
             "them; on a CPU the longest sequences are left out.",
         ),
     ] = None,

@@ -151,11 +151,15 @@ def parse_numbers(text: str, what: str, below: float = math.inf) -> tuple[float,
 
 
 def parse_duration(text: str, what: str = "duration") -> float:
-    """Return the seconds of "90", "90s", "10m" or "1h". Raises UserError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", str(text).strip())
-    if not match or float(match[1]) <= 0:
-        raise UserError(f"{what}: {text!r} is not a duration; write 90s, 10m or 1h")
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2] or "s"]
+    """Return the seconds of "90", "90s", "10m", "1h" or "3m20s". Raises UserError."""
+    number = r"(\d+(?:\.\d+)?)\s*"
+    match = re.fullmatch(rf"{number}|(?:{number}h)?\s*(?:{number}m)?\s*(?:{number}s)?", str(text).strip())
+    seconds = (
+        sum(float(n or 0) * unit for n, unit in zip(match.groups(), (1, 3600, 60, 1), strict=True)) if match else 0
+    )
+    if seconds <= 0:
+        raise UserError(f"{what}: {text!r} is not a duration; write 90s, 10m or 1h30m")
+    return seconds
 
 
 def format_size(n: int) -> str:

@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 REAL = [RESULTS / f"20261121-{time}-default-nvidia-h200.jsonl.gz" for time in ("141028", "141425")]
 WATTS = {"h200": (646.0, 654.0), "h100": (603.0, 597.0)}  # of the two rounds
 MEAN_WATTS = {name: fmean(rounds) for name, rounds in WATTS.items()}
-UNITS = {"h200": 0.0039, "h100": 0.0078}  # what units of a model differ by: results/spreads.json
+UNITS = {"h200": 0.0050, "h100": 0.0043}  # what units of a model differ by: results/spreads.json
 PRICES = {"h200": 32000 / (4 * 365.25 * 24), "h100": 2.0}  # of an hour, without power
 KWH, PUE = 0.2, 1.3
 

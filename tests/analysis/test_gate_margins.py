@@ -155,10 +155,10 @@ def test_a_library_that_no_backend_of_both_runs_uses_is_told(backend: str, spec:
     [
         ("flash-attn", "fa1 fa2 hf-flash_attention_2 transformer-engine* xformers*"),
         ("flash-attn-3", "fa3 sdpa-fa3 transformer-engine* xformers*"),
-        ("flash-attn-4", "fa4 sdpa-fa4 transformer-engine*"),
+        ("flash-attn-4", "fa4 sdpa-fa4 flex-flash transformer-engine*"),
         ("flashinfer-python", "flashinfer*"),
         ("nvidia-cudnn-frontend", "cudnn* flashinfer* transformer-engine*"),
-        ("nvidia-cutlass-dsl", "fa4 sdpa-fa4 flashinfer*"),
+        ("nvidia-cutlass-dsl", "fa4 sdpa-fa4 flex-flash flashinfer*"),
         ("transformer-engine", "transformer-engine*"),
         ("transformers", "hf-*"),
         ("xformers", "xformers*"),

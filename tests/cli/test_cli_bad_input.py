@@ -47,7 +47,7 @@ BAD_OPTIONS = {
     "--suite=default --rounds=1000 --seqlen=1-64:1": "that is 512000 jobs (cases x backends x rounds), more than the",
     "--rounds=1000000": "--rounds: 1000000 is not from 1 to",
     "--seed=-1": "seed: -1 is not",
-    "--time-limit=soon": "'soon' is not a duration; write 90s, 10m or 1h",
+    "--time-limit=soon": "'soon' is not a duration; write 90s, 10m or 1h30m",
     "--time-limit=-5m": "'-5m' is not a duration",
     "--peak=fast": "--peak: 'fast' is not TFLOP/s by dtype, as in bf16=989",
     "--peak=nan": "--peak: 'nan' is not",

@@ -97,15 +97,26 @@ def test_headdims() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), (" 10 m ", 600), ("0.5s", 0.5), (45, 45)]
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("1.5m", 90),
+        ("2h", 7200),
+        (" 10 m ", 600),
+        ("0.5s", 0.5),
+        (45, 45),
+        ("3m20s", 200),
+        ("1h02m", 3720),
+    ],
 )
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "10d", "-5s", "0", "0s", "1h30m", "1e3", "inf", "nan"])
+@pytest.mark.parametrize("text", ["", "m", "10d", "-5s", "0", "0s", "1h30", "30m1h", "1m2m", "1e3", "inf", "nan"])
 def test_bad_durations(text: str) -> None:
-    with pytest.raises(UserError, match=r"time_limit: .* is not a duration; write 90s, 10m or 1h"):
+    with pytest.raises(UserError, match=r"time_limit: .* is not a duration; write 90s, 10m or 1h30m"):
         parse_duration(text, "time_limit")
 
 

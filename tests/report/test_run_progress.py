@@ -43,7 +43,7 @@ def test_a_pipe_gets_a_line_for_each_job() -> None:
         "a note",
         "writing run.jsonl",
         "[1/3] triton 16k d128 full fwd  300 TFLOP/s 30%",
-        "[2/3] triton 1x16k d128 full fwd b32 h32/8  1.43 ms, 3001 GB/s 63%",
+        "[2/3] triton 1x16k d128 full fwd b64 h32/8  1.43 ms, 3001 GB/s 63%",
         "[3/3] fa4 16k d128 full fwd  KERNEL! sgemm ran",
     ]
 

@@ -7,8 +7,9 @@ Each run is of fresh processes. Runs are of one card where the device's UUID is 
 out, and those of unlike methods apart. All figures are of the natural logarithm of a cell's latency in one round.
 
 - **processes**: the standard deviation between rounds and runs of one card: of each cell the variance, and the root of
-  their mean over cells, of the card where it is largest. Only cells of at most MOST_KERNELS kernels count. What moves a
-  kernel averages out over a call of many (eager, sdpa-math): those repeat to 0.1 or 0.2 %.
+  their mean over cells, of the card where it is largest. Only cells of at most MOST_KERNELS kernels count: what moves a
+  kernel averages out over a call of many (eager, sdpa-math), and those repeat to 0.1 or 0.2 %. Cards of which fewer
+  than LEAST_CELLS were measured again do not count.
 - **units**: the same between cards of one model, less what processes explain; over all cells that two cards have in
   common, by the method where it is largest.
 """
@@ -31,10 +32,9 @@ from attnbench.results.cells import Cell, Key, by_key, cells
 from attnbench.results.uncertainty import Spread
 
 RESULTS = Path(__file__).parents[2] / "results"
-# The table is of the runs before 23 November 2026 and of those that were made for it; later ones are not in it yet.
-FILES = [path for path in sorted(RESULTS.glob("*.jsonl.gz")) if path.name < "20261123"]
-FILES += sorted((RESULTS / "spreads").glob("*.jsonl.gz"))
+FILES = [*sorted(RESULTS.glob("*.jsonl.gz")), *sorted((RESULTS / "spreads").glob("*.jsonl.gz"))]
 MOST_KERNELS = 4
+LEAST_CELLS = 30
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,16 @@ def variances(one: Measured, most_kernels: float = MOST_KERNELS) -> list[float]:
 
 def processes(cards: Iterable[Measured]) -> float:
     """Return the standard deviation between processes of one card: that of the card where it is largest."""
-    return math.sqrt(max((np.mean(found) for one in cards if (found := variances(one))), default=0.0))
+    means = (np.mean(found) for one in cards if len(found := variances(one)) >= LEAST_CELLS)
+    return math.sqrt(max(means, default=0.0))
 
 
 def between(one: Measured, other: Measured) -> tuple[list[float], float]:
     """Return the cells' differences between two cards, and the part of their variance that processes explain, for a
     standard deviation of 1 between these."""
     keys = [key for key in one.logs if key in other.logs]
+    if not keys:
+        return [], 0.0
     apart = [float(np.mean(other.logs[key]) - np.mean(one.logs[key])) for key in keys]
     return apart, float(np.mean([1 / len(one.logs[key]) + 1 / len(other.logs[key]) for key in keys]))
 
@@ -124,8 +127,9 @@ def units(cards: Sequence[Measured], of_processes: float) -> float:
     found, cells = [], []
     for one, other in itertools.combinations(cards, 2):
         apart, share = between(one, other)
-        found.append((np.mean(np.square(apart)) - share * of_processes**2) / 2)
-        cells.append(len(apart))
+        if apart:
+            found.append((np.mean(np.square(apart)) - share * of_processes**2) / 2)
+            cells.append(len(apart))
     return math.sqrt(max(0.0, float(np.average(found, weights=cells)))) if any(cells) else 0.0
 
 
@@ -145,8 +149,7 @@ def of_card(name: str, one: Measured) -> None:
     for most, what in ((MOST_KERNELS, f"cells of at most {MOST_KERNELS} kernels"), (math.inf, "all cells")):
         if found := variances(one, most):
             print(f"{name}, {len(one.runs)} runs, {what}: {len(found)}, processes {math.sqrt(np.mean(found)):.2%}")
-    if len(one.runs) > 1:
-        moved = [a - b for logs in one.logs.values() for a, b in itertools.combinations(logs, 2)]
+    if moved := [a - b for logs in one.logs.values() for a, b in itertools.combinations(logs, 2)]:
         print(f"  two of its runs differ by {three(moved)}")
         share, half, both = covered(itertools.combinations(one.runs, 2))
         print(f"  {share:.1%} of these differences are within what is stated, ", end="")

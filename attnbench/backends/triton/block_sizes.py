@@ -40,6 +40,8 @@ L2_BUDGET = 16 << 20
 
 MIN_BLOCK = 16  # the least side of a matmul
 MIN_SPLIT_BLOCKS = 4  # the least blocks of keys for one program of a split decode
+PAGED_PROGRAMS = 16  # of a multiprocessor, over a cache of pages
+PAGED_STRETCH = 1024  # keys of one
 
 
 class Blocks(NamedTuple):
@@ -225,6 +227,18 @@ def key_splits(q: Tensor, programs: int, seqlen_k: int, block_n: int) -> int:
     """
     wanted = 2 * multiprocessors(device_index(q)) // programs
     return max(1, min(wanted, seqlen_k // (MIN_SPLIT_BLOCKS * block_n)))
+
+
+def paged_splits(q: Tensor, programs: int, seqlen_k: int, block_n: int) -> int:
+    """Return into how many stretches to split keys in pages: as `key_splits`, or more of at least PAGED_STRETCH keys.
+
+    With PAGED_PROGRAMS for each multiprocessor the last ones leave few of them idle, and a long sequence of a ragged
+    batch does not last longer than the others. Measured on an H200 with 32 query heads on 8, headdim 128, pages of 16,
+    as shares of what a copy reaches, before and after: 64 sequences of 8k keys 77 and 94 %, 32 of 16k 89 and 96 %, 64
+    of 8k in the mean and up to 57k 28 and 90 %.
+    """
+    more = min(-(-PAGED_PROGRAMS * multiprocessors(device_index(q)) // programs), seqlen_k // PAGED_STRETCH)
+    return max(key_splits(q, programs, seqlen_k, block_n), more)
 
 
 def head_dim_constants(q: Tensor, v: Tensor) -> dict[str, int]:

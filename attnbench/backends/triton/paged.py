@@ -27,8 +27,8 @@ from attnbench.backends.triton.block_sizes import (
     MIN_BLOCK,
     decode_blocks,
     head_dim_constants,
-    key_splits,
     latent_blocks,
+    paged_splits,
 )
 from attnbench.backends.triton.decode import combine_stretches
 from attnbench.backends.triton.device_functions import add_alibi, alibi_slope, keys_seen, mask_scores, tanh
@@ -101,7 +101,7 @@ def _attend(
         constants, rest = head_dim_constants(q, v_cache), 0
         blocks = decode_blocks(q, v_cache, rows=min(rows, MAX_ROWS))
     row_blocks = triton.cdiv(rows, blocks.BLOCK_M)
-    splits = key_splits(q, heads * row_blocks, problem.seqlen_k, blocks.BLOCK_N)
+    splits = paged_splits(q, heads * row_blocks, problem.seqlen_k, blocks.BLOCK_N)
     stretch = triton.cdiv(triton.cdiv(problem.seqlen_k, blocks.BLOCK_N), splits) * blocks.BLOCK_N
     part, part_lse = out[None], lse[None]
     if splits > 1:
