@@ -74,8 +74,8 @@ def of(*factors: float, rounds: int = 3) -> str:
 def test_the_answer_comes_first_in_three_sentences(comparison: Comparison) -> None:
     speed, money, longest = answer(comparison)
     assert re.fullmatch(
-        r"H100 is 0\.500x \(0\.4[89]\d to 0\.5[01]\d\) as fast as H200 in bursts, over 4 cases \(geometric mean\) with the "
-        r"fastest backends that both have, one unit of each measured\.",
+        r"H100 is 0\.500x \(0\.4[89]\d to 0\.5[01]\d\) as fast as H200 in bursts, over 4 cases \(geometric mean\) with "
+        r"the fastest backends that both have, one unit of each measured\.",
         speed,
     )
     assert re.fullmatch(
