@@ -7,6 +7,7 @@ only be good enough to skip what cannot be measured.
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import math
 import random
@@ -44,9 +45,11 @@ def make_plan(
     *,
     time_limit: float | None = None,
     rounds: int = 1,
+    only: Mapping[Case, Sequence[str]] | None = None,
 ) -> tuple[Job, ...]:
     """Return a job for every case, backend and round; `answers` has one answer of each backend for each case.
 
+    A case in `only` has jobs of those backends alone that have one of its names or patterns.
     In each round the cases are in another random order, and so are the backends of each case. Jobs whose memory does
     not fit are skipped, and with `time_limit` (seconds) also the slowest jobs. On a CPU, where the longest sequences
     take hours, the limit first leaves out the longest sequence lengths: these have no jobs.
@@ -58,7 +61,8 @@ def make_plan(
         shuffled = list(enumerate(cases))
         order.shuffle(shuffled)
         for index, case in shuffled:
-            names = list(answers)
+            patterns = (only or {}).get(case, ("*",))
+            names = [name for name in answers if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
             order.shuffle(names)
             for name in names:
                 answer = answers[name][index]

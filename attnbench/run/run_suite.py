@@ -45,7 +45,7 @@ OTHER_UNIT = "measured on another unit of this GPU model than the run began on: 
 class Request:
     """The options of `attnbench run`."""
 
-    suite: str = "default"  # name of a shipped suite, or a YAML file
+    suite: str | Suite = "default"  # name of a shipped suite, a YAML file, or what it would hold
     settings: Settings = field(default_factory=Settings)
     device: str = "auto"
     rounds: int = 1
@@ -141,7 +141,7 @@ class _Checked:
 
 def _checked(request: Request, device: str) -> _Checked:
     """Check what can be checked before anything slow starts. Raises UserError."""
-    suite = load_suite(request.suite)
+    suite = request.suite if isinstance(request.suite, Suite) else load_suite(request.suite)
     found = resolve_suite_for(suite, device, request.settings)
     specs = {p.backends: select_backends(p.backends) for p in found}
     pools = {
@@ -211,6 +211,7 @@ def _planned(
         chosen.policy,
         time_limit=chosen.time_limit,
         rounds=request.rounds,
+        only=chosen.only,
     )
     if capped := _cap_note(chosen, jobs):
         chosen = replace(chosen, notes=(*chosen.notes, capped))

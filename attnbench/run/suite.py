@@ -17,7 +17,9 @@ axes:                       # the product of all axes is measured
 tokens: 16k                 # batch = max(1, tokens / seqlen), unless axes have batch
 hidden: 2k                  # nheads = hidden / headdim, unless axes have nheads
 exclude: [{headdim: 256, pass: bwd}]
-cases: [{seqlen: 8k, seqlen_q: 1, batch: 32}]     # more cases; an axis that is left out is as above
+cases:                      # more cases; an axis that is left out is as above
+  - {seqlen: 8k, seqlen_q: 1, batch: 32}
+  - {seqlen: 32k, dtype: fp8, backends: [cudnn-fp8]}    # of these backends only
 backends: ["sdpa-*", "!sdpa-math"]
 policy: {max_seconds: 1.0}
 time_limit: 8m
@@ -34,7 +36,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,13 +78,19 @@ class Settings(BaseModel):
     time_limit: Text | None = None
 
 
+class Block(Axes):
+    """Some cases of a suite, measured on all backends of the suite, or on those of them that it names."""
+
+    backends: Names | None = None
+
+
 class Suite(Settings):
     """A suite file, validated."""
 
     name: str = ""
     description: str = ""
     exclude: list[Axes] = []
-    cases: list[Axes] = []
+    cases: list[Block] = []
     interpreters: dict[str, str] = {}
     on_cpu: Settings = Settings()
 
@@ -91,13 +99,17 @@ class Suite(Settings):
 MODELS: Mapping[str, type[BaseModel]] = {
     "": Suite,
     "on_cpu": Settings,
-    **dict.fromkeys(("axes", "exclude", "cases"), Axes),
+    **dict.fromkeys(("axes", "exclude"), Axes),
+    "cases": Block,
 }
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A suite for one kind of device: the cases, the backends and the policy; notes say what differs for the device."""
+    """A suite for one kind of device: the cases, the backends and the policy; notes say what differs for the device.
+
+    A case in `only` is measured on those of the backends that have one of its names or patterns.
+    """
 
     name: str
     cases: tuple[Case, ...]
@@ -105,6 +117,7 @@ class Resolved:
     policy: Policy
     time_limit: float | None
     notes: tuple[str, ...] = ()
+    only: Mapping[Case, tuple[str, ...]] = field(default_factory=dict)
 
 
 def load_suite(name: str) -> Suite:
@@ -169,9 +182,11 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     if kind == "cpu":
         usual, merged = merged, _merge([suite, suite.on_cpu, given])
         notes = _shrunk(usual, merged)
-    cases: dict[Case, None] = {}
-    for block in _blocks(suite, merged, given):
-        cases.update(dict.fromkeys(expand(block, merged.tokens, merged.hidden)))
+    cases: dict[Case, tuple[str, ...]] = {}  # with the backends that it is limited to; () for none
+    for block, names in _blocks(suite, merged, given):
+        for case in expand(block, merged.tokens, merged.hidden):
+            before = cases.get(case, names)
+            cases[case] = tuple(dict.fromkeys((*before, *names))) if before and names else ()
     if not cases:
         raise UserError(FORWARD_ONLY)
     exclude = () if given.models else suite.exclude
@@ -197,7 +212,8 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     backends = merged.backends or ["*"]
     if kind == "fake" and not given.backends:
         backends = ["fake"]
-    return Resolved(suite.name, laid, tuple(backends), policy, limit, notes)
+    only = {case: cases[case] for case in laid if cases[case]}
+    return Resolved(suite.name, laid, tuple(backends), policy, limit, notes, only)
 
 
 def check_has_model(given: Settings) -> None:
@@ -206,19 +222,25 @@ def check_has_model(given: Settings) -> None:
         raise UserError(f"--{word} is of a model; name one with --model NAME (`attnbench models` lists them)")
 
 
-def _blocks(suite: Suite, merged: Settings, given: Settings) -> list[Axes]:
-    """Return the axes whose products are the cases of a suite. Models given as options take the place of its cases."""
+def _blocks(suite: Suite, merged: Settings, given: Settings) -> list[tuple[Axes, tuple[str, ...]]]:
+    """Return the axes whose products are the cases of a suite, each with the backends that its cases are limited to.
+
+    Models given as options take the place of its cases.
+    """
+
+    def own_cases() -> list[tuple[Axes, tuple[str, ...]]]:
+        return [
+            (overlay(overlay(merged.axes, case), given.axes), tuple(case.backends or ())) for case in suite.cases
+        ]
+
     if not merged.models:
         check_has_model(given)
-        blocks = [merged.axes]
-        blocks += [overlay(overlay(merged.axes, case), given.axes) for case in suite.cases]
-        return blocks[1:] if suite.cases and suite.axes == Axes() else blocks
+        return own_cases() if suite.cases and suite.axes == Axes() else [(merged.axes, ()), *own_cases()]
     check_not_both(given.axes)
     below = merged.axes.model_copy(update=dict.fromkeys(FIXED))
     own = given.axes if given.models else overlay(suite.axes, given.axes)
     blocks = model_axes(merged.models, merged.tp, merged.phase, below, own)
-    rest = () if given.models else suite.cases
-    return blocks + [overlay(overlay(merged.axes, case), given.axes) for case in rest]
+    return [(block, ()) for block in blocks] + ([] if given.models else own_cases())
 
 
 def _merge(layers: Sequence[Settings]) -> Settings:
