@@ -36,10 +36,13 @@ class SdpaFlash(Flash):
     """SDPA's flash backend with the kernels of another library."""
 
     implementation = ""  # torch's name of the kernels
-    direct: Library  # the backend that calls the same kernels without SDPA
+    kernels: type[Library]  # the backend that calls the same kernels without SDPA
     cpu_limits = None
     probe_imports = True
     efficiency = 0.75
+
+    def __init__(self) -> None:
+        self.direct = self.kernels()  # one's own: it knows what it was probed for
 
     def probe(self) -> Probe:
         library = self.direct.probe()
@@ -85,7 +88,7 @@ class SdpaFlashAttention3(SdpaFlash):
     paste = sdpa_paste("FLASH_ATTENTION", LOWER_RIGHT, ACTIVATE.format("FA3"), ACTIVATE_FROM)
     uses: ClassVar = FlashAttention3.distributions
     implementation = "FA3"
-    direct = FlashAttention3()
+    kernels = FlashAttention3
 
 
 class SdpaFlashAttention4(SdpaFlash):
@@ -94,7 +97,7 @@ class SdpaFlashAttention4(SdpaFlash):
     verified: ClassVar = ("NVIDIA H200, torch 2.11, flash-attn-4 4.0.0b18",)
     uses: ClassVar = (*FlashAttention4.distributions, *FlashAttention4.uses)
     implementation = "FA4"
-    direct = FlashAttention4()
+    kernels = FlashAttention4
 
     def probe(self) -> Probe:
         found = super().probe()

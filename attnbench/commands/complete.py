@@ -47,6 +47,13 @@ def suites() -> Iterable[str]:
     return shipped_suites()
 
 
+def papers() -> Iterable[str]:
+    """Return the names of the files of claims that ship."""
+    from attnbench.run.shipped_suites import shipped_claims
+
+    return shipped_claims()
+
+
 def models() -> Iterable[str]:
     """Return the names of --model."""
     from attnbench.core.models import MODELS

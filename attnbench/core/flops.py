@@ -106,6 +106,15 @@ def flops(case: Case, convention: Convention = "exact") -> float:
     return per_pair * found * s.nheads
 
 
+def input_bytes(case: Case) -> int:
+    """Return the bytes of q, k, v and, for a backward, dout, as a call is given them; fp8 ones are given in bf16."""
+    s, size = case.extent, RESULT_ITEMSIZE[case.dtype]
+    of_q = s.batch * s.seqlen_q * s.nheads * (s.headdim + (s.headdim_v if case.has_backward else 0))
+    keys = sum(case.pages) * case.page_size if case.is_paged else s.batch * s.seqlen_k
+    of_k = keys * s.nheads_k * (s.headdim if case.latent else s.headdim + s.headdim_v)
+    return of_q * size + of_k * (case.cache_itemsize if case.is_paged else size)
+
+
 @cache
 def ideal_bytes(case: Case) -> int:
     """Return the least bytes that one call of the case moves, with each operand moved one time.

@@ -26,7 +26,7 @@ from typing import Literal
 from attnbench.core import formats, stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.flops import Roofline, flops, ideal_bytes, pairs
+from attnbench.core.flops import Roofline, flops, ideal_bytes, input_bytes, pairs
 from attnbench.core.policy import INSTRUMENTS
 from attnbench.results.rows import Rates, Row
 from attnbench.results.uncertainty import uncertainty, within_process
@@ -300,6 +300,13 @@ def speedup(row: Row) -> float | None:
 def memory_peak(row: Row) -> float | None:
     """The most that one call takes from torch's allocator, over its inputs."""
     return row.one_value("memory_peak")
+
+
+@metric("Peak memory of one call with its inputs", "B", "lower", formats.size, whole=True)
+def memory_total(row: Row) -> float | None:
+    """The most that one call takes from torch's allocator, and its inputs."""
+    added = memory_peak(row)
+    return None if added is None else added + input_bytes(row.case)
 
 
 @metric("Peak memory added by one call, as the driver sees it", "B", "lower", formats.size, whole=True)

@@ -229,9 +229,7 @@ def _blocks(suite: Suite, merged: Settings, given: Settings) -> list[tuple[Axes,
     """
 
     def own_cases() -> list[tuple[Axes, tuple[str, ...]]]:
-        return [
-            (overlay(overlay(merged.axes, case), given.axes), tuple(case.backends or ())) for case in suite.cases
-        ]
+        return [(overlay(overlay(merged.axes, case), given.axes), tuple(case.backends or ())) for case in suite.cases]
 
     if not merged.models:
         check_has_model(given)

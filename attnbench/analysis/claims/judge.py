@@ -1,0 +1,202 @@
+"""Printed figures beside measured ones, and the verdict.
+
+A figure is **reproduced** where the printed value with its tolerance and the measured value with its uncertainty have a
+common part, in bursts or without pauses: papers rarely say which they measured. A range is reproduced where the mean
+over the cases (geometric) is in it, "to X" where the best case reaches X, "over X" where all do; a best that is not reached says nothing where cases
+are missing. A metric itself is
+judged on the GPU model that it was printed of only, a ratio of two backends on any.
+
+The uncertainty is that of other processes on this card, and of a metric itself that of other cards of the model too,
+since the authors' was another one. Of several cases it is the mean of theirs: what moves one may move all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from attnbench.analysis.claims.claim_file import ANY_GPU, Figure, Setting
+from attnbench.core import gpus
+from attnbench.core.case import Case
+from attnbench.core.record import WRONG
+from attnbench.core.text import count
+from attnbench.results import case_names
+from attnbench.results.cells import Cell
+from attnbench.results.metrics import METRICS
+
+Outcome = Literal["reproduced", "not reproduced", "cannot be tried here"]
+NOT_THERE = "not among these results; attnbench claims measures it"
+SUSTAINED = {"latency": "sustained_latency", "tflops": "sustained_tflops"}  # metric -> the same without pauses
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measured figure: its value and 95 % interval, over the cases the mean or the best, with least and most."""
+
+    value: float
+    low: float
+    high: float
+    least: float  # of the cases
+    most: float
+    cases: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One figure of a claim on one GPU model: what was measured, and the verdict with its reason."""
+
+    setting: Setting
+    figure: Figure
+    gpu: str
+    bursts: Measured | None
+    sustained: Measured | None
+    outcome: Outcome
+    why: str
+    ran: tuple[str, ...] = ()  # the backends that were measured, with their versions
+
+    @property
+    def off(self) -> float | None:
+        """How far the nearer of the two measured values is from what was printed, as a ratio less 1; None without any.
+
+        0 within a printed range, and beyond a printed bound.
+        """
+        offs = [_off(self.figure, found) for found in (self.bursts, self.sustained) if found]
+        return min(offs, key=abs) if offs else None
+
+
+Cells = Mapping[tuple[Case, str], Cell]
+
+
+def gpu_of(cell: Cell) -> str:
+    """Return the GPU model that a cell was measured on, by attnbench's table; else the device's own name."""
+    device = cell.run.environment.device
+    known = gpus.find(device.name, device.memory, device.multiprocessors)
+    return known.name if known else device.name
+
+
+def by_gpu(cells: Sequence[Cell]) -> dict[str, dict[tuple[Case, str], Cell]]:
+    """Return GPU model -> (case, backend) -> its cell. Of several a measured one counts, then the latest."""
+    found: dict[str, dict[tuple[Case, str], Cell]] = {}
+    for cell in sorted(cells, key=lambda cell: (cell.status == "ok", cell.run.started)):
+        found.setdefault(gpu_of(cell), {})[cell.key] = cell
+    return found
+
+
+def judge(setting: Setting, gpu: str, cells: Cells) -> list[Finding]:
+    """Return a finding for each figure of a claim on a GPU model; `cells` are of the claim's FLOPs convention."""
+    if setting.claim.cannot:
+        return []
+    return [_judged(setting, figure, gpu, cells) for figure in setting.figures]
+
+
+def _judged(setting: Setting, figure: Figure, gpu: str, cells: Cells) -> Finding:
+    def cannot(why: str) -> Finding:
+        return Finding(setting, figure, gpu, None, None, "cannot be tried here", why)
+
+    if not figure.is_ratio and setting.gpu not in (ANY_GPU, gpu):
+        return cannot(f"printed of an {setting.gpu}")
+    sides = [_side(setting.cases, names, cells) for names in (figure.backends, figure.over) if names]
+    if missing := [side for side in sides if isinstance(side, str)]:
+        return cannot("; ".join(filter(None, dict.fromkeys(missing))) or NOT_THERE)
+    measured = [side for side in sides if not isinstance(side, str)]
+    together = [case for case in setting.cases if all(case in side for side in measured)]
+    if not together:
+        return cannot("no case was measured on both")
+    bursts = _measured(figure, figure.metric, together, measured)
+    sustained = None
+    if also := SUSTAINED.get(figure.metric):
+        sustained = _measured(figure, also, together, measured)
+    ran = tuple(_with_version(next(iter(side.values()))) for side in measured)
+    why = "" if len(together) == len(setting.cases) else f"{len(together)} of {count(len(setting.cases), 'case')}"
+    held = [found for found in (bursts, sustained) if found]
+    if not held:
+        return cannot(f"{figure.metric} was not measured")
+    holds = any(_holds(figure, found) for found in held)
+    if why and not holds and figure.printed.kind == "up to":
+        return cannot(f"{why} measured, and the best may be another")
+    outcome: Outcome = "reproduced" if holds else "not reproduced"
+    return Finding(setting, figure, gpu, bursts, sustained, outcome, why, ran)
+
+
+def _side(cases: Sequence[Case], names: Sequence[str], cells: Cells) -> dict[Case, Cell] | str:
+    """Return the measured cells of the first of some backends that has any; else how one ended, "" for none at all."""
+    for name in names:
+        if found := {case: cells[case, name] for case in cases if _is_measured(cells.get((case, name)))}:
+            return found
+    ended = {name: [cell for case in cases if (cell := cells.get((case, name)))] for name in names}
+    name, cells_of_it = next(((name, own) for name, own in ended.items() if own), ("", []))
+    worst = next((cell for cell in cells_of_it if cell.status in WRONG), cells_of_it[0] if cells_of_it else None)
+    return f"{name}: {case_names.ENDINGS[worst.status]}, {worst.reason or 'without a reason'}" if worst else ""
+
+
+def _is_measured(cell: Cell | None) -> bool:
+    return cell is not None and cell.status == "ok"
+
+
+def _measured(
+    figure: Figure, metric: str, cases: Sequence[Case], sides: Sequence[Mapping[Case, Cell]]
+) -> Measured | None:
+    """Return the figure in a metric over cases, of one side or as the ratio of two; None where it has no value."""
+    values, halves = [], []
+    for case in cases:
+        of_sides = [side[case].value(metric) for side in sides]
+        known = [value for value in of_sides if value]
+        if len(known) < len(of_sides):
+            continue
+        higher = METRICS[metric].better == "higher"
+        values.append(known[0] if len(known) == 1 else known[0] / known[1] if higher else known[1] / known[0])
+        halves.append(_half_interval(metric, [side[case] for side in sides]))
+    if not values:
+        return None
+    half = sum(halves) / len(halves)
+    value = {"up to": max(values), "at least": min(values)}.get(figure.printed.kind) or _mean(values)
+    return Measured(value, value * math.exp(-half), value * math.exp(half), min(values), max(values), len(values))
+
+
+def _half_interval(metric: str, cells: Sequence[Cell]) -> float:
+    """Return the uncertainty of a metric of one cell, or of its ratio of two cells of one card; 0 where not known."""
+    sure = METRICS[metric].sure_as
+    halves = [cell.half_interval(sure) or 0.0 for cell in cells] if sure else [0.0]
+    units = cells[0].uncertainty.units if sure and len(cells) == 1 and cells[0].uncertainty else 0.0
+    return math.hypot(*halves, units)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def _holds(figure: Figure, found: Measured) -> bool:
+    """Whether a measured figure and the printed one have a common part."""
+    low, high = _allowed(figure)
+    return found.high >= low and found.low <= high
+
+
+def _allowed(figure: Figure) -> tuple[float, float]:
+    """Return what a printed figure is with its tolerance; a bound has no end."""
+    printed, tolerance = figure.printed, figure.tolerance
+    return printed.low / (1 + tolerance), math.inf if printed.kind in ("up to", "at least") else printed.high * (
+        1 + tolerance
+    )
+
+
+def _off(figure: Figure, found: Measured) -> float:
+    printed = figure.printed
+    if found.value < printed.low:
+        return found.value / printed.low - 1
+    beyond = printed.kind in ("equal", "range") and found.value > printed.high
+    return found.value / printed.high - 1 if beyond else 0.0
+
+
+def _with_version(cell: Cell) -> str:
+    version = cell.rows[0].record.version or cell.run.versions.get(cell.backend)
+    return f"{cell.backend} ({version})" if version else cell.backend
+
+
+def outcome_of(findings: Sequence[Finding]) -> Outcome:
+    """Return the verdict of a claim: not reproduced where a figure is not, reproduced where all that were tried are."""
+    outcomes = {finding.outcome for finding in findings}
+    if "not reproduced" in outcomes:
+        return "not reproduced"
+    return "reproduced" if "reproduced" in outcomes else "cannot be tried here"

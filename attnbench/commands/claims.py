@@ -1,0 +1,165 @@
+"""`attnbench claims`: measure published figures again, or judge them by run files. Heavy imports stay inside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnbench.commands import complete, options, output
+from attnbench.commands.shared import command_line, ends_with_its_reader, live, read, tell
+from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
+from attnbench.core.text import count
+
+if TYPE_CHECKING:
+    from attnbench.analysis.claims.claim_file import Setting
+    from attnbench.run.run_suite import Outcome
+
+what = partial(typer.Option, rich_help_panel="Which claims")
+files = partial(typer.Option, rich_help_panel="Files and output")
+SUSTAINED = "2s"
+
+
+@options.grouped
+def claims(
+    *,
+    results: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="RUN", help="Run files to judge by, of one GPU or several; without any it measures."),
+    ] = None,
+    paper: Annotated[
+        list[str] | None,
+        what(
+            metavar="NAMES",
+            help="Sources: names or patterns (--list shows them), or YAML files of your own. Default: all.",
+            autocompletion=complete.several(complete.papers),
+        ),
+    ] = None,
+    gpu: Annotated[
+        list[str] | None, what(metavar="NAMES", help="Claims printed of GPUs with one of these in their names: h100.")
+    ] = None,
+    backend: Annotated[
+        list[str] | None,
+        what(
+            "--backend",
+            "-b",
+            metavar="NAMES",
+            help="Claims about these backends: names or patterns.",
+            autocompletion=complete.several(complete.backends),
+        ),
+    ] = None,
+    listed: Annotated[bool, what("--list", help="Show what is claimed; measure nothing.")] = False,
+    device: options.Device = "auto",
+    time_limit: Annotated[
+        str | None, options.how(metavar="TIME", help="Stop after this time, as in 90s or 10m; --resume goes on.")
+    ] = None,
+    sustained: Annotated[
+        str,
+        options.how(metavar="TIME", help="Measure each cell this long without pauses too, as papers may have; 0: not."),
+    ] = SUSTAINED,
+    rounds: Annotated[
+        int, options.how(metavar="N", help="Measure everything N times, each time in new processes.")
+    ] = 1,
+    python: options.Python = None,
+    allow_wrong: Annotated[
+        bool, options.how("--allow-wrong", help="End with exit code 0 even if a result is wrong. It is 5 otherwise.")
+    ] = False,
+    out: Annotated[
+        Path | None, files(metavar="FILE", help="The run file to write. Default: a new file in results/.")
+    ] = None,
+    dry_run: Annotated[
+        bool, files("--dry-run", help="Show the plan and how long it would take. Measures and writes nothing.")
+    ] = False,
+    output_to: output.Output,
+) -> None:
+    """Measure what papers and vendors print: reproduced, not reproduced (by how much), or cannot be tried here (why).
+
+    A figure is judged on the GPU model that it was printed of, a ratio of two backends on any GPU. Settings are as
+    printed: batch, heads, dtype, FLOPs convention. A claim is a few lines of YAML: docs/claims.md.
+
+    attnbench claims
+    attnbench claims --list
+    attnbench claims --paper fa3,cudnn
+    attnbench claims --gpu h100 -b fa3,sdpa-cudnn --time-limit 5m
+    attnbench claims h100.jsonl h200.jsonl --html claims.html
+
+    Exit code 0: done, whatever the verdicts; 1: nothing could be tried; 2: bad input, or output that cannot be written;
+    5: a wrong result, unless --allow-wrong is given; 129, 130, 143: hung up, interrupted, terminated.
+    """
+    wanted = output_to.wanted()
+    given = {"--out": out, "--python": python, "--time-limit": time_limit, "--dry-run": dry_run}
+    given |= {"--rounds": rounds != 1, "--device": device != "auto", "--sustained": sustained != SUSTAINED}
+    if (results or listed) and (measuring := [name for name, is_given in given.items() if is_given]):
+        raise UserError(f"{' and '.join(measuring)}: of measuring; with run files or --list nothing is measured")
+
+    from attnbench.analysis.claims.claim_file import load, selected
+    from attnbench.analysis.claims.document import document, listing
+
+    settings = selected(load(_words(paper)), _words(gpu), _words(backend))
+    if listed:
+        ends_with_its_reader()
+        raise typer.Exit(output.write(listing(settings), wanted))
+    outcome = None
+    if not results:
+        outcome = _measured(settings, sustained, time_limit, device, rounds, python, out, dry_run, allow_wrong)
+        if dry_run:
+            from attnbench.analysis.summary import planned
+
+            raise typer.Exit(output.write(planned.document(outcome.run), wanted))
+    runs = [outcome.run] if outcome else [read(path) for path in results or ()]
+    ends_with_its_reader()
+    shown = document(settings, runs)
+    unwritten = output.write(shown, wanted)
+    tried = any(row["value"] is not None for row in shown.rows)
+    code = outcome.exit_code if outcome else 0
+    if code in (*EXIT_BY_SIGNAL, EXIT_WRONG_RESULT):
+        raise typer.Exit(code)
+    raise typer.Exit(unwritten or (0 if tried else EXIT_NOTHING_MEASURED))
+
+
+def _words(given: Sequence[str] | None) -> list[str]:
+    return [word.strip() for text in given or () for word in text.split(",") if word.strip()]
+
+
+def _measured(
+    settings: Sequence[Setting],
+    sustained: str,
+    time_limit: str | None,
+    device: str,
+    rounds: int,
+    python: Sequence[str] | None,
+    out: Path | None,
+    dry_run: bool,
+    allow_wrong: bool,
+) -> Outcome:
+    """Measure the cases of claims; stderr says what goes on, which file it wrote, and what is left."""
+    from attnbench.analysis.claims.claim_file import suite_of
+    from attnbench.core.sizes import parse_duration
+    from attnbench.report.progress.run_progress import RunProgress
+    from attnbench.results.run_file import missing
+    from attnbench.run import run_suite as runs
+    from attnbench.run.suite import parse_options
+
+    seconds = 0.0 if sustained == "0" else parse_duration(sustained, "--sustained")
+    request = runs.Request(
+        suite_of(settings, seconds),
+        parse_options({"time_limit": time_limit}),
+        device,
+        rounds,
+        out,
+        dry_run=dry_run,
+        pythons=tuple(python or ()),
+        allow_wrong=allow_wrong,
+        argv=command_line(),
+    )
+    with live(RunProgress, "anything was measured") as progress:
+        outcome = runs.run_suite(request, progress)
+    if outcome.path:
+        tell(f"Results: {outcome.path}")
+        if left := [job for job in missing(outcome.run) if job.skip is None or job.resumable]:
+            again = f"attnbench run --resume {outcome.path}, then attnbench claims {outcome.path}"
+            tell(f"{count(len(left), 'job')} left; to measure them: {again}")
+    return outcome
