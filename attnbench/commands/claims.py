@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 what = partial(typer.Option, rich_help_panel="Which claims")
 files = partial(typer.Option, rich_help_panel="Files and output")
-SUSTAINED = "2s"
+SUSTAINED = "1s"
 
 
 @options.grouped
@@ -54,7 +54,8 @@ def claims(
     listed: Annotated[bool, what("--list", help="Show what is claimed; measure nothing.")] = False,
     device: options.Device = "auto",
     time_limit: Annotated[
-        str | None, options.how(metavar="TIME", help="Stop after this time, as in 90s or 10m; --resume goes on.")
+        str | None,
+        options.how(metavar="TIME", help="Stop after this time, as in 90s or 10m; attnbench run --resume goes on."),
     ] = None,
     sustained: Annotated[
         str,

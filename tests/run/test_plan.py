@@ -42,6 +42,13 @@ def test_every_case_on_every_backend_in_every_round_once() -> None:
     assert len({j.id for j in jobs}) == len(jobs)
 
 
+def test_a_case_may_be_of_some_backends_only() -> None:
+    answers = {name: CaseSupport() for name in ("eager", "sdpa-flash", "sdpa-cudnn")}
+    jobs = make(answers, only={CASES[0]: ("sdpa-*",), CASES[1]: ("eager", "fa3")})
+    of = {case: {job.backend for job in jobs if job.case == case} for case in CASES}
+    assert (of[CASES[0]], of[CASES[1]], of[CASES[2]]) == ({"sdpa-flash", "sdpa-cudnn"}, {"eager"}, {*answers})
+
+
 def test_the_backends_of_a_case_follow_each_other() -> None:
     jobs = make({name: CaseSupport() for name in "abc"})
     for i in range(0, len(jobs), 3):

@@ -56,6 +56,22 @@ def test_what_is_not_said() -> None:
     assert (resolved.backends, resolved.policy, resolved.time_limit) == (("*",), Policy(), None)
 
 
+def test_a_block_of_cases_may_name_its_backends() -> None:
+    data = {
+        "backends": ["eager", "sdpa-*"],
+        "cases": [
+            {"seqlen": "2k", "backends": "sdpa-flash"},
+            {"seqlen": "4k", "backends": ["eager"]},
+            {"seqlen": "1k"},
+        ],
+    }
+    only = {case.shape.seqlen_k: names for case, names in resolve(data).only.items()}
+    assert only == {2048: ("sdpa-flash",), 4096: ("eager",)}
+    both = [{"seqlen": "2k", "backends": "eager"}, {"seqlen": "2k", "backends": "sdpa-*,eager"}]
+    assert [*resolve({"cases": both}).only.values()] == [("eager", "sdpa-*")]
+    assert resolve({"cases": [*both, {"seqlen": "2k"}]}).only == {}
+
+
 def test_the_same_case_said_twice_is_one() -> None:
     assert len(cases({"axes": {**AXES, "dtype": ["bf16", "bf16"], "seqlen": "1k,1024"}})) == 1
 

@@ -2,9 +2,9 @@
 
 A figure is **reproduced** where the printed value with its tolerance and the measured value with its uncertainty have a
 common part, in bursts or without pauses: papers rarely say which they measured. A range is reproduced where the mean
-over the cases (geometric) is in it, "to X" where the best case reaches X, "over X" where all do; a best that is not reached says nothing where cases
-are missing. A metric itself is
-judged on the GPU model that it was printed of only, a ratio of two backends on any.
+over the cases (geometric) is in it, "to X" where the best case reaches X, "over X" where all do. Where cases are
+missing, a best that is not reached says nothing. A metric itself is judged on the GPU model that it was printed of
+only, a ratio of two backends on any.
 
 The uncertainty is that of other processes on this card, and of a metric itself that of other cards of the model too,
 since the authors' was another one. Of several cases it is the mean of theirs: what moves one may move all.
@@ -109,13 +109,17 @@ def _judged(setting: Setting, figure: Figure, gpu: str, cells: Cells) -> Finding
     if also := SUSTAINED.get(figure.metric):
         sustained = _measured(figure, also, together, measured)
     ran = tuple(_with_version(next(iter(side.values()))) for side in measured)
-    why = "" if len(together) == len(setting.cases) else f"{len(together)} of {count(len(setting.cases), 'case')}"
+    asked = [names[0] for names in (figure.backends, figure.over) if names]
+    own = [next(iter(side.values())).backend for side in measured]
+    instead = [f"{had} for {name}" for name, had in zip(asked, own, strict=True) if had != name]
+    some = [] if len(together) == len(setting.cases) else [f"{len(together)} of {count(len(setting.cases), 'case')}"]
+    why = ", ".join(some + instead)
     held = [found for found in (bursts, sustained) if found]
     if not held:
         return cannot(f"{figure.metric} was not measured")
     holds = any(_holds(figure, found) for found in held)
-    if why and not holds and figure.printed.kind == "up to":
-        return cannot(f"{why} measured, and the best may be another")
+    if some and not holds and figure.printed.kind == "up to":
+        return cannot(f"{some[0]} measured, and the best may be another")
     outcome: Outcome = "reproduced" if holds else "not reproduced"
     return Finding(setting, figure, gpu, bursts, sustained, outcome, why, ran)
 
