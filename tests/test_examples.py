@@ -59,9 +59,10 @@ ONCE = {one.arguments: one for one in reversed(ALL)}.values()
 
 
 def _measures(one: Example) -> bool:
-    """Whether an example measures: `recommend` does without run files."""
+    """Whether an example measures: `recommend` and `claims` do without run files, but for a list of claims."""
     name, *words = one.arguments
-    return name in MEASURING or (name == "recommend" and not any(".jsonl" in word for word in words))
+    given = any(".jsonl" in word or word == "--list" for word in words)
+    return name in MEASURING or (name in ("recommend", "claims") and not given)
 
 
 SHOWING = [one for one in ONCE if not _measures(one) and one.arguments[0] not in PARSED_ONLY]
@@ -100,7 +101,8 @@ def measures(example: Example) -> str:
     if example.arguments[0] == "profile":
         cases, backends, more = (profiles.one_case(request, "cuda")[0],), request.backends, []
     else:
-        resolved = resolve(load_suite(request.suite), "cuda", request.settings)
+        suite = load_suite(request.suite) if isinstance(request.suite, str) else request.suite
+        resolved = resolve(suite, "cuda", request.settings)
         cases, backends = resolved.cases, resolved.backends
         more = [f"{rounds} rounds"] if (rounds := getattr(request, "rounds", 1)) > 1 else []
         more += [f"at most {format_duration(resolved.time_limit)}"] if resolved.time_limit else []
