@@ -33,7 +33,6 @@ on_cpu: {tokens: 2k}        # replaces the settings above if there is no GPU
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,12 +46,13 @@ from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.layouts import packable
 from attnbench.core.policy import INSTRUMENTS, Policy
 from attnbench.core.sizes import format_size, parse_duration
-from attnbench.core.text import count
+from attnbench.core.text import count, shortened
 from attnbench.run import yaml_file
 from attnbench.run.axes import FORWARD_ONLY, LATENT, STRICT, Axes, Item, Text, expand, matches, overlay, parsed
 from attnbench.run.model_axes import FIXED, check_not_both, model_axes
 from attnbench.run.shipped_suites import shipped_suites
 
+MOST = 2**63  # of a number in a policy
 GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # fields of a policy
 CHOICES: Mapping[str, Sequence[str]] = {  # fields of a policy and their values
     "timer": INSTRUMENTS,
@@ -281,8 +281,8 @@ def _policy(settings: Mapping[str, Any]) -> Policy:
         elif isinstance(default, str):
             if value not in CHOICES[name]:
                 raise UserError(f"policy: {name}: unknown {value!r}{did_you_mean(str(value), CHOICES[name])}")
-        elif isinstance(value, (str, bool)) or not math.isfinite(value) or value < 0:
-            raise UserError(f"policy: {name}: {value!r} is not a number of at least 0")
+        elif isinstance(value, (str, bool)) or not 0 <= value < MOST:
+            raise UserError(f"policy: {name}: {shortened(repr(value))} is not a number of at least 0, below 2^63")
         elif isinstance(default, int) and (isinstance(value, float) or (value < 1 and name != "seed")):
             raise UserError(f"policy: {name}: {value!r} is not a whole number of at least 1")
     return Policy(**settings)

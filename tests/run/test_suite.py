@@ -56,6 +56,13 @@ def test_what_is_not_said() -> None:
     assert (resolved.backends, resolved.policy, resolved.time_limit) == (("*",), Policy(), None)
 
 
+@pytest.mark.parametrize("value", [10**400, -1, math.inf, math.nan, 2**63])
+def test_a_number_of_a_policy_is_within_bounds(value: float) -> None:
+    with pytest.raises(UserError, match="policy: max_seconds: .* is not a number of at least 0, below 2\\^63") as error:
+        parse({"policy": {"max_seconds": value}})
+    assert len(str(error.value)) < 150
+
+
 def test_a_block_of_cases_may_name_its_backends() -> None:
     data = {
         "backends": ["eager", "sdpa-*"],
