@@ -58,7 +58,7 @@ def test_what_is_not_said() -> None:
 
 @pytest.mark.parametrize("value", [10**400, -1, math.inf, math.nan, 2**63])
 def test_a_number_of_a_policy_is_within_bounds(value: float) -> None:
-    with pytest.raises(UserError, match="policy: max_seconds: .* is not a number of at least 0, below 2\\^63") as error:
+    with pytest.raises(UserError, match=r"max_seconds: .* is not a number of at least 0, below 2\^63") as error:
         parse({"policy": {"max_seconds": value}})
     assert len(str(error.value)) < 150
 
