@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked
+
 COMMAND = (sys.executable, "-m", "attnbench")
 FAKE = ("run", "--device", "fake", "-b", "fake")
 SMALL = ("--headdim", "128", "--full", "--pass", "fwd")  # one case a length
@@ -66,12 +68,19 @@ class Tool:
         return {**kept, "COLUMNS": "120", **({"ATTNBENCH_FAKE": fake} if fake else {}), **more}
 
     def __call__(self, *args: str | Path, code: int | None = 0, fake: str = "", **env: str) -> Result:
-        """Run the command to its end, check the exit code (None: any), and return what it printed."""
-        with self.start(*args, fake=fake, **env) as process:
-            out, err = process.communicate(timeout=120)
+        """Run the command to its end, check the exit code (None: any), and return what it printed.
+
+        With a variable that Python itself reads it is a new interpreter, else a fork of one (forked.py).
+        """
+        if any(name.startswith(("PYTHON", "LC_", "LANG")) for name in env):
+            with self.start(*args, fake=fake, **env) as process:
+                out, err = process.communicate(timeout=120)
+            found = process.returncode
+        else:
+            found, out, err = forked.run([*map(str, args)], self.folder, self.env(fake, **env))
         assert "Traceback" not in err, err
-        assert code in (None, process.returncode), f"exit code {process.returncode}\n{out}\n{err}"
-        return Result(process.returncode, out, err)
+        assert code in (None, found), f"exit code {found}\n{out}\n{err}"
+        return Result(found, out, err)
 
     @contextlib.contextmanager
     def start(
