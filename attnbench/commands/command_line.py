@@ -29,6 +29,7 @@ COMMANDS = (
     "recommend",
     "compare",
     "history",
+    "cluster",
     "baseline",
     "env",
 )
