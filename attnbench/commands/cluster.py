@@ -24,11 +24,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-OURS = {
-    "out": "give --out DIR to cluster run",
-    "resume": "resume single files with attnbench run",
-    "again": "resume single files",
-}
+ONE_FILE = ("out", "resume", "again")  # options of attnbench run that are of one run file
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -96,15 +92,13 @@ def run(
         raise typer.Exit(output.write(planned([_facts(unit) for unit in found], plan.words), wanted))
     from attnbench.analysis.cluster.document import document
 
-    code = cluster.exit_code(found, plan.allow_wrong)
-    runs = {unit.name: unit.path for unit in found if unit.done}
-    if runs:
-        code = code or output.write(document(run_files_of([*runs.values()])), wanted)
+    runs = [unit.path for unit in found if unit.done]
+    unwritten = output.write(document(run_files_of(runs)), wanted) if runs else 0
     for unit in found:
         if unit.state == "lost":
             tell(f"attnbench: {unit.name} is lost: {unit.reason}")
-    tell(f"Results: {plan.out}" if runs else "attnbench: nothing was measured")
-    raise typer.Exit(code)
+    tell(f"Results: {plan.out}; attnbench report shows each file" if runs else "attnbench: nothing was measured")
+    raise typer.Exit(cluster.exit_code(found, plan.allow_wrong) or unwritten)
 
 
 @app.command()
@@ -148,11 +142,9 @@ def _plan(words: Sequence[str], out: Path | None, *, patience: str, **given: Any
 
     program: Any = typer.main.get_command(command_line("run"))
     params = program.commands["run"].make_context("attnbench run", [*words]).params
-    for name, instead in OURS.items():
+    for name in ONE_FILE:
         if params[name]:
-            raise UserError(
-                f"--{name} is not for cluster run, which writes one file per device; {instead}".rstrip("; ")
-            )
+            raise UserError(f"--{name} is of a single run file; go on with one by attnbench run --resume FILE there")
     device = parse_device(params["device"])
     if device.startswith("cuda:"):
         raise UserError(f"--device {device}: every GPU is measured; leave it out, or give cpu")

@@ -10,6 +10,7 @@ The only file that imports ray.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -20,7 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
+from attnbench.core.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_DONE,
+    EXIT_NOTHING_MEASURED,
+    EXIT_WRONG_RESULT,
+    Interrupted,
+    UserError,
+)
 from attnbench.core.record import WRONG
 from attnbench.core.text import count, one_line, some
 from attnbench.results import decode, run_file
@@ -109,7 +117,7 @@ def connected(address: str | None) -> Iterator[None]:
     options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        ray.init(address, log_to_driver=False, logging_level="CRITICAL", configure_logging=True, **options)
+        ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **options)
     except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
         raise UserError(f"--address {address}: {one_line(str(error))[:200]}") from None
     finally:  # Ray takes the signals for itself
@@ -219,6 +227,10 @@ def measure(found: Sequence[Unit], plan: Plan, observer: ClusterObserver) -> Non
             run.launch()
         while any(run.open for run in runs):
             _next_events(runs)
+    except Exception as error:
+        if isinstance(error.__cause__, Interrupted):  # Ray wraps what a signal raises while it waits
+            raise error.__cause__ from None
+        raise
     finally:
         for run in runs:
             run.stop()
@@ -229,8 +241,9 @@ def _next_events(runs: Sequence[_NodeRun]) -> None:
     import ray
 
     tasks = {run.task: run for run in runs if run.task is not None}
-    ready = ray.wait([*tasks], num_returns=1, timeout=0.5, fetch_local=False)[0] if tasks else time.sleep(0.5) or []
-    for task in ready:
+    if not tasks:
+        time.sleep(0.5)
+    for task in ray.wait([*tasks], num_returns=1, timeout=0.5, fetch_local=False)[0] if tasks else ():
         tasks[task].take()
     for run in runs:
         run.look()
@@ -248,7 +261,8 @@ class _NodeRun:
     _retry_from: float | None = None  # when to look for the node again; None where it is not waited for
     _launched: float = 0.0
     _heard: bool = True
-    _node_id: str = field(default="", init=False)
+    _node_id: str = ""
+    _dead: set[str] = field(default_factory=set)  # Ray's ids of it that are gone, also where Ray lists them yet
 
     @property
     def left(self) -> list[Unit]:
@@ -284,7 +298,9 @@ class _NodeRun:
         import ray
 
         name = self.units[0].node.name
-        alive = {node["NodeID"]: _name(node) for node in ray.nodes() if node["Alive"]}
+        alive = {
+            node["NodeID"]: _name(node) for node in ray.nodes() if node["Alive"] and node["NodeID"] not in self._dead
+        }
         known = self._node_id if self._node_id in alive else next((id for id in alive if alive[id] == name), None)
         if known:
             self._retry_from = None
@@ -306,8 +322,13 @@ class _NodeRun:
         except StopIteration:
             self._ended("its run was stopped")
         except ray.exceptions.RayError as error:
-            died = isinstance(error, ray.exceptions.NodeDiedError)
-            self._ended("the node died" if died else _why(error), 0.0 if died else SETTLE)
+            gone = isinstance(error, ray.exceptions.TaskUnschedulableError)  # it died before it could begin
+            if gone or isinstance(error, ray.exceptions.NodeDiedError):
+                self._dead.add(self._node_id)
+                self._retried = self._retried and not gone
+                self._ended("the node died")
+            else:
+                self._ended(_why(error), SETTLE)
         else:
             name, what, content = message
             self._heard = True
@@ -374,21 +395,19 @@ class _NodeRun:
             self.observer.changed(unit, _ending(unit))
 
     def stop(self) -> None:
-        """Stop the children of a task that still runs, and wait for that."""
-        if self.task is None:
-            return
+        """Stop the children of a task that still runs, wait for that, and keep what they measured meanwhile."""
         import ray
 
-        with contextlib.suppress(ray.exceptions.RayError):
+        if self.task is None:
+            return
+        deadline = time.monotonic() + cluster_node.STOP
+        with contextlib.suppress(ray.exceptions.RayError, StopIteration):
             ray.cancel(self.task, force=False, recursive=False)
-            deadline = time.monotonic() + cluster_node.STOP
-            while time.monotonic() < deadline:
-                ready, _ = ray.wait([self.task], timeout=0.5, fetch_local=False)
-                if ready:
-                    self.take()  # what was measured while it stopped; its end raises or clears the task
-                if self.task is None:
-                    break
-        self.task = self._retry_from = None
+            while ray.wait([self.task], timeout=max(0.0, deadline - time.monotonic()), fetch_local=False)[0]:
+                name, what, content = ray.get(next(self.task))
+                if what == "lines":
+                    self._keep(next(unit for unit in self.left if unit.name == name), content)
+        self.task = None
 
 
 def _ending(unit: Unit) -> str:

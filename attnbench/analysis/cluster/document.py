@@ -237,11 +237,12 @@ def _facts(found: Sequence[Model]) -> Iterator[Caution]:
     for model in found:
         for family, judged in model.judgements.items():
             if judged:
+                units = count(len(model.units), "unit")
                 yield Caution(
                     f"{model.label}, {family}: units differ by {percent(judged.deviation)} (standard deviation, "
                     f"{percent(judged.own_share)} from these units, the rest from the table: {model.spread}).",
-                    f"With {count(len(model.units), 'unit')} one stands out beyond {_limits(judged.threshold)}; one that "
-                    f"is slower by {percent(math.expm1(judged.found))} is found 19 times of 20.",
+                    f"With {units} one stands out beyond {_limits(judged.threshold)}; one that is "
+                    f"slower by {percent(math.expm1(judged.found))} is found 19 times of 20.",
                 )
 
 
