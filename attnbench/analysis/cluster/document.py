@@ -124,12 +124,9 @@ def _answer(found: Sequence[Model]) -> Iterator[str]:
 
 
 def _machine(model: Model) -> Machine:
-    judged = [
-        f"{family}: beyond {_limits(judgement.threshold)}"
-        for family, judgement in model.judgements.items()
-        if judgement
-    ]
-    return Machine(model.label, "; ".join((count(len(model.units), "unit"), *judged)))
+    judged = ((family, judgement) for family, judgement in model.judgements.items() if judgement)
+    limits = (f"{family}: an outlier is beyond {_limits(judgement.threshold)}" for family, judgement in judged)
+    return Machine(model.label, "; ".join((count(len(model.units), "unit"), *limits)))
 
 
 def _limits(threshold: float) -> str:
@@ -247,11 +244,12 @@ def _facts(found: Sequence[Model]) -> Iterator[Caution]:
 
 
 def _note(found: Sequence[Model]) -> str:
-    tests = found[0].tests if found else 0
-    return (
-        f"Of reports on units that are all alike {percent(FALSE_ALARM)} name any outlier ({count(tests, 'figure')}, "
-        f"Bonferroni). A model needs {LEAST} units. docs/cluster.md"
+    judged = any(any(model.judgements.values()) for model in found)
+    chance = (
+        f"Of reports on units that are all alike {percent(FALSE_ALARM)} name any outlier "
+        f"({count(found[0].tests, 'figure')}, Bonferroni). "
     )
+    return f"{chance if judged else ''}A model needs {LEAST} units, measured alike. docs/cluster.md"
 
 
 def _figures(found: Sequence[Model]) -> Iterator[Section]:
