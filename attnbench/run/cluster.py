@@ -107,7 +107,6 @@ class ClusterObserver(Protocol):
 def connected(address: str | None) -> Iterator[None]:
     """Connect to the cluster at `address`, else at RAY_ADDRESS, else start one on this machine. Raises UserError."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
     except ImportError as error:
