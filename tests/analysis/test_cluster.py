@@ -106,8 +106,11 @@ def test_two_units_are_too_few_and_so_is_one_beside_another_driver() -> None:
 
 
 def test_runs_of_one_uuid_are_of_one_unit() -> None:
-    (model,) = models([*cluster(3), ("n0-again", unit(0))])
+    files = [*cluster(3), ("n0-again", unit(0))]
+    (model,) = models(files)
     assert [len(unit.runs) for unit in model.units] == [2, 1, 1]
+    (caution,) = document(files).cautions
+    assert caution.what == "Measured more than once, by the UUID: n0 (2 files)."
 
 
 def test_a_unit_without_figures_fails() -> None:

@@ -151,13 +151,15 @@ def _table(number: int, model: Model) -> Table:
     keep = [i for i, _ in enumerate(headings) if i == 0 or any(row[i] not in ("", "0") for row in rows)]
     columns = [Column(h, "left" if h in ("unit", "UUID", "limits") else "right", wrap=h == "limits") for h in headings]
     compared = sum(map(len, model.families.values()))
-    note = f"Latency over the median of the model, the median over the cells of a family; {count(compared, 'cell')}."
+    note = f"Latency over the median of the model, the median over the {count(compared, 'cell')} of a family."
+    if len(model.families) > 1:
+        note = f"Latency over the median of the model, the median over the cells of each family; {compared} cells."
     return Table(
         f"units-{number}",
         tuple(columns[i] for i in keep),
         tuple(tuple(row[i] for i in keep) for row in rows),
         title=model.label,
-        note=note,
+        note=note if compared else "",
     )
 
 
@@ -223,6 +225,12 @@ def _cautions(found: Sequence[Model]) -> Iterator[Caution]:
                 f"Not pooled with {count(len(most.units), 'unit')} of the same model: {names}: {what}.",
                 "Figures of unlike setups are not comparable.",
                 "Set them up alike, and measure them again.",
+            )
+    for model in found:
+        if again := [f"{unit.name} ({len(unit.runs)} files)" for unit in model.units if len(unit.runs) > 1]:
+            yield Caution(
+                f"Measured more than once, by the UUID: {some(again)}.",
+                "The files of a unit are joined; where each file was to be of another GPU, one was left out.",
             )
     for model in found:
         compared = {key for keys in model.families.values() for key in keys}
