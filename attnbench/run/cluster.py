@@ -416,7 +416,8 @@ def _ending(unit: Unit) -> str:
         on = f"; to go on there: attnbench run --resume {unit.path.name}" if unit.path.exists() else ""
         return f"LOST: {unit.reason}; {files}{on}"
     wrong = f", {unit.wrong} WRONG" if unit.wrong else ""
-    return f"done: {unit.measured} of {count(unit.jobs, 'job')} measured{wrong}"
+    why = f"; {unit.reason}" if unit.reason else ""
+    return f"done: {unit.measured} of {count(unit.jobs, 'job')} measured{wrong}{why}"
 
 
 def twins(found: Sequence[Unit]) -> list[str]:
