@@ -36,7 +36,7 @@ def run(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="The head of a Ray cluster, or auto. Default: RAY_ADDRESS, else this machine alone.",
+            help="The head of a Ray cluster. Default: RAY_ADDRESS, else this machine alone.",
         ),
     ] = None,
     out: Annotated[
@@ -67,7 +67,7 @@ def run(
     the CPUs of all nodes.
 
     attnbench cluster run --address 10.0.0.1:6379 --suite quick --rounds 5
-    attnbench cluster run --address auto --one-per-model --seqlen 4k -b 'sdpa-*' --dry-run
+    attnbench cluster run --address 10.0.0.1:6379 --one-per-model --seqlen 4k -b 'sdpa-*' --dry-run
     attnbench cluster run --device cpu --seqlen 1k --time-limit 2m
 
     Exit code 0: all measured; 1: a device is lost, or nothing could be measured on it; 2: bad input; 5: a wrong result;

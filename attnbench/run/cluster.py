@@ -131,12 +131,12 @@ def connected(address: str | None) -> Iterator[None]:
 
 def _check_address(address: str) -> None:
     """Raise UserError where nothing answers at an address: Ray would try for two minutes, and end the process."""
-    if address in ("local", "auto"):
+    if address == "local":
         return
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdigit():
         raise UserError(
-            f"--address: {address!r} is not HOST:PORT of a Ray cluster's head, as in 10.0.0.1:6379, or auto; "
+            f"--address: {address!r} is not HOST:PORT of a Ray cluster's head, as in 10.0.0.1:6379; "
             "the Ray Client (ray://) is not supported: start it on a node of the cluster"
         )
     try:
