@@ -40,7 +40,7 @@ SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 RUN = "results/20261121-055556-instruments-nvidia-h200.jsonl.gz"
 MEASURES = Path(__file__).parent / "examples_measure.txt"
 MEASURING = ("run", "ab", "profile")
-PARSED_ONLY = ("doctor", "env", "check")  # what they do takes minutes, or a network; of check: tests/cli
+PARSED_ONLY = ("doctor", "env", "check", "cluster")  # takes minutes, a network or Ray; of the last two: tests/cli
 ALIKE = ROOT / "results" / "ci-experiment"
 KERNEL = """
 import torch
@@ -254,8 +254,11 @@ def test_every_option_of_an_example_is_known(example: Example) -> None:
     command = command.commands[name]
     if hasattr(command, "commands") and words:
         command = command.commands[words.pop(0)]
-    parser = command.make_parser(typer.Context(command, parent=context, info_name=name))
-    parser.parse_args(words)
+    parser = command.make_parser(typer.Context(command, parent=context, info_name=name, **command.context_settings))
+    _, left, _ = parser.parse_args(words)
+    if command.context_settings.get("ignore_unknown_options"):  # `cluster run`: those of `run`
+        of_run = typer.main.get_command(command_line("run")).commands["run"]  # type: ignore[attr-defined]
+        of_run.make_context("run", left)
 
 
 def run_script(path: Path, *arguments: str) -> str:

@@ -30,6 +30,7 @@ COMMANDS = (
     "compare",
     "history",
     "claims",
+    "cluster",
     "baseline",
     "env",
 )

@@ -11,14 +11,11 @@ import typer
 
 from attnbench.commands import options
 from attnbench.commands.output import Output, option, write
-from attnbench.commands.shared import ends_with_its_reader, read
-from attnbench.core.errors import UserError
-from attnbench.core.text import count, printable
+from attnbench.commands.shared import ends_with_its_reader, run_files_of
+from attnbench.core.text import count
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
-
-ENDINGS = (".jsonl", ".jsonl.gz")
 
 
 @options.grouped
@@ -44,7 +41,7 @@ def history(
     """
     wanted = output_to.wanted()
     ends_with_its_reader()
-    runs = _each_once(run for path in results for run in (_of_folder(path) if path.is_dir() else [read(path)]))
+    runs = _each_once(run for _, run in run_files_of(results))
 
     from attnbench.analysis.history.document import document
 
@@ -63,21 +60,4 @@ def _each_once(runs: Iterable[Run]) -> list[Run]:
             found.append(run)
     if again:
         print(f"attnbench: left out: {count(again, 'file')} of a run that was given already", file=sys.stderr)
-    return found
-
-
-def _of_folder(folder: Path) -> list[Run]:
-    """Return the runs of all run files below a folder; what is none is said on stderr."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name.endswith(ENDINGS))
-    found, others = [], []
-    for path in files:
-        try:
-            found.append(read(path))
-        except UserError as error:
-            others.append(error)
-    if not found:
-        raise UserError(f"{folder} has no run file; attnbench run --out {folder}/NAME.jsonl writes one")
-    if others:
-        more = f", and {count(len(others) - 1, 'more')}" if len(others) > 1 else ""
-        print(f"attnbench: left out: {printable(str(others[0]))}{more}", file=sys.stderr)
     return found

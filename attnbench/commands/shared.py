@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from attnbench.core.errors import Interrupted, UserError, did_you_mean
-from attnbench.core.text import no_command, printable
+from attnbench.core.text import count, no_command, printable
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 L = TypeVar("L", bound="ProgressLine")
 W = TypeVar("W", bound=str)
+ENDINGS = (".jsonl", ".jsonl.gz")
 
 
 def command_line() -> tuple[str, ...]:
@@ -55,6 +56,33 @@ def read_and_count(path: Path) -> tuple[Run, int]:
     if damaged and not run.records:
         raise UserError(f"{path}: no record of it can be read; restore the file, or measure again")
     return run, damaged
+
+
+def run_files_of(paths: Sequence[Path]) -> list[tuple[str, Run]]:
+    """Return the runs of files, and of all run files below folders, each with its file's name without the ending.
+
+    What is none below a folder is said on stderr. Raises UserError for a folder without any.
+    """
+    found: list[tuple[Path, Run]] = []
+    for path in paths:
+        found += _of_folder(path) if path.is_dir() else [(path, read(path))]
+    return [(path.name.removesuffix(".gz").removesuffix(".jsonl"), run) for path, run in found]
+
+
+def _of_folder(folder: Path) -> list[tuple[Path, Run]]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name.endswith(ENDINGS))
+    found, others = [], []
+    for path in files:
+        try:
+            found.append((path, read(path)))
+        except UserError as error:
+            others.append(error)
+    if not found:
+        raise UserError(f"{folder} has no run file; attnbench run --out {folder}/NAME.jsonl writes one")
+    if others:
+        more = f", and {count(len(others) - 1, 'more')}" if len(others) > 1 else ""
+        tell(f"attnbench: left out: {others[0]}{more}")
+    return found
 
 
 def ends_with_its_reader() -> None:

@@ -35,6 +35,7 @@ CODES: Mapping[str, tuple[int, ...]] = {
     "doctor": (3,),
     **dict.fromkeys(("check", "claims"), (1, 5)),
     "recommend": (1,),
+    "cluster": (1, 3, 5),
 }
 
 

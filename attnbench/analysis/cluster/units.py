@@ -1,0 +1,179 @@
+"""Runs as units of models: each unit's latency against the median of its model, over all cells of a family."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from attnbench.analysis.cluster.outliers import Judgement, judge
+from attnbench.core import stats
+from attnbench.core.record import WRONG, Record, Run
+from attnbench.results.cells import Cell, Key, cells
+from attnbench.results.run_setup import differences, setup_texts, unique_labels
+from attnbench.results.uncertainty import NORMAL, Spread, spread
+
+Family = str  # "compute bound", "memory bound"; "all cells" where the roofline is not known
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """One GPU: the runs of it, and its cells."""
+
+    name: str  # of its run file, so of its node and GPU
+    runs: tuple[Run, ...]
+    cells: tuple[Cell, ...]
+
+    @property
+    def uuid(self) -> str:
+        return self.runs[0].environment.device.uuid or ""
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for run in self.runs for record in run.records]
+
+    @cached_property
+    def wrong(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.status in WRONG]
+
+    @cached_property
+    def latencies(self) -> dict[Key, float]:
+        """The median latency of each cell that can be compared: what waits for the host says nothing of the GPU."""
+        found: dict[Key, list[float]] = {}
+        for cell in self.cells:
+            seconds = cell.value("latency")
+            if seconds and not any(row.record.host_bound for row in cell.ok):
+                found.setdefault(cell.key, []).append(seconds)
+        return {key: stats.median(seconds) for key, seconds in found.items()}
+
+    def reading(self, *names: str) -> float | None:
+        """Return the median reading by the first of these names that there is."""
+        for name in names:
+            taken = (record.measurements.get(name) for record in self.records)
+            values = [value for one in taken if one for value in one.values if math.isfinite(value)]
+            if values:
+                return stats.median(values)
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """The units of one model that were measured alike."""
+
+    label: str
+    units: tuple[Unit, ...]
+    families: Mapping[Family, tuple[Key, ...]]  # the cells that are compared
+    tests: int  # units times families that are judged, of all models
+
+    @property
+    def run(self) -> Run:
+        return self.units[0].runs[0]
+
+    @cached_property
+    def figures(self) -> dict[Family, dict[Unit, float]]:
+        """By family, of each unit the median over cells of its latency over the model's median, as a logarithm."""
+        found: dict[Family, dict[Unit, float]] = {}
+        for family, keys in self.families.items():
+            logs: dict[Unit, list[float]] = {}
+            for key in keys:
+                own = {unit: unit.latencies[key] for unit in self.units if key in unit.latencies}
+                middle = stats.median([*own.values()])
+                for unit, seconds in own.items():
+                    logs.setdefault(unit, []).append(math.log(seconds / middle))
+            found[family] = {unit: stats.median(values) for unit, values in logs.items()}
+        return found
+
+    @cached_property
+    def judgements(self) -> dict[Family, Judgement | None]:
+        return {
+            family: judge([*figures.values()], self._table(self.families[family]), self.spread.measured, self.tests)
+            for family, figures in self.figures.items()
+        }
+
+    @property
+    def spread(self) -> Spread:
+        """What the table says of the model."""
+        return spread(self.run.environment.device)
+
+    def off(self, unit: Unit, family: Family) -> float | None:
+        """Return how far a unit lies from the middle, as a logarithm; None where it was not measured."""
+        judged, figure = self.judgements[family], self.figures[family].get(unit)
+        return None if figure is None else figure - (judged.middle if judged else 0.0)
+
+    def outlying(self, unit: Unit) -> dict[Family, float]:
+        """Return the families in which a unit is an outlier, with how far off it is: slower is above 0."""
+        found = {}
+        for family, judged in self.judgements.items():
+            off = self.off(unit, family)
+            if judged and off is not None and abs(off) > judged.threshold:
+                found[family] = off
+        return found
+
+    def alone_wrong(self, unit: Unit) -> list[Cell]:
+        """Return the wrong cells of a unit that others of the model computed right."""
+        right = {cell.key for other in self.units if other is not unit for cell in other.cells if cell.status == "ok"}
+        return [cell for cell in unit.wrong if cell.key in right]
+
+    def _table(self, keys: Iterable[Key]) -> float:
+        """Return the standard deviation between units by the table, with what their processes add."""
+        wanted = {*keys}
+        halves = [
+            cell.uncertainty.total
+            for unit in self.units
+            for cell in unit.cells
+            if cell.key in wanted and cell.uncertainty is not None
+        ]
+        return math.hypot(self.spread.units, stats.median(halves) / NORMAL if halves else 0.0)
+
+
+def models(files: Sequence[tuple[str, Run]]) -> list[Model]:
+    """Return the models of runs, each with the name of its file; the model with the most units first.
+
+    Units are pooled where nothing of the setup differs (results/run_setup.py). Runs of one UUID are of one unit.
+    """
+    groups: list[list[tuple[str, Run]]] = []
+    for name, run in files:
+        group = next((group for group in groups if not differences(group[0][1], run)), None)
+        if group is None:
+            groups.append([(name, run)])
+        else:
+            group.append((name, run))
+    groups.sort(key=lambda group: -len(group))
+    found: dict[int, list[Cell]] = {}
+    for cell in cells([run for _, run in files]):
+        found.setdefault(id(cell.run), []).append(cell)
+    firsts = [group[0][1] for group in groups]
+    texts = [[*setup_texts(run).values()] for run in firsts]
+    labels = unique_labels([run.environment.device.name for run in firsts], texts, "{}, {}")
+    pooled = [_units(group, found) for group in groups]
+    families = [_families(units) for units in pooled]
+    tests = sum(len(units) * len(own) for units, own in zip(pooled, families, strict=True))
+    return [Model(*each, tests) for each in zip(labels, pooled, families, strict=True)]
+
+
+def _units(group: Sequence[tuple[str, Run]], found: Mapping[int, Sequence[Cell]]) -> tuple[Unit, ...]:
+    """Return the units of runs in the order of their names."""
+    by_unit: dict[str, list[tuple[str, Run]]] = {}
+    for name, run in group:
+        by_unit.setdefault(run.environment.device.uuid or f"file {name}", []).append((name, run))
+    units = [
+        Unit(own[0][0], tuple(run for _, run in own), tuple(cell for _, run in own for cell in found.get(id(run), ())))
+        for own in by_unit.values()
+    ]
+    return tuple(sorted(units, key=lambda unit: unit.name))
+
+
+def _families(units: Sequence[Unit]) -> dict[Family, tuple[Key, ...]]:
+    """Return the cells that at least half of the units measured, and two, by what bounds them."""
+    found: dict[Family, list[Key]] = {}
+    measured: dict[Key, int] = {}
+    bounds = {cell.key: cell.bound for unit in units for cell in unit.cells}
+    for unit in units:
+        for key in unit.latencies:
+            measured[key] = measured.get(key, 0) + 1
+    for key, number in measured.items():
+        if number >= max(2, len(units) / 2):
+            bound = bounds[key]
+            found.setdefault(f"{bound} bound" if bound else "all cells", []).append(key)
+    return {family: tuple(keys) for family, keys in sorted(found.items())}

@@ -1,0 +1,179 @@
+"""`attnbench cluster run|report`: parse, call, write. Heavy imports stay inside functions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attnbench.commands import options, output
+from attnbench.commands.shared import ends_with_its_reader, live, run_files_of, tell
+from attnbench.core.errors import UserError
+from attnbench.core.text import count
+
+if TYPE_CHECKING:
+    from attnbench.run.cluster import Plan, Unit
+
+app = typer.Typer(
+    help="Measure every GPU of a cluster with one suite, and find the units that stand out from their model.",
+    epilog="First steps: `attnbench cluster run --dry-run`, then without it. Slurm, Kubernetes: docs/cluster.md.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+ONE_FILE = ("out", "resume", "again")  # options of attnbench run that are of one run file
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@options.grouped
+def run(
+    *,
+    context: typer.Context,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The head of a Ray cluster. Default: RAY_ADDRESS, else this machine alone.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        output.option(metavar="DIR", help="The folder of the run files. Default: results/DATE-TIME-cluster."),
+    ] = None,
+    one_per_model: Annotated[
+        bool, typer.Option("--one-per-model", metavar="", help="Measure one GPU of each model only.")
+    ] = False,
+    at_once: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, help="GPUs of a node measured at the same time; they share its CPUs and power."
+        ),
+    ] = 1,
+    patience: Annotated[
+        str, typer.Option(metavar="TIME", help="How long to wait for a node that died to come back.")
+    ] = "2m",
+    dry_run: Annotated[
+        bool, output.option("--dry-run", metavar="", help="Show which devices would be measured, and with what.")
+    ] = False,
+    output_to: output.Output,
+) -> None:
+    """Measure every GPU of a Ray cluster with the same suite; all other options are those of `attnbench run`.
+
+    Each node is reserved as a whole, and its GPUs are measured one after the other, each by a plain `attnbench run` in
+    its own process, which writes a run file of its own here. A node that dies is retried once. --device cpu measures
+    the CPUs of all nodes.
+
+    attnbench cluster run --address 10.0.0.1:6379 --suite quick --rounds 5
+    attnbench cluster run --address 10.0.0.1:6379 --one-per-model --seqlen 4k -b 'sdpa-*' --dry-run
+    attnbench cluster run --device cpu --seqlen 1k --time-limit 2m
+
+    Exit code 0: all measured; 1: a device is lost, or nothing could be measured on it; 2: bad input; 5: a wrong result;
+    130: interrupted, the files are kept. Outliers are judged by `attnbench cluster report DIR`.
+    """
+    wanted = output_to.wanted()
+    plan = _plan(context.args, out, one_per_model=one_per_model, at_once=at_once, patience=patience)
+    from attnbench.report.progress.cluster_progress import ClusterProgress
+    from attnbench.run import cluster
+
+    with live(ClusterProgress, "anything was measured") as progress, cluster.connected(address):
+        found, notes = cluster.units(plan, progress)
+        if not dry_run:
+            progress.planned(found, plan.out, notes)
+            cluster.measure(found, plan, progress)
+    for note in notes if dry_run else cluster.twins(found):
+        tell(f"attnbench: {note}")
+    ends_with_its_reader()
+    if dry_run:
+        from attnbench.analysis.cluster.document import planned
+
+        raise typer.Exit(output.write(planned([_facts(unit) for unit in found], plan.words), wanted))
+    from attnbench.analysis.cluster.document import document
+
+    runs = [unit.path for unit in found if unit.done]
+    unwritten = output.write(document(run_files_of(runs)), wanted) if runs else 0
+    for unit in found:
+        if unit.state == "lost":
+            tell(f"attnbench: {unit.name} is lost: {unit.reason}")
+    tell(f"Results: {plan.out}; attnbench report shows each file" if runs else "attnbench: nothing was measured")
+    raise typer.Exit(cluster.exit_code(found, plan.allow_wrong) or unwritten)
+
+
+@app.command()
+@options.grouped
+def report(
+    *,
+    results: Annotated[
+        list[Path], typer.Argument(metavar="RUN|DIR", help="Run files, one per GPU, or folders with them.")
+    ],
+    output_to: output.Output,
+) -> None:
+    """Judge each GPU against the median of its model: which are slower than units differ by, and which are wrong?
+
+    The files are those of `attnbench run`, however they were made: by `cluster run`, srun, or a Kubernetes Job. A file
+    is named after its node and GPU. Three units of a model are the least. The statistics: docs/cluster.md.
+
+    attnbench cluster report results/20260701-100000-cluster
+    attnbench cluster report runs/*.jsonl --html acceptance.html
+
+    Exit code 0: no unit stands out; 1: a unit is an outlier, or measured nothing; 3: too few units to judge any; 5: a
+    wrong result.
+    """
+    wanted = output_to.wanted()
+    ends_with_its_reader()
+    from attnbench.analysis.cluster.document import document, exit_code
+    from attnbench.analysis.cluster.units import models
+
+    runs = run_files_of(results)
+    shown = document(runs)
+    raise typer.Exit(output.write(shown, wanted) or exit_code(models(runs)))
+
+
+def _plan(words: Sequence[str], out: Path | None, *, patience: str, **given: Any) -> Plan:
+    """Return the checked plan: the words are read by the parser of `attnbench run`. Raises UserError."""
+    from attnbench.commands.command_line import command_line
+    from attnbench.core.sizes import parse_duration
+    from attnbench.run.cluster import Plan
+    from attnbench.run.run_suite import check_output_path, resolve_suite_for
+    from attnbench.run.select import parse_device, select_backends
+    from attnbench.run.suite import load_suite, parse_options
+
+    program: Any = typer.main.get_command(command_line("run"))
+    params = program.commands["run"].make_context("attnbench run", [*words]).params
+    for name in ONE_FILE:
+        if params[name]:
+            raise UserError(f"--{name} is of a single run file; go on with one by attnbench run --resume FILE there")
+    device = parse_device(params["device"])
+    if device.startswith("cuda:"):
+        raise UserError(f"--device {device}: every GPU is measured; leave it out, or give cpu")
+    device = "cuda" if device == "auto" else device
+    what = options.WhatToMeasure(**{f.name: params[f.name] for f in dataclasses.fields(options.WhatToMeasure)})
+    which = options.WhichModel(**{f.name: params[f.name] for f in dataclasses.fields(options.WhichModel)})
+    settings = parse_options({**what.settings, **which.settings, "time_limit": params["time_limit"]})
+    for resolved in resolve_suite_for(load_suite(what.suite), device, settings):
+        select_backends(resolved.backends)
+    folder = out or Path("results") / f"{datetime.now():%Y%m%d-%H%M%S}-cluster"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--out: {folder} is there already and is not empty; choose another folder")
+    check_output_path(folder / "node.jsonl")
+    kept = [*(["--allow-wrong"] if params["allow_wrong"] else [])]
+    kept += ["--time-limit", params["time_limit"]] if params["time_limit"] else []
+    own = [] if params["device"] != "auto" else ["--device", device]
+    return Plan(
+        words=(*words, *own),
+        resume_words=tuple(kept),
+        device=device,
+        out=folder,
+        patience=parse_duration(patience, "--patience"),
+        allow_wrong=params["allow_wrong"],
+        **given,
+    )
+
+
+def _facts(unit: Unit) -> tuple[str, str, str, str]:
+    """Return a device's row of a dry run: its file, node, what it is, and whether attnbench is there."""
+    what = unit.node.model if unit.gpu is None else f"GPU {unit.gpu} of {unit.node.gpus}, {unit.node.model}"
+    cpus = f"{unit.node.name}, {count(unit.node.cpus, 'CPU')}"
+    return unit.path.name, cpus, what, unit.node.version or unit.node.why_not

@@ -1,0 +1,449 @@
+"""The same suite on every GPU of a Ray cluster: nodes -> one run file per device, as attnbench run would write it.
+
+One Ray task a node reserves the whole node and runs the children (cluster_node.py), so nobody else computes beside
+them, and it knows each of the node's GPUs. What they measure comes back line by line: what was measured when a node
+dies is here. A node is retried once, where it is alive or comes back, and goes on with what its files lack.
+
+The only file that imports ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from attnbench.core.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_DONE,
+    EXIT_NOTHING_MEASURED,
+    EXIT_WRONG_RESULT,
+    Interrupted,
+    UserError,
+)
+from attnbench.core.record import WRONG
+from attnbench.core.text import count, one_line, some
+from attnbench.results import decode, run_file
+from attnbench.run import cluster_node
+
+CONNECT = 5.0  # seconds
+LOOK = 120.0  # seconds, for the first answer of all nodes: Ray starts a Python on each
+SETTLE = 5.0  # seconds after a process of Ray died alone, in which it shows whether the node died with it
+BUSY = 10.0  # seconds without a word after which a node is said to be waited for
+ENDINGS = (EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_BAD_INPUT, EXIT_WRONG_RESULT)  # of a child that ended by itself
+
+State = Literal["waiting", "measuring", "died", "done", "lost"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the cluster, alive when it was looked at."""
+
+    name: str  # unique in the cluster
+    id: str  # Ray's; another one when the node comes back
+    gpus: int
+    cpus: int
+    model: str  # of its GPUs, as Ray calls it, or of its CPU
+    version: str  # of attnbench there
+    why_not: str  # why there is no version
+
+
+@dataclass
+class Unit:
+    """One device of a node, and how far its run is."""
+
+    node: Node
+    gpu: int | None  # which of the node's
+    path: Path
+    state: State = "waiting"
+    jobs: int = 0  # of the plan, once it is known
+    done: int = 0
+    wrong: int = 0
+    measured: int = 0
+    code: int = EXIT_DONE
+    reason: str = ""  # why it is lost, or what its run said at its end
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured: the options of `attnbench run`, checked, and where the run files are put."""
+
+    words: tuple[str, ...]
+    resume_words: tuple[str, ...]  # those of a run that is gone on with
+    device: str  # "cuda", "cpu" or "fake"
+    out: Path
+    one_per_model: bool = False
+    at_once: int = 1
+    patience: float = 120.0  # seconds for a node that died to come back
+    allow_wrong: bool = False
+
+
+class ClusterObserver(Protocol):
+    """Receives what happens on a cluster; report/progress shows it to a person."""
+
+    def say(self, text: str, *, also_in_a_pipe: bool = False) -> None:
+        """Take a text that says what goes on now."""
+
+    def planned(self, units: Sequence[Unit], out: Path, notes: Sequence[str]) -> None:
+        """Take the devices that will be measured."""
+
+    def changed(self, unit: Unit, what: str) -> None:
+        """Take a device whose progress changed; `what` says in a few words what happened, "" for one more job."""
+
+
+@contextlib.contextmanager
+def connected(address: str | None) -> Iterator[None]:
+    """Connect to the cluster at `address`, else at RAY_ADDRESS, else start one on this machine. Raises UserError."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(f"cluster run needs Ray ({error}): pip install 'attnbench[cluster]'") from None
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    _check_address(address)
+    options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **options)
+    except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
+        raise UserError(f"--address {address}: {one_line(str(error))[:200]}") from None
+    finally:  # Ray takes the signals for itself
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    try:
+        ray.cloudpickle.register_pickle_by_value(cluster_node)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Raise UserError where nothing answers at an address: Ray would try for two minutes, and end the process."""
+    if address == "local":
+        return
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdigit():
+        raise UserError(
+            f"--address: {address!r} is not HOST:PORT of a Ray cluster's head, as in 10.0.0.1:6379; "
+            "the Ray Client (ray://) is not supported: start it on a node of the cluster"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"--address {address}: no Ray cluster answers there ({why}); `ray status` shows one") from None
+
+
+def units(plan: Plan, observer: ClusterObserver) -> tuple[list[Unit], list[str]]:
+    """Return the devices to measure, and notes on nodes that are left out or differ. Raises UserError for none."""
+    from attnbench import __version__
+
+    observer.say("asking the nodes")
+    nodes = _nodes()
+    usable = [node for node in nodes if node.gpus] if plan.device == "cuda" else nodes
+    if not nodes:
+        raise UserError("the cluster has no node that is alive")
+    if not usable:
+        raise UserError(f"none of {count(len(nodes), 'node')} has a GPU; --device cpu measures their CPUs")
+    notes = []
+    if idle := len(nodes) - len(usable):
+        notes.append(f"{count(idle, 'node')} without a GPU left out")
+    if others := [f"{node.name} has {node.version}" for node in usable if node.version not in ("", __version__)]:
+        notes.append(f"attnbench is {__version__} here, and {some(others)}: their figures stand apart where it matters")
+    found = []
+    for node in usable:
+        for gpu in range(node.gpus) if plan.device == "cuda" else (None,):
+            name = re.sub(r"[^\w.-]+", "-", node.name) + ("" if gpu is None else f"-gpu{gpu}")
+            found.append(Unit(node, gpu, plan.out / f"{name}.jsonl"))
+    if plan.one_per_model:
+        found = list({unit.node.model: unit for unit in reversed(found)}.values())[::-1]
+    for unit in found:
+        if unit.node.why_not:
+            unit.state, unit.code, unit.reason = "lost", EXIT_NOTHING_MEASURED, unit.node.why_not
+    return found, notes
+
+
+def _nodes() -> list[Node]:
+    """Return the nodes that are alive, in the order of their names, with what each says of itself."""
+    import ray
+
+    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: (_name(node), node["NodeID"]))
+    asked = [ray.remote(cluster_node.look).options(num_cpus=0, **_pinned(node["NodeID"])).remote() for node in alive]
+    ray.wait(asked, num_returns=len(asked), timeout=LOOK)
+    found, taken = [], list[str]()
+    for node, answer in zip(alive, asked, strict=True):
+        try:
+            said = ray.get(answer, timeout=1)
+        except ray.exceptions.RayError as error:
+            said = {"version": "", "cpu": "", "why": f"the node does not answer: {_why(error)}"}
+        amounts, name = node["Resources"], _name(node)
+        taken.append(name)
+        if (number := taken.count(name)) > 1:  # nodes of one machine, as in a test
+            name = f"{name}-{number}"
+        models = [key.partition(":")[2] for key in amounts if key.startswith("accelerator_type:")]
+        gpus = int(amounts.get("GPU", 0))
+        model = (models or ["GPU"])[0] if gpus else said["cpu"]
+        cpus = int(amounts.get("CPU", 0))
+        found.append(Node(name, node["NodeID"], gpus, cpus, model, said["version"], said["why"]))
+    return found
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    """Return what a person calls a node: the name that `ray start --node-name` gave, else its host's."""
+    name = str(node.get("NodeName") or "")
+    return name if name and name != node["NodeManagerAddress"] else str(node["NodeManagerHostname"])
+
+
+def _pinned(node_id: str) -> dict[str, Any]:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False), "max_retries": 0}
+
+
+def measure(found: Sequence[Unit], plan: Plan, observer: ClusterObserver) -> None:
+    """Measure the devices, each to its file; how each ended is in its Unit afterwards.
+
+    Interrupted (core/errors.py), it stops the children on all nodes and passes the interrupt on.
+    """
+    nodes = {unit.node.name: _NodeRun([], plan, observer) for unit in found}
+    for unit in found:
+        nodes[unit.node.name].units.append(unit)
+    runs = [*nodes.values()]
+    try:
+        for run in runs:
+            run.launch()
+        while any(run.open for run in runs):
+            _next_events(runs)
+    except Exception as error:
+        if isinstance(error.__cause__, Interrupted):  # Ray wraps what a signal raises while it waits
+            raise error.__cause__ from None
+        raise
+    finally:
+        for run in runs:
+            run.stop()
+
+
+def _next_events(runs: Sequence[_NodeRun]) -> None:
+    """Wait half a second at most, and take what has come from the nodes."""
+    import ray
+
+    tasks = {run.task: run for run in runs if run.task is not None}
+    if not tasks:
+        time.sleep(0.5)
+    for task in ray.wait([*tasks], num_returns=1, timeout=0.5, fetch_local=False)[0] if tasks else ():
+        tasks[task].take()
+    for run in runs:
+        run.look()
+
+
+@dataclass(eq=False)
+class _NodeRun:
+    """The devices of one node, and the Ray task that measures them."""
+
+    units: list[Unit]
+    plan: Plan
+    observer: ClusterObserver
+    task: Any = None
+    _retried: bool = False
+    _retry_from: float | None = None  # when to look for the node again; None where it is not waited for
+    _launched: float = 0.0
+    _heard: bool = True
+    _node_id: str = ""
+    _dead: set[str] = field(default_factory=set)  # Ray's ids of it that are gone, also where Ray lists them yet
+
+    @property
+    def left(self) -> list[Unit]:
+        return [unit for unit in self.units if unit.state not in ("done", "lost")]
+
+    @property
+    def open(self) -> bool:
+        return self.task is not None or self._retry_from is not None
+
+    def launch(self, node_id: str = "") -> None:
+        """Start the task for what is left to measure, if anything is."""
+        if not self.left:
+            return
+        import ray
+
+        node, plan = self.units[0].node, self.plan
+        self._node_id = node_id or node.id
+        todo = [(unit.name, unit.gpu, unit.path.read_bytes() if unit.path.exists() else b"") for unit in self.left]
+        options = {"num_returns": "streaming", "num_cpus": node.cpus, **_pinned(self._node_id)}
+        if plan.device == "cuda":
+            options["num_gpus"] = node.gpus
+        task = ray.remote(cluster_node.measure).options(**options)
+        self.task = task.remote(todo, plan.words, plan.resume_words, os.getcwd(), node.cpus, plan.at_once)
+        self._launched, self._heard = time.monotonic(), False
+
+    def look(self) -> None:
+        """Say that a node is waited for, or start again on one that died and is there again."""
+        if not self._heard and self.task is not None and time.monotonic() - self._launched > BUSY:
+            self._heard = True
+            self.observer.changed(self.left[0], "waits until the whole node is free")
+        if self._retry_from is None or (waited := time.monotonic() - self._retry_from) < 0:
+            return
+        import ray
+
+        name = self.units[0].node.name
+        alive = {
+            node["NodeID"]: _name(node) for node in ray.nodes() if node["Alive"] and node["NodeID"] not in self._dead
+        }
+        known = self._node_id if self._node_id in alive else next((id for id in alive if alive[id] == name), None)
+        if known:
+            self._retry_from = None
+            for unit in self.left:
+                unit.state = "waiting"
+                kept = f"goes on after {unit.done} of {count(unit.jobs, 'job')}" if unit.jobs else "starts anew"
+                self.observer.changed(unit, f"retried: {kept}")
+            self.launch(known)
+        elif waited > self.plan.patience:
+            self._retry_from = None
+            self._lose("; it did not come back")
+
+    def take(self) -> None:
+        """Take the next message of the task, or its end."""
+        import ray
+
+        try:
+            message = ray.get(next(self.task))
+        except StopIteration:
+            self._ended("its run was stopped")
+        except ray.exceptions.RayError as error:
+            gone = isinstance(error, ray.exceptions.TaskUnschedulableError)  # it died before it could begin
+            if gone or isinstance(error, ray.exceptions.NodeDiedError):
+                self._dead.add(self._node_id)
+                self._retried = self._retried and not gone
+                self._ended("the node died")
+            else:
+                self._ended(_why(error), SETTLE)
+        else:
+            name, what, content = message
+            self._heard = True
+            unit = next(unit for unit in self.left if unit.name == name)
+            if what == "lines":
+                self._keep(unit, content)
+            else:
+                self._close(unit, *content)
+
+    def _keep(self, unit: Unit, lines: bytes) -> None:
+        """Add lines to the run file of a device, on the disk when this returns, and count them."""
+        first = not unit.path.exists()
+        try:
+            unit.path.parent.mkdir(parents=True, exist_ok=True)
+            with unit.path.open("ab") as file:
+                file.write(lines)
+        except OSError as error:
+            raise UserError(f"cannot write {unit.path}: {error.strerror}") from None
+        was = unit.state
+        unit.state = "measuring"
+        if first:
+            unit.jobs = len(run_file.head(unit.path).plan)
+            lines = lines.partition(b"\n")[2]
+        if was != "measuring":
+            self.observer.changed(unit, f"measures {count(unit.jobs - unit.done, 'job')}")
+        for line in lines.splitlines():
+            if record := decode.record(line):
+                unit.done += 1
+                unit.measured += record.status == "ok"
+                unit.wrong += record.status in WRONG
+                told = f"{record.status}: {record.backend}: {record.reason}" if record.status in WRONG else ""
+                self.observer.changed(unit, one_line(told))
+
+    def _close(self, unit: Unit, code: int, said: str) -> None:
+        """Take the exit code of a device's run, and the last line that it said."""
+        if code not in ENDINGS:
+            unit.state, unit.reason = "died", f"its run ended by signal {-code}" if code < 0 else f"exit code {code}"
+            self.observer.changed(unit, unit.reason)
+            return
+        unit.code, unit.state = code, "done"
+        unit.reason = "" if code in (EXIT_DONE, EXIT_WRONG_RESULT) else said.removeprefix("attnbench: ")
+        if code == EXIT_BAD_INPUT:
+            unit.state = "lost"
+        self.observer.changed(unit, _ending(unit))
+
+    def _ended(self, why: str, settle: float = 0.0) -> None:
+        """Take the end of the task: try again what it left, unless that was the second time."""
+        self.task, self._heard = None, True
+        for unit in self.left:
+            unit.reason = unit.reason if unit.state == "died" else why
+            unit.state = "died"
+        if not self.left:
+            return
+        if self._retried:
+            self._lose(", twice")
+            return
+        self._retried, self._retry_from = True, time.monotonic() + settle
+        for unit in self.left:
+            self.observer.changed(unit, f"{unit.reason}; retried where the node is there again")
+
+    def _lose(self, more: str) -> None:
+        for unit in self.left:
+            unit.state, unit.code, unit.reason = "lost", EXIT_NOTHING_MEASURED, unit.reason + more
+            self.observer.changed(unit, _ending(unit))
+
+    def stop(self) -> None:
+        """Stop the children of a task that still runs, wait for that, and keep what they measured meanwhile."""
+        import ray
+
+        if self.task is None:
+            return
+        deadline = time.monotonic() + cluster_node.STOP
+        with contextlib.suppress(ray.exceptions.RayError, StopIteration):
+            ray.cancel(self.task, force=False, recursive=False)
+            while ray.wait([self.task], timeout=max(0.0, deadline - time.monotonic()), fetch_local=False)[0]:
+                name, what, content = ray.get(next(self.task))
+                if what == "lines":
+                    self._keep(next(unit for unit in self.left if unit.name == name), content)
+        self.task = None
+
+
+def _ending(unit: Unit) -> str:
+    """Return how a device ended, and where it is lost how to go on."""
+    files = f"{unit.done} of {unit.jobs or '?'} jobs are in {unit.path}" if unit.path.exists() else "nothing measured"
+    if unit.state == "lost":
+        on = f"; to go on there: attnbench run --resume {unit.path.name}" if unit.path.exists() else ""
+        return f"LOST: {unit.reason}; {files}{on}"
+    wrong = f", {unit.wrong} WRONG" if unit.wrong else ""
+    why = f"; {unit.reason}" if unit.reason else ""
+    return f"done: {unit.measured} of {count(unit.jobs, 'job')} measured{wrong}{why}"
+
+
+def twins(found: Sequence[Unit]) -> list[str]:
+    """Return a line for each pair of run files that one unit was measured for: a GPU was then left out."""
+    lines, seen = [], dict[str, str]()
+    for unit in found:
+        uuid = run_file.head(unit.path).environment.device.uuid if unit.path.exists() else None
+        if uuid and uuid in seen:
+            lines.append(f"{unit.name} and {seen[uuid]} are one GPU ({uuid}): another was not measured")
+        elif uuid:
+            seen[uuid] = unit.name
+    return lines
+
+
+def exit_code(found: Sequence[Unit], allow_wrong: bool) -> int:
+    """Return the exit code of a cluster's run: wrong results first, then bad input on all, then what is lost."""
+    codes = [unit.code for unit in found]
+    if any(unit.wrong for unit in found) and not allow_wrong:
+        return EXIT_WRONG_RESULT
+    if all(code == EXIT_BAD_INPUT for code in codes):
+        return EXIT_BAD_INPUT
+    failed = any(unit.state != "done" or not unit.measured for unit in found)
+    return EXIT_NOTHING_MEASURED if failed else EXIT_DONE
+
+
+def _why(error: BaseException) -> str:
+    """Return the first line of an error of Ray: the rest names its log files."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return one_line(lines[0])[:200] if lines else type(error).__name__

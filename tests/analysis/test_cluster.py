@@ -1,0 +1,120 @@
+"""What `cluster report` says of units that are known: which stand out, in what, and which are not pooled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attnbench.analysis.cluster.document import document, exit_code
+from attnbench.analysis.cluster.units import models
+from attnbench.core.record import Run
+from attnbench.report import json_and_csv, markdown
+from attnbench.report.html import html_page
+from builders import H200, case, decode, ended, environment, ok, run
+
+SEQLENS = (2048, 4096, 8192, 16384)
+NOISE = 0.002  # between units
+
+
+def unit(number: int, slow: float = 0.0, slow_decode: float = 0.0, wrong: Sequence[int] = (), **changes: Any) -> Run:
+    """Return the run of a GPU, with some latencies longer by a fraction and some results wrong."""
+    rng = np.random.default_rng(number)
+    records = []
+    memory_clock = changes.pop("clock_mem", 2.619e9)
+    more = {name: changes.pop(name) for name in ("ecc_errors", "limits") if name in changes}
+    for seqlen in SEQLENS:
+        factor = float(np.exp(rng.normal(0, NOISE)))
+        if seqlen in wrong:
+            records.append(ended(case(seqlen), "triton", "wrong", "out is off by 0.02 where 0.004 is allowed"))
+        else:
+            speed = 400 / factor / (1 + slow)
+            records.append(ok(case(seqlen), "triton", speed, clock_held=1.7e9, clock_mem=memory_clock, **more))
+        records.append(decode(seqlen, "triton", 4 / factor / (1 + slow + slow_decode), clock_mem=memory_clock))
+    device = replace(H200, uuid=f"GPU-{number:04}")
+    return run(records, environment=environment(device, **changes), method=2)
+
+
+def cluster(number: int, **special: Run) -> list[tuple[str, Run]]:
+    return [(name, special.get(name, unit(i))) for i, name in enumerate(f"n{i}" for i in range(number))]
+
+
+def told(files: list[tuple[str, Run]]) -> str:
+    return " ".join(document(files).answer)
+
+
+def test_units_that_are_alike_do_not_stand_out() -> None:
+    files = cluster(8)
+    assert told(files) == "None of 8 units stands out."
+    assert exit_code(models(files)) == 0
+
+
+def test_a_unit_that_is_slow_is_named_with_what_is_known_of_it() -> None:
+    slow = unit(3, slow=0.06, limits=("sw power cap",), ecc_errors=2)
+    files = cluster(8, n3=slow)
+    found = document(files)
+    assert exit_code(models(files)) == 1
+    (answer,) = found.answer
+    assert answer.startswith("n3 stands out of 8 units: +")
+    assert "latency in compute bound, +" in answer
+    assert "latency in memory bound" in answer
+    first = next(iter(found.data["units"][i] for i in range(8) if found.data["units"][i]["outlier"]))
+    assert (first["unit"], first["ecc_errors"], first["limits"]) == ("n3", 2 * len(SEQLENS), ["sw power cap"])
+    assert abs(first["compute_bound"] - 0.06) < 0.01
+    assert "Uncorrected memory errors (ECC) on n3." in str(found.cautions[0])
+    assert "With 8 units one stands out beyond" in " ".join(map(str, found.facts))
+    for text in (markdown.render(found), html_page.render(found), json_and_csv.json_text(found)):
+        assert "n3" in text
+    assert markdown.render(found).index("| n3 ") < markdown.render(found).index("| n0 ")
+
+
+def test_a_unit_that_is_slow_where_memory_bounds_is_found() -> None:
+    """Its memory clock is low; its compute-bound cells, as many, are as on the others."""
+    files = cluster(8, n5=unit(5, slow_decode=0.06, clock_mem=2.4e9))
+    (answer,) = document(files).answer
+    assert answer.startswith("n5 stands out of 8 units: +")
+    assert answer.endswith("latency in memory bound.")
+    assert "2400 MHz" in markdown.render(document(files))
+
+
+def test_a_result_that_one_unit_alone_has_wrong_comes_first() -> None:
+    files = cluster(4, n1=unit(1, wrong=[4096]), n2=unit(2, slow=0.1))
+    first, second = document(files).answer
+    assert first.startswith("n1 computed wrong results that 3 other units of its model computed right, in triton 4k")
+    assert "silent data corruption" in first
+    assert second.startswith("n2 stands out")
+    assert exit_code(models(files)) == 5
+
+
+def test_what_all_units_have_wrong_is_the_kernel() -> None:
+    files = [(f"n{i}", unit(i, wrong=[4096])) for i in range(3)]
+    assert told(files).startswith("Wrong on every unit that measured it, so rather the kernel: triton 4k")
+    assert exit_code(models(files)) == 5
+
+
+def test_two_units_are_too_few_and_so_is_one_beside_another_driver() -> None:
+    files = cluster(2, n1=unit(1, slow=0.3))
+    assert "of two that differ nobody knows which is off" in told(files)
+    assert exit_code(models(files)) == 3
+    files = cluster(4, n3=unit(3, power_limit_w=500.0, slow=0.2))
+    found = document(files)
+    assert found.answer[0].startswith("None of 3 units of NVIDIA H200, 700 W stands out.")
+    (caution,) = found.cautions
+    assert caution.what == ("Not pooled with 3 units of the same model: n3: power_limit_w was 700.0 and is 500.0.")
+
+
+def test_runs_of_one_uuid_are_of_one_unit() -> None:
+    files = [*cluster(3), ("n0-again", unit(0))]
+    (model,) = models(files)
+    assert [len(unit.runs) for unit in model.units] == [2, 1, 1]
+    (caution,) = document(files).cautions
+    assert caution.what == "Measured more than once, by the UUID: n0 (2 files)."
+
+
+def test_a_unit_without_figures_fails() -> None:
+    nothing = run([ended(case(s), "triton", "failed", "CUDA error") for s in SEQLENS], environment=environment(H200))
+    files = cluster(4, n1=replace(nothing, method=2))
+    assert "Nothing could be measured on n1." in told(files)
+    assert exit_code(models(files)) == 1

@@ -1,0 +1,118 @@
+"""`attnbench cluster` as a black box: on a Ray cluster of several nodes on this machine, and on run files alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ray_cluster import nodes
+from tool import SMALL, Tool
+
+RUN = ("cluster", "run", "--device", "fake", "-b", "fake", *SMALL)
+NAMES = ("alpha", "beta", "gamma")
+
+
+def statuses(path: Path) -> list[str]:
+    """Return the statuses of the records of a run file, in the order of its lines."""
+    return [json.loads(line)["status"] for line in path.read_text().splitlines()[1:]]
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 40) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_three_nodes_of_which_one_is_slow_and_one_wrong(tool: Tool) -> None:
+    pytest.importorskip("ray", reason="needs Ray: pip install ray")
+    with nodes(("alpha", ""), ("beta", "speed=0.9"), ("gamma", "wrong@4k")) as (_, address):
+        again = ("--address", address, "--seqlen", "1k,2k,4k", "--rounds", "2")
+        dry = tool(*RUN, *again, "--dry-run", "-f", "csv")
+        assert [line.split(",")[0] for line in dry.out.splitlines()] == ["file", *(f"{n}.jsonl" for n in NAMES)]
+        done = tool(*RUN, *again, "--out", "acceptance", "-f", "json=report.json", code=5)
+    folder = tool.folder / "acceptance"
+    assert {path.stem for path in folder.iterdir()} == {*NAMES}
+    assert statuses(folder / "alpha.jsonl") == ["ok"] * 6
+    assert sorted(statuses(folder / "gamma.jsonl")) == ["ok"] * 4 + ["wrong"] * 2
+    assert "beta: done: 6 of 6 jobs measured" in done.err
+    assert "gamma: done: 4 of 6 jobs measured, 2 WRONG" in done.err
+    told = " ".join(done.out.split())
+    assert told.startswith("gamma computed wrong results that 2 other units of its model computed right")
+    assert "beta stands out of 3 units: +1" in told
+    (alpha, beta, gamma) = json.loads((tool.folder / "report.json").read_text())["units"]
+    assert (alpha["outlier"], beta["outlier"], gamma["outlier"]) == ("", "all cells", "")
+
+
+def test_a_node_that_dies_and_comes_back_and_one_that_stays_away(tool: Tool) -> None:
+    """Both hang at a job; what they measured before is kept, and the one that is back goes on with the rest."""
+    pytest.importorskip("ray", reason="needs Ray: pip install ray")
+    with nodes(("head", ""), ("back", "hang@8k"), ("gone", "hang@8k")) as (cluster, address):
+        options = ("--address", address, "--seqlen", "1k,2k,8k", "--patience", "6s", "--timeout", "100s")
+        with tool.start(*RUN, *options, "--out", "runs") as process:
+            files = [tool.folder / "runs" / f"{name}.jsonl" for name in ("back", "gone")]
+            wait_for(lambda: all(file.exists() and len(statuses(file)) >= 1 for file in files))
+            for name in ("back", "gone"):
+                cluster.tell("kill", name)
+            before = [file.read_text() for file in files]
+            cluster.tell("add", "back")
+            _, err = process.communicate(timeout=90)
+    assert process.returncode == 1, err
+    assert files[0].read_text().startswith(before[0])
+    assert sorted(statuses(files[0])) == ["ok"] * 3, err
+    assert files[1].read_text() == before[1]
+    assert "back: retried: goes on after" in err
+    assert "gone: LOST: the node died; it did not come back; " in err
+    assert "attnbench run --resume gone.jsonl" in err
+
+
+def test_ctrl_c_stops_the_children_and_keeps_the_files(tool: Tool) -> None:
+    pytest.importorskip("ray", reason="needs Ray: pip install ray")
+    with tool.start(*RUN, "--seqlen", "1k,8k", "--out", "runs", "--timeout", "100s", fake="hang@8k") as process:
+        wait_for(lambda: any((tool.folder / "runs").glob("*.jsonl")))
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=40)
+    assert process.returncode == 130
+    assert "interrupted; what was measured is in runs" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--sweet", "quick"), "No such option: --sweet"),
+        (("--suite", "quik"), 'did you mean "quick"'),
+        (("-b", "no-such"), "no-such"),
+        (("--address", "localhost:1"), "--address localhost:1: no Ray cluster answers there"),
+        (("--address", "ray://host:10001"), "the Ray Client (ray://) is not supported"),
+        (("--device", "cuda:1"), "every GPU is measured"),
+        (("--resume", "x.jsonl"), "--resume is of a single run file"),
+        (("--out", "full"), "full is there already and is not empty"),
+    ],
+)
+def test_bad_input_is_said_before_anything_starts(tool: Tool, words: tuple[str, ...], error: str) -> None:
+    pytest.importorskip("ray", reason="needs Ray: pip install ray")
+    (tool.folder / "full").mkdir()
+    tool.write("full/a.jsonl", "")
+    assert error in " ".join(tool("cluster", "run", *words, code=2).err.split())
+
+
+def test_without_ray_a_line_says_how_to_get_it(tool: Tool) -> None:
+    (tool.folder / "path").mkdir()
+    tool.write("path/ray.py", "raise ImportError('No module named ray')\n")
+    path = f"{tool.folder / 'path'}:{Path(__file__).parents[2]}"
+    assert "pip install 'attnbench[cluster]'" in tool(*RUN, code=2, PYTHONPATH=path).err
+
+
+def test_a_report_on_files_from_anywhere(tool: Tool) -> None:
+    for name in ("n1", "n2", "n3"):
+        slow = "speed=0.95" if name == "n3" else ""
+        tool("run", "--device", "fake", "-b", "fake", *SMALL, "--seqlen", "4k", "--out", f"{name}.jsonl", fake=slow)
+    done = tool("cluster", "report", "n1.jsonl", "n2.jsonl", "n3.jsonl", "--html", "page.html", code=1)
+    assert "n3 stands out of 3 units" in " ".join(done.out.split())
+    assert (tool.folder / "page.html").read_text().count("<circle") == 3
+    assert "No outlier can be named among 2 units" in tool("cluster", "report", "n1.jsonl", "n3.jsonl", code=3).out

@@ -1,0 +1,106 @@
+"""The devices of a cluster: which are measured, what each child sees, how the run as a whole ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT
+from attnbench.results import run_file
+from attnbench.run import cluster
+from builders import H200, case, environment, ok, run
+
+NODE = cluster.Node("n1", "id", 2, 8, "H200", "0.1.0", "")
+# Ray gives GPUs that are not there; the simulated device is measured in their place. In a process of its own, since Ray
+# leaves threads and handlers of signals behind.
+PINNED = """
+import sys
+from pathlib import Path
+from ray.cluster_utils import Cluster
+from attnbench.run import cluster, cluster_node
+
+seen = "import os; open('seen', 'a').write(f\\"{os.environ.get('CUDA_VISIBLE_DEVICES')} \\")\\n"
+cluster_node.PROGRAM = seen + cluster_node.PROGRAM
+nodes = Cluster()
+nodes.add_node(node_name="two", num_cpus=1, num_gpus=2, include_dashboard=False, resources={"accelerator_type:H100": 1})
+
+class Observer:
+    def say(self, text, **_): pass
+    def changed(self, unit, what): pass
+
+words = ("--device", "fake", "-b", "fake", "--seqlen", "1k", "--headdim", "128", "--full", "--pass", "fwd")
+plan = cluster.Plan(words, (), "cuda", Path("out"))
+with cluster.connected(nodes.address):
+    found, notes = cluster.units(plan, Observer())
+    cluster.measure(found, plan, Observer())
+print(*sorted(path.name for path in Path("out").iterdir()), found[0].node.model, cluster.exit_code(found, False))
+nodes.shutdown()
+"""
+
+
+def test_each_gpu_of_a_node_is_measured_once_by_a_child_that_sees_it_alone(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs Ray: pip install ray")
+    done = subprocess.run([sys.executable, "-c", PINNED], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1:] == ["two-gpu0.jsonl two-gpu1.jsonl H100 0"], done.stderr
+    assert (tmp_path / "seen").read_text().split()[1:] == ["0", "1"]  # the first is the one that tells its version
+
+
+def unit(folder: Path, name: str, uuid: str | None = None, **fields: object) -> cluster.Unit:
+    path = folder / f"{name}.jsonl"
+    if uuid:
+        run_file.RunFile.create(path, run([], environment=environment(replace(H200, uuid=uuid)))).close()
+    found = cluster.Unit(NODE, 0, path, "done", jobs=2, done=2, measured=2)
+    for field, value in fields.items():
+        setattr(found, field, value)
+    return found
+
+
+def test_a_gpu_that_was_measured_twice_is_said(tmp_path: Path) -> None:
+    found = [unit(tmp_path, "a", "GPU-1"), unit(tmp_path, "b", "GPU-2"), unit(tmp_path, "c", "GPU-1")]
+    assert cluster.twins(found) == ["c and a are one GPU (GPU-1): another was not measured"]
+    assert cluster.twins([*found[:2], unit(tmp_path, "lost")]) == []
+
+
+def test_the_exit_code_is_that_of_the_worst_device(tmp_path: Path) -> None:
+    good, wrong = unit(tmp_path, "a"), unit(tmp_path, "b", wrong=1)
+    lost = unit(tmp_path, "c", state="lost", code=EXIT_NOTHING_MEASURED)
+    refused = unit(tmp_path, "d", state="lost", code=EXIT_BAD_INPUT)
+    assert cluster.exit_code([good], False) == EXIT_DONE
+    assert cluster.exit_code([good, lost], False) == EXIT_NOTHING_MEASURED
+    assert cluster.exit_code([good, refused], False) == EXIT_NOTHING_MEASURED
+    assert cluster.exit_code([refused, refused], False) == EXIT_BAD_INPUT
+    assert cluster.exit_code([good, lost, wrong], False) == EXIT_WRONG_RESULT
+    assert cluster.exit_code([good, wrong], True) == EXIT_DONE
+
+
+def test_lines_that_come_are_on_the_disk_and_counted(tmp_path: Path) -> None:
+    said = []
+
+    class Observer:
+        def say(self, text: str, *, also_in_a_pipe: bool = False) -> None: ...
+        def planned(self, *_: object) -> None: ...
+        def changed(self, unit: cluster.Unit, what: str) -> None:
+            said.append(what)
+
+    plan = cluster.Plan((), (), "cuda", tmp_path)
+    device = cluster.Unit(NODE, 0, tmp_path / "n1.jsonl")
+    node = cluster._NodeRun([device], plan, Observer())
+    head, *records = run_file.encoded(run([ok(case(s), "triton", 300) for s in (1024, 2048)])).splitlines(keepends=True)
+    node._keep(device, head + records[0])
+    node._ended("the node died")
+    assert (device.state, device.done, device.jobs) == ("died", 1, 2)
+    node._keep(device, records[1])
+    node._close(device, EXIT_DONE, "")
+    assert device.path.read_bytes() == head + records[0] + records[1]
+    assert said == [
+        "measures 2 jobs",
+        "",
+        "the node died; retried where the node is there again",
+        "measures 1 job",
+        "",
+        "done: 2 of 2 jobs measured",
+    ]
