@@ -176,6 +176,19 @@ def test_a_wrong_result_reproduces_nothing(tmp_path: Path) -> None:
     assert (found.outcome, found.why) == ("cannot be tried here", "fa3: WRONG, out is off by 1")
 
 
+def test_of_several_runs_the_latest_with_a_result_counts(tmp_path: Path) -> None:
+    (setting,) = claims(tmp_path, "- {id: one, what: x, axes: {seqlen: 16k}, printed: {fa3: 600}}")
+    case = builders.case(16384)
+    records = {
+        "2026-07-01T10:00:00+00:00": builders.ok(case, "fa3", 600),
+        "2026-07-02T10:00:00+00:00": builders.ended(case, "fa3", "wrong", "out is off by 1"),
+        "2026-07-03T10:00:00+00:00": builders.ended(case, "fa3", "skipped", "not installed"),
+    }
+    runs = [builders.run([record], started=started) for started, record in records.items()]
+    (found,) = by_gpu(cells(runs)).values()
+    assert [finding.why for finding in judge(setting, "H200 SXM", found)] == ["fa3: WRONG, out is off by 1"]
+
+
 def test_a_claim_of_a_real_run_recomputes_by_hand() -> None:
     run, _ = run_file.read(RESULTS / "spreads" / "h100-ff241cb2-1.jsonl.gz")
     (setting,) = [s for s in claim_file.load(["pytorch"]) if s.claim.id == "pytorch-cudnn-over-flash"]

@@ -77,9 +77,9 @@ def gpu_of(cell: Cell) -> str:
 
 
 def by_gpu(cells: Sequence[Cell]) -> dict[str, dict[tuple[Case, str], Cell]]:
-    """Return GPU model -> (case, backend) -> its cell. Of several a measured one counts, then the latest."""
+    """Return GPU model -> (case, backend) -> its cell; of several the latest that gave a result, right or wrong."""
     found: dict[str, dict[tuple[Case, str], Cell]] = {}
-    for cell in sorted(cells, key=lambda cell: (cell.status == "ok", cell.run.started)):
+    for cell in sorted(cells, key=lambda cell: (cell.status in ("ok", *WRONG), cell.run.started)):
         found.setdefault(gpu_of(cell), {})[cell.key] = cell
     return found
 
@@ -179,10 +179,9 @@ def _holds(figure: Figure, found: Measured) -> bool:
 
 def _allowed(figure: Figure) -> tuple[float, float]:
     """Return what a printed figure is with its tolerance; a bound has no end."""
-    printed, tolerance = figure.printed, figure.tolerance
-    return printed.low / (1 + tolerance), math.inf if printed.kind in ("up to", "at least") else printed.high * (
-        1 + tolerance
-    )
+    printed, factor = figure.printed, 1 + figure.tolerance
+    has_end = printed.kind in ("equal", "range")
+    return printed.low / factor, printed.high * factor if has_end else math.inf
 
 
 def _off(figure: Figure, found: Measured) -> float:
