@@ -116,6 +116,27 @@ def test_without_pauses_counts_too(tmp_path: Path) -> None:
     assert found.outcome == "reproduced"
 
 
+def test_what_was_printed_may_be_between_bursts_and_no_pauses(tmp_path: Path) -> None:
+    case = builders.case(16384)
+    slower = flops(case) / 500e12
+
+    def found(printed: int) -> Finding:
+        text = f"- {{id: one, what: x, axes: {{seqlen: 16k}}, printed: {{fa3: {printed}}}}}"
+        return findings(tmp_path, text, builders.ok(case, "fa3", 700, sustained=(slower, slower)))[0]
+
+    assert [found(printed).outcome for printed in (440, 600, 790)] == ["not reproduced", "reproduced", "not reproduced"]
+    assert found(600).off == 0
+    assert found(440).off == pytest.approx(500 / 440 - 1)
+
+
+def test_calls_without_pauses_that_time_the_host_are_left_out(tmp_path: Path) -> None:
+    text = "- {id: one, what: x, axes: {seqlen: 16k}, printed: {fa3: 100}}"
+    case = builders.case(16384)
+    by_host = flops(case) / 100e12
+    (found,) = findings(tmp_path, text, builders.ok(case, "fa3", 600, sustained=(by_host,), enqueue=(by_host,)))
+    assert (found.sustained, found.outcome) == (None, "not reproduced")
+
+
 def test_a_metric_of_another_gpu_is_not_judged_but_its_ratio_is(tmp_path: Path) -> None:
     text = "- {id: one, what: x, gpu: A100 SXM 80GB, axes: {seqlen: 16k}, printed: {fa2: 100, fa3: 200}}"
     records = [builders.ok(builders.case(16384), name, tflops) for name, tflops in (("fa2", 300), ("fa3", 610))]

@@ -25,6 +25,7 @@ claims:
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -202,10 +203,15 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _share(text: str) -> float:
-    printed = parse_printed(text)
-    if not text.strip().endswith("%") or printed.kind != "equal" or printed.low >= 1:
+    """Return a share of 0 to 1, of a text such as "5%"."""
+    number, percent, rest = text.strip().partition("%")
+    try:
+        share = float(number) / 100
+    except ValueError:
+        share = math.nan
+    if not percent or rest or not 0 <= share < 1:
         raise UserError(f"tolerance: {text!r} is no share, as in 5%")
-    return printed.low
+    return share
 
 
 def load(papers: Sequence[str] = ()) -> list[Setting]:
