@@ -6,8 +6,8 @@ between the two. A range is reproduced where the mean over the cases (geometric)
 reaches X, "over X" where all do. Where cases are missing, a best that is not reached says nothing. A metric itself is
 judged on the GPU model that it was printed of only, a ratio of two backends on any.
 
-Where the host takes longer to launch a call than the GPU to run it, calls without pauses time the host and there is no
-such value.
+Where the host takes longer to launch a call than the GPU to run it, calls without pauses time the host, and the case has
+no such value.
 
 The uncertainty is that of other processes on this card, and of a metric itself that of other cards of the model too,
 since the authors' was another one. Of several cases it is the mean of theirs: what moves one may move all.
@@ -111,9 +111,9 @@ def _judged(setting: Setting, figure: Figure, gpu: str, cells: Cells) -> Finding
         return cannot("no case was measured on both")
     bursts = _measured(figure, figure.metric, together, measured)
     sustained = None
-    also = SUSTAINED.get(figure.metric)
-    if also and not any(_is_bound_by_host(side[case]) for side in measured for case in together):
-        sustained = _measured(figure, also, together, measured)
+    if also := SUSTAINED.get(figure.metric):
+        on_gpu = [case for case in together if not any(_is_bound_by_host(side[case]) for side in measured)]
+        sustained = _measured(figure, also, on_gpu, measured)
     ran = tuple(_with_version(next(iter(side.values()))) for side in measured)
     asked = [names[0] for names in (figure.backends, figure.over) if names]
     own = [next(iter(side.values())).backend for side in measured]
