@@ -167,8 +167,8 @@ def _verdict(finding: Finding) -> Entry:
     if text == "cannot be tried here":
         return Span(NOTHING, style)
     if text == "not reproduced":
-        return (Span(f"{text}: {_off(finding)}", style), Span(f" {finding.why}", "quiet"))
-    return (Span(text, style), Span(f" {finding.why}", "quiet"))
+        text += f": {_off(finding)}"
+    return (Span(text, style), Span(f"; {finding.why}" if finding.why else "", "quiet"))
 
 
 def _printed(figure: Figure) -> str:

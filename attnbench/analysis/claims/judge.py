@@ -6,8 +6,8 @@ between the two. A range is reproduced where the mean over the cases (geometric)
 reaches X, "over X" where all do. Where cases are missing, a best that is not reached says nothing. A metric itself is
 judged on the GPU model that it was printed of only, a ratio of two backends on any.
 
-Where the host takes longer to launch a call than the GPU to run it, calls without pauses time the host, and the case has
-no such value.
+Where the host takes longer to launch a call than the GPU to run it, calls without pauses time the host, and the case
+has no such value.
 
 The uncertainty is that of other processes on this card, and of a metric itself that of other cards of the model too,
 since the authors' was another one. Of several cases it is the mean of theirs: what moves one may move all.
