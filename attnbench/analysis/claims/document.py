@@ -162,13 +162,12 @@ def _rows(setting: Setting, judged: dict[str, dict[str, list[Finding]]]) -> Iter
 
 
 def _verdict(finding: Finding) -> Entry:
-    text = finding.outcome
-    style = STYLES[text]
-    if text == "cannot be tried here":
+    outcome = finding.outcome
+    style = STYLES[outcome]
+    if outcome == "cannot be tried here":
         return Span(NOTHING, style)
-    if text == "not reproduced":
-        text += f": {_off(finding)}"
-    return (Span(text, style), Span(f"; {finding.why}" if finding.why else "", "quiet"))
+    off = f": {_off(finding)}" if outcome == "not reproduced" else ""
+    return (Span(outcome + off, style), Span(f"; {finding.why}" if finding.why else "", "quiet"))
 
 
 def _printed(figure: Figure) -> str:
