@@ -35,6 +35,7 @@ class Fake(BackendBase):
 
     name = "fake"
     simulated = True
+    steps = True
 
     def __init__(self) -> None:
         self.now = 0  # the simulated clock, in nanoseconds

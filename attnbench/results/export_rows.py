@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 CASE_COLUMNS = (
     *("batch", "seqlen_q", "seqlen_k", "nheads", "nheads_k", "headdim", "headdim_v"),
     *("dtype", "direction", "causal", "window_left", "window_right", "softcap", "dropout_p", "layout", "data"),
-    *("sink", "alibi", "mask", "page_size", "cache_dtype", "append", "latent", "softmax_scale", "lengths", "case"),
+    *("sink", "alibi", "mask", "page_size", "cache_dtype", "append", "latent", "softmax_scale", "lengths"),
+    *("step", "case"),
 )
 COLUMNS = (
     *("device", "suite", "started", "backend", "version", "round", "status", "reason", *CASE_COLUMNS),

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from attnbench import backends
-from attnbench.core.backend import Backend, Prepared, Probe, Unsupported, Workspace
+from attnbench.core.backend import Backend, Prepared, Probe, Unsupported, Workspace, refusal
 from attnbench.core.case import Case
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
@@ -125,7 +125,7 @@ class Worker:
         a share of a matmul's rate. Raises TypeError or ValueError where the backend returns something else.
         """
         assert self.backend is not None
-        reason = self.backend.unsupported(case, device)
+        reason = refusal(self.backend, case, device)
         if device.kind == "fake" and not getattr(self.backend, "simulated", False):
             reason = "the simulated device runs only simulated backends"
         workspace = self.backend.workspace(case) if hasattr(self.backend, "workspace") else Workspace()

@@ -1,0 +1,99 @@
+"""Gets hold of the attention of a model of transformers: what it is called with, and when it begins and ends.
+
+transformers finds the function of each layer, and the one that makes its mask, by the implementation's name in two
+tables. For a while other functions stand there, which call the first. No timed launch has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MARK = "attnbench.attention"  # the name of a range that marks a place: MARK.WHAT.begin, MARK.WHAT.end
+Around = Callable[[Callable[..., Any], Any, "Tensor", "Tensor", "Tensor"], Any]
+
+
+@contextlib.contextmanager
+def replaced(
+    implementation: str, around: Around, mask: Callable[[Callable[..., Any]], Any] | None = None
+) -> Iterator[None]:
+    """Let `around` be called in place of a layer's attention, with a function that computes it of q, k and v, the
+    layer, and q, k, v; and `mask` in place of what makes masks, with a function that makes one.
+    """
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as masks
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
+
+    own, own_mask = functions.get(implementation), masks.get(implementation)
+
+    def attention(module: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> Any:
+        call = own or sys.modules[type(module).__module__].eager_attention_forward
+        return around(lambda *qkv: call(module, *qkv, *rest, **options), module, q, k, v)
+
+    functions[implementation] = attention
+    if mask and own_mask:
+        masks[implementation] = lambda *args, **options: mask(lambda: own_mask(*args, **options))
+    try:
+        yield
+    finally:
+        del functions[implementation]
+        if mask and own_mask:
+            del masks[implementation]
+
+
+def mark(what: str) -> None:
+    """Leave a mark in the profiler's trace."""
+    from torch.profiler import record_function
+
+    with record_function(f"{MARK}.{what}"):
+        pass
+
+
+@contextlib.contextmanager
+def marked(implementation: str) -> Iterator[None]:
+    """Mark where attention begins and ends, forward and backward, and where masks are made.
+
+    In a backward the gradient of its output comes first, and those of q, k and v last. One thread runs a device's
+    backward, in that order, so that what is launched between belongs to attention.
+    """
+    import torch
+
+    class Output(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, out: Tensor) -> Tensor:
+            return out.view_as(out)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            mark("backward.begin")
+            return grads[0]
+
+    class Inputs(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *qkv: Tensor) -> tuple[Tensor, ...]:
+            return tuple(t.view_as(t) for t in qkv)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            mark("backward.end")
+            return grads
+
+    def around(call: Callable[..., Any], _: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        qkv = Inputs.apply(q, k, v) if q.requires_grad else (q, k, v)
+        mark("forward.begin")
+        out, *rest = call(*qkv)
+        mark("forward.end")
+        return (Output.apply(out) if out.requires_grad else out, *rest)
+
+    def mask(make: Callable[[], Any]) -> Any:
+        mark("mask.begin")
+        made = make()
+        mark("mask.end")
+        return made
+
+    with replaced(implementation, around, mask):
+        yield

@@ -1,0 +1,156 @@
+"""The exact answer of a step, and how far an implementation may be from it.
+
+The model's attention is replaced by plain matrix products and a softmax, whose mask, scale, softcap and sink are those
+of the case and not what transformers passes on. It takes blocks of queries, so that no scores of all fit memory. With
+the weights in float32 (float64 for fp32 cases) it gives the answer; with those of the case's dtype it is eager
+attention, whose error is the tolerance. `errors` has the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attnbench.core.backend import torch_dtype
+from attnbench.core.case import Case
+from attnbench.core.flops import attention_of
+from attnbench.core.record import TensorError
+from attnbench.worker.step.model import StepModel
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+EXACT = "attnbench_exact"  # by which transformers knows it; it makes no mask for a name that it does not know
+SCORES = 2**26  # scores of one block
+
+
+def attend(of: Case, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, rows: Tensor) -> Tensor:
+    """Return attention of the queries `rows`, (batch, rows, nheads, headdim_v), in the dtype of q.
+
+    q, k and v are (batch, heads, seqlen, headdim) as transformers has them; a cache may have dropped the first keys.
+    """
+    import torch
+
+    batch, heads, seqlen_q, _ = q.shape
+    seqlen_k, groups = k.shape[2], heads // k.shape[1]
+    grouped = q[:, :, rows].unflatten(1, (k.shape[1], groups)).flatten(2, 3)
+    scores = (grouped @ k.transpose(2, 3) * of.softmax_scale).view(batch, heads, len(rows), seqlen_k)
+    if of.softcap:
+        scores = of.softcap * torch.tanh(scores / of.softcap)
+    place, keys = rows[:, None] + seqlen_k - seqlen_q, torch.arange(seqlen_k, device=q.device)
+    hidden = keys > place
+    if of.window_size[0] is not None:
+        hidden = hidden | (keys < place - of.window_size[0])
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sink is not None:
+        scores = torch.cat([scores, sink.to(q.dtype).view(1, -1, 1, 1).expand(batch, -1, len(rows), 1)], dim=-1)
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    weights = torch.softmax(scores, dim=-1, dtype=wide).to(q.dtype)[..., :seqlen_k]
+    out = weights.unflatten(1, (k.shape[1], groups)).flatten(2, 3) @ v
+    return out.view(batch, heads, len(rows), v.shape[3]).transpose(1, 2)
+
+
+def use_exact_attention(model: StepModel) -> None:
+    """Let the model's attention be computed by `attend`, in blocks of queries that a backward computes again."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def exact(module: Any, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        of, sink = attention_of(model.case, module.layer_idx), getattr(module, "sinks", None)
+        block = max(1, SCORES // (q.shape[0] * q.shape[1] * k.shape[2]))
+        parts = torch.arange(q.shape[2], device=q.device).split(block)
+        if not q.requires_grad:
+            return torch.cat([attend(of, q, k, v, sink, rows) for rows in parts], dim=1), None
+        return torch.cat([checkpoint(attend, of, q, k, v, sink, rows, use_reentrant=False) for rows in parts], 1), None
+
+    ALL_ATTENTION_FUNCTIONS[EXACT] = exact
+    model.use(EXACT)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The results of a step: logits (batch, positions, vocab), and of training a sample of each weight's gradient."""
+
+    logits: Tensor
+    gradients: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, model: StepModel, launch: Callable[[], Tensor] | None = None) -> Answer:
+        """Return what a launch gives, by default of the model's step."""
+        return cls((launch or model.launch)().float(), model.gradients())
+
+
+def exact_answers(model: StepModel) -> tuple[Answer, Answer]:
+    """Return the exact answer of a step, and that of eager attention in the case's dtype. Fills a decode's cache."""
+    import torch
+
+    use_exact_attention(model)
+    model.fill_cache()
+    end = model.saving_memory()
+    eager = Answer.of(model)
+    model.convert(torch.float64 if model.case.dtype == "fp32" else torch.float32)
+    exact = Answer.of(model)
+    model.convert(None)
+    end()
+    return exact, eager
+
+
+def errors(case: Case, found: Answer, exact: Answer, eager: Answer) -> dict[str, TensorError]:
+    """Return the errors of an answer: of the logits at each position, and of the gradient of each weight.
+
+    The error of a position, or a weight, is the norm of its differences over the norm of the exact values. The largest
+    may be twice eager's largest, and one rounding more. With experts a token that eager sends to another one than the
+    exact answer does is a part of eager's error.
+    """
+    compared = {"logits": row_error(case, found.logits, exact.logits, eager.logits, "position", largest=True)}
+    if exact.gradients:
+        names = list(exact.gradients)
+        each = [row_error(case, *(a.gradients[n][None] for a in (found, exact, eager)), "weight") for n in names]
+        worst = max(range(len(each)), key=lambda i: _excess(each[i].max_error))
+        allowed = max(e.tolerance for e in each)
+        where = "" if each[worst].max_error <= allowed else f"of {names[worst]}"
+        eager_error = max(e.eager_error for e in each)
+        relative = sum(e.relative for e in each) / len(each)
+        compared["gradients"] = TensorError(each[worst].max_error, eager_error, allowed, relative, where)
+    return compared
+
+
+def row_error(
+    case: Case, found: Tensor, exact: Tensor, eager: Tensor, what: str, *, largest: bool = False
+) -> TensorError:
+    """Return the error of the row that exceeds its tolerance most; rows are all dimensions but the last.
+
+    Each row may have twice eager's error of that row, or with `largest` of the row where that is largest, and half a
+    step of the dtype.
+    """
+    import torch
+
+    wide = exact.double()
+    norms = wide.norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny).flatten()
+    off, usual = (((t.double() - wide).norm(dim=-1).flatten() / norms) for t in (found, eager))
+    rounding = torch.finfo(torch_dtype(case)).eps / 2
+    allowed = 2 * (usual.max().expand_as(usual) if largest else usual) + rounding
+    excess = torch.nan_to_num(off / allowed, nan=float("inf"))
+    row = int(excess.argmax())
+    relative = float((found.double() - wide).norm() / wide.norm())
+    where = f"at {what} {row}" if float(excess[row]) > 1 else ""
+    return TensorError(float(off[row]), float(usual[row]), float(allowed[row]), relative, where)
+
+
+def _excess(value: float) -> float:
+    return value if value == value else float("inf")
+
+
+def sampled_rows(seqlen_q: int, count: int, device: torch.device) -> Tensor:
+    """Return some of the queries, evenly spread, with the first and the last."""
+    import torch
+
+    return torch.linspace(0, seqlen_q - 1, min(count, seqlen_q), device=device).round().long().unique()
+
+
+def worst(found: Iterable[TensorError]) -> TensorError:
+    """Return the error that is largest over its tolerance."""
+    return max(found, key=lambda e: _excess(e.max_error / e.tolerance))

@@ -1,0 +1,174 @@
+"""Measures one step of a whole model with one implementation of its attention.
+
+Build -> exact answer -> first launch, in which each layer's attention is checked -> the step's own results -> memory ->
+timed bursts -> traced step -> results once more. The exact answer is computed anew for each implementation, by its own
+worker; it is the same for all.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from attnbench.backends.sdpa import REFUSAL_MESSAGES, SWITCHES
+from attnbench.core import flops
+from attnbench.core.backend import Unsupported
+from attnbench.core.case import Case
+from attnbench.core.policy import Policy
+from attnbench.core.record import Accuracy, Measurement, TensorError
+from attnbench.worker import kernel_rules
+from attnbench.worker.instruments import Instruments, TimedLaunch
+from attnbench.worker.laps import Laps
+from attnbench.worker.step import attention_share, exact_model
+from attnbench.worker.step.attention_calls import replaced
+from attnbench.worker.step.exact_model import Answer
+from attnbench.worker.step.model import StepModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROWS = 64  # queries of each layer whose attention is compared
+Fields = dict[str, Any]  # of a Record
+
+
+def measure_step(instruments: Instruments, backend: Any, case: Case, policy: Policy, *, timed: bool = True) -> Fields:
+    """Measure one step and return the fields of its Record; without `timed` make the same checks and time nothing.
+
+    Raises Unsupported where transformers or torch refuses the implementation.
+    """
+    import torch
+
+    laps, began, before = Laps(), time.time(), instruments.state.ecc_errors()
+    for name in SWITCHES:
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(backend.switch in ("", name))
+    model = StepModel(case, instruments.device, policy.seed)
+    laps.end("inputs")
+    exact, eager = exact_model.exact_answers(model)
+    gc.collect()
+    instruments.memory.empty_cache()
+    laps.end("reference")
+    try:
+        used = model.use(backend.implementation)
+    except (ImportError, ValueError, KeyError, OSError) as error:
+        raise Unsupported(f"transformers refuses it: {' '.join(str(error).split())[:300]}") from None
+    if used != backend.implementation:
+        return {
+            "status": "wrong-kernel",
+            "reason": f"transformers took {used} in the place of {backend.implementation}",
+        }
+
+    with instruments.memory.job_window():
+        start = time.perf_counter()
+        found, layers = _first_launch(model, backend.implementation)
+        instruments.synchronize()
+        first_call = time.perf_counter() - start
+        laps.end("first call")
+        accuracy = _accuracy(case, found, exact, eager, layers)
+        if not accuracy.ok:
+            return {"status": "wrong", "reason": accuracy.problem(), "accuracy": accuracy}
+        del found
+        for p in model.model.parameters():
+            p.grad = None
+        memory = instruments.memory.measure_peak(model.launch, case)[0]
+        laps.end("memory")
+    record: Fields = {"status": "ok", "accuracy": accuracy, "notes": (_how_checked(case),)}
+    timing = None
+    if timed:
+        footprint = flops.input_bytes(case)
+        timing = instruments.time(
+            TimedLaunch(model.launch, _no_copies, flops.ideal_bytes(case), footprint + memory["memory_peak"]), policy
+        )
+        laps.end("timing")
+    trace = attention_share.trace_step(instruments.device, model.launch, backend.implementation)
+    kernels = kernel_rules.count_by_name(a.name for a in trace.activities)
+    others = instruments.state.other_processes(began)
+    laps.end("trace")
+    if problem := attention_share.wrong_kernels(trace, backend, case, instruments.device_info):
+        found_here = {"kernels": kernels, "accuracy": accuracy, "others": others}
+        return {"status": "wrong-kernel", "reason": problem, **found_here}
+    again = _accuracy(case, Answer.of(model), exact, eager, layers)
+    if not again.ok:
+        return {"status": "wrong", "reason": f"after timing, {again.problem()}", "accuracy": again}
+    laps.end("check")
+    record |= {"kernels": kernels, "others": others}
+    if timing is None:
+        return record
+    measurements = {
+        **timing.measurements,
+        "first_call": Measurement("s", (first_call,)),
+        "attention": Measurement("s", (trace.attention,)),
+        "step_traced": Measurement("s", (trace.seconds,)),
+        **{name: Measurement("B", (value,)) for name, value in memory.items()},
+    }
+    errors = (instruments.state.ecc_errors() or 0) - before if before is not None else 0
+    return record | {
+        "measurements": measurements,
+        "timer": timing.timer,
+        "l2": timing.l2,
+        "limits": timing.limits,
+        "host_bound": timing.host_bound,
+        "ecc_errors": max(0, errors),
+        "notes": (*record["notes"], *timing.notes),
+        "phases": laps.seconds,
+    }
+
+
+def _first_launch(model: StepModel, implementation: str) -> tuple[Answer, list[TensorError]]:
+    """Launch once. Return the results, and the error of the attention of each layer against the exact one of the same
+    q, k and v. Raises Unsupported where torch refuses a kernel.
+    """
+    import torch
+
+    layers = []
+
+    def around(call: Callable[..., Any], module: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        out, *rest = call(q, k, v)
+        with torch.no_grad():
+            rows = exact_model.sampled_rows(q.shape[2], ROWS, q.device)
+            of, sink = flops.attention_of(model.case, module.layer_idx), getattr(module, "sinks", None)
+            wide = torch.float64 if model.case.dtype == "fp32" else torch.float32
+            exact = exact_model.attend(of, q.to(wide), k.to(wide), v.to(wide), sink, rows)
+            eager = exact_model.attend(of, q, k, v, sink, rows)
+            error = exact_model.row_error(model.case, *(t.flatten(2) for t in (out[:, rows], exact, eager)), "row")
+        layers.append(error)
+        return (out, *rest)
+
+    try:
+        with replaced(implementation, around):
+            found = Answer.of(model)
+    except RuntimeError as error:
+        if any(message in str(error) for message in REFUSAL_MESSAGES):
+            raise Unsupported(f"torch refuses: {error}") from None
+        raise
+    return found, layers
+
+
+def _accuracy(case: Case, found: Answer, exact: Answer, eager: Answer, layers: list[TensorError]) -> Accuracy:
+    """Return the errors of a step: "out" of its attention in the worst layer, "logits", and "gradients" of training."""
+    assert case.model_step
+    flaws = []
+    if len(layers) != case.model_step.layers:
+        flaws.append(f"attention was called {len(layers)} times in {case.model_step.layers} layers")
+    compared = exact_model.errors(case, found, exact, eager)
+    if layers:
+        compared = {"out": exact_model.worst(layers), **compared}
+    unwritten = tuple(
+        name
+        for name, tensors in (("logits", [found.logits]), ("gradients", found.gradients.values()))
+        if not all(bool(t.isfinite().all()) for t in tensors)
+    )
+    s = case.shape
+    return Accuracy(compared, min(ROWS, s.seqlen_q), s.batch * s.nheads, unwritten, tuple(flaws))
+
+
+def _how_checked(case: Case) -> str:
+    step = case.model_step
+    assert step
+    cut = f"; {step.cut} of {step.model} were built" if step.layers < step.depth else ""
+    return f"checked: attention of each layer at {min(ROWS, case.shape.seqlen_q)} queries, and the step's results{cut}"
+
+
+def _no_copies(n: int) -> Any:
+    raise Unsupported("a step of a model is not captured in a CUDA graph; use --timer events")
