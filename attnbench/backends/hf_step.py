@@ -80,7 +80,7 @@ class Eager(StepBackend):
 
     def workspace(self, case: Case) -> Workspace:
         scores = scores_workspace(case, copies_fwd=5, copies_bwd=4 * (case.model_step.layers if case.model_step else 1))
-        return replace(scores, nbytes=scores.nbytes + super().workspace(case).nbytes)
+        return replace(scores, nbytes=scores.nbytes + super().workspace(case).nbytes, dense=False)
 
     def signature(self, case: Case, device: Device) -> Signature:
         return eager_signature(case, device)

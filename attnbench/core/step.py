@@ -17,8 +17,8 @@ two products beside it; nothing that is computed again counts):
     training    3 x the forward
 
 Parameters that are looked up, norms and biases are not counted, of experts those that a token takes. Attention counts
-the pairs that the mask leaves exactly, as everywhere in attnbench, where PaLM counts all. Prefill and decode compute the
-logits of the last position of each sequence only.
+the pairs that the mask leaves, as everywhere in attnbench, where PaLM counts all. Prefill and decode compute the logits
+of the last position of each sequence only.
 """
 
 from __future__ import annotations

@@ -25,8 +25,10 @@ def replaced(
     """Let `around` be called in place of a layer's attention, with a function that computes it of q, k and v, the
     layer, and q, k, v; and `mask` in place of what makes masks, with a function that makes one.
     """
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as masks
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
+    from transformers import masking_utils, modeling_utils
+
+    functions: Any = modeling_utils.ALL_ATTENTION_FUNCTIONS
+    masks: Any = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
 
     own, own_mask = functions.get(implementation), masks.get(implementation)
 
@@ -82,12 +84,15 @@ def marked(implementation: str) -> Iterator[None]:
             mark("backward.end")
             return grads
 
+    take: Any = Inputs.apply
+    give: Any = Output.apply
+
     def around(call: Callable[..., Any], _: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        qkv = Inputs.apply(q, k, v) if q.requires_grad else (q, k, v)
+        qkv = take(q, k, v) if q.requires_grad else (q, k, v)
         mark("forward.begin")
         out, *rest = call(*qkv)
         mark("forward.end")
-        return (Output.apply(out) if out.requires_grad else out, *rest)
+        return (give(out) if out.requires_grad else out, *rest)
 
     def mask(make: Callable[[], Any]) -> Any:
         mark("mask.begin")

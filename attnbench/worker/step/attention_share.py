@@ -1,7 +1,7 @@
 """Traces one step and tells which of its work is attention: the kernels that were launched between the marks.
 
-On a GPU a kernel belongs to the range in which the host launched it, known by its correlation id, whenever it ran; times
-are those in which at least one kernel ran. On a CPU operators take the kernels' place, and a range takes the time
+On a GPU a kernel belongs to the range in which the host launched it, known by its correlation id, whenever it ran;
+times are those in which at least one kernel ran. On a CPU operators take the kernels' place, and a range takes the time
 between its marks.
 """
 

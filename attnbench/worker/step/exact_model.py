@@ -49,7 +49,8 @@ def attend(of: Case, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, rows:
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     weights = torch.softmax(scores, dim=-1, dtype=wide).to(q.dtype)[..., :seqlen_k]
     out = weights.unflatten(1, (k.shape[1], groups)).flatten(2, 3) @ v
-    return out.view(batch, heads, len(rows), v.shape[3]).transpose(1, 2)
+    found: Tensor = out.view(batch, heads, len(rows), v.shape[3]).transpose(1, 2)
+    return found
 
 
 def use_exact_attention(model: StepModel) -> None:
@@ -105,10 +106,11 @@ def errors(case: Case, found: Answer, exact: Answer, eager: Answer) -> dict[str,
     may be twice eager's largest, and one rounding more. With experts a token that eager sends to another one than the
     exact answer does is a part of eager's error.
     """
-    compared = {"logits": row_error(case, found.logits, exact.logits, eager.logits, "position", largest=True)}
+    compared = {"logits": row_error(case, found.logits, exact.logits, eager.logits, what="position", largest=True)}
     if exact.gradients:
         names = list(exact.gradients)
-        each = [row_error(case, *(a.gradients[n][None] for a in (found, exact, eager)), "weight") for n in names]
+        triples = [(found.gradients[n][None], exact.gradients[n][None], eager.gradients[n][None]) for n in names]
+        each = [row_error(case, *triple, what="weight") for triple in triples]
         worst = max(range(len(each)), key=lambda i: _excess(each[i].max_error))
         allowed = max(e.tolerance for e in each)
         where = "" if each[worst].max_error <= allowed else f"of {names[worst]}"
@@ -119,7 +121,7 @@ def errors(case: Case, found: Answer, exact: Answer, eager: Answer) -> dict[str,
 
 
 def row_error(
-    case: Case, found: Tensor, exact: Tensor, eager: Tensor, what: str, *, largest: bool = False
+    case: Case, found: Tensor, exact: Tensor, eager: Tensor, *, what: str, largest: bool = False
 ) -> TensorError:
     """Return the error of the row that exceeds its tolerance most; rows are all dimensions but the last.
 
@@ -148,7 +150,8 @@ def sampled_rows(seqlen_q: int, count: int, device: torch.device) -> Tensor:
     """Return some of the queries, evenly spread, with the first and the last."""
     import torch
 
-    return torch.linspace(0, seqlen_q - 1, min(count, seqlen_q), device=device).round().long().unique()
+    rows: Tensor = torch.linspace(0, seqlen_q - 1, min(count, seqlen_q), device=device).round().long().unique()
+    return rows
 
 
 def worst(found: Iterable[TensorError]) -> TensorError:

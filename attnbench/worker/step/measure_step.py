@@ -131,8 +131,8 @@ def _first_launch(model: StepModel, implementation: str) -> tuple[Answer, list[T
             wide = torch.float64 if model.case.dtype == "fp32" else torch.float32
             exact = exact_model.attend(of, q.to(wide), k.to(wide), v.to(wide), sink, rows)
             eager = exact_model.attend(of, q, k, v, sink, rows)
-            error = exact_model.row_error(model.case, *(t.flatten(2) for t in (out[:, rows], exact, eager)), "row")
-        layers.append(error)
+            ours, exact, eager = (t.flatten(2) for t in (out[:, rows], exact, eager))
+            layers.append(exact_model.row_error(model.case, ours, exact, eager, what="row"))
         return (out, *rest)
 
     try:
@@ -170,5 +170,5 @@ def _how_checked(case: Case) -> str:
     return f"checked: attention of each layer at {min(ROWS, case.shape.seqlen_q)} queries, and the step's results{cut}"
 
 
-def _no_copies(n: int) -> Any:
+def _no_copies(_: int) -> Any:
     raise Unsupported("a step of a model is not captured in a CUDA graph; use --timer events")

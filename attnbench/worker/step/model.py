@@ -165,11 +165,12 @@ def configuration(case: Case) -> Any:
             "first_k_dense_replace": step.dense,
             "q_lora_rank": step.q_rank,
             "kv_lora_rank": step.k_rank,
+            "head_dim": step.rope,
             "qk_rope_head_dim": step.rope,
             "qk_nope_head_dim": s.headdim - step.rope,
             "v_head_dim": s.headdim_v,
             "rope_parameters": YARN if case.scale else None,
-            **({"n_group": 1, "topk_group": 1} if step.experts % 8 else {}),
+            **({"n_group": 1, "topk_group": 1} if step.experts % 8 or step.experts < 16 else {}),
         },
     }
-    return AutoConfig.for_model(step.arch, **common, **own[step.arch])
+    return AutoConfig.for_model(step.arch, **common | own[step.arch])
