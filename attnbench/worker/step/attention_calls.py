@@ -55,12 +55,11 @@ def mark(what: str) -> None:
         pass
 
 
-@contextlib.contextmanager
-def marked(implementation: str) -> Iterator[None]:
-    """Mark where attention begins and ends, forward and backward, and where masks are made.
+def on_backward(give: Callable[[Tensor], Any], take: Callable[..., Any]) -> tuple[Any, Any]:
+    """Return two functions that give back what they take, one for the output of attention, one for q, k and v.
 
-    In a backward the gradient of its output comes first, and those of q, k and v last. One thread runs a device's
-    backward, in that order, so that what is launched between belongs to attention.
+    In a backward `give` is called with the gradient of the output, before that of attention, and `take` with those of
+    q, k and v after it. One thread runs a device's backward, in that order.
     """
     import torch
 
@@ -71,7 +70,7 @@ def marked(implementation: str) -> Iterator[None]:
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
-            mark("backward.begin")
+            give(grads[0])
             return grads[0]
 
     class Inputs(torch.autograd.Function):
@@ -81,11 +80,19 @@ def marked(implementation: str) -> Iterator[None]:
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
-            mark("backward.end")
+            take(*grads)
             return grads
 
-    take: Any = Inputs.apply
-    give: Any = Output.apply
+    return Output.apply, Inputs.apply
+
+
+@contextlib.contextmanager
+def marked(implementation: str) -> Iterator[None]:
+    """Mark where attention begins and ends, forward and backward, and where masks are made.
+
+    What a backward launches between the gradient of the output and those of q, k and v belongs to attention.
+    """
+    give, take = on_backward(lambda _: mark("backward.begin"), lambda *_: mark("backward.end"))
 
     def around(call: Callable[..., Any], _: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
         qkv = take(q, k, v) if q.requires_grad else (q, k, v)

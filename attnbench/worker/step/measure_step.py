@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.sdpa import REFUSAL_MESSAGES, SWITCHES
@@ -17,19 +16,19 @@ from attnbench.core import flops
 from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case
 from attnbench.core.policy import Policy
-from attnbench.core.record import Accuracy, Measurement, TensorError
+from attnbench.core.record import Accuracy, Measurement
 from attnbench.worker import kernel_rules
 from attnbench.worker.instruments import Instruments, TimedLaunch
 from attnbench.worker.laps import Laps
 from attnbench.worker.step import attention_share, exact_model
 from attnbench.worker.step.attention_calls import replaced
 from attnbench.worker.step.exact_model import Answer
+from attnbench.worker.step.layer_errors import ROWS, LayerErrors
 from attnbench.worker.step.model import StepModel
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
-ROWS = 64  # queries of each layer whose attention is compared
 Fields = dict[str, Any]  # of a Record
 
 
@@ -115,28 +114,13 @@ def measure_step(instruments: Instruments, backend: Any, case: Case, policy: Pol
     }
 
 
-def _first_launch(model: StepModel, implementation: str) -> tuple[Answer, list[TensorError]]:
-    """Launch once. Return the results, and the error of the attention of each layer against the exact one of the same
-    q, k and v. Raises Unsupported where torch refuses a kernel.
+def _first_launch(model: StepModel, implementation: str) -> tuple[Answer, LayerErrors]:
+    """Launch once. Return the results, and the errors of the attention of each layer. Raises Unsupported where torch
+    refuses a kernel.
     """
-    import torch
-
-    layers = []
-
-    def around(call: Callable[..., Any], module: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        out, *rest = call(q, k, v)
-        with torch.no_grad():
-            rows = exact_model.sampled_rows(q.shape[2], ROWS, q.device)
-            of, sink = flops.attention_of(model.case, module.layer_idx), getattr(module, "sinks", None)
-            wide = torch.float64 if model.case.dtype == "fp32" else torch.float32
-            exact = exact_model.attend(of, q.to(wide), k.to(wide), v.to(wide), sink, rows)
-            eager = exact_model.attend(of, q, k, v, sink, rows)
-            ours, exact, eager = (t.flatten(2) for t in (out[:, rows], exact, eager))
-            layers.append(exact_model.row_error(model.case, ours, exact, eager, what="row"))
-        return (out, *rest)
-
+    layers = LayerErrors(model.case)
     try:
-        with replaced(implementation, around):
+        with replaced(implementation, layers.check):
             found = Answer.of(model)
     except RuntimeError as error:
         if any(message in str(error) for message in REFUSAL_MESSAGES):
@@ -145,22 +129,16 @@ def _first_launch(model: StepModel, implementation: str) -> tuple[Answer, list[T
     return found, layers
 
 
-def _accuracy(case: Case, found: Answer, exact: Answer, eager: Answer, layers: list[TensorError]) -> Accuracy:
-    """Return the errors of a step: "out" of its attention in the worst layer, "logits", and "gradients" of training."""
-    assert case.model_step
-    flaws = []
-    if len(layers) != case.model_step.layers:
-        flaws.append(f"attention was called {len(layers)} times in {case.model_step.layers} layers")
-    compared = exact_model.errors(case, found, exact, eager)
-    if layers:
-        compared = {"out": exact_model.worst(layers), **compared}
+def _accuracy(case: Case, found: Answer, exact: Answer, eager: Answer, layers: LayerErrors) -> Accuracy:
+    """Return the errors of a step: of its attention in the worst layer ("out", "dq", ...), "logits", "gradients"."""
+    compared = {**layers.worst(), **exact_model.errors(case, found, exact, eager)}
     unwritten = tuple(
         name
         for name, tensors in (("logits", [found.logits]), ("gradients", found.gradients.values()))
         if not all(bool(t.isfinite().all()) for t in tensors)
     )
     s = case.shape
-    return Accuracy(compared, min(ROWS, s.seqlen_q), s.batch * s.nheads, unwritten, tuple(flaws))
+    return Accuracy(compared, min(ROWS, s.seqlen_q), s.batch * s.nheads, unwritten, layers.flaws())
 
 
 def _how_checked(case: Case) -> str:

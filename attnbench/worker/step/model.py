@@ -6,7 +6,8 @@ weights are drawn as the model's own initialisation draws them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core.backend import torch_dtype
@@ -44,6 +45,7 @@ class StepModel:
         self.tokens = torch.randint(case.model_step.vocab, size, device=device)
         self._cache: Any = None
         self._cached: list[dict[str, Any]] = []
+        self._experts: list[Tensor] = []  # the choices of experts in the first step
         self.model.train(self.phase == "train")
         self.model.requires_grad_(self.phase == "train")
 
@@ -66,6 +68,20 @@ class StepModel:
             p.data, p.grad = p.data.to(dtype or own), None
         for layer in self._cached:
             layer.update({name: layer[name].to(dtype or torch_dtype(self.case)) for name in ("keys", "values")})
+
+    @contextlib.contextmanager
+    def plain_experts(self) -> Iterator[None]:
+        """Compute experts one after the other: a grouped product does not take every dtype."""
+        config = self.model.config
+        own = getattr(config, "_experts_implementation", None)
+        if not (self.case.model_step and self.case.model_step.experts):
+            yield
+            return
+        config._experts_implementation = "eager"
+        try:
+            yield
+        finally:
+            config._experts_implementation = own
 
     def fill_cache(self) -> None:
         """Compute the keys and values of all tokens but the last, with the implementation that is in use; a decode
@@ -111,9 +127,37 @@ class StepModel:
         found = {name: p.grad.flatten() for name, p in self.model.named_parameters() if p.grad is not None}
         return {name: g[:: max(1, g.numel() // SAMPLED) | 1][:SAMPLED].float().clone() for name, g in found.items()}
 
+    @contextlib.contextmanager
+    def same_experts(self) -> Iterator[None]:
+        """Let every token take the experts of the first step for which this is open.
+
+        Where two experts are nearly alike to a token, rounding decides; its results are then not near the exact ones,
+        whatever attention does. transformers chooses experts by torch.topk.
+        """
+        import torch
+
+        own, records, taken = torch.topk, not self._experts, iter(self._experts)
+
+        def topk(scores: Tensor, k: int, dim: int = -1, **options: Any) -> Any:
+            if not records:
+                indices = next(taken)
+                return scores.gather(dim, indices), indices
+            values, indices = own(scores, k, dim, **options)
+            self._experts.append(indices)
+            return values, indices
+
+        if self.case.model_step and self.case.model_step.experts:
+            setattr(torch, "topk", topk)  # noqa: B010  (mypy knows its type)
+        try:
+            yield
+        finally:
+            setattr(torch, "topk", own)  # noqa: B010
+
     def saving_memory(self) -> Callable[[], None]:
-        """Recompute activations of a training step from here on; return what ends that."""
-        if self.phase != "train":
+        """Recompute activations of a training step from here on; return what ends that. Not with experts, which would
+        be chosen twice.
+        """
+        if self.phase != "train" or (self.case.model_step and self.case.model_step.experts):
             return lambda: None
         self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         end: Callable[[], None] = self.model.gradient_checkpointing_disable
