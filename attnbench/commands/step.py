@@ -96,7 +96,6 @@ def step(
     attnbench step llama-3.1-8b mistral-7b --phase prefill,train --seqlen 8k
     attnbench step deepseek-v3 --layers 3 -b eager,sdpa,flash_attention_2 --dry-run
     attnbench step tiny --seqlen 512 --device cpu --json
-    attnbench step results/step.jsonl --html step.html
 
     Exit code 0: done; 1: nothing was measured; 2: bad input, or output that cannot be written; 5: a wrong result,
     unless --allow-wrong is given; 129, 130, 143: hung up, interrupted, terminated.

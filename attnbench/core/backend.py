@@ -272,3 +272,4 @@ class Simulation:
     clock: Callable[[], int]  # nanoseconds
     accuracy: Accuracy
     memory: Mapping[str, int]  # measurement name -> bytes
+    attention: float | None = None  # of a step of a model: the share that is attention
