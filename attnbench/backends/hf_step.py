@@ -11,7 +11,7 @@ of MLA for flash-attn. Checked with 5.17 and 5.23 on a CPU.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from attnbench.backends import compiled, sdpa
 from attnbench.backends.base import scores_workspace
@@ -32,7 +32,7 @@ ANY = replace(TORCH_LIMITS, window=True, softcap=True, sink=True)
 class StepBackend(HuggingFace):
     """A model's step by one implementation of attention."""
 
-    steps: ClassVar[bool | Literal["only"]] = "only"
+    steps = True
     min_version = "5.0"  # caches, masks and attention functions have the interface that worker/step/ uses
     limits: ClassVar[Limits | None] = ANY
     kernel: ClassVar[type[Library] | None] = None  # the library that transformers calls
@@ -53,10 +53,15 @@ class StepBackend(HuggingFace):
         return Probe(version=f"{found.version}, {kernel.version}")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        reason = super().unsupported(case, device)
-        if not reason and case.model_step and (missing := self.missing.get(case.model_step.arch)):
-            return missing
-        return reason
+        if not case.model_step:
+            return "it computes steps of a whole model: attnbench step"
+        return (
+            self.missing.get(case.model_step.arch) or super().unsupported(case, device) or self._refusal(case, device)
+        )
+
+    def _refusal(self, case: Case, device: Device) -> str | None:
+        """Return why the implementation cannot run a step that is within its limits, or None where it can."""
+        return None
 
     missing: ClassVar[dict[str, str]] = {}  # architecture -> why transformers does not run it so
 
@@ -117,10 +122,9 @@ class SdpaEfficient(Sdpa):
     backward_kernels = sdpa.Efficient.backward_kernels
     other_kernels = sdpa.Efficient.other_kernels
 
-    def unsupported(self, case: Case, device: Device) -> str | None:
+    def _refusal(self, case: Case, device: Device) -> str | None:
         grouped = case.shape.nheads != case.shape.nheads_k and not _needs_mask(case)
-        why = "transformers leaves grouped heads to SDPA, and this kernel takes none" if grouped else None
-        return super().unsupported(case, device) or why
+        return "transformers leaves grouped heads to SDPA, and this kernel takes none" if grouped else None
 
 
 class SdpaFlash(Sdpa):
@@ -130,11 +134,10 @@ class SdpaFlash(Sdpa):
     backward_kernels = sdpa.Flash.backward_kernels
     other_kernels = sdpa.Flash.other_kernels
 
-    def unsupported(self, case: Case, device: Device) -> str | None:
+    def _refusal(self, case: Case, device: Device) -> str | None:
         if device.kind != "cpu" and _needs_mask(case):
             return "a window is an explicit mask to transformers' SDPA, which this kernel does not take"
-        kernel = sdpa.Flash().unsupported(replace(case, step="", window_size=(None, None)), device)
-        return super().unsupported(case, device) or kernel
+        return sdpa.Flash().unsupported(replace(case, step="", window_size=(None, None)), device)
 
 
 class SdpaCudnn(Sdpa):
@@ -188,10 +191,8 @@ class Flex(StepBackend):
     forward_kernels = compiled.Flex.forward_kernels
     backward_kernels = compiled.Flex.backward_kernels
 
-    def unsupported(self, case: Case, device: Device) -> str | None:
-        if device.kind == "cpu":
-            return "compiled FlexAttention is measured on a CUDA GPU only"
-        return super().unsupported(case, device)
+    def _refusal(self, case: Case, device: Device) -> str | None:
+        return "compiled FlexAttention is measured on a CUDA GPU only" if device.kind == "cpu" else None
 
 
 def _needs_mask(case: Case) -> bool:

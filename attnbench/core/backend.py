@@ -103,13 +103,10 @@ class Unsupported(Exception):
 def refusal(backend: Backend, case: Case, device: Device) -> str | None:
     """Return why a backend cannot run a case on a device, or None where it can.
 
-    What computes attention alone refuses steps of a model, and the other way round, whatever it says of the case.
+    What computes attention alone refuses steps of a model, whatever it says of the case.
     """
-    steps = getattr(backend, "steps", False)
-    if case.step and not steps:
+    if case.step and not getattr(backend, "steps", False):
         return "it computes attention alone, and the case is a step of a whole model"
-    if steps == "only" and not case.step:
-        return "it computes steps of a whole model: attnbench step"
     return backend.unsupported(case, device)
 
 

@@ -78,7 +78,7 @@ class Model:
     context: int | None = None
     seqlen: int | None = None
     note: str = ""
-    step: Mapping[str, Any] = field(default_factory=dict)
+    step: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @cached_property
     def depth(self) -> int:

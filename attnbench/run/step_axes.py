@@ -37,6 +37,8 @@ def step_blocks(
         raise UserError(f"no model {unknown!r}{did_you_mean(unknown, known)}")
     if (shortest := min(parse_sizes(seqlen, "seqlen"))) < 2:
         raise UserError(f"--seqlen: a step is of two tokens or more, not {shortest}")
+    if "fp8" in parse_dtypes(dtype):
+        raise UserError("--dtype: a step is in bf16, fp16 or fp32; leave out fp8")
     widest = max(ITEMSIZE[of] for of in parse_dtypes(dtype))
     found = []
     for name in dict.fromkeys(names):
