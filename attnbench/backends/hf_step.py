@@ -53,17 +53,15 @@ class StepBackend(HuggingFace):
         return Probe(version=f"{found.version}, {kernel.version}")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
+        if reason := super().unsupported(case, device):
+            return reason
         if not case.model_step:
             return "it computes steps of a whole model: attnbench step"
-        return (
-            self.missing.get(case.model_step.arch) or super().unsupported(case, device) or self._refusal(case, device)
-        )
+        return self._refusal(case, device)
 
     def _refusal(self, case: Case, device: Device) -> str | None:
         """Return why the implementation cannot run a step that is within its limits, or None where it can."""
         return None
-
-    missing: ClassVar[dict[str, str]] = {}  # architecture -> why transformers does not run it so
 
     def workspace(self, case: Case) -> Workspace:
         """Return what the step's activations take: some 16 rows of the MLP's width a token, in training each layer's
@@ -97,7 +95,6 @@ class Sdpa(StepBackend):
     name = "step-sdpa"
     implementation = "sdpa"
     limits: ClassVar = replace(ANY, softcap=False, sink=False)
-    missing: ClassVar = {"gpt_oss": "transformers has no SDPA for gpt-oss, whose sinks it does not take"}
     forward_kernels = sdpa.Choice.forward_kernels
     backward_kernels = sdpa.Choice.backward_kernels
     choices: ClassVar = sdpa.Choice.choices
