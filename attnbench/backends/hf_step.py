@@ -23,7 +23,8 @@ from attnbench.backends.hf import HuggingFace
 from attnbench.backends.libraries import Library
 from attnbench.backends.limits import TORCH_LIMITS, Limits
 from attnbench.core.backend import Probe, Signature, Workspace
-from attnbench.core.case import Case
+from attnbench.core.case import ITEMSIZE, Case
+from attnbench.core.flops import input_bytes
 from attnbench.core.machine import Device
 
 ANY = replace(TORCH_LIMITS, window=True, softcap=True, sink=True)
@@ -64,17 +65,22 @@ class StepBackend(HuggingFace):
         return None
 
     def workspace(self, case: Case) -> Workspace:
-        """Return what the step's activations take: some 16 rows of the MLP's width a token, in training each layer's
-        and the logits.
+        """Return what a step needs beyond its weights and their gradients.
+
+        That is its activations, or where those are fewer the float32 weights of the exact answer, which recomputes
+        activations. Some 14 rows of the model's width and 4 of the MLP's are kept of a token in a layer, and in
+        training three of the logits.
         """
         step = case.model_step
         if step is None:
             return Workspace()
-        tokens = case.shape.batch * case.shape.seqlen_q
-        layers = step.layers if case.has_backward else 1
-        wide = 8 * step.hidden + 4 * step.intermediate * (1 + step.taken + step.shared)
-        logits = 6 * step.vocab if case.has_backward else 0
-        return Workspace(nbytes=tokens * 4 * (wide * layers + logits), what="activations")
+        tokens, size = case.shape.batch * case.shape.seqlen_q, ITEMSIZE[case.dtype]
+        mlp = max(step.intermediate, (step.expert or step.intermediate) * (step.taken + step.shared))
+        layer = tokens * (14 * step.hidden + 4 * mlp)
+        logits = 12 * step.vocab * tokens if case.has_backward else 0
+        exact = input_bytes(case) * (4 // size - 1) * (2 if case.has_backward else 1) + 4 * layer
+        own = layer * size * (step.layers if case.has_backward else 1)
+        return Workspace(nbytes=max(own, exact) + logits, what="activations, or weights in float32")
 
 
 class Eager(StepBackend):
@@ -162,7 +168,7 @@ class Flash3(StepBackend):
     uses: ClassVar = FlashAttention3.distributions
     implementation = "flash_attention_3"
     kernel = FlashAttention3
-    limits: ClassVar = replace(FlashAttention3.limits.without_cache, headdim_v=True)
+    limits: ClassVar = replace(FlashAttention3.limits.without_cache, dtypes=("bf16", "fp16"), headdim_v=True)
     forward_kernels = FlashAttention3.forward_kernels
     backward_kernels = FlashAttention3.backward_kernels
     other_kernels = FlashAttention3.other_kernels
@@ -173,7 +179,7 @@ class Flash4(StepBackend):
     uses: ClassVar = FlashAttention4.distributions
     implementation = "flash_attention_4"
     kernel = FlashAttention4
-    limits: ClassVar = replace(FlashAttention4.limits.without_cache, headdim_v=True)
+    limits: ClassVar = replace(FlashAttention4.limits.without_cache, dtypes=("bf16", "fp16"), headdim_v=True)
     forward_kernels = FlashAttention4.forward_kernels
     backward_kernels = FlashAttention4.backward_kernels
     other_kernels = FlashAttention4.other_kernels

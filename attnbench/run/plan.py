@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from attnbench.core.backend import MASK_LAUNCHES, Workspace
-from attnbench.core.case import ITEMSIZE, RESULT_ITEMSIZE, Case
+from attnbench.core.case import RESULT_ITEMSIZE, Case
 from attnbench.core.flops import flops, ideal_bytes, input_bytes
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
@@ -110,8 +110,8 @@ def _tensor_bytes(case: Case) -> int:
     The gradients of packed inputs are in memory once more, as parts of one tensor. The inputs of an fp8 case are given
     in bf16.
     """
-    if case.step:  # weights in fp32 for the exact answer, and as many gradients
-        return input_bytes(case) * 4 // ITEMSIZE[case.dtype] * (2 if case.has_backward else 1)
+    if case.step:  # weights, and their gradients
+        return input_bytes(case) * (2 if case.has_backward else 1)
     s, size = case.extent, RESULT_ITEMSIZE[case.dtype]
     rows = s.batch * s.seqlen_q * s.nheads * (s.headdim + s.headdim_v)
     keys = s.batch * s.seqlen_k * s.nheads_k * (s.headdim + s.headdim_v)

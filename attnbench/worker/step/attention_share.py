@@ -17,6 +17,7 @@ from attnbench.core.backend import Backend, Signature
 from attnbench.core.case import Case
 from attnbench.core.flops import attention_of
 from attnbench.core.machine import Device
+from attnbench.core.record import Measurement
 from attnbench.worker import kernel_rules
 from attnbench.worker.measure.cpu_operators import MATRIX_PRODUCTS
 from attnbench.worker.measure.profiler_session import Activity, recorded_events, session
@@ -45,6 +46,12 @@ class StepTrace:
     attention: float  # seconds of that which belong to attention, with making its masks
     ranges: tuple[Range, ...]
     activities: tuple[Activity, ...]
+
+    @property
+    def measurements(self) -> dict[str, Measurement]:
+        """What a record has of it."""
+        values = {"attention": self.attention, "step_traced": self.seconds}
+        return {name: Measurement("s", (value,)) for name, value in values.items()}
 
     def of(self, what: str) -> list[Range]:
         """Return the ranges of one kind, in the order in which they began."""

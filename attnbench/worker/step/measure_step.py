@@ -22,6 +22,7 @@ from attnbench.worker.instruments import Instruments, TimedLaunch
 from attnbench.worker.laps import Laps
 from attnbench.worker.step import attention_share, exact_model
 from attnbench.worker.step.attention_calls import replaced
+from attnbench.worker.step.attention_share import StepTrace
 from attnbench.worker.step.exact_model import Answer
 from attnbench.worker.step.layer_errors import ROWS, LayerErrors
 from attnbench.worker.step.model import StepModel
@@ -80,25 +81,27 @@ def measure_step(instruments: Instruments, backend: Any, case: Case, policy: Pol
             TimedLaunch(model.launch, _no_copies, flops.ideal_bytes(case), footprint + memory["memory_peak"]), policy
         )
         laps.end("timing")
-    trace = attention_share.trace_step(instruments.device, model.launch, backend.implementation)
-    kernels = kernel_rules.count_by_name(a.name for a in trace.activities)
+    trace = _traced(model, backend.implementation)
     others = instruments.state.other_processes(began)
     laps.end("trace")
-    if problem := attention_share.wrong_kernels(trace, backend, case, instruments.device_info):
-        found_here = {"kernels": kernels, "accuracy": accuracy, "others": others}
-        return {"status": "wrong-kernel", "reason": problem, **found_here}
+    if isinstance(trace, str):
+        record["notes"] += (f"what ran is not known: {trace}",)
+    else:
+        record["kernels"] = kernel_rules.count_by_name(a.name for a in trace.activities)
+        if problem := attention_share.wrong_kernels(trace, backend, case, instruments.device_info):
+            found_here = {"kernels": record["kernels"], "accuracy": accuracy, "others": others}
+            return {"status": "wrong-kernel", "reason": problem, **found_here}
     again = _accuracy(case, Answer.of(model), exact, eager, layers)
     if not again.ok:
         return {"status": "wrong", "reason": f"after timing, {again.problem()}", "accuracy": again}
     laps.end("check")
-    record |= {"kernels": kernels, "others": others}
+    record["others"] = others
     if timing is None:
         return record
     measurements = {
         **timing.measurements,
         "first_call": Measurement("s", (first_call,)),
-        "attention": Measurement("s", (trace.attention,)),
-        "step_traced": Measurement("s", (trace.seconds,)),
+        **({} if isinstance(trace, str) else trace.measurements),
         **{name: Measurement("B", (value,)) for name, value in memory.items()},
     }
     errors = (instruments.state.ecc_errors() or 0) - before if before is not None else 0
@@ -112,6 +115,15 @@ def measure_step(instruments: Instruments, backend: Any, case: Case, policy: Pol
         "notes": (*record["notes"], *timing.notes),
         "phases": laps.seconds,
     }
+
+
+def _traced(model: StepModel, implementation: str) -> StepTrace | str:
+    """Return the trace of a step, or why there is none: CUPTI may be in use by another tool, or not permitted."""
+    try:
+        trace = attention_share.trace_step(model.tokens.device, model.launch, implementation)
+    except ValueError as error:
+        return str(error)
+    return trace if trace.activities else "the profiler saw no kernel"
 
 
 def _first_launch(model: StepModel, implementation: str) -> tuple[Answer, LayerErrors]:
