@@ -139,10 +139,10 @@ def _window_text(window: Window | None) -> str:
 
 
 def _parse_steps(text: str) -> tuple[str, ...]:
-    """Return the steps of a comma-separated text. Raises UserError for one that cannot be read."""
-    found = tuple(word.strip() for word in text.split(","))
+    """Return the steps of a comma-separated text, "" for none. Raises UserError for one that cannot be read."""
+    found = ("" if word.strip() == "none" else word.strip() for word in text.split(","))
     try:
-        return tuple(str(step.parse(word)) for word in found)
+        return tuple(str(step.parse(word)) if word else "" for word in found)
     except ValueError as error:
         raise UserError(str(error)) from None
 
@@ -185,7 +185,7 @@ AXES: Mapping[str, Axis] = {  # by the fields of Axes
     "softmax_scale": Axis(
         partial(parse_numbers, what="softmax-scale"), lambda c: c.scale, lambda n: str(n or "none"), 0.0
     ),
-    "step": Axis(_parse_steps, lambda c: c.step, usual=""),
+    "step": Axis(_parse_steps, lambda c: c.step, lambda text: text or "none", ""),
     "lengths": Axis(parse_lengths, lambda c: c.lengths, lambda lengths: describe(lengths) if lengths else "none"),
 }
 

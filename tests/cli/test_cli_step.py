@@ -38,6 +38,9 @@ def test_run_files_of_steps_are_those_of_any_run(tool: Tool) -> None:
         tool("step", "tiny", "--device", "fake", "--phase", "prefill,decode,train", "--out", f"{name}.jsonl")
     assert "prefill tiny 2/2" in tool("report", "new.jsonl", "-m", "tokens_per_second,attention_share").out
     tool("gate", "old.jsonl", "new.jsonl", "--inconclusive", "pass")
+    tool("compare", "old.jsonl", "new.jsonl")
+    assert "Traceback" not in tool("recommend", "new.jsonl", code=None).err
+    assert "not measured here" in tool("report", "new.jsonl", "--model", "llama-3.1-8b", code=2).err
 
 
 def test_a_plan_measures_nothing(tool: Tool) -> None:
