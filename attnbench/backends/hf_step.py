@@ -10,6 +10,7 @@ of MLA for flash-attn. Checked with 5.17 and 5.23 on a CPU.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import ClassVar
 
@@ -40,6 +41,7 @@ class StepBackend(HuggingFace):
     switch = ""  # torch's name of the one backend of SDPA that is left on
 
     def probe(self) -> Probe:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: no kernel is downloaded in the place of a library
         found = super().probe()
         kernel = self.kernel().probe() if self.kernel and found.usable else found
         if not kernel.usable or not self.kernel:

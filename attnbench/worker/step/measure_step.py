@@ -41,8 +41,8 @@ def measure_step(instruments: Instruments, backend: Any, case: Case, policy: Pol
     import torch
 
     laps, began, before = Laps(), time.time(), instruments.state.ecc_errors()
-    for name in SWITCHES:
-        getattr(torch.backends.cuda, f"enable_{name}_sdp")(backend.switch in ("", name))
+    for name in SWITCHES if backend.switch else ():
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == backend.switch)
     model = StepModel(case, instruments.device, policy.seed)
     laps.end("inputs")
     exact, eager = exact_model.exact_answers(model)
