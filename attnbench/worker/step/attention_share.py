@@ -88,7 +88,8 @@ def split(events: Sequence[Any], *, on_gpu: bool) -> StepTrace:
     if len(marks) % 2:
         raise ValueError(f"the profiler saw {len(marks)} marks, which are no pairs")
     if on_gpu:
-        launched = {e.correlation_id(): e.start_ns() for e in events if not _on_device(e) and e.name().startswith("cu")}
+        calls = (e for e in events if not _on_device(e) and e.correlation_id() > 0 and e.name().startswith("cu"))
+        launched = {e.correlation_id(): e.start_ns() for e in calls}
         work = [e for e in events if _on_device(e) and not e.is_user_annotation() and e.duration_ns() > 0]
         placed = [(launched.get(e.correlation_id(), -1), e) for e in work]
     else:

@@ -60,12 +60,11 @@ def measure_step(instruments: Instruments, backend: Any, case: Case, policy: Pol
         }
 
     with instruments.memory.job_window():
-        start = time.perf_counter()
-        found, layers = _first_launch(model, backend.implementation)
-        instruments.synchronize()
-        first_call = time.perf_counter() - start
+        first_call = _first_launch(instruments, model)
         laps.end("first call")
+        found, layers = _checked_launch(model, backend.implementation)
         accuracy = _accuracy(case, found, exact, eager, layers)
+        laps.end("check")
         if not accuracy.ok:
             return {"status": "wrong", "reason": accuracy.problem(), "accuracy": accuracy}
         del found
@@ -126,19 +125,24 @@ def _traced(model: StepModel, implementation: str) -> StepTrace | str:
     return trace if trace.activities else "the profiler saw no kernel"
 
 
-def _first_launch(model: StepModel, implementation: str) -> tuple[Answer, LayerErrors]:
-    """Launch once. Return the results, and the errors of the attention of each layer. Raises Unsupported where torch
-    refuses a kernel.
-    """
-    layers = LayerErrors(model.case)
+def _first_launch(instruments: Instruments, model: StepModel) -> float:
+    """Launch once, and return the seconds that it took. Raises Unsupported where torch refuses a kernel."""
+    began = time.perf_counter()
     try:
-        with replaced(implementation, layers.check):
-            found = Answer.of(model)
+        model.launch()
     except RuntimeError as error:
         if any(message in str(error) for message in REFUSAL_MESSAGES):
             raise Unsupported(f"torch refuses: {error}") from None
         raise
-    return found, layers
+    instruments.synchronize()
+    return time.perf_counter() - began
+
+
+def _checked_launch(model: StepModel, implementation: str) -> tuple[Answer, LayerErrors]:
+    """Launch once. Return the results, and the errors of the attention of each layer."""
+    layers = LayerErrors(model.case)
+    with replaced(implementation, layers.check):
+        return Answer.of(model), layers
 
 
 def _accuracy(case: Case, found: Answer, exact: Answer, eager: Answer, layers: LayerErrors) -> Accuracy:
