@@ -15,6 +15,7 @@ from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, 
 from attnbench.results.rows import Rates, Row, Source
 
 UNITS = {
+    **dict.fromkeys(("attention", "step_traced"), "s"),
     **dict.fromkeys(("time", "span", "span_events", "enqueue", "first_call", "sustained"), "s"),
     **dict.fromkeys(("turns_events", "turns_graph", "turns_cupti", "turns_traced"), "s"),
     **dict.fromkeys(("memory_peak", "memory_driver", "memory_saved"), "B"),

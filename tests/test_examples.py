@@ -59,10 +59,10 @@ ONCE = {one.arguments: one for one in reversed(ALL)}.values()
 
 
 def _measures(one: Example) -> bool:
-    """Whether an example measures: `recommend` and `claims` do without run files, but for a list of claims."""
+    """Whether an example measures: `recommend`, `claims` and `step` do without run files, but for a list of claims."""
     name, *words = one.arguments
     given = any(".jsonl" in word or word == "--list" for word in words)
-    return name in MEASURING or (name in ("recommend", "claims") and not given)
+    return name in MEASURING or (name in ("recommend", "claims", "step") and not given)
 
 
 SHOWING = [one for one in ONCE if not _measures(one) and one.arguments[0] not in PARSED_ONLY]

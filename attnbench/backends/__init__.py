@@ -22,6 +22,19 @@ from attnbench.core.own_code import functions_of, load_file
 if TYPE_CHECKING:
     from attnbench.core.backend import Backend
 
+_STEPS: Mapping[str, str] = {  # steps of a whole model
+    "eager": "Eager",
+    "sdpa": "Sdpa",
+    "sdpa-math": "SdpaMath",
+    "sdpa-efficient": "SdpaEfficient",
+    "sdpa-flash": "SdpaFlash",
+    "sdpa-cudnn": "SdpaCudnn",
+    "flash_attention_2": "Flash2",
+    "flash_attention_3": "Flash3",
+    "flash_attention_4": "Flash4",
+    "flex_attention": "Flex",
+}
+STEPS = tuple(f"step-{name}" for name in _STEPS)
 BACKENDS: Mapping[str, str] = {
     "eager": "attnbench.backends.eager:Eager",
     "sdpa": "attnbench.backends.sdpa:Choice",
@@ -60,6 +73,7 @@ BACKENDS: Mapping[str, str] = {
     "hf-sdpa": "attnbench.backends.hf:Sdpa",
     "hf-flash_attention_2": "attnbench.backends.hf:Flash2",
     "hf-flex_attention": "attnbench.backends.hf:Flex",
+    **{f"step-{name}": f"attnbench.backends.hf_step:{kind}" for name, kind in _STEPS.items()},
     "linformer": "attnbench.backends.linformer:Linformer",
     "streaming": "attnbench.backends.streaming:Streaming",
     "reformer": "attnbench.backends.reformer:Reformer",
@@ -70,7 +84,7 @@ BACKENDS: Mapping[str, str] = {
 }
 
 APPROXIMATE = ("linformer", "streaming", "reformer", "block-topk", "nsa", "sage")  # near attention: docs/approximate.md
-NOT_BY_DEFAULT = frozenset({"fake", *APPROXIMATE})  # run only where named with --backend
+NOT_BY_DEFAULT = frozenset({"fake", *STEPS, *APPROXIMATE})  # run only where named with --backend
 
 
 def available() -> dict[str, str]:

@@ -26,6 +26,7 @@ class BackendBase:
     """Defaults for a backend that needs only torch and allocates nothing large."""
 
     name = ""
+    steps = False  # whether it computes steps of a whole model
     exact = True  # whether it computes attention itself; what does not is an Approximate (approximate.py)
     limits: ClassVar[Limits | None] = None  # the cases that it takes; None for all
     # Regular expressions for the names of the kernels that it runs (on a CPU, of the operators), and of others' kernels

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.backends.base import BackendBase
 from attnbench.core.backend import Prepared, Probe, Simulation, Unsupported
 from attnbench.core.case import RESULT_ITEMSIZE, Case
-from attnbench.core.flops import flops, ideal_bytes
+from attnbench.core.flops import attention_of, flops, ideal_bytes
 from attnbench.core.record import Accuracy, TensorError
 from attnbench.core.sizes import parse_size
 
@@ -35,6 +35,7 @@ class Fake(BackendBase):
 
     name = "fake"
     simulated = True
+    steps = True
 
     def __init__(self) -> None:
         self.now = 0  # the simulated clock, in nanoseconds
@@ -65,7 +66,14 @@ class Fake(BackendBase):
         self.fail(fault)
         s = case.shape
         rate = PEAK * self.speed * s.seqlen_k / (s.seqlen_k + 1024) * s.headdim / (s.headdim + 32)
-        seconds = 5e-6 + flops(case) / rate
+        attention, share = flops(case), None
+        if case.model_step:  # the rest of a step runs at one speed, whatever `speed` is
+            layers = (attention_of(case, layer) for layer in range(case.model_step.layers))
+            attention = sum(flops(layer) for layer in layers)
+        rest = (flops(case) - attention) / PEAK
+        seconds = 5e-6 + attention / rate + rest
+        if case.step:
+            share = attention / rate / seconds
         noise = random.Random(case.key)
         first = [True]
 
@@ -81,7 +89,7 @@ class Fake(BackendBase):
         memory = {"memory_peak": ideal_bytes(case) if case.has_backward else out}
         if case.has_backward:
             memory["memory_saved"] = out
-        return Prepared(launch, _nothing, simulation=Simulation(lambda: self.now, accuracy, memory))
+        return Prepared(launch, _nothing, simulation=Simulation(lambda: self.now, accuracy, memory, share))
 
     def fail(self, fault: str) -> None:
         """Fail as ATTNBENCH_FAKE says: raise an error, or end or block the process for crash and hang."""

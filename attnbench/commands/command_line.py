@@ -30,6 +30,7 @@ COMMANDS = (
     "compare",
     "history",
     "claims",
+    "step",
     "cluster",
     "baseline",
     "env",

@@ -61,6 +61,20 @@ def models() -> Iterable[str]:
     return MODELS
 
 
+def step_models() -> Iterable[str]:
+    """Return the models of `attnbench step`."""
+    from attnbench.core.models import MODELS
+
+    return ("tiny", *(name for name, model in MODELS.items() if model.step))
+
+
+def step_backends() -> Iterable[str]:
+    """Return the implementations of attention in a step."""
+    from attnbench.backends import STEPS
+
+    return [name.removeprefix("step-") for name in STEPS]
+
+
 def gpus() -> Iterable[str]:
     """Return the names of --gpu: products and generations."""
     from attnbench.run.support_matrix import ARCHITECTURES, PRODUCTS

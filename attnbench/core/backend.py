@@ -100,6 +100,16 @@ class Unsupported(Exception):
     """
 
 
+def refusal(backend: Backend, case: Case, device: Device) -> str | None:
+    """Return why a backend cannot run a case on a device, or None where it can.
+
+    What computes attention alone refuses steps of a model, whatever it says of the case.
+    """
+    if case.step and not getattr(backend, "steps", False):
+        return "it computes attention alone, and the case is a step of a whole model"
+    return backend.unsupported(case, device)
+
+
 @dataclass(frozen=True)
 class Inputs:
     """The input tensors of one case, in its layout (core/layouts.py): contiguous where that is native.
@@ -259,3 +269,4 @@ class Simulation:
     clock: Callable[[], int]  # nanoseconds
     accuracy: Accuracy
     memory: Mapping[str, int]  # measurement name -> bytes
+    attention: float | None = None  # of a step of a model: the share that is attention

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from attnbench.core import masks
+from attnbench.core import step as steps
 from attnbench.core.errors import UserError
 
 Dtype = Literal["bf16", "fp16", "fp32", "fp8"]
@@ -109,6 +110,9 @@ class Case:
     A `latent` case is MLA with absorbed weights (DeepSeek-V2, arXiv 2405.04434, section 2.1): all query heads share one
     row per token, which is the key, and v is its first headdim_v columns.
 
+    With a `step` it is a step of a whole model, whose layers have this attention (core/step.py): `direction` is fwd, or
+    fwd_bwd for training.
+
     Raises ValueError where `lengths` are not those of the shape, or all alike, which is a dense batch; and for a case
     with pages or latent rows that has a backward, dropout, another layout than native, or more queries than keys.
     """
@@ -133,6 +137,7 @@ class Case:
     alibi: bool = False  # scores fall with the distance of query and key, by a slope of each head: core/alibi.py
     mask: str = ""  # beside causal and window, as "prefix:1k": core/masks.py
     append: bool = False  # one call writes the keys and values of its queries into the cache of pages first
+    step: str = ""  # of a whole model with such attention: its phase, layers and sizes, as core/step.py spells them
 
     def __post_init__(self) -> None:
         if problem := _problem(self):
@@ -232,6 +237,11 @@ class Case:
         """The factor on q k^T before the softmax: `scale`, or 1 / sqrt(headdim)."""
         return self.scale or 1 / math.sqrt(self.shape.headdim)
 
+    @cached_property
+    def model_step(self) -> steps.Step | None:
+        """What `step` says; None where the case is attention alone."""
+        return steps.parse(self.step) if self.step else None
+
     @property
     def has_forward(self) -> bool:
         """Whether one timed call computes the forward."""
@@ -256,6 +266,23 @@ def _problem_of_mask(case: Case) -> str:
     return masks.problem(case.mask, causal=case.causal, window=case.window_size)
 
 
+def _problem_of_step(case: Case) -> str:
+    """Return why a case cannot have its step, "" where it can. Raises ValueError where the step cannot be read."""
+    s, of = case.shape, steps.parse(case.step)
+    if case.direction != ("fwd_bwd" if of.phase == "train" else "fwd"):
+        return f"step: {of.phase} is not {case.direction}"
+    if s.seqlen_q != (1 if of.phase == "decode" else s.seqlen_k) or s.seqlen_k < 2 or not case.causal:
+        return "step: causal, of two tokens or more, and one query of each sequence in decode"
+    if case.is_ragged or case.is_paged or case.latent or case.alibi or case.mask or case.dropout_p:
+        return "step: dense batches without pages, latent rows, ALiBi, masks by name and dropout"
+    if case.dtype == "fp8" or case.layout != "native" or case.data != "normal":
+        return "step: bf16, fp16 or fp32, in the layout and with the data that the model makes"
+    left = case.window_size[0]
+    if of.windows and of.windows[0] != (0 if left is None else left + 1):
+        return "step: the window of the case is that of the first layer"
+    return ""
+
+
 def _problem(case: Case) -> str:
     """Return why a case cannot have a sink, ALiBi, or its keys in pages or as latent rows; "" where it can."""
     s = case.shape
@@ -267,6 +294,8 @@ def _problem(case: Case) -> str:
         return problem
     if case.data == "decaying" and (case.is_ragged or case.is_paged or case.latent):
         return "decaying inputs: dense batches only"
+    if case.step and (problem := _problem_of_step(case)):
+        return problem
     if case.page_size < 0:
         return f"page_size is at least 1, not {case.page_size}"
     if case.cache_dtype != "same" and (not case.is_paged or case.dtype == "fp8"):

@@ -26,6 +26,9 @@ query heads share do not change the count.
 implementation may move more (a second pass over k and v, workspaces), so bytes over time is a lower bound of the
 bandwidth that it used.
 
+**Steps of a model** (`Case.step`). Its FLOPs are model FLOPs (core/step.py), its bytes the weights in products once,
+in training three times (forward, backward, gradients), and the ideal bytes of each layer's attention.
+
 **Roofline** (Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009): no implementation takes less time than
 max(FLOPs / peak, bytes / bandwidth), with exact FLOPs and ideal bytes. The larger term bounds the case. With a warm L2
 the bytes need not cross the bus.
@@ -33,13 +36,14 @@ the bytes need not cross the bus.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
 from attnbench.core import masks
 from attnbench.core.case import ITEMSIZE, RESULT_ITEMSIZE, Case
+from attnbench.core.step import Heads, Step
 
 Convention = Literal["exact", "fa"]
 CONVENTIONS: Mapping[Convention, str] = {"exact": "FLOPs: exact", "fa": "FLOPs: fa, causal counts half"}
@@ -95,6 +99,8 @@ def flops(case: Case, convention: Convention = "exact") -> float:
     s = case.shape
     if convention not in CONVENTIONS:
         raise ValueError(f'unknown FLOPs convention "{convention}"; known: {", ".join(CONVENTIONS)}')
+    if case.model_step:
+        return _step_flops(case, case.model_step, convention)
     found: float = pairs(case)
     if convention == "fa" and case.causal and not case.mask:
         found = sum(count * seqlen_q * seqlen_k / 2 for count, seqlen_q, seqlen_k in case.sequences)
@@ -107,7 +113,12 @@ def flops(case: Case, convention: Convention = "exact") -> float:
 
 
 def input_bytes(case: Case) -> int:
-    """Return the bytes of q, k, v and, for a backward, dout, as a call is given them; fp8 ones are given in bf16."""
+    """Return the bytes of q, k, v and, for a backward, dout, as a call is given them; fp8 ones are given in bf16.
+
+    Those of a step are the model's weights, and the cache of a decode.
+    """
+    if case.model_step:
+        return _step_input_bytes(case, case.model_step)
     s, size = case.extent, RESULT_ITEMSIZE[case.dtype]
     of_q = s.batch * s.seqlen_q * s.nheads * (s.headdim + (s.headdim_v if case.has_backward else 0))
     keys = sum(case.pages) * case.page_size if case.is_paged else s.batch * s.seqlen_k
@@ -127,6 +138,8 @@ def ideal_bytes(case: Case) -> int:
     cache is written to it, and read as an operand of its own. A mask that leaves some keys of the band counts those of
     a single query exactly, and of more queries all keys of the band.
     """
+    if case.model_step:
+        return _step_bytes(case, case.model_step)
     s = case.extent
     seen_q = seen_k = 0
     for count, seqlen_q, seqlen_k in case.sequences:
@@ -150,6 +163,51 @@ def ideal_bytes(case: Case) -> int:
         results += rows_q * d + rows_k * (d + dv)  # dq, dk, dv
     operands = of_q * ITEMSIZE[case.dtype] + of_k * case.cache_itemsize
     return passes * operands + results * RESULT_ITEMSIZE[case.dtype]
+
+
+def heads_of(case: Case) -> Heads:
+    """Return the sizes of the attention of a step's layers."""
+    s = case.shape
+    return Heads(s.nheads, s.nheads_k, s.headdim, s.headdim_v)
+
+
+def attention_of(case: Case, layer: int) -> Case:
+    """Return the attention of one layer of a step, as a case of its own."""
+    assert case.model_step
+    window = case.model_step.window(layer)
+    sizes = ((window - 1, 0) if window else (None, None)) if case.model_step.windows else case.window_size
+    return replace(case, step="", window_size=sizes)
+
+
+def _attention_layers(case: Case, step: Step) -> Iterator[Case]:
+    return (attention_of(case, layer) for layer in range(step.layers))
+
+
+def _step_flops(case: Case, step: Step, convention: Convention) -> float:
+    tokens = case.shape.batch * case.shape.seqlen_q
+    logits = tokens if step.phase == "train" else case.shape.batch
+    products = 2 * (step.weights(heads_of(case), active=True) * tokens + step.hidden * step.vocab * logits)
+    attention = sum(flops(replace(of, direction="fwd"), convention) for of in _attention_layers(case, step))
+    return (products + attention) * (3 if step.phase == "train" else 1)
+
+
+def _step_bytes(case: Case, step: Step) -> int:
+    tokens = case.shape.batch * case.shape.seqlen_q
+    taken = min(step.experts, step.taken * tokens)
+    weights = replace(step, experts=taken).weights(heads_of(case)) if step.experts else step.weights(heads_of(case))
+    passes = 3 if step.phase == "train" else 1
+    of_weights = passes * (weights + step.hidden * step.vocab) * ITEMSIZE[case.dtype]
+    return of_weights + sum(map(ideal_bytes, _attention_layers(case, step)))
+
+
+def _step_input_bytes(case: Case, step: Step) -> int:
+    s = case.shape
+    found = step.weights(heads_of(case)) + step.outside
+    if step.phase == "decode":
+        widths = step.k_rank + step.rope if step.k_rank else s.nheads_k * (s.headdim + s.headdim_v)
+        lefts = (of.window_size[0] for of in _attention_layers(case, step))
+        found += s.batch * widths * sum(s.seqlen_k if left is None else min(left + 1, s.seqlen_k) for left in lefts)
+    return found * ITEMSIZE[case.dtype]
 
 
 @dataclass(frozen=True)

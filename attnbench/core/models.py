@@ -14,6 +14,7 @@ The table is models.json, with the values of each model's published configuratio
     latent               of MLA: kv_lora_rank and qk_rope_head_dim, the widths of what its cache holds of a token
     context              tokens (max_position_embeddings)
     seqlen               tokens of one call, where the model has a length of its own; "note" says of what
+    step                 of a model that `attnbench step` builds: the sizes of core/step.py, but phase and layers
     source               the address of the published configuration
     read, date           in what form it was read, and when: pages that ask for a login were read as copies
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -77,6 +78,7 @@ class Model:
     context: int | None = None
     seqlen: int | None = None
     note: str = ""
+    step: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @cached_property
     def depth(self) -> int:

@@ -126,6 +126,8 @@ class Record:
     - "plan_memory" (B): the most memory in use while that is built
     - "pairs" (""): of a case with a mask of one's own, the pairs of one head that it leaves
     - "pairs_computed" (""): of a case with a mask by name, the pairs of one head that a forward computes, by blocks
+    - "attention", "step_traced" (s): of a step of a model, in one traced step: the time in which its attention ran, and
+      that in which anything ran
     - "turns_events", "turns_graph", "turns_cupti" (s): where the instruments were compared, one reading per turn;
       "turns_traced": what events read of the calls that CUPTI traced
     - "memory_peak", "memory_driver" (B): the most memory in use beyond the inputs, by torch's allocator and by the

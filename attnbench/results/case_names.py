@@ -13,6 +13,7 @@ from attnbench.core.case import DIRECTIONS, DTYPES, Case
 from attnbench.core.lengths import describe
 from attnbench.core.record import Status
 from attnbench.core.sizes import format_size
+from attnbench.core.step import parse as parse_step
 
 BACKEND_ORDER = (  # those that keep their colour in every figure, of which there is room for 32
     *("eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "sdpa-fa3", "sdpa-fa4", "triton"),
@@ -99,6 +100,8 @@ def extra(case: Case, name: str) -> str:
         return ""
     if isinstance(value, bool):
         return name
+    if name == "step":
+        return parse_step(value).title
     return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
 
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 CASE_COLUMNS = (
     *("batch", "seqlen_q", "seqlen_k", "nheads", "nheads_k", "headdim", "headdim_v"),
     *("dtype", "direction", "causal", "window_left", "window_right", "softcap", "dropout_p", "layout", "data"),
-    *("sink", "alibi", "mask", "page_size", "cache_dtype", "append", "latent", "softmax_scale", "lengths", "case"),
+    *("sink", "alibi", "mask", "page_size", "cache_dtype", "append", "latent", "softmax_scale", "lengths"),
+    *("model_step", "case"),
 )
 COLUMNS = (
     *("device", "suite", "started", "backend", "version", "round", "status", "reason", *CASE_COLUMNS),
@@ -33,11 +34,12 @@ _WHOLE = ("window_left", "window_right", *(name for name, metric in METRICS.item
 def case_columns(case: Case) -> dict[str, Any]:
     """Return a case's fields by the names of CASE_COLUMNS.
 
-    A window's open side is None, "lengths" is a list as --lengths takes it, "case" is the key.
+    A window's open side is None, "lengths" is a list as --lengths takes it, "model_step" is
+    `Case.step`, "case" is the key.
     """
     left, right = case.window_size
     told: dict[str, Any] = {"window_left": left, "window_right": right, "softmax_scale": case.softmax_scale}
-    told |= {"lengths": spell(case.lengths), "case": case.key}
+    told |= {"lengths": spell(case.lengths), "model_step": case.step, "case": case.key}
     fields = {**vars(case.shape), **vars(case), **told}
     return {name: fields[name] for name in CASE_COLUMNS}
 

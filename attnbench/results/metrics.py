@@ -125,7 +125,11 @@ def bound(case: Case, rates: Rates) -> Literal["compute", "memory"] | None:
 
 
 def usual(case: Case) -> tuple[str, ...]:
-    """Return the metrics that tell most of a case: of a step of generation the bandwidth and the latency."""
+    """Return the metrics that tell most of a case: of a step of generation the bandwidth and the latency, of a model's
+    step its tokens and the share of attention.
+    """
+    if case.step:
+        return ("tokens_per_second", "latency", "attention_share")
     return ("gbps", "latency") if case.is_decode else ("tflops",)
 
 
@@ -354,6 +358,26 @@ def tflops_computed(row: Row) -> float | None:
     return _over(tflops(row), block_efficiency(row))
 
 
+@metric("Tokens per second", "tokens/s", "higher", formats.digits, clocked=True, sure_as="latency")
+def tokens_per_second(row: Row) -> float | None:
+    """Of a step of a model: the tokens that it computes (in decode one of each sequence) over the latency."""
+    return _over(float(row.case.shape.batch * row.case.shape.seqlen_q), latency(row)) if row.case.step else None
+
+
+@metric("Attention in the step", "s", "lower", formats.duration)
+def attention_time(row: Row) -> float | None:
+    """Of a step of a model: its attention, with making masks, by the trace of one step. Tracing slows kernels: where
+    the traced step has more of them than the latency, their time is scaled to it.
+    """
+    return _over(_product(row.one_value("attention"), latency(row)), _most(row.one_value("step_traced"), latency(row)))
+
+
+@metric("Share of attention", "", None, formats.share)
+def attention_share(row: Row) -> float | None:
+    """Attention in the step over the latency of the step."""
+    return _over(attention_time(row), latency(row))
+
+
 @metric("Time to measure", "s", None, formats.duration)
 def seconds(row: Row) -> float | None:
     """Wall time of the whole job: checks, memory, samples and trace. A report of it adds where the time went."""
@@ -504,6 +528,14 @@ def _traffic(row: Row) -> float | None:
 @cache
 def _roofline_of(case: Case, rates: Rates) -> Roofline | None:
     return Roofline.of(case, rates.peak, rates.bandwidth) if rates.peak and rates.bandwidth else None
+
+
+def _product(one: float | None, other: float | None) -> float | None:
+    return one * other if one is not None and other is not None else None
+
+
+def _most(one: float | None, other: float | None) -> float | None:
+    return max(one, other) if one is not None and other is not None else None
 
 
 def _over(part: float | None, whole: float | None) -> float | None:

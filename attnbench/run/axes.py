@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from attnbench.core import masks
+from attnbench.core import masks, step
 from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, LAYOUTS, Case, Shape, sizes_of
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.lengths import MOST_SEQUENCES, Lengths, RaggedLengths, describe, parse_lengths
@@ -85,11 +85,17 @@ class Axes(BaseModel):
     append: bool | list[bool] | None = None
     latent: bool | list[bool] | None = None
     softmax_scale: Text | None = None
+    step: Text | None = None
 
 
 def overlay(below: Axes, above: Axes) -> Axes:
     """Return the axes of `below`, replaced by those that `above` gives."""
     return below.model_copy(update={n: v for n in Axes.model_fields if (v := getattr(above, n)) is not None})
+
+
+def parse_dtypes(text: str) -> tuple[str, ...]:
+    """Return the dtypes of a comma-separated text. Raises UserError."""
+    return _parse_names(text, DTYPES, "dtype")
 
 
 _OTHER_NAMES = {  # names of torch and flash-attn -> names here
@@ -132,6 +138,15 @@ def _window_text(window: Window | None) -> str:
     return "/".join("open" if side is None else str(side) for side in (left, right))
 
 
+def _parse_steps(text: str) -> tuple[str, ...]:
+    """Return the steps of a comma-separated text, "" for none. Raises UserError for one that cannot be read."""
+    found = ("" if word.strip() == "none" else word.strip() for word in text.split(","))
+    try:
+        return tuple(str(step.parse(word)) if word else "" for word in found)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
 class Axis(NamedTuple):
     """One axis: how its values are parsed, which one a case has, how one is written, and which counts if none is."""
 
@@ -170,6 +185,7 @@ AXES: Mapping[str, Axis] = {  # by the fields of Axes
     "softmax_scale": Axis(
         partial(parse_numbers, what="softmax-scale"), lambda c: c.scale, lambda n: str(n or "none"), 0.0
     ),
+    "step": Axis(_parse_steps, lambda c: c.step, lambda text: text or "none", ""),
     "lengths": Axis(parse_lengths, lambda c: c.lengths, lambda lengths: describe(lengths) if lengths else "none"),
 }
 
@@ -182,7 +198,7 @@ def parsed(axes: Axes) -> dict[str, Sequence[Any]]:
 
 _PRODUCT = (  # the order in which cases come
     *("dtype", "headdim", "band", "mask", "softcap", "sink", "alibi", "dropout", "layout", "data"),
-    *("page_size", "cache_dtype", "append", "latent", "softmax_scale", "direction"),
+    *("page_size", "cache_dtype", "append", "latent", "softmax_scale", "step", "direction"),
     *("nheads", "nheads_k", "lengths", "seqlen", "seqlen_q", "batch"),
 )
 # DeepSeek-V3's decode: what --latent gives where the options say nothing else, and the scale of any latent case.
@@ -256,6 +272,7 @@ def _case(at: Mapping[str, Any], total: int, width: int) -> Case | None:
         mask=at["mask"],
         append=at["append"],
         latent=latent,
+        step=at["step"],
     )
 
 

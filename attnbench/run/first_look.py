@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnbench.backends import BACKENDS, load
-from attnbench.core.backend import Probe
+from attnbench.core.backend import Probe, refusal
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 from attnbench.run.plan import CaseSupport
@@ -34,7 +34,7 @@ def first_look(
         if not found.usable:
             known[name] = found, [CaseSupport(reason=found.why_not)] * len(cases)
             continue
-        answers = [CaseSupport(backend.unsupported(c, device), backend.workspace(c), backend.efficiency) for c in cases]
+        answers = [CaseSupport(refusal(backend, c, device), backend.workspace(c), backend.efficiency) for c in cases]
         if not backend.probe_imports or all(answer.reason for answer in answers):
             known[name] = found, answers
     rest = replace(pool, specs={name: spec for name, spec in pool.specs.items() if name not in known})

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from attnbench.core.backend import MASK_LAUNCHES, Workspace
 from attnbench.core.case import RESULT_ITEMSIZE, Case
-from attnbench.core.flops import flops, ideal_bytes
+from attnbench.core.flops import flops, ideal_bytes, input_bytes
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
@@ -90,6 +90,8 @@ def forecast_job(case: Case, answer: CaseSupport, device: Device, policy: Policy
     if case.dropout_p:
         calls += _calls_to_read_dropout(case)
     seconds = OVERHEAD[device.kind] + calls * call + sampling + min(policy.warmup_s, 100 * call) + policy.sustained_s
+    if case.step:  # the exact answer takes as many calls again, in fp32
+        seconds += 10 * call + (5.0 if device.kind != "fake" else 0.0)
     if device.kind == "cuda":
         seconds += policy.cross_check * 24 * max(2.5 * call, 0.04)
     return Forecast(seconds, call, _tensor_bytes(case) + int(answer.workspace.nbytes))
@@ -108,6 +110,8 @@ def _tensor_bytes(case: Case) -> int:
     The gradients of packed inputs are in memory once more, as parts of one tensor. The inputs of an fp8 case are given
     in bf16.
     """
+    if case.step:  # weights, and their gradients
+        return input_bytes(case) * (2 if case.has_backward else 1)
     s, size = case.extent, RESULT_ITEMSIZE[case.dtype]
     rows = s.batch * s.seqlen_q * s.nheads * (s.headdim + s.headdim_v)
     keys = s.batch * s.seqlen_k * s.nheads_k * (s.headdim + s.headdim_v)

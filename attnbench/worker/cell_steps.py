@@ -22,24 +22,11 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Measurement
 from attnbench.worker import inputs, kernel_trace, plan_time, reference, repeated_calls
 from attnbench.worker.instruments import Instruments, TimedLaunch, Timing
+from attnbench.worker.laps import Laps
 
 ALLOCATED = 512  # bytes, of which torch's CUDA allocator gives out multiples
 
 Fields = dict[str, Any]  # of a Record
-
-
-class Laps:
-    """The wall time of the phases of a job: `seconds` by phase, which may come more than once."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._since = time.monotonic()
-
-    def end(self, phase: str) -> None:
-        """Add the time since the last end to a phase."""
-        now = time.monotonic()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._since
-        self._since = now
 
 
 class CellSteps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from typing import Any
 
 from attnbench.core.backend import Backend, operand_dtype
@@ -35,6 +36,8 @@ class CellMeasurer(Instruments):
 
         Raises Unsupported where the library refuses the case, and whatever else the library raises.
         """
+        if case.step:
+            return self._measure_step(backend, case, policy, timed=timed, ceilings=ceilings)
         cell = CellSteps(self, backend, case, policy)
         limits = self.ceilings(operand_dtype(case)) if ceilings else {}
         cell.laps.end("ceilings")
@@ -56,10 +59,17 @@ class CellMeasurer(Instruments):
             return ending
         record = cell.record()
         if timed:
-            measurements = {**record["measurements"], **limits}
-            record["measurements"] = {name: _round_to_7_digits(m) for name, m in measurements.items()}
             record["phases"] = cell.laps.seconds
-        return record
+        return _rounded(record, limits)
+
+    def _measure_step(
+        self, backend: Backend, case: Case, policy: Policy, *, timed: bool, ceilings: bool
+    ) -> dict[str, Any]:
+        """Do what `measure` does for a step of a whole model."""
+        from attnbench.worker.step.measure_step import measure_step
+
+        limits = self.ceilings(operand_dtype(case)) if ceilings else {}
+        return _rounded(measure_step(self, backend, case, policy, timed=timed), limits)
 
     def recover(self) -> bool:
         """Free memory after a job, failed or not. Return False where the CUDA context or torch's state is broken."""
@@ -73,6 +83,14 @@ class CellMeasurer(Instruments):
         except Exception:
             return False
         return not self.broken
+
+
+def _rounded(record: dict[str, Any], limits: Mapping[str, Measurement]) -> dict[str, Any]:
+    """Return the fields of a record, those with measurements with the device's limits, and all rounded."""
+    if "measurements" not in record:
+        return record
+    measurements = {**record["measurements"], **limits}
+    return {**record, "measurements": {name: _round_to_7_digits(m) for name, m in measurements.items()}}
 
 
 def _round_to_7_digits(measurement: Measurement) -> Measurement:

@@ -36,7 +36,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from attnbench import backends
-from attnbench.core.backend import Backend, Prepared, Probe, Unsupported, Workspace
+from attnbench.core import stats
+from attnbench.core.backend import Backend, Prepared, Probe, Unsupported, Workspace, refusal
 from attnbench.core.case import Case
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
@@ -125,7 +126,7 @@ class Worker:
         a share of a matmul's rate. Raises TypeError or ValueError where the backend returns something else.
         """
         assert self.backend is not None
-        reason = self.backend.unsupported(case, device)
+        reason = refusal(self.backend, case, device)
         if device.kind == "fake" and not getattr(self.backend, "simulated", False):
             reason = "the simulated device runs only simulated backends"
         workspace = self.backend.workspace(case) if hasattr(self.backend, "workspace") else Workspace()
@@ -202,6 +203,10 @@ def simulate(prepared: Prepared, policy: Policy, *, timed: bool = True) -> dict[
     samples = collect_samples(partial(timer.samples, prepared.launch), policy, clock=lambda: simulation.clock() / 1e9)
     measurements = {"time": Measurement("s", tuple(samples)), "first_call": Measurement("s", (first,))}
     measurements.update({name: Measurement("B", (value,)) for name, value in simulation.memory.items()})
+    if simulation.attention is not None:
+        traced = stats.median(samples)
+        measurements["attention"] = Measurement("s", (simulation.attention * traced,))
+        measurements["step_traced"] = Measurement("s", (traced,))
     return {
         "status": "ok",
         "measurements": measurements,

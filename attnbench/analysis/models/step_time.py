@@ -62,7 +62,9 @@ def unmeasured(cells: Iterable[Cell], model: Model, tp: int) -> list[Layers]:
 
 
 def is_of(layers: Layers, model: Model, tp: int, case: Case) -> bool:
-    """Whether a case is that of a kind of layers, of any length, batch and direction."""
+    """Whether a case is that of a kind of layers, of any length, batch and direction; a whole model's step is not."""
+    if case.step:
+        return False
     axes = layer_axes(model, layers, tp, "decode" if case.is_decode else "prefill")
     return matches(axes.model_copy(update={"direction": None, "seqlen_q": None}), case)
 

@@ -166,9 +166,10 @@ def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: Tr
     """Return the problems of cells, by device and in the order of reports.
 
     `wanted` says which backends compete. A backward whose forward was measured too counts in a training step only.
+    Steps of whole models are left out: `attnbench step` ranks them.
     """
     at: dict[tuple[str, Case], dict[str, Cell]] = {}
-    for cell in cells:
+    for cell in (cell for cell in cells if not cell.case.step):
         at.setdefault((cell.device, cell.case), {})[cell.backend] = cell
     found = []
     for (device, case), of_case in at.items():

@@ -1,0 +1,163 @@
+"""The document of `attnbench step`: steps of models by implementation, and the gain of the fastest attention.
+
+CSV and JSON have a row for each implementation of each step, in s, bytes and ratios.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from attnbench.analysis.step.gain import FASTER, Timed, amdahl, timed_steps
+from attnbench.analysis.summary.machine_summary import machines
+from attnbench.analysis.summary.reasons import reasons
+from attnbench.core.case import Case
+from attnbench.core.formats import duration, percent, share, size, times, whole_number
+from attnbench.core.record import Run
+from attnbench.core.sizes import format_size
+from attnbench.core.text import some
+from attnbench.report.document import Caution, Column, Document, Entry, Span, Table
+from attnbench.results import case_names
+from attnbench.results.cells import Cell
+from attnbench.results.cells import cells as cells_of
+
+NOTHING = "-"
+AGREES = 0.03  # of the step: a prediction that is further off is not explained by attention alone
+COLUMNS = (
+    *("device", "model", "phase", "layers", "depth", "batch", "seqlen", "dtype", "backend", "status", "reason"),
+    *("latency", "tokens_per_second", "tflops", "utilization", "memory_total", "attention_time", "attention_share"),
+    *("host_bound", "fastest", "predicted", "off", "faster_kernel_gain", "case"),
+)
+MFU = (
+    "MFU: model FLOPs (2 x weights x tokens and attention's products, three times that in training) over the latency, "
+    "as a share of the datasheet peak. Attention: its kernels in one traced step, with making masks. Predicted: the "
+    "step without its attention, and the attention of the fastest step; docs/step.md."
+)
+
+
+def document(runs: Sequence[Run]) -> Document:
+    """Return the steps of some runs; what is no step is left out."""
+    cells = [cell for cell in cells_of(runs) if cell.case.step]
+    steps = timed_steps(cells)
+    rows = [_row(cell, steps.get((cell.device, cell.case), [])) for cell in cells]
+    devices = dict.fromkeys(cell.device for cell in cells)
+    answer = tuple(_answer(device, case, own, several=len(devices) > 1) for (device, case), own in steps.items())
+    return Document(
+        command="step",
+        title=f"Steps of models on {some(devices)}",
+        answer=answer or ("No step of a model was measured.",),
+        machines=tuple(machines(cells)),
+        blocks=tuple(_table(number, device, case, own) for number, ((device, case), own) in enumerate(steps.items())),
+        reasons=tuple(reasons(cells)),
+        cautions=tuple(_cautions(steps)),
+        notes=((Span(MFU, "quiet"),),) if steps else (),
+        data={"answer": answer, "steps": rows},
+        rows=rows,
+        columns=COLUMNS,
+    )
+
+
+def name(case: Case) -> str:
+    """Return a step in a few words: "llama-3.1-8b prefill 4k, batch 1, bf16 (4 of 32 layers)"."""
+    step = case.model_step
+    assert step
+    sizes = f"{format_size(case.shape.seqlen_k)}, batch {case.shape.batch}, {case.dtype}"
+    return f"{step.model} {step.phase} {sizes} ({step.cut})"
+
+
+def _answer(device: str, case: Case, own: Sequence[Timed], *, several: bool) -> str:
+    first, where = own[0], f" on {device}" if several else ""
+    said = f"{name(case)}{where}: {duration(first.latency)} with {first.cell.backend}, the fastest of {len(own)}."
+    if first.share is not None:
+        said += (
+            f" Attention is {share(first.share)} of it: a kernel {FASTER:g}x faster makes the step "
+            f"{times(amdahl(first.share))} faster."
+        )
+    gains = [(timed, off) for timed in own[1:] if (off := timed.off(first)) is not None]
+    if gains:
+        slower, off = gains[-1]
+        said += (
+            f" From {slower.cell.backend} to it: predicted {duration(slower.predicted(first) or 0.0)}, "
+            f"measured {duration(first.latency)} ({_signed(off)} of the step)."
+        )
+    return said
+
+
+def _table(number: int, device: str, case: Case, own: Sequence[Timed]) -> Table:
+    headings = ("step", "tokens/s", "MFU", "peak memory", "attention", "share", "predicted", "off")
+    columns = (Column("implementation"), *(Column(heading, "right", wrap=False) for heading in headings))
+    entries = tuple(_entries(timed, own[0]) for timed in own)
+    return Table(f"step-{number}", columns, entries, title=f"{name(case)} on {device}")
+
+
+def _entries(timed: Timed, first: Timed) -> tuple[Entry, ...]:
+    cell, off, predicted = timed.cell, timed.off(first), timed.predicted(first)
+    is_first = timed is first
+    return (
+        cell.backend_name,
+        duration(timed.latency),
+        _said(cell, "tokens_per_second", lambda n: whole_number(float(f"{n:.3g}"))),
+        _said(cell, "utilization", share),
+        _said(cell, "memory_total", size),
+        NOTHING if timed.attention is None else duration(timed.attention),
+        NOTHING if timed.share is None else share(timed.share),
+        NOTHING if predicted is None or is_first else duration(predicted),
+        NOTHING if off is None or is_first else Span(_signed(off), "good" if abs(off) <= AGREES else "warning"),
+    )
+
+
+def _said(cell: Cell, metric: str, write: Any) -> str:
+    value = cell.value(metric)
+    return NOTHING if value is None else str(write(value))
+
+
+def _signed(off: float) -> str:
+    return f"{'+' if off > 0 else '-'}{percent(abs(off))}"
+
+
+def _cautions(steps: dict[tuple[str, Case], list[Timed]]) -> Iterator[Caution]:
+    waiting, unlike = [], []
+    for (_, case), own in steps.items():
+        for timed in own:
+            label = f"{timed.cell.backend} {case.model_step.title if case.model_step else ''}"
+            if any(row.record.host_bound for row in timed.cell.ok):
+                waiting.append(label)
+            if (off := timed.off(own[0])) is not None and abs(off) > AGREES:
+                unlike.append(f"{label} ({_signed(off)})")
+    if waiting:
+        yield Caution(
+            f"The host launched too slowly in {some(waiting)}.",
+            "The device waited for it, so that a faster kernel makes these steps no faster.",
+            "Give a larger --batch or --seqlen.",
+        )
+    if unlike:
+        yield Caution(
+            f"The prediction is off by more than {percent(AGREES)} of the step in {some(unlike)}.",
+            "Something beside attention differs: the clock, memory traffic, or the host.",
+            "Compare `attnbench report --cell`, or measure more rounds.",
+        )
+
+
+def _row(cell: Cell, own: Sequence[Timed]) -> dict[str, Any]:
+    step, s = cell.case.model_step, cell.case.shape
+    assert step
+    timed = next((of for of in own if of.cell is cell), None)
+    named = ("latency", "tokens_per_second", "tflops", "utilization", "memory_total", "attention_time")
+    return {
+        "device": cell.device,
+        **{of: getattr(step, of) for of in ("model", "phase", "layers", "depth")},
+        "batch": s.batch,
+        "seqlen": case_names.seqlen(cell.case),
+        "dtype": cell.case.dtype,
+        "backend": cell.backend,
+        "status": cell.status,
+        "reason": cell.reason,
+        **{of: cell.value(of) for of in named},
+        "attention_share": timed.share if timed else None,
+        "host_bound": any(row.record.host_bound for row in cell.ok),
+        "fastest": own[0].cell.backend if own else None,
+        "predicted": timed.predicted(own[0]) if timed else None,
+        "off": timed.off(own[0]) if timed else None,
+        "faster_kernel_gain": amdahl(timed.share) if timed and timed.share is not None else None,
+        "case": cell.case.key,
+    }

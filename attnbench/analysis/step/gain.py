@@ -1,0 +1,56 @@
+"""What a faster attention kernel is worth in a step of a model: predicted from the share of attention, and measured.
+
+A step takes L, its attention a. What is left, L - a, is the same whatever computes attention, if the prediction holds:
+with another implementation, of attention a', the step takes L - a + a'. A kernel that is f times as fast makes the step
+1 / (1 - s + s / f) times as fast, s = a / L (Amdahl, "Validity of the single processor approach", AFIPS 1967).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attnbench.core.case import Case
+from attnbench.results.cells import Cell
+
+FASTER = 1.5  # the kernel of the sentence
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A measured step: of one implementation, its latency and the time of its attention in s."""
+
+    cell: Cell
+    latency: float
+    attention: float | None
+
+    @property
+    def share(self) -> float | None:
+        """The share of the step that is attention."""
+        return None if self.attention is None else self.attention / self.latency
+
+    def predicted(self, other: Timed) -> float | None:
+        """Return the seconds of this step if its attention took as long as that of another one."""
+        if self.attention is None or other.attention is None:
+            return None
+        return self.latency - self.attention + other.attention
+
+    def off(self, other: Timed) -> float | None:
+        """Return how far the prediction of the other step is from what was measured, as a share of that step."""
+        seconds = self.predicted(other)
+        return None if seconds is None else seconds / other.latency - 1
+
+
+def amdahl(share: float, factor: float = FASTER) -> float:
+    """Return how many times as fast a step is whose attention, a share of it, is `factor` times as fast."""
+    return 1 / (1 - share + share / factor)
+
+
+def timed_steps(cells: Sequence[Cell]) -> dict[tuple[str, Case], list[Timed]]:
+    """Return the measured steps of each device and case, the fastest first."""
+    found: dict[tuple[str, Case], list[Timed]] = {}
+    for cell in cells:
+        latency = cell.value("latency") if cell.case.step else None
+        if latency:
+            found.setdefault((cell.device, cell.case), []).append(Timed(cell, latency, cell.value("attention_time")))
+    return {key: sorted(own, key=lambda timed: timed.latency) for key, own in found.items()}

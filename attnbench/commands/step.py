@@ -1,0 +1,208 @@
+"""`attnbench step`: a step of a whole model, by implementation of its attention. Heavy imports stay inside."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnbench.commands import complete, options, output
+from attnbench.commands.shared import ENDINGS, command_line, ends_with_its_reader, live, one_of, read, tell
+from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
+from attnbench.core.step import PHASES
+from attnbench.core.text import count
+
+if TYPE_CHECKING:
+    from attnbench.run.run_suite import Outcome
+    from attnbench.run.suite import Suite
+
+what = partial(typer.Option, rich_help_panel="Which step")
+files = partial(typer.Option, rich_help_panel="Files and output")
+
+
+@options.grouped
+def step(
+    *,
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL|RUN",
+            help="Models to build: llama-3.1-8b, mistral-7b, qwen3-8b, gemma-2-9b, gpt-oss-20b, deepseek-v3, tiny. Or "
+            "run files of steps, to show them again.",
+            autocompletion=complete.one(complete.step_models),
+        ),
+    ],
+    phase: Annotated[
+        str,
+        what(
+            metavar="NAMES",
+            help="prefill (all tokens, logits of the last), decode (one token after the others), train (forward, loss, "
+            "backward; no optimiser).",
+            autocompletion=complete.several(PHASES),
+        ),
+    ] = "prefill",
+    seqlen: Annotated[
+        str, what(metavar="SIZES", help="Tokens of a sequence: 4k or 1k,8k; in decode those seen.")
+    ] = "4k",
+    batch: Annotated[str, what(metavar="SIZES", help="Sequences.")] = "1",
+    layers: Annotated[
+        int | None,
+        what(metavar="N", help="Layers to keep. Default: as many as 8 GB of weights have, at least one of each kind."),
+    ] = None,
+    dtype: Annotated[
+        str, what(metavar="NAMES", help="bf16,fp16,fp32.", autocompletion=complete.several(("bf16", "fp16", "fp32")))
+    ] = "bf16",
+    backend: Annotated[
+        list[str] | None,
+        what(
+            "--backend",
+            "-b",
+            metavar="NAMES",
+            help="Implementations: eager, sdpa, sdpa-math, sdpa-efficient, sdpa-flash, sdpa-cudnn, flash_attention_2, "
+            "flash_attention_3, flash_attention_4, flex_attention, or patterns. Default: all that work here.",
+            autocompletion=complete.several(complete.step_backends),
+        ),
+    ] = None,
+    device: options.Device = "auto",
+    time_limit: Annotated[
+        str | None,
+        options.how(metavar="TIME", help="Stop after this time, as in 90s or 10m; attnbench run --resume goes on."),
+    ] = None,
+    rounds: Annotated[
+        int, options.how(metavar="N", help="Measure everything N times, each time in new processes.")
+    ] = 1,
+    python: options.Python = None,
+    allow_wrong: Annotated[
+        bool, options.how("--allow-wrong", help="End with exit code 0 even if a result is wrong. It is 5 otherwise.")
+    ] = False,
+    out: Annotated[
+        Path | None, files(metavar="FILE", help="The run file to write. Default: a new file in results/.")
+    ] = None,
+    dry_run: Annotated[
+        bool, files("--dry-run", help="Show the plan and how long it would take. Measures and writes nothing.")
+    ] = False,
+    output_to: output.Output,
+) -> None:
+    """Measure a step of a whole model with each attention of Hugging Face transformers: what a faster kernel is worth.
+
+    The model is built from published sizes with random weights; nothing is downloaded. Shown are the step, tokens/s,
+    model FLOP/s utilisation, memory, the share of attention by a trace, and the gain that it predicts: docs/step.md.
+
+    attnbench step llama-3.1-8b
+    attnbench step llama-3.1-8b mistral-7b --phase prefill,train --seqlen 8k
+    attnbench step deepseek-v3 --layers 3 -b eager,sdpa,flash_attention_2 --dry-run
+    attnbench step tiny --seqlen 512 --device cpu --json
+
+    Exit code 0: done; 1: nothing was measured; 2: bad input, or output that cannot be written; 5: a wrong result,
+    unless --allow-wrong is given; 129, 130, 143: hung up, interrupted, terminated.
+    """
+    wanted = output_to.wanted()
+    runs = [Path(name) for name in models if name.endswith(ENDINGS)]
+    given = {"--out": out, "--python": python, "--time-limit": time_limit, "--dry-run": dry_run, "--layers": layers}
+    given |= {
+        "--rounds": rounds != 1,
+        "--device": device != "auto",
+        "--backend": backend,
+        "--phase": phase != "prefill",
+    }
+    given |= {"--seqlen": seqlen != "4k", "--batch": batch != "1", "--dtype": dtype != "bf16"}
+    if runs and (len(runs) < len(models) or (measuring := [option for option, value in given.items() if value])):
+        also = "models" if len(runs) < len(models) else " and ".join(measuring)
+        raise UserError(f"{also}: of measuring; with run files nothing is measured")
+
+    from attnbench.analysis.step.document import document
+
+    outcome = None
+    if not runs:
+        suite = _suite(models, phase, seqlen, batch, dtype, layers)
+        names = _backends(backend) if backend else None
+        outcome = _measured(suite, names, time_limit, device, rounds, python, out, dry_run, allow_wrong)
+        if dry_run:
+            from attnbench.analysis.summary import planned
+
+            raise typer.Exit(output.write(planned.document(outcome.run), wanted))
+    found = [outcome.run] if outcome else [read(path) for path in runs]
+    ends_with_its_reader()
+    unwritten = output.write(document(found), wanted)
+    code = outcome.exit_code if outcome else 0
+    if code in (*EXIT_BY_SIGNAL, EXIT_WRONG_RESULT):
+        raise typer.Exit(code)
+    measured = any(record.status == "ok" and record.case.step for run in found for record in run.records)
+    raise typer.Exit(unwritten or (0 if measured else EXIT_NOTHING_MEASURED))
+
+
+def _suite(models: Sequence[str], phase: str, seqlen: str, batch: str, dtype: str, layers: int | None) -> Suite:
+    """Return the suite of some steps. Raises UserError."""
+    from attnbench.backends import STEPS
+    from attnbench.run.step_axes import step_blocks
+    from attnbench.run.suite import Suite
+
+    phases = [one_of("--phase", name, PHASES) for name in dict.fromkeys(_words([phase]))]
+    blocks = step_blocks([name.lower() for name in models], phases, seqlen, batch, dtype, layers)
+    return Suite(name="step", backends=[*STEPS], cases=blocks)
+
+
+def _backends(given: Sequence[str]) -> list[str]:
+    """Return the backends of some names and patterns of implementations; own code and `fake` as they are."""
+    from attnbench.backends import STEPS
+
+    found: list[str] = []
+    for word in _words(given):
+        bare = word.removeprefix("!")
+        named = [] if ":" in word or word == "fake" else fnmatch.filter(STEPS, f"step-{bare.removeprefix('step-')}")
+        if not named and bare != "fake" and ":" not in word:
+            one_of("--backend", bare, [name.removeprefix("step-") for name in STEPS])
+        if word.startswith("!"):
+            found = [name for name in found or STEPS if name not in named]
+        else:
+            found += named or [word]
+    return list(dict.fromkeys(found))
+
+
+def _words(given: Sequence[str]) -> list[str]:
+    return [word.strip() for text in given for word in text.split(",") if word.strip()]
+
+
+def _measured(
+    suite: Suite,
+    backends: Sequence[str] | None,
+    time_limit: str | None,
+    device: str,
+    rounds: int,
+    python: Sequence[str] | None,
+    out: Path | None,
+    dry_run: bool,
+    allow_wrong: bool,
+) -> Outcome:
+    """Measure steps; stderr says what goes on, which file it wrote, and what is left."""
+    from attnbench.core.sizes import parse_duration
+    from attnbench.report.progress.run_progress import RunProgress
+    from attnbench.results.run_file import missing
+    from attnbench.run import run_suite as runs
+    from attnbench.run.suite import parse_options
+
+    if time_limit:
+        parse_duration(time_limit, "--time-limit")
+    request = runs.Request(
+        suite,
+        parse_options({"time_limit": time_limit, "backends": ",".join(backends) if backends else None}),
+        device,
+        rounds,
+        out,
+        dry_run=dry_run,
+        pythons=tuple(python or ()),
+        allow_wrong=allow_wrong,
+        argv=command_line(),
+    )
+    with live(RunProgress, "anything was measured") as progress:
+        outcome = runs.run_suite(request, progress)
+    if outcome.path:
+        tell(f"Results: {outcome.path}")
+        if left := [job for job in missing(outcome.run) if job.skip is None or job.resumable]:
+            again = f"attnbench run --resume {outcome.path}, then attnbench step {outcome.path}"
+            tell(f"{count(len(left), 'job')} left; to measure them: {again}")
+    return outcome

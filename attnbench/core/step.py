@@ -1,0 +1,144 @@
+"""A step of a whole model: its sizes, as a case spells them, and its floating-point operations and bytes.
+
+`Case.step` is one line that needs no table to be read:
+
+    prefill llama-3.1-8b 4/32 arch=llama hidden=4096 intermediate=14336 vocab=128256
+
+phase, model, layers that are kept and layers of the model, then sizes: of dense layers the width of the MLP; of layers
+with experts their number, how many a token takes, how many all tokens share, the width of one, and how many layers at
+the beginning are dense; of MLA the ranks of its projections; `windows` where its layers have unlike ones (keys that a
+query sees, its own included, 0: all), which follow each other in turn. Heads, batch, lengths, dtype, direction and mask
+stand where they stand in any case; the window is that of the first layer.
+
+**Model FLOPs** (Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B: 6 N a token for N parameters, and attention's
+two products beside it; nothing that is computed again counts):
+
+    forward     2 x the parameters that a token is multiplied with x tokens, and the products of attention
+    training    3 x the forward
+
+Parameters that are looked up, norms and biases are not counted, of experts those that a token takes. Attention counts
+the pairs that the mask leaves, as everywhere in attnbench, where PaLM counts all. Prefill and decode compute the logits
+of the last position of each sequence only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+Phase = Literal["prefill", "decode", "train"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+Architecture = Literal["llama", "mistral", "qwen3", "gemma2", "gpt_oss", "deepseek_v3"]
+ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
+PUBLISHED_IN = ("arch", "hidden", "intermediate", "vocab")  # the sizes that any model has
+WEIGHTS = 8 * 10**9  # bytes of weights, by which layers are cut where --layers does not say how many
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The sizes of the attention of a model's layer."""
+
+    nheads: int
+    nheads_k: int
+    headdim: int
+    headdim_v: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step computes beside attention; the module's docstring says how it is spelled."""
+
+    phase: Phase
+    model: str
+    layers: int  # that are kept
+    depth: int  # of the model
+    arch: Architecture  # transformers' name of it
+    hidden: int
+    intermediate: int  # the width of a dense layer's MLP, or of an expert where there is no dense layer
+    vocab: int
+    tied: int = 0  # 1: the embedding is the last product's matrix too
+    experts: int = 0
+    taken: int = 0  # experts that a token takes
+    shared: int = 0  # experts that all tokens take
+    expert: int = 0  # the width of one expert, where the first layers are dense
+    dense: int = 0  # layers at the beginning without experts
+    q_rank: int = 0
+    k_rank: int = 0
+    rope: int = 0  # of the head dim, the part with positions, where that is not all of it
+    windows: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        sizes = []
+        for name in _SIZES:
+            value = getattr(self, name)
+            if value != _SIZES[name].default:
+                sizes.append(f"{name}={'/'.join(map(str, value)) if isinstance(value, tuple) else value}")
+        return " ".join([self.phase, self.model, f"{self.layers}/{self.depth}", *sizes])
+
+    @property
+    def title(self) -> str:
+        """The step in a few words: "prefill llama-3.1-8b 4/32"."""
+        return f"{self.phase} {self.model} {self.layers}/{self.depth}"
+
+    @property
+    def cut(self) -> str:
+        """Which layers are kept, "4 of 32 layers"; "all 32 layers"."""
+        return f"{self.layers} of {self.depth} layers" if self.layers < self.depth else f"all {self.depth} layers"
+
+    def window(self, layer: int) -> int:
+        """Return the keys that a query of a layer sees, by `windows`; 0 for all."""
+        return self.windows[layer % len(self.windows)] if self.windows else 0
+
+    def layer_weights(self, layer: int, of: Heads, *, active: bool) -> int:
+        """Return the parameters in the products of a layer; with `active` those that one token is multiplied with."""
+        heads = of.nheads * of.headdim
+        if self.k_rank:
+            found = self.hidden * (self.q_rank + self.k_rank + self.rope) + self.q_rank * heads
+            found += self.k_rank * of.nheads * (of.headdim - self.rope + of.headdim_v)
+        else:
+            found = self.hidden * (heads + of.nheads_k * (of.headdim + of.headdim_v))
+        found += of.nheads * of.headdim_v * self.hidden
+        if not self.experts or layer < self.dense:
+            return found + 3 * self.hidden * self.intermediate
+        each = 3 * self.hidden * (self.expert or self.intermediate)
+        return found + self.hidden * self.experts + each * (self.shared + (self.taken if active else self.experts))
+
+    def weights(self, of: Heads, *, layers: int | None = None, active: bool = False) -> int:
+        """Return the parameters of `layers` layers (those that are kept), without norms, biases and what is outside."""
+        return sum(self.layer_weights(i, of, active=active) for i in range(self.layers if layers is None else layers))
+
+    @property
+    def outside(self) -> int:
+        """The parameters of the embedding and of the product that gives the logits."""
+        return self.hidden * self.vocab * (1 if self.tied else 2)
+
+
+_SIZES: Mapping[str, Any] = {f.name: f for f in fields(Step) if f.name not in ("phase", "model", "layers", "depth")}
+
+
+def parse(text: str) -> Step:
+    """Return the step of a text. Raises ValueError that says what is wrong with it."""
+    phase, model, layers, *sizes = [*text.split(), "", "", ""][: max(3, len(text.split()))]
+    kept, _, depth = layers.partition("/")
+    values: dict[str, Any] = {"phase": phase, "model": model}
+    try:
+        values |= {"layers": int(kept), "depth": int(depth)}
+        for size in sizes:
+            name, _, value = size.partition("=")
+            if name not in _SIZES:
+                raise ValueError
+            values[name] = (
+                value if name == "arch" else tuple(map(int, value.split("/"))) if name == "windows" else int(value)
+            )
+        step = Step(**values)
+    except (TypeError, ValueError):
+        raise ValueError(f"step: {text!r} is not PHASE MODEL LAYERS/DEPTH NAME=SIZE ...") from None
+    counts = [getattr(step, name) for name in _SIZES if name not in ("arch", "windows")]
+    if phase not in PHASES or step.arch not in ARCHITECTURES or str(step) != text:
+        raise ValueError(f"step: {text!r}: no such phase or architecture, or not as attnbench writes it")
+    if not 1 <= step.layers <= step.depth or min(counts) < 0 or min(step.hidden, step.intermediate, step.vocab) < 1:
+        raise ValueError(f"step: {text!r}: sizes are positive, and no more layers are kept than there are")
+    if any(window < 0 for window in step.windows) or bool(step.experts) != bool(step.taken):
+        raise ValueError(f"step: {text!r}: windows are at least 0, and tokens take experts where there are some")
+    return step

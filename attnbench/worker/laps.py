@@ -1,0 +1,19 @@
+"""The wall time of the phases of a job."""
+
+from __future__ import annotations
+
+import time
+
+
+class Laps:
+    """The wall time of the phases of a job: `seconds` by phase, which may come more than once."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def end(self, phase: str) -> None:
+        """Add the time since the last end to a phase."""
+        now = time.monotonic()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._since
+        self._since = now

@@ -1,0 +1,149 @@
+"""Traces one step and tells which of its work is attention: the kernels that were launched between the marks.
+
+On a GPU a kernel belongs to the range in which the host launched it, known by its correlation id, whenever it ran;
+times are those in which at least one kernel ran. On a CPU operators take the kernels' place, and a range takes the time
+between its marks.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from attnbench.core.backend import Backend, Signature
+from attnbench.core.case import Case
+from attnbench.core.flops import attention_of
+from attnbench.core.machine import Device
+from attnbench.core.record import Measurement
+from attnbench.worker import kernel_rules
+from attnbench.worker.measure.cpu_operators import MATRIX_PRODUCTS
+from attnbench.worker.measure.profiler_session import Activity, recorded_events, session
+from attnbench.worker.step.attention_calls import MARK, marked
+
+if TYPE_CHECKING:
+    import torch
+
+STEP = f"{MARK}.step"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Work between two marks."""
+
+    what: str  # "forward", "backward" or "mask"
+    seconds: float
+    activities: tuple[Activity, ...]
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """One traced step: its attention by layer and direction, and all that ran."""
+
+    seconds: float  # in which something ran
+    attention: float  # seconds of that which belong to attention, with making its masks
+    ranges: tuple[Range, ...]
+    activities: tuple[Activity, ...]
+
+    @property
+    def measurements(self) -> dict[str, Measurement]:
+        """What a record has of it."""
+        values = {"attention": self.attention, "step_traced": self.seconds}
+        return {name: Measurement("s", (value,)) for name, value in values.items()}
+
+    def of(self, what: str) -> list[Range]:
+        """Return the ranges of one kind, in the order in which they began."""
+        return [found for found in self.ranges if found.what == what]
+
+
+def trace_step(device: torch.device, launch: Callable[[], Any], implementation: str) -> StepTrace:
+    """Trace a launch whose attention has marks. Raises ValueError where the trace lacks some."""
+    import torch
+    from torch.profiler import record_function
+
+    on_gpu = device.type == "cuda"
+    with marked(implementation):
+        launch()  # what is compiled or loaded for the marked functions
+        if on_gpu:
+            torch.cuda.synchronize()
+        with session(cuda=on_gpu, shapes=not on_gpu) as profiler:
+            with record_function(STEP):
+                launch()
+            if on_gpu:
+                torch.cuda.synchronize()
+    return split(recorded_events(profiler), on_gpu=on_gpu)
+
+
+def split(events: Sequence[Any], *, on_gpu: bool) -> StepTrace:
+    """Return the step of the profiler's events. Raises ValueError where marks do not come in pairs."""
+    marks = sorted((e.start_ns(), e.end_ns(), e.name()) for e in events if _is_mark(e) and e.name() != STEP)
+    pairs = []
+    for (_, begin, first), (end, _, second) in zip(marks[::2], marks[1::2], strict=False):
+        what = first.removesuffix(".begin")
+        if f"{what}.begin" != first or f"{what}.end" != second:
+            raise ValueError(f"the profiler saw {first} before {second}")
+        pairs.append((begin, end, what.rpartition(".")[2]))
+    if len(marks) % 2:
+        raise ValueError(f"the profiler saw {len(marks)} marks, which are no pairs")
+    if on_gpu:
+        calls = (e for e in events if not _on_device(e) and e.correlation_id() > 0 and e.name().startswith("cu"))
+        launched = {e.correlation_id(): e.start_ns() for e in calls}
+        work = [e for e in events if _on_device(e) and not e.is_user_annotation() and e.duration_ns() > 0]
+        placed = [(launched.get(e.correlation_id(), -1), e) for e in work]
+    else:
+        placed = [(e.start_ns(), e) for e in events if "::" in e.name()]
+    placed.sort(key=lambda of: (of[0], of[1].start_ns()))
+    starts = [at for at, _ in placed]
+    ranges = []
+    for begin, end, what in pairs:
+        inside = [_activity(e) for _, e in placed[bisect.bisect_left(starts, begin) : bisect.bisect_right(starts, end)]]
+        seconds = kernel_rules.busy_seconds(inside) if on_gpu else (end - begin) / 1e9
+        ranges.append(Range(what, seconds, tuple(inside)))
+    every = [_activity(e) for _, e in placed]
+    whole = [(e.end_ns() - e.start_ns()) / 1e9 for e in events if e.name() == STEP and not _on_device(e)]
+    total = kernel_rules.busy_seconds(every) if on_gpu else sum(whole)
+    return StepTrace(total, sum(found.seconds for found in ranges), tuple(ranges), tuple(every))
+
+
+def wrong_kernels(trace: StepTrace, backend: Backend, case: Case, device: Device) -> str | None:
+    """Return what is wrong with the kernels of the attention of a step, in one line; None where nothing is.
+
+    Each layer must have run the kernels that the implementation declares, in the forward and in the backward.
+    """
+    assert case.model_step
+    for what in ("forward", "backward") if case.has_backward else ("forward",):
+        found, layers = trace.of(what), case.model_step.layers
+        if len(found) != layers:
+            return f"attention ran {len(found)} times in the {what} of {layers} layers"
+        of = replace(attention_of(case, 0), direction="fwd" if what == "forward" else "bwd")
+        signature = _signature(backend, of, device)
+        for number, layer in enumerate(found):
+            broken = kernel_rules.find_broken_rule(of, signature, [a.name for a in layer.activities])
+            if broken := broken or _low_share(signature, layer.activities, device):
+                return f"{what} {number + 1} of {layers}: {broken}"
+    return None
+
+
+def _signature(backend: Backend, of: Case, device: Device) -> Signature:
+    """Return what a backend declares of one direction. A backward may lack a kernel of its own on a CPU."""
+    return backend.signature(of, device) if hasattr(backend, "signature") else Signature()
+
+
+def _low_share(signature: Signature, activities: Sequence[Activity], device: Device) -> str | None:
+    return kernel_rules.find_low_share(signature, activities) if device.kind == "cuda" else None
+
+
+def _is_mark(event: Any) -> bool:
+    return not _on_device(event) and re.match(rf"{MARK}\.", event.name()) is not None
+
+
+def _on_device(event: Any) -> bool:
+    return str(event.device_type()) == "DeviceType.CUDA"
+
+
+def _activity(event: Any) -> Activity:
+    name = str(event.name())
+    dtypes = [d for d in event.dtypes() if d] if name in MATRIX_PRODUCTS else []
+    return Activity(f"{name}<{dtypes[0]}>" if dtypes else name, event.start_ns() / 1e9, event.end_ns() / 1e9)

@@ -1,0 +1,71 @@
+"""What a faster attention kernel is worth in a step: the arithmetic, and the document of runs with known answers."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+import builders
+from attnbench.analysis.step.document import document
+from attnbench.analysis.step.gain import Timed, amdahl
+from attnbench.core.case import Case, Shape
+from attnbench.core.record import Record, Run
+
+TEXT = "prefill llama-3.1-8b 4/32 arch=llama hidden=4096 intermediate=14336 vocab=128256"
+STEP = Case(Shape(1, 4096, 4096, 32, 8, 128, 128), "bf16", "fwd", True, step=TEXT)
+
+
+def timed(latency: float, attention: float | None) -> Timed:
+    return Timed(cast(Any, None), latency, attention)
+
+
+def test_amdahl() -> None:
+    assert amdahl(0.3) == pytest.approx(1 / (0.7 + 0.2))
+    assert amdahl(1.0, 2.0) == 2.0
+    assert amdahl(0.0) == 1.0
+
+
+def test_a_prediction_takes_the_attention_of_another_step() -> None:
+    slow, fast = timed(10.0, 4.0), timed(7.1, 1.0)
+    assert slow.predicted(fast) == pytest.approx(7.0)
+    assert slow.off(fast) == pytest.approx(7.0 / 7.1 - 1)
+    assert slow.share == 0.4
+    assert timed(10.0, None).off(fast) is None
+
+
+def step(backend: str, latency: float, attention: float, traced: float, **changes: Any) -> Record:
+    taken = builders.measurements(time=[latency] * 10, attention=attention, step_traced=traced)
+    return Record(STEP, backend, 0, "ok", measurements=taken, timer="events", l2="cold", **changes)
+
+
+def run(*steps: tuple[str, float, float], host_bound: bool = False) -> Run:
+    """Return a run of STEP: (backend, latency, attention in one traced step that took as long)."""
+    records = [
+        step(backend, latency, attention, latency, host_bound=host_bound) for backend, latency, attention in steps
+    ]
+    return builders.run(records)
+
+
+def test_the_answer_says_what_a_faster_kernel_is_worth() -> None:
+    shown = document([run(("step-eager", 10e-3, 4e-3), ("step-sdpa", 7e-3, 1e-3), ("step-flex_attention", 9e-3, 2e-3))])
+    (answer,) = shown.answer
+    assert "7.00 ms with step-sdpa, the fastest of 3. Attention is 14% of it" in answer
+    assert "a kernel 1.5x faster makes the step 1.05x faster" in answer
+    assert "From step-eager to it: predicted 7.00 ms, measured 7.00 ms" in answer
+    rows = {row["backend"]: row for row in shown.rows}
+    assert rows["step-flex_attention"]["off"] == pytest.approx(8 / 7 - 1)
+    assert rows["step-sdpa"]["attention_share"] == pytest.approx(1 / 7)
+    (caution,) = shown.cautions
+    assert "step-flex_attention" in caution.what
+    assert "step-eager" not in caution.what
+
+
+def test_time_of_kernels_is_scaled_where_tracing_slowed_them() -> None:
+    (row,) = document([builders.run([step("step-sdpa", 10e-3, 4e-3, 20e-3)])]).rows
+    assert row["attention_time"] == pytest.approx(2e-3)
+
+
+def test_a_host_bound_step_is_told() -> None:
+    shown = document([run(("step-eager", 10e-3, 4e-3), host_bound=True)])
+    assert any("host launched too slowly" in caution.what for caution in shown.cautions)
