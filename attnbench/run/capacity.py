@@ -21,7 +21,7 @@ from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_R
 from attnbench.core.flops import flops
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import METHOD, Policy
-from attnbench.core.record import WRONG, Job, Record, Run, Search
+from attnbench.core.record import WRONG, Forecast, Job, Record, Run, Search
 from attnbench.core.sizes import format_duration, format_size
 from attnbench.results import run_file
 from attnbench.results.run_setup import differences
@@ -224,6 +224,12 @@ def _plan(
     return tuple(jobs)
 
 
+def _forecast(case: Case, answer: CaseSupport, device: Device, policy: Policy) -> Forecast:
+    """Return the forecast of a step, whose seconds are those of its two calls."""
+    found = forecast_job(case, answer, device, policy, with_copies=False)
+    return replace(found, seconds=2 * found.call)
+
+
 def _first_job(
     name: str, case: Case, answers: Mapping[int, CaseSupport], device: Device, policy: Policy, search: Search
 ) -> Job:
@@ -231,7 +237,7 @@ def _first_job(
     best: Job | None = None
     for size, answer in answers.items():
         of_size = at_size(case, search.of, size)
-        forecast = forecast_job(of_size, answer, device, policy, with_copies=False)
+        forecast = _forecast(of_size, answer, device, policy)
         if answer.reason is None and (
             best is None or (forecast.nbytes <= 0.9 * free and forecast.call <= search.call_limit / 2)
         ):
@@ -239,7 +245,7 @@ def _first_job(
     if best is None:
         size, answer = next(iter(answers.items()))
         of_size = at_size(case, search.of, size)
-        best = Job(of_size, name, 0, forecast_job(of_size, answer, device, policy), answer.reason)
+        best = Job(of_size, name, 0, _forecast(of_size, answer, device, policy), answer.reason)
     return best
 
 
@@ -301,7 +307,7 @@ def _steps(
             is_fresh = True
         case = at_size(first.case, search.of, size)
         answer = pool.survey({first.backend: probes[first.backend]}, [case], device)[first.backend][0]
-        job = Job(case, first.backend, 0, forecast_job(case, answer, device, planned.policy, with_copies=False))
+        job = Job(case, first.backend, 0, _forecast(case, answer, device, planned.policy))
         say(f"{first.backend} {case.direction}: {search.of} {format_size(size)}{_so_far(outcomes)}")
         if answer.reason:
             yield skipped_record(replace(job, skip=answer.reason))

@@ -20,7 +20,7 @@ from attnbench.core.case import Case
 from attnbench.core.policy import Policy
 from attnbench.core.record import fit_measurements
 from attnbench.worker import failures, inputs
-from attnbench.worker.reference import ResultCheck
+from attnbench.worker.reference import ResultCheck, in_parts
 
 if TYPE_CHECKING:
     from attnbench.worker.instruments import Instruments
@@ -49,7 +49,7 @@ def _fit(instruments: Instruments, backend: Backend, case: Case, policy: Policy)
     given = inputs.make(case, device, policy.seed)
     nbytes = given.nbytes
     with _of_the_check():
-        check = ResultCheck(case, given, policy.seed, in_place=True)
+        check = ResultCheck(case, given, policy.seed, lean=True)
         check.move_reference("cpu")
     memory.empty_cache()
     before = _checksums(given)
@@ -133,4 +133,5 @@ def _checksums(given: Inputs) -> dict[str, int]:
     import torch
 
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return {name: int(t.view(integers[t.dtype.itemsize]).sum(dtype=torch.int64)) for name, t in given.values.items()}
+    bits = {name: t.view(integers[t.dtype.itemsize]) for name, t in given.values.items()}
+    return {name: sum(int(part.sum(dtype=torch.int64)) for part in in_parts(t)) for name, t in bits.items()}

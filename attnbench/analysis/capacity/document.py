@@ -131,7 +131,7 @@ def _size(of: Finding, size: int | None) -> str:
 
 
 def _tokens(size: int) -> str:
-    return format_size(size) if size % 1024 == 0 else f"{size / 1024:.1f}k"
+    return format_size(size) if size % 1024 == 0 or size < 10_000 else f"{size / 1024:.1f}k"
 
 
 def _case(of: Finding) -> str:

@@ -23,6 +23,7 @@ from attnbench.worker.reference.tolerance import compare
 if TYPE_CHECKING:
     from torch import Tensor
 
+LEAN_SHARE = 0.125  # of SCORE_BUDGET of a GPU: dk and dv of the sampled heads are moved to the host and back
 SECOND_SHARE = 0.25  # of SCORE_BUDGET for the rows that are recomputed after timing
 # Share of the error that rounding to e4m3 costs. With 16-bit operands a twentieth of it is left, with one operand of
 # three in e4m3 a half.
@@ -41,12 +42,14 @@ class ResultCheck:
     is_screened = True  # whether screen.py may look for wrong rows
     approximation: Approximation | None = None  # of an approximate backend, once its results were found right
 
-    def __init__(self, case: Case, given: Inputs, seed: int, *, in_place: bool = False) -> None:
-        """Compute the reference; with `in_place` the dout that is given is changed where others get a copy."""
+    def __init__(self, case: Case, given: Inputs, seed: int, *, lean: bool = False) -> None:
+        """Compute the reference. A lean one takes less memory: fewer rows, and the dout given is masked."""
         self.case = case
         self.seed = seed
-        sample = choose_rows(case, given.q.device, draw_seed(), full_flops=FULL_FLOPS[given.q.device.type])
-        self.inputs = check_inputs(case, given, sample, in_place=in_place)
+        kind = given.q.device.type
+        share = LEAN_SHARE if lean and kind == "cuda" else 1.0
+        sample = choose_rows(case, given.q.device, draw_seed(), share, full_flops=FULL_FLOPS[kind])
+        self.inputs = check_inputs(case, given, sample, in_place=lean)
         self.dout_masked = self.inputs is not given
         self._reference = self._compute(self.inputs, sample)
 
