@@ -115,7 +115,7 @@ def capacity(
     wrong result; 129, 130, 143: hung up, interrupted, terminated; --resume goes on.
     """
     wanted = output_to.wanted()
-    from attnbench.analysis.capacity.document import document
+    from attnbench.analysis.capacity.document import document, plan_document
     from attnbench.core.sizes import parse_duration
     from attnbench.run.capacity import exit_code
 
@@ -132,7 +132,7 @@ def capacity(
         run, interrupt = _searched(what, which, search, device, limit, python or [], out, resume, dry_run)
         runs = [run]
     ends_with_its_reader()
-    unwritten = output.write(document(runs), wanted)
+    unwritten = output.write(plan_document(runs[0]) if dry_run else document(runs), wanted)
     if dry_run:
         raise typer.Exit(unwritten)
     codes = [exit_code(run, allow_wrong=allow_wrong) for run in runs]

@@ -25,8 +25,7 @@ from attnbench.core.record import WRONG, Forecast, Job, Record, Run, Search
 from attnbench.core.sizes import format_duration, format_size
 from attnbench.results import run_file
 from attnbench.results.run_setup import differences
-from attnbench.run import capacity_search
-from attnbench.run.capacity_search import UNIT, Outcome, bracket, next_size
+from attnbench.run.capacity_search import UNIT, Outcome, bracket, grid, next_size
 from attnbench.run.device_probe import DeviceProbe
 from attnbench.run.plan import CONTEXT, CaseSupport, forecast_job, skipped_record
 from attnbench.run.run_suite import check_output_path, new_run_paths, resolve_suite_for, wrong_records
@@ -117,7 +116,7 @@ def is_done(records: Sequence[Record], job: Job, search: Search) -> bool:
         return True
     found = known(records, key_of(job, search.of), search)
     outcomes = {size: outcome(record) for size, record in found.items()}
-    return bool(found) and next_size(outcomes, capacity_search.grid(UNIT[search.of]), 1) is None
+    return bool(found) and next_size(outcomes, grid(UNIT[search.of]), size_of(job.case, search.of)) is None
 
 
 def exit_code(run: Run, *, allow_wrong: bool) -> int:
@@ -292,7 +291,7 @@ def _steps(
         if not known(records, key, search):
             yield skipped_record(first)
         return
-    sizes = capacity_search.grid(UNIT[search.of])
+    sizes = grid(UNIT[search.of])
     confirmed: set[int] = set()  # sizes that a process measured that had run nothing before
     is_fresh = not any(record.backend == first.backend for record in records)
     while deadline is None or time.monotonic() < deadline:

@@ -1,8 +1,8 @@
 """Which size to try next, in the search for the largest that fits: a pure function of how the sizes tried have ended.
 
-Sizes are on a grid of PER_OCTAVE steps to a factor of 2. The search starts at a forecast, doubles or halves until one
-size fits and a larger one does not, then bisects. A size that fits above one that does not counts, but none above a
-wrong result: there the search is for the shortest wrong one.
+Sizes are on a grid of PER_OCTAVE steps to a factor of 2. The search starts with fractions of a forecast, which show how
+memory and time grow, then doubles or halves until one size fits and a larger one does not, then bisects. A size that
+fits above one that does not counts, but none above a wrong result: there the search is for the shortest wrong one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Literal
 
 PER_OCTAVE = 16
 LARGEST = 2**26
+FRACTIONS = (64, 16, 4, 1)  # of the forecast, in the order in which they are tried
 UNIT = {"seqlen": 128, "batch": 1}  # sizes are multiples of it
 
 Outcome = Literal["fits", "wrong", "refused", "stops"]  # "stops": out of memory, too slow, failed
@@ -43,9 +44,14 @@ def bracket(known: Mapping[int, Outcome]) -> Bracket:
 
 
 def next_size(known: Mapping[int, Outcome], sizes: Sequence[int], start: int) -> int | None:
-    """Return the size to try next, one of `sizes`; None where the search is done. `start` is the first to try."""
-    if not known:
-        return _nearest(sizes, start)
+    """Return the size to try next, one of `sizes`; None where the search is done.
+
+    `start` is what a forecast says.
+    """
+    if all(outcome == "fits" for outcome in known.values()):
+        for size in (_nearest(sizes, start // fraction) for fraction in FRACTIONS):
+            if size not in known:
+                return size
     found = bracket(known)
     if found.stops is not None and known[found.stops] == "refused":
         power = 1 << found.stops.bit_length()  # a library may refuse some sizes only: a power of two tells

@@ -26,6 +26,7 @@ from attnbench.report.document import (
 )
 from attnbench.results import case_names
 from attnbench.results.export_rows import case_columns
+from attnbench.run.capacity import size_of
 
 PASSES = {"fwd": "forward", "bwd": "backward", "fwd_bwd": "training"}
 STYLES: Mapping[str, Style] = {"wrong": "bad", "failed": "bad", "not reached": "warning"}
@@ -59,6 +60,26 @@ def document(runs: Sequence[Run]) -> Document:
         appendix=(Section("memory", "Memory over size", plots),) if plots else (),
         data=[*map(_data, found)],
         rows=[*map(_row, found)],
+    )
+
+
+def plan_document(run: Run) -> Document:
+    """Return where each search of a run would start, or go on."""
+    columns = (*map(Column, ("case", "pass", "backend", "forecast")), Column("memory", "right"))
+    rows, data = [], []
+    found = findings([run])
+    for of, job in zip(found, run.plan, strict=True):
+        start = _size(of, size_of(job.case, of.search.of))
+        where = start if not of.steps else "is done" if of.is_done else "goes on"
+        where = f"refused: {job.skip}" if job.skip else where
+        data.append({"backend": of.backend, "forecast": size_of(job.case, of.search.of), "skip": job.skip})
+        rows.append((_case(of), PASSES[of.case.direction], of.backend, where, format_bytes(job.forecast.nbytes)))
+    return Document(
+        command="capacity",
+        title="What would be searched",
+        machines=(Machine(run.environment.device.name, ""),),
+        blocks=(Table("plan", columns, tuple(rows), title="Dry run: nothing was measured"),),
+        data=data,
     )
 
 
