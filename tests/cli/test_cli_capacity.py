@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from pathlib import Path
 from typing import Any
 
 from tool import Tool
@@ -18,13 +17,13 @@ def right(q, k, v, *, causal, softmax_scale):
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=softmax_scale).transpose(1, 2)
 
-def overflows(q, **more):
-    out = right(q, **more).clone()
+def overflows(q, k, v, *, causal, softmax_scale):
+    out = right(q, k, v, causal=causal, softmax_scale=softmax_scale).clone()
     out[:, 1000:] = 0  # as an index that has wrapped leaves the end of a result
     return out
 
-def hungry(q, **more):
-    return right(q, **more) + 0 * torch.ones(q.shape[1], 2**18)[0, 0]
+def hungry(q, k, v, *, causal, softmax_scale):
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale) + 0 * len(torch.empty(q.shape[1], 2**18))
 """
 
 
@@ -48,8 +47,9 @@ def test_memory_stops_it(tool: Tool) -> None:
 def test_a_lack_of_memory_was_seen_by_a_process_of_its_own(tool: Tool) -> None:
     tool(*FAKE, "--memory", "4g", "--pass", "fwd", "--out", "a.jsonl")
     records = tool.stored("a.jsonl").records
-    assert [r["status"] for r in records[-2:]] == ["oom", "oom"] or records[-1]["status"] == "oom"
-    assert records[-1]["case"]["shape"]["seqlen_k"] > 2**18
+    (size,) = {r["case"]["shape"]["seqlen_k"] for r in records[-2:]}
+    assert [r["status"] for r in records[-2:]] == ["oom", "oom"]
+    assert 2**18 < size < 2**18 * 1.06
 
 
 def test_a_slow_call_stops_it_and_is_not_tried(tool: Tool) -> None:
@@ -64,7 +64,7 @@ def test_a_refusal_and_a_wrong_result_are_told_apart(tool: Tool) -> None:
     assert (of["limit"], of["next"]) == ("wrong", 8192)
     found(tool, *FAKE, "--pass", "fwd", "--allow-wrong", fake="wrong@8k")
     sizes = ",".join(f"refuse@{2**i}" for i in range(7, 27))
-    (of,) = found(tool, *FAKE, "--pass", "fwd", fake=sizes)
+    (of,) = found(tool, *FAKE, "--pass", "fwd", fake=sizes, code=1)
     assert of["limit"] == "refused"
     assert "scripted refusal" in of["reason"]
 
@@ -108,17 +108,16 @@ def test_a_dry_run_measures_nothing(tool: Tool) -> None:
 
 
 def test_a_cpu(tool: Tool) -> None:
-    """A kernel that is silently wrong from some length on does not fit there, and one that takes all is out of memory."""
+    """A kernel that is silently wrong from some length on does not fit there; one that takes all is out of memory."""
     tool.write("own.py", OWN)
     names = "./own.py:right,./own.py:overflows,./own.py:hungry"
     small = ("--device", "cpu", "--memory", "1g", "--pass", "fwd", "--nheads", "1", "--call-limit", "0.1s")
     right, wrong, hungry = found(tool, "capacity", "-b", names, *small, code=5)
     assert right["limit"] == "too slow"
     assert right["fits"] > 1000
-    assert (wrong["fits"], wrong["limit"]) == (960 // 128 * 128, "wrong")
+    assert (wrong["fits"], wrong["limit"]) == (896, "wrong")
     assert hungry["limit"] == "memory"
     assert hungry["fits"] < 1024
-    assert not Path("results").exists()
 
 
 def test_bad_input(tool: Tool) -> None:
@@ -128,6 +127,6 @@ def test_bad_input(tool: Tool) -> None:
         (("--memory", "4"), "--memory: '4' is not a size"),
         (("--resume", "none.jsonl"), "cannot read none.jsonl"),
         (("none.jsonl",), "cannot read none.jsonl"),
-        (("--model", "llama-3.1-8b", "--phase", "mixed"), "ragged"),
+        (("--model", "llama-3.1-8b", "--phase", "mixed", "--batch", "2"), "ragged"),
     ):
         assert said in tool("capacity", *args, code=2).err

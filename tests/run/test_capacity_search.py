@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -30,7 +31,7 @@ def up_to(limit: int) -> Machine:
 def test_the_grid_has_multiples_and_powers_of_two() -> None:
     assert all(size % 128 == 0 for size in SIZES)
     assert {2**i for i in range(7, 27)} <= {*SIZES}
-    assert max(b / a for a, b in zip(SIZES, SIZES[1:], strict=False) if a >= 4096) < 1.07
+    assert max(b / a for a, b in itertools.pairwise(SIZES) if a >= 4096) < 1.07
 
 
 @pytest.mark.parametrize("start", [128, 8 * 1024, 100_000, 2**20, 2**24])
