@@ -40,7 +40,13 @@ SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 RUN = "results/20261121-055556-instruments-nvidia-h200.jsonl.gz"
 MEASURES = Path(__file__).parent / "examples_measure.txt"
 MEASURING = ("run", "ab", "profile")
-PARSED_ONLY = ("doctor", "env", "check", "cluster")  # takes minutes, a network or Ray; of the last two: tests/cli
+PARSED_ONLY = (
+    "doctor",
+    "env",
+    "check",
+    "capacity",
+    "cluster",
+)  # takes minutes, a network or Ray; of the last two: tests/cli
 ALIKE = ROOT / "results" / "ci-experiment"
 KERNEL = """
 import torch

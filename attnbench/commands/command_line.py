@@ -19,6 +19,7 @@ COMMANDS = (
     "run",
     "report",
     "check",
+    "capacity",
     "profile",
     "backends",
     "doctor",

@@ -130,6 +130,7 @@ class Record:
       that in which anything ran
     - "turns_events", "turns_graph", "turns_cupti" (s): where the instruments were compared, one reading per turn;
       "turns_traced": what events read of the calls that CUPTI traced
+    - "call" (s), "memory_inputs" (B): by `attnbench capacity`, one call by the host's clock, and the inputs' memory
     - "memory_peak", "memory_driver" (B): the most memory in use beyond the inputs, by torch's allocator and by the
       driver; "memory_saved" (B): what a forward keeps for its backward
     - "clock_held" (Hz): the SM clock while the calls of each batch ran; "clock_before", "clock_after" (Hz): while next
@@ -174,6 +175,16 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Search:
+    """What `attnbench capacity` searches, and within which limits."""
+
+    of: Literal["seqlen", "batch"]
+    call_limit: float  # seconds of one call, beyond which a size is too slow
+    memory: int | None = None  # bytes that a step may take; None: what the device has
+    what: str = ""  # model and phase, as the answer names them; "" where none was given
+
+
+@dataclass(frozen=True)
 class Run:
     """A run as its file holds it: where and how it was measured, the plan, and a record for each job that has ended."""
 
@@ -190,8 +201,15 @@ class Run:
     peak: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s given by --peak; "" for every dtype
     reduced: bool = False  # a baseline: each measurement holds one value, the one that the gate reads
     method: int = 1  # of measuring (core/policy.py); figures of unlike methods are not comparable
+    search: Search | None = None  # of `attnbench capacity`, whose plan holds the first step of each search
     turns: str = ""  # identity of an A/B whose two runs took turns by round; their plans hold the first round only
 
     def __repr__(self) -> str:
         records = count(len(self.records), "record")
         return f"<Run {self.suite} on {self.environment.device.name}, {self.started}: {records}>"
+
+
+def fit_measurements(call: float, inputs: int, memory: Mapping[str, int]) -> dict[str, Measurement]:
+    """Return the measurements of a step of a search: seconds of a call, bytes of the inputs, and of what is beside."""
+    found = {"call": Measurement("s", (call,)), "memory_inputs": Measurement("B", (inputs,))}
+    return {**found, **{name: Measurement("B", (value,)) for name, value in memory.items()}}

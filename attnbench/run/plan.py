@@ -74,8 +74,13 @@ def make_plan(
     return tuple(_within(_without_longest(jobs, time_limit) if device.kind == "cpu" else jobs, time_limit))
 
 
-def forecast_job(case: Case, answer: CaseSupport, device: Device, policy: Policy) -> Forecast:
-    """Return the forecast of a job: its seconds, the seconds of one call, and the bytes at the peak."""
+def forecast_job(
+    case: Case, answer: CaseSupport, device: Device, policy: Policy, *, with_copies: bool = True
+) -> Forecast:
+    """Return the forecast of a job: its seconds, the seconds of one call, and the bytes at the peak.
+
+    `with_copies` counts a second copy of the inputs, which a run makes.
+    """
     rate = device.matmul.get(case.dtype) or 1e11
     copy = device.copy or 1e10
     traffic = ideal_bytes(case) + answer.workspace.nbytes * answer.workspace.passes
@@ -94,7 +99,8 @@ def forecast_job(case: Case, answer: CaseSupport, device: Device, policy: Policy
         seconds += 10 * call + (5.0 if device.kind != "fake" else 0.0)
     if device.kind == "cuda":
         seconds += policy.cross_check * 24 * max(2.5 * call, 0.04)
-    return Forecast(seconds, call, _tensor_bytes(case) + int(answer.workspace.nbytes))
+    tensors = _tensor_bytes(case) if with_copies else _tensor_bytes(case) // 2
+    return Forecast(seconds, call, tensors + int(answer.workspace.nbytes))
 
 
 def _calls_to_read_dropout(case: Case) -> int:

@@ -254,6 +254,8 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
         raise UserError(f"--resume uses the settings of {request.resume}; leave out {', '.join(given)}")
     if old.turns:
         raise UserError(f"{request.resume} is one half of an A/B in turns, which goes on with both only; start it anew")
+    if old.search:
+        raise UserError(f"{request.resume} is a search; attnbench capacity --resume {request.resume} goes on with it")
     if old.reduced:
         raise UserError(f"{request.resume} is a baseline, which has no plan; resume the run that it was saved from")
     file = None if request.dry_run else run_file.RunFile.reopen(request.resume)

@@ -158,6 +158,10 @@ class WorkerPool:
         """Check a job's results as `measure` does, time nothing, and return its record."""
         return self._measure(job, policy, device, "check")
 
+    def fit(self, job: Job, policy: Policy, device: Device, memory: int | None) -> Record:
+        """Find out whether a job fits in memory and is right there, and return its record; `memory` limits it."""
+        return self._measure(job, policy, device, "fit", memory)
+
     def lost(self, name: str) -> bool:
         """Whether the worker of a backend has ended, as after a crash or a hang."""
         return name not in self._workers or not self._workers[name].alive
@@ -178,11 +182,20 @@ class WorkerPool:
                 self._variables = {}
                 self.close_worker(job.backend)
 
-    def _measure(self, job: Job, policy: Policy, device: Device, op: Literal["run", "check"] = "run") -> Record:
+    def _measure(
+        self,
+        job: Job,
+        policy: Policy,
+        device: Device,
+        op: Literal["run", "check", "fit"] = "run",
+        memory: int | None = None,
+    ) -> Record:
         base = Record(job.case, job.backend, job.round, "failed", forecast=job.forecast)
         if self._failed_starts.get(job.backend, 0) >= MAX_FAILED_STARTS:
             return replace(base, reason=f"its worker died {MAX_FAILED_STARTS} times while starting; given up")
         request = {"op": op, "device": to_json(device), "policy": to_json(policy), "job": to_json(job)}
+        if op == "fit":
+            request["memory"] = memory
         began = time.monotonic()
         if op == "run" and began >= self._ceilings_due.get(job.case.dtype, 0.0):
             request["ceilings"] = True

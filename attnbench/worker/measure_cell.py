@@ -11,7 +11,7 @@ from attnbench.core.case import Case
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Measurement
-from attnbench.worker import reference
+from attnbench.worker import fit_cell, reference
 from attnbench.worker.cell_steps import CellSteps
 from attnbench.worker.instruments import Instruments
 
@@ -83,6 +83,10 @@ class CellMeasurer(Instruments):
         except Exception:
             return False
         return not self.broken
+
+    def fit(self, backend: Backend, case: Case, policy: Policy, memory: int | None) -> dict[str, Any]:
+        """Find out whether a cell fits in memory, `memory` bytes of it if given, and is right; return its fields."""
+        return fit_cell.fit(self, backend, case, policy, memory)
 
 
 def _rounded(record: dict[str, Any], limits: Mapping[str, Measurement]) -> dict[str, Any]:

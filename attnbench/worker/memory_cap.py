@@ -32,6 +32,14 @@ def most_bytes(job: Job) -> int | None:
     return min(ROOM + threads + 2 * job.forecast.nbytes + SCORES * scores, int(SHARE * free))
 
 
+def most_bytes_to_fit(memory: int | None) -> int | None:
+    """Return how many bytes a job may take that looks for the limit of memory, or of `memory` bytes of it."""
+    free = host_free()
+    if free is None:
+        return memory
+    return min(int(SHARE * free), memory or free)
+
+
 @contextmanager
 def capped(most: int | None) -> Iterator[None]:
     """Let this process, and each that it starts, take at most so many bytes more; None, and no Linux: no limit."""

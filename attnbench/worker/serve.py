@@ -13,6 +13,7 @@ and their answers:
     {"op": "run", "device": {...}, "policy": {...}, "job": {...}} -> {"record": {...}, "fatal": bool}
        with "ceilings": true after measuring the device's ceilings, which the record then has too
     {"op": "check", ... as "run"}        -> the same, where the record has all checks and no measurement
+    {"op": "fit", ... as "run", "memory": bytes or null} -> the same, of a cell at the limit of memory (fit_cell.py)
     {"op": "examine", "device": {...}}                        -> {"facts": {...}} (machine_facts.py)
     {"op": "profile", "device": {...}, "case": {...}, "trace": path or null} -> {"profile": {...}} (profile_call.py)
 
@@ -33,16 +34,16 @@ import traceback
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from attnbench import backends
 from attnbench.core import stats
 from attnbench.core.backend import Backend, Prepared, Probe, Unsupported, Workspace, refusal
-from attnbench.core.case import Case
+from attnbench.core.case import RESULT_ITEMSIZE, Case
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
-from attnbench.core.record import Job, Measurement, Record
+from attnbench.core.record import Job, Measurement, Record, fit_measurements
 from attnbench.core.sizes import format_bytes
 from attnbench.worker import environment, failures, memory_cap
 from attnbench.worker.measure.sampling import (  # imported before any backend, so that none can replace their clock
@@ -88,10 +89,10 @@ class Worker:
                 if self.will_measure:
                     self.measurer(from_json(Device, request["device"]))
                 return {}
-            case "run" | "check" as op:
+            case "run" | "check" | "fit" as op:
                 job, policy = from_json(Job, request["job"]), Policy(**request["policy"])
                 device, ceilings = from_json(Device, request["device"]), request.get("ceilings", False)
-                record = self.run(job, policy, device, timed=op == "run", ceilings=ceilings)
+                record = self.run(job, policy, device, op=op, ceilings=ceilings, memory=request.get("memory"))
                 return {"record": to_json(record), "fatal": self.fatal}
             case "examine":
                 from attnbench.worker.machine_facts import examine
@@ -140,21 +141,39 @@ class Worker:
             raise ValueError(f"{name}.efficiency is {efficiency!r}, not a share of a matmul's rate")
         return reason, to_json(workspace), efficiency
 
-    def run(self, job: Job, policy: Policy, device: Device, *, timed: bool = True, ceilings: bool = False) -> Record:
-        """Measure one job, or without `timed` only check it, and return its record.
+    def run(
+        self,
+        job: Job,
+        policy: Policy,
+        device: Device,
+        *,
+        op: Literal["run", "check", "fit"] = "run",
+        ceilings: bool = False,
+        memory: int | None = None,
+    ) -> Record:
+        """Measure one job, only check it, or find out whether it fits in `memory` bytes; return its record.
 
         Any exception becomes the record's status and reason.
         """
         assert self.backend is not None
         began = time.monotonic()
-        most = memory_cap.most_bytes(job) if device.kind == "cpu" else None
+        most = None
+        if device.kind == "cpu":
+            most = memory_cap.most_bytes_to_fit(memory) if op == "fit" else memory_cap.most_bytes(job)
         try:
+            if op == "fit" and (refusal := self.backend.unsupported(job.case, device)):
+                raise Unsupported(refusal)
             if getattr(self.backend, "simulated", False):
-                found = simulate(self.backend.prepare(job.case, None), policy, timed=timed)  # type: ignore[arg-type]
+                prepared = self.backend.prepare(job.case, None)  # type: ignore[arg-type]
+                most = min(device.free, memory or device.free) if op == "fit" else None
+                found = simulate_fit(prepared, job, most) if most else simulate(prepared, policy, timed=op == "run")
             else:
                 measurer = self.measurer(device)
                 with memory_cap.capped(most):
-                    found = measurer.measure(self.backend, job.case, policy, timed=timed, ceilings=ceilings)
+                    if op == "fit":
+                        found = measurer.fit(self.backend, job.case, policy, memory)
+                    else:
+                        found = measurer.measure(self.backend, job.case, policy, timed=op == "run", ceilings=ceilings)
         except Unsupported as refusal:
             found = {"status": "skipped", "reason": " ".join(str(refusal).split()) or "refused without a reason"}
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: a kernel's own, and no end of the worker
@@ -213,6 +232,30 @@ def simulate(prepared: Prepared, policy: Policy, *, timed: bool = True) -> dict[
         "accuracy": simulation.accuracy,
         "timer": "simulated",
         "l2": policy.l2,
+    }
+
+
+def simulate_fit(prepared: Prepared, job: Job, most: int) -> dict[str, Any]:
+    """Return the record fields of a simulated backend that has `most` bytes. Raises MemoryError where it needs more."""
+    simulation = prepared.simulation
+    assert simulation is not None
+    s = job.case.extent
+    tokens = s.nheads * s.seqlen_q * (s.headdim + s.headdim_v * job.case.has_backward)
+    tokens += s.nheads_k * s.seqlen_k * (s.headdim + s.headdim_v)
+    inputs, peak = s.batch * tokens * RESULT_ITEMSIZE[job.case.dtype], int(simulation.memory["memory_peak"])
+    if inputs + peak > most:
+        raise MemoryError(f"simulated: out of memory, {format_bytes(inputs + peak)} of {format_bytes(most)}")
+    prepared.launch()
+    began = simulation.clock()
+    prepared.launch()
+    call = (simulation.clock() - began) / 1e9
+    accuracy = simulation.accuracy
+    return {
+        "status": "ok" if accuracy.ok else "wrong",
+        "reason": accuracy.problem() or None,
+        "accuracy": accuracy,
+        "measurements": fit_measurements(call, inputs, simulation.memory),
+        "timer": "simulated",
     }
 
 

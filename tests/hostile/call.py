@@ -33,7 +33,7 @@ CODES: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("run", "profile", "env"), (1, 5)),
     **dict.fromkeys(("gate", "ab"), (1, 3, 4, 5)),
     "doctor": (3,),
-    **dict.fromkeys(("check", "claims", "step"), (1, 5)),
+    **dict.fromkeys(("check", "claims", "capacity", "step"), (1, 5)),
     "recommend": (1,),
     "cluster": (1, 3, 5),
 }

@@ -91,6 +91,7 @@ BEGIN: Mapping[str, Sequence[str]] = {  # so that most command lines come far
     "ab": ("--a", "fake", "--b", "own.py:Mine", "--device", "fake", "--headdim", "64", "--full", "--pass", "fwd"),
     "doctor": ("--device", "fake", "--quick"),
     "profile": ("-b", "fake", "--device", "fake"),
+    "capacity": ("-b", "fake", "--device", "fake"),
     "check": ("fake", "--device", "fake"),
     "recommend": ("--headdim", "64,128", "--pass", "fwd"),
 }

@@ -70,8 +70,10 @@ class CudaMemory:
         finally:
             self._outside = max(0, self._outside + self._taken_outside_torch() - before)
 
-    def measure_peak(self, launch: Callable[[], Any], case: Case) -> tuple[dict[str, int], int, Any]:
-        """Launch once, with the memory of the results filled with NaN before.
+    def measure_peak(
+        self, launch: Callable[[], Any], case: Case, *, fill: bool = True
+    ) -> tuple[dict[str, int], int, Any]:
+        """Launch once, with the memory of the results filled with NaN before unless `fill` is False.
 
         Return {"memory_peak", "memory_driver"} in bytes, the bytes that stay allocated while what the launch returned
         is alive, and that.
@@ -79,7 +81,8 @@ class CudaMemory:
         import torch
 
         before = self._settle()
-        self.fill_with_nan(case)
+        if fill:
+            self.fill_with_nan(case)
         torch.cuda.reset_peak_memory_stats(self.device)
         result = launch()
         torch.cuda.synchronize(self.device)
@@ -136,7 +139,9 @@ class CpuMemory:
         """Do nothing: on the host no memory is carried from job to job."""
         yield
 
-    def measure_peak(self, launch: Callable[[], Any], case: Case) -> tuple[dict[str, int], int, Any]:
+    def measure_peak(
+        self, launch: Callable[[], Any], case: Case, *, fill: bool = True
+    ) -> tuple[dict[str, int], int, Any]:
         """Launch once. Return {"memory_peak"} in bytes, the bytes still allocated then, and what the launch returned.
 
         "memory_driver" is there too where the kernel lets the high-water mark be reset.

@@ -36,7 +36,7 @@ from attnbench.worker.reference.renewed_inputs import InputRenewal
 from attnbench.worker.reference.result_check import ResultCheck
 from attnbench.worker.reference.row_sample import SCORE_BUDGET, RowSample, check_inputs, choose_rows
 from attnbench.worker.reference.screen import find_wrong_rows
-from attnbench.worker.reference.tolerance import compare, expected_results
+from attnbench.worker.reference.tolerance import compare, expected_results, in_parts
 
 
 def make_check(case: Case, given: Inputs, seed: int, backend: Backend | None = None) -> ResultCheck:
@@ -63,6 +63,7 @@ __all__ = [
     "count_pairs",
     "expected_results",
     "find_wrong_rows",
+    "in_parts",
     "make_check",
     "make_hard",
     "visible_keys",

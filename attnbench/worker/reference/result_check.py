@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core.backend import Inputs, Prepared
@@ -23,6 +23,7 @@ from attnbench.worker.reference.tolerance import compare
 if TYPE_CHECKING:
     from torch import Tensor
 
+LEAN_SHARE = 0.125  # of SCORE_BUDGET of a GPU: dk and dv of the sampled heads are moved to the host and back
 SECOND_SHARE = 0.25  # of SCORE_BUDGET for the rows that are recomputed after timing
 # Share of the error that rounding to e4m3 costs. With 16-bit operands a twentieth of it is left, with one operand of
 # three in e4m3 a half.
@@ -41,11 +42,14 @@ class ResultCheck:
     is_screened = True  # whether screen.py may look for wrong rows
     approximation: Approximation | None = None  # of an approximate backend, once its results were found right
 
-    def __init__(self, case: Case, given: Inputs, seed: int) -> None:
+    def __init__(self, case: Case, given: Inputs, seed: int, *, lean: bool = False) -> None:
+        """Compute the reference. A lean one takes less memory: fewer rows, and the dout given is masked."""
         self.case = case
         self.seed = seed
-        sample = choose_rows(case, given.q.device, draw_seed(), full_flops=FULL_FLOPS[given.q.device.type])
-        self.inputs = check_inputs(case, given, sample)
+        kind = given.q.device.type
+        share = LEAN_SHARE if lean and kind == "cuda" else 1.0
+        sample = choose_rows(case, given.q.device, draw_seed(), share, full_flops=FULL_FLOPS[kind])
+        self.inputs = check_inputs(case, given, sample, in_place=lean)
         self.dout_masked = self.inputs is not given
         self._reference = self._compute(self.inputs, sample)
 
@@ -80,6 +84,10 @@ class ResultCheck:
             return f"out is off by {found:.2%} only, {expected}: it computed with other operands"
         return None
 
+    def move_reference(self, device: str) -> None:
+        """Keep the reference in the memory of a device; on that of the results it must be to compare them."""
+        self._reference = _moved(self._reference, device)
+
     def drop_masked_dout(self) -> None:
         """Expect the given inputs from now on, with the full dout. Frees the memory of the masked dout, dk and dv."""
         if self.dout_masked:
@@ -103,3 +111,18 @@ class ResultCheck:
         """Compare the results of a launch on the given inputs, restored after a renewal."""
         names = ROW_RESULTS if self.dout_masked else None
         return compare(self._reference, results, names)
+
+
+def _moved(value: Any, device: str) -> Any:
+    """Return a value with each tensor in it, in whatever dataclass, mapping or tuple, in the memory of a device."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {name: _moved(inner, device) for name, inner in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_moved(inner, device) for inner in value)
+    if is_dataclass(value) and not isinstance(value, Case | type):
+        return replace(value, **{f.name: _moved(getattr(value, f.name), device) for f in fields(value)})
+    return value

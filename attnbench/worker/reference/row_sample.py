@@ -144,9 +144,10 @@ def _one_of_each_section(rows: int, count: int, heads: int, generator: torch.Gen
     return drawn
 
 
-def check_inputs(case: Case, inputs: Inputs, sample: RowSample) -> Inputs:
+def check_inputs(case: Case, inputs: Inputs, sample: RowSample, *, in_place: bool = False) -> Inputs:
     """Return the inputs with dout = 0 outside the sampled rows of the sampled heads (see worker/reference).
 
+    The dout that is given is changed with `in_place`, else it is copied.
     With a sink, whose gradient is a sum over all batch entries, dout is 0 in the other heads too.
     """
     import torch
@@ -159,7 +160,11 @@ def check_inputs(case: Case, inputs: Inputs, sample: RowSample) -> Inputs:
     hidden = torch.full(size, case.sink, dtype=torch.bool, device=inputs.dout.device)
     hidden[sample.batch, :, sample.head] = True
     hidden[_places(sample.batch, sample.head, sample.rows)] = False
-    return replace(inputs, dout=inputs.dout.masked_fill(hidden.flatten(2)[..., None], 0))
+    hidden = hidden.flatten(2)[..., None]
+    if in_place:
+        inputs.dout.masked_fill_(hidden, 0)
+        return inputs
+    return replace(inputs, dout=inputs.dout.masked_fill(hidden, 0))
 
 
 def rows_of(case: Case, t: Tensor, batch: Tensor, head: Tensor, rows: Tensor) -> Tensor:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+PART = 2**26  # elements of a part of a tensor
 SECTIONS = 8  # of the sequence
 FLOAT32_UNIT = 2.0**-24
 NEARLY_ALL = 0.8  # of the places in a stretch: some errors of a wrong stretch are small by chance
@@ -84,9 +85,20 @@ def compare(
     }
     if "dsink" in compared:
         errors["dsink"] = _error_of_dsink(reference, values["dsink"])
-    unwritten = tuple(name for name in expected_results(case) if not bool(values[name].isfinite().all()))
+    unwritten = tuple(name for name in expected_results(case) if not _is_finite(values[name]))
     rows = sample.rows.shape[1]
     return Accuracy(errors, rows=rows, heads=sample.heads, unwritten=unwritten, seed=sample.seed)
+
+
+def in_parts(t: Tensor) -> tuple[Tensor, ...]:
+    """Return a tensor as views of some rows each, so that what is computed of one takes little memory."""
+    dim = min(1, t.dim() - 1)
+    parts: tuple[Tensor, ...] = t.split(max(1, PART * t.shape[dim] // max(1, t.numel())), dim)
+    return parts
+
+
+def _is_finite(t: Tensor) -> bool:
+    return all(bool(part.isfinite().all()) for part in in_parts(t))
 
 
 def expected_results(case: Case) -> tuple[str, ...]:

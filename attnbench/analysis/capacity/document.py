@@ -1,0 +1,230 @@
+"""The document of capacity: what fits with which backend, what stops it, and memory over size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from attnbench.analysis.capacity.findings import Finding, findings, memory
+from attnbench.core.case import Case
+from attnbench.core.record import Run
+from attnbench.core.sizes import format_bytes, format_duration, format_size
+from attnbench.report.document import (
+    Caution,
+    Column,
+    Document,
+    Dot,
+    Entry,
+    Machine,
+    Plot,
+    Reason,
+    Section,
+    Span,
+    Style,
+    Table,
+)
+from attnbench.results import case_names
+from attnbench.results.export_rows import case_columns
+from attnbench.run.capacity import size_of
+
+PASSES = {"fwd": "forward", "bwd": "backward", "fwd_bwd": "training"}
+STYLES: Mapping[str, Style] = {"wrong": "bad", "failed": "bad", "not reached": "warning"}
+NOTE = (
+    "Of the attention of one layer alone: its inputs, results and workspace. Weights and what other layers keep are "
+    "not counted. Each size in the column fits was compared with the reference at that size."
+)
+
+
+def document(runs: Sequence[Run]) -> Document:
+    """Return what the searches of some run files found. Raises UserError for run files of something else."""
+    found = findings(runs)
+    devices = list(dict.fromkeys(run.environment.device.name for run in runs))
+    plots = tuple(plot for plot in map(_plot, found) if plot)
+    wrong = [of for of in found if of.limit == "wrong"]
+    return Document(
+        command="capacity",
+        title=f"What fits: {', '.join(devices)}",
+        answer=tuple(_answers(found)),
+        machines=tuple(Machine(name, "") for name in devices),
+        blocks=(_table(found, several=len(devices) > 1),) if found else (),
+        reasons=tuple(_reasons(found)),
+        cautions=tuple(
+            Caution(
+                f"{_who(of)} is WRONG at {_size(of, of.next)}: {of.reason}",
+                "Sizes beyond it do not count as fitting.",
+            )
+            for of in wrong
+        ),
+        notes=((Span(NOTE, "quiet"),),),
+        appendix=(Section("memory", "Memory over size", plots),) if plots else (),
+        data=[*map(_data, found)],
+        rows=[*map(_row, found)],
+    )
+
+
+def plan_document(run: Run) -> Document:
+    """Return where each search of a run would start, or go on."""
+    columns = (*map(Column, ("case", "pass", "backend", "forecast")), Column("memory", "right"))
+    rows, data = [], []
+    found = findings([run])
+    for of, job in zip(found, run.plan, strict=True):
+        start = _size(of, size_of(job.case, of.search.of))
+        where = start if not of.steps else "is done" if of.is_done else "goes on"
+        where = f"refused: {job.skip}" if job.skip else where
+        data.append({"backend": of.backend, "forecast": size_of(job.case, of.search.of), "skip": job.skip})
+        rows.append((_case(of), PASSES[of.case.direction], of.backend, where, format_bytes(job.forecast.nbytes)))
+    return Document(
+        command="capacity",
+        title="What would be searched",
+        machines=(Machine(run.environment.device.name, ""),),
+        blocks=(Table("plan", columns, tuple(rows), title="Dry run: nothing was measured"),),
+        data=data,
+    )
+
+
+def _answers(found: Sequence[Finding]) -> Iterator[str]:
+    """Yield a sentence for each device, case and pass: how many tokens fit, and with which backend."""
+    groups: dict[tuple[str, Case], list[Finding]] = {}
+    for of in found:
+        groups.setdefault((of.run.environment.device.name, of.case), []).append(of)
+    for (device, case), members in groups.items():
+        what = members[0].search.what or _case(members[0])
+        best = max(members, key=lambda of: of.largest or 0)
+        who = f"{what}, {PASSES[case.direction]}, {device}"
+        if best.largest is None:
+            yield f"{who}: nothing fits"
+            continue
+        also = [of.backend for of in members if of.largest == best.largest]
+        least = "at least " if not best.is_done or best.limit == "not reached" else ""
+        stop = f" ({best.limit} stops the next)" if best.next else ""
+        yield f"{who}: {least}{_size(best, best.largest)} with {' and '.join(also)}{stop}"
+
+
+def _table(found: Sequence[Finding], *, several: bool) -> Table:
+    columns = [
+        *([Column("device")] if several else []),
+        Column("case"),
+        Column("pass"),
+        Column("backend", wrap=False),
+        *(Column(name, "right") for name in ("fits", "next", "memory", "per token")),
+        Column("stopped by"),
+        Column("growth"),
+        *(Column(name, "right") for name in ("forecast", "one call")),
+    ]
+    rows = tuple(_table_row(of, several=several) for of in found)
+    note = "Forecast: the error of the forecast of memory at the size that fits, without copies of the inputs."
+    return Table("capacity", tuple(columns), rows, note=note)
+
+
+def _table_row(of: Finding, *, several: bool) -> tuple[Entry, ...]:
+    return (
+        *([of.run.environment.device.name] if several else []),
+        _case(of),
+        PASSES[of.case.direction],
+        of.backend,
+        Span(_size(of, of.largest), "strong") if of.largest else Span("nothing", "warning"),
+        _size(of, of.next) if of.next else "",
+        format_bytes(of.nbytes) if of.nbytes else "",
+        format_bytes(round(of.nbytes / tokens(of))) if of.nbytes else "",
+        Span(of.limit if of.is_done else f"{of.limit}, unfinished", STYLES.get(of.limit, "")),
+        of.growth.name if of.growth else "",
+        f"{of.forecast_error:+.0%}" if of.forecast_error is not None else "",
+        format_seconds(of.call) if of.call is not None else "",
+    )
+
+
+def tokens(of: Finding) -> int:
+    """Return the tokens in a batch at the largest size: of keys, which decoding has many of."""
+    shape, largest = of.case.shape, of.largest or 0
+    return largest * (shape.seqlen_k if of.search.of == "batch" else shape.batch)
+
+
+def format_seconds(seconds: float) -> str:
+    """Return the seconds of a call: 8.1 ms, 2.3s."""
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else format_duration(seconds)
+
+
+def _size(of: Finding, size: int | None) -> str:
+    if size is None:
+        return "nothing"
+    return f"batch {size}" if of.search.of == "batch" else f"{_tokens(size)} tokens"
+
+
+def _tokens(size: int) -> str:
+    return format_size(size) if size % 1024 == 0 or size < 10_000 else f"{size / 1024:.1f}k"
+
+
+def _case(of: Finding) -> str:
+    """Return a case without the size that is searched: "bf16 d128 causal, heads 32/8"."""
+    case = of.case
+    words = [case.dtype, f"d{case_names.headdim(case)}", case_names.mask(case), *case_names.extras(case)]
+    words += [f"{format_size(case.shape.seqlen_k)} tokens"] if of.search.of == "batch" else []
+    heads = f"{case.shape.nheads}/{case.shape.nheads_k}" if case_names.grouped(case) else str(case.shape.nheads)
+    batch = f", batch {case.shape.batch}" if of.search.of == "seqlen" and case.shape.batch > 1 else ""
+    return f"{' '.join(words)}, heads {heads}{batch}"
+
+
+def _who(of: Finding) -> str:
+    return f"{of.backend} {_case(of)} {PASSES[of.case.direction]}"
+
+
+def _reasons(found: Sequence[Finding]) -> Iterator[Reason]:
+    for of in found:
+        if of.reason and of.limit != "wrong":
+            at = f" at {_size(of, of.next)}" if of.next else ""
+            yield Reason(of.limit, f"{_who(of)}{at}", of.reason)
+
+
+def _plot(of: Finding) -> Plot | None:
+    """Return memory over size, both by logarithm; None for fewer than two sizes."""
+    points = [(size, nbytes) for size, record in of.steps if record.status == "ok" and (nbytes := memory(record))]
+    if len(points) < 2:
+        return None
+    (left, right), ys = (points[0][0], points[-1][0]), [nbytes for _, nbytes in points]
+    low, high = min(ys), max(ys)
+
+    def place(value: float, start: float, end: float) -> float:
+        return math.log(value / start) / math.log(end / start) if end > start else 0.5
+
+    dots = [
+        Dot(place(size, left, right), place(nbytes, low, high), tip=f"{_size(of, size)}: {format_bytes(nbytes)}")
+        for size, nbytes in points
+    ]
+    if of.growth:
+        for step in range(33):
+            size = left * (right / left) ** (step / 32)
+            if low <= of.growth.at(size) <= high:
+                at = place(of.growth.at(size), low, high)
+                dots.append(Dot(step / 32, at, group=1, tip=f"fit, {of.growth.name}"))
+    x_labels = ((0.0, _size(of, left)), (1.0, _size(of, right)))
+    return Plot(_who(of), tuple(dots), (), x_labels, ((0.0, format_bytes(low)), (1.0, format_bytes(high))))
+
+
+def _row(of: Finding) -> Mapping[str, Any]:
+    """Return a row of CSV. The columns of the case have its largest size where its own was."""
+    return {
+        "device": of.run.environment.device.name,
+        "backend": of.backend,
+        "version": of.run.versions.get(of.backend),
+        "of": of.search.of,
+        "fits": of.largest,
+        "next": of.next,
+        "limit": of.limit,
+        "done": of.is_done,
+        "reason": of.reason or None,
+        "bytes": of.nbytes,
+        "seconds": of.call,
+        "growth": of.growth.name if of.growth else None,
+        "forecast_error": of.forecast_error,
+        **case_columns(of.case),
+    }
+
+
+def _data(of: Finding) -> Mapping[str, Any]:
+    growth = of.growth and {"a": of.growth.a, "b": of.growth.b, "c": of.growth.c, "name": of.growth.name}
+    steps = [
+        {"size": size, "status": record.status, "reason": record.reason, "bytes": memory(record)}
+        for size, record in of.steps
+    ]
+    return {**_row(of), "growth": growth, "steps": steps}

@@ -1,0 +1,99 @@
+"""What a search found: the largest size that fits and is right, what stops the next one, and the memory there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from attnbench.analysis.capacity.memory_growth import Growth, fit_growth
+from attnbench.core.case import Case
+from attnbench.core.errors import UserError
+from attnbench.core.record import Record, Run, Search
+from attnbench.run.capacity import call_seconds, is_done, key_of, known, outcome
+from attnbench.run.capacity_search import bracket
+
+Limit = Literal["memory", "wrong", "refused", "too slow", "failed", "not reached"]
+LIMITS: dict[str, Limit] = {
+    "oom": "memory",
+    "wrong": "wrong",
+    "wrong-kernel": "wrong",
+    "skipped": "refused",
+    "timeout": "too slow",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The end of one search: of a case, by backend."""
+
+    run: Run
+    search: Search
+    backend: str
+    case: Case  # at the base size
+    largest: int | None  # that fits and is right
+    at_largest: Record | None
+    next: int | None  # the smallest size above it that does not
+    limit: Limit  # what stops it; "not reached" where nothing did yet
+    reason: str
+    is_done: bool
+    steps: Sequence[tuple[int, Record]]  # by size
+    growth: Growth | None
+
+    @property
+    def nbytes(self) -> int | None:
+        """The bytes in use at the largest size, inputs included."""
+        return memory(self.at_largest) if self.at_largest else None
+
+    @property
+    def call(self) -> float | None:
+        """The seconds of one call at the largest size."""
+        return call_seconds(self.at_largest) if self.at_largest else None
+
+    @property
+    def forecast_error(self) -> float | None:
+        """The error of the plan's forecast of memory at the largest size, as a share of the memory."""
+        record = self.at_largest
+        if record is None or record.forecast is None or not self.nbytes:
+            return None
+        return record.forecast.nbytes / self.nbytes - 1
+
+
+def memory(record: Record) -> int | None:
+    """Return the bytes in use at the peak of a step, inputs included; None where it has none."""
+    parts = [record.measurements.get(name) for name in ("memory_inputs", "memory_peak")]
+    return int(sum(part.values[0] for part in parts if part)) if all(parts) else None
+
+
+def findings(runs: Sequence[Run]) -> list[Finding]:
+    """Return what the searches of some runs found, in the order of their plans. Raises UserError for other runs."""
+    found = []
+    for run in runs:
+        search = run.search
+        if search is None:
+            raise UserError(f"a run of {run.suite} is no search; attnbench report shows it")
+        for job in run.plan:
+            backend, case = key = key_of(job, search.of)
+            records = known(run.records, key, search)
+            at = bracket({size: outcome(record) for size, record in records.items()})
+            stopped = records.get(at.stops) if at.stops else None
+            done = is_done(run.records, job, search)
+            limit: Limit = LIMITS.get(stopped.status, "failed") if stopped else "not reached"
+            points = [(size, float(memory(r) or 0)) for size, r in records.items() if r.status == "ok" and memory(r)]
+            found.append(
+                Finding(
+                    run,
+                    search,
+                    backend,
+                    case,
+                    at.fits,
+                    records.get(at.fits) if at.fits else None,
+                    at.stops,
+                    limit,
+                    (stopped.reason if stopped else job.skip) or "",
+                    done,
+                    sorted(records.items()),
+                    fit_growth(points),
+                )
+            )
+    return found

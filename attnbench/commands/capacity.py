@@ -1,0 +1,199 @@
+"""`attnbench capacity`: the longest sequence or the largest batch that fits and is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attnbench.commands import complete, options, output
+from attnbench.commands.shared import command_line, ends_with_its_reader, live, one_of, read, tell
+from attnbench.core.case import DIRECTIONS, DTYPES
+from attnbench.core.errors import UserError
+
+if TYPE_CHECKING:
+    from attnbench.core.record import Run, Search
+
+OF = ("seqlen", "batch")
+
+files = partial(typer.Option, rich_help_panel="Files and output")
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The options that choose the cases."""
+
+    backend: Annotated[
+        list[str] | None,
+        options.shape(
+            "--backend",
+            "-b",
+            metavar="NAMES",
+            help="Names, patterns, your own code ./file.py:function. Default: every backend that works here.",
+            autocompletion=complete.several(complete.backends),
+        ),
+    ] = None
+    of: Annotated[
+        str, options.shape(metavar="NAME", help="What grows: seqlen or batch.", autocompletion=complete.one(OF))
+    ] = "seqlen"
+    seqlen: Annotated[
+        str | None, options.shape(metavar="SIZES", help="With --of batch: the sequence length. Default: 4k.")
+    ] = None
+    batch: Annotated[str | None, options.shape(metavar="SIZES", help="With --of seqlen: the batch. Default: 1.")] = None
+    headdim: Annotated[
+        str | None, options.shape(metavar="SIZES", help="Head dimensions: 64,128. Default: 128; on a CPU 64.")
+    ] = None
+    dtype: Annotated[
+        str | None,
+        options.shape(
+            metavar="NAMES",
+            help="bf16 by default; on a CPU fp32.",
+            autocompletion=complete.several(DTYPES),
+        ),
+    ] = None
+    causal: Annotated[bool | None, options.shape("--causal/--full", metavar="", help="Default: causal.")] = None
+    direction: Annotated[
+        str | None,
+        options.shape(
+            "--pass",
+            metavar="NAMES",
+            help="fwd,fwd_bwd by default; fwd_bwd is training.",
+            autocompletion=complete.several(DIRECTIONS),
+        ),
+    ] = None
+    nheads: Annotated[str | None, options.shape(metavar="SIZES", help="Query heads. Default: 2048 / headdim.")] = None
+    nheads_k: Annotated[str | None, options.shape(metavar="SIZES", help="Key and value heads.")] = None
+    window: Annotated[str | None, options.shape(metavar="SIZES", help="Sliding windows, as of `attnbench run`.")] = None
+
+
+@options.grouped
+def capacity(
+    *,
+    results: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILE", help="Files of earlier searches, to show; nothing is run.")
+    ] = None,
+    what: Shapes,
+    which: options.WhichModel,
+    call_limit: Annotated[
+        str, options.how(metavar="TIME", help="A size is too slow where one call takes longer.")
+    ] = "10s",
+    memory: Annotated[
+        str | None, options.how(metavar="SIZE", help="Search what fits in so much: 24g, 512m. Default: all there is.")
+    ] = None,
+    time_limit: Annotated[
+        str | None, options.how(metavar="TIME", help="Begin no step after this time, as in 10m; --resume goes on.")
+    ] = None,
+    device: options.Device = "auto",
+    python: options.Python = None,
+    allow_wrong: Annotated[
+        bool, options.how("--allow-wrong", metavar="", help="A wrong result does not change the exit code.")
+    ] = False,
+    dry_run: Annotated[
+        bool, options.how("--dry-run", metavar="", help="Show where each search would start; run nothing.")
+    ] = False,
+    out: Annotated[Path | None, files(metavar="FILE", help="The run file. Default: a new file in results/.")] = None,
+    resume: Annotated[
+        Path | None, files(metavar="FILE", help="Go on with the searches of a file that are not done.")
+    ] = None,
+    output_to: output.Output,
+) -> None:
+    """Find the longest sequence, or the largest batch, that fits and is right, by backend, pass and dtype.
+
+    Sizes are doubled and bisected to a sixteenth of an octave (4.4 %), each checked against the reference. What stops
+    the next size is told: memory, a wrong result, a refusal, or a call that takes longer than --call-limit.
+
+    attnbench capacity -b 'sdpa-*,fa*' --time-limit 10m
+    attnbench capacity --model llama-3.1-8b --phase train -b fa4,cudnn
+    attnbench capacity --of batch --seqlen 8k -b triton
+    attnbench capacity results/*-capacity-*.jsonl --html capacity.html
+    attnbench capacity --device fake -b fake
+
+    Exit code 0: done; 1: nothing fits, or nothing could be run; 2: bad input, or output that cannot be written; 5: a
+    wrong result; 129, 130, 143: hung up, interrupted, terminated; --resume goes on.
+    """
+    wanted = output_to.wanted()
+    from attnbench.analysis.capacity.document import document, plan_document
+    from attnbench.core.sizes import parse_duration
+    from attnbench.run.capacity import exit_code
+
+    if results and (resume or out or dry_run or python or time_limit or what != Shapes()):
+        raise UserError("with files of earlier searches nothing is run; leave out the options of a search")
+    limit = parse_duration(time_limit, "--time-limit") if time_limit else None
+    interrupt = 0
+    if results:
+        runs = [read(path) for path in results]
+    else:
+        if resume and (out or what != Shapes() or which.model or memory or call_limit != "10s"):
+            raise UserError(f"--resume uses the settings of {resume}; leave out the others")
+        search = _search(what, which, parse_duration(call_limit, "--call-limit"), memory)
+        run, interrupt = _searched(what, which, search, device, limit, python or [], out, resume, dry_run)
+        runs = [run]
+    ends_with_its_reader()
+    unwritten = output.write(plan_document(runs[0]) if dry_run else document(runs), wanted)
+    if dry_run:
+        raise typer.Exit(unwritten)
+    codes = [exit_code(run, allow_wrong=allow_wrong) for run in runs]
+    raise typer.Exit(interrupt or unwritten or max(codes) * (5 in codes or 0 not in codes))
+
+
+def _search(what: Shapes, which: options.WhichModel, call_limit: float, memory: str | None) -> Search:
+    """Return what is searched. Raises UserError for options that do not go together."""
+    from attnbench.core.record import Search
+
+    of = one_of("--of", what.of, OF)
+    if of == "seqlen" and what.seqlen:
+        raise UserError("--seqlen: the length is what is searched; give --of batch to search the batch")
+    if of == "batch" and what.batch:
+        raise UserError("--batch: it is what is searched; give --of seqlen to search the length")
+    if call_limit <= 0:
+        raise UserError("--call-limit: it is not above 0")
+    named = f"{which.model} {which.phase or 'prefill'}" if which.model else ""
+    return Search("batch" if of == "batch" else "seqlen", call_limit, _parse_bytes(memory), named)
+
+
+def _parse_bytes(text: str | None) -> int | None:
+    """Return 2 * 2**30 for "2g". Raises UserError."""
+    if text is None:
+        return None
+    units = {"m": 2**20, "g": 2**30}
+    number, unit = text.strip()[:-1], text.strip()[-1:].lower()
+    if unit not in units or not number.isascii() or not number.isdigit() or not 0 < int(number[:9]) < 10**6:
+        raise UserError(f"--memory: {text!r} is not a size in MiB or GiB, as in 512m or 24g")
+    return int(number[:9]) * units[unit]
+
+
+def _searched(
+    what: Shapes,
+    which: options.WhichModel,
+    search: Search,
+    device: str,
+    time_limit: float | None,
+    python: list[str],
+    out: Path | None,
+    resume: Path | None,
+    dry_run: bool,
+) -> tuple[Run, int]:
+    """Search, or go on with a search; return its run, and the exit code of an interrupt, else 0."""
+    from attnbench.report.progress.progress_line import ProgressLine
+    from attnbench.run import capacity as searches
+    from attnbench.run.suite import parse_options
+
+    names = ("headdim", "dtype", "causal", "direction", "nheads", "nheads_k", "window", "batch", "seqlen")
+    axes: dict[str, Any] = {name: getattr(what, name) for name in names}
+    settings = parse_options({"backends": what.backend, "axes": axes, **which.settings})
+    with live(ProgressLine, "anything was measured") as line:
+        if resume:
+            ended = searches.resume(resume, line.say, time_limit=time_limit, dry_run=dry_run)
+        else:
+            request = searches.Request(
+                settings, search, device, time_limit, tuple(python), out, dry_run, command_line()
+            )
+            ended = searches.search_capacity(request, line.say)
+    if ended.path:
+        tell(f"Results: {ended.path}")
+    if ended.interrupt:
+        tell(f"attnbench: interrupted; attnbench capacity --resume {ended.path} goes on")
+    return ended.run, ended.interrupt

@@ -1,0 +1,363 @@
+"""`attnbench capacity`: search, for each case and backend, the largest size that fits and is right.
+
+Each step is a job of a worker (worker/fit_cell.py) and a record of the run file, so a search goes on from its records.
+A worker serves the steps of its backend until one fails, is wrong or hangs. What ends a search was seen by a process
+that had run nothing before.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Literal
+
+from attnbench.core.backend import Probe
+from attnbench.core.case import Case
+from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, Interrupted, UserError
+from attnbench.core.flops import flops
+from attnbench.core.machine import Device, Environment
+from attnbench.core.policy import METHOD, Policy
+from attnbench.core.record import WRONG, Forecast, Job, Record, Run, Search
+from attnbench.core.sizes import format_duration, format_size
+from attnbench.results import run_file
+from attnbench.results.run_setup import differences
+from attnbench.run.capacity_search import UNIT, Outcome, bracket, grid, next_size
+from attnbench.run.device_probe import DeviceProbe
+from attnbench.run.plan import CONTEXT, CaseSupport, forecast_job, skipped_record
+from attnbench.run.run_suite import check_output_path, new_run_paths, resolve_suite_for, wrong_records
+from attnbench.run.select import is_user_code, parse_device, select_backends, select_interpreters
+from attnbench.run.suite import Settings, parse_suite, resolve
+from attnbench.run.workers import WorkerPool, closing_workers
+
+SUITE = parse_suite(
+    {
+        "name": "capacity",
+        "axes": {
+            "seqlen": "4k",
+            "batch": 1,
+            "headdim": 128,
+            "dtype": "bf16",
+            "causal": True,
+            "pass": ["fwd", "fwd_bwd"],
+        },
+        "on_cpu": {"axes": {"dtype": "fp32", "nheads": 2, "headdim": 64}},
+    },
+    "capacity",
+)
+HANG = 60.0  # seconds beside some calls, after which a step is killed: inputs, the check, code that is compiled
+BASE = 4096  # the length of a case whose length is searched
+Of = Literal["seqlen", "batch"]
+Key = tuple[str, Case]  # the backend, and the case at the base size
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of `attnbench capacity`."""
+
+    settings: Settings = field(default_factory=Settings)
+    search: Search = field(default_factory=lambda: Search("seqlen", 10.0))
+    device: str = "auto"
+    time_limit: float | None = None  # seconds, after which no step begins
+    pythons: tuple[str, ...] = ()
+    out: Path | None = None
+    dry_run: bool = False
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A search that was made or planned, its file (None for a dry run), and the code of an interrupt, else 0."""
+
+    run: Run
+    path: Path | None
+    interrupt: int = EXIT_DONE
+
+
+Say = Callable[[str], object]
+
+
+def at_size(case: Case, of: Of, size: int) -> Case:
+    """Return a case with another sequence length or batch size; one query stays one."""
+    if of == "batch":
+        return replace(case, shape=replace(case.shape, batch=size))
+    queries = case.shape.seqlen_q if case.shape.seqlen_q != case.shape.seqlen_k else size
+    return replace(case, shape=replace(case.shape, seqlen_q=queries, seqlen_k=size))
+
+
+def size_of(case: Case, of: Of) -> int:
+    """Return the size of a case that is searched."""
+    return case.shape.batch if of == "batch" else case.shape.seqlen_k
+
+
+def key_of(record: Record | Job, of: Of) -> Key:
+    """Return the search that a record is of."""
+    return record.backend, at_size(record.case, of, 1 if of == "batch" else BASE)
+
+
+def outcome(record: Record) -> Outcome:
+    """Return what a step tells the search."""
+    if record.status in WRONG:
+        return "wrong"
+    return "fits" if record.status == "ok" else "refused" if record.status == "skipped" else "stops"
+
+
+def known(records: Sequence[Record], key: Key, search: Search) -> dict[int, Record]:
+    """Return the records of a search by size; of several of a size the last counts."""
+    return {size_of(r.case, search.of): r for r in records if r.backend == key[0] and key_of(r, search.of) == key}
+
+
+def is_done(records: Sequence[Record], job: Job, search: Search) -> bool:
+    """Whether a search has found what it looks for."""
+    if job.skip:
+        return True
+    found = known(records, key_of(job, search.of), search)
+    outcomes = {size: outcome(record) for size, record in found.items()}
+    return bool(found) and next_size(outcomes, grid(UNIT[search.of]), size_of(job.case, search.of)) is None
+
+
+def exit_code(run: Run, *, allow_wrong: bool) -> int:
+    """Return the exit code of a search that was not interrupted."""
+    if wrong_records(run) and not allow_wrong:
+        return EXIT_WRONG_RESULT
+    return EXIT_DONE if any(record.status == "ok" for record in run.records) else EXIT_NOTHING_MEASURED
+
+
+def search_capacity(request: Request, say: Say) -> Ended:
+    """Search the largest size of each case on each backend. Raises UserError for what a person can correct."""
+    device = parse_device(request.device)
+    specs = select_backends(resolve_suite_for(SUITE, device, request.settings)[0].backends)
+    check_output_path(request.out)
+    pool = WorkerPool(specs, select_interpreters(request.pythons, list(specs)))
+    with closing_workers(pool), DeviceProbe(device) as device_probe:
+        say(f"importing {', '.join(specs)}")
+        pool.start_loading()
+        environment = device_probe.describe()
+        cases = _cases(request, environment.device.kind)
+        probes = pool.probe()
+        for name, probe in probes.items():
+            if is_user_code(specs[name]) and not probe.usable:
+                raise UserError(f"{name}: {probe.why_not}")
+        say("timing a matmul and a copy")
+        environment = device_probe.measure_rates(environment, sorted({case.dtype for case in cases}))
+        policy = Policy(timeout_s=HANG + 6 * request.search.call_limit)
+        planned = Run(
+            environment=environment,
+            suite=SUITE.name,
+            policy=policy,
+            plan=_plan(cases, pool, probes, environment.device, policy, request.search),
+            started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            argv=request.argv,
+            versions={name: p.version for name, p in probes.items() if p.version},
+            specs=pool.specs,
+            interpreters=pool.interpreters,
+            method=METHOD,
+            search=request.search,
+        )
+        if request.dry_run:
+            return Ended(planned, None)
+        path = request.out or new_run_paths(planned)[0]
+        return _measured(planned, pool, probes, run_file.RunFile.create(path, planned), request.time_limit, say)
+
+
+def resume(path: Path, say: Say, *, time_limit: float | None = None, dry_run: bool = False) -> Ended:
+    """Go on with the searches of a run file that are not done. Raises UserError where that cannot be."""
+    old, _ = run_file.read(path)
+    if old.search is None:
+        raise UserError(f"{path} is no file of attnbench capacity; attnbench run --resume {path}")
+    if dry_run or all(is_done(old.records, job, old.search) for job in old.plan):
+        return Ended(old, None if dry_run else path)
+    for name, python in old.interpreters.items():
+        if "\0" in python or not os.access(python, os.X_OK):
+            raise UserError(f"cannot resume {path}: {name} ran in {python}, which is gone; make it again there")
+    file = run_file.RunFile.reopen(path)
+    old = run_file.read(path)[0]
+    pool = WorkerPool(old.specs, old.interpreters)
+    with closing_workers(pool), DeviceProbe(str(old.environment.device)) as device_probe:
+        say(f"importing {', '.join(old.specs)}")
+        now: Environment = device_probe.describe()
+        device_probe.close()
+        if found := differences(old, replace(old, environment=now, method=METHOD)):
+            raise UserError(f"cannot resume {path} in another environment: {'; '.join(found)}; start a new search")
+        probes = pool.probe()
+        for name, probe in probes.items():
+            if old.versions.get(name) != probe.version:
+                was, is_ = old.versions.get(name), probe.version or probe.reason
+                raise UserError(f"cannot resume {path}: {name} was {was} and is {is_}")
+        return _measured(old, pool, probes, file, time_limit, say)
+
+
+def _cases(request: Request, kind: str) -> tuple[Case, ...]:
+    """Return the cases at their base size. Training is forward and backward in one call."""
+    of = request.search.of
+    found = resolve(SUITE, kind, request.settings).cases
+    if any(case.is_ragged or case.dropout_p for case in found):
+        raise UserError("capacity takes neither ragged batches nor dropout")
+    if request.settings.phase == "train":
+        found = tuple(replace(case, direction="fwd_bwd") for case in found)
+    return tuple(dict.fromkeys(at_size(case, of, 1 if of == "batch" else BASE) for case in found))
+
+
+def _plan(
+    cases: Sequence[Case],
+    pool: WorkerPool,
+    probes: Mapping[str, Probe],
+    device: Device,
+    policy: Policy,
+    search: Search,
+) -> tuple[Job, ...]:
+    """Return the first step of each search: the largest power of two that the forecast lets fit, and half of the rest.
+
+    All searches of a backend follow each other, so that one worker at a time has the device open.
+    """
+    sizes = [2**i * UNIT[search.of] for i in range(20)]
+    tried = [at_size(case, search.of, size) for case in cases for size in sizes]
+    jobs = []
+    for name, answers in pool.survey(probes, tried, device).items():
+        for index, case in enumerate(cases):
+            own = answers[index * len(sizes) : (index + 1) * len(sizes)]
+            jobs.append(_first_job(name, case, dict(zip(sizes, own, strict=True)), device, policy, search))
+    return tuple(jobs)
+
+
+def _forecast(case: Case, answer: CaseSupport, device: Device, policy: Policy) -> Forecast:
+    """Return the forecast of a step, whose seconds are those of its two calls."""
+    found = forecast_job(case, answer, device, policy, with_copies=False)
+    return replace(found, seconds=2 * found.call)
+
+
+def _first_job(
+    name: str, case: Case, answers: Mapping[int, CaseSupport], device: Device, policy: Policy, search: Search
+) -> Job:
+    free = min(device.free - (CONTEXT if device.kind == "cuda" else 0), search.memory or device.free)
+    best: Job | None = None
+    for size, answer in answers.items():
+        of_size = at_size(case, search.of, size)
+        forecast = _forecast(of_size, answer, device, policy)
+        if answer.reason is None and (
+            best is None or (forecast.nbytes <= 0.9 * free and forecast.call <= search.call_limit / 2)
+        ):
+            best = Job(of_size, name, 0, forecast)
+    if best is None:
+        size, answer = next(iter(answers.items()))
+        of_size = at_size(case, search.of, size)
+        best = Job(of_size, name, 0, _forecast(of_size, answer, device, policy), answer.reason)
+    return best
+
+
+def _measured(
+    planned: Run,
+    pool: WorkerPool,
+    probes: Mapping[str, Probe],
+    file: run_file.RunFile,
+    time_limit: float | None,
+    say: Say,
+) -> Ended:
+    """Make the searches that are not done, and append their records to the file."""
+    records, interrupt = list(planned.records), EXIT_DONE
+    deadline = time.monotonic() + time_limit if time_limit else None
+    try:
+        for before, job in zip((None, *planned.plan), planned.plan, strict=False):
+            if before and before.backend != job.backend:
+                pool.close_worker(before.backend)  # it holds memory of the device
+            for record in _steps(planned, job, records, pool, probes, deadline, say):
+                record = replace(record, version=planned.versions.get(job.backend))
+                file.append(record)
+                records.append(record)
+    except Interrupted as end:
+        interrupt = end.exit_code
+    finally:
+        file.close()
+    return Ended(replace(planned, records=tuple(records)), file.path, interrupt)
+
+
+def _steps(
+    planned: Run,
+    first: Job,
+    records: Sequence[Record],
+    pool: WorkerPool,
+    probes: Mapping[str, Probe],
+    deadline: float | None,
+    say: Say,
+) -> Iterator[Record]:
+    """Yield the records of one search, each before the next step begins; `records` then has it."""
+    search, device = planned.search, planned.environment.device
+    assert search is not None
+    key = key_of(first, search.of)
+    if first.skip:
+        if not known(records, key, search):
+            yield skipped_record(first)
+        return
+    sizes = grid(UNIT[search.of])
+    confirmed: set[int] = set()  # sizes that a process measured that had run nothing before
+    is_fresh = not any(record.backend == first.backend for record in records)
+    while deadline is None or time.monotonic() < deadline:
+        found = known(records, key, search)
+        outcomes = {size: outcome(record) for size, record in found.items()}
+        size = next_size(outcomes, sizes, size_of(first.case, search.of))
+        if size is None:
+            size = bracket(outcomes).stops
+            if size is None or found[size].status != "oom" or size in confirmed or _times(records, found[size]) > 1:
+                return
+            pool.close_worker(first.backend)
+            is_fresh = True
+        case = at_size(first.case, search.of, size)
+        answer = pool.survey({first.backend: probes[first.backend]}, [case], device)[first.backend][0]
+        job = Job(case, first.backend, 0, _forecast(case, answer, device, planned.policy))
+        say(f"{first.backend} {case.direction}: {search.of} {format_size(size)}{_so_far(outcomes)}")
+        if answer.reason:
+            yield skipped_record(replace(job, skip=answer.reason))
+            continue
+        if too_slow := _too_slow(case, found, search):
+            yield replace(skipped_record(replace(job, skip=too_slow)), status="timeout")
+            continue
+        if is_fresh:
+            confirmed.add(size)
+        record = pool.fit(job, planned.policy, device, search.memory)
+        is_fresh = False
+        if record.status not in ("ok", "oom", "skipped"):
+            pool.close_worker(first.backend)
+            is_fresh = True
+        yield _within_limit(record, search)
+
+
+def _times(records: Sequence[Record], of: Record) -> int:
+    """Return how often the case of a record was tried on its backend."""
+    return sum(record.id == of.id for record in records)
+
+
+def _so_far(outcomes: Mapping[int, Outcome]) -> str:
+    found = bracket(outcomes)
+    fits = f"; {format_size(found.fits)} fits" if found.fits else ""
+    return fits + (f", {format_size(found.stops)} does not" if found.stops else "")
+
+
+def call_seconds(record: Record) -> float | None:
+    """Return the seconds of the call of a step; None where it has none."""
+    measured = record.measurements.get("call")
+    return measured.values[0] if measured else None
+
+
+def _too_slow(case: Case, found: Mapping[int, Record], search: Search) -> str | None:
+    """Return why a call would be too slow, by the FLOPs of the longest call so far; None where it would not."""
+    timed = [(record.case, seconds) for record in found.values() if (seconds := call_seconds(record)) is not None]
+    if not timed:
+        return None
+    longest, seconds = max(timed, key=lambda one: flops(one[0]))
+    forecast = seconds * max(1.0, flops(case) / flops(longest))
+    if flops(case) <= flops(longest) or forecast <= search.call_limit:
+        return None
+    limit = format_duration(search.call_limit)
+    return f"not tried: one call is forecast to take {format_duration(forecast)}, over the {limit} of --call-limit"
+
+
+def _within_limit(record: Record, search: Search) -> Record:
+    """Return the record with status `timeout` where its call was right, but took longer than allowed."""
+    seconds = call_seconds(record)
+    if record.status != "ok" or seconds is None or seconds <= search.call_limit:
+        return record
+    reason = f"one call took {format_duration(seconds)}, over the {format_duration(search.call_limit)} of --call-limit"
+    return replace(record, status="timeout", reason=reason)

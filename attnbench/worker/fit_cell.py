@@ -1,0 +1,137 @@
+"""Whether one cell fits in memory and is right there, for `attnbench capacity`: no second copy of its inputs.
+
+The steps: inputs; the reference, which then waits in the host's memory; a launch; a launch whose memory and seconds are
+measured, and whose results are compared with the reference once the inputs are freed. So the check needs less memory
+than the call, and where it fails for want of memory all the same, the record says that it was the check. dout is zero
+outside the sampled rows (worker/reference), also where it is timed.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from attnbench.core.backend import Backend, Inputs
+from attnbench.core.case import Case
+from attnbench.core.policy import Policy
+from attnbench.core.record import fit_measurements
+from attnbench.worker import failures, inputs
+from attnbench.worker.reference import ResultCheck, in_parts
+
+if TYPE_CHECKING:
+    from attnbench.worker.instruments import Instruments
+
+NOT_FILLED = "the memory of the results was not filled with NaN before the call: no room"
+
+
+class NoRoomToCheckError(Exception):
+    """Raised where the check, and not the call, ran out of memory."""
+
+
+def fit(instruments: Instruments, backend: Backend, case: Case, policy: Policy, memory: int | None) -> dict[str, Any]:
+    """Return the fields of the record of one cell. Raises what the library raises, out of memory too.
+
+    On a GPU torch's allocator gives out at most `memory` bytes; on a CPU the worker has set that limit.
+    """
+    if not getattr(backend, "exact", True):
+        return {"status": "skipped", "reason": "approximates attention; capacity checks exact attention only"}
+    instruments.memory.empty_cache()
+    with _at_most(instruments, memory):
+        return _fit(instruments, backend, case, policy)
+
+
+def _fit(instruments: Instruments, backend: Backend, case: Case, policy: Policy) -> dict[str, Any]:
+    memory, device = instruments.memory, str(instruments.device)
+    given = inputs.make(case, device, policy.seed)
+    nbytes = given.nbytes
+    with _of_the_check():
+        check = ResultCheck(case, given, policy.seed, lean=True)
+        check.move_reference("cpu")
+    memory.empty_cache()
+    before = _checksums(given)
+    call = [0.0]
+    with memory.job_window():
+        prepared = backend.prepare(case, given)
+        prepared.launch()  # compiles and tunes, which may take memory of its own
+        instruments.synchronize()
+
+        launch = partial(_timed, instruments, prepared.launch, call)
+        notes: tuple[str, ...] = ()
+        try:
+            found, _, raw = memory.measure_peak(launch, case)
+        except Exception as error:
+            if not failures.is_out_of_memory(error):
+                raise
+            notes = (NOT_FILLED,)
+        if notes:
+            gc.collect()
+            found, _, raw = memory.measure_peak(launch, case, fill=False)
+    results = {name: value.detach() for name, value in prepared.canonical(raw).items()}
+    changed = next((name for name, total in _checksums(given).items() if total != before[name]), None)
+    fp8 = prepared if case.dtype == "fp8" else None
+    del prepared, launch, raw, given, check.inputs
+    gc.collect()
+    memory.empty_cache()
+    with _of_the_check():
+        check.move_reference(device)
+        accuracy = check.check_first(results)
+    record = {
+        "accuracy": accuracy,
+        "notes": (*check.notes, *notes),
+        "measurements": fit_measurements(call[0], nbytes, found),
+    }
+    if not accuracy.ok:
+        return {**record, "status": "wrong", "reason": accuracy.problem()}
+    if changed:
+        return {**record, "status": "wrong", "reason": f"it wrote to its input {changed}"}
+    if fp8 is not None and (problem := check.fp8_problem(fp8, accuracy)):
+        return {**record, "status": "wrong-kernel", "reason": problem}
+    return {**record, "status": "ok"}
+
+
+def _timed(instruments: Instruments, launch: Callable[[], Any], call: list[float]) -> Any:
+    """Return the result of a launch; `call` gets its seconds."""
+    began = time.perf_counter()
+    result = launch()
+    instruments.synchronize()
+    call[0] = time.perf_counter() - began
+    return result
+
+
+@contextmanager
+def _of_the_check() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not failures.is_out_of_memory(error):
+            raise
+        raise NoRoomToCheckError("the check had too little memory, not the call") from None
+
+
+@contextmanager
+def _at_most(instruments: Instruments, memory: int | None) -> Iterator[None]:
+    """Let torch's allocator of a GPU give out at most so many bytes; None: all."""
+    import torch
+
+    if memory is None or instruments.device.type != "cuda":
+        yield
+        return
+    total = torch.cuda.get_device_properties(instruments.device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), instruments.device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, instruments.device)
+
+
+def _checksums(given: Inputs) -> dict[str, int]:
+    """Return a sum of the bits of each input, which a kernel that writes to it changes."""
+    import torch
+
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = {name: t.view(integers[t.dtype.itemsize]) for name, t in given.values.items()}
+    return {name: sum(int(part.sum(dtype=torch.int64)) for part in in_parts(t)) for name, t in bits.items()}

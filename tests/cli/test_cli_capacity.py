@@ -1,0 +1,132 @@
+"""`attnbench capacity` on the simulated device, and on a CPU with kernels that fail at some length."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+from tool import Tool
+
+FAKE = ("capacity", "--device", "fake", "-b", "fake")
+OWN = """
+import torch
+import torch.nn.functional as F
+
+def right(q, k, v, *, causal, softmax_scale):
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=softmax_scale).transpose(1, 2)
+
+def overflows(q, k, v, *, causal, softmax_scale):
+    out = right(q, k, v, causal=causal, softmax_scale=softmax_scale).clone()
+    out[:, 1000:] = 0  # as an index that has wrapped leaves the end of a result
+    return out
+
+def hungry(q, k, v, *, causal, softmax_scale):
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale) + 0 * len(torch.empty(q.shape[1], 2**18))
+"""
+
+
+def found(tool: Tool, *args: str, code: int = 0, fake: str = "") -> list[dict[str, Any]]:
+    return json.loads(tool(*args, "--json", code=code, fake=fake).out)
+
+
+def test_memory_stops_it(tool: Tool) -> None:
+    forward, training = found(tool, *FAKE, "--memory", "4g", "--out", "a.jsonl")
+    assert (forward["fits"], forward["limit"], forward["done"]) == (2**18, "memory", True)
+    assert forward["bytes"] == 2**32
+    assert forward["growth"]["name"] == "linear"
+    assert training["fits"] < forward["fits"]
+    assert found(tool, "capacity", "a.jsonl") == [forward, training]
+    shown = tool("capacity", "a.jsonl", "--html", "a.html").out
+    assert "causal, heads 16, forward, Simulated GPU: 256k tokens with fake (memory stops the next)" in shown
+    assert "Memory over size" in (tool.folder / "a.html").read_text()
+    assert "attnbench capacity --resume a.jsonl" in tool("run", "--resume", "a.jsonl", code=2).err
+
+
+def test_a_lack_of_memory_was_seen_by_a_process_of_its_own(tool: Tool) -> None:
+    tool(*FAKE, "--memory", "4g", "--pass", "fwd", "--out", "a.jsonl")
+    records = tool.stored("a.jsonl").records
+    (size,) = {r["case"]["shape"]["seqlen_k"] for r in records[-2:]}
+    assert [r["status"] for r in records[-2:]] == ["oom", "oom"]
+    assert 2**18 < size < 2**18 * 1.06
+
+
+def test_a_slow_call_stops_it_and_is_not_tried(tool: Tool) -> None:
+    (of,) = found(tool, *FAKE, "--pass", "fwd", "--call-limit", "1s")
+    assert of["limit"] == "too slow"
+    assert 0.8 < of["seconds"] <= 1.0
+    assert "not tried: one call is forecast to take" in of["reason"]
+
+
+def test_a_refusal_and_a_wrong_result_are_told_apart(tool: Tool) -> None:
+    (of,) = found(tool, *FAKE, "--pass", "fwd", fake="wrong@8k", code=5)
+    assert (of["limit"], of["next"]) == ("wrong", 8192)
+    found(tool, *FAKE, "--pass", "fwd", "--allow-wrong", fake="wrong@8k")
+    sizes = ",".join(f"refuse@{2**i}" for i in range(7, 27))
+    (of,) = found(tool, *FAKE, "--pass", "fwd", fake=sizes, code=1)
+    assert of["limit"] == "refused"
+    assert "scripted refusal" in of["reason"]
+
+
+def test_a_batch_and_a_model(tool: Tool) -> None:
+    (of,) = found(tool, *FAKE, "--of", "batch", "--seqlen", "8k", "--memory", "4g", "--pass", "fwd")
+    assert (of["of"], of["fits"]) == ("batch", 32)
+    said = tool(*FAKE, "--model", "llama-3.1-8b", "--phase", "train").out
+    assert "llama-3.1-8b train, training, Simulated GPU: " in said
+
+
+def test_a_search_goes_on_where_it_was_interrupted(tool: Tool) -> None:
+    whole = found(tool, *FAKE, "--memory", "4g", "--out", "whole.jsonl")
+    assert len(whole) == 2
+    lines = (tool.folder / "whole.jsonl").read_text().splitlines(keepends=True)
+    for kept in (1, 4, len(lines) - 3):
+        tool.write("part.jsonl", "".join(lines[:kept]))
+        assert found(tool, "capacity", "--resume", "part.jsonl") == whole
+        assert len((tool.folder / "part.jsonl").read_text().splitlines()) <= len(lines) + 2
+    before = (tool.folder / "whole.jsonl").read_text()
+    assert found(tool, "capacity", "--resume", "whole.jsonl") == whole
+    assert (tool.folder / "whole.jsonl").read_text() == before
+
+
+def test_ctrl_c_keeps_what_was_measured(tool: Tool) -> None:
+    with tool.start(*FAKE, "--memory", "4g", "--pass", "fwd", "--out", "a.jsonl", fake="hang@128k") as process:
+        tool.wait_until_stuck(process, "a.jsonl")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "attnbench capacity --resume a.jsonl goes on" in err
+    assert "unfinished" in out
+    (of,) = found(tool, "capacity", "--resume", "a.jsonl")
+    assert (of["fits"], of["done"]) == (2**18, True)
+
+
+def test_a_dry_run_measures_nothing(tool: Tool) -> None:
+    said = tool(*FAKE, "--dry-run").out
+    assert "Dry run: nothing was measured" in said
+    assert not (tool.folder / "results").exists()
+
+
+def test_a_cpu(tool: Tool) -> None:
+    """A kernel that is silently wrong from some length on does not fit there; one that takes all is out of memory."""
+    tool.write("own.py", OWN)
+    names = "./own.py:right,./own.py:overflows,./own.py:hungry"
+    small = ("--device", "cpu", "--memory", "1g", "--pass", "fwd", "--nheads", "1", "--call-limit", "0.1s")
+    right, wrong, hungry = found(tool, "capacity", "-b", names, *small, code=5)
+    assert right["limit"] == "too slow"
+    assert right["fits"] > 1000
+    assert (wrong["fits"], wrong["limit"]) == (896, "wrong")
+    assert hungry["limit"] == "memory"
+    assert hungry["fits"] < 1024
+
+
+def test_bad_input(tool: Tool) -> None:
+    for args, said in (
+        (("--of", "heads"), "--of: unknown 'heads'"),
+        (("--seqlen", "4k"), "--of batch"),
+        (("--memory", "4"), "--memory: '4' is not a size"),
+        (("--resume", "none.jsonl"), "cannot read none.jsonl"),
+        (("none.jsonl",), "cannot read none.jsonl"),
+        (("--model", "llama-3.1-8b", "--phase", "mixed", "--batch", "2"), "ragged"),
+    ):
+        assert said in tool("capacity", *args, code=2).err
