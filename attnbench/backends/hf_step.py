@@ -156,7 +156,7 @@ class SdpaCudnn(Sdpa):
 
 class Flash2(StepBackend):
     name = "step-flash_attention_2"
-    uses: ClassVar = FlashAttention2.distributions
+    uses: ClassVar = (*FlashAttention2.distributions, *FlashAttention2.uses)
     implementation = "flash_attention_2"
     kernel = FlashAttention2
     limits: ClassVar = replace(FlashAttention2.limits.without_cache, headdim_v=True)
@@ -167,7 +167,7 @@ class Flash2(StepBackend):
 
 class Flash3(StepBackend):
     name = "step-flash_attention_3"
-    uses: ClassVar = FlashAttention3.distributions
+    uses: ClassVar = (*FlashAttention3.distributions, *FlashAttention3.uses)
     implementation = "flash_attention_3"
     kernel = FlashAttention3
     limits: ClassVar = replace(FlashAttention3.limits.without_cache, dtypes=("bf16", "fp16"), headdim_v=True)
@@ -178,7 +178,7 @@ class Flash3(StepBackend):
 
 class Flash4(StepBackend):
     name = "step-flash_attention_4"
-    uses: ClassVar = FlashAttention4.distributions
+    uses: ClassVar = (*FlashAttention4.distributions, *FlashAttention4.uses)
     implementation = "flash_attention_4"
     kernel = FlashAttention4
     limits: ClassVar = replace(FlashAttention4.limits.without_cache, dtypes=("bf16", "fp16"), headdim_v=True)

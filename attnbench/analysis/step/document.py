@@ -67,7 +67,8 @@ def name(case: Case) -> str:
 
 def _answer(device: str, case: Case, own: Sequence[Timed], *, several: bool) -> str:
     first, where = own[0], f" on {device}" if several else ""
-    said = f"{name(case)}{where}: {duration(first.latency)} with {first.cell.backend}, the fastest of {len(own)}."
+    rank = f", the fastest of {len(own)}" if len(own) > 1 else ""
+    said = f"{name(case)}{where}: {duration(first.latency)} with {first.cell.backend}{rank}."
     if first.share is not None:
         said += (
             f" Attention is {share(first.share)} of it: a kernel {FASTER:g}x faster makes the step "
