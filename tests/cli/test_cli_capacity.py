@@ -36,6 +36,7 @@ def test_memory_stops_it(tool: Tool) -> None:
     assert (forward["fits"], forward["limit"], forward["done"]) == (2**18, "memory", True)
     assert forward["bytes"] == 2**32
     assert forward["growth"]["name"] == "linear"
+    assert forward["seqlen_k"] == forward["fits"]
     assert training["fits"] < forward["fits"]
     assert found(tool, "capacity", "a.jsonl") == [forward, training]
     shown = tool("capacity", "a.jsonl", "--html", "a.html").out

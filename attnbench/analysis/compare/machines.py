@@ -140,6 +140,8 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, s
     """
     labels = labels or {}
     files = [File(path, run) for path, run in zip(paths, runs, strict=True) if not _is_other_search(run)]
+    if not files:
+        raise UserError("searches of a batch or within --memory say nothing of machines; give run files: attnbench run")
     groups = files_by_setup(files, labels)
     if len(groups) == 1 and not labels:
         groups = [[file] for file in files]
