@@ -17,6 +17,7 @@ from attnbench.core.text import count
 
 Status = Literal["ok", "skipped", "wrong", "wrong-kernel", "oom", "failed", "timeout"]
 STATUSES: tuple[Status, ...] = get_args(Status)
+NO_ROOM_TO_CHECK = "the check had too little memory, not the call"  # in a reason, of `attnbench capacity`
 WRONG: tuple[Status, ...] = ("wrong", "wrong-kernel")  # measured, but not attention as it was asked for
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from attnbench.core.backend import Probe
 from attnbench.core.case import Case
@@ -77,7 +77,11 @@ class Ended:
     interrupt: int = EXIT_DONE
 
 
-Say = Callable[[str], object]
+class Say(Protocol):
+    """Takes a text that says what goes on."""
+
+    def __call__(self, text: str, *, also_in_a_pipe: bool = False) -> None:
+        """Show a text; in a pipe only one that is worth a line of a log."""
 
 
 def at_size(case: Case, of: Of, size: int) -> Case:
@@ -267,6 +271,7 @@ def _measured(
                 record = replace(record, version=planned.versions.get(job.backend))
                 file.append(record)
                 records.append(record)
+            say(_end(records, job, planned.search), also_in_a_pipe=True)
     except Interrupted as end:
         interrupt = end.exit_code
     finally:
@@ -327,6 +332,14 @@ def _steps(
 def _times(records: Sequence[Record], of: Record) -> int:
     """Return how often the case of a record was tried on its backend."""
     return sum(record.id == of.id for record in records)
+
+
+def _end(records: Sequence[Record], job: Job, search: Search | None) -> str:
+    """Return how a search ended, in a line of a log."""
+    assert search is not None
+    found = known(records, key_of(job, search.of), search)
+    at = _so_far({size: outcome(record) for size, record in found.items()})
+    return f"{job.backend} {job.case.dtype} {job.case.direction}, {search.of}{at or '; nothing tried'}"
 
 
 def _so_far(outcomes: Mapping[int, Outcome]) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.core.backend import Backend, Inputs
 from attnbench.core.case import Case
 from attnbench.core.policy import Policy
-from attnbench.core.record import fit_measurements
+from attnbench.core.record import NO_ROOM_TO_CHECK, fit_measurements
 from attnbench.worker import failures, inputs
 from attnbench.worker.reference import ResultCheck, in_parts
 
@@ -109,7 +109,7 @@ def _of_the_check() -> Iterator[None]:
     except Exception as error:
         if not failures.is_out_of_memory(error):
             raise
-        raise NoRoomToCheckError("the check had too little memory, not the call") from None
+        raise NoRoomToCheckError(NO_ROOM_TO_CHECK) from None
 
 
 @contextmanager

@@ -26,10 +26,10 @@ from attnbench.report.document import (
 )
 from attnbench.results import case_names
 from attnbench.results.export_rows import case_columns
-from attnbench.run.capacity import size_of
+from attnbench.run.capacity import at_size, size_of
 
 PASSES = {"fwd": "forward", "bwd": "backward", "fwd_bwd": "training"}
-STYLES: Mapping[str, Style] = {"wrong": "bad", "failed": "bad", "not reached": "warning"}
+STYLES: Mapping[str, Style] = {"wrong": "bad", "failed": "bad", "unchecked": "warning", "not reached": "warning"}
 NOTE = (
     "Of the attention of one layer alone: its inputs, results and workspace. Weights and what other layers keep are "
     "not counted. Each size in the column fits was compared with the reference at that size."
@@ -202,7 +202,8 @@ def _plot(of: Finding) -> Plot | None:
 
 
 def _row(of: Finding) -> Mapping[str, Any]:
-    """Return a row of CSV. The columns of the case have its largest size where its own was."""
+    """Return a row of CSV. The case is that of the largest size that fits, else of the smallest that does not."""
+    size = of.largest or of.next
     return {
         "device": of.run.environment.device.name,
         "backend": of.backend,
@@ -217,7 +218,7 @@ def _row(of: Finding) -> Mapping[str, Any]:
         "seconds": of.call,
         "growth": of.growth.name if of.growth else None,
         "forecast_error": of.forecast_error,
-        **case_columns(of.case),
+        **case_columns(at_size(of.case, of.search.of, size) if size else of.case),
     }
 
 

@@ -9,11 +9,11 @@ from typing import Literal
 from attnbench.analysis.capacity.memory_growth import Growth, fit_growth
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
-from attnbench.core.record import Record, Run, Search
+from attnbench.core.record import NO_ROOM_TO_CHECK, Record, Run, Search
 from attnbench.run.capacity import call_seconds, is_done, key_of, known, outcome
 from attnbench.run.capacity_search import bracket
 
-Limit = Literal["memory", "wrong", "refused", "too slow", "failed", "not reached"]
+Limit = Literal["memory", "wrong", "refused", "too slow", "failed", "unchecked", "not reached"]
 LIMITS: dict[str, Limit] = {
     "oom": "memory",
     "wrong": "wrong",
@@ -59,6 +59,13 @@ class Finding:
         return record.forecast.nbytes / self.nbytes - 1
 
 
+def _limit(record: Record) -> Limit:
+    """Return what a record that does not fit says of the limit."""
+    if record.status == "failed" and NO_ROOM_TO_CHECK in (record.reason or ""):
+        return "unchecked"
+    return LIMITS.get(record.status, "failed")
+
+
 def memory(record: Record) -> int | None:
     """Return the bytes in use at the peak of a step, inputs included; None where it has none."""
     parts = [record.measurements.get(name) for name in ("memory_inputs", "memory_peak")]
@@ -78,7 +85,7 @@ def findings(runs: Sequence[Run]) -> list[Finding]:
             at = bracket({size: outcome(record) for size, record in records.items()})
             stopped = records.get(at.stops) if at.stops else None
             done = is_done(run.records, job, search)
-            limit: Limit = LIMITS.get(stopped.status, "failed") if stopped else "not reached"
+            limit = _limit(stopped) if stopped else "not reached"
             points = [(size, float(memory(r) or 0)) for size, r in records.items() if r.status == "ok" and memory(r)]
             found.append(
                 Finding(

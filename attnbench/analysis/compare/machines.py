@@ -139,7 +139,9 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, s
     `labels` are those that were asked for. Raises UserError where one label is given to files of different machines.
     """
     labels = labels or {}
-    files = [File(path, run) for path, run in zip(paths, runs, strict=True)]
+    files = [File(path, run) for path, run in zip(paths, runs, strict=True) if not _is_other_search(run)]
+    if not files:
+        raise UserError("searches of a batch or within --memory say nothing of machines; give run files: attnbench run")
     groups = files_by_setup(files, labels)
     if len(groups) == 1 and not labels:
         groups = [[file] for file in files]
@@ -219,6 +221,11 @@ def short_name(run: Run) -> str:
     device = run.environment.device
     bare = " ".join(_BRANDS.sub(" ", _CORES.sub("", device.name)).split()) or device.name
     return f"{bare} CPU" if device.kind == "cpu" else bare
+
+
+def _is_other_search(run: Run) -> bool:
+    """Whether a run is a search that tells nothing of the longest sequence on all of the device's memory."""
+    return run.search is not None and (run.search.of != "seqlen" or run.search.memory is not None)
 
 
 def machine_of(label: str, files: Sequence[File], beside: Iterable[Run] = ()) -> Machine:

@@ -1,0 +1,96 @@
+"""worker/fit_cell.py on a CPU: memory and seconds of a right call, and what it finds wrong or without room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from attnbench import backends
+from attnbench.core.backend import Inputs, Prepared
+from attnbench.core.case import Case, Shape
+from attnbench.core.policy import Policy
+from attnbench.core.record import NO_ROOM_TO_CHECK
+from attnbench.worker import fit_cell
+from attnbench.worker.measure.memory import CpuMemory
+from attnbench.worker.reference import in_parts, tolerance
+
+SHAPE = Shape(1, 640, 640, 2, 2, 64, 64)
+
+
+class Host:
+    """The instruments that a step needs."""
+
+    def __init__(self) -> None:
+        self.memory, self.device = CpuMemory(), torch.device("cpu")
+
+    def synchronize(self) -> None: ...
+
+
+@dataclass
+class Spoiled:
+    """SDPA's math backend, whose inputs or results something changes after each launch."""
+
+    spoil: Callable[[Inputs, Mapping[str, Any]], None]
+    name = "spoiled"
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        prepared = backends.load("sdpa-math", backends.BACKENDS["sdpa-math"]).prepare(case, inputs)
+
+        def launch() -> Any:
+            raw = prepared.launch()
+            with torch.no_grad():
+                self.spoil(inputs, prepared.canonical(raw))
+            return raw
+
+        return Prepared(launch, prepared.canonical)
+
+
+def fit(spoil: Callable[[Inputs, Mapping[str, Any]], None], direction: Any = "fwd") -> dict[str, Any]:
+    case = Case(SHAPE, "fp32", direction, causal=True)
+    return fit_cell.fit(Host(), Spoiled(spoil), case, Policy(), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("direction", ["fwd", "fwd_bwd"])
+def test_a_right_call_has_its_memory_and_seconds(direction: str) -> None:
+    found = fit(lambda *_: None, direction)
+    assert found["status"] == "ok"
+    measured = {name: of.values[0] for name, of in found["measurements"].items()}
+    tensors = 4 if direction == "fwd_bwd" else 3
+    assert measured["memory_inputs"] == tensors * 640 * 2 * 64 * 4
+    assert measured["memory_peak"] > 640 * 640 * 2 * 4  # the scores
+    assert 0 < measured["call"] < 10
+
+
+def test_a_wrong_end_of_a_result_is_found() -> None:
+    for direction, name in (("fwd", "out"), ("fwd_bwd", "dk")):
+        found = fit(lambda _, results, name=name: results[name][:, 600:].zero_(), direction)
+        assert found["status"] == "wrong"
+        assert name in found["reason"]
+
+
+def test_a_call_that_writes_to_an_input_is_found() -> None:
+    found = fit(lambda given, _: given.v[:, -1].add_(1e-6))
+    assert found["status"] == "wrong"
+
+
+def test_a_check_without_room_is_no_lack_of_memory_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(fit_cell, "ResultCheck", none)
+    with pytest.raises(fit_cell.NoRoomToCheckError, match=NO_ROOM_TO_CHECK) as caught:
+        fit(lambda *_: None)
+    assert not fit_cell.failures.is_out_of_memory(caught.value)
+
+
+def test_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tolerance, "PART", 100)
+    t = torch.arange(2 * 7 * 3 * 5).view(2, 7, 3, 5)
+    parts = in_parts(t)
+    assert len(parts) > 1
+    assert torch.equal(torch.cat(parts, 1), t)
+    assert torch.equal(torch.cat(in_parts(t.flatten())), t.flatten())
