@@ -5,7 +5,7 @@ takes, what transformers calls it, and which kernels must run in each of its lay
 without a word (a kernel of its hub for flash-attn, SDPA's math for its fused kernels).
 
 transformers gives SDPA an explicit mask where a window hides keys, and repeats grouped keys then. It pads the values
-of MLA for flash-attn. Checked with 5.17 and 5.23 on a CPU.
+of MLA for flash-attn. Checked with 5.17 and 5.23 on a CPU, and 5.17 on an H100.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class StepBackend(HuggingFace):
 
 class Eager(StepBackend):
     name = "step-eager"
+    verified: ClassVar = ("NVIDIA H100, transformers 5.17",)
     implementation = "eager"
 
     def workspace(self, case: Case) -> Workspace:
@@ -101,6 +102,7 @@ class Sdpa(StepBackend):
     """SDPA with the backend that torch chooses in each layer."""
 
     name = "step-sdpa"
+    verified: ClassVar = ("NVIDIA H100, transformers 5.17",)
     implementation = "sdpa"
     limits: ClassVar = replace(ANY, softcap=False, sink=False)
     forward_kernels = sdpa.Choice.forward_kernels
@@ -147,6 +149,7 @@ class SdpaFlash(Sdpa):
 
 class SdpaCudnn(Sdpa):
     name = "step-sdpa-cudnn"
+    verified: ClassVar = ("NVIDIA H100, transformers 5.17",)
     switch = sdpa.Cudnn.switch
     limits: ClassVar = replace(sdpa.Cudnn.limits, window=True, unequal_causal=True)
     forward_kernels = sdpa.Cudnn.forward_kernels
@@ -167,6 +170,7 @@ class Flash2(StepBackend):
 
 class Flash3(StepBackend):
     name = "step-flash_attention_3"
+    verified: ClassVar = ("NVIDIA H100, transformers 5.17",)
     uses: ClassVar = (*FlashAttention3.distributions, *FlashAttention3.uses)
     implementation = "flash_attention_3"
     kernel = FlashAttention3
@@ -191,6 +195,7 @@ class Flex(StepBackend):
     """FlexAttention, which transformers compiles. It has no backward on a CPU, and no sinks there."""
 
     name = "step-flex_attention"
+    verified: ClassVar = ("NVIDIA H100, transformers 5.17",)
     implementation = "flex_attention"
     starts_compiler = True
     forward_kernels = compiled.Flex.forward_kernels

@@ -372,6 +372,15 @@ def attention_time(row: Row) -> float | None:
     return _over(_product(row.one_value("attention"), latency(row)), _most(row.one_value("step_traced"), latency(row)))
 
 
+@metric("Idle in the step", "s", "lower", formats.duration)
+def idle_time(row: Row) -> float | None:
+    """Of a step of a model: its latency less the time in which kernels ran in one traced step, where that is less: the
+    device waited for the host.
+    """
+    seconds, busy = latency(row), row.one_value("step_traced")
+    return None if seconds is None or busy is None else max(0.0, seconds - busy)
+
+
 @metric("Share of attention", "", None, formats.share)
 def attention_share(row: Row) -> float | None:
     """Attention in the step over the latency of the step."""

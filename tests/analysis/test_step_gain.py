@@ -16,8 +16,8 @@ TEXT = "prefill llama-3.1-8b 4/32 arch=llama hidden=4096 intermediate=14336 voca
 STEP = Case(Shape(1, 4096, 4096, 32, 8, 128, 128), "bf16", "fwd", True, step=TEXT)
 
 
-def timed(latency: float, attention: float | None) -> Timed:
-    return Timed(cast(Any, None), latency, attention)
+def timed(latency: float, attention: float | None, idle: float = 0.0) -> Timed:
+    return Timed(cast(Any, None), latency, attention, idle)
 
 
 def test_amdahl() -> None:
@@ -32,6 +32,8 @@ def test_a_prediction_takes_the_attention_of_another_step() -> None:
     assert slow.off(fast) == pytest.approx(7.0 / 7.1 - 1)
     assert slow.share == 0.4
     assert timed(10.0, None).off(fast) is None
+    assert timed(11.0, 4.0, idle=1.0).predicted(fast) == pytest.approx(7.0)
+    assert slow.predicted(timed(7.5, 1.0, idle=0.5)) == pytest.approx(7.5)
 
 
 def step(backend: str, latency: float, attention: float, traced: float, **changes: Any) -> Record:
@@ -64,6 +66,14 @@ def test_the_answer_says_what_a_faster_kernel_is_worth() -> None:
 def test_time_of_kernels_is_scaled_where_tracing_slowed_them() -> None:
     (row,) = document([builders.run([step("step-sdpa", 10e-3, 4e-3, 20e-3)])]).rows
     assert row["attention_time"] == pytest.approx(2e-3)
+
+
+def test_the_device_is_idle_where_its_kernels_take_less_than_the_step() -> None:
+    steps = [step("step-eager", 11e-3, 4e-3, 10e-3), step("step-sdpa", 7e-3, 1e-3, 7e-3)]
+    rows = {row["backend"]: row for row in document([builders.run(steps)]).rows}
+    assert rows["step-eager"]["idle_time"] == pytest.approx(1e-3)
+    assert rows["step-sdpa"]["idle_time"] == 0
+    assert rows["step-eager"]["off"] == pytest.approx(0)
 
 
 def test_a_host_bound_step_is_told() -> None:

@@ -30,8 +30,8 @@ COLUMNS = (
 )
 MFU = (
     "MFU: model FLOPs (2 x weights x tokens and attention's products, three times that in training) over the latency, "
-    "as a share of the datasheet peak. Attention: its kernels in one traced step, with making masks. Predicted: the "
-    "step without its attention, and the attention of the fastest step; docs/step.md."
+    "as a share of the datasheet peak. Attention: its kernels in one traced step, with making masks. Idle: the device "
+    "waited for the host. Predicted: the step with the attention and idle time of the fastest; docs/step.md."
 )
 
 
@@ -85,7 +85,7 @@ def _answer(device: str, case: Case, own: Sequence[Timed], *, several: bool) -> 
 
 
 def _table(number: int, device: str, case: Case, own: Sequence[Timed]) -> Table:
-    headings = ("step", "tokens/s", "MFU", "peak memory", "attention", "share", "predicted", "off")
+    headings = ("step", "tokens/s", "MFU", "peak memory", "attention", "share", "idle", "predicted", "off")
     columns = (Column("implementation"), *(Column(heading, "right", wrap=False) for heading in headings))
     entries = tuple(_entries(timed, own[0]) for timed in own)
     return Table(f"step-{number}", columns, entries, title=f"{name(case)} on {device}")
@@ -102,6 +102,7 @@ def _entries(timed: Timed, first: Timed) -> tuple[Entry, ...]:
         _said(cell, "memory_total", size),
         NOTHING if timed.attention is None else duration(timed.attention),
         NOTHING if timed.share is None else share(timed.share),
+        _said(cell, "idle_time", lambda seconds: duration(seconds) if seconds else "0"),
         NOTHING if predicted is None or is_first else duration(predicted),
         NOTHING if off is None or is_first else Span(_signed(off), "good" if abs(off) <= AGREES else "warning"),
     )
@@ -128,13 +129,13 @@ def _cautions(steps: dict[tuple[str, Case], list[Timed]]) -> Iterator[Caution]:
     if waiting:
         yield Caution(
             f"The host launched too slowly in {some(waiting)}.",
-            "The device waited for it, so that a faster kernel makes these steps no faster.",
+            "The device waited for it (idle), and a faster kernel does not shorten that.",
             "Give a larger --batch or --seqlen.",
         )
     if unlike:
         yield Caution(
             f"The prediction is off by more than {percent(AGREES)} of the step in {some(unlike)}.",
-            "Something beside attention differs: the clock, memory traffic, or the host.",
+            "Something beside attention and waiting differs: the clock, or memory traffic.",
             "Compare `attnbench report --cell`, or measure more rounds.",
         )
 
@@ -143,7 +144,7 @@ def _row(cell: Cell, own: Sequence[Timed]) -> dict[str, Any]:
     step, s = cell.case.model_step, cell.case.shape
     assert step
     timed = next((of for of in own if of.cell is cell), None)
-    named = ("latency", "tokens_per_second", "tflops", "utilization", "memory_total", "attention_time")
+    named = ("latency", "tokens_per_second", "tflops", "utilization", "memory_total", "attention_time", "idle_time")
     return {
         "device": cell.device,
         **{of: getattr(step, of) for of in ("model", "phase", "layers", "depth")},

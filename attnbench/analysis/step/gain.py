@@ -1,8 +1,10 @@
 """What a faster attention kernel is worth in a step of a model: predicted from the share of attention, and measured.
 
-A step takes L, its attention a. What is left, L - a, is the same whatever computes attention, if the prediction holds:
-with another implementation, of attention a', the step takes L - a + a'. A kernel that is f times as fast makes the step
-1 / (1 - s + s / f) times as fast, s = a / L (Amdahl, "Validity of the single processor approach", AFIPS 1967).
+A step takes L, of which the kernels of attention run for a, and the device waits for the host for w: implementations
+that read a number back from the device, or launch many kernels, make it wait. What is left, L - a - w, is the same
+whatever computes attention, if the prediction holds: with another implementation, of a' and w', the step takes
+L - a - w + a' + w'. A kernel that is f times as fast makes the step 1 / (1 - s + s / f) times as fast, s = a / L
+(Amdahl, "Validity of the single processor approach", AFIPS 1967).
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ FASTER = 1.5  # the kernel of the sentence
 
 @dataclass(frozen=True)
 class Timed:
-    """A measured step: of one implementation, its latency and the time of its attention in s."""
+    """A measured step of one implementation, times in s."""
 
     cell: Cell
     latency: float
-    attention: float | None
+    attention: float | None  # in which its kernels ran
+    idle: float = 0.0  # in which the device waited for the host
 
     @property
     def share(self) -> float | None:
@@ -30,10 +33,10 @@ class Timed:
         return None if self.attention is None else self.attention / self.latency
 
     def predicted(self, other: Timed) -> float | None:
-        """Return the seconds of this step if its attention took as long as that of another one."""
+        """Return the seconds of this step if its attention and idle time were those of another one."""
         if self.attention is None or other.attention is None:
             return None
-        return self.latency - self.attention + other.attention
+        return self.latency - self.attention - self.idle + other.attention + other.idle
 
     def off(self, other: Timed) -> float | None:
         """Return how far the prediction of the other step is from what was measured, as a share of that step."""
@@ -52,5 +55,6 @@ def timed_steps(cells: Sequence[Cell]) -> dict[tuple[str, Case], list[Timed]]:
     for cell in cells:
         latency = cell.value("latency") if cell.case.step else None
         if latency:
-            found.setdefault((cell.device, cell.case), []).append(Timed(cell, latency, cell.value("attention_time")))
+            timed = Timed(cell, latency, cell.value("attention_time"), cell.value("idle_time") or 0.0)
+            found.setdefault((cell.device, cell.case), []).append(timed)
     return {key: sorted(own, key=lambda timed: timed.latency) for key, own in found.items()}
