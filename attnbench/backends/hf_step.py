@@ -5,7 +5,7 @@ takes, what transformers calls it, and which kernels must run in each of its lay
 without a word (a kernel of its hub for flash-attn, SDPA's math for its fused kernels).
 
 transformers gives SDPA an explicit mask where a window hides keys, and repeats grouped keys then. It pads the values
-of MLA for flash-attn. Checked with 5.17 and 5.23 on a CPU, and 5.17 on an H100.
+of MLA for flash-attn. Checked against 5.17.0 and 5.23.0 on a CPU, and 5.17.0 on an H100.
 """
 
 from __future__ import annotations

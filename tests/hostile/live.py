@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 from markdown_it import MarkdownIt
 
+OWN_FORM = [("id", "filters"), ("aria-label", "Filters")]  # the page's own, which sends nothing
 MARK = "hackme"  # in all that hostile names would do
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 LIVE_TOKENS = {"html_block", "html_inline", "link_open", "image", "s_open", "hr", "blockquote_open"}
@@ -48,7 +49,8 @@ class _Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._script = dict(attrs).get("type") or "code" if tag == "script" else ""
-        if tag in ("img", "iframe", "link", "object", "embed", "base", "form", MARK):
+        own = tag == "form" and attrs == OWN_FORM
+        if tag in ("img", "iframe", "link", "object", "embed", "base", "form", MARK) and not own:
             self.found.append(f"<{tag}>")
         for name, value in attrs:
             if name.startswith("on") or MARK in name:
