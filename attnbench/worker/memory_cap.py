@@ -40,10 +40,18 @@ def most_bytes_to_fit(memory: int | None) -> int | None:
     return min(int(SHARE * free), memory or free)
 
 
+def held_bytes() -> int | None:
+    """Return the bytes of writable private memory of this process; None where Linux does not tell."""
+    return status_bytes("VmData")
+
+
 @contextmanager
-def capped(most: int | None) -> Iterator[None]:
-    """Let this process, and each that it starts, take at most so many bytes more; None, and no Linux: no limit."""
-    held = status_bytes("VmData")
+def capped(most: int | None, held: int | None = None) -> Iterator[None]:
+    """Let this process, and each that it starts, take at most so many bytes more; None, and no Linux: no limit.
+
+    More than it holds now, or than `held` bytes, where what an earlier job took may not be given back yet.
+    """
+    held = held or held_bytes()
     if most is None or held is None:
         yield
         return

@@ -61,6 +61,7 @@ class Worker:
         self._usable = False
         self._measurer: Any = None
         self.fatal = False  # True: the CUDA context is broken, and this process must end
+        self._held: int | None = None  # bytes of memory before the first job that looks for a limit, on a CPU
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one request. Raises what the backend raises, ValueError for an unknown "op"."""
@@ -159,7 +160,11 @@ class Worker:
         began = time.monotonic()
         most = None
         if device.kind == "cpu":
-            most = memory_cap.most_bytes_to_fit(memory) if op == "fit" else memory_cap.most_bytes(job)
+            if op == "fit":
+                most = memory_cap.most_bytes_to_fit(memory)
+                self._held = self._held or memory_cap.held_bytes()
+            else:
+                most = memory_cap.most_bytes(job)
         try:
             if op == "fit" and (refusal := self.backend.unsupported(job.case, device)):
                 raise Unsupported(refusal)
@@ -169,7 +174,7 @@ class Worker:
                 found = simulate_fit(prepared, job, most) if most else simulate(prepared, policy, timed=op == "run")
             else:
                 measurer = self.measurer(device)
-                with memory_cap.capped(most):
+                with memory_cap.capped(most, self._held):
                     if op == "fit":
                         found = measurer.fit(self.backend, job.case, policy, memory)
                     else:
