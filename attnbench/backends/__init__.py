@@ -35,6 +35,24 @@ _STEPS: Mapping[str, str] = {  # steps of a whole model
     "flex_attention": "Flex",
 }
 STEPS = tuple(f"step-{name}" for name in _STEPS)
+_RINGS: Mapping[str, str] = {  # one sequence on several GPUs, keys and values going around
+    f"ring-{method}-{kernel}": f"attnbench.backends.ring:{method.title()}{kernel.title()}"
+    for method in ("allgather", "alltoall")
+    for kernel in ("flash", "cudnn", "efficient")
+}
+_ULYSSES: Mapping[str, str] = {  # and with an all-to-all to parts of the heads
+    "eager": "Eager",
+    "sdpa": "Sdpa",
+    "sdpa-math": "SdpaMath",
+    "sdpa-flash": "SdpaFlash",
+    "sdpa-cudnn": "SdpaCudnn",
+    "sdpa-efficient": "SdpaEfficient",
+    "triton": "Triton",
+    "fa2": "Fa2",
+    "fa3": "Fa3",
+    "fa4": "Fa4",
+}
+SEVERAL = (*_RINGS, *(f"ulysses-{name}" for name in _ULYSSES))  # docs/several-gpus.md
 BACKENDS: Mapping[str, str] = {
     "eager": "attnbench.backends.eager:Eager",
     "sdpa": "attnbench.backends.sdpa:Choice",
@@ -74,6 +92,8 @@ BACKENDS: Mapping[str, str] = {
     "hf-flash_attention_2": "attnbench.backends.hf:Flash2",
     "hf-flex_attention": "attnbench.backends.hf:Flex",
     **{f"step-{name}": f"attnbench.backends.hf_step:{kind}" for name, kind in _STEPS.items()},
+    **_RINGS,
+    **{f"ulysses-{name}": f"attnbench.backends.ulysses:{kind}" for name, kind in _ULYSSES.items()},
     "linformer": "attnbench.backends.linformer:Linformer",
     "streaming": "attnbench.backends.streaming:Streaming",
     "reformer": "attnbench.backends.reformer:Reformer",
@@ -84,7 +104,7 @@ BACKENDS: Mapping[str, str] = {
 }
 
 APPROXIMATE = ("linformer", "streaming", "reformer", "block-topk", "nsa", "sage")  # near attention: docs/approximate.md
-NOT_BY_DEFAULT = frozenset({"fake", *STEPS, *APPROXIMATE})  # run only where named with --backend
+NOT_BY_DEFAULT = frozenset({"fake", *STEPS, *SEVERAL, *APPROXIMATE})  # run only where named with --backend
 
 
 def available() -> dict[str, str]:

@@ -240,6 +240,13 @@ class WhatToMeasure:
         str | None,
         shape(metavar="NUMBERS", help="The factor on the scores before the softmax; none is 1 / sqrt(headdim)."),
     ] = None
+    ranks: Annotated[
+        str | None,
+        shape(
+            metavar="NUMBERS",
+            help="Devices over which each sequence is split: 1,2,4. 1 is one device. With -b 'ring-*,ulysses-*'.",
+        ),
+    ] = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -288,7 +295,7 @@ Device = Annotated[
     how(
         "--device",
         metavar="DEVICE",
-        help="auto, cuda:N, cpu, or fake (a simulated GPU, to try the commands).",
+        help="auto, cuda:N, cpu, or fake (a simulated GPU, to try the commands). With --ranks also cuda:0-3.",
         autocompletion=complete.one(("auto", "cpu", "cuda", "fake")),
     ),
 ]

@@ -103,8 +103,11 @@ class Unsupported(Exception):
 def refusal(backend: Backend, case: Case, device: Device) -> str | None:
     """Return why a backend cannot run a case on a device, or None where it can.
 
-    What computes attention alone refuses steps of a model, whatever it says of the case.
+    What computes attention alone refuses steps of a model, and what computes on one device refuses a sequence that is
+    split over several, whatever it says of the case.
     """
+    if case.ranks > 1 and not getattr(backend, "several", False):
+        return f"it computes on one device, and the sequence is split over {case.ranks}"
     if case.step and not getattr(backend, "steps", False):
         return "it computes attention alone, and the case is a step of a whole model"
     return backend.unsupported(case, device)
@@ -124,6 +127,8 @@ class Inputs:
     Of a paged case (`Case.page_size`) k and v are caches, (pages, page_size, nheads_k, headdim or headdim_v), and
     `page_table` (sequences, most pages of one), int32, has the pages of each sequence in their order: core/pages.py.
     With a `Case.cache_dtype` the caches are e4m3, and their numbers must be multiplied by `descale`, of k and of v.
+
+    With several ranks they are this rank's part of the sequence, in the order of `Spans` (split_sequence.py).
 
     With `Case.sink` `sink` has the logit of each query head, (nheads,), of the dtype of q.
 
@@ -251,6 +256,9 @@ class Prepared:
 
     `pairs` returns the number of (query, key) pairs that one head of one batch entry computes in a forward of a case
     with a mask by name, all pairs of its blocks counted; it is called after launches. None where that is not known.
+
+    With several ranks `moved` is how many bytes this rank sends in one launch, and `compute` the launch without its
+    communication, whose results mean nothing; None where a library cannot leave it out.
     """
 
     launch: Callable[[], Any]
@@ -260,6 +268,8 @@ class Prepared:
     reads: Mapping[str, Tensor] = field(default_factory=dict)
     plan: Callable[[], object] | None = None
     pairs: Callable[[], int] | None = None
+    moved: int = 0
+    compute: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True)

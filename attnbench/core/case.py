@@ -110,6 +110,8 @@ class Case:
     A `latent` case is MLA with absorbed weights (DeepSeek-V2, arXiv 2405.04434, section 2.1): all query heads share one
     row per token, which is the key, and v is its first headdim_v columns.
 
+    With `ranks` above 1 the sequence is split over that many devices, and sizes, FLOPs and bytes are those of the whole.
+
     With a `step` it is a step of a whole model, whose layers have this attention (core/step.py): `direction` is fwd, or
     fwd_bwd for training.
 
@@ -137,6 +139,7 @@ class Case:
     alibi: bool = False  # scores fall with the distance of query and key, by a slope of each head: core/alibi.py
     mask: str = ""  # beside causal and window, as "prefix:1k": core/masks.py
     append: bool = False  # one call writes the keys and values of its queries into the cache of pages first
+    ranks: int = 1  # devices over which the sequence is split
     step: str = ""  # of a whole model with such attention: its phase, layers and sizes, as core/step.py spells them
 
     def __post_init__(self) -> None:
@@ -283,9 +286,24 @@ def _problem_of_step(case: Case) -> str:
     return ""
 
 
+def _problem_of_ranks(case: Case) -> str:
+    """Return why the sequence of a case cannot be split over several devices, "" where it can."""
+    if case.is_ragged or case.is_paged or case.latent or case.dropout_p or case.dtype == "fp8" or case.step:
+        return "ranks: dense batches without pages, latent rows, dropout, fp8 and steps of a model"
+    if case.sink or case.alibi or case.mask or case.layout != "native":
+        return "ranks: no sink, no ALiBi, no mask by name, and no layout but native"
+    if case.shape.seqlen_q != case.shape.seqlen_k or case.shape.seqlen_q % case.ranks:
+        return f"ranks: as many queries as keys, and a multiple of {case.ranks} of them"
+    return ""
+
+
 def _problem(case: Case) -> str:
     """Return why a case cannot have a sink, ALiBi, or its keys in pages or as latent rows; "" where it can."""
     s = case.shape
+    if case.ranks < 1:
+        return f"ranks are at least 1, not {case.ranks}"
+    if case.ranks > 1 and (problem := _problem_of_ranks(case)):
+        return problem
     if case.sink and (case.dropout_p or case.dtype == "fp8"):
         return "a sink: no dropout, and no fp8"
     if case.alibi and (case.dropout_p or case.softcap or case.latent or case.dtype == "fp8"):

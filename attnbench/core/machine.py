@@ -54,3 +54,4 @@ class Environment:
     attnbench: str = ""
     git: str | None = None  # commit of the working directory, followed by "+dirty" where it has changes
     packages: Mapping[str, str] = field(default_factory=dict)  # attention library -> version
+    peers: tuple[Device, ...] = ()  # the other devices of a run over several ranks, in their order

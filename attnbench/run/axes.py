@@ -32,6 +32,7 @@ from attnbench.core.text import shortened
 
 Item = str | int
 MAX_CASES = 10_000
+MOST_RANKS = 64
 STRICT = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
@@ -86,6 +87,7 @@ class Axes(BaseModel):
     latent: bool | list[bool] | None = None
     softmax_scale: Text | None = None
     step: Text | None = None
+    ranks: Text | None = None
 
 
 def overlay(below: Axes, above: Axes) -> Axes:
@@ -186,6 +188,7 @@ AXES: Mapping[str, Axis] = {  # by the fields of Axes
         partial(parse_numbers, what="softmax-scale"), lambda c: c.scale, lambda n: str(n or "none"), 0.0
     ),
     "step": Axis(_parse_steps, lambda c: c.step, lambda text: text or "none", ""),
+    "ranks": Axis(partial(parse_sizes, what="ranks"), lambda c: c.ranks, usual=1),
     "lengths": Axis(parse_lengths, lambda c: c.lengths, lambda lengths: describe(lengths) if lengths else "none"),
 }
 
@@ -198,7 +201,7 @@ def parsed(axes: Axes) -> dict[str, Sequence[Any]]:
 
 _PRODUCT = (  # the order in which cases come
     *("dtype", "headdim", "band", "mask", "softcap", "sink", "alibi", "dropout", "layout", "data"),
-    *("page_size", "cache_dtype", "append", "latent", "softmax_scale", "step", "direction"),
+    *("page_size", "cache_dtype", "append", "latent", "softmax_scale", "step", "ranks", "direction"),
     *("nheads", "nheads_k", "lengths", "seqlen", "seqlen_q", "batch"),
 )
 # DeepSeek-V3's decode: what --latent gives where the options say nothing else, and the scale of any latent case.
@@ -273,6 +276,7 @@ def _case(at: Mapping[str, Any], total: int, width: int) -> Case | None:
         append=at["append"],
         latent=latent,
         step=at["step"],
+        ranks=at["ranks"],
     )
 
 
@@ -290,6 +294,8 @@ def _check_together(at: Mapping[str, Any], *, is_ragged: bool, heads_k: int) -> 
         raise UserError(f"alibi: {other} with ALiBi cannot be measured; leave out one of them")
     if at["mask"]:
         _check_mask(at, is_ragged=is_ragged)
+    if at["ranks"] > 1:
+        _check_ranks(at, is_ragged=is_ragged)
     if latent and heads_k != 1:
         raise UserError(f"latent: all query heads share one row per token; leave out --nheads-k {heads_k}")
     if latent and at["headdim"][1] > at["headdim"][0]:
@@ -303,6 +309,19 @@ def _check_together(at: Mapping[str, Any], *, is_ragged: bool, heads_k: int) -> 
         )
     if at["cache_dtype"] != "same" and at["dtype"] == "fp8":
         raise UserError("cache-dtype: with --dtype fp8 queries, keys and values are fp8; leave out --cache-dtype")
+
+
+def _check_ranks(at: Mapping[str, Any], *, is_ragged: bool) -> None:
+    """Raise UserError where the sequence of a case cannot be split over several devices."""
+    ranks, seqlen = at["ranks"], at["seqlen"]
+    if ranks > MOST_RANKS:
+        raise UserError(f"ranks: {ranks}; at most {MOST_RANKS}, all on one machine")
+    other = _among(at, "dropout", "sink", "alibi", "page_size", "latent", "dtype") or ("lengths" if is_ragged else "")
+    other = other or (at["mask"] and f"mask {at['mask']}") or (at["layout"] != "native" and f"layout {at['layout']}")
+    if other:
+        raise UserError(f"ranks: {other} is not measured on several devices; leave out one of them")
+    if at["seqlen_q"] not in (None, seqlen) or seqlen % ranks:
+        raise UserError(f"ranks: as many queries as keys, and a multiple of {ranks}; not {at['seqlen_q'] or seqlen}")
 
 
 def _check_mask(at: Mapping[str, Any], *, is_ragged: bool) -> None:

@@ -43,6 +43,17 @@ class DeviceProbe:
             raise UserError(answer["refused"])
         return from_json(Environment, answer["environment"])
 
+    def describe_others(self, devices: Iterable[str]) -> tuple[Device, ...]:
+        """Return those of some more devices that are there, without their rates."""
+        assert self._worker is not None
+        found = []
+        for device in devices:
+            self._worker.send({"op": "environment", "device": device})
+            answer = self._answer()
+            if "refused" not in answer:
+                found.append(from_json(Environment, answer["environment"]).device)
+        return tuple(found)
+
     def measure_rates(self, known: Environment, dtypes: Iterable[str]) -> Environment:
         """Measure the rates of a matmul in each dtype and of a copy; return the environment with them, and close.
 

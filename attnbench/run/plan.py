@@ -23,6 +23,7 @@ from attnbench.core.record import Forecast, Job, Record
 from attnbench.core.sizes import format_bytes, format_duration
 
 OVERHEAD = {"cuda": 0.15, "cpu": 0.35, "fake": 0.001}  # seconds of a job beside its calls: inputs, check, memory
+RANKS_OVERHEAD = {"cuda": 1.5, "cpu": 1.0, "fake": 0.0}  # seconds of a job on several devices, beside that
 LAUNCH = {"cuda": 20e-6, "cpu": 50e-6, "fake": 5e-6}  # seconds of a launch
 LONG_CALL = 0.15  # seconds, from which fewer calls are made to check a cell (worker/cell_steps.py)
 CONTEXT = 6 * 2**28  # bytes of a worker's CUDA context, libraries, profiler and buffer to flush L2
@@ -46,12 +47,13 @@ def make_plan(
     time_limit: float | None = None,
     rounds: int = 1,
     only: Mapping[Case, Sequence[str]] | None = None,
+    devices: int | None = None,
 ) -> tuple[Job, ...]:
     """Return a job for every case, backend and round; `answers` has one answer of each backend for each case.
 
     A case in `only` has jobs of those backends alone that have one of its names or patterns.
     In each round the cases are in another random order, and so are the backends of each case. Jobs whose memory does
-    not fit are skipped, and with `time_limit` (seconds) also the slowest jobs. On a CPU, where the longest sequences
+    not fit are skipped, as are those of more ranks than there are `devices`, and with `time_limit` (seconds) also the slowest jobs. On a CPU, where the longest sequences
     take hours, the limit first leaves out the longest sequence lengths: these have no jobs.
     """
     jobs: list[Job] = []
@@ -67,7 +69,7 @@ def make_plan(
             for name in names:
                 answer = answers[name][index]
                 forecast = forecast_job(case, answer, device, policy)
-                skip = answer.reason or _too_large(forecast, answer.workspace, free)
+                skip = answer.reason or _too_few(case, devices) or _too_large(forecast, answer.workspace, free)
                 jobs.append(Job(case, name, round_, forecast, skip))
     if not time_limit:
         return tuple(jobs)
@@ -83,9 +85,9 @@ def forecast_job(
     """
     rate = device.matmul.get(case.dtype) or 1e11
     copy = device.copy or 1e10
-    traffic = ideal_bytes(case) + answer.workspace.nbytes * answer.workspace.passes
+    traffic = ideal_bytes(case) / case.ranks + answer.workspace.nbytes * answer.workspace.passes
     work = flops(replace(case, causal=False, window_size=(None, None), mask="") if answer.workspace.dense else case)
-    call = LAUNCH[device.kind] + work / (rate * answer.efficiency) + traffic / copy
+    call = LAUNCH[device.kind] + work / (rate * case.ranks * answer.efficiency) + traffic / copy
     least = policy.min_samples if call < 0.015 else min(6 if call < 1 else 3, policy.min_samples)
     sampling = max(least * call, min(policy.max_seconds, 100 * call))
     repeated = call < LONG_CALL
@@ -95,11 +97,13 @@ def forecast_job(
     if case.dropout_p:
         calls += _calls_to_read_dropout(case)
     seconds = OVERHEAD[device.kind] + calls * call + sampling + min(policy.warmup_s, 100 * call) + policy.sustained_s
+    if case.ranks > 1:  # joining, whole heads on rank 0, and the calls without communication
+        seconds += RANKS_OVERHEAD[device.kind] + 4 * call + sampling
     if case.step:  # the exact answer takes as many calls again, in fp32
         seconds += 10 * call + (5.0 if device.kind != "fake" else 0.0)
     if device.kind == "cuda":
         seconds += policy.cross_check * 24 * max(2.5 * call, 0.04)
-    tensors = _tensor_bytes(case) if with_copies else _tensor_bytes(case) // 2
+    tensors = _tensor_bytes(case) // case.ranks if with_copies else _tensor_bytes(case) // 2
     return Forecast(seconds, call, tensors + int(answer.workspace.nbytes))
 
 
@@ -123,6 +127,12 @@ def _tensor_bytes(case: Case) -> int:
     keys = s.batch * s.seqlen_k * s.nheads_k * (s.headdim + s.headdim_v)
     packed = s.batch * s.seqlen_q * (s.nheads + 2 * s.nheads_k) * s.headdim if case.layout == "packed" else 0
     return ((rows + keys) * 4 + packed if case.has_backward else (rows + keys) * 2) * size
+
+
+def _too_few(case: Case, devices: int | None) -> str | None:
+    if devices is None or case.ranks <= devices:
+        return None
+    return f"needs {case.ranks} GPUs; there {'is' if devices == 1 else 'are'} {devices} (--device cuda:0-3 names them)"
 
 
 def _too_large(forecast: Forecast, workspace: Workspace, free: int) -> str | None:

@@ -21,6 +21,7 @@ from attnbench.core.errors import (
     Interrupted,
     UserError,
 )
+from attnbench.core.machine import Device
 from attnbench.core.policy import METHOD
 from attnbench.core.record import WRONG, Job, Record, Run
 from attnbench.core.sizes import format_duration, format_size, parse_duration
@@ -31,7 +32,7 @@ from attnbench.run import plan as planning
 from attnbench.run.axes import Axes
 from attnbench.run.device_probe import DeviceProbe, probe_device
 from attnbench.run.first_look import first_look
-from attnbench.run.select import is_user_code, parse_device, possible_kinds, select_backends, select_interpreters
+from attnbench.run.select import is_user_code, parse_devices, possible_kinds, select_backends, select_interpreters
 from attnbench.run.suite import Resolved, Settings, Suite, load_suite, resolve
 from attnbench.run.workers import TimeLimit, WorkerPool, closing_workers, has_nvidia_gpu, measure_jobs
 
@@ -89,7 +90,7 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
 
     Raises UserError for what a person can correct. Records that were written before stay in the run file.
     """
-    device = parse_device(request.device)
+    device, *others = parse_devices(request.device)
     if request.again and not request.resume:
         raise UserError("--again measures rounds of a run file anew; name it with --resume FILE")
     if request.again and request.settings.time_limit:
@@ -98,7 +99,7 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
         )
     if request.resume:
         return _resume(request, device, observer)
-    checked = _checked(request, device)
+    checked = _checked(request, device, others)
     with closing_workers(*checked.pools.values()), DeviceProbe(device, with_torch=not request.dry_run) as device_probe:
         planned, chosen, pool = _planned(request, checked, device_probe, observer)
         if request.dry_run:
@@ -133,13 +134,14 @@ class _Checked:
     """
 
     device: str
+    others: Sequence[str]  # the devices of the ranks after the first, where a person named them
     suite: Suite
     resolved: Sequence[Resolved]
     pools: Mapping[tuple[str, ...], WorkerPool]  # by backends as the suite names them
     peak: Mapping[str, float]
 
 
-def _checked(request: Request, device: str) -> _Checked:
+def _checked(request: Request, device: str, others: Sequence[str]) -> _Checked:
     """Check what can be checked before anything slow starts. Raises UserError."""
     suite = request.suite if isinstance(request.suite, Suite) else load_suite(request.suite)
     found = resolve_suite_for(suite, device, request.settings)
@@ -154,7 +156,7 @@ def _checked(request: Request, device: str) -> _Checked:
         raise UserError("--batch and --tokens both set the batch size; give one of them")
     if not request.dry_run:
         check_output_path(request.out)
-    return _Checked(device, suite, found, pools, parse_peak(request.peak))
+    return _Checked(device, others, suite, found, pools, parse_peak(request.peak))
 
 
 def _planned(
@@ -171,6 +173,7 @@ def _planned(
         (pool,) = checked.pools.values()
         pool.start_loading(import_ahead=not request.dry_run)
     environment = device_probe.describe()
+    environment = replace(environment, peers=_peers(checked, device_probe, environment.device))
     dtypes = sorted({c.dtype for resolved in checked.resolved for c in resolved.cases})
     chosen = resolve(checked.suite, environment.device.kind, request.settings)
     if request.dry_run and not together and numpy_rates.suffice(environment.device, chosen.cases):
@@ -179,6 +182,7 @@ def _planned(
     elif not together:
         environment = device_probe.measure_rates(environment, dtypes)
     pool = checked.pools[chosen.backends]
+    pool.peers = environment.peers
     if (count := len(chosen.cases) * len(pool.specs) * request.rounds) > MAX_JOBS:
         raise UserError(
             f"that is {count} jobs (cases x backends x rounds), more than the {MAX_JOBS} that a run may have; "
@@ -212,6 +216,7 @@ def _planned(
         time_limit=chosen.time_limit,
         rounds=request.rounds,
         only=chosen.only,
+        devices=1 + len(environment.peers) if environment.device.kind == "cuda" else None,
     )
     if capped := _cap_note(chosen, jobs):
         chosen = replace(chosen, notes=(*chosen.notes, capped))
@@ -231,6 +236,15 @@ def _planned(
         method=METHOD,
     )
     return planned, chosen, pool
+
+
+def _peers(checked: _Checked, device_probe: DeviceProbe, first: Device) -> tuple[Device, ...]:
+    """Return the devices of the ranks after the first: those that were named, else the next ones, as many as needed."""
+    ranks = max(case.ranks for resolved in checked.resolved for case in resolved.cases)
+    if ranks == 1 or first.kind != "cuda":
+        return ()
+    following = [f"cuda:{first.index + i}" for i in range(1, ranks)]
+    return device_probe.describe_others(checked.others or following)[: ranks - 1]
 
 
 def _cap_note(chosen: Resolved, jobs: Sequence[Job]) -> str | None:
@@ -277,7 +291,7 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
             raise UserError(
                 f"cannot resume {request.resume}: {name} ran in {python}, which is gone; make it again there"
             )
-    pool = WorkerPool(old.specs, old.interpreters)
+    pool = WorkerPool(old.specs, old.interpreters, peers=old.environment.peers)
     with closing_workers(pool):
         was = old.environment.device
         if device not in ("auto", str(was)):

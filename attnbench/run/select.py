@@ -46,6 +46,7 @@ def select_backends(patterns: Sequence[str]) -> dict[str, str]:
             continue
         bare = pattern.removeprefix("!")
         matches = fnmatch.filter(known, bare) if bare in known else fnmatch.filter(usual, bare)
+        matches = matches or fnmatch.filter(backends.SEVERAL, bare)  # ring-*, ulysses-*
         if not matches:
             raise UserError(f"no backend {bare!r}{_meant(bare, usual, known)}")
         for name in matches:
@@ -118,6 +119,24 @@ def parse_device(text: str) -> str:
     if not re.fullmatch(r"auto|cpu|fake|cuda(:\d+)?", text):
         raise UserError(f"--device: {text!r} is not auto, cpu, cuda, cuda:N or fake")
     return text
+
+
+def parse_devices(text: str) -> tuple[str, ...]:
+    """Return the devices of --device where several ranks may use several: "cuda:0-3" and "cuda:0,2" are of each.
+
+    Raises UserError.
+    """
+    if not (found := re.fullmatch(r"cuda:(\d{1,3}([-,]\d{1,3})+)", text)):
+        return (parse_device(text),)
+    indexes: list[int] = []
+    for part in found[1].split(","):
+        first, _, last = part.partition("-")
+        if not (last or first).isdigit() or int(last or first) < int(first):
+            raise UserError(f"--device: {part!r} is no range of devices, as in cuda:0-3")
+        indexes += range(int(first), int(last or first) + 1)
+    if len({*indexes}) < len(indexes):
+        raise UserError(f"--device: {text} names a device twice")
+    return tuple(f"cuda:{index}" for index in indexes)
 
 
 def possible_kinds(device: str) -> tuple[str, ...]:

@@ -27,20 +27,24 @@ from attnbench.results.bounds import check_record
 from attnbench.run import compile_caches
 from attnbench.run.plan import CaseSupport, skip_over_limit, skipped_record
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerOutOfMemory, WorkerProcess
+from attnbench.run.rank_workers import RankWorkers
 
 SLOW_START = 10.0  # seconds of importing, after which a person is told which backends have not finished
 COLD_TIMEOUT = 900.0  # seconds for a job that may have all its kernels to compile; FlashInfer's take minutes
 CEILINGS_EVERY = 60.0  # seconds between two readings of the device's ceilings for a dtype, by any worker
 MAX_FAILED_STARTS = 3  # of a backend's worker; then its other jobs fail at once
 
+Key = tuple[str, int]  # a backend, and how many ranks its worker has
+
 
 @dataclass
 class WorkerPool:
-    """The workers of a run, by backend. A worker is started when it is needed, and replaced when it has died."""
+    """The workers of a run, by backend and ranks. One is started when it is needed, and replaced when it has died."""
 
     specs: Mapping[str, str]  # backend -> "module:object"
     interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> Python to run it with
-    _workers: dict[str, WorkerProcess] = field(default_factory=dict)
+    peers: Sequence[Device] = ()  # the devices of the ranks after the first
+    _workers: dict[Key, WorkerProcess | RankWorkers] = field(default_factory=dict)
     _failed_starts: dict[str, int] = field(default_factory=dict)
     _ceilings_due: dict[str, float] = field(default_factory=dict)  # dtype -> time.monotonic() of its next reading
     _compilers: set[str] = field(default_factory=set)  # backends that start a compiler
@@ -56,7 +60,7 @@ class WorkerPool:
         the first job.
         """
         for name, spec in self.specs.items():
-            worker = self._worker(name)
+            worker = self._worker((name, 1))
             worker.send({"op": "load", "name": name, "spec": spec})
             if import_ahead:
                 worker.send({"op": "import"})
@@ -87,7 +91,7 @@ class WorkerPool:
         slow = []
         for name in self.specs:
             with contextlib.suppress(WorkerDied):
-                if not self._workers[name].answered(max(0.0, deadline - time.monotonic())):
+                if not self._workers[name, 1].answered(max(0.0, deadline - time.monotonic())):
                     slow.append(name)
         return slow
 
@@ -95,7 +99,7 @@ class WorkerPool:
         python = self.interpreters.get(name)
         there = f" in {python}" if python else ""
         try:
-            answer = self._workers[name].receive(START_TIMEOUT)
+            answer = self._workers[name, 1].receive(START_TIMEOUT)
         except WorkerHung:
             return Probe(reason=f"importing it{there} took over {START_TIMEOUT:.0f} s")
         except WorkerDied as death:
@@ -125,7 +129,7 @@ class WorkerPool:
                 answers[name] = [CaseSupport(reason=probe.why_not)] * len(cases)
                 continue
             try:
-                answer = self._loaded(name).ask(request, START_TIMEOUT)
+                answer = self._loaded((name, 1)).ask(request, START_TIMEOUT)
             except (WorkerDied, WorkerHung) as error:
                 answer = {"error": str(error) or "no answer"}
             if "answers" not in answer:
@@ -144,11 +148,11 @@ class WorkerPool:
         waiting = []
         new_names = [name for name in names if name not in self._opened]
         self._opened.update(new_names)
-        for name, new in [(name, self._start(name)) for name in new_names]:
+        for name, new in [(name, self._start((name, 1))) for name in new_names]:
             with contextlib.suppress(WorkerDied, WorkerHung):
                 if new:
-                    self._receive_loaded(name)
-                waiting.append(self._workers[name])
+                    self._receive_loaded((name, 1))
+                waiting.append(self._workers[name, 1])
                 waiting[-1].send({"op": "ready", "device": to_json(device)})
         for worker in waiting:
             with contextlib.suppress(WorkerDied, WorkerHung):
@@ -164,7 +168,7 @@ class WorkerPool:
 
     def lost(self, name: str) -> bool:
         """Whether the worker of a backend has ended, as after a crash or a hang."""
-        return name not in self._workers or not self._workers[name].alive
+        return (name, 1) not in self._workers or not self._workers[name, 1].alive
 
     def measure(self, job: Job, policy: Policy, device: Device) -> Record:
         """Measure a job and return its record, whatever happens to the worker.
@@ -201,7 +205,7 @@ class WorkerPool:
             request["ceilings"] = True
             self._ceilings_due[job.case.dtype] = began + CEILINGS_EVERY
         try:
-            worker = self._loaded(job.backend)
+            worker = self._loaded((job.backend, job.case.ranks if device.kind != "fake" else 1), device)
         except (WorkerDied, WorkerHung) as error:
             self._failed_starts[job.backend] = self._failed_starts.get(job.backend, 0) + 1
             return replace(base, reason=f"its worker would not start: {error or 'no answer'}")
@@ -227,7 +231,7 @@ class WorkerPool:
     def ask(self, name: str, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """Return the answer of a backend's worker to a request of worker/serve.py. Raises UserError with the reason."""
         try:
-            answer = self._loaded(name).ask(request, timeout)
+            answer = self._loaded((name, 1)).ask(request, timeout)
         except (WorkerDied, WorkerHung) as error:
             raise UserError(f"{name}: {error or f'no answer within {timeout:.0f} s'}") from None
         if "error" in answer:
@@ -244,49 +248,56 @@ class WorkerPool:
         self._opened.clear()
 
     def close_worker(self, name: str) -> None:
-        """Kill the worker of a backend, if it has one."""
+        """Kill the workers of a backend, if it has any."""
         self._opened.discard(name)
-        if worker := self._workers.pop(name, None):
-            worker.kill()
+        for key in [key for key in self._workers if key[0] == name]:
+            self._workers.pop(key).kill()
 
-    def _worker(self, name: str) -> WorkerProcess:
-        """Return a backend's worker; a new one if there is none that runs."""
-        worker = self._workers.get(name)
+    def _worker(self, key: Key, device: Device | None = None) -> WorkerProcess | RankWorkers:
+        """Return a backend's worker; a new one if there is none that runs. `device` is that of the first rank."""
+        (name, ranks), worker = key, self._workers.get(key)
         if worker is None or not worker.alive:
             if worker is not None:
                 worker.kill()
-            worker = self._workers[name] = WorkerProcess(self.interpreters.get(name), self._variables)
+            python = self.interpreters.get(name)
+            if ranks == 1:
+                worker = WorkerProcess(python, self._variables)
+            else:
+                assert device is not None
+                devices = [device] * ranks if device.kind == "cpu" else [device, *self.peers][:ranks]
+                worker = RankWorkers(devices, python, self._variables)
+            self._workers[key] = worker
         return worker
 
-    def _loaded(self, name: str) -> WorkerProcess:
+    def _loaded(self, key: Key, device: Device | None = None) -> WorkerProcess | RankWorkers:
         """Return a worker that has loaded its backend; a new one if the last has died."""
-        if self._start(name):
-            self._receive_loaded(name)
-        return self._workers[name]
+        if self._start(key, device):
+            self._receive_loaded(key)
+        return self._workers[key]
 
-    def _start(self, name: str) -> bool:
+    def _start(self, key: Key, device: Device | None = None) -> bool:
         """Let a new worker load the backend, if none runs; return whether there is a new one."""
-        old = self._workers.get(name)
-        worker = self._worker(name)
+        old = self._workers.get(key)
+        worker = self._worker(key, device)
         if worker is not old:
-            worker.send({"op": "load", "name": name, "spec": self.specs[name]})
+            worker.send({"op": "load", "name": key[0], "spec": self.specs[key[0]]})
         return worker is not old
 
-    def _receive_loaded(self, name: str) -> None:
+    def _receive_loaded(self, key: Key) -> None:
         """Wait until a new worker has loaded its backend. Raises WorkerDied or WorkerHung."""
-        worker = self._workers[name]
+        worker = self._workers[key]
         answer = worker.receive(START_TIMEOUT)
         if "probe" not in answer:
             worker.kill()
             raise WorkerDied(answer["error"])
-        self._note_compiler(name, answer)
+        self._note_compiler(key[0], answer)
 
     def _note_compiler(self, name: str, answer: Mapping[str, Any]) -> None:
         """Remember from the answer to "load" whether the backend starts a compiler."""
         if answer["compiler"]:
             self._compilers.add(name)
 
-    def _failed(self, record: Record, worker: WorkerProcess, began: float) -> Record:
+    def _failed(self, record: Record, worker: WorkerProcess | RankWorkers, began: float) -> Record:
         """Kill a worker that gave no record; return one with the end of its stderr."""
         tail = worker.stderr_tail()
         worker.kill()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,16 @@ from attnbench.worker.measure.cupti import Tracer, Untraceable
 from attnbench.worker.measure.energy import run_sustained
 from attnbench.worker.measure.memory import CpuMemory, CudaMemory
 from attnbench.worker.measure.nvml import GpuState, StateSampler
-from attnbench.worker.measure.sampling import BatchClock, CpuTimer, Pacer, Timer, collect_samples, do_nothing, pause
+from attnbench.worker.measure.sampling import (
+    Alone,
+    BatchClock,
+    CpuTimer,
+    Pacer,
+    Together,
+    collect_samples,
+    do_nothing,
+    pause,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -74,12 +83,13 @@ class Instruments:
         import torch
 
         self.device_info = device
+        self.together: Together = Alone()
         self.device = torch.device(str(device))
         self.memory: CpuMemory | CudaMemory = CudaMemory(self.device) if self.device.type == "cuda" else CpuMemory()
         self.l2_bytes = device.l2 or 0
         self.events: EventTimer | None = None
         self.tracer: Tracer | None = None
-        self.timer: Timer
+        self.timer: CpuTimer | EventTimer
         self.flush: l2_cache.L2Flush
         self._l2_states: dict[tuple[str, str], str] = {}
         self.broken = False  # True: a failed graph capture broke torch's allocator and random generators
@@ -95,6 +105,20 @@ class Instruments:
             self.flush = l2_cache.L2Flush(self.device, 0)
             self.state = GpuState(None)
             self.timer = CpuTimer(before=self.flush)
+
+    def join(self, together: Together) -> None:
+        """Time launches together with other ranks from now on: they begin together, and the slowest counts."""
+        self.together = self.timer.together = together
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Time launches of this rank alone within the block."""
+        together = self.together
+        self.join(Alone())
+        try:
+            yield
+        finally:
+            self.join(together)
 
     @property
     def bandwidth(self) -> float:
@@ -120,7 +144,8 @@ class Instruments:
         cool = not policy.isolate_power or self.cool_down()
         if self.events is None:
             l2 = self.l2_state("perf_counter", policy.l2)
-            times = collect_samples(partial(self.timer.samples, timed.launch), policy)
+            sample = partial(self.timer.samples, timed.launch)
+            times = collect_samples(sample, policy, clock=self.together.clock)
             return Timing({"time": Measurement("s", tuple(times))}, "perf_counter", l2, [])
         timing = self._on_gpu(self.events, timed, policy)
         if not cool:
@@ -133,9 +158,9 @@ class Instruments:
         if self.tracer:
             self.tracer.host_bound = False
         events.calibrate()
-        pacer = Pacer(events.clocks, events.best_clock, policy.burst_s)
+        pacer = Pacer(events.clocks, events.best_clock, policy.burst_s, self.together)
         with self._sampling(events, timed, policy) as sample, StateSampler(self.state) as sampler:
-            times = collect_samples(sample, policy, pacer=pacer)
+            times = collect_samples(sample, policy, pacer=pacer, clock=self.together.clock)
         readings = {f"clock_{name}": [getattr(c, name) for c in events.clocks] for name in BatchClock._fields}
         readings = {**readings, **_best_clocks(events, pacer), **sampler.readings}
         host_bound = events.host_bound or (
@@ -150,7 +175,7 @@ class Instruments:
         units = {"power": "W", "temperature": "C"}  # the rest are clocks
         timing.measurements.update({n: Measurement(units.get(n, "Hz"), tuple(v)) for n, v in readings.items() if v})
         latency = stats.median(times)
-        if policy.timer == "events" and latency < SPAN_LIMIT and self.tracer:
+        if policy.timer == "events" and latency < SPAN_LIMIT and self.tracer and self.together.ranks == 1:
             try:
                 launches = [timed.launch] * policy.min_samples
                 traces = SHORT_TRACES if latency < SHORT else 1
@@ -159,7 +184,9 @@ class Instruments:
                 timing.measurements["span_events"] = Measurement("s", tuple(call.events for call in traced))
             except Untraceable as error:
                 timing.notes.append(f"no kernel spans beside the events: {error}")
-        if policy.sustained_s:
+        if policy.sustained_s and self.together.ranks > 1:
+            timing.notes.append("sustained: not measured with several ranks")
+        elif policy.sustained_s:
             self._measure_sustained(timing, timed, policy, latency)
         return timing
 
@@ -211,7 +238,8 @@ class Instruments:
         """
         key = (timer, expected)
         if key not in self._l2_states:
-            self._l2_states[key] = expected if self._is_observed(timer, expected) else "unproven"
+            with self.alone():
+                self._l2_states[key] = expected if self._is_observed(timer, expected) else "unproven"
         return self._l2_states[key]
 
     def _is_observed(self, timer: str, expected: str) -> bool:
@@ -310,14 +338,18 @@ class Instruments:
         Return "ceiling_matmul" (FLOP/s) and "ceiling_copy" (bytes/s), without those that do not fit in memory or that
         the device has no units for.
         """
+        with self.alone():
+            return self._ceilings(dtype)
+
+    def _ceilings(self, dtype: torch.dtype) -> dict[str, Measurement]:
         found = {}
         with contextlib.suppress(RuntimeError):
-            found["ceiling_matmul"] = Measurement("FLOP/s", tuple(ceiling.matmul(self._collect, self.device, dtype)))
+            found["ceiling_matmul"] = Measurement("FLOP/s", tuple(ceiling.matmul(self.collect, self.device, dtype)))
         with contextlib.suppress(RuntimeError):
-            found["ceiling_copy"] = Measurement("B/s", tuple(ceiling.copy(self._collect, self.device)))
+            found["ceiling_copy"] = Measurement("B/s", tuple(ceiling.copy(self.collect, self.device)))
         return found
 
-    def _collect(self, launch: Callable[[], Any]) -> list[float]:
+    def collect(self, launch: Callable[[], Any]) -> list[float]:
         """Return the seconds of some calls of a launch, in bursts at the best clock, as those of a cell."""
         self.timer.before = do_nothing
         sample = partial(self.timer.samples, launch)
@@ -326,8 +358,8 @@ class Instruments:
             return sample(CEILING.min_samples)
         self.events.reset()
         self.events.calibrate()
-        pacer = Pacer(self.events.clocks, self.events.best_clock, CEILING.burst_s)
-        return collect_samples(sample, CEILING, pacer=pacer)
+        pacer = Pacer(self.events.clocks, self.events.best_clock, CEILING.burst_s, self.together)
+        return collect_samples(sample, CEILING, pacer=pacer, clock=self.together.clock)
 
 
 def _best_clocks(events: EventTimer, pacer: Pacer) -> dict[str, list[float]]:

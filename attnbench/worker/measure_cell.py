@@ -36,6 +36,8 @@ class CellMeasurer(Instruments):
 
         Raises Unsupported where the library refuses the case, and whatever else the library raises.
         """
+        if case.ranks > 1:
+            return self._measure_ranks(backend, case, policy, timed=timed, ceilings=ceilings)
         if case.step:
             return self._measure_step(backend, case, policy, timed=timed, ceilings=ceilings)
         cell = CellSteps(self, backend, case, policy)
@@ -70,6 +72,19 @@ class CellMeasurer(Instruments):
 
         limits = self.ceilings(operand_dtype(case)) if ceilings else {}
         return _rounded(measure_step(self, backend, case, policy, timed=timed), limits)
+
+    def _measure_ranks(
+        self, backend: Backend, case: Case, policy: Policy, *, timed: bool, ceilings: bool
+    ) -> dict[str, Any]:
+        """Do what `measure` does for a sequence that is split over several ranks, of which this process is one."""
+        from attnbench.worker.ranks.group import RankGroup
+        from attnbench.worker.ranks.measure_ranks import measure_ranks
+
+        assert isinstance(self.together, RankGroup)
+        limits = self.ceilings(operand_dtype(case)) if ceilings else {}
+        return _rounded(
+            measure_ranks(self, self.together, backend, case, policy, timed=timed, ceilings=ceilings), limits
+        )
 
     def recover(self) -> bool:
         """Free memory after a job, failed or not. Return False where the CUDA context or torch's state is broken."""

@@ -12,6 +12,7 @@ and their answers:
     {"op": "ready", "device": {...}}                          -> {}, after opening the device and its instruments
     {"op": "run", "device": {...}, "policy": {...}, "job": {...}} -> {"record": {...}, "fatal": bool}
        with "ceilings": true after measuring the device's ceilings, which the record then has too
+       with "place": {...} as one of several ranks, which all get the request (ranks/group.py)
     {"op": "check", ... as "run"}        -> the same, where the record has all checks and no measurement
     {"op": "fit", ... as "run", "memory": bytes or null} -> the same, of a cell at the limit of memory (fit_cell.py)
     {"op": "examine", "device": {...}}                        -> {"facts": {...}} (machine_facts.py)
@@ -61,6 +62,7 @@ class Worker:
         self._usable = False
         self._measurer: Any = None
         self.fatal = False  # True: the CUDA context is broken, and this process must end
+        self._place: Mapping[str, Any] | None = None  # among several ranks
         self._held: int | None = None  # bytes of memory before the first job that looks for a limit, on a CPU
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,6 +95,7 @@ class Worker:
             case "run" | "check" | "fit" as op:
                 job, policy = from_json(Job, request["job"]), Policy(**request["policy"])
                 device, ceilings = from_json(Device, request["device"]), request.get("ceilings", False)
+                self._place = request.get("place")
                 record = self.run(job, policy, device, op=op, ceilings=ceilings, memory=request.get("memory"))
                 return {"record": to_json(record), "fatal": self.fatal}
             case "examine":
@@ -201,6 +204,10 @@ class Worker:
             from attnbench.worker.measure_cell import CellMeasurer
 
             self._measurer = CellMeasurer(device)
+        if self._place and self._measurer.together.ranks == 1:
+            from attnbench.worker.ranks.group import Place, RankGroup
+
+            self._measurer.join(RankGroup(Place(**self._place), self._measurer.device))
         self._measurer.device_info = device  # its rates may not have been known when the instruments were made
         return self._measurer
 

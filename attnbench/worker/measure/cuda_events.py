@@ -17,7 +17,7 @@ from typing import Any
 
 from attnbench.core import stats
 from attnbench.worker.measure.clock_gauge import ClockGauge
-from attnbench.worker.measure.sampling import BatchClock, do_nothing
+from attnbench.worker.measure.sampling import Alone, BatchClock, Together, do_nothing
 
 HIDING_SECONDS = 2e-4  # of a spin that hides the host from one launch
 MAX_SPIN = 0.05  # seconds
@@ -33,6 +33,7 @@ class EventTimer:
         self._cuda = torch.cuda
         self.gauge = gauge
         self.before = before
+        self.together: Together = Alone()
         self._sample_seconds = 0.0
         self._host_seconds = 100e-6  # time of the host to enqueue one sample; updated by each batch
         self._before_seconds = 0.0
@@ -59,16 +60,16 @@ class EventTimer:
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
         """Return the seconds of n launches, or of fewer where a spin can keep the host ahead of fewer only."""
         self.calibrate()
-        n = max(1, min(n, int(MAX_SPIN / (1.5 * self._host_seconds))))
+        n = max(1, min(n, int(MAX_SPIN / (1.5 * self.together.most(self._host_seconds)))))
         for _ in range(MAX_TRIES):
             values, caught_up = self._batch(launch, n)
-            if not caught_up:
+            if not self.together.most(caught_up):
                 break
             n = max(1, n // 2)  # the device waited for the host: these samples contain its latency and are not used
         else:
             self.host_bound = True
         self.read_clock()
-        return values
+        return self.together.slowest(values)
 
     def hide_host(self, seconds: float) -> None:
         """Queue a spin of `seconds`, at most 0.05, during which the host gets ahead of the device."""
@@ -110,6 +111,7 @@ class EventTimer:
         began = clock()
         for start, end in pairs:
             before()
+            self.together.barrier()
             gauge.begin()
             start.record()
             enter = clock()

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from attnbench.core import stats
@@ -52,6 +52,41 @@ class Timer(Protocol):
         """Return the seconds of n launches, or of fewer where the timer can take fewer only at once."""
 
 
+class Together(Protocol):
+    """What the ranks of one worker agree on, so that all make the same launches (worker/ranks/group.py)."""
+
+    ranks: int
+
+    def barrier(self) -> None:
+        """Let the devices wait for each other, in stream order."""
+
+    def most(self, value: float) -> float:
+        """Return the largest value of any rank."""
+
+    def slowest(self, samples: Sequence[float]) -> list[float]:
+        """Return for each call the seconds of the slowest rank."""
+
+    def clock(self) -> float:
+        """Return seconds by a clock that all ranks read alike."""
+
+
+class Alone:
+    """One rank, which agrees with itself."""
+
+    ranks = 1
+
+    def barrier(self) -> None: ...
+
+    def most(self, value: float) -> float:
+        return value
+
+    def slowest(self, samples: Sequence[float]) -> list[float]:
+        return list(samples)
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+
 def do_nothing() -> None:
     """Do nothing: the `before` of a timer whose cache is to stay warm."""
 
@@ -62,16 +97,18 @@ class CpuTimer:
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, before: Callable[[], Any] = do_nothing) -> None:
         self.clock = clock
         self.before = before
+        self.together: Together = Alone()
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
         values = []
         for _ in range(n):
             self.before()
+            self.together.barrier()
             start = self.clock()
             result = launch()
             values.append((self.clock() - start) / 1e9)
             del result  # freed here, outside the timed part
-        return values
+        return self.together.slowest(values)
 
 
 def pause(worked: float) -> None:
@@ -99,7 +136,8 @@ class Pacer:
     every burst is accepted and there are pauses from the first.
     """
 
-    def __init__(self, clocks: list[BatchClock], best: float, burst_s: float) -> None:
+    def __init__(self, clocks: list[BatchClock], best: float, burst_s: float, together: Together | None = None) -> None:
+        self._together = together or Alone()
         self._clocks = clocks
         self._best = best
         self._burst_s = burst_s
@@ -118,7 +156,7 @@ class Pacer:
         """Return whether a burst of `calls` calls that took `worked` seconds counts."""
         if self._clocks and (worked >= min(self._burst_s, WHOLE_BURST) / 2 or calls >= MAX_BATCH):
             self.best_held = max(self.best_held, self._clocks[-1].held)
-        clock_fell = bool(self._clocks) and self._is_low(self._clocks[-1])
+        clock_fell = bool(self._together.most(bool(self._clocks) and self._is_low(self._clocks[-1])))
         was_pausing, self._pausing = self._pausing, self._pausing or clock_fell or not self._clocks
         if self._pausing:
             self._worked = math.inf if clock_fell else worked
@@ -126,7 +164,8 @@ class Pacer:
         if not clock_fell or is_long_call or self._dropped == MAX_DROPPED_BURSTS:
             return True
         self._dropped += 1
-        self._clocks.pop()
+        if self._clocks:  # of several ranks one may have no gauge
+            self._clocks.pop()
         return False
 
     def _is_low(self, clock: BatchClock) -> bool:

@@ -1,0 +1,146 @@
+"""`ring-*`: torch's context parallel, ring attention over SDPA's fused kernels (Liu et al., arXiv 2310.01889).
+
+Every rank holds a part of the sequence. Keys and values go around: `alltoall` sends them to the next rank while a block
+is computed, `allgather` gathers all of them during the first block. Outputs of blocks are merged in float32 by their
+log-sum-exp. A causal sequence lies in head-tail order, which balances the work; one that is not causal in contiguous
+parts, since torch's balancing takes causal attention only.
+
+The call is the public one: scaled_dot_product_attention inside torch.distributed.tensor.experimental.context_parallel,
+which replaces it and is entered in `prepare`. Two things are torch's own and private, as it has no public way: the
+balancing is turned off for attention that is not causal, and `compute` replaces the rotation by one that moves nothing.
+
+torch has no such kernel for a CPU. Checked against torch 2.13's source. Not run on GPUs yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnbench.backends.base import autograd_prepared
+from attnbench.backends.sdpa import SWITCHES
+from attnbench.backends.several_devices import SeveralDevices, bytes_of, part_of
+from attnbench.core import split_sequence
+from attnbench.core.backend import Prepared
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
+
+if TYPE_CHECKING:
+    from attnbench.core.backend import Inputs
+
+
+class Ring(SeveralDevices):
+    """Ring attention by torch's context parallel."""
+
+    method: ClassVar[str] = ""  # how keys and values go around, as torch's set_rotate_method takes it
+    switch: ClassVar[str] = ""  # torch's name of the kernel
+
+    def __init__(self) -> None:
+        self._entered = contextlib.ExitStack()
+
+    def cannot_split(self, case: Case, device: Device) -> str | None:
+        s = case.shape
+        if device.kind == "cpu":
+            return "torch's context parallel has no kernel for a CPU"
+        if s.nheads != s.nheads_k:
+            return "torch's context parallel: grouped heads were not tried"
+        if case.window_size != (None, None):
+            return "torch's context parallel has no window"
+        if s.seqlen_q % (2 * case.ranks):
+            return f"torch's head-tail order takes a multiple of {2 * case.ranks} tokens"
+        return None
+
+    def on_each(self, case: Case) -> Case:
+        return case if case.ranks == 1 else part_of(case)
+
+    def spans(self, case: Case, rank: int) -> split_sequence.Spans:
+        split = split_sequence.head_tail if case.causal else split_sequence.contiguous
+        return split(case.shape.seqlen_q, case.ranks, rank)
+
+    def prepare_rank(self, case: Case, inputs: Inputs) -> Prepared:
+        import torch
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.experimental import _attention, context_parallel
+
+        for name in SWITCHES:
+            getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == self.switch)
+        self._entered.close()  # of the last case
+        mesh = init_device_mesh("cuda", (case.ranks,))
+        _attention.set_rotate_method(self.method)
+        options = _own_module()._cp_options
+        options.enable_load_balance = case.causal
+        positions = torch.empty(1, case.shape.seqlen_q, device=inputs.q.device)  # what context_parallel splits
+        self._entered.enter_context(context_parallel(mesh, buffers=[positions], buffer_seq_dims=[1]))
+        scale, causal = case.softmax_scale, case.causal
+
+        def attention(q: Any, k: Any, v: Any) -> Any:  # looked up in each call: context_parallel has replaced it
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+
+        prepared = autograd_prepared(part_of(case), inputs, attention, "bhsd")
+
+        def compute() -> Any:
+            with _nothing_moved():
+                return prepared.launch()
+
+        keys = bytes_of(inputs.k, inputs.v)
+        moved = (case.ranks - 1) * keys * (case.has_forward + case.has_backward)
+        if case.has_backward:  # the gradients of keys and values go all the way around, in float32
+            moved += case.ranks * keys * 4 // inputs.k.element_size()
+        return Prepared(prepared.launch, prepared.canonical, prepared.forward, moved=moved, compute=compute)
+
+
+class _Still:
+    """Takes the place of what moves keys and values in torch's ring, and gives each rank its own back."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._buffer: Any = None
+
+    def exchange_buffers(self, buffer: Any) -> None:
+        self._buffer = buffer
+
+    def next_buffer(self) -> Any:
+        return self._buffer
+
+
+@contextlib.contextmanager
+def _nothing_moved() -> Any:
+    module = _own_module()
+    usual, module._create_rotater = module._create_rotater, _Still
+    try:
+        yield
+    finally:
+        module._create_rotater = usual
+
+
+def _own_module() -> Any:
+    """Return the module of torch's context parallel; it has moved between versions."""
+    import importlib
+
+    package = "torch.distributed.tensor.experimental"
+    with contextlib.suppress(ModuleNotFoundError):
+        return importlib.import_module(f"{package}._context_parallel._attention")
+    return importlib.import_module(f"{package}._attention")
+
+
+class AllgatherFlash(Ring):
+    inner, method, switch = "sdpa-flash", "allgather", "flash"
+
+
+class AllgatherEfficient(Ring):
+    inner, method, switch = "sdpa-efficient", "allgather", "mem_efficient"
+
+
+class AllgatherCudnn(Ring):
+    inner, method, switch = "sdpa-cudnn", "allgather", "cudnn"
+
+
+class AlltoallFlash(Ring):
+    inner, method, switch = "sdpa-flash", "alltoall", "flash"
+
+
+class AlltoallEfficient(Ring):
+    inner, method, switch = "sdpa-efficient", "alltoall", "mem_efficient"
+
+
+class AlltoallCudnn(Ring):
+    inner, method, switch = "sdpa-cudnn", "alltoall", "cudnn"

@@ -1,0 +1,100 @@
+"""Shared by the backends that compute one sequence on several devices: what they are around, a single-device backend.
+
+With one rank they are that backend, so that the baseline is the same call. A worker of several ranks is a process for
+each device; torch.distributed's default group joins them before `prepare` (worker/ranks/group.py), and every rank makes
+the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+from attnbench.backends import BACKENDS, load
+from attnbench.backends.base import BackendBase
+from attnbench.core import split_sequence
+from attnbench.core.backend import Prepared, Probe, Signature, Workspace
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
+
+if TYPE_CHECKING:
+    from attnbench.core.backend import Inputs
+
+
+class SeveralDevices(BackendBase):
+    """A method that splits a sequence over the ranks, around the backend `inner` that computes on each."""
+
+    several = True
+    inner: ClassVar[str] = ""  # the name of the backend that computes on each device
+
+    @cached_property
+    def on_one(self) -> BackendBase:
+        """The backend that computes on each device."""
+        found = load(self.inner, BACKENDS[self.inner])
+        assert isinstance(found, BackendBase)
+        return found
+
+    @property
+    def efficiency(self) -> float:  # type: ignore[override]
+        return self.on_one.efficiency
+
+    @property
+    def starts_compiler(self) -> bool:  # type: ignore[override]
+        return self.on_one.starts_compiler
+
+    @property
+    def runtime_checker(self) -> str:  # type: ignore[override]
+        return self.on_one.runtime_checker
+
+    @property
+    def distributions(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.on_one.distributions
+
+    def probe(self) -> Probe:
+        return self.on_one.probe()
+
+    def installed(self) -> Probe | None:
+        return self.on_one.installed()
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if case.ranks > 1 and (reason := self.cannot_split(case, device)):
+            return reason
+        return self.on_one.unsupported(self.on_each(case), device)
+
+    def workspace(self, case: Case) -> Workspace:
+        return self.on_one.workspace(self.on_each(case))
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        return self.on_one.signature(self.on_each(case), device)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        return self.on_one.prepare(case, inputs) if case.ranks == 1 else self.prepare_rank(case, inputs)
+
+    def cannot_split(self, case: Case, device: Device) -> str | None:
+        """Return why this method cannot split the sequence of a case over its ranks, or None where it can."""
+        raise NotImplementedError
+
+    def on_each(self, case: Case) -> Case:
+        """Return the case that `inner` computes on each device; the case itself with one rank."""
+        raise NotImplementedError
+
+    def prepare_rank(self, case: Case, inputs: Inputs) -> Prepared:
+        """Return this rank's part of the call, as `prepare` does; `inputs` are the positions of `spans`."""
+        raise NotImplementedError
+
+    def spans(self, case: Case, rank: int) -> split_sequence.Spans:
+        """Return the positions of the sequence that a rank holds, of queries and of keys."""
+        return split_sequence.contiguous(case.shape.seqlen_q, case.ranks, rank)
+
+
+def part_of(case: Case) -> Case:
+    """Return the case of one rank's part of the sequence, with all heads."""
+    s = case.shape
+    part = replace(s, seqlen_q=s.seqlen_q // case.ranks, seqlen_k=s.seqlen_k // case.ranks)
+    return replace(case, ranks=1, shape=part)
+
+
+def bytes_of(*tensors: object) -> int:
+    """Return the bytes of some tensors together; None counts as none."""
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)  # type: ignore[attr-defined]

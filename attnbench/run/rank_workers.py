@@ -1,0 +1,121 @@
+"""The workers of one backend on several devices, one process a rank, as the pool sees one worker.
+
+Each rank is a worker like any other, with a device of its own; all get each request. They compute together, so one that
+fails leaves the others waiting: when a rank has answered or ended and others have not after GRACE, it has failed alone,
+and all are killed. So a crash, a hang or a lack of memory of any rank costs one record, and no process stays behind.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attnbench.core.json import to_json
+from attnbench.core.machine import Device
+from attnbench.run.process import WorkerDied, WorkerHung, WorkerProcess
+
+GRACE = 10.0  # seconds between the first answer and the last, which are agreed on together
+POLL = 0.05
+
+
+class RankWorkers:
+    """The processes of several ranks, with the methods of a WorkerProcess."""
+
+    def __init__(
+        self, devices: Sequence[Device], python: str | None = None, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """Start a worker for each device; a CPU may be given several times."""
+        self._devices = devices
+        self._folder = Path(tempfile.mkdtemp(prefix="attnbench-ranks-"))
+        self._ranks = [WorkerProcess(python, variables) for _ in devices]
+        self._failed = 0  # the rank whose stderr tells most
+
+    @property
+    def alive(self) -> bool:
+        """Whether all processes still run."""
+        return all(rank.alive for rank in self._ranks)
+
+    def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """Send a request to all ranks and return the answer. Raises WorkerDied or WorkerHung."""
+        self.send(request)
+        return self.receive(timeout)
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        """Write a request to all ranks, each with its device and its place."""
+        for number, (rank, device) in enumerate(zip(self._ranks, self._devices, strict=True)):
+            place = {"rank": number, "ranks": len(self._ranks), "meeting": str(self._folder / "meeting")}
+            own = {"device": to_json(device)} if "device" in request else {}
+            rank.send({**request, **own, "place": place})
+
+    def receive(self, timeout: float) -> dict[str, Any]:
+        """Return the answer of rank 0, or of the rank that failed. Raises WorkerDied or WorkerHung."""
+        answers: dict[int, dict[str, Any]] = {}
+        deadline, first = time.monotonic() + timeout, True
+        while len(answers) < len(self._ranks):
+            for number, rank in enumerate(self._ranks):
+                if number in answers:
+                    continue
+                try:
+                    if rank.answered(POLL / len(self._ranks)):
+                        answers[number] = rank.receive(1.0)
+                except WorkerDied as death:
+                    self._failed = number
+                    self.kill()
+                    raise type(death)(f"rank {number}: {death}") from None
+            if answers and first:
+                deadline, first = min(deadline, time.monotonic() + GRACE), False
+            if time.monotonic() > deadline:
+                if not answers:
+                    self.kill()
+                    raise WorkerHung
+                return self._of_the_failed(answers)
+        failed = next((n for n in sorted(answers) if _failed(answers[n])), None)
+        return self._named(answers, 0 if failed is None else failed)
+
+    def _of_the_failed(self, answers: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+        """Kill all ranks; return the answer of the one that failed while others waited for it."""
+        number = next((n for n in sorted(answers) if _failed(answers[n])), min(answers))
+        self.kill()
+        if not _failed(answers[number]):
+            waiting = sorted(set(range(len(self._ranks))) - set(answers))
+            raise WorkerDied(f"rank {waiting[0]} gave no answer when rank {number} had ended the job")
+        return self._named(answers, number)
+
+    def _named(self, answers: Mapping[int, dict[str, Any]], number: int) -> dict[str, Any]:
+        """Return the answer of a rank; a failure of one says which rank it was."""
+        self._failed, answer = number, answers[number]
+        if not _failed(answer):
+            return answer
+        if "error" in answer:
+            return {"error": f"rank {number}: {answer['error']}"}
+        record = {**answer["record"], "reason": f"rank {number}: {answer['record'].get('reason')}"}
+        return {**answer, "record": record, "fatal": True}  # the others may have stopped anywhere
+
+    def answered(self, timeout: float) -> bool:
+        """Wait at most `timeout` seconds for an answer of rank 0. Raises WorkerDied."""
+        return self._ranks[0].answered(timeout)
+
+    def stderr_tail(self) -> str | None:
+        """Return the end of what the rank that failed, else rank 0, wrote to stderr since the latest request."""
+        return self._ranks[self._failed].stderr_tail()
+
+    def send_kill(self) -> None:
+        """Send SIGKILL to all processes, without waiting for their end."""
+        for rank in self._ranks:
+            rank.send_kill()
+
+    def kill(self) -> None:
+        """Kill all processes, and wait for their end."""
+        self.send_kill()
+        for rank in self._ranks:
+            rank.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _failed(answer: Mapping[str, Any]) -> bool:
+    """Whether an answer is of a rank that failed by itself; other endings are agreed on."""
+    return "error" in answer or answer.get("record", {}).get("status") in ("failed", "oom")

@@ -1,0 +1,110 @@
+"""The inputs of one rank, and single heads of all ranks together.
+
+Inputs are made one key head at a time, with its query heads: heads do not depend on each other, so such a head is a
+case of its own (`head_case`) on one device, with the reference and the tolerance of any case. Every rank makes each
+head from the same seed and keeps its positions of the sequence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from attnbench.core.backend import Inputs
+from attnbench.core.case import Case
+from attnbench.core.split_sequence import Spans
+from attnbench.worker import inputs
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from attnbench.worker.ranks.group import RankGroup
+
+
+def head_case(case: Case) -> Case:
+    """Return the case of one key head and its query heads, whole, on one device."""
+    s = case.shape
+    return replace(case, ranks=1, shape=replace(s, nheads=s.nheads // s.nheads_k, nheads_k=1))
+
+
+def make_head(case: Case, head: int, device: str, seed: int) -> Inputs:
+    """Return the inputs of one key head of the whole sequence."""
+    return inputs.make(head_case(case), device, seed + 7919 * (head + 1))
+
+
+def make_part(case: Case, spans: Spans, device: str, seed: int) -> Inputs:
+    """Return the inputs of the positions `spans`, all heads."""
+    import torch
+
+    heads = (make_head(case, head, device, seed) for head in range(case.shape.nheads_k))
+    taken = [{name: take(t, spans) for name, t in of.values.items()} for of in heads]
+    whole = {name: torch.cat([of[name] for of in taken], 2) for name in taken[0]}
+    return Inputs(whole["q"], whole["k"], whole["v"], whole.get("dout"))
+
+
+def take(t: Tensor, spans: Spans) -> Tensor:
+    """Return some positions of a tensor (batch, seqlen, ...), in the order of the spans."""
+    import torch
+
+    return torch.cat([t[:, start:end] for start, end in spans], 1)
+
+
+def columns(case: Case, name: str, head: int) -> slice:
+    """Return the heads of a tensor of all heads ("q", "dk", ...) that belong to a key head."""
+    group = 1 if name in ("k", "v", "dk", "dv") else case.shape.nheads // case.shape.nheads_k
+    return slice(head * group, (head + 1) * group)
+
+
+def put_head(case: Case, part: Inputs, head: int, whole: Inputs | None, spans: Spans, device: torch.device) -> None:
+    """Write a key head of rank 0's `whole` inputs (None in other ranks) into each rank's part. A collective."""
+    import torch
+    import torch.distributed as dist
+
+    s = head_case(case).shape
+    for name, t in part.values.items():
+        size = (s.batch, s.seqlen_q, s.nheads if name in ("q", "dout") else 1, t.shape[-1])
+        sent = torch.empty(size, dtype=t.dtype, device=device) if whole is None else whole.values[name].contiguous()
+        dist.broadcast(sent, 0)
+        t[:, :, columns(case, name, head)] = take(sent, spans)
+
+
+def gather_head(case: Case, results: Mapping[str, Tensor], head: int, spans_of: Sequence[Spans]) -> dict[str, Tensor]:
+    """Return the results of one key head for the whole sequence, from all ranks' parts. A collective."""
+    import torch
+    import torch.distributed as dist
+
+    found = {}
+    for name in sorted(results):
+        own = results[name][:, :, columns(case, name, head)].contiguous()
+        parts = [torch.empty_like(own) for _ in spans_of]
+        dist.all_gather(parts, own)
+        whole = torch.empty(own.shape[0], case.shape.seqlen_q, *own.shape[2:], dtype=own.dtype, device=own.device)
+        for part, spans in zip(parts, spans_of, strict=True):
+            at = 0
+            for start, end in spans:
+                whole[:, start:end] = part[:, at : at + end - start]
+                at += end - start
+        found[name] = whole
+    return found
+
+
+def heads_to_check(case: Case, group: RankGroup, most: int) -> tuple[int, ...]:
+    """Return which key heads are checked: all, or one drawn from each of `most` sections. Rank 0 draws."""
+    count = case.shape.nheads_k
+    if count <= most:
+        return tuple(range(count))
+    edges = [i * count // most for i in range(most + 1)]
+    draw = random.SystemRandom()
+    drawn: tuple[int, ...] = group.first(tuple(draw.randrange(a, b) for a, b in itertools.pairwise(edges)))
+    return drawn
+
+
+def is_as_made(case: Case, given: Inputs, spans: Spans, seed: int) -> str | None:
+    """Return the name of the first tensor of `given` whose values are not those that were made; None where all are."""
+    fresh = make_part(case, spans, str(given.q.device), seed)
+    return inputs.first_changed(given, dataclasses.replace(fresh, dout=fresh.dout if given.dout is not None else None))
