@@ -36,6 +36,7 @@ class Fake(BackendBase):
     name = "fake"
     simulated = True
     steps = True
+    several = True
 
     def __init__(self) -> None:
         self.now = 0  # the simulated clock, in nanoseconds
@@ -74,6 +75,11 @@ class Fake(BackendBase):
         seconds = 5e-6 + attention / rate + rest
         if case.step:
             share = attention / rate / seconds
+        moved, computing = 0, None
+        if case.ranks > 1:  # keys and values of the others come over a bus of 300 GB/s, and nothing hides that
+            moved = ideal_bytes(case) * (case.ranks - 1) // case.ranks
+            alone, seconds = 5e-6 + attention / rate / case.ranks, 25e-6 + attention / rate / case.ranks + moved / 3e11
+            computing = alone / seconds
         noise = random.Random(case.key)
         first = [True]
 
@@ -86,10 +92,11 @@ class Fake(BackendBase):
         names = ("out", "dq", "dk", "dv") if case.has_backward else ("out",)
         accuracy = Accuracy({n: TensorError(error, 1e-3, 2e-3, error) for n in names}, s.seqlen_q, s.nheads)
         out = s.batch * s.seqlen_q * s.nheads * s.headdim_v * RESULT_ITEMSIZE[case.dtype]
-        memory = {"memory_peak": ideal_bytes(case) if case.has_backward else out}
+        memory = {"memory_peak": (ideal_bytes(case) if case.has_backward else out) // case.ranks}
         if case.has_backward:
             memory["memory_saved"] = out
-        return Prepared(launch, _nothing, simulation=Simulation(lambda: self.now, accuracy, memory, share))
+        simulation = Simulation(lambda: self.now, accuracy, memory, share, computing)
+        return Prepared(launch, _nothing, simulation=simulation, moved=moved)
 
     def fail(self, fault: str) -> None:
         """Fail as ATTNBENCH_FAKE says: raise an error, or end or block the process for crash and hang."""

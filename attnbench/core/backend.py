@@ -280,3 +280,4 @@ class Simulation:
     accuracy: Accuracy
     memory: Mapping[str, int]  # measurement name -> bytes
     attention: float | None = None  # of a step of a model: the share that is attention
+    compute: float | None = None  # of several ranks: the share of the time without communication

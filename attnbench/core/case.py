@@ -110,7 +110,7 @@ class Case:
     A `latent` case is MLA with absorbed weights (DeepSeek-V2, arXiv 2405.04434, section 2.1): all query heads share one
     row per token, which is the key, and v is its first headdim_v columns.
 
-    With `ranks` above 1 the sequence is split over that many devices, and sizes, FLOPs and bytes are those of the whole.
+    With `ranks` above 1 the sequence is split over that many devices; sizes, FLOPs and bytes are those of the whole.
 
     With a `step` it is a step of a whole model, whose layers have this attention (core/step.py): `direction` is fwd, or
     fwd_bwd for training.

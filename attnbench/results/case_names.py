@@ -116,7 +116,7 @@ def case_rank(case: Case) -> tuple[Any, ...]:
     s = case.shape
     kind = (DTYPES.index(case.dtype), s.headdim, s.headdim_v, mask_rank(case), DIRECTIONS.index(case.direction))
     sizes = (pattern(case), seqlen(case), s.seqlen_q, s.batch, s.nheads, s.nheads_k)
-    return (*kind, *sizes, case.softcap, case.dropout_p, case.key)
+    return (*kind, *sizes, case.softcap, case.dropout_p, case.ranks, case.key)
 
 
 def grouped(case: Case) -> bool:

@@ -242,7 +242,7 @@ def enqueue(row: Row) -> float | None:
 
 @metric("Throughput", "TFLOP/s", "higher", formats.digits, clocked=True, sure_as="latency")
 def tflops(row: Row) -> float | None:
-    """FLOPs of the case over the latency."""
+    """FLOPs of the case over the latency; with several ranks, those of each."""
     return _over(_throughput(row), 1e12)
 
 
@@ -269,7 +269,7 @@ def utilization_ceiling(row: Row) -> float | None:
 
 @metric("Bandwidth", "GB/s", "higher", formats.digits, clocked=True, sure_as="latency")
 def gbps(row: Row) -> float | None:
-    """Ideal traffic (each operand once) over the latency: a lower bound of what was moved."""
+    """Ideal traffic (each operand once) over the latency: a lower bound of what was moved; of each rank."""
     return _over(_traffic(row), 1e9)
 
 
@@ -289,7 +289,7 @@ def bandwidth_ceiling(row: Row) -> float | None:
 def roofline(row: Row) -> float | None:
     """The larger of exact FLOPs over peak and ideal traffic over bandwidth, by the datasheet, over the latency."""
     least = _roofline_of(row.case, row.rates)
-    return None if least is None else _over(least.seconds, latency(row))
+    return None if least is None else _over(least.seconds / row.case.ranks, latency(row))
 
 
 @metric("Speedup over eager", "", "higher", formats.times, clocked=True, sure_as="latency")
@@ -308,9 +308,9 @@ def memory_peak(row: Row) -> float | None:
 
 @metric("Peak memory of one call with its inputs", "B", "lower", formats.size, whole=True)
 def memory_total(row: Row) -> float | None:
-    """The most that one call takes from torch's allocator, and its inputs."""
+    """The most that one call takes from torch's allocator, and its inputs; with several ranks, of each."""
     added = memory_peak(row)
-    return None if added is None else added + input_bytes(row.case)
+    return None if added is None else added + input_bytes(row.case) // row.case.ranks
 
 
 @metric("Peak memory added by one call, as the driver sees it", "B", "lower", formats.size, whole=True)
@@ -517,6 +517,27 @@ def tracing(row: Row) -> float | None:
     return stats.median(ratios) - 1 if ratios else None
 
 
+@metric("Communication exposed", "", "lower", formats.share, sure_as="latency")
+def exposed(row: Row) -> float | None:
+    """With several ranks: the share of the latency that the same launch without its communication does not take."""
+    seconds, alone = latency(row), row.one_value("compute")
+    return None if alone is None or not seconds else max(0.0, 1 - alone / seconds)
+
+
+@metric("Sent by each rank", "GB/s", "higher", formats.digits, sure_as="latency")
+def bus_gbps(row: Row) -> float | None:
+    """With several ranks: the bytes that one rank sends in a call, at most, over the latency."""
+    moved = row.one_value("moved")
+    return None if moved is None else _over(moved / 1e9, latency(row))
+
+
+@metric("Share of the bus", "", "higher", formats.share, sure_as="latency")
+def bus_share(row: Row) -> float | None:
+    """With several ranks: what each sends over the latency, as a share of its bytes/s in a large all-to-all."""
+    most = row.one_value("ceiling_bus")
+    return None if most is None else _over(_product(bus_gbps(row), 1e9), most)
+
+
 @metric("Cycles", "cycles", "lower", formats.megacycles, sure_as="latency")
 def cycles(row: Row) -> float | None:
     """Latency times the SM clock held: independent of what power and heat did to the clock."""
@@ -525,13 +546,13 @@ def cycles(row: Row) -> float | None:
 
 
 def _throughput(row: Row) -> float | None:
-    """Return FLOP/s."""
-    return _over(work(row), latency(row))
+    """Return FLOP/s of each rank."""
+    return _over(work(row) / row.case.ranks, latency(row))
 
 
 def _traffic(row: Row) -> float | None:
-    """Return bytes/s of ideal traffic."""
-    return _over(float(ideal_bytes(row.case)), latency(row))
+    """Return bytes/s of ideal traffic of each rank."""
+    return _over(ideal_bytes(row.case) / row.case.ranks, latency(row))
 
 
 @cache

@@ -53,8 +53,9 @@ def make_plan(
 
     A case in `only` has jobs of those backends alone that have one of its names or patterns.
     In each round the cases are in another random order, and so are the backends of each case. Jobs whose memory does
-    not fit are skipped, as are those of more ranks than there are `devices`, and with `time_limit` (seconds) also the slowest jobs. On a CPU, where the longest sequences
-    take hours, the limit first leaves out the longest sequence lengths: these have no jobs.
+    not fit are skipped, as are those of more ranks than there are `devices`, and with `time_limit` (seconds) also the
+    slowest jobs. On a CPU, where the longest sequences take hours, the limit first leaves out the longest sequence
+    lengths: these have no jobs.
     """
     jobs: list[Job] = []
     free = device.free - CONTEXT * len(answers) if device.kind == "cuda" else device.free

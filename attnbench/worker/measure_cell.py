@@ -82,9 +82,7 @@ class CellMeasurer(Instruments):
 
         assert isinstance(self.together, RankGroup)
         limits = self.ceilings(operand_dtype(case)) if ceilings else {}
-        return _rounded(
-            measure_ranks(self, self.together, backend, case, policy, timed=timed, ceilings=ceilings), limits
-        )
+        return _rounded(measure_ranks(self, self.together, backend, case, policy, timed=timed), limits)
 
     def recover(self) -> bool:
         """Free memory after a job, failed or not. Return False where the CUDA context or torch's state is broken."""

@@ -238,6 +238,9 @@ def simulate(prepared: Prepared, policy: Policy, *, timed: bool = True) -> dict[
         traced = stats.median(samples)
         measurements["attention"] = Measurement("s", (simulation.attention * traced,))
         measurements["step_traced"] = Measurement("s", (traced,))
+    if simulation.compute is not None:
+        measurements["compute"] = Measurement("s", tuple(simulation.compute * seconds for seconds in samples))
+        measurements["moved"] = Measurement("B", (prepared.moved,))
     return {
         "status": "ok",
         "measurements": measurements,

@@ -6,6 +6,7 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from attnbench.analysis.summary import scaling
 from attnbench.analysis.summary.answer import answer
 from attnbench.analysis.summary.cautions import cautions
 from attnbench.analysis.summary.facts import facts
@@ -39,11 +40,13 @@ def document(
         machines=tuple(machines(cells)),
         blocks=(
             *(grids(cells, metrics, by, lines=lines) if cells else ()),
+            *scaling.tables(cells),
             *(phases(cells) if "seconds" in metrics else ()),
         ),
         reasons=tuple(reasons(cells)),
         cautions=tuple(cautions(cells, runs, files)),
         facts=tuple(facts(cells)),
+        appendix=scaling.sections(cells),
     )
 
 
@@ -62,6 +65,6 @@ def complete(
         from attnbench.analysis.summary import page
         from attnbench.report.html.charts import charts
 
-        appendix = page.environment(runs, files), page.reproduce(runs, files, cells)
+        appendix = (*report.appendix, page.environment(runs, files), page.reproduce(runs, files, cells))
         report = replace(report, page=charts(cells, page.note_on_figures(cells)), appendix=appendix)
     return report

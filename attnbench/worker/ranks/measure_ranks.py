@@ -1,6 +1,6 @@
 """Measures one case on several devices. Every rank runs this; the record is rank 0's.
 
-Inputs of each rank -> hard inputs in some heads, checked -> the case's own inputs with dout masked, checked -> memory ->
+Inputs of each rank -> hard inputs in some heads, checked -> the case's own inputs with dout masked, memory, checked ->
 timed bursts, which begin together -> the same without communication -> inputs changed in place, traced, checked ->
 inputs restored, calls one after the other, checked. What is checked are whole heads, gathered to rank 0: each is
 attention of its own (split_inputs.py), so the reference and the tolerance are those of any case. Which heads is drawn.
@@ -130,7 +130,6 @@ def measure_ranks(
     policy: Policy,
     *,
     timed: bool = True,
-    ceilings: bool = False,
 ) -> Fields:
     """Measure one case and return the fields of its Record; without `timed` make the same checks and time nothing.
 
@@ -178,8 +177,7 @@ def measure_ranks(
         if prepared.compute is not None:
             alone = instruments.time(TimedLaunch(prepared.compute, _no_copies, 0, 0), policy)
             measurements["compute"] = alone.measurements["time"]
-        if ceilings:
-            measurements["ceiling_bus"] = Measurement("B/s", tuple(_bus(instruments, group)))
+        measurements["ceiling_bus"] = Measurement("B/s", tuple(_bus(instruments, group)))
         cell.laps.end("timing")
     if changed := cell.first_changed():
         return {"status": "wrong", "reason": f"it wrote to its input {changed}", "accuracy": accuracy}

@@ -1,0 +1,181 @@
+"""What several devices give over one: a table of every cell on several ranks, and from which length they are faster.
+
+Strong scaling is the same sequence on more devices: efficiency = latency on one / (ranks x latency on `ranks`). Weak
+scaling keeps the tokens of each device: the FLOP/s of each of `ranks` devices over those of one device on 1 / ranks of
+the tokens. Both are of the same backend in the same run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from attnbench.core import formats
+from attnbench.core.case import Case
+from attnbench.core.sizes import format_size
+from attnbench.report.document import Column, Dot, Entry, Paragraphs, Plot, Section, Span, Table
+from attnbench.results import case_names
+from attnbench.results.cells import Cell
+
+NOTE = (
+    "A rank is one device. TFLOP/s are of each. Strong: the speedup over one rank, over the ranks. Weak: TFLOP/s of each "
+    "rank over those of one with as many tokens. Exposed: the share of the time that the same launch without "
+    "communication does not take. Sent: by each rank, over the time. Memory: of each rank, its inputs and the most in "
+    "use beside them."
+)
+
+Key = tuple[Case, str, str]  # backend, device
+
+
+def tables(cells: Sequence[Cell]) -> list[Table | Paragraphs]:
+    """Return the table of cells on several ranks, and from which length they are faster; none without such cells."""
+    several = [cell for cell in cells if cell.case.ranks > 1 and cell.status == "ok"]
+    if not several:
+        return []
+    known = _by_key(cells)
+    dtypes = len({cell.case.dtype for cell in several}) > 1
+    columns = (
+        *map(Column, ("backend", "case")),
+        *(Column(name, "right") for name in ("ranks", "latency", "TFLOP/s", "strong", "weak", "exposed", "sent")),
+        *(Column(name, "right") for name in ("of the bus", "memory", "error")),
+    )
+    order = sorted(several, key=lambda c: (case_names.backend_rank(c.backend), case_names.case_rank(c.case)))
+    table = Table(
+        "scaling",
+        columns,
+        tuple(_row(c, known, dtypes) for c in order),
+        title="One sequence over several ranks",
+        note=NOTE,
+    )
+    lines = [(Span(line),) for line in crossovers(cells)]
+    return [table, Paragraphs(tuple(lines), title="From which length they are faster")] if lines else [table]
+
+
+def crossovers(cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield for each backend, kind of case and number of ranks from which length on they are faster than one device."""
+    known = _by_key(cells)
+    for (backend, _, ranks, _), curve in _curves(cells).items():
+        name = f"{backend} {_kind(curve[0][0].case)}"
+        measured = ", ".join(f"{_size(cell)} {formats.times(speedup)}" for cell, speedup in curve)
+        faster = [speedup > 1 and not cell.alike(known[_on_one(cell)]) for cell, speedup in curve]
+        if not any(faster):
+            yield f"{name}: {ranks} ranks are at no length faster than one ({measured})"
+        elif all(faster):
+            yield f"{name}: {ranks} ranks are faster from {_size(curve[0][0])} on, the shortest measured ({measured})"
+        else:
+            yield f"{name}: {ranks} ranks are faster from about {format_size(_crossing(curve))} on ({measured})"
+
+
+def sections(cells: Sequence[Cell]) -> tuple[Section, ...]:
+    """Return the figures for a page: the speedup over one device, by length."""
+    groups: dict[str, list[tuple[int, list[tuple[Cell, float]]]]] = {}
+    for (backend, _, ranks, _), curve in _curves(cells).items():
+        groups.setdefault(f"{backend} {_kind(curve[0][0].case)}", []).append((ranks, curve))
+    plots = tuple(_plot(name, curves) for name, curves in groups.items() if any(len(c) > 1 for _, c in curves))
+    return (Section("scaling", "Speedup over one rank", plots),) if plots else ()
+
+
+def _plot(name: str, curves: Sequence[tuple[int, Sequence[tuple[Cell, float]]]]) -> Plot:
+    lengths = sorted({case_names.seqlen(cell.case) for _, curve in curves for cell, _ in curve})
+    dots = tuple(
+        Dot(
+            math.log2(case_names.seqlen(cell.case)),
+            speedup,
+            group=group,
+            tip=f"{ranks} ranks, {_size(cell)}: {formats.times(speedup)}",
+        )
+        for group, (ranks, curve) in enumerate(curves)
+        for cell, speedup in curve
+    )
+    first, last = math.log2(lengths[0]), math.log2(lengths[-1])
+    return Plot(
+        f"{name}: {', '.join(str(ranks) for ranks, _ in curves)} ranks",
+        dots,
+        levels=((first, last, 1.0),),
+        x_labels=tuple((math.log2(n), format_size(n)) for n in lengths),
+        y_labels=tuple((float(n), f"{n}x") for n in (0, *sorted({1, *(ranks for ranks, _ in curves)}))),
+    )
+
+
+def _row(cell: Cell, known: Mapping[Key, Cell], dtypes: bool) -> tuple[Entry, ...]:
+    one, weak = known.get(_on_one(cell)), _weak(cell, known)
+    seconds, rate = cell.value("latency") or 0.0, cell.value("tflops")
+    strong = (one.value("latency") or 0.0) / (cell.case.ranks * seconds) if one and seconds else None
+    weakly = rate / alone if weak and rate and (alone := weak.value("tflops")) else None
+    error = next((row.record.accuracy.errors["out"].relative for row in cell.ok if row.record.accuracy), None)
+    figures = (
+        (seconds, formats.duration),
+        (rate, formats.digits),
+        (strong, formats.share),
+        (weakly, formats.share),
+        (cell.value("exposed"), formats.share),
+        (cell.value("bus_gbps"), lambda n: f"{formats.digits(n)} GB/s"),
+        (cell.value("bus_share"), formats.share),
+        (cell.value("memory_total"), formats.size),
+        (error, lambda n: f"{n:.1e}"),
+    )
+    texts = (form(value) if value is not None else "" for value, form in figures)
+    return (cell.backend_name, _name(cell.case, dtypes), str(cell.case.ranks), *texts)
+
+
+def _by_key(cells: Sequence[Cell]) -> dict[Key, Cell]:
+    return {(cell.case, cell.backend, cell.device): cell for cell in cells if cell.status == "ok"}
+
+
+def _on_one(cell: Cell) -> Key:
+    """Return the key of the cell of the same sequence on one device."""
+    return replace(cell.case, ranks=1), cell.backend, cell.device
+
+
+def _weak(cell: Cell, known: Mapping[Key, Cell]) -> Cell | None:
+    """Return the cell of one device with as many tokens as each of the ranks has."""
+    s, ranks = cell.case.shape, cell.case.ranks
+    shape = replace(s, seqlen_q=s.seqlen_q // ranks, seqlen_k=s.seqlen_k // ranks)
+    return known.get((replace(cell.case, ranks=1, shape=shape), cell.backend, cell.device))
+
+
+def _curves(cells: Sequence[Cell]) -> dict[tuple[str, Case, int, str], list[tuple[Cell, float]]]:
+    """Return (backend, case without its length, ranks, device) -> cells and speedups over one device, by length.
+
+    The batch is left out, as a budget of tokens changes it with the length.
+    """
+    known = _by_key(cells)
+    found: dict[tuple[str, Case, int, str], list[tuple[Cell, float]]] = {}
+    for cell in cells:
+        if cell.case.ranks == 1 or cell.status != "ok" or (one := known.get(_on_one(cell))) is None:
+            continue
+        ours, theirs = cell.value("latency"), one.value("latency")
+        if ours and theirs:
+            shape = replace(cell.case.shape, batch=1, seqlen_q=1, seqlen_k=1)
+            kind = replace(cell.case, ranks=1, shape=shape)
+            found.setdefault((cell.backend, kind, cell.case.ranks, cell.device), []).append((cell, theirs / ours))
+    return {key: sorted(curve, key=lambda of: case_names.seqlen(of[0].case)) for key, curve in found.items()}
+
+
+def _crossing(curve: Sequence[tuple[Cell, float]]) -> int:
+    """Return the length at which the speedup passes 1 for the last time, between two that were measured.
+
+    Interpolated on logarithms of both, and rounded to 1k, or to 64 below 4k.
+    """
+    below = max((i for i, (_, speedup) in enumerate(curve) if speedup <= 1), default=-1)
+    if below in (-1, len(curve) - 1):
+        return case_names.seqlen(curve[max(0, below)][0].case)
+    (low, a), (high, b) = curve[below], curve[below + 1]
+    x, y = math.log(case_names.seqlen(low.case)), math.log(case_names.seqlen(high.case))
+    length = math.exp(x + (y - x) * math.log(1 / a) / (math.log(b) - math.log(a)))
+    unit = 1024 if length >= 4096 else 64
+    return max(unit, round(length / unit) * unit)
+
+
+def _size(cell: Cell) -> str:
+    return format_size(case_names.seqlen(cell.case))
+
+
+def _kind(case: Case) -> str:
+    return f"d{case_names.headdim(case)} {case_names.mask(case)} {case.direction} {case.dtype}"
+
+
+def _name(case: Case, dtypes: bool) -> str:
+    said = f"{case_names.lengths(case)} d{case_names.headdim(case)} {case_names.mask(case)} {case.direction}"
+    return f"{said} {case.dtype}" if dtypes else said
