@@ -1,0 +1,122 @@
+"""Methods that split a sequence over ranks, right and wrong ones, as own backends of tests/worker/test_ranks.py."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from attnbench.backends.several_devices import SeveralDevices, part_of
+from attnbench.backends.ulysses import Sdpa
+from attnbench.core import split_sequence
+from attnbench.core.backend import Prepared
+
+OWN_KEYS = 192  # tokens
+WRONG = {  # tokens of a rank's part -> what is wrong
+    32: "out is 2 % too large",
+    64: "dk is 2 % too large",
+    96: "returns earlier results",
+    128: "writes to its input",
+    160: "leaves a row unwritten",
+}
+
+
+class GatheredKeys(SeveralDevices):
+    """Every rank gathers all keys and values; sequences are causal, in head-tail order.
+
+    Wrong for sequences of OWN_KEYS: there each rank sees its own keys only.
+    """
+
+    inner: ClassVar[str] = "sdpa"
+
+    def cannot_split(self, case: Any, device: Any) -> str | None:
+        return None
+
+    def on_each(self, case: Any) -> Any:
+        return part_of(case) if case.ranks > 1 else case
+
+    def spans(self, case: Any, rank: int) -> split_sequence.Spans:
+        return split_sequence.head_tail(case.shape.seqlen_q, case.ranks, rank)
+
+    def prepare_rank(self, case: Any, inputs: Any) -> Prepared:
+        at = torch.cat([torch.arange(*span) for r in range(case.ranks) for span in self.spans(case, r)])
+        own = torch.cat([torch.arange(*span) for span in self.spans(case, dist.get_rank())])
+        seen = at[None] <= own[:, None]
+        if case.shape.seqlen_q == OWN_KEYS:
+            seen &= torch.isin(at, own)[None]
+
+        def launch() -> Any:
+            gathered = []
+            for t in (inputs.k, inputs.v):
+                parts = [torch.empty_like(t) for _ in range(case.ranks)]
+                dist.all_gather(parts, t)
+                gathered.append(torch.cat(parts, 1).transpose(1, 2))
+            out = torch.nn.functional.scaled_dot_product_attention(inputs.q.transpose(1, 2), *gathered, attn_mask=seen)
+            return out.transpose(1, 2)
+
+        return Prepared(launch, lambda out: {"out": out})
+
+
+class Ulysses(Sdpa):
+    """Right; `spoil` of its subclasses changes what a launch returns, or does something else."""
+
+    def prepare_rank(self, case: Any, inputs: Any) -> Prepared:
+        prepared = super().prepare_rank(case, inputs)
+        calls = [0]
+
+        def launch() -> Any:
+            calls[0] += 1
+            self.before(calls[0], inputs)
+            return self.spoil(prepared.launch(), calls[0])
+
+        return Prepared(launch, prepared.canonical, moved=prepared.moved, compute=prepared.compute)
+
+    def before(self, call: int, inputs: Any) -> None: ...
+
+    def spoil(self, results: dict[str, Any], call: int) -> dict[str, Any]:
+        return results
+
+
+class Wrong(Ulysses):
+    """Wrong in rank 1 only, in another way for each length of its part."""
+
+    kept: Any = None
+
+    def before(self, call: int, inputs: Any) -> None:
+        if dist.get_rank() and WRONG[inputs.q.shape[1]] == "writes to its input" and call == 3:
+            inputs.v[0, -1, 0, 0] += 1
+
+    def spoil(self, results: dict[str, Any], call: int) -> dict[str, Any]:
+        if not dist.get_rank():
+            return results
+        match WRONG[results["out"].shape[1]]:
+            case "out is 2 % too large":
+                results["out"] = results["out"] * 1.02
+            case "dk is 2 % too large":
+                results["dk"] = results["dk"] * 1.02
+            case "returns earlier results":
+                self.kept = self.kept if call > 2 else results
+                return self.kept
+            case "leaves a row unwritten":
+                results["out"][0, 0, :, 0] = float("nan")
+        return results
+
+
+class Fails(Ulysses):
+    """What one rank does, by its seqlen; rank 0 then waits for it."""
+
+    def before(self, call: int, inputs: Any) -> None:
+        if not dist.get_rank():
+            return
+        match inputs.q.shape[1]:
+            case 64:
+                os._exit(3)
+            case 128:
+                raise ValueError("of the library")
+            case 256:
+                raise MemoryError("no more memory")
+            case 512:
+                time.sleep(600)

@@ -1,0 +1,144 @@
+"""One sequence over several ranks, on a CPU with gloo: right results, wrong ones, and ranks that fail."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from split_methods import OWN_KEYS, WRONG
+
+from attnbench.core import split_sequence
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
+from attnbench.core.record import Forecast, Job, Record
+from attnbench.run import rank_workers
+from attnbench.run.device_probe import probe_device
+from attnbench.run.workers import WorkerPool
+
+OWN = Path(__file__).with_name("split_methods.py")
+POLICY = Policy(l2="warm", warmup_s=0.0, min_samples=3, max_samples=3, min_seconds=0.0, timeout_s=60.0)
+
+
+def case(direction: str = "fwd", dtype: str = "fp32", seqlen: int = 256, nheads_k: int = 4, **fields: Any) -> Case:
+    shape = Shape(1, seqlen, seqlen, 4, nheads_k, 64, 64)
+    return Case(shape, dtype, direction, **{"causal": True, "ranks": 2, **fields})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    made = WorkerPool({name: f"{OWN}:{name}" for name in ("Ulysses", "GatheredKeys", "Wrong", "Fails")})
+    yield made
+    made.close()
+
+
+def measured(pool: WorkerPool, name: str, of: Case, policy: Policy = POLICY) -> Record:
+    return pool.measure(Job(of, name, 0, Forecast(0.1, 0.001, 2**20)), policy, cpu())
+
+
+@cache
+def cpu() -> Device:
+    return probe_device("cpu").device
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        case(),
+        case("bwd"),
+        case("fwd_bwd", "bf16"),
+        case("fwd_bwd", nheads_k=1),
+        case("bwd", "bf16", nheads_k=2),
+        case(causal=False),
+        case(ranks=4),
+        case("fwd_bwd", nheads_k=2, ranks=4),
+        replace(case("fwd_bwd"), shape=Shape(2, 256, 256, 4, 4, 64, 32)),
+    ],
+    ids=lambda of: f"{of.direction}-{of.dtype}-{of.shape.nheads_k}-{of.ranks}-b{of.shape.batch}-{of.causal}",
+)
+def test_ulysses_is_right(pool: WorkerPool, of: Case) -> None:
+    record = measured(pool, "Ulysses", of)
+    assert record.status == "ok", record.reason
+    found = record.measurements
+    ranks = [found[f"time_rank{rank}"].values for rank in range(of.ranks)]
+    assert found["time"].values == tuple(map(max, zip(*ranks, strict=True)))
+    assert len(found["memory_ranks"].values) == of.ranks
+    assert found["memory_peak"].values == (max(found["memory_ranks"].values),)
+    assert found["compute"].values
+    assert found["ceiling_bus"].values
+
+
+def test_what_ulysses_moves(pool: WorkerPool) -> None:
+    """With 2 ranks a rank sends half of its part of q, k, v and out: 128 tokens of 4 heads of 64 float32 each."""
+    assert measured(pool, "Ulysses", case()).measurements["moved"].values == (4 * 128 * 4 * 64 * 4 / 2,)
+
+
+def test_a_head_tail_order_is_right(pool: WorkerPool) -> None:
+    record = measured(pool, "GatheredKeys", case())
+    assert record.status == "ok", record.reason
+
+
+def test_a_rank_that_sees_its_own_keys_only_is_wrong(pool: WorkerPool) -> None:
+    assert measured(pool, "GatheredKeys", case(seqlen=OWN_KEYS)).status == "wrong"
+
+
+@pytest.mark.parametrize("part", WRONG, ids=WRONG.get)
+def test_wrong_in_one_rank_is_wrong(pool: WorkerPool, part: int) -> None:
+    record = measured(pool, "Wrong", case("fwd_bwd" if "dk" in WRONG[part] else "fwd", seqlen=2 * part))
+    assert record.status == "wrong", record.reason
+    if "dk" in WRONG[part]:
+        assert "dk is off" in str(record.reason)
+
+
+@pytest.mark.parametrize(
+    ("seqlen", "status", "said"),
+    [
+        (128, "failed", "rank 1: the worker ended with exit code 3"),
+        (256, "failed", "rank 1: ValueError: of the library"),
+        (512, "oom", "rank 1: "),
+        (1024, "timeout", "no answer within"),
+    ],
+)
+def test_a_rank_that_fails_costs_one_record(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, seqlen: int, status: str, said: str
+) -> None:
+    monkeypatch.setattr(rank_workers, "GRACE", 1.0)
+    assert measured(pool, "Ulysses", case()).status == "ok"
+    policy = replace(POLICY, timeout_s=8.0 if status == "timeout" else 60.0)
+    record = measured(pool, "Fails", case(seqlen=seqlen), policy)
+    assert record.status == status, record.reason
+    assert said in str(record.reason)
+    assert ("Fails", 2) not in pool._workers or not pool._workers["Fails", 2].alive
+    assert measured(pool, "Ulysses", case()).status == "ok"
+
+
+def test_no_process_and_no_file_stays_behind() -> None:
+    pool = WorkerPool({"Ulysses": f"{OWN}:Ulysses"})
+    assert measured(pool, "Ulysses", case()).status == "ok"
+    group = pool._workers["Ulysses", 2]
+    assert isinstance(group, rank_workers.RankWorkers)
+    pids = [rank._process.pid for rank in group._ranks]
+    pool.close()
+    assert not group._folder.exists()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_the_head_tail_order_is_torchs() -> None:
+    balancer = pytest.importorskip("torch.distributed.tensor.experimental._context_parallel._load_balancer")
+    order = balancer._HeadTailLoadBalancer(64, 4, torch.device("cpu"))._generate_indices(restore=False).flatten()
+    ours = [torch.arange(*span) for rank in range(4) for span in split_sequence.head_tail(64, 4, rank)]
+    assert torch.equal(order, torch.cat(ours))
+
+
+def test_one_rank_is_the_backend_itself(pool: WorkerPool) -> None:
+    record = measured(pool, "Ulysses", case(ranks=1))
+    assert record.status == "ok", record.reason
+    assert "moved" not in record.measurements
