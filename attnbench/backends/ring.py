@@ -9,12 +9,14 @@ The call is the public one: scaled_dot_product_attention inside torch.distribute
 which replaces it and is entered in `prepare`. Two things are torch's own and private, as it has no public way: the
 balancing is turned off for attention that is not causal, and `compute` replaces the rotation by one that moves nothing.
 
-torch has no such kernel for a CPU. Checked against torch 2.13's source. Not run on GPUs yet.
+torch dispatches no kernel of a CPU to it. Checked against torch 2.13: its ring with SDPA's kernel for CPUs, forward, in
+tests/worker/test_ranks.py. Not run on GPUs yet.
 """
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
@@ -26,6 +28,8 @@ from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from attnbench.core.backend import Inputs
 
 
@@ -59,24 +63,14 @@ class Ring(SeveralDevices):
 
     def prepare_rank(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor.experimental import _attention, context_parallel
 
         for name in SWITCHES:
             getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == self.switch)
         self._entered.close()  # of the last case
-        mesh = init_device_mesh("cuda", (case.ranks,))
-        _attention.set_rotate_method(self.method)
-        options = _own_module()._cp_options
-        options.enable_load_balance = case.causal
-        positions = torch.empty(1, case.shape.seqlen_q, device=inputs.q.device)  # what context_parallel splits
-        self._entered.enter_context(context_parallel(mesh, buffers=[positions], buffer_seq_dims=[1]))
-        scale, causal = case.softmax_scale, case.causal
-
-        def attention(q: Any, k: Any, v: Any) -> Any:  # looked up in each call: context_parallel has replaced it
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-
-        prepared = autograd_prepared(part_of(case), inputs, attention, "bhsd")
+        module = _own_module()
+        module.set_rotate_method(self.method)
+        module._cp_options.enable_load_balance = case.causal
+        prepared = autograd_prepared(part_of(case), inputs, self.attention(case), "bhsd")
 
         def compute() -> Any:
             with _nothing_moved():
@@ -86,7 +80,23 @@ class Ring(SeveralDevices):
         moved = (case.ranks - 1) * keys * (case.has_forward + case.has_backward)
         if case.has_backward:  # the gradients of keys and values go all the way around, in float32
             moved += case.ranks * keys * 4 // inputs.k.element_size()
-        return Prepared(prepared.launch, prepared.canonical, prepared.forward, moved=moved, compute=compute)
+        return replace(prepared, moved=moved, compute=compute)
+
+    def attention(self, case: Case) -> Callable[[Any, Any, Any], Any]:
+        """Return attention of this rank's q, k and v, (batch, nheads, seqlen / ranks, headdim), over all ranks."""
+        import torch
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.experimental import context_parallel
+
+        mesh = init_device_mesh("cuda", (case.ranks,))
+        positions = torch.empty(1, case.shape.seqlen_q, device="cuda")  # what context_parallel splits
+        self._entered.enter_context(context_parallel(mesh, buffers=[positions], buffer_seq_dims=[1]))
+        scale, causal = case.softmax_scale, case.causal
+
+        def over_all_ranks(q: Any, k: Any, v: Any) -> Any:  # looked up in each call: context_parallel has replaced it
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+
+        return over_all_ranks
 
 
 class _Still:

@@ -321,7 +321,10 @@ def _check_ranks(at: Mapping[str, Any], *, is_ragged: bool) -> None:
     if other:
         raise UserError(f"ranks: {other} is not measured on several devices; leave out one of them")
     if at["seqlen_q"] not in (None, seqlen) or seqlen % ranks:
-        raise UserError(f"ranks: as many queries as keys, and a multiple of {ranks}; not {at['seqlen_q'] or seqlen}")
+        raise UserError(
+            f"ranks: {ranks} of them take as many queries as keys, and a multiple of {ranks} tokens, not "
+            f"{at['seqlen_q'] or seqlen}; choose another --seqlen"
+        )
 
 
 def _check_mask(at: Mapping[str, Any], *, is_ragged: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from attnbench.backends.ring import AllgatherFlash, _own_module
 from attnbench.backends.several_devices import SeveralDevices, part_of
 from attnbench.backends.ulysses import Sdpa
 from attnbench.core import split_sequence
@@ -58,6 +59,25 @@ class GatheredKeys(SeveralDevices):
             return out.transpose(1, 2)
 
         return Prepared(launch, lambda out: {"out": out})
+
+
+class Ring(AllgatherFlash):
+    """torch's ring with SDPA's kernel for CPUs, forward only, in the place of the public call, which has none."""
+
+    def cannot_split(self, case: Any, device: Any) -> str | None:
+        return None
+
+    def attention(self, case: Any) -> Any:
+        ring, kernel = (
+            _own_module()._templated_ring_attention,
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
+        )
+        group = dist.group.WORLD
+        return lambda q, k, v: ring(group, 2, kernel, q, k, v, is_causal=case.causal, scale=case.softmax_scale)[0]
+
+
+class RingAlltoall(Ring):
+    method = "alltoall"
 
 
 class Ulysses(Sdpa):

@@ -23,6 +23,7 @@ from attnbench.run.device_probe import probe_device
 from attnbench.run.workers import WorkerPool
 
 OWN = Path(__file__).with_name("split_methods.py")
+RINGS = ("Ring", "RingAlltoall")
 POLICY = Policy(l2="warm", warmup_s=0.0, min_samples=3, max_samples=3, min_seconds=0.0, timeout_s=60.0)
 
 
@@ -33,7 +34,7 @@ def case(direction: str = "fwd", dtype: str = "fp32", seqlen: int = 256, nheads_
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    made = WorkerPool({name: f"{OWN}:{name}" for name in ("Ulysses", "GatheredKeys", "Wrong", "Fails")})
+    made = WorkerPool({name: f"{OWN}:{name}" for name in ("Ulysses", "GatheredKeys", *RINGS, "Wrong", "Fails")})
     yield made
     made.close()
 
@@ -77,6 +78,16 @@ def test_ulysses_is_right(pool: WorkerPool, of: Case) -> None:
 def test_what_ulysses_moves(pool: WorkerPool) -> None:
     """With 2 ranks a rank sends half of its part of q, k, v and out: 128 tokens of 4 heads of 64 float32 each."""
     assert measured(pool, "Ulysses", case()).measurements["moved"].values == (4 * 128 * 4 * 64 * 4 / 2,)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", RINGS)
+def test_torchs_ring_is_right(pool: WorkerPool, name: str, causal: bool) -> None:
+    """Each of 2 ranks sends its 128 keys and values of 4 heads of 64 float32."""
+    record = measured(pool, name, case(causal=causal))
+    assert record.status == "ok", record.reason
+    assert record.measurements["moved"].values == (2 * 128 * 4 * 64 * 4,)
+    assert record.measurements["compute"].values
 
 
 def test_a_head_tail_order_is_right(pool: WorkerPool) -> None:

@@ -56,6 +56,7 @@ def _against(some: Sequence[Cell], others: Sequence[Cell]) -> list[float]:
 def _machine(cells: Sequence[Cell]) -> list[str]:
     env, texts = cells[0].run.environment, setup_texts(cells[0].run)
     parts = [
+        f"with {len(env.peers)} more: {', '.join(map(str, env.peers))}" if env.peers else "",
         *(texts[name] for name in ("device memory", "power_limit_w", "device threads", "driver", "torch")),
         f"CUDA {env.cuda}" if env.cuda and env.device.kind == "cuda" else "",
         f"suite {', '.join(dict.fromkeys(c.run.suite for c in cells))}",

@@ -19,8 +19,8 @@ from attnbench.results import case_names
 from attnbench.results.cells import Cell
 
 NOTE = (
-    "A rank is one device. TFLOP/s are of each. Strong: the speedup over one rank, over the ranks. Weak: TFLOP/s of each "
-    "rank over those of one with as many tokens. Exposed: the share of the time that the same launch without "
+    "A rank is one device. TFLOP/s are of each. Strong: the speedup over one rank, over the ranks. Weak: TFLOP/s of "
+    "each rank over those of one with as many tokens. Exposed: the share of the time that the same launch without "
     "communication does not take. Sent: by each rank, over the time. Memory: of each rank, its inputs and the most in "
     "use beside them."
 )

@@ -41,7 +41,6 @@ class RankGroup:
             rank=place.rank,
             world_size=place.ranks,
             timeout=PATIENCE,
-            device_id=device if device.type == "cuda" else None,
         )
         self._host = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._each: dict[float, tuple[float, ...]] = {}  # seconds of the slowest rank -> those of each
