@@ -90,7 +90,7 @@ class Ulysses(SeveralDevices):
         like |= {"k": s.headdim * s.nheads_k * copies, "v": s.headdim_v * s.nheads_k * copies}
         tokens = s.batch * s.seqlen_q // ranks * inputs.q.element_size()
         sent += sum(like[name] * tokens for name in results)
-        return Prepared(launch, _named, moved=int(share * sent), compute=prepared.launch)
+        return Prepared(launch, _named, prepared.forward, moved=int(share * sent), compute=prepared.launch)
 
 
 def heads_from_tokens(part: Tensor, whole: Tensor, ranks: int) -> None:

@@ -22,7 +22,7 @@ CASE_COLUMNS = (
     *("batch", "seqlen_q", "seqlen_k", "nheads", "nheads_k", "headdim", "headdim_v"),
     *("dtype", "direction", "causal", "window_left", "window_right", "softcap", "dropout_p", "layout", "data"),
     *("sink", "alibi", "mask", "page_size", "cache_dtype", "append", "latent", "softmax_scale", "lengths"),
-    *("model_step", "case"),
+    *("ranks", "model_step", "case"),
 )
 COLUMNS = (
     *("device", "suite", "started", "backend", "version", "round", "status", "reason", *CASE_COLUMNS),

@@ -58,7 +58,8 @@ def make_plan(
     lengths: these have no jobs.
     """
     jobs: list[Job] = []
-    free = device.free - CONTEXT * len(answers) if device.kind == "cuda" else device.free
+    workers = len(answers) * len({case.ranks for case in cases})
+    free = device.free - CONTEXT * workers if device.kind == "cuda" else device.free
     for round_ in range(rounds):
         order = random.Random(f"{policy.seed}/{round_}")
         shuffled = list(enumerate(cases))

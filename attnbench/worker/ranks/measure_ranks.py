@@ -153,11 +153,13 @@ def measure_ranks(
         hard = cell.check_first(prepared.canonical(raw))
         del raw, prepared
         cell.use(cell.new_check)
-        prepared = cell.prepare()
+        held, prepared = memory.measure_held(cell.prepare)
         used, _, raw = memory.measure_peak(prepared.launch, split_inputs.head_case(case))
         cell.laps.end("memory")
         accuracy = cell.check_first(prepared.canonical(raw))
         del raw
+        used = _with_kept(instruments, case, prepared, held, used)
+        cell.laps.end("memory")
     if not accuracy.ok or not hard.ok:
         worse, where = (accuracy, "") if not accuracy.ok else (hard, "on hard inputs: ")
         return {"status": "wrong", "reason": where + worse.problem(), "accuracy": worse}
@@ -216,6 +218,22 @@ def measure_ranks(
         "notes": (*record["notes"], *timing.notes),
         "phases": cell.laps.seconds,
     }
+
+
+def _with_kept(
+    instruments: Instruments, case: Case, prepared: Prepared, held: int, used: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the bytes of a launch with those that `prepare` keeps for it, of the `held`.
+
+    Those are not copies of the inputs in another layout (`Prepared.reads`), nor what the forward of a timed backward
+    saved.
+    """
+    found = dict(used)
+    if case.has_backward and prepared.forward is not None:
+        found["memory_saved"] = instruments.memory.measure_held(prepared.forward)[0]
+    copies = sum(t.numel() * t.element_size() for t in prepared.reads.values())
+    kept = max(0, held - copies - (0 if case.has_forward else found.get("memory_saved", 0)))
+    return {name: nbytes + (0 if name == "memory_saved" else kept) for name, nbytes in found.items()}
 
 
 def _of_each_rank(
