@@ -37,10 +37,14 @@ class Ring(SeveralDevices):
     """Ring attention by torch's context parallel."""
 
     method: ClassVar[str] = ""  # how keys and values go around, as torch's set_rotate_method takes it
-    switch: ClassVar[str] = ""  # torch's name of the kernel
+    kernel: ClassVar[str] = ""  # of SDPA
 
     def __init__(self) -> None:
         self._entered = contextlib.ExitStack()
+
+    @property
+    def inner(self) -> str:
+        return f"sdpa-{self.kernel}"
 
     def cannot_split(self, case: Case, device: Device) -> str | None:
         s = case.shape
@@ -64,8 +68,9 @@ class Ring(SeveralDevices):
     def prepare_rank(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
 
+        switch = "mem_efficient" if self.kernel == "efficient" else self.kernel
         for name in SWITCHES:
-            getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == self.switch)
+            getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == switch)
         self._entered.close()  # of the last case
         module = _own_module()
         module.set_rotate_method(self.method)
@@ -133,24 +138,24 @@ def _own_module() -> Any:
 
 
 class AllgatherFlash(Ring):
-    inner, method, switch = "sdpa-flash", "allgather", "flash"
-
-
-class AllgatherEfficient(Ring):
-    inner, method, switch = "sdpa-efficient", "allgather", "mem_efficient"
+    name, method, kernel = "ring-allgather-flash", "allgather", "flash"
 
 
 class AllgatherCudnn(Ring):
-    inner, method, switch = "sdpa-cudnn", "allgather", "cudnn"
+    name, method, kernel = "ring-allgather-cudnn", "allgather", "cudnn"
+
+
+class AllgatherEfficient(Ring):
+    name, method, kernel = "ring-allgather-efficient", "allgather", "efficient"
 
 
 class AlltoallFlash(Ring):
-    inner, method, switch = "sdpa-flash", "alltoall", "flash"
-
-
-class AlltoallEfficient(Ring):
-    inner, method, switch = "sdpa-efficient", "alltoall", "mem_efficient"
+    name, method, kernel = "ring-alltoall-flash", "alltoall", "flash"
 
 
 class AlltoallCudnn(Ring):
-    inner, method, switch = "sdpa-cudnn", "alltoall", "cudnn"
+    name, method, kernel = "ring-alltoall-cudnn", "alltoall", "cudnn"
+
+
+class AlltoallEfficient(Ring):
+    name, method, kernel = "ring-alltoall-efficient", "alltoall", "efficient"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from attnbench.backends import BACKENDS, load
 from attnbench.backends.base import BackendBase
@@ -26,11 +26,15 @@ class SeveralDevices(BackendBase):
     """A method that splits a sequence over the ranks, around the backend `inner` that computes on each."""
 
     several = True
-    inner: ClassVar[str] = ""  # the name of the backend that computes on each device
+
+    @property
+    def inner(self) -> str:
+        """The name of the backend that computes on each device."""
+        raise NotImplementedError
 
     @cached_property
     def on_one(self) -> BackendBase:
-        """The backend that computes on each device."""
+        """That backend."""
         found = load(self.inner, BACKENDS[self.inner])
         assert isinstance(found, BackendBase)
         return found
@@ -51,6 +55,10 @@ class SeveralDevices(BackendBase):
     def distributions(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.on_one.distributions
 
+    @property
+    def uses(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.on_one.uses
+
     def probe(self) -> Probe:
         return self.on_one.probe()
 
@@ -58,6 +66,8 @@ class SeveralDevices(BackendBase):
         return self.on_one.installed()
 
     def unsupported(self, case: Case, device: Device) -> str | None:
+        if case.dtype == "fp8":
+            return "no fp8 over several devices"
         if case.ranks > 1 and (reason := self.cannot_split(case, device)):
             return reason
         return self.on_one.unsupported(self.on_each(case), device)

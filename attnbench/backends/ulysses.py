@@ -13,7 +13,7 @@ Checked against torch 2.13 with gloo on a CPU. Not run on GPUs yet.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.several_devices import SeveralDevices, bytes_of
 from attnbench.core.backend import Inputs, Prepared
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 class Ulysses(SeveralDevices):
     """All-to-all from parts of the sequence to parts of the heads, and back."""
+
+    @property
+    def inner(self) -> str:
+        return type(self).name.removeprefix("ulysses-")
 
     def cannot_split(self, case: Case, device: Device) -> str | None:
         s, ranks = case.shape, case.ranks
@@ -123,40 +127,40 @@ def _named(raw: Any) -> Mapping[str, Tensor]:
 
 
 class Eager(Ulysses):
-    inner: ClassVar[str] = "eager"
+    name = "ulysses-eager"
 
 
 class Sdpa(Ulysses):
-    inner: ClassVar[str] = "sdpa"
+    name = "ulysses-sdpa"
 
 
 class SdpaMath(Ulysses):
-    inner: ClassVar[str] = "sdpa-math"
+    name = "ulysses-sdpa-math"
 
 
 class SdpaFlash(Ulysses):
-    inner: ClassVar[str] = "sdpa-flash"
+    name = "ulysses-sdpa-flash"
 
 
 class SdpaCudnn(Ulysses):
-    inner: ClassVar[str] = "sdpa-cudnn"
+    name = "ulysses-sdpa-cudnn"
 
 
 class SdpaEfficient(Ulysses):
-    inner: ClassVar[str] = "sdpa-efficient"
+    name = "ulysses-sdpa-efficient"
 
 
 class Triton(Ulysses):
-    inner: ClassVar[str] = "triton"
+    name = "ulysses-triton"
 
 
 class Fa2(Ulysses):
-    inner: ClassVar[str] = "fa2"
+    name = "ulysses-fa2"
 
 
 class Fa3(Ulysses):
-    inner: ClassVar[str] = "fa3"
+    name = "ulysses-fa3"
 
 
 class Fa4(Ulysses):
-    inner: ClassVar[str] = "fa4"
+    name = "ulysses-fa4"

@@ -27,6 +27,7 @@ from attnbench.core.case import Case
 from attnbench.core.json import to_json
 from attnbench.core.policy import Policy
 from attnbench.worker.cell_steps import CellSteps
+from attnbench.worker.host_work import host_work
 from attnbench.worker.measure.cupti import Untraceable
 from attnbench.worker.measure_cell import CellMeasurer
 
@@ -94,8 +95,9 @@ def _on_gpu(
     profiler, events = _session(launch, on_cuda=True)
     if trace:
         profiler.export_chrome_trace(trace)
+    host = {"host": host_work(events, *_range(events), "CUDA")}
     if measurer.tracer is None:
-        return {}
+        return host
     try:
         n = max(1, min(MAX_TRACED_CALLS, int(Policy().burst_s / latency)))
         calls = [call for call in measurer.tracer.calls([launch] * n) if call.kernels]
@@ -103,13 +105,14 @@ def _on_gpu(
             raise Untraceable("the profiler saw no kernel in the call")
     except Untraceable as error:
         notes.append(f"no timeline: {error}")
-        return {}
+        return host
     call = sorted(calls, key=lambda c: c.span)[len(calls) // 2]
     held = at_launch(events)
     if len(held) != len(call.kernels):
         notes.append(f"no memory over time: {len(held)} kernels in one call and {len(call.kernels)} in another")
         held = []
     return {
+        **host,
         "what": "kernels",
         "activities": [vars(k) for k in call.kernels],
         "length": call.span,
@@ -124,13 +127,14 @@ def _on_cpu(launch: Callable[[], Any], trace: str | None) -> dict[str, Any]:
     found = []
     for _ in range(CPU_SESSIONS):
         profiler, events = _session(launch, on_cuda=False)
-        (whole,) = (e for e in events if e.name() == RANGE)
-        found.append((whole.end_ns() - whole.start_ns(), whole.start_ns(), profiler, events))
+        start, end = _range(events)
+        found.append((end - start, start, profiler, events))
     length, since, profiler, events = min(found, key=lambda session: session[0])
     if trace:
         profiler.export_chrome_trace(trace)
     inside = [e for e in events if since <= e.start_ns() <= since + length]
     return {
+        "host": host_work(events, since, since + length, "CPU"),
         "what": "operators",
         "activities": [
             {"name": name, "start": (a - since) / 1e9, "end": (b - since) / 1e9} for name, a, b in operators(inside)
@@ -138,6 +142,12 @@ def _on_cpu(launch: Callable[[], Any], trace: str | None) -> dict[str, Any]:
         "length": length / 1e9,
         "memory": [((at - since) / 1e9, nbytes) for at, nbytes in zip(*_running(inside, "CPU"), strict=True)],
     }
+
+
+def _range(events: Sequence[Any]) -> tuple[int, int]:
+    """Return when the host began and ended the profiled call, in ns; an empty time where the profiler lost that."""
+    whole = next((e for e in events if e.name() == RANGE and _is_on(e, "CPU")), None)
+    return (whole.start_ns(), whole.end_ns()) if whole else (0, -1)
 
 
 def _session(launch: Callable[[], Any], *, on_cuda: bool) -> tuple[Any, list[Any]]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.backends import APPROXIMATE, BACKENDS, STEPS
+from attnbench.backends import APPROXIMATE, BACKENDS, SEVERAL, STEPS
 from attnbench.backends.base import BackendBase
 from attnbench.core.backend import cu_seqlens
 from attnbench.core.case import Case, Shape
@@ -21,7 +21,8 @@ from attnbench.worker import inputs, reference
 from standins import cudnn, flash_attn, flashinfer, install, torch_attention, xformers
 from standins.contract import CPU, HOPPER, backend
 
-WITHOUT = {"fake", "cudnn-fp8", *STEPS, *APPROXIMATE}  # simulated; a graph with six scales; whole models
+# simulated; a graph with six scales; whole models; several processes
+WITHOUT = {"fake", "cudnn-fp8", *STEPS, *SEVERAL, *APPROXIMATE}
 NAMES = [name for name in BACKENDS if name not in WITHOUT]
 SQUARE, OTHER = Shape(2, 48, 48, 2, 2, 64, 64), Shape(2, 24, 48, 2, 2, 64, 64)
 LENGTHS = ((1, 48, 48), (1, 24, 24))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.backends import APPROXIMATE, BACKENDS, STEPS
+from attnbench.backends import APPROXIMATE, BACKENDS, SEVERAL, STEPS
 from attnbench.run.support_matrix import CPU, support_matrix
 from standins.contract import backend
 
@@ -15,7 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 VERIFIED = {
     name: " ".join(made.verified)
     for name in BACKENDS
-    if name not in (*APPROXIMATE, *STEPS)  # docs/approximate.md, docs/step.md
+    if name not in (*APPROXIMATE, *STEPS, *SEVERAL)  # docs/approximate.md, docs/step.md, docs/several-gpus.md
     and not getattr(made := backend(name), "simulated", False)
 }
 UNVERIFIED = {name for name, where in VERIFIED.items() if not where}

@@ -44,6 +44,30 @@ def test_json(tool: Tool) -> None:
     assert data["roofline"]["bound"] in ("compute", "memory")
 
 
+READS = """
+import torch.nn.functional as F
+
+def reads(q, k, v, *, causal, softmax_scale):
+    if q[0, 0, 0, 0].item() > 1e9:
+        return q
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=softmax_scale).transpose(1, 2)
+"""
+
+
+def test_a_call_that_waits_for_a_result_is_named(tool: Tool) -> None:
+    tool.write("mine.py", READS)
+    data = json.loads(tool(*ON_CPU, "-b", "./mine.py:reads,sdpa-flash", "--json").out)
+    reads, flash = (found["host"] for found in data["profiles"])
+    assert reads["waits"] == {"aten::_local_scalar_dense": 1}
+    assert flash.get("waits", {}) == {}
+    assert reads["operators"] > flash["operators"] > 0
+    assert flash["allocated"] >= data["case"]["shape"]["seqlen_q"]
+    out = " ".join(tool(*ON_CPU, "-b", "./mine.py:reads,sdpa-flash").out.split())
+    assert "! reads waits for a result in the call: aten::_local_scalar_dense" in out
+    assert "sdpa-flash waits" not in out
+
+
 def test_a_wrong_kernel(tool: Tool) -> None:
     tool.write("mine.py", MINE)
     lines = tool(*ON_CPU, "-b", "./mine.py:zeros").out.splitlines()

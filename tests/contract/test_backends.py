@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.backends import BACKENDS, load
+from attnbench.backends import BACKENDS, SEVERAL, load
 from attnbench.core import pages
 from attnbench.core.backend import Backend, Inputs, Prepared, Signature, Unsupported
 from attnbench.core.case import Case, Shape, sizes_of
@@ -422,6 +422,7 @@ def taken(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
         pairs = [
             pytest.param(name, case, id=f"{name}-{key}")
             for name in (*BACKENDS, OWN)
+            if name not in SEVERAL  # with one rank they are another backend: tests/worker/test_ranks.py
             for key, case in cases.items()
             if name == OWN or backends[name].unsupported(case, DEVICE) is None
         ]

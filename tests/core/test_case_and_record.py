@@ -34,11 +34,11 @@ def test_keys_of_stored_results_do_not_change() -> None:
 def test_a_field_at_its_default_is_not_in_the_key() -> None:
     @dataclasses.dataclass(frozen=True)
     class Newer(Case):
-        ranks: int = 1
+        stages: int = 1
         layout: str = "dense"
 
     assert Newer(PLAIN.shape, "bf16", "fwd").key == PLAIN.key
-    assert Newer(PLAIN.shape, "bf16", "fwd", ranks=2).key != PLAIN.key
+    assert Newer(PLAIN.shape, "bf16", "fwd", stages=2).key != PLAIN.key
     assert replace(PLAIN, softcap=0, window_size=(None, None), causal=False).key == PLAIN.key
 
 
@@ -61,6 +61,7 @@ def test_every_field_is_in_the_key() -> None:
         {"mask": "strided:16"},
         {"latent": True, "shape": replace(PLAIN.shape, nheads_k=1)},
         {"scale": 0.1},
+        {"ranks": 2},
         {"causal": True, "step": "prefill tiny 2/2 arch=llama hidden=128 intermediate=256 vocab=512"},
         {"lengths": ((PLAIN.shape.batch - 1, 1, 1), (1, PLAIN.shape.seqlen_q, PLAIN.shape.seqlen_k))},
         *({"shape": replace(PLAIN.shape, **{f.name: 32})} for f in dataclasses.fields(Shape) if f.name != "nheads_k"),
@@ -136,8 +137,8 @@ def test_a_record_of_a_newer_version_can_be_read() -> None:
 def test_a_case_with_an_unknown_field_is_refused(part: str) -> None:
     """Without the unknown field it would be another case, and its figures would be stored for that one."""
     data = through_json(rich_record())
-    (data["case"] if part == "case" else data["case"]["shape"])["ranks"] = 2
-    with pytest.raises(ValueError, match=f"a newer attnbench's {part}, with ranks"):
+    (data["case"] if part == "case" else data["case"]["shape"])["stages"] = 2
+    with pytest.raises(ValueError, match=f"a newer attnbench's {part}, with stages"):
         from_json(Record, data)
 
 

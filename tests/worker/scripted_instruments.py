@@ -13,7 +13,7 @@ from attnbench.core.policy import Policy
 from attnbench.worker.instruments import Instruments, TimedLaunch
 from attnbench.worker.measure.cupti import TracedCall, Untraceable
 from attnbench.worker.measure.profiler_session import Activity
-from attnbench.worker.measure.sampling import BatchClock, do_nothing
+from attnbench.worker.measure.sampling import Alone, BatchClock, do_nothing
 
 QUICK = Policy(warmup_s=0.0, min_samples=4, min_seconds=0.0, max_seconds=0.0, target=1.0)
 
@@ -98,6 +98,7 @@ class Gpu(Instruments):
             available=False, power_limit_w=lambda: 700.0, power_average_w=lambda: 100.0, limits=lambda: ()
         )
         self.broken = False
+        self.together = Alone()
         self._l2_states = {(name, l2): l2 for name in ("events", "graph", "cupti", "") for l2 in ("cold", "warm")}
         self._ceilings_read_at = 0.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ class GatheredKeys(SeveralDevices):
     Wrong for sequences of OWN_KEYS: there each rank sees its own keys only.
     """
 
-    inner: ClassVar[str] = "sdpa"
+    inner = "sdpa"
 
     def cannot_split(self, case: Any, device: Any) -> str | None:
         return None

@@ -56,7 +56,7 @@ def document(outcome: Outcome) -> Document:
         machines=(Machine(environment.device.name, memory, case),) if profiles else (),
         blocks=tuple(blocks),
         reasons=tuple(Reason("WRONG", p.backend, p.wrong) for p in profiles if p.wrong),
-        cautions=(*refused, *map(Caution, missing)),
+        cautions=(*refused, *(_waits(p) for p in profiles if p.host.waits), *map(Caution, missing)),
         facts=tuple(
             Caution(f"Trace of {p.backend}: {p.trace}", todo="Open it at https://ui.perfetto.dev.")
             for p in profiles
@@ -65,6 +65,16 @@ def document(outcome: Outcome) -> Document:
         notes=tuple((Span(sentence, "strong"),) for sentence in sentences(outcome)),
         data=_data(outcome),
         rows=[row for profile in profiles for row in _csv_rows(profile)],
+    )
+
+
+def _waits(profile: Profile) -> Caution:
+    """Return that the call of a backend waits for its own results."""
+    what = ", ".join(profile.host.waits)
+    return Caution(
+        f"{profile.backend} waits for a result in the call: {what}",
+        "The host cannot launch ahead, so its latency is in each call, and no CUDA graph can hold it.",
+        "Keep the number on the device, or make it before the call.",
     )
 
 

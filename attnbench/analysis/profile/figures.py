@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from attnbench.analysis.profile.ncu import Traffic
-from attnbench.analysis.profile.profile import Outcome, Profile
+from attnbench.analysis.profile.profile import HostWork, Outcome, Profile
 from attnbench.core import stats
 from attnbench.core.flops import Roofline
 from attnbench.core.formats import digits, duration, percent, size, times
@@ -20,6 +20,9 @@ COMPARED = {  # labels of the figures that backends are compared by, and what a 
     "span": "span",
     "kernels": "kernels",
     "CPU launch": "CPU launch",
+    "host": "host operators",
+    "waits": "waits in the call",
+    "allocations": "allocations",
     "peak memory": "peak memory",
     "HBM traffic": "HBM traffic",
     "  ratio": "over the least",
@@ -59,12 +62,25 @@ def figures(profile: Profile, roofline: Roofline | None) -> Iterator[Figure]:
         slower = host > profile.latency
         meaning = "slower than the GPU, so calls in a row wait for it" if slower else "less than the GPU's time: hidden"
         yield "CPU launch", duration(host), f"of the host for one call; {meaning}"
+    yield from _host(profile.host)
     yield "first call", duration(profile.first_call), "preparing and compiling included"
     if roofline:
         yield from _rooflines(profile, roofline)
     yield "peak memory", size(profile.memory_peak), "that one call adds, of torch's allocator"
     if profile.traffic:
         yield from _traffic(profile, profile.traffic, roofline)
+
+
+def _host(host: HostWork) -> Iterator[Figure]:
+    if host.operators or host.launches:
+        launched = f", and {host.launches} launched" if host.launches else ""
+        yield "host", str(host.operators), f"operators of torch in one call{launched}"
+    if host.waits:
+        what = ", ".join(f"{name} {times}x" for name, times in host.waits.items())
+        yield "waits", str(sum(host.waits.values())), f"of the host for a result: {what}"
+    if host.allocations:
+        driver = f"; {host.from_driver} calls of the driver" if host.from_driver else ""
+        yield "allocations", str(host.allocations), f"{size(host.allocated)} in one call, by torch's allocator{driver}"
 
 
 def _method(profile: Profile) -> str:

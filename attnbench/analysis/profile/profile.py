@@ -57,6 +57,18 @@ class Activity:
 
 
 @dataclass(frozen=True)
+class HostWork:
+    """What the host did in one call (worker/host_work.py)."""
+
+    operators: int = 0  # of torch, those that others call too
+    launches: int = 0  # of kernels and graphs
+    waits: Mapping[str, int] = field(default_factory=dict)  # operator or runtime call -> how often it waits
+    allocations: int = 0  # by torch's allocator
+    allocated: int = 0  # bytes
+    from_driver: int = 0  # calls by which the allocator asked the driver
+
+
+@dataclass(frozen=True)
 class Profile:
     """The profile of one call of one backend, in seconds and bytes, as a worker gives it (worker/profile_call.py).
 
@@ -75,6 +87,7 @@ class Profile:
     limits: tuple[str, ...] = ()
     host_bound: bool = False
     enqueue: tuple[float, ...] = ()  # what the host takes to launch one call
+    host: HostWork = HostWork()
     what: str = "kernels"  # what `activities` are: "kernels" or "operators"
     activities: tuple[Activity, ...] = ()
     length: float = 0.0  # seconds of the call that `activities` belong to
