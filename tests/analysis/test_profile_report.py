@@ -15,7 +15,9 @@ from attnbench.analysis.profile import timeline
 from attnbench.analysis.profile.document import document
 from attnbench.analysis.profile.figures import sentences
 from attnbench.analysis.profile.ncu import KernelTraffic, Traffic
-from attnbench.analysis.profile.profile import Activity, Outcome, Profile, roofline
+from attnbench.analysis.profile.profile import Activity, HostWork, Outcome, Profile, roofline
+from attnbench.analysis.profile.side_by_side import difference
+from attnbench.core.formats import times
 from attnbench.report import json_and_csv, markdown, terminal
 from attnbench.report.document import Bar, Steps, Table
 
@@ -204,10 +206,11 @@ def test_a_wrong_kernel_says_so_in_its_heading() -> None:
 def test_side_by_side_and_the_bytes_that_standard_attention_moves() -> None:
     lines = rendered(outcome(EAGER, TRITON)).splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("side by side"))
-    table = {line[:16].strip(): line[16:].split() for line in lines[start : start + 9]}
-    assert table["side by side"] == ["eager", "triton"]
-    assert table["kernels"] == ["3", "1"]
-    assert table["HBM traffic"] == ["8.00", "GiB", "256", "MiB"]
+    assert start < next(i for i, line in enumerate(lines) if line.startswith("  latency"))
+    table = {line[:20].strip(): line[20:].split() for line in lines[start : start + 11]}
+    assert table["side by side"] == ["eager", "triton", "eager", "over", "triton"]
+    assert table["kernels"] == ["3", "1", "3.00x"]
+    assert table["HBM traffic"] == ["8.00", "GiB", "256", "MiB", "32.0x"]
     assert table["over the least"] == ["32.0x", "1.00x"]
     assert " ".join(lines[-2:]) == (
         "Standard attention (eager) moves 32.0 times the bytes of triton: 8.00 GiB against 256 MiB between HBM and the "
@@ -218,6 +221,27 @@ def test_side_by_side_and_the_bytes_that_standard_attention_moves() -> None:
     assert sentences(outcome(EAGER, math)) == []
     assert sentences(outcome(TRITON)) == []
     assert sentences(outcome(EAGER, replace(TRITON, traffic=None))) == []
+
+
+def test_what_the_slower_one_has_more_of() -> None:
+    said = difference([TRITON, EAGER])
+    ratio = EAGER.latency / TRITON.latency
+    assert said.startswith(f"eager takes {times(ratio)} the time of triton, and has 32.0x the HBM traffic")
+    assert "3.00x the kernels" in said
+    assert document(outcome(EAGER, TRITON)).answer == (said,)
+
+
+def test_a_wait_that_the_faster_one_has_not() -> None:
+    waits = replace(TRITON, backend="mine", times=(1.0,), host=HostWork(waits={"aten::nonzero": 2}))
+    said = difference([TRITON, waits])
+    assert said.endswith("and has waits for a result where the other has none.")
+    same = replace(waits, host=HostWork())
+    assert difference([TRITON, same]).endswith("none of the figures here says why: both do as much.")
+
+
+def test_a_wrong_backend_is_not_compared_in_words() -> None:
+    assert difference([replace(EAGER, wrong="out is off"), TRITON]) == ""
+    assert difference([EAGER]) == ""
 
 
 def test_the_host_that_is_slower_and_the_overhead_of_tracing() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from attnbench.analysis.profile.figures import COMPARED, figures, sentences
+from attnbench.analysis.profile.figures import figures, sentences
 from attnbench.analysis.profile.profile import Outcome, Profile
+from attnbench.analysis.profile.side_by_side import difference, side_by_side
 from attnbench.analysis.profile.timeline import (
     MAX_NAME,
     kernel_name,
@@ -15,7 +16,6 @@ from attnbench.analysis.profile.timeline import (
     traffic_by_activity,
 )
 from attnbench.core.case import Case
-from attnbench.core.flops import Roofline
 from attnbench.core.formats import duration, share, size
 from attnbench.core.json import to_json
 from attnbench.report.document import (
@@ -38,13 +38,11 @@ from attnbench.results import case_names
 def document(outcome: Outcome) -> Document:
     """Return the document of a profile. Where no backend has one, it says why and nothing else."""
     profiles, environment = outcome.profiles, outcome.environment
-    blocks: list[Block] = []
+    blocks: list[Block] = [side_by_side(profiles, outcome.roofline)] if len(profiles) > 1 else []
     for profile in profiles:
         heading = f"{profile.backend} WRONG" if profile.wrong else f"{profile.backend}  {profile.version or ''}".strip()
         blocks.append(Pairs(tuple(figures(profile, outcome.roofline)), heading))
         blocks += [_timeline(profile)] if profile.activities else []
-    if len(profiles) > 1:
-        blocks.append(_side_by_side(profiles, outcome.roofline))
     refused = tuple(Caution(f"{name}: no profile", reason) for name, reason in outcome.refused.items())
     missing = [f"{p.backend}: {note}" for p in profiles for note in p.notes] + [*(outcome.notes if profiles else ())]
     case = described(outcome.case)
@@ -53,6 +51,7 @@ def document(outcome: Outcome) -> Document:
     return Document(
         command="profile",
         title=case,
+        answer=tuple(filter(None, (difference(profiles),))),
         machines=(Machine(environment.device.name, memory, case),) if profiles else (),
         blocks=tuple(blocks),
         reasons=tuple(Reason("WRONG", p.backend, p.wrong) for p in profiles if p.wrong),
@@ -119,18 +118,6 @@ def _timeline(profile: Profile) -> Table:
         rows.append((Span(f"memory, to {size(most)}", "quiet"), *empty, steps))
     columns += (Column(f"0 to {duration(profile.length)}", wrap=False),)
     return Table(without_bars.name, columns, tuple(rows), narrow=without_bars)
-
-
-def _side_by_side(profiles: Sequence[Profile], roofline: Roofline | None) -> Table:
-    """Return the figures in COMPARED, a column for each backend, without those that no backend has."""
-    found = [{label: value for label, value, _ in figures(profile, roofline)} for profile in profiles]
-    columns = (Column(f"{p.backend} WRONG" if p.wrong else p.backend, "right") for p in profiles)
-    rows: list[tuple[Entry, ...]] = [
-        (Span(heading, "quiet"), *(values.get(label, "-") for values in found))
-        for label, heading in COMPARED.items()
-        if any(label in values for values in found)
-    ]
-    return Table("side-by-side", (Column("side by side", wrap=False), *columns), tuple(rows))
 
 
 def _data(outcome: Outcome) -> Any:

@@ -14,19 +14,6 @@ from attnbench.core.text import count
 Figure = tuple[str, str, str]  # label, value, what it means
 LEAST_OVERHEAD = 0.01  # of tracing, as a share of the latency; less is noise
 STANDARD = ("eager", "sdpa-math")  # attention that writes its scores to memory
-COMPARED = {  # labels of the figures that backends are compared by, and what a comparison calls them
-    "latency": "latency",
-    "reached": "of the roofline",
-    "span": "span",
-    "kernels": "kernels",
-    "CPU launch": "CPU launch",
-    "host": "host operators",
-    "waits": "waits in the call",
-    "allocations": "allocations",
-    "peak memory": "peak memory",
-    "HBM traffic": "HBM traffic",
-    "  ratio": "over the least",
-}
 TIMERS = {"events": "CUDA events", "cupti": "CUPTI spans", "perf_counter": "perf_counter"}
 
 
