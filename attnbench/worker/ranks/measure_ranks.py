@@ -15,12 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from attnbench.backends.several_devices import part_of
 from attnbench.core import stats
 from attnbench.core.backend import Inputs, Prepared, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Measurement
 from attnbench.worker import inputs, kernel_rules
+from attnbench.worker.cell_steps import notes_on_data
 from attnbench.worker.instruments import Instruments, TimedLaunch
 from attnbench.worker.laps import Laps
 from attnbench.worker.measure.cpu_operators import trace_operators
@@ -52,7 +54,7 @@ class RankCell:
         self.heads = split_inputs.heads_to_check(case, group, max(CHECKED_HEADS, case.ranks))
         self.given = self._made()
         self.checks: dict[int, Any] = {}
-        self.flaw = self.group.all(inputs.find_flaw(self.given, case.data))
+        self.flaws = self.group.all(inputs.find_flaw(self.given, case.data))
         self.laps.end("inputs")
 
     def use(self, make: Callable[[int], Any] | None) -> None:
@@ -139,11 +141,12 @@ def measure_ranks(
         raise Unsupported("several ranks are timed by CUDA events; use --timer events")
     began, errors_before = time.time(), instruments.state.ecc_errors()
     cell = RankCell(instruments, group, backend, case, policy)
-    if flaw := next((f for f in cell.flaw if f), None):
+    if flaw := next((flaw for flaw in cell.flaws if flaw), None):
         return {"status": "failed", "reason": flaw}
-    memory = instruments.memory
+    memory, part = instruments.memory, part_of(case)
     cell.use(cell.hard_check)
     with memory.job_window():
+        memory.fill_with_nan(part)
         started = time.perf_counter()
         prepared = cell.prepare()
         raw = prepared.launch()
@@ -154,7 +157,7 @@ def measure_ranks(
         del raw, prepared
         cell.use(cell.new_check)
         held, prepared = memory.measure_held(cell.prepare)
-        used, _, raw = memory.measure_peak(prepared.launch, split_inputs.head_case(case))
+        used, _, raw = memory.measure_peak(prepared.launch, part)
         cell.laps.end("memory")
         accuracy = cell.check_first(prepared.canonical(raw))
         del raw
@@ -204,7 +207,8 @@ def measure_ranks(
     if problem:
         return {**record, "status": "wrong-kernel", "reason": problem}
     checked = f"checked: {len(cell.heads)} of {case.shape.nheads_k} key heads, as whole sequences"
-    record["notes"] = (checked, *(() if activities else ("what ran is not known: no kernel was traced",)))
+    untraced = () if activities else ("what ran is not known: no kernel was traced",)
+    record["notes"] = (checked, *notes_on_data(case, is_hard_checked=True), *untraced)
     if timing is None:
         return record
     errors = (instruments.state.ecc_errors() or 0) - errors_before if errors_before is not None else 0
