@@ -60,6 +60,11 @@ def test_a_cpu(tool: Tool) -> None:
     assert "moved" not in one["measurements"]
 
 
+def test_ab_refuses_ranks(tool: Tool) -> None:
+    said = tool("ab", "--a", "fake", "--b", "fake", "--device", "fake", "--ranks", "2", "--seqlen", "4k", code=2).err
+    assert "--ranks: ab measures on one device" in said
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

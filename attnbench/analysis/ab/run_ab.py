@@ -76,6 +76,8 @@ def ab(request: Request, watcher: AbProgress, clock: Callable[[], float] = time.
     found = resolve_suite_for(suite, device, request.settings)
     if request.settings.backends and is_code(request.a) and is_code(request.b):
         raise UserError("--backend: --a and --b name the code already; leave it out")
+    if any(case.ranks > 1 for resolved in found for case in resolved.cases):
+        raise UserError("--ranks: ab measures on one device; compare two files of attnbench run by gate")
     pairs_of = {
         p.backends: builds(request.a, request.b, p.backends, request.pythons, suite.interpreters) for p in found
     }
