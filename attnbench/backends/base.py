@@ -27,6 +27,7 @@ class BackendBase:
 
     name = ""
     steps = False  # whether it computes steps of a whole model
+    several = False  # whether it can split one sequence over several devices: several_devices.py
     exact = True  # whether it computes attention itself; what does not is an Approximate (approximate.py)
     limits: ClassVar[Limits | None] = None  # the cases that it takes; None for all
     # Regular expressions for the names of the kernels that it runs (on a CPU, of the operators), and of others' kernels

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.sdpa import SWITCHES
-from attnbench.backends.several_devices import SeveralDevices, bytes_of, part_of
+from attnbench.backends.several_devices import SeveralDevices
 from attnbench.core import split_sequence
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
@@ -37,7 +37,7 @@ class Ring(SeveralDevices):
     """Ring attention by torch's context parallel."""
 
     method: ClassVar[str] = ""  # how keys and values go around, as torch's set_rotate_method takes it
-    kernel: ClassVar[str] = ""  # of SDPA
+    kernel: ClassVar[str] = ""  # of SDPA, as in the backend's name
 
     def __init__(self) -> None:
         self._entered = contextlib.ExitStack()
@@ -59,7 +59,7 @@ class Ring(SeveralDevices):
         return None
 
     def on_each(self, case: Case) -> Case:
-        return case if case.ranks == 1 else part_of(case)
+        return case if case.ranks == 1 else split_sequence.part_of(case)
 
     def spans(self, case: Case, rank: int) -> split_sequence.Spans:
         split = split_sequence.head_tail if case.causal else split_sequence.contiguous
@@ -75,13 +75,13 @@ class Ring(SeveralDevices):
         module = _own_module()
         module.set_rotate_method(self.method)
         module._cp_options.enable_load_balance = case.causal
-        prepared = autograd_prepared(part_of(case), inputs, self.attention(case), "bhsd")
+        prepared = autograd_prepared(split_sequence.part_of(case), inputs, self.attention(case), "bhsd")
 
         def compute() -> Any:
             with _nothing_moved():
                 return prepared.launch()
 
-        keys = bytes_of(inputs.k, inputs.v)
+        keys = inputs.k.nbytes + inputs.v.nbytes
         moved = (case.ranks - 1) * keys * (case.has_forward + case.has_backward)
         if case.has_backward:  # the gradients of keys and values go all the way around, in float32
             moved += case.ranks * keys * 4 // inputs.k.element_size()
@@ -104,8 +104,8 @@ class Ring(SeveralDevices):
         return over_all_ranks
 
 
-class _Still:
-    """Takes the place of what moves keys and values in torch's ring, and gives each rank its own back."""
+class _NoRotation:
+    """A rotater of torch's ring that moves nothing: each rank gets its own keys and values back."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._buffer: Any = None
@@ -119,8 +119,9 @@ class _Still:
 
 @contextlib.contextmanager
 def _nothing_moved() -> Any:
+    """Let torch's ring move nothing within the block."""
     module = _own_module()
-    usual, module._create_rotater = module._create_rotater, _Still
+    usual, module._create_rotater = module._create_rotater, _NoRotation
     try:
         yield
     finally:

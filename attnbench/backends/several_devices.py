@@ -7,7 +7,6 @@ the same calls in the same order.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -29,12 +28,12 @@ class SeveralDevices(BackendBase):
 
     @property
     def inner(self) -> str:
-        """The name of the backend that computes on each device."""
+        """The name of the backend that computes on each device, as the map has it."""
         raise NotImplementedError
 
     @cached_property
     def on_one(self) -> BackendBase:
-        """That backend."""
+        """The backend that computes on each device."""
         found = load(self.inner, BACKENDS[self.inner])
         assert isinstance(found, BackendBase)
         return found
@@ -96,15 +95,3 @@ class SeveralDevices(BackendBase):
     def spans(self, case: Case, rank: int) -> split_sequence.Spans:
         """Return the positions of the sequence that a rank holds, of queries and of keys."""
         return split_sequence.contiguous(case.shape.seqlen_q, case.ranks, rank)
-
-
-def part_of(case: Case) -> Case:
-    """Return the case of one rank's part of the sequence, with all heads."""
-    s = case.shape
-    part = replace(s, seqlen_q=s.seqlen_q // case.ranks, seqlen_k=s.seqlen_k // case.ranks)
-    return replace(case, ranks=1, shape=part)
-
-
-def bytes_of(*tensors: object) -> int:
-    """Return the bytes of some tensors together; None counts as none."""
-    return sum(t.numel() * t.element_size() for t in tensors if t is not None)  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.several_devices import SeveralDevices, bytes_of
+from attnbench.backends.several_devices import SeveralDevices
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -87,8 +87,8 @@ class Ulysses(SeveralDevices):
             results = prepared.canonical(prepared.launch())
             return {**before, **{name: back(name, t) for name, t in results.items() if name not in before}}
 
-        share, kv_copies = (ranks - 1) / ranks, copies if copies > 1 else 1
-        sent = sum(bytes_of(given[name]) * (kv_copies if name in ("k", "v") else 1) for name in names)
+        share = (ranks - 1) / ranks
+        sent = sum(given[name].nbytes * (copies if name in ("k", "v") else 1) for name in names)
         results = (["out"] if case.has_forward else []) + (["q", "k", "v"] if case.has_backward else [])
         like = {"out": s.headdim_v * s.nheads, "q": s.headdim * s.nheads}
         like |= {"k": s.headdim * s.nheads_k * copies, "v": s.headdim_v * s.nheads_k * copies}

@@ -8,6 +8,10 @@ parallel, torch/distributed/tensor/experimental/_context_parallel/_load_balancer
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from attnbench.core.case import Case
+
 Spans = tuple[tuple[int, int], ...]  # (first, one after the last) position of each part, in the order in memory
 
 
@@ -21,3 +25,10 @@ def head_tail(seqlen: int, ranks: int, rank: int) -> Spans:
     """Return the positions that a rank holds in head-tail order; `seqlen` is a multiple of 2 * `ranks`."""
     part, last = seqlen // (2 * ranks), 2 * ranks - 1 - rank
     return (rank * part, (rank + 1) * part), (last * part, (last + 1) * part)
+
+
+def part_of(case: Case) -> Case:
+    """Return the case of one rank's part of the sequence alone, with all heads, on one device."""
+    s = case.shape
+    part = replace(s, seqlen_q=s.seqlen_q // case.ranks, seqlen_k=s.seqlen_k // case.ranks)
+    return replace(case, ranks=1, shape=part)

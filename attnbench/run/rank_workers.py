@@ -47,7 +47,7 @@ class RankWorkers:
     def send(self, request: Mapping[str, Any]) -> None:
         """Write a request to all ranks, each with its device and its place."""
         for number, (rank, device) in enumerate(zip(self._ranks, self._devices, strict=True)):
-            place = {"rank": number, "ranks": len(self._ranks), "meeting": str(self._folder / "meeting")}
+            place = {"rank": number, "ranks": len(self._ranks), "rendezvous": str(self._folder / "rendezvous")}
             own = {"device": to_json(device)} if "device" in request else {}
             rank.send({**request, **own, "place": place})
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from attnbench.backends.ring import AllgatherFlash, _own_module
-from attnbench.backends.several_devices import SeveralDevices, part_of
+from attnbench.backends.several_devices import SeveralDevices
 from attnbench.backends.ulysses import Sdpa
 from attnbench.core import split_sequence
 from attnbench.core.backend import Prepared
@@ -37,7 +37,7 @@ class GatheredKeys(SeveralDevices):
         return None
 
     def on_each(self, case: Any) -> Any:
-        return part_of(case) if case.ranks > 1 else case
+        return split_sequence.part_of(case) if case.ranks > 1 else case
 
     def spans(self, case: Any, rank: int) -> split_sequence.Spans:
         return split_sequence.head_tail(case.shape.seqlen_q, case.ranks, rank)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from attnbench.core import formats
 from attnbench.core.case import Case
 from attnbench.core.sizes import format_size
+from attnbench.core.split_sequence import part_of
 from attnbench.report.document import Column, Dot, Entry, Paragraphs, Plot, Section, Span, Table
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
@@ -59,12 +60,18 @@ def crossovers(cells: Sequence[Cell]) -> Iterator[str]:
         name = f"{backend} {_kind(curve[0][0].case)}"
         measured = ", ".join(f"{_size(cell)} {formats.times(speedup)}" for cell, speedup in curve)
         faster = [speedup > 1 and not cell.alike(known[_on_one(cell)]) for cell, speedup in curve]
+        first = next((i for i in range(len(curve)) if all(faster[i:])), None)  # from which all are faster
         if not any(faster):
-            yield f"{name}: {ranks} ranks are at no length faster than one ({measured})"
-        elif all(faster):
-            yield f"{name}: {ranks} ranks are faster from {_size(curve[0][0])} on, the shortest measured ({measured})"
+            said = "at no length faster than one"
+        elif first is None:
+            said = "faster at some lengths, and not at the longest"
+        elif first == 0:
+            said = f"faster from {_size(curve[0][0])} on, the shortest measured"
+        elif curve[first - 1][1] < 1:
+            said = f"faster from about {format_size(_crossing(curve[first - 1], curve[first]))} on"
         else:
-            yield f"{name}: {ranks} ranks are faster from about {format_size(_crossing(curve))} on ({measured})"
+            said = f"faster from {_size(curve[first][0])} on, and alike below"
+        yield f"{name}: {ranks} ranks are {said} ({measured})"
 
 
 def sections(cells: Sequence[Cell]) -> tuple[Section, ...]:
@@ -130,9 +137,7 @@ def _on_one(cell: Cell) -> Key:
 
 def _weak(cell: Cell, known: Mapping[Key, Cell]) -> Cell | None:
     """Return the cell of one device with as many tokens as each of the ranks has."""
-    s, ranks = cell.case.shape, cell.case.ranks
-    shape = replace(s, seqlen_q=s.seqlen_q // ranks, seqlen_k=s.seqlen_k // ranks)
-    return known.get((replace(cell.case, ranks=1, shape=shape), cell.backend, cell.device))
+    return known.get((part_of(cell.case), cell.backend, cell.device))
 
 
 def _curves(cells: Sequence[Cell]) -> dict[tuple[str, Case, int, str], list[tuple[Cell, float]]]:
@@ -153,15 +158,12 @@ def _curves(cells: Sequence[Cell]) -> dict[tuple[str, Case, int, str], list[tupl
     return {key: sorted(curve, key=lambda of: case_names.seqlen(of[0].case)) for key, curve in found.items()}
 
 
-def _crossing(curve: Sequence[tuple[Cell, float]]) -> int:
-    """Return the length at which the speedup passes 1 for the last time, between two that were measured.
+def _crossing(slower: tuple[Cell, float], faster: tuple[Cell, float]) -> int:
+    """Return the length at which the speedup passes 1, between two neighbours of which one is below 1 and one above.
 
     Interpolated on logarithms of both, and rounded to 1k, or to 64 below 4k.
     """
-    below = max((i for i, (_, speedup) in enumerate(curve) if speedup <= 1), default=-1)
-    if below in (-1, len(curve) - 1):
-        return case_names.seqlen(curve[max(0, below)][0].case)
-    (low, a), (high, b) = curve[below], curve[below + 1]
+    (low, a), (high, b) = slower, faster
     x, y = math.log(case_names.seqlen(low.case)), math.log(case_names.seqlen(high.case))
     length = math.exp(x + (y - x) * math.log(1 / a) / (math.log(b) - math.log(a)))
     unit = 1024 if length >= 4096 else 64

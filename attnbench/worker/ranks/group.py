@@ -18,11 +18,11 @@ class Place:
 
     rank: int
     ranks: int
-    meeting: str  # path of a file that does not exist yet, by which the ranks find each other
+    rendezvous: str  # path of a file that does not exist yet, by which the ranks find each other
 
 
 class RankGroup:
-    """The ranks of one worker. All its methods but `clock` are collectives: every rank must call them."""
+    """The ranks of one worker. Its methods but `of_each` are collectives: every rank must call them, in one order."""
 
     def __init__(self, place: Place, device: Any) -> None:
         """Join the group: NCCL between GPUs, gloo between hosts' memories. Raises what torch.distributed raises."""
@@ -37,7 +37,7 @@ class RankGroup:
             torch.set_num_threads(max(1, torch.get_num_threads() // place.ranks))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            init_method=f"file://{place.meeting}",
+            init_method=f"file://{place.rendezvous}",
             rank=place.rank,
             world_size=place.ranks,
             timeout=PATIENCE,
@@ -75,11 +75,11 @@ class RankGroup:
         return [max(of_call) for of_call in of_calls]
 
     def of_each(self, slowest: Sequence[float]) -> list[tuple[float, ...]]:
-        """Return for each rank its seconds of the calls of which `slowest` returned these. No collective."""
+        """Return for each rank its seconds of the calls of which `slowest` returned these."""
         found = list(zip(*(self._each[seconds] for seconds in slowest), strict=True))
         self._each.clear()
         return found
 
     def clock(self) -> float:
-        """Return a clock of the host in seconds, rank 0's, so that all stop at the same time. A collective too."""
+        """Return seconds by the clock of rank 0's process, so that all ranks stop at the same time."""
         return float(self.first(time.monotonic()))

@@ -10,17 +10,18 @@ A rank that raises leaves the others waiting; the parent sees that and ends them
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.several_devices import part_of
 from attnbench.core import stats
 from attnbench.core.backend import Inputs, Prepared, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Measurement
+from attnbench.core.split_sequence import part_of
 from attnbench.worker import inputs, kernel_rules
 from attnbench.worker.cell_steps import notes_on_data
 from attnbench.worker.instruments import Instruments, TimedLaunch
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 Fields = dict[str, Any]  # of a Record
 CHECKED_HEADS = 4  # key heads, or one for each rank where there are more ranks
 CALLS = 6  # one after the other, after timing
-MOVED_BY_NCCL = r"nccl|gloo"  # names of what moves data, which is no attention
+COLLECTIVES = re.compile("nccl|gloo", re.IGNORECASE)  # names of kernels that move data, and compute no attention
 BUS_BYTES = 2**28  # of the all-to-all that shows the most that the links carry
 
 
@@ -235,7 +236,7 @@ def _with_kept(
     found = dict(used)
     if case.has_backward and prepared.forward is not None:
         found["memory_saved"] = instruments.memory.measure_held(prepared.forward)[0]
-    copies = sum(t.numel() * t.element_size() for t in prepared.reads.values())
+    copies = sum(t.nbytes for t in prepared.reads.values())
     kept = max(0, held - copies - (0 if case.has_forward else found.get("memory_saved", 0)))
     return {name: nbytes + (0 if name == "memory_saved" else kept) for name, nbytes in found.items()}
 
@@ -289,12 +290,10 @@ def _traced(instruments: Instruments, group: RankGroup, prepared: Prepared) -> t
 
 def _wrong_kernels(backend: Any, case: Case, instruments: Instruments, activities: Sequence[Activity]) -> str | None:
     """Return why what ran is not what the backend declares; None where it is, or where nothing is known."""
-    import re
-
     if not activities:
         return None
     signature = backend.signature(case, instruments.device_info)
-    computing = [a for a in activities if not re.search(MOVED_BY_NCCL, a.name, re.IGNORECASE)]
+    computing = [a for a in activities if not COLLECTIVES.search(a.name)]
     return kernel_rules.find_broken_rule(case, signature, [a.name for a in computing]) or kernel_rules.find_low_share(
         signature, computing
     )

@@ -1,0 +1,36 @@
+"""From which length several ranks are faster than one, in words, for speedups that are given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import builders
+from attnbench.analysis.summary.scaling import crossovers
+from attnbench.results.cells import cells
+
+LENGTHS = (4096, 16384, 65536)
+
+
+@pytest.mark.parametrize(
+    ("speedups", "said"),
+    [
+        ((0.5, 0.8, 0.9), "at no length faster than one"),
+        ((1.2, 1.5, 1.9), "faster from 4k on, the shortest measured"),
+        ((0.5, 2.0, 2.0), "faster from about 8k on"),  # the middle of 4k and 16k on a logarithmic scale
+        ((1.001, 1.5, 1.9), "faster from 16k on, and alike below"),
+        ((1.5, 1.9, 0.9), "faster at some lengths, and not at the longest"),
+        ((1.5, 0.5, 2.0), "faster from about 32k on"),
+    ],
+)
+def test_from_which_length_two_ranks_are_faster(speedups: tuple[float, ...], said: str) -> None:
+    records = []
+    for seqlen, speedup in zip(LENGTHS, speedups, strict=True):
+        one = builders.case(seqlen, causal=True)
+        records.append(builders.ok(one, "ulysses-fa4", 400.0))
+        records.append(builders.ok(replace(one, ranks=2), "ulysses-fa4", 400.0 * speedup))
+    (line,) = crossovers(cells([builders.run(records)]))
+    start, _, rest = line.partition(": ")
+    assert start == "ulysses-fa4 d128 causal fwd bf16"
+    assert rest.startswith(f"2 ranks are {said} (")
