@@ -309,6 +309,8 @@ def _steps(
                 return
             pool.close_worker(first.backend)
             is_fresh = True
+        else:
+            size = _largest_in_time(size, sizes, found, search)
         case = at_size(first.case, search.of, size)
         answer = pool.survey({first.backend: probes[first.backend]}, [case], device)[first.backend][0]
         job = Job(case, first.backend, 0, _forecast(case, answer, device, planned.policy))
@@ -356,15 +358,43 @@ def call_seconds(record: Record) -> float | None:
 
 def _too_slow(case: Case, found: Mapping[int, Record], search: Search) -> str | None:
     """Return why a call would be too slow, by the FLOPs of the longest call so far; None where it would not."""
-    timed = [(record.case, seconds) for record in found.values() if (seconds := call_seconds(record)) is not None]
-    if not timed:
+    longest = _longest(found)
+    if longest is None or flops(case) <= flops(longest.case):
         return None
-    longest, seconds = max(timed, key=lambda one: flops(one[0]))
-    forecast = seconds * max(1.0, flops(case) / flops(longest))
-    if flops(case) <= flops(longest) or forecast <= search.call_limit:
+    forecast = _call_forecast(case, longest)
+    if forecast <= search.call_limit:
         return None
     limit = format_duration(search.call_limit)
     return f"not tried: one call is forecast to take {format_duration(forecast)}, over the {limit} of --call-limit"
+
+
+def _largest_in_time(size: int, sizes: Sequence[int], found: Mapping[int, Record], search: Search) -> int:
+    """Return the largest size that is forecast to take no longer than allowed, where time ends the search; else `size`.
+
+    It saves most steps of the bisection, each of which would take about as long as is allowed.
+    """
+    ends = bracket({one: outcome(record) for one, record in found.items()})
+    longest = _longest(found)
+    if ends.fits is None or ends.stops is None or found[ends.stops].status != "timeout" or longest is None:
+        return size
+    between = sizes[sizes.index(ends.fits) + 1 : sizes.index(ends.stops)]
+    in_time = [
+        one for one in between if _call_forecast(at_size(longest.case, search.of, one), longest) <= search.call_limit
+    ]
+    return max(in_time, default=between[0])
+
+
+def _longest(found: Mapping[int, Record]) -> Record | None:
+    """Return the record of the longest call by its FLOPs; None where no call was timed."""
+    timed = [record for record in found.values() if call_seconds(record) is not None]
+    return max(timed, key=lambda record: flops(record.case), default=None)
+
+
+def _call_forecast(case: Case, longest: Record) -> float:
+    """Return the seconds that a call would take by the FLOPs of another one."""
+    seconds = call_seconds(longest)
+    assert seconds is not None
+    return seconds * flops(case) / flops(longest.case)
 
 
 def _within_limit(record: Record, search: Search) -> Record:

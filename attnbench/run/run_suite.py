@@ -252,7 +252,7 @@ def _peers(checked: _Checked, device_probe: DeviceProbe, first: Device) -> tuple
 def _cap_note(chosen: Resolved, jobs: Sequence[Job]) -> str | None:
     """Return a note of the sequence lengths that the plan left out for want of time, and how to measure them."""
     asked = max(map(planning.longest_sequence, chosen.cases))
-    kept = max(planning.longest_sequence(job.case) for job in jobs)
+    kept = max((planning.longest_sequence(job.case) for job in jobs), default=asked)
     if kept == asked or chosen.time_limit is None:
         return None
     minutes = max(1, round(5 * chosen.time_limit / 60))

@@ -63,6 +63,8 @@ def test_the_plan_is_shown(tool: Tool) -> None:
     out = tool("claims", "--paper", "mine.yaml", "--device", "cpu", "--dry-run").out
     rows = [line.split()[:3] for line in out.splitlines() if line.startswith(("eager", "sdpa"))]
     assert rows == [["eager", "1", "0"], ["sdpa-math", "1", "0"]]
+    shown = tool("claims", "--paper", "mine.yaml", "--device", "fake", "--dry-run")
+    assert "0 jobs to measure" in shown.out + shown.err  # no claim names the simulated backend
     assert [*tool.folder.glob("**/*.jsonl")] == []
 
 
