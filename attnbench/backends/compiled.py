@@ -109,7 +109,7 @@ class Flex(Compiled):
     name = "flex"
     paste = FLEX_PASTE
     efficiency = 0.5
-    verified: ClassVar = ("NVIDIA H200, torch 2.11",)
+    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, torch 2.11",)
     verified_paged = verified_scores = ("NVIDIA H200, torch 2.11",)
     limits: ClassVar = Limits(
         dtypes=("bf16", "fp16", "fp32"),
@@ -178,6 +178,7 @@ class Flex(Compiled):
 
 class FlexFlash(Flex):
     name = "flex-flash"
+    verified: ClassVar = tuple(f"NVIDIA {gpu}, torch 2.11, flash-attn-4 4.0.0b36, forward" for gpu in ("H100", "H200"))
     paste = replace(FLEX_PASTE, calls={"dense": FLEX_PASTE.calls["dense"].replace("{options}", FLASH)})
     efficiency = 0.65
     uses: ClassVar = (*FlashAttention4.distributions, *FlashAttention4.uses)

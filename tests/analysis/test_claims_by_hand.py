@@ -1,4 +1,4 @@
-"""Five claims of a run on an H100, recomputed from the lines of its file without attnbench's code."""
+"""Claims of a run on an H100, and one of a run on an H200, recomputed from the lines of the files without our code."""
 
 from __future__ import annotations
 
@@ -101,3 +101,26 @@ def test_a_ratio_that_is_not_reproduced(findings: dict[tuple[str, str], Finding]
     assert found.bursts
     assert found.bursts.value == pytest.approx(ours / theirs)
     assert found.outcome == "not reproduced"  # 85 % printed
+
+
+def test_a_figure_of_cudnns_tables_on_an_h200() -> None:
+    file = FILE.with_name("20261124-120822-claims-nvidia-h200.jsonl.gz")
+    run, _ = run_file.read(file)
+    found = by_gpu(cells([run], "exact"))["H200 SXM"]
+    (ours,) = [
+        finding
+        for s in claim_file.load()
+        for finding in judge(s, "H200 SXM", found)
+        if finding.setting.claim.id == "cudnn-8k-backward"
+    ]
+    taken = [
+        line["measurements"]["time"]["values"]
+        for line in map(json.loads, gzip.decompress(file.read_bytes()).decode().splitlines())
+        if line.get("status") == "ok"
+        and (line["backend"], line["case"]["direction"]) == ("cudnn", "bwd")
+        and {"seqlen_q": 8192, "nheads": 64, "nheads_k": 8, "headdim": 128}.items() <= line["case"]["shape"].items()
+    ]
+    flops = 10 * 64 * 128 * 8192 * 8193 / 2  # five products of the backward, 2 FLOPs for each pair that the mask leaves
+    assert ours.bursts
+    assert ours.bursts.value == pytest.approx(flops / statistics.median(*taken) / 1e12, rel=1e-6)
+    assert ours.outcome == "reproduced"  # 541 printed

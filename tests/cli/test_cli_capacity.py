@@ -85,6 +85,9 @@ def test_a_search_goes_on_where_it_was_interrupted(tool: Tool) -> None:
         tool.write("part.jsonl", "".join(lines[:kept]))
         assert found(tool, "capacity", "--resume", "part.jsonl") == whole
         assert len((tool.folder / "part.jsonl").read_text().splitlines()) <= len(lines) + 2
+    assert found(tool, "capacity", "part.jsonl", "whole.jsonl") == whole * 2
+    tool.write("part.jsonl", "".join(lines[:4]))
+    assert found(tool, "capacity", "part.jsonl", "whole.jsonl") == whole  # without what ended in the other file only
     before = (tool.folder / "whole.jsonl").read_text()
     assert found(tool, "capacity", "--resume", "whole.jsonl") == whole
     assert (tool.folder / "whole.jsonl").read_text() == before

@@ -73,7 +73,11 @@ def memory(record: Record) -> int | None:
 
 
 def findings(runs: Sequence[Run]) -> list[Finding]:
-    """Return what the searches of some runs found, in the order of their plans. Raises UserError for other runs."""
+    """Return what the searches of some runs found, in the order of their plans. Raises UserError for other runs.
+
+    Of searches for the same on devices of one name, those that did not end are left out where another did or went on
+    further.
+    """
     found = []
     for run in runs:
         search = run.search
@@ -103,4 +107,10 @@ def findings(runs: Sequence[Run]) -> list[Finding]:
                     fit_growth(points),
                 )
             )
-    return found
+    furthest = {_same(of): of for of in sorted(found, key=lambda of: (of.is_done, of.largest or 0))}
+    return [of for of in found if of.is_done or of is furthest[_same(of)]]
+
+
+def _same(of: Finding) -> tuple[str, Search, str, Case]:
+    """Return what searches have in common that look for the same on devices of one name."""
+    return of.run.environment.device.name, of.search, of.backend, of.case

@@ -137,7 +137,10 @@ def _tables(settings: Sequence[Setting], judged: dict[str, dict[str, list[Findin
         if not rows:
             continue
         several = len(judged) > 1
-        columns = [Column("claim"), Column("figure"), Column("printed", "right", wrap=False)]
+        columns = [
+            *(Column("claim", wrap=False), Column("what"), Column("figure")),
+            Column("printed", "right", wrap=False),
+        ]
         for gpu in judged:
             where = f"{gpu}, " if several else ""
             columns += [Column(f"{where}in bursts", "right"), Column("without pauses", "right"), Column("verdict")]
@@ -152,10 +155,10 @@ def _rows(setting: Setting, judged: dict[str, dict[str, list[Finding]]]) -> Iter
         findings = [by_claim[setting.claim.id][number] for by_claim in judged.values()]
         if all(finding.outcome == "cannot be tried here" for finding in findings):
             continue
-        name = "" if of_gpu else f"{setting.claim.id}: {setting.claim.what}"
+        name = ("", "") if of_gpu else (setting.claim.id, setting.claim.what)
         of_gpu = setting.gpu
         printed = _printed(figure) + ("" if figure.is_ratio or of_gpu == ANY_GPU else f" ({of_gpu})")
-        entries: list[Entry] = [name, figure.name, printed]
+        entries: list[Entry] = [*name, figure.name, printed]
         for finding in findings:
             entries += [_measured(figure, finding.bursts), _measured(figure, finding.sustained), _verdict(finding)]
         yield tuple(entries)
