@@ -112,6 +112,15 @@ def profile(
         bool,
         how("--ncu/--no-ncu", metavar="", show_default=False, help="HBM traffic by Nsight Compute (where on PATH)."),
     ] = True,
+    counters: Annotated[
+        bool,
+        how(
+            "--counters/--no-counters",
+            metavar="",
+            show_default=False,
+            help="How busy each unit was in each kernel and what bounds it, by Nsight Compute. Not tried on a GPU yet.",
+        ),
+    ] = False,
     python: Annotated[
         list[str] | None, how("--python", metavar="NAME=PATH", help="The interpreter of a backend's worker.")
     ] = None,
@@ -124,6 +133,7 @@ def profile(
 
     attnbench profile -b triton --seqlen 8k --causal --trace trace.json
     attnbench profile -b eager,sdpa-flash,triton --seqlen 4k --pass bwd
+    attnbench profile -b sdpa-cudnn,triton --seqlen 16k --causal --counters
     """
     wanted = output_to.wanted()
     from attnbench.analysis.profile import profile as profiles
@@ -133,6 +143,8 @@ def profile(
 
     settings = parse_options(case.settings)
     with live(ProgressLine, "the profile was complete") as line:
-        outcome = profiles.profile(settings, line.say, device=device, trace=trace, counters=ncu, pythons=python or ())
+        outcome = profiles.profile(
+            settings, line.say, device=device, trace=trace, traffic=ncu, counters=counters, pythons=python or ()
+        )
     unwritten = output.write(document(outcome), wanted)
     raise typer.Exit(unwritten if outcome.profiles else EXIT_NOTHING_MEASURED)

@@ -45,6 +45,7 @@ from attnbench.core import masks
 from attnbench.core.case import ITEMSIZE, RESULT_ITEMSIZE, Case
 from attnbench.core.step import Heads, Step
 
+Bound = Literal["compute", "memory", "exp"]  # what limits a call
 Convention = Literal["exact", "fa"]
 CONVENTIONS: Mapping[Convention, str] = {"exact": "FLOPs: exact", "fa": "FLOPs: fa, causal counts half"}
 
@@ -110,6 +111,11 @@ def flops(case: Case, convention: Convention = "exact") -> float:
     if case.has_backward:
         per_pair += 2 * (3 * s.headdim + 2 * s.headdim_v)
     return per_pair * found * s.nheads
+
+
+def exps(case: Case) -> int:
+    """Return the exponentials of one call: one for each pair and head, in the backward again, which recomputes them."""
+    return (case.has_forward + case.has_backward) * pairs(case) * case.shape.nheads
 
 
 def input_bytes(case: Case) -> int:
@@ -212,7 +218,10 @@ def _step_input_bytes(case: Case, step: Step) -> int:
 
 @dataclass(frozen=True)
 class Roofline:
-    """The least time that a case can take, from its work and a machine's rates."""
+    """The least time that a case can take, from its work and a machine's rates.
+
+    Products, memory traffic and exponentials run side by side at best, so it is the longest of the three.
+    """
 
     flops: float  # of one call
     nbytes: float  # of one call, ideal
@@ -220,11 +229,24 @@ class Roofline:
     bandwidth: float  # bytes/s
     source: str = ""  # where the two rates come from
     datasheet: bool = False  # the rates are a datasheet's; rates measured here may be exceeded by another kernel
+    exps: int = 0  # exponentials of one call, where their rate is known
+    exp_rate: float = 0.0  # exponentials per second, measured here; 0: not known, and they limit nothing
 
     @classmethod
-    def of(cls, case: Case, peak: float, bandwidth: float, source: str = "", *, datasheet: bool = False) -> Roofline:
-        """Return the roofline of a case at the rates given, in FLOP/s and bytes/s."""
-        return cls(flops(case), ideal_bytes(case), peak, bandwidth, source, datasheet)
+    def of(
+        cls,
+        case: Case,
+        peak: float,
+        bandwidth: float,
+        source: str = "",
+        *,
+        datasheet: bool = False,
+        exp_rate: float = 0.0,
+    ) -> Roofline:
+        """Return the roofline of a case at the rates given, in FLOP/s, bytes/s and exponentials per second."""
+        return cls(
+            flops(case), ideal_bytes(case), peak, bandwidth, source, datasheet, exps(case) if exp_rate else 0, exp_rate
+        )
 
     @property
     def intensity(self) -> float:
@@ -249,11 +271,18 @@ class Roofline:
     @property
     def seconds(self) -> float:
         """Least seconds for the call."""
-        return max(self.compute_seconds, self.memory_seconds)
+        return max(self.compute_seconds, self.memory_seconds, self.exp_seconds)
 
     @property
-    def bound(self) -> Literal["compute", "memory"]:
-        """Which of the two limits the call."""
+    def exp_seconds(self) -> float:
+        """Least seconds for the exponentials of the softmax, 0 where their rate is not known."""
+        return self.exps / self.exp_rate if self.exp_rate else 0.0
+
+    @property
+    def bound(self) -> Bound:
+        """Which of the three limits the call."""
+        if self.exp_seconds > max(self.compute_seconds, self.memory_seconds):
+            return "exp"
         return "compute" if self.compute_seconds >= self.memory_seconds else "memory"
 
 

@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from attnbench.core import stats
 from attnbench.core.case import Case
-from attnbench.core.flops import Convention
+from attnbench.core.flops import Bound, Convention
 from attnbench.core.formats import duration
 from attnbench.core.record import STATUSES, WRONG, Record, Run, Status
 from attnbench.results import case_names, metrics
@@ -104,7 +103,7 @@ class Cell:
         return any(_held_down(row) for row in self.ok)
 
     @property
-    def bound(self) -> Literal["compute", "memory"] | None:
+    def bound(self) -> Bound | None:
         """What bounds the case by the roofline."""
         return metrics.bound(self.case, self.rates)
 

@@ -26,7 +26,7 @@ from typing import Literal
 from attnbench.core import formats, stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.flops import Roofline, flops, ideal_bytes, input_bytes, pairs
+from attnbench.core.flops import Bound, Roofline, flops, ideal_bytes, input_bytes, pairs
 from attnbench.core.policy import INSTRUMENTS
 from attnbench.results.rows import Rates, Row
 from attnbench.results.uncertainty import uncertainty, within_process
@@ -118,7 +118,7 @@ def clock(row: Row) -> float | None:
     return clock_sm(row) if held is None else held
 
 
-def bound(case: Case, rates: Rates) -> Literal["compute", "memory"] | None:
+def bound(case: Case, rates: Rates) -> Bound | None:
     """Return what bounds a case by the roofline; None where peak or bandwidth is not known."""
     least = _roofline_of(case, rates)
     return least.bound if least else None

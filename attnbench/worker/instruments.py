@@ -349,6 +349,12 @@ class Instruments:
             found["ceiling_copy"] = Measurement("B/s", tuple(ceiling.copy(self.collect, self.device)))
         return found
 
+    def exp_ceiling(self) -> float | None:
+        """Return the exponentials per second of a kernel of them; None where it cannot be compiled, or on a CPU."""
+        with contextlib.suppress(RuntimeError), self.alone():
+            return max(ceiling.exp(self.collect, self.device))
+        return None
+
     def collect(self, launch: Callable[[], Any]) -> list[float]:
         """Return the seconds of some calls of a launch, in bursts at the best clock, as those of a cell."""
         self.timer.before = do_nothing

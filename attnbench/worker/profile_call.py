@@ -55,7 +55,10 @@ def profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | N
 
 def _profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | None) -> dict[str, Any]:
     cell = CellSteps(measurer, backend, case, Policy())
-    ceilings = measurer.ceilings(operand_dtype(case))
+    measured = measurer.ceilings(operand_dtype(case))
+    ceilings = {name.removeprefix("ceiling_"): max(m.values) for name, m in measured.items()}
+    if exp := measurer.exp_ceiling():
+        ceilings["exp"] = exp
     endings = [cell.make_inputs()]
     with measurer.memory.job_window():
         endings += [cell.launch_first(), cell.launch_to_check()]
@@ -78,7 +81,7 @@ def _profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | 
         "enqueue": timing.measurements["enqueue"].values if "enqueue" in timing.measurements else (),
         "first_call": cell.first_call,
         "memory_peak": cell.memory["memory_peak"],
-        "ceilings": {name.removeprefix("ceiling_"): max(m.values) for name, m in ceilings.items()},
+        "ceilings": ceilings,
         "notes": notes,
         **found,
     }

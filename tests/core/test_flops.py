@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnbench.core.case import Case, Shape
-from attnbench.core.flops import flops, ideal_bytes, visible_pairs
+from attnbench.core.flops import Roofline, exps, flops, ideal_bytes, visible_pairs
 
 lengths = st.integers(1, 24)
 side = st.none() | st.integers(0, 30)
@@ -122,3 +122,27 @@ def test_bytes_match_brute_force(seqlen_q, seqlen_k, causal, window_size):
     backward = 2 * queries * (3 + 5 + 5) + keys * 8 + 2 * seqlen_q * 3 + seqlen_k * 8
     assert ideal_bytes(c) == forward * 2
     assert ideal_bytes(replace(c, direction="fwd_bwd")) == (forward + backward) * 2
+
+
+def test_one_exp_for_each_pair_and_head_and_again_in_the_backward():
+    c = case(4, 4, nheads=3, headdim=64, headdim_v=64, causal=True)
+    assert exps(c) == 3 * 10
+    assert exps(replace(c, direction="bwd")) == 3 * 10
+    assert exps(replace(c, direction="fwd_bwd")) == 2 * 3 * 10
+
+
+@pytest.mark.parametrize(
+    ("headdim", "seqlen_q", "exp_rate", "bound"),
+    [
+        (64, 4096, 1e12, "exp"),  # 256 FLOPs for each exp, and 1000 FLOPs in its time
+        (512, 4096, 1e12, "compute"),
+        (64, 4096, 0.0, "compute"),  # not known
+        (64, 1, 1e12, "memory"),
+    ],
+)
+def test_the_longest_of_three_bounds_a_call(headdim, seqlen_q, exp_rate, bound):
+    c = case(seqlen_q, 4096, nheads=8, headdim=headdim, headdim_v=headdim)
+    found = Roofline.of(c, 1e15, 1e12, exp_rate=exp_rate)
+    assert found.bound == bound
+    assert found.seconds == max(found.compute_seconds, found.memory_seconds, found.exp_seconds)
+    assert found.exp_seconds == (exps(c) / exp_rate if exp_rate else 0)

@@ -74,6 +74,17 @@ def test_a_graph_of_copies_reads_what_the_spans_say(instruments: Instruments) ->
     assert stats.median(ratios) == pytest.approx(1, abs=0.02)
 
 
+def test_the_exp_ceiling_is_what_the_special_function_units_do(instruments: Instruments) -> None:
+    """From Ampere to Blackwell 16 a cycle and multiprocessor (CUDA programming guide, arithmetic throughput)."""
+    rate = instruments.exp_ceiling()
+    assert rate
+    assert instruments.events is not None
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    a_cycle = rate / multiprocessors / instruments.events.best_clock
+    print(f"{rate / 1e12:.2f} Texp/s, {a_cycle:.2f} a cycle and multiprocessor at the best clock")
+    assert 14.4 < a_cycle <= 16.05
+
+
 @pytest.mark.parametrize("backend", ["eager", "triton"])
 def test_events_and_spans_agree_on_the_same_calls(instruments: Instruments, backend: str) -> None:
     """Also where tracing slows the kernel, as both timers contain that.

@@ -177,7 +177,7 @@ def test_every_mark_has_its_note_and_unverified_rows_say_so(monkeypatch: pytest.
     listed = [line for line in text.splitlines() if line.partition(". ")[0].isdigit()]
     assert used == {*range(1, len(listed) + 1)}
     (note,) = [line for line in listed if line.endswith(". not verified on hardware")]
-    assert f"`fa1` <sup>{note.partition('.')[0]}</sup>" in text
+    assert f"`sdpa-fa3` <sup>{note.partition('.')[0]}</sup>" in text
     assert "`eager` |" in text
     (ragged,) = [line for line in listed if line.endswith(". ragged batches not verified on a GPU")]
     assert f"`fa2` <sup>{ragged.partition('.')[0]}</sup> | yes" in text.partition("### a100, ragged")[2]

@@ -4,7 +4,8 @@
     python tests/statistics/spreads.py MINE/*.jsonl.gz         the devices of other run files
 
 Each run is of fresh processes. Runs are of one card where the device's UUID is the same; those that name none are left
-out, and those of unlike methods apart. All figures are of the natural logarithm of a cell's latency in one round.
+out, and searches (attnbench capacity), which time no cells. Those of unlike methods are apart. All figures are of the
+natural logarithm of a cell's latency in one round.
 
 - **processes**: the standard deviation between rounds and runs of one card: of each cell the variance, and the root of
   their mean over cells, of the card where it is largest. Only cells of at most MOST_KERNELS kernels count: what moves a
@@ -52,7 +53,11 @@ def cards(files: Iterable[Path]) -> dict[str, dict[int, list[Measured]]]:
     for file in files:
         run = run_file.read(file)[0]
         device = run.environment.device
-        if device.uuid and (gpu := gpus.find(device.name, device.memory, device.multiprocessors)):
+        if (
+            run.search is None
+            and device.uuid
+            and (gpu := gpus.find(device.name, device.memory, device.multiprocessors))
+        ):
             found.setdefault((gpu.name, run.method, device.uuid), []).append(run)
     by_device: dict[str, dict[int, list[Measured]]] = {}
     for (name, method, _), runs in sorted(found.items()):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from attnbench.analysis.profile.bounds import sentence
+from attnbench.analysis.profile.counters import COUNTERS, longest
 from attnbench.analysis.profile.figures import figures, sentences
 from attnbench.analysis.profile.profile import Outcome, Profile
 from attnbench.analysis.profile.side_by_side import difference, side_by_side
@@ -16,7 +18,7 @@ from attnbench.analysis.profile.timeline import (
     traffic_by_activity,
 )
 from attnbench.core.case import Case
-from attnbench.core.formats import duration, share, size
+from attnbench.core.formats import duration, percent, share, size
 from attnbench.core.json import to_json
 from attnbench.report.document import (
     Bar,
@@ -34,6 +36,8 @@ from attnbench.report.document import (
 )
 from attnbench.results import case_names
 
+MOST_KERNELS = 4  # in the table of counters
+
 
 def document(outcome: Outcome) -> Document:
     """Return the document of a profile. Where no backend has one, it says why and nothing else."""
@@ -43,6 +47,7 @@ def document(outcome: Outcome) -> Document:
         heading = f"{profile.backend} WRONG" if profile.wrong else f"{profile.backend}  {profile.version or ''}".strip()
         blocks.append(Pairs(tuple(figures(profile, outcome.roofline)), heading))
         blocks += [_timeline(profile)] if profile.activities else []
+        blocks += [_counters(profile)] if profile.counters else []
     refused = tuple(Caution(f"{name}: no profile", reason) for name, reason in outcome.refused.items())
     missing = [f"{p.backend}: {note}" for p in profiles for note in p.notes] + [*(outcome.notes if profiles else ())]
     case = described(outcome.case)
@@ -61,10 +66,40 @@ def document(outcome: Outcome) -> Document:
             for p in profiles
             if p.trace
         ),
-        notes=tuple((Span(sentence, "strong"),) for sentence in sentences(outcome)),
+        notes=tuple((Span(text, "strong"),) for text in (*_bounds(outcome), *sentences(outcome))),
         data=_data(outcome),
         rows=[row for profile in profiles for row in _csv_rows(profile)],
     )
+
+
+def _bounds(outcome: Outcome) -> Iterator[str]:
+    """Yield what bounds the longest kernel of each backend whose counters were read."""
+    for profile in outcome.profiles:
+        for kernel in longest(profile.counters, 1):
+            total = sum(one.share("seconds") for one in profile.counters)
+            of = f", {percent(kernel.share('seconds') / total)} of its time" if total else ""
+            said = sentence(kernel, outcome.environment.device.multiprocessors or 0)
+            yield f"{profile.backend}, {shortened(kernel_name(kernel.name), MAX_NAME)}{of}: {said}"
+
+
+def _counters(profile: Profile) -> Table:
+    """Return a column for each of the longest kernels, with its counters and what its warps wait for."""
+    shown = longest(profile.counters, MOST_KERNELS)
+    columns = (
+        Column("counter", wrap=False),
+        *(Column(shortened(kernel_name(k.name), MAX_NAME), "right") for k in shown),
+    )
+    rows: list[tuple[Entry, ...]] = []
+    for key, counter in COUNTERS.items():
+        if any(key in kernel.values for kernel in shown):
+            own = (counter.format(k.values[key]) if key in k.values else "-" for k in shown)
+            rows.append((Span(counter.label, "quiet"), *own))
+    for place in range(3):
+        stalls = [k.top_stalls[place : place + 1] for k in shown]
+        if any(stalls):
+            own = (" ".join(f"{name} {percent(part)}" for name, part in one) or "-" for one in stalls)
+            rows.append((Span("warps wait for" if not place else "", "quiet"), *own))
+    return Table(f"counters-{profile.backend}", columns, tuple(rows))
 
 
 def _waits(profile: Profile) -> Caution:

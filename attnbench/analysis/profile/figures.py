@@ -102,6 +102,9 @@ def _rooflines(profile: Profile, roofline: Roofline) -> Iterator[Figure]:
     yield "  compute", duration(roofline.compute_seconds), work
     moved = f"{size(roofline.nbytes)}, each operand once, at {_si(roofline.bandwidth, 'B/s')}"
     yield "  bytes", duration(roofline.memory_seconds), moved
+    if roofline.exp_rate:
+        work = f"{_si(roofline.exps, 'exp')} of the softmax at {_si(roofline.exp_rate, 'exp/s')}, measured here"
+        yield "  exp", duration(roofline.exp_seconds), work
     reached = f"of the roofline, {_si(roofline.flops / profile.latency, 'FLOP/s')}"
     if roofline.datasheet and profile.ceilings.keys() >= {"matmul", "copy"}:
         matmul, copy = profile.ceilings["matmul"], profile.ceilings["copy"]

@@ -23,7 +23,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,14 @@ REFUSALS = {
 
 class NoTraffic(Exception):
     """Raised where ncu gives no figure. The message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel as ncu names it, and metric -> its value and unit as ncu prints them."""
+
+    name: str
+    metrics: Mapping[str, tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -83,12 +91,14 @@ def find() -> str | None:
     return shutil.which("ncu")
 
 
-def command(ncu: str, log: Path, python: str | None, request: Mapping[str, Any]) -> list[str]:
+def command(
+    ncu: str, log: Path, python: str | None, request: Mapping[str, Any], metrics: Sequence[str] = (READ, WRITTEN)
+) -> list[str]:
     """Return the command line of ncu, which writes to `log`."""
     options = {
         "--log-file": str(log),
         "--print-units": "base",
-        "--metrics": f"{READ},{WRITTEN}",
+        "--metrics": ",".join(metrics),
         "--cache-control": "none",
         "--clock-control": "none",
         "--profile-from-start": "off",
@@ -101,10 +111,15 @@ def command(ncu: str, log: Path, python: str | None, request: Mapping[str, Any])
 
 def measure(ncu: str, python: str | None, request: Mapping[str, Any]) -> Traffic:
     """Run worker/ncu_launch.py with `request` in the interpreter `python` under ncu. Raises NoTraffic."""
+    return parse(run(ncu, python, request, (READ, WRITTEN)))
+
+
+def run(ncu: str, python: str | None, request: Mapping[str, Any], metrics: Sequence[str]) -> str:
+    """Return what ncu says and writes where it counts `metrics` of one call. Raises NoTraffic where it hangs."""
     with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
         log = Path(folder) / "ncu.csv"
         with subprocess.Popen(
-            command(ncu, log, python, request),
+            command(ncu, log, python, request, metrics),
             env={**child_environment(), "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -121,33 +136,47 @@ def measure(ncu: str, python: str | None, request: Mapping[str, Any]) -> Traffic
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
         text = log.read_text(errors="replace") if log.exists() else ""
-    return parse(f"{text}\n{said}")
+    return f"{text}\n{said}"
 
 
-def parse(text: str) -> Traffic:
-    """Return the traffic by ncu's output: CSV with a row for each kernel and metric, among other lines.
+def kernels(text: str) -> list[Kernel]:
+    """Return the kernels in ncu's output: CSV with a row for each kernel and metric, among other lines.
 
-    Raises NoTraffic.
+    Raises NoTraffic where there are none.
     """
     lines = text.splitlines()
     header = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if header is None:
         raise NoTraffic(_why_no_figures(lines))
     names: dict[str, str] = {}
-    values: dict[str, dict[str, float]] = {}
+    metrics: dict[str, dict[str, tuple[str, str]]] = {}
     for row in csv.DictReader(line for line in lines[header:] if line.startswith('"')):
         names[row["ID"]] = row["Kernel Name"]
-        if row["Metric Name"] in (READ, WRITTEN):
-            values.setdefault(row["ID"], {})[row["Metric Name"]] = _bytes(row["Metric Value"], row["Metric Unit"])
-    if any(values.get(id_, {}).keys() != {READ, WRITTEN} for id_ in names):
-        raise NoTraffic(f"ncu gave no {READ} and {WRITTEN}; this GPU may not have these counters")
-    moved = [KernelTraffic(name, values[id_][READ], values[id_][WRITTEN]) for id_, name in names.items()]
-    marks = [i for i, kernel in enumerate(moved) if MARK in kernel.name]
+        metrics.setdefault(row["ID"], {})[row["Metric Name"]] = row["Metric Value"], row["Metric Unit"]
+    return [Kernel(name, metrics[id_]) for id_, name in names.items()]
+
+
+def call_between_marks(found: Sequence[Kernel]) -> slice:
+    """Return which of the kernels are those of the call. Raises NoTraffic where ncu did not see both marks."""
+    marks = [i for i, kernel in enumerate(found) if MARK in kernel.name]
     if len(marks) < 2:
         raise NoTraffic("ncu did not see the call to its end")
-    begin, end = marks[0] + 1, marks[-1]
+    return slice(marks[0] + 1, marks[-1])
+
+
+def parse(text: str) -> Traffic:
+    """Return the traffic by ncu's output. Raises NoTraffic."""
+    found = kernels(text)
+    if any(not {READ, WRITTEN} <= kernel.metrics.keys() for kernel in found):
+        raise NoTraffic(f"ncu gave no {READ} and {WRITTEN}; this GPU may not have these counters")
+    moved = [_traffic(kernel) for kernel in found]
+    call = call_between_marks(found)
     passes = max((int(n) for n in re.findall(r"^==PROF== Profiling.* - (\d+) pass", text, re.MULTILINE)), default=1)
-    return Traffic(tuple(moved[begin:end]), sum(k.written for k in moved[end:]), passes)
+    return Traffic(tuple(moved[call]), sum(kernel.written for kernel in moved[call.stop :]), passes)
+
+
+def _traffic(kernel: Kernel) -> KernelTraffic:
+    return KernelTraffic(kernel.name, _bytes(*kernel.metrics[READ]), _bytes(*kernel.metrics[WRITTEN]))
 
 
 def _bytes(value: str, unit: str) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from attnbench.analysis.profile import counters as unit_counters
 from attnbench.analysis.profile import ncu
 from attnbench.core import gpus, stats
 from attnbench.core.case import Case
@@ -72,7 +73,7 @@ class HostWork:
 class Profile:
     """The profile of one call of one backend, in seconds and bytes, as a worker gives it (worker/profile_call.py).
 
-    The parent adds backend, version, trace and traffic.
+    The parent adds backend, version, trace, traffic and counters.
     """
 
     backend: str
@@ -81,7 +82,9 @@ class Profile:
     times: tuple[float, ...]
     first_call: float
     memory_peak: int  # bytes that one call adds
-    ceilings: Mapping[str, float] = field(default_factory=dict)  # "matmul" in FLOP/s and "copy" in bytes/s, just before
+    ceilings: Mapping[str, float] = field(
+        default_factory=dict
+    )  # "matmul" FLOP/s, "copy" bytes/s, "exp" 1/s, just before
     version: str | None = None
     wrong: str | None = None  # why its results, or what ran, are not what they should be
     limits: tuple[str, ...] = ()
@@ -96,6 +99,7 @@ class Profile:
     memory: tuple[tuple[float, float], ...] = ()  # (seconds into that call, bytes allocated from then on)
     trace: str | None = None  # the file of the Chrome trace
     traffic: ncu.Traffic | None = None
+    counters: tuple[unit_counters.KernelCounters, ...] = ()  # of the kernels of one call
     notes: tuple[str, ...] = ()
 
     @property
@@ -130,14 +134,15 @@ def profile(
     *,
     device: str = "auto",
     trace: Path | None = None,
-    counters: bool = True,
+    traffic: bool = True,
+    counters: bool = False,
     pythons: Sequence[str] = (),
 ) -> Outcome:
     """Profile the case that was asked for on each backend; `say` is told what goes on.
 
-    trace: the file of a Chrome trace. counters: whether to count the HBM traffic too, by ncu, where that is installed.
-    pythons: NAME=PATH, the interpreters of backends. Raises UserError, before anything starts where it can, for what a
-    person can mend.
+    trace: the file of a Chrome trace. traffic: whether to count the HBM traffic too, by ncu, where that is installed.
+    counters: whether to read the other counters by it. pythons: NAME=PATH, the interpreters of backends. Raises
+    UserError, before anything starts where it can, for what a person can mend.
     """
     device = parse_device(device)
     if not settings.backends:
@@ -159,9 +164,11 @@ def profile(
         notes += tuple(f"--trace: {path} could not be written; choose another place" for path in lost)
         if here.kind == "cpu":
             notes += (CPU_NOTE,)
-        elif counters and profiles:
-            profiles, problems = add_traffic(profiles, pool, case, here, say)
-            notes += problems
+        else:
+            for add, is_wanted in ((add_traffic, traffic), (add_counters, counters)):
+                if is_wanted and profiles:
+                    profiles, problems = add(profiles, pool, case, here, say)
+                    notes += problems
     return Outcome(environment, case, roofline(case, here, profiles), tuple(profiles), refused, notes)
 
 
@@ -201,10 +208,17 @@ def roofline(case: Case, device: Device, profiles: Sequence[Profile]) -> Rooflin
     """Return the roofline by the datasheet, else by what was reached here; None where neither is known."""
     gpu = gpus.find(device.name, device.memory, device.multiprocessors) if device.kind == "cuda" else None
     peak = gpus.peak(gpu, case.dtype) if gpu else None
+    rates = {
+        name: max((p.ceilings.get(name, 0.0) for p in profiles), default=0.0) for name in ("matmul", "copy", "exp")
+    }
     if gpu and peak:
-        return Roofline.of(case, peak, gpu.bandwidth, f"the datasheet of the {gpu.name}", datasheet=True)
-    matmul, copy = (max((p.ceilings.get(name, 0.0) for p in profiles), default=0.0) for name in ("matmul", "copy"))
-    return Roofline.of(case, matmul, copy, "what a matmul and a copy reach here") if matmul and copy else None
+        source = f"the datasheet of the {gpu.name}"
+        return Roofline.of(case, peak, gpu.bandwidth, source, datasheet=True, exp_rate=rates["exp"])
+    if not (rates["matmul"] and rates["copy"]):
+        return None
+    return Roofline.of(
+        case, rates["matmul"], rates["copy"], "what a matmul and a copy reach here", exp_rate=rates["exp"]
+    )
 
 
 def profile_backends(
@@ -242,23 +256,51 @@ def profile_backends(
 def add_traffic(
     profiles: Sequence[Profile], pool: WorkerPool, case: Case, device: Device, say: Callable[[str], Any]
 ) -> tuple[list[Profile], tuple[str, ...]]:
-    """Return the profiles with the traffic that ncu counted, and notes on why there is none.
+    """Return the profiles with the traffic that ncu counted, and notes on why there is none."""
+
+    def count(tool: str, one: Profile, request: Mapping[str, Any]) -> Profile:
+        say(f"counting the bytes that {one.backend} moves (ncu)")
+        return replace(one, traffic=ncu.measure(tool, pool.interpreters.get(one.backend), request))
+
+    return _by_ncu("HBM traffic", count, profiles, pool, case, device)
+
+
+def add_counters(
+    profiles: Sequence[Profile], pool: WorkerPool, case: Case, device: Device, say: Callable[[str], Any]
+) -> tuple[list[Profile], tuple[str, ...]]:
+    """Return the profiles with how busy each unit was in each kernel, by ncu, and notes on why that is not known."""
+
+    def count(tool: str, one: Profile, request: Mapping[str, Any]) -> Profile:
+        say(f"reading the counters of the kernels of {one.backend} (ncu)")
+        return replace(one, counters=unit_counters.measure(tool, pool.interpreters.get(one.backend), request))
+
+    return _by_ncu("counters", count, profiles, pool, case, device)
+
+
+def _by_ncu(
+    what: str,
+    count: Callable[[str, Profile, Mapping[str, Any]], Profile],
+    profiles: Sequence[Profile],
+    pool: WorkerPool,
+    case: Case,
+    device: Device,
+) -> tuple[list[Profile], tuple[str, ...]]:
+    """Return the profiles with what `count` adds to each, and notes on why it does not.
 
     What hinders one backend mostly hinders all, and is said once.
     """
     tool = ncu.find()
     if tool is None:
-        return list(profiles), (f"HBM traffic: {ncu.MISSING}",)
+        return list(profiles), (f"{what}: {ncu.MISSING}",)
     counted: list[Profile] = []
     problems: dict[str, str] = {}  # reason -> the first backend that it hindered
     for one in profiles:
         name = one.backend
-        say(f"counting the bytes that {name} moves (ncu)")
-        request = {"name": name, "spec": pool.specs[name], "case": to_json(case), "device": to_json(device)}
         try:
-            counted.append(replace(one, traffic=ncu.measure(tool, pool.interpreters.get(name), request)))
+            request = {"name": name, "spec": pool.specs[name], "case": to_json(case), "device": to_json(device)}
+            counted.append(count(tool, one, request))
         except ncu.NoTraffic as error:
             problems.setdefault(str(error), name)
             counted.append(one)
-    who = "" if len(problems) == 1 and not any(one.traffic for one in counted) else " of {}"
-    return counted, tuple(f"HBM traffic{who.format(name)}: {reason}" for reason, name in problems.items())
+    who = "" if len(problems) == 1 and all(a is b for a, b in zip(counted, profiles, strict=True)) else " of {}"
+    return counted, tuple(f"{what}{who.format(name)}: {reason}" for reason, name in problems.items())

@@ -1,15 +1,19 @@
-"""The measured ceilings of a device: a large matmul and a large copy, timed as cells are and between them."""
+"""The measured ceilings of a device: a large matmul, a large copy and exp, timed as cells are and between them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnbench.worker.measure import device_kernels
+
 if TYPE_CHECKING:
     import torch
 
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}  # rows and columns
 COPY_BYTES = {"cuda": 2**30, "cpu": 2**26}  # bytes read, and written again
+
+EXP_BLOCKS, EXP_THREADS = 8, 256  # blocks for each multiprocessor, which fill it, and threads of a block
 
 Collect = Callable[[Callable[[], Any]], Sequence[float]]  # a launch -> the seconds of some calls
 
@@ -47,3 +51,20 @@ def copy(collect: Collect, device: torch.device) -> list[float]:
     source = torch.ones(nbytes, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     return [2 * nbytes / t for t in collect(lambda: target.copy_(source))]
+
+
+def exp(collect: Collect, device: torch.device) -> list[float]:
+    """Return the exponentials per second of a kernel that computes nothing else.
+
+    Raises RuntimeError on a CPU and where torch cannot compile the kernel.
+    """
+    import torch
+
+    if device.type != "cuda":
+        raise RuntimeError("no kernel for exp on a CPU")
+    blocks = EXP_BLOCKS * torch.cuda.get_device_properties(device).multi_processor_count
+    sums = torch.empty(blocks * EXP_THREADS, device=device)
+    with torch.cuda.device(device):
+        kernel = device_kernels.compiled("exponentials", device_kernels.EXP_SOURCE)
+        times = collect(lambda: kernel((blocks, 1, 1), (EXP_THREADS, 1, 1), [sums]))
+    return [sums.numel() * device_kernels.CHAINS * device_kernels.ROUNDS / t for t in times]

@@ -1,0 +1,133 @@
+"""What bounds a kernel, in a sentence, by its hardware counters: rules as data.
+
+First what the grid and the registers cost (SHAPE, all that hold), then what the time went to (UNITS, the first that
+holds). A unit that is busy 80 % of the time leaves little to gain by anything else; where none is busy 60 % of it, the
+kernel waits. By these limits Nsight Compute's own "speed of light" advice tells high, balanced and low use apart.
+Between them, and where the GPU lacks a counter, it is not told. Tried on made-up counters, on none of a GPU yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from attnbench.analysis.profile.counters import KernelCounters
+from attnbench.core.formats import percent, size
+
+HIGH, LOW = 0.8, 0.6
+IDLE_TAIL = 0.1  # of the time of the kernel, in its last wave
+FEW_WAVES = 8  # beyond them the last one is under an eighth of the time
+NOT_TOLD = "what bounds it is not told by these counters"
+
+UNIT_NAMES = {
+    "tensor": "tensor cores",
+    "exp": "exp unit",
+    "fma": "FMA pipe",
+    "alu": "ALU pipe",
+    "shared": "shared memory and L1",
+    "l2": "L2",
+    "hbm": "HBM",
+}
+ADVICE = {
+    "tensor": "bound by the tensor cores, as a product of matrices is",
+    "exp": "bound by exp: the softmax takes as long as it can",
+    "fma": "bound by FMA: scaling, masks and sums around the products",
+    "alu": "bound by the ALU: masks, indices, conversions",
+    "shared": "bound by shared memory and L1",
+    "l2": "bound by L2",
+    "hbm": "bound by memory",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A finding: when it holds of a kernel on a GPU with so many multiprocessors, and what is said then."""
+
+    name: str
+    holds: Callable[[KernelCounters, int], bool]
+    says: Callable[[KernelCounters, int], str]
+
+
+def busiest(kernel: KernelCounters) -> str:
+    """Return the unit that is busy longest."""
+    return max(UNIT_NAMES, key=kernel.share)
+
+
+def idle_tail(kernel: KernelCounters) -> float:
+    """Return the share of the kernel's time in which its last wave leaves multiprocessors idle, 0 without waves.
+
+    It takes all blocks to last equally long, and no block to run over several tiles.
+    """
+    waves = kernel.share("waves")
+    return (math.ceil(waves) - waves) / math.ceil(waves) if waves > 1 else 0.0
+
+
+def _few_blocks(kernel: KernelCounters, multiprocessors: int) -> bool:
+    return 0 < kernel.share("blocks") < 0.9 * multiprocessors
+
+
+def _waits(kernel: KernelCounters, _: int) -> bool:
+    return kernel.share(busiest(kernel)) < LOW and bool(kernel.stalls)
+
+
+SHAPE = (
+    Rule(
+        "few blocks",
+        _few_blocks,
+        lambda k, n: f"{k.values['blocks']:.0f} blocks for {n} multiprocessors: the others idle",
+    ),
+    Rule(
+        "tail",
+        lambda k, _: 1 < k.share("waves") <= FEW_WAVES and idle_tail(k) > IDLE_TAIL,
+        lambda k, _: f"{k.values['waves']:.1f} waves: the last leaves {percent(idle_tail(k))} of the time idle",
+    ),
+    Rule(
+        "spills",
+        lambda k, _: k.share("spilled") > 0,
+        lambda k, _: f"{size(k.values['spilled'])} of spilled registers are read back",
+    ),
+)
+UNITS = (
+    Rule(
+        "bound by a unit",
+        lambda k, _: k.share(busiest(k)) >= HIGH,
+        lambda k, _: ADVICE[busiest(k)],
+    ),
+    Rule(
+        "takes turns",
+        lambda k, _: k.share("tensor") + k.share("exp") >= HIGH and min(k.share("tensor"), k.share("exp")) >= LOW / 3,
+        lambda k, _: "tensor cores and exp take turns: softmax is not wholly overlapped with the products",
+    ),
+    Rule(
+        "waits",
+        _waits,
+        lambda k, _: f"no unit is busy {percent(LOW)} of the time; warps wait for {_stalls(k)}",
+    ),
+)
+
+
+def _stalls(kernel: KernelCounters) -> str:
+    return ", ".join(f"{name} ({percent(share)})" for name, share in kernel.top_stalls)
+
+
+def findings(kernel: KernelCounters, multiprocessors: int) -> tuple[str, ...]:
+    """Return the names of the rules that hold of a kernel."""
+    return tuple(rule.name for rule in _holding(kernel, multiprocessors))
+
+
+def sentence(kernel: KernelCounters, multiprocessors: int) -> str:
+    """Return what bounds a kernel: which units are busy, and what the rules say."""
+    known = sorted((name for name in UNIT_NAMES if name in kernel.values), key=lambda name: -kernel.values[name])
+    busy = ", ".join(f"{UNIT_NAMES[name]} {percent(kernel.values[name])}" for name in known[:3])
+    rules = _holding(kernel, multiprocessors)
+    said = [rule.says(kernel, multiprocessors) for rule in rules]
+    if not any(rule in UNITS for rule in rules):
+        said.append(NOT_TOLD)
+    return f"{busy} busy: {'; '.join(said)}." if busy else f"{'; '.join(said)}."
+
+
+def _holding(kernel: KernelCounters, multiprocessors: int) -> Sequence[Rule]:
+    shape = [rule for rule in SHAPE if rule.holds(kernel, multiprocessors)]
+    unit = next((rule for rule in UNITS if rule.holds(kernel, multiprocessors)), None)
+    return [*shape, unit] if unit else shape

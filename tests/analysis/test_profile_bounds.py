@@ -1,0 +1,153 @@
+"""What bounds a kernel by its counters: ncu's CSV read, and the rules on made-up counters, none recorded on a GPU."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import builders
+from attnbench.analysis.profile import counters, ncu, profile
+from attnbench.analysis.profile.bounds import NOT_TOLD, SHAPE, UNITS, findings, sentence
+from attnbench.analysis.profile.counters import COUNTERS, KernelCounters
+from attnbench.analysis.profile.document import document
+from attnbench.report import terminal
+from attnbench.run.workers import WorkerPool
+
+SMS = 132
+SHARES = ("tensor", "exp", "fma", "alu", "shared", "l2", "hbm", "occupancy", "possible")
+MARK = ("spin_kernel(long)", {})
+
+
+def kernel(stalls: Mapping[str, float] | None = None, **values: float) -> KernelCounters:
+    """A kernel that fills the GPU for long, but for what is given; shares in per cent."""
+    given = {name: value / 100 if name in SHARES else value for name, value in values.items()}
+    base = {"seconds": 1e-3, "blocks": 4096.0, "waves": 31.0, "spilled": 0.0}
+    return KernelCounters("k", {**base, **given}, stalls or {})
+
+
+CASES = (
+    (
+        kernel(tensor=85, exp=40),
+        ("bound by a unit",),
+        "tensor cores 85%, exp unit 40% busy: bound by the tensor cores",
+    ),
+    (kernel(tensor=30, exp=88), ("bound by a unit",), "bound by exp"),
+    (kernel(hbm=91, tensor=4), ("bound by a unit",), "HBM 91%, tensor cores 4% busy: bound by memory"),
+    (kernel(tensor=62, exp=48), ("takes turns",), "softmax is not wholly overlapped"),
+    (kernel(tensor=70, exp=8), (), NOT_TOLD),
+    (
+        kernel({"long_scoreboard": 6.0, "wait": 2.0}, hbm=40, tensor=3),
+        ("waits",),
+        "long scoreboard (75%), wait (25%)",
+    ),
+    (kernel(hbm=40, tensor=3), (), NOT_TOLD),  # no stall reasons on this GPU
+    (kernel(tensor=50, exp=20, blocks=32, waves=0.2), ("few blocks",), "32 blocks for 132 multiprocessors"),
+    (kernel(tensor=85, blocks=251, waves=1.9), ("bound by a unit",), "bound by the tensor cores"),
+    (kernel(tensor=85, blocks=158, waves=1.2), ("tail", "bound by a unit"), "1.2 waves: the last leaves 40%"),
+    (
+        kernel(tensor=85, blocks=132, waves=1.0),
+        ("bound by a unit",),
+        "bound by",
+    ),  # one block each, that takes turns
+    (kernel(tensor=20, spilled=3e9, exp=10), ("spills",), "of spilled registers are read back"),
+)
+
+
+@pytest.mark.parametrize(("found", "names", "said"), CASES)
+def test_what_is_said_of_a_kernel(found: KernelCounters, names: Sequence[str], said: str) -> None:
+    assert findings(found, SMS) == names
+    assert said in sentence(found, SMS)
+    assert (NOT_TOLD in sentence(found, SMS)) == (not {*names} & {rule.name for rule in UNITS})
+
+
+def test_each_rule_has_a_case_above() -> None:
+    assert {name for _, names, _ in CASES for name in names} == {rule.name for rule in (*SHAPE, *UNITS)}
+
+
+def test_nothing_known_is_not_told() -> None:
+    assert sentence(KernelCounters("k", {}), SMS) == f"{NOT_TOLD}."
+
+
+def output(*kernels: tuple[str, Mapping[str, tuple[str, str]]]) -> str:
+    lines = ['"ID","Process Name","Kernel Name","Metric Name","Metric Unit","Metric Value"']
+    for i, (name, metrics) in enumerate(kernels):
+        given = metrics or {"gpu__time_duration.sum": ("1", "nsecond")}
+        lines += [f'"{i}","python","{name}","{metric}","{unit}","{value}"' for metric, (value, unit) in given.items()]
+    return "\n".join(["==PROF== Connected", *lines])
+
+
+STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+ATTENTION = {
+    "gpu__time_duration.sum": ("1,250,000", "nsecond"),
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": ("62.5", "%"),
+    "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active": ("48", "%"),
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": ("n/a", ""),
+    "launch__grid_size": ("4,096", ""),
+    "l1tex__t_bytes_pipe_lsu_mem_local_op_ld.sum": ("0", "byte"),
+    STALLED.format("long_scoreboard"): ("3.0", "inst"),
+    STALLED.format("gmma"): ("1.0", "inst"),
+    STALLED.format("selected"): ("1.0", "inst"),
+    STALLED.format("math_pipe_throttle"): ("n/a", "inst"),
+}
+TEXT = output(("reduce", {}), MARK, ("void flash_fwd<128>(T)", ATTENTION), ("combine", {}), MARK, ("reduce", {}))
+
+
+def test_counters_are_read_in_the_units_of_core() -> None:
+    attention, combine = counters.parse(TEXT)
+    wanted = {"seconds": 1.25e-3, "tensor": 0.625, "exp": 0.48, "blocks": 4096.0, "spilled": 0.0}
+    assert attention.values == pytest.approx(wanted)  # what the GPU lacks (n/a) is left out
+    assert attention.stalls == {"long_scoreboard": 3.0, "gmma": 1.0}  # a warp that issues does not wait
+    assert attention.top_stalls == (("long scoreboard", 0.75), ("gmma", 0.25))
+    assert combine.values == pytest.approx({"seconds": 1e-9})
+
+
+def test_a_gpu_without_the_counters_is_said() -> None:
+    lacking = {"gpu__time_duration.sum": ("n/a", "")}
+    with pytest.raises(ncu.NoTraffic, match="none of the counters"):
+        counters.parse(output(MARK, ("k", lacking), MARK))
+
+
+def test_an_unknown_counter_is_left_out_and_the_rest_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Sequence[str]] = []
+    absent = COUNTERS["exp"].metrics[0]
+
+    def run(_tool: str, _python: str | None, _request: Any, metrics: Sequence[str]) -> str:
+        asked.append(metrics)
+        return f"==ERROR== Failed to find metric {absent}\n" if absent in metrics else TEXT
+
+    monkeypatch.setattr(ncu, "run", run)
+    assert len(counters.measure("/ncu", None, {})) == 2
+    assert [absent in metrics for metrics in asked] == [True, False]
+    assert all(metrics[-1] == counters.STALLED for metrics in asked)
+
+
+def test_the_document_has_the_table_and_the_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ncu, "find", lambda: "/ncu")
+    monkeypatch.setattr(counters, "measure", lambda *_: counters.parse(TEXT))
+    case = builders.case()
+    plain = profile.Profile("mine", "events", "cold", (1.3e-3,), 0.1, memory_peak=0)
+    pool = WorkerPool({"mine": "mine.py:f"}, {})
+    found, notes = profile.add_counters([plain], pool, case, builders.H200, lambda _: None)
+    assert notes == ()
+    outcome = profile.Outcome(builders.environment(builders.H200), case, None, tuple(found))
+    raw = io.StringIO()
+    terminal.render(Console(file=raw, width=140, highlight=False), document(outcome))
+    text = " ".join(raw.getvalue().split())
+    assert "mine, flash_fwd, 100% of its time: tensor cores 62%, exp unit 48% busy: tensor cores and exp" in text
+    assert "exp and conversions (XU) 48%" in text
+    assert "warps wait for long scoreboard 75%" in text
+    data = document(outcome).data
+    assert json.loads(json.dumps(data))["profiles"][0]["counters"][0]["values"]["tensor"] == pytest.approx(0.625)
+
+
+def test_without_ncu_there_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ncu, "find", lambda: None)
+    plain = profile.Profile("mine", "events", "cold", (1.3e-3,), 0.1, memory_peak=0)
+    pool = WorkerPool({"mine": "mine.py:f"}, {})
+    found, notes = profile.add_counters([plain], pool, builders.case(), builders.H200, lambda _: None)
+    assert (found, notes) == ([plain], (f"counters: {ncu.MISSING}",))
