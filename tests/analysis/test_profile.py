@@ -191,7 +191,7 @@ def count(monkeypatch: pytest.MonkeyPatch, found: str | None, answers: dict[str,
         assert python == ("/py" if request["name"] == "b" else None)
         answer = answers[request["name"]]
         if isinstance(answer, str):
-            raise ncu.NoTraffic(answer)
+            raise ncu.NotCounted(answer)
         assert isinstance(answer, ncu.Traffic)
         return answer
 

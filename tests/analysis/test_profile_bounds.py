@@ -108,7 +108,7 @@ def test_counters_are_read_in_the_units_of_core() -> None:
 
 def test_a_gpu_without_the_counters_is_said() -> None:
     lacking = {"gpu__time_duration.sum": ("n/a", "")}
-    with pytest.raises(ncu.NoTraffic, match="none of the counters"):
+    with pytest.raises(ncu.NotCounted, match="none of the counters"):
         counters.parse(output(MARK, ("k", lacking), MARK))
 
 

@@ -98,7 +98,7 @@ def test_units_are_decimal_and_passes_are_counted() -> None:
     ],
 )
 def test_no_figures_and_why(text: str, said: str) -> None:
-    with pytest.raises(ncu.NoTraffic) as error:
+    with pytest.raises(ncu.NotCounted) as error:
         ncu.parse(text)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
@@ -146,19 +146,19 @@ assert args[-4] == "/opt/py"
 assert os.path.isfile(args[-3])
 print("RuntimeError: as far as this")
 """
-    with pytest.raises(ncu.NoTraffic, match="as far as this"):
+    with pytest.raises(ncu.NotCounted, match="as far as this"):
         ncu.measure(stand_in(tmp_path, body), "/opt/py", REQUEST)
 
 
 def test_what_the_child_says_is_the_reason(tmp_path: Path) -> None:
     body = 'print("Traceback", file=sys.stderr)\nprint("RuntimeError: out of memory", file=sys.stderr)\nsys.exit(1)'
-    with pytest.raises(ncu.NoTraffic, match="it says: RuntimeError: out of memory"):
+    with pytest.raises(ncu.NotCounted, match="it says: RuntimeError: out of memory"):
         ncu.measure(stand_in(tmp_path, body), None, REQUEST)
 
 
 def test_an_ncu_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ncu, "TIMEOUT", 0.5)
-    with pytest.raises(ncu.NoTraffic, match="not done within"):
+    with pytest.raises(ncu.NotCounted, match="not done within"):
         ncu.measure(stand_in(tmp_path, "time.sleep(60)"), None, REQUEST)
 
 

@@ -89,7 +89,7 @@ def traffic(folder: Path, name: str) -> ncu.Traffic:
     }
     try:
         return ncu.measure(tool, None, request)
-    except ncu.NoTraffic as reason:
+    except ncu.NotCounted as reason:
         pytest.skip(str(reason))
 
 

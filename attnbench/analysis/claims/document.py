@@ -137,10 +137,8 @@ def _tables(settings: Sequence[Setting], judged: dict[str, dict[str, list[Findin
         if not rows:
             continue
         several = len(judged) > 1
-        columns = [
-            *(Column("claim", wrap=False), Column("what"), Column("figure")),
-            Column("printed", "right", wrap=False),
-        ]
+        columns = [Column("claim", wrap=False), Column("what"), Column("figure")]
+        columns.append(Column("printed", "right", wrap=False))
         for gpu in judged:
             where = f"{gpu}, " if several else ""
             columns += [Column(f"{where}in bursts", "right"), Column("without pauses", "right"), Column("verdict")]

@@ -51,7 +51,7 @@ class Rule:
 
 def busiest(kernel: KernelCounters) -> str:
     """Return the unit that is busy longest."""
-    return max(UNIT_NAMES, key=kernel.share)
+    return max(UNIT_NAMES, key=kernel.value)
 
 
 def idle_tail(kernel: KernelCounters) -> float:
@@ -59,16 +59,16 @@ def idle_tail(kernel: KernelCounters) -> float:
 
     It takes all blocks to last equally long, and no block to run over several tiles.
     """
-    waves = kernel.share("waves")
+    waves = kernel.value("waves")
     return (math.ceil(waves) - waves) / math.ceil(waves) if waves > 1 else 0.0
 
 
 def _few_blocks(kernel: KernelCounters, multiprocessors: int) -> bool:
-    return 0 < kernel.share("blocks") < 0.9 * multiprocessors
+    return 0 < kernel.value("blocks") < 0.9 * multiprocessors
 
 
 def _waits(kernel: KernelCounters, _: int) -> bool:
-    return kernel.share(busiest(kernel)) < LOW and bool(kernel.stalls)
+    return kernel.value(busiest(kernel)) < LOW and bool(kernel.stalls)
 
 
 SHAPE = (
@@ -79,24 +79,24 @@ SHAPE = (
     ),
     Rule(
         "tail",
-        lambda k, _: 1 < k.share("waves") <= FEW_WAVES and idle_tail(k) > IDLE_TAIL,
+        lambda k, _: 1 < k.value("waves") <= FEW_WAVES and idle_tail(k) > IDLE_TAIL,
         lambda k, _: f"{k.values['waves']:.1f} waves: the last leaves {percent(idle_tail(k))} of the time idle",
     ),
     Rule(
         "spills",
-        lambda k, _: k.share("spilled") > 0,
+        lambda k, _: k.value("spilled") > 0,
         lambda k, _: f"{size(k.values['spilled'])} of spilled registers are read back",
     ),
 )
 UNITS = (
     Rule(
         "bound by a unit",
-        lambda k, _: k.share(busiest(k)) >= HIGH,
+        lambda k, _: k.value(busiest(k)) >= HIGH,
         lambda k, _: ADVICE[busiest(k)],
     ),
     Rule(
         "takes turns",
-        lambda k, _: k.share("tensor") + k.share("exp") >= HIGH and min(k.share("tensor"), k.share("exp")) >= LOW / 3,
+        lambda k, _: k.value("tensor") + k.value("exp") >= HIGH and min(k.value("tensor"), k.value("exp")) >= LOW / 3,
         lambda k, _: "tensor cores and exp take turns: softmax is not wholly overlapped with the products",
     ),
     Rule(

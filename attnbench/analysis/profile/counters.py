@@ -68,16 +68,18 @@ COUNTERS: Mapping[str, Counter] = {
 
 @dataclass(frozen=True)
 class KernelCounters:
-    """What the counters of one kernel say. `values` has those of COUNTERS that the GPU has: shares of the peak from 0
-    to 1, seconds, bytes and counts. `stalls`: reason -> warps that wait for it, for each instruction issued.
+    """What the counters of one kernel say.
+
+    `values` has those of COUNTERS that the GPU has: shares of the peak from 0 to 1, seconds, bytes and counts. `stalls`
+    is reason -> warps that wait for it, for each instruction issued.
     """
 
     name: str
     values: Mapping[str, float]
     stalls: Mapping[str, float] = field(default_factory=dict)
 
-    def share(self, name: str) -> float:
-        """Return a share, 0 where the GPU lacks the counter."""
+    def value(self, name: str) -> float:
+        """Return what a counter says, 0 where the GPU lacks it."""
         return self.values.get(name, 0.0)
 
     @property
@@ -89,7 +91,7 @@ class KernelCounters:
 
 
 def measure(tool: str, python: str | None, request: Mapping[str, Any]) -> tuple[KernelCounters, ...]:
-    """Run worker/ncu_launch.py with `request` in the interpreter `python` under ncu. Raises ncu.NoTraffic."""
+    """Run worker/ncu_launch.py with `request` in the interpreter `python` under ncu. Raises ncu.NotCounted."""
     wanted = [name for counter in COUNTERS.values() for name in counter.metrics] + [STALLED]
     said = ncu.run(tool, python, request, wanted)
     if unknown := {name.rstrip(".,") for name in NO_METRIC.findall(said)} & {*wanted}:
@@ -98,11 +100,11 @@ def measure(tool: str, python: str | None, request: Mapping[str, Any]) -> tuple[
 
 
 def parse(text: str) -> tuple[KernelCounters, ...]:
-    """Return the counters of the kernels of the call, by ncu's output. Raises ncu.NoTraffic."""
+    """Return the counters of the kernels of the call, by ncu's output. Raises ncu.NotCounted."""
     kernels = ncu.kernels(text)
     found = [_counters(kernel) for kernel in kernels[ncu.call_between_marks(kernels)]]
     if not any(kernel.values for kernel in found):
-        raise ncu.NoTraffic("ncu gave none of the counters; this GPU may not have them")
+        raise ncu.NotCounted("ncu gave none of the counters; this GPU may not have them")
     return tuple(found)
 
 
@@ -127,5 +129,5 @@ def _value(value: str, unit: str) -> float | None:
 
 def longest(kernels: Sequence[KernelCounters], count: int) -> list[KernelCounters]:
     """Return the kernels that took longest, in their order in the call."""
-    most = sorted(kernels, key=lambda kernel: -kernel.share("seconds"))[:count]
+    most = sorted(kernels, key=lambda kernel: -kernel.value("seconds"))[:count]
     return [kernel for kernel in kernels if kernel in most]

@@ -76,8 +76,8 @@ def _bounds(outcome: Outcome) -> Iterator[str]:
     """Yield what bounds the longest kernel of each backend whose counters were read."""
     for profile in outcome.profiles:
         for kernel in longest(profile.counters, 1):
-            total = sum(one.share("seconds") for one in profile.counters)
-            of = f", {percent(kernel.share('seconds') / total)} of its time" if total else ""
+            total = sum(one.value("seconds") for one in profile.counters)
+            of = f", {percent(kernel.value('seconds') / total)} of its time" if total else ""
             said = sentence(kernel, outcome.environment.device.multiprocessors or 0)
             yield f"{profile.backend}, {shortened(kernel_name(kernel.name), MAX_NAME)}{of}: {said}"
 

@@ -44,7 +44,7 @@ REFUSALS = {
 }
 
 
-class NoTraffic(Exception):
+class NotCounted(Exception):
     """Raised where ncu gives no figure. The message says why and what to do."""
 
 
@@ -110,12 +110,12 @@ def command(
 
 
 def measure(ncu: str, python: str | None, request: Mapping[str, Any]) -> Traffic:
-    """Run worker/ncu_launch.py with `request` in the interpreter `python` under ncu. Raises NoTraffic."""
+    """Run worker/ncu_launch.py with `request` in the interpreter `python` under ncu. Raises NotCounted."""
     return parse(run(ncu, python, request, (READ, WRITTEN)))
 
 
 def run(ncu: str, python: str | None, request: Mapping[str, Any], metrics: Sequence[str]) -> str:
-    """Return what ncu says and writes where it counts `metrics` of one call. Raises NoTraffic where it hangs."""
+    """Return what ncu says and writes where it counts `metrics` of one call. Raises NotCounted where it hangs."""
     with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
         log = Path(folder) / "ncu.csv"
         with subprocess.Popen(
@@ -131,7 +131,7 @@ def run(ncu: str, python: str | None, request: Mapping[str, Any], metrics: Seque
             try:
                 said, _ = process.communicate(timeout=TIMEOUT)
             except subprocess.TimeoutExpired:
-                raise NoTraffic(f"ncu was not done within {TIMEOUT:.0f} s") from None
+                raise NotCounted(f"ncu was not done within {TIMEOUT:.0f} s") from None
             finally:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -142,12 +142,12 @@ def run(ncu: str, python: str | None, request: Mapping[str, Any], metrics: Seque
 def kernels(text: str) -> list[Kernel]:
     """Return the kernels in ncu's output: CSV with a row for each kernel and metric, among other lines.
 
-    Raises NoTraffic where there are none.
+    Raises NotCounted where there are none.
     """
     lines = text.splitlines()
     header = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if header is None:
-        raise NoTraffic(_why_no_figures(lines))
+        raise NotCounted(_why_no_figures(lines))
     names: dict[str, str] = {}
     metrics: dict[str, dict[str, tuple[str, str]]] = {}
     for row in csv.DictReader(line for line in lines[header:] if line.startswith('"')):
@@ -157,18 +157,18 @@ def kernels(text: str) -> list[Kernel]:
 
 
 def call_between_marks(found: Sequence[Kernel]) -> slice:
-    """Return which of the kernels are those of the call. Raises NoTraffic where ncu did not see both marks."""
+    """Return which of the kernels are those of the call. Raises NotCounted where ncu did not see both marks."""
     marks = [i for i, kernel in enumerate(found) if MARK in kernel.name]
     if len(marks) < 2:
-        raise NoTraffic("ncu did not see the call to its end")
+        raise NotCounted("ncu did not see the call to its end")
     return slice(marks[0] + 1, marks[-1])
 
 
 def parse(text: str) -> Traffic:
-    """Return the traffic by ncu's output. Raises NoTraffic."""
+    """Return the traffic by ncu's output. Raises NotCounted."""
     found = kernels(text)
     if any(not {READ, WRITTEN} <= kernel.metrics.keys() for kernel in found):
-        raise NoTraffic(f"ncu gave no {READ} and {WRITTEN}; this GPU may not have these counters")
+        raise NotCounted(f"ncu gave no {READ} and {WRITTEN}; this GPU may not have these counters")
     moved = [_traffic(kernel) for kernel in found]
     call = call_between_marks(found)
     passes = max((int(n) for n in re.findall(r"^==PROF== Profiling.* - (\d+) pass", text, re.MULTILINE)), default=1)
@@ -180,13 +180,13 @@ def _traffic(kernel: Kernel) -> KernelTraffic:
 
 
 def _bytes(value: str, unit: str) -> float:
-    """Return a counter's value in bytes. Raises NoTraffic for n/a, which ncu gives for a counter the GPU lacks."""
+    """Return a counter's value in bytes. Raises NotCounted for n/a, which ncu gives for a counter the GPU lacks."""
     try:
         found = float(value.replace(",", "")) * UNITS[unit.lower()]
     except (ValueError, KeyError):
         found = math.nan
     if not math.isfinite(found):
-        raise NoTraffic(f"ncu gave {value} {unit} for a counter; this GPU may not have it")
+        raise NotCounted(f"ncu gave {value} {unit} for a counter; this GPU may not have it")
     return found
 
 

@@ -299,7 +299,7 @@ def _by_ncu(
         try:
             request = {"name": name, "spec": pool.specs[name], "case": to_json(case), "device": to_json(device)}
             counted.append(count(tool, one, request))
-        except ncu.NoTraffic as error:
+        except ncu.NotCounted as error:
             problems.setdefault(str(error), name)
             counted.append(one)
     who = "" if len(problems) == 1 and all(a is b for a, b in zip(counted, profiles, strict=True)) else " of {}"
