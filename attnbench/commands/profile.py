@@ -124,14 +124,19 @@ def profile(
     python: Annotated[
         list[str] | None, how("--python", metavar="NAME=PATH", help="The interpreter of a backend's worker.")
     ] = None,
-    trace: Annotated[
-        Path | None, files(metavar="FILE", help="Also a Chrome trace of one call, for https://ui.perfetto.dev.")
+    keep: Annotated[
+        Path | None,
+        files(
+            metavar="DIR",
+            help="Write there a Chrome trace of one call (https://ui.perfetto.dev) and, with pyinstrument, a flame "
+            "graph of the host's work.",
+        ),
     ] = None,
     output_to: output.Output,
 ) -> None:
     """Profile one call: its kernels on a timeline, its memory, how close to the roofline, what it moves through HBM.
 
-    attnbench profile -b triton --seqlen 8k --causal --trace trace.json
+    attnbench profile -b triton --seqlen 8k --causal --keep traces/
     attnbench profile -b eager,sdpa-flash,triton --seqlen 4k --pass bwd
     attnbench profile -b sdpa-cudnn,triton --seqlen 16k --causal --counters
     """
@@ -144,7 +149,7 @@ def profile(
     settings = parse_options(case.settings)
     with live(ProgressLine, "the profile was complete") as line:
         outcome = profiles.profile(
-            settings, line.say, device=device, trace=trace, traffic=ncu, counters=counters, pythons=python or ()
+            settings, line.say, device=device, keep=keep, traffic=ncu, counters=counters, pythons=python or ()
         )
     unwritten = output.write(document(outcome), wanted)
     raise typer.Exit(unwritten if outcome.profiles else EXIT_NOTHING_MEASURED)

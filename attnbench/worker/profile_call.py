@@ -6,7 +6,8 @@ profile says what is wrong. The figures come from separate calls, since each way
 - latency without a profiler, as in a run;
 - traced calls behind a spin with L2 cold. The one of median span is shown. Behind the spin, gaps between its kernels
   are the device's and not the host's;
-- one more call under the profiler with allocations, which the Chrome trace shows.
+- one more call under the profiler with allocations, which the Chrome trace shows;
+- for a flame graph a second of further calls.
 
 Torch's allocators report each block that they hand out or take back to the profiler, with the host's time. On a CPU
 that is the call's time. On a GPU memory is reused in stream order, so a kernel runs with what was allocated when the
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ from attnbench.core.backend import Backend, Unsupported, operand_dtype
 from attnbench.core.case import Case
 from attnbench.core.json import to_json
 from attnbench.core.policy import Policy
+from attnbench.worker import flame_graph
 from attnbench.worker.cell_steps import CellSteps
 from attnbench.worker.host_work import host_work
 from attnbench.worker.measure.cupti import Untraceable
@@ -37,15 +39,15 @@ CPU_SESSIONS = 3
 WRAPPER_SHARE = 0.8  # an operator that spends this share of its time in one other operator is a wrapper of it
 
 
-def profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | None) -> dict[str, Any]:
+def profile(measurer: CellMeasurer, backend: Backend, case: Case, keep: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of an analysis.profile Profile in seconds and bytes, or {"refused": reason}.
 
-    `trace` is the path for a Chrome trace, or None.
+    `keep` has the paths of the files to write: a Chrome trace ("trace"), a flame graph of the host ("flame").
     """
     if getattr(backend, "simulated", False):
         return {"refused": "it is simulated: nothing runs, so there is nothing to profile"}
     try:
-        found: dict[str, Any] = to_json(_profile(measurer, backend, case, trace))
+        found: dict[str, Any] = to_json(_profile(measurer, backend, case, keep))
         return found
     except Unsupported as refusal:
         return {"refused": " ".join(str(refusal).split()) or "refused without a reason"}
@@ -53,7 +55,7 @@ def profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | N
         measurer.recover()  # frees the memory, which the next backend's worker needs
 
 
-def _profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | None) -> dict[str, Any]:
+def _profile(measurer: CellMeasurer, backend: Backend, case: Case, keep: Mapping[str, str]) -> dict[str, Any]:
     cell = CellSteps(measurer, backend, case, Policy())
     measured = measurer.ceilings(operand_dtype(case))
     ceilings = {name.removeprefix("ceiling_"): max(m.values) for name, m in measured.items()}
@@ -70,7 +72,10 @@ def _profile(measurer: CellMeasurer, backend: Backend, case: Case, trace: str | 
     latency = stats.median(timing.measurements["time"].values)
     notes = cell.notes
     on_cuda = measurer.device.type == "cuda"
+    trace = keep.get("trace")
     found = _on_gpu(measurer, launch, latency, trace, notes) if on_cuda else _on_cpu(launch, trace)
+    if flame := keep.get("flame"):
+        notes += filter(None, (flame_graph.write(launch, measurer.synchronize, flame),))
     return {
         "wrong": wrong,
         "timer": timing.timer,

@@ -16,7 +16,7 @@ and their answers:
     {"op": "check", ... as "run"}        -> the same, where the record has all checks and no measurement
     {"op": "fit", ... as "run", "memory": bytes or null} -> the same, of a cell at the limit of memory (fit_cell.py)
     {"op": "examine", "device": {...}}                        -> {"facts": {...}} (machine_facts.py)
-    {"op": "profile", "device": {...}, "case": {...}, "trace": path or null} -> {"profile": {...}} (profile_call.py)
+    {"op": "profile", "device": {...}, "case": {...}, "keep": {kind: path}} -> {"profile": {...}} (profile_call.py)
 
 A request that raises an exception is answered with {"error": "..."}. "fatal" means that the CUDA context is broken;
 the worker then ends after its answer.
@@ -107,7 +107,7 @@ class Worker:
 
                 assert self.backend is not None
                 measurer, case = self.measurer(from_json(Device, request["device"])), from_json(Case, request["case"])
-                return {"profile": profile(measurer, self.backend, case, request["trace"])}
+                return {"profile": profile(measurer, self.backend, case, request["keep"])}
             case other:
                 raise ValueError(f"unknown request {other!r}")
 

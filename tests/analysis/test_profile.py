@@ -76,18 +76,21 @@ def test_mistakes_are_said_before_anything_starts(
     assert "\n" not in str(error.value)
 
 
-def test_traces_get_a_file_each(tmp_path: Path) -> None:
-    assert profile.trace_files(None, ["eager"]) == {}
-    assert profile.trace_files(tmp_path / "t.json", ["eager"]) == {"eager": tmp_path / "t.json"}
-    assert profile.trace_files(tmp_path / "t.json.gz", ["eager", "./m.py:f"]) == {
-        "eager": tmp_path / "t-eager.json.gz",
-        "./m.py:f": tmp_path / "t-.-m.py:f.json.gz",
+def test_each_backend_keeps_files_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert profile.kept_files(None, ["eager"]) == {}
+    monkeypatch.chdir(tmp_path)
+    found = profile.kept_files(Path("new/folder"), ["eager", "./m.py:f"])
+    folder = tmp_path / "new" / "folder"
+    assert folder.is_dir()
+    assert found == {
+        "eager": {"trace": folder / "eager.trace.json", "flame": folder / "eager.flame.html"},
+        "./m.py:f": {"trace": folder / ".-m.py:f.trace.json", "flame": folder / ".-m.py:f.flame.html"},
     }
-    assert profile.trace_files(Path("t.json"), ["eager"])["eager"].is_absolute()
-    with pytest.raises(UserError, match=r"is a folder; give a file in it, as in .*/trace\.json"):
-        profile.trace_files(tmp_path, ["eager"])
-    with pytest.raises(UserError, match="there is no folder"):
-        profile.trace_files(tmp_path / "no" / "t.json", ["eager"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"no folder file can be made: it is a file; choose another place"):
+        profile.kept_files(Path("file"), ["eager"])
+    with pytest.raises(UserError, match="no folder file/in can be made: Not a directory"):
+        profile.kept_files(Path("file/in"), ["eager"])
 
 
 def test_the_roofline_is_the_datasheets() -> None:
@@ -137,8 +140,8 @@ def test_a_profile_from_its_json() -> None:
         "traced": [2.002e-3],
         "notes": [],
     }
-    found = from_json(Profile, {**data, "backend": "triton", "version": "3.6", "trace": "/t.json"})
-    assert (found.backend, found.version, found.trace, found.latency) == ("triton", "3.6", "/t.json", 2e-3)
+    found = from_json(Profile, {**data, "backend": "triton", "version": "3.6", "kept": {"trace": "/t.json"}})
+    assert (found.backend, found.version, found.kept, found.latency) == ("triton", "3.6", {"trace": "/t.json"}, 2e-3)
     assert found.activities[1] == Activity("b", 0.5e-3, 0.8e-3, 8)
     assert found.memory == ((0.0, 5), (1e-3, 7))
     assert found.limits == ("power cap",)
@@ -172,12 +175,13 @@ def test_one_backend_that_fails_costs_its_own_profile_only(tmp_path: Path) -> No
     answers = {"dies": "the worker crashed", "good": good, "says": {"refused": "too large"}, "refuses": "unasked"}
     pool = FakePool(dict.fromkeys(answers, "x:y"))
     pool.answers = answers
-    trace = tmp_path / "t.json"
-    profiles, _ = profile.profile_backends(pool, builders.case(), builders.H200, {"good": trace}, lambda _: None)
-    assert profiles[0].trace is None  # no file came of it
+    files = profile.kept_files(tmp_path, ["good"])
+    profiles, _ = profile.profile_backends(pool, builders.case(), builders.H200, files, lambda _: None)
+    assert profiles[0].kept == {}  # no file came of it
+    trace = files["good"]["trace"]
     trace.write_text("{}")
-    profiles, refused = profile.profile_backends(pool, builders.case(), builders.H200, {"good": trace}, lambda _: None)
-    assert [(p.backend, p.version, p.trace) for p in profiles] == [("good", "1", str(trace))]
+    profiles, refused = profile.profile_backends(pool, builders.case(), builders.H200, files, lambda _: None)
+    assert [(p.backend, p.version, p.kept) for p in profiles] == [("good", "1", {"trace": str(trace)})]
     assert refused == {"dies": "the worker crashed", "says": "too large", "refuses": "not here"}
 
 

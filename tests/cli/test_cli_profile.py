@@ -19,7 +19,7 @@ def zeros(q, k, v, *, causal, softmax_scale):
 
 
 def test_two_backends_side_by_side(tool: Tool) -> None:
-    out = tool(*ON_CPU, "-b", "eager,sdpa-flash", "--trace", "trace.json").out
+    out = tool(*ON_CPU, "-b", "eager,sdpa-flash", "--keep", "new/traces").out
     lines = out.splitlines()
     assert "256 d128 full fwd fp32, batch 4, 2 heads" in lines
     assert " takes " in lines[0]
@@ -30,9 +30,10 @@ def test_two_backends_side_by_side(tool: Tool) -> None:
     assert any(line.startswith("side by side") for line in lines)
     assert any(line.startswith("!  launch overhead, gaps between kernels and HBM traffic: on a GPU") for line in lines)
     for name in ("eager", "sdpa-flash"):
-        trace = tool.folder / f"trace-{name}.json"
+        trace = tool.folder / "new" / "traces" / f"{name}.trace.json"
         assert str(trace) in out
         assert json.loads(trace.read_text())["traceEvents"]
+        assert f"{trace.parent / name}.flame.html" in out
     assert "https://ui.perfetto.dev" in out
 
 
@@ -82,15 +83,13 @@ def test_a_wrong_kernel(tool: Tool) -> None:
         ((), "--backend is missing"),
         (("-b", "eager", "--seqlen", "1k,2k"), "--seqlen has 2 values (1k, 2k); a profile is of one case"),
         (("-b", "eager", "--pass", "fwd,bwd"), "--pass has 2 values"),
-        (
-            ("-b", "eager", "--trace", "no/such/trace.json"),
-            "--trace: cannot write no/such/trace.json: there is no folder",
-        ),
+        (("-b", "eager", "--keep", "file"), "--keep: no folder file can be made: it is a file; choose another place"),
         (("-b", "triotn"), 'did you mean "triton"?'),
         (("-b", "eager", "--device", "gpu"), "--device: 'gpu'"),
     ],
 )
 def test_mistakes_are_one_line(tool: Tool, args: tuple[str, ...], said: str) -> None:
+    tool.write("file", "")
     found = tool("profile", *args, code=2)
     assert found.out == ""
     (line,) = found.err.splitlines()
@@ -108,5 +107,5 @@ def test_nothing_to_profile_is_one_line(tool: Tool, backend: str, why: str) -> N
 
 def test_help_teaches(tool: Tool) -> None:
     out = tool("profile", "--help").out
-    assert "attnbench profile -b triton --seqlen 8k --causal --trace trace.json" in out
+    assert "attnbench profile -b triton --seqlen 8k --causal --keep traces/" in out
     assert "attnbench profile -b eager,sdpa-flash,triton --seqlen 4k --pass bwd" in out

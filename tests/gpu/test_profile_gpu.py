@@ -53,7 +53,7 @@ def profile(folder: Path, *args: str) -> dict[str, Any]:
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_the_timeline_its_memory_and_the_trace(tmp_path: Path, direction: str) -> None:
     names = ("eager", "sdpa-flash", "triton")
-    args = ("-b", ",".join(names), "--pass", direction, "--no-ncu", "--trace", "t.json")
+    args = ("-b", ",".join(names), "--pass", direction, "--no-ncu", "--keep", "kept")
     data = profile(tmp_path, *args)
     assert [p["backend"] for p in data["profiles"]] == list(names)
     assert data["roofline"].get("datasheet") or "reach" in data["roofline"]["source"]
@@ -68,7 +68,7 @@ def test_the_timeline_its_memory_and_the_trace(tmp_path: Path, direction: str) -
         memory = found["memory"]
         assert len(memory) == len(kernels), found.get("notes")
         assert 0.8 * found["memory_peak"] <= max(nbytes for _, nbytes in memory) <= 1.01 * found["memory_peak"] + 4096
-        events = json.loads((tmp_path / f"t-{found['backend']}.json").read_text())["traceEvents"]
+        events = json.loads((tmp_path / "kept" / f"{found['backend']}.trace.json").read_text())["traceEvents"]
         assert {e["name"] for e in events if e.get("cat") == "kernel"} <= {k["name"] for k in kernels}
         assert any(e.get("cat") == "kernel" for e in events)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from attnbench.core.backend import Signature, Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.json import from_json
 from attnbench.core.machine import Device
-from attnbench.worker import profile_call
+from attnbench.worker import flame_graph, profile_call
 from attnbench.worker.measure.cupti import TracedCall, Untraceable
 from attnbench.worker.measure.profiler_session import Activity
 from attnbench.worker.serve import Worker
@@ -41,10 +42,10 @@ def measurer() -> Iterator[Any]:
     gc.unfreeze()
 
 
-def profiled(measurer: Any, backend: Any, which: Case, trace: str | None = None) -> Profile:
+def profiled(measurer: Any, backend: Any, which: Case, **keep: str) -> Profile:
     """Return a profile as it arrives in the parent, through JSON."""
-    found = json.loads(json.dumps(profile_call.profile(measurer, backend, which, trace)))
-    return from_json(Profile, {**found, "backend": "own", "version": None, "trace": None})
+    found = json.loads(json.dumps(profile_call.profile(measurer, backend, which, keep)))
+    return from_json(Profile, {**found, "backend": "own", "version": None})
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
@@ -106,9 +107,29 @@ def test_a_refused_or_simulated_case_has_no_profile(measurer: Any) -> None:
 
 def test_the_trace_has_chromes_format(measurer: Any, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    profiled(measurer, Eager(), case(), str(path))
+    profiled(measurer, Eager(), case(), trace=str(path))
     events = json.loads(path.read_text())["traceEvents"]
     assert {"aten::bmm", profile_call.RANGE, "[memory]"} <= {e.get("name") for e in events}
+
+
+def test_the_flame_graph_has_the_function_that_launches(measurer: Any, tmp_path: Path) -> None:
+    pytest.importorskip("pyinstrument")
+
+    def attention_of_mine(q: Any, k: Any, v: Any, **_: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    path = tmp_path / "flame.html"
+    assert profiled(measurer, Function("own", attention_of_mine), case(), flame=str(path)).notes == ()
+    assert "attention_of_mine" in path.read_text()
+    found = profiled(measurer, Function("own", attention_of_mine), case(), flame=str(tmp_path / "no" / "flame.html"))
+    (note,) = found.notes
+    assert note.startswith("no flame graph: [Errno 2]")
+
+
+def test_without_pyinstrument_there_is_a_note(measurer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pyinstrument", None)
+    found = profiled(measurer, Eager(), case(), flame=str(tmp_path / "flame.html"))
+    assert found.notes == (flame_graph.MISSING,)
 
 
 def event(name: str, start: int, end: int | None = None, *, device: str = "CPU", **rest: int) -> Any:

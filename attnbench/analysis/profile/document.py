@@ -36,6 +36,8 @@ from attnbench.report.document import (
 )
 from attnbench.results import case_names
 
+KEPT_NAMES = {"trace": "Trace", "flame": "Flame graph of the host's work"}
+OPENED = {"trace": "at https://ui.perfetto.dev", "flame": "in a browser"}
 MOST_KERNELS = 4  # in the table of counters
 
 
@@ -62,9 +64,9 @@ def document(outcome: Outcome) -> Document:
         reasons=tuple(Reason("WRONG", p.backend, p.wrong) for p in profiles if p.wrong),
         cautions=(*refused, *(_waits(p) for p in profiles if p.host.waits), *map(Caution, missing)),
         facts=tuple(
-            Caution(f"Trace of {p.backend}: {p.trace}", todo="Open it at https://ui.perfetto.dev.")
+            Caution(f"{KEPT_NAMES[kind]} of {p.backend}: {path}", todo=f"Open it {OPENED[kind]}.")
             for p in profiles
-            if p.trace
+            for kind, path in p.kept.items()
         ),
         notes=tuple((Span(text, "strong"),) for text in (*_bounds(outcome), *sentences(outcome))),
         data=_data(outcome),

@@ -40,6 +40,7 @@ DEFAULTS = parse_suite(
     "profile",
 )
 CPU_NOTE = "launch overhead, gaps between kernels and HBM traffic: on a GPU only; operators stand for kernels"
+KEPT = {"trace": "trace.json", "flame": "flame.html"}  # what --keep has a worker write: a Chrome trace, a flame graph
 FORECASTS = 20  # a profile may last this many times what the plan expects of a measured cell
 
 
@@ -73,7 +74,7 @@ class HostWork:
 class Profile:
     """The profile of one call of one backend, in seconds and bytes, as a worker gives it (worker/profile_call.py).
 
-    The parent adds backend, version, trace, traffic and counters.
+    The parent adds backend, version, kept, traffic and counters.
     """
 
     backend: str
@@ -97,7 +98,7 @@ class Profile:
     spans: tuple[float, ...] = ()  # of all traced calls, by CUPTI
     traced: tuple[float, ...] = ()  # what CUDA events read of the same calls
     memory: tuple[tuple[float, float], ...] = ()  # (seconds into that call, bytes allocated from then on)
-    trace: str | None = None  # the file of the Chrome trace
+    kept: Mapping[str, str] = field(default_factory=dict)  # kind -> the file that was written
     traffic: ncu.Traffic | None = None
     counters: tuple[unit_counters.KernelCounters, ...] = ()  # of the kernels of one call
     notes: tuple[str, ...] = ()
@@ -133,16 +134,16 @@ def profile(
     say: Callable[[str], Any],
     *,
     device: str = "auto",
-    trace: Path | None = None,
+    keep: Path | None = None,
     traffic: bool = True,
     counters: bool = False,
     pythons: Sequence[str] = (),
 ) -> Outcome:
     """Profile the case that was asked for on each backend; `say` is told what goes on.
 
-    trace: the file of a Chrome trace. traffic: whether to count the HBM traffic too, by ncu, where that is installed.
-    counters: whether to read the other counters by it. pythons: NAME=PATH, the interpreters of backends. Raises
-    UserError, before anything starts where it can, for what a person can mend.
+    keep: the folder for a Chrome trace and a flame graph of each. traffic: whether to count the HBM traffic too, by
+    ncu, where that is installed. counters: whether to read the other counters by it. pythons: NAME=PATH, the
+    interpreters of backends. Raises UserError, before anything starts where it can, for what a person can mend.
     """
     device = parse_device(device)
     if not settings.backends:
@@ -151,17 +152,17 @@ def profile(
     cases = {kind: one_case(settings, kind) for kind in possible_kinds(device)}
     if device == "fake":
         raise UserError("--device fake: nothing runs on a simulated device, so there is nothing to profile; use cpu")
-    traces = trace_files(trace, list(specs))
+    files = kept_files(keep, list(specs))
     pool = WorkerPool(specs, select_interpreters(pythons, list(specs)))
     with closing_workers(pool):
         say("looking at the device")
         environment = probe_device(device, sorted({case.dtype for case, _ in cases.values()}))
         here = environment.device
         case, notes = cases[here.kind]
-        profiles, refused = profile_backends(pool, case, here, traces, say)
+        profiles, refused = profile_backends(pool, case, here, files, say)
         pool.close()
-        lost = [traces[p.backend] for p in profiles if p.backend in traces and not p.trace]
-        notes += tuple(f"--trace: {path} could not be written; choose another place" for path in lost)
+        lost = [files[p.backend]["trace"] for p in profiles if p.backend in files and "trace" not in p.kept]
+        notes += tuple(f"--keep: {path} could not be written; choose another place" for path in lost)
         if here.kind == "cpu":
             notes += (CPU_NOTE,)
         else:
@@ -186,22 +187,22 @@ def one_case(settings: Settings, kind: str) -> tuple[Case, tuple[str, ...]]:
     return resolved.cases[0], resolved.notes
 
 
-def trace_files(path: Path | None, names: Sequence[str]) -> dict[str, Path]:
-    """Return backend -> the absolute path of its trace: `path`, with the backend's name where there are several.
+def kept_files(folder: Path | None, names: Sequence[str]) -> dict[str, dict[str, Path]]:
+    """Return backend -> kind -> the absolute path of the file that it writes into `folder`, which is made.
 
     Raises UserError where no file can be written there.
     """
-    if path is None:
+    if folder is None:
         return {}
-    if os.path.isdir(path):
-        raise UserError(f"--trace: {path} is a folder; give a file in it, as in {path / 'trace.json'}")
-    folder = path.absolute().parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "it is a file" if folder.is_file() else error.strerror
+        raise UserError(f"--keep: no folder {folder} can be made: {why}; choose another place") from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        why = "no permission to write in" if folder.is_dir() else "there is no folder"
-        raise UserError(f"--trace: cannot write {path}: {why} {folder}; choose another place")
-    stem, dot, rest = path.name.partition(".")
-    files = [path.name] if len(names) == 1 else [f"{stem}-{name.replace(os.sep, '-')}{dot}{rest}" for name in names]
-    return {name: folder / file for name, file in zip(names, files, strict=True)}
+        raise UserError(f"--keep: no permission to write in {folder}; choose another place")
+    stems = {name: folder.absolute() / name.replace(os.sep, "-") for name in names}
+    return {name: {kind: Path(f"{stem}.{end}") for kind, end in KEPT.items()} for name, stem in stems.items()}
 
 
 def roofline(case: Case, device: Device, profiles: Sequence[Profile]) -> Roofline | None:
@@ -222,9 +223,9 @@ def roofline(case: Case, device: Device, profiles: Sequence[Profile]) -> Rooflin
 
 
 def profile_backends(
-    pool: WorkerPool, case: Case, device: Device, traces: Mapping[str, Path], say: Callable[[str], Any]
+    pool: WorkerPool, case: Case, device: Device, files: Mapping[str, Mapping[str, Path]], say: Callable[[str], Any]
 ) -> tuple[list[Profile], dict[str, str]]:
-    """Return the profile of each backend of the pool, and backend -> why there is none. `traces`: where to write."""
+    """Return the profile of each backend of the pool, and backend -> why there is none. `files`: where each writes."""
     say(f"importing {', '.join(pool.specs)}")
     probes = pool.probe()
     jobs = plan.make_plan([case], pool.survey(probes, [case], device), device, Policy())
@@ -236,19 +237,21 @@ def profile_backends(
             refused[name] = job.skip
             continue
         say(f"profiling {name}")
-        trace = traces.get(name)
+        keep = {kind: str(path) for kind, path in files.get(name, {}).items()}
         request = {"op": "profile", "device": to_json(device), "case": to_json(case)}
         timeout = START_TIMEOUT + FORECASTS * job.forecast.seconds
         try:
-            found = pool.ask(name, {**request, "trace": str(trace) if trace else None}, timeout)["profile"]
+            found = pool.ask(name, {**request, "keep": keep}, timeout)["profile"]
         except UserError as error:
             refused[name] = str(error).removeprefix(f"{name}: ")
             continue
         if "refused" in found:
             refused[name] = found["refused"]
         else:
-            written = str(trace) if trace and trace.is_file() else None  # the profiler says nothing where it cannot
-            own = {"backend": name, "version": probes[name].version, "trace": written}
+            written = {
+                kind: path for kind, path in keep.items() if os.path.isfile(path)
+            }  # torch says nothing if it cannot
+            own = {"backend": name, "version": probes[name].version, "kept": written}
             profiles.append(from_json(Profile, {**found, **own}))
     return profiles, refused
 

@@ -1,0 +1,36 @@
+"""A flame graph of the host's work in calls, by pyinstrument where it is installed: what the time to launch goes to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SECONDS = 1.0  # of calls that are sampled
+INTERVAL = 1e-4  # between samples
+CALLS = 8  # launched in a row before the device is waited for, so that its queue does not fill
+MISSING = "no flame graph: pyinstrument is not installed; pip install pyinstrument"
+
+
+def write(launch: Callable[[], Any], wait: Callable[[], Any], path: str) -> str | None:
+    """Sample the host in calls of `launch` and write the flame graph, a page of HTML; return None, or why it did not.
+
+    `wait` returns when the device is done with what was launched; it is not sampled.
+    """
+    try:
+        from pyinstrument import Profiler
+    except ImportError:
+        return MISSING
+    profiler = Profiler(interval=INTERVAL, async_mode="disabled")
+    until = time.perf_counter() + SECONDS
+    while time.perf_counter() < until:
+        with profiler:
+            for _ in range(CALLS):
+                launch()
+        wait()
+    try:
+        Path(path).write_text(profiler.output_html(), encoding="utf-8")
+    except OSError as error:
+        return f"no flame graph: {error}"
+    return None
