@@ -39,7 +39,7 @@ DEFAULTS = parse_suite(
     },
     "profile",
 )
-CPU_NOTE = "launch overhead, gaps between kernels and HBM traffic: on a GPU only; operators stand for kernels"
+CPU_NOTE = "launch overhead, gaps between kernels, HBM traffic and counters: on a GPU only; operators stand for kernels"
 KEPT = {"trace": "trace.json", "flame": "flame.html"}  # what --keep has a worker write: a Chrome trace, a flame graph
 FORECASTS = 20  # a profile may last this many times what the plan expects of a measured cell
 
