@@ -28,7 +28,7 @@ def test_two_backends_side_by_side(tool: Tool) -> None:
     assert any(line.startswith("baddbmm") and "━" in line for line in lines)
     assert any(line.startswith("_scaled_dot_product_flash") for line in lines)
     assert any(line.startswith("side by side") for line in lines)
-    assert any(line.startswith("!  launch overhead, gaps between kernels, HBM traffic and counters: on a GPU") for line in lines)
+    assert any(line.startswith("!  launch overhead, gaps between kernels, HBM traffic and") for line in lines)
     for name in ("eager", "sdpa-flash"):
         trace = tool.folder / "new" / "traces" / f"{name}.trace.json"
         assert str(trace) in out
