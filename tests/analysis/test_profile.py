@@ -152,6 +152,7 @@ class FakePool(WorkerPool):
     """Answers as workers would."""
 
     answers: dict[str, Any]
+    writes_trace = False
 
     def probe(self) -> dict[str, Any]:
         from attnbench.core.backend import Probe
@@ -167,6 +168,8 @@ class FakePool(WorkerPool):
         assert request["op"] == "profile"
         if isinstance(self.answers[name], str):
             raise UserError(f"{name}: {self.answers[name]}")
+        if self.writes_trace and "trace" in request["keep"]:
+            Path(request["keep"]["trace"]).write_text("{}")
         return {"profile": self.answers[name]}
 
 
@@ -176,10 +179,11 @@ def test_one_backend_that_fails_costs_its_own_profile_only(tmp_path: Path) -> No
     pool = FakePool(dict.fromkeys(answers, "x:y"))
     pool.answers = answers
     files = profile.kept_files(tmp_path, ["good"])
+    trace = files["good"]["trace"]
+    trace.write_text("of an earlier profile")
     profiles, _ = profile.profile_backends(pool, builders.case(), builders.H200, files, lambda _: None)
     assert profiles[0].kept == {}  # no file came of it
-    trace = files["good"]["trace"]
-    trace.write_text("{}")
+    pool.writes_trace = True
     profiles, refused = profile.profile_backends(pool, builders.case(), builders.H200, files, lambda _: None)
     assert [(p.backend, p.version, p.kept) for p in profiles] == [("good", "1", {"trace": str(trace)})]
     assert refused == {"dies": "the worker crashed", "says": "too large", "refuses": "not here"}

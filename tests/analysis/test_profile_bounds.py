@@ -34,10 +34,10 @@ CASES = (
     (
         kernel(tensor=85, exp=40),
         ("bound by a unit",),
-        "tensor cores 85%, exp unit 40% busy: bound by the tensor cores",
+        "tensor cores 85%, exp and conversions (XU) 40% busy: bound by tensor cores",
     ),
     (kernel(tensor=30, exp=88), ("bound by a unit",), "bound by exp"),
-    (kernel(hbm=91, tensor=4), ("bound by a unit",), "HBM 91%, tensor cores 4% busy: bound by memory"),
+    (kernel(hbm=91, tensor=4), ("bound by a unit",), "HBM 91%, tensor cores 4% busy: bound by HBM"),
     (kernel(tensor=62, exp=48), ("takes turns",), "softmax is not wholly overlapped"),
     (kernel(tensor=70, exp=8), (), NOT_TOLD),
     (
@@ -47,7 +47,7 @@ CASES = (
     ),
     (kernel(hbm=40, tensor=3), (), NOT_TOLD),  # no stall reasons on this GPU
     (kernel(tensor=50, exp=20, blocks=32, waves=0.2), ("few blocks",), "32 blocks for 132 multiprocessors"),
-    (kernel(tensor=85, blocks=251, waves=1.9), ("bound by a unit",), "bound by the tensor cores"),
+    (kernel(tensor=85, blocks=251, waves=1.9), ("bound by a unit",), "bound by tensor cores"),
     (kernel(tensor=85, blocks=158, waves=1.2), ("tail", "bound by a unit"), "1.2 waves: the last leaves 40%"),
     (
         kernel(tensor=85, blocks=132, waves=1.0),
@@ -138,7 +138,10 @@ def test_the_document_has_the_table_and_the_sentence(monkeypatch: pytest.MonkeyP
     raw = io.StringIO()
     terminal.render(Console(file=raw, width=140, highlight=False), document(outcome))
     text = " ".join(raw.getvalue().split())
-    assert "mine, flash_fwd, 100% of its time: tensor cores 62%, exp unit 48% busy: tensor cores and exp" in text
+    assert (
+        "mine, flash_fwd, 100% of its time: tensor cores 62%, exp and conversions (XU) 48% busy: tensor cores and exp"
+        in text
+    )
     assert "exp and conversions (XU) 48%" in text
     assert "warps wait for long scoreboard 75%" in text
     data = document(outcome).data

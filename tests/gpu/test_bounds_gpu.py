@@ -26,9 +26,9 @@ PLANTED = Path(__file__).with_name("planted_kernels.py")
 FOUND = {  # what is planted, the rule that finds it, words of its sentence
     "spills": ("spills", "of spilled registers are read back"),
     "few_blocks": ("few blocks", "8 blocks for"),
-    "memory": ("bound by a unit", "bound by memory"),
+    "memory": ("bound by a unit", "bound by HBM"),
     "exp": ("bound by a unit", "bound by exp"),
-    "products": ("bound by a unit", "bound by the tensor cores"),
+    "products": ("bound by a unit", "bound by tensor cores"),
     "multiplies": ("bound by a unit", "bound by FMA"),
     "shares": ("bound by a unit", "bound by shared memory"),
     "chases": ("waits", "warps wait for long scoreboard"),

@@ -12,32 +12,24 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from attnbench.analysis.profile.counters import KernelCounters
+from attnbench.analysis.profile.counters import COUNTERS, KernelCounters
 from attnbench.core.formats import percent, size
 
 HIGH, LOW = 0.8, 0.6
+FEW_BLOCKS = 0.9  # of the multiprocessors
 IDLE_TAIL = 0.1  # of the time of the kernel, in its last wave
 FEW_WAVES = 8  # beyond them the last one is under an eighth of the time
 NOT_TOLD = "what bounds it is not told by these counters"
 
-UNIT_NAMES = {
-    "tensor": "tensor cores",
-    "exp": "exp unit",
-    "fma": "FMA pipe",
-    "alu": "ALU pipe",
-    "shared": "shared memory and L1",
-    "l2": "L2",
-    "hbm": "HBM",
-}
-ADVICE = {
-    "tensor": "bound by the tensor cores, as a product of matrices is",
-    "exp": "bound by exp: the softmax takes as long as it can",
-    "fma": "bound by FMA: scaling, masks and sums around the products",
-    "alu": "bound by the ALU: masks, indices, conversions",
-    "shared": "bound by shared memory and L1",
-    "l2": "bound by L2",
-    "hbm": "bound by memory",
-}
+UNIT_COUNTERS = (
+    "tensor",
+    "exp",
+    "fma",
+    "alu",
+    "shared",
+    "l2",
+    "hbm",
+)  # of COUNTERS: shares of time that a unit is busy
 
 
 @dataclass(frozen=True)
@@ -50,8 +42,8 @@ class Rule:
 
 
 def busiest(kernel: KernelCounters) -> str:
-    """Return the unit that is busy longest."""
-    return max(UNIT_NAMES, key=kernel.value)
+    """Return the counter of the unit that is busy longest."""
+    return max(UNIT_COUNTERS, key=kernel.value)
 
 
 def idle_tail(kernel: KernelCounters) -> float:
@@ -64,7 +56,7 @@ def idle_tail(kernel: KernelCounters) -> float:
 
 
 def _few_blocks(kernel: KernelCounters, multiprocessors: int) -> bool:
-    return 0 < kernel.value("blocks") < 0.9 * multiprocessors
+    return 0 < kernel.value("blocks") < FEW_BLOCKS * multiprocessors
 
 
 def _waits(kernel: KernelCounters, _: int) -> bool:
@@ -92,7 +84,7 @@ UNITS = (
     Rule(
         "bound by a unit",
         lambda k, _: k.value(busiest(k)) >= HIGH,
-        lambda k, _: ADVICE[busiest(k)],
+        lambda k, _: f"bound by {COUNTERS[busiest(k)].label}",
     ),
     Rule(
         "takes turns",
@@ -118,8 +110,8 @@ def findings(kernel: KernelCounters, multiprocessors: int) -> tuple[str, ...]:
 
 def sentence(kernel: KernelCounters, multiprocessors: int) -> str:
     """Return what bounds a kernel: which units are busy, and what the rules say."""
-    known = sorted((name for name in UNIT_NAMES if name in kernel.values), key=lambda name: -kernel.values[name])
-    busy = ", ".join(f"{UNIT_NAMES[name]} {percent(kernel.values[name])}" for name in known[:3])
+    known = sorted((name for name in UNIT_COUNTERS if name in kernel.values), key=lambda name: -kernel.values[name])
+    busy = ", ".join(f"{COUNTERS[name].label} {percent(kernel.values[name])}" for name in known[:3])
     rules = _holding(kernel, multiprocessors)
     said = [rule.says(kernel, multiprocessors) for rule in rules]
     if not any(rule in UNITS for rule in rules):

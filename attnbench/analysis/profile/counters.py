@@ -129,5 +129,5 @@ def _value(value: str, unit: str) -> float | None:
 
 def longest(kernels: Sequence[KernelCounters], count: int) -> list[KernelCounters]:
     """Return the kernels that took longest, in their order in the call."""
-    most = sorted(kernels, key=lambda kernel: -kernel.value("seconds"))[:count]
-    return [kernel for kernel in kernels if kernel in most]
+    most = sorted(range(len(kernels)), key=lambda i: -kernels[i].value("seconds"))[:count]
+    return [kernels[i] for i in sorted(most)]

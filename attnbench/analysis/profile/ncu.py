@@ -9,6 +9,8 @@ H200.
 
 Two counters need one pass, so no kernel is replayed; where ncu says that it took more, that is kept beside the figure.
 ncu sees kernels: copies and fills by the driver are not counted. Clocks stay as they are (--clock-control none).
+
+counters.py reads other counters by `run`, `kernels` and `call_between_marks`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from typing import Any
 
 from attnbench.run.process import child_environment, isolated_command
 
-READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
+TRAFFIC = READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 MARK = "spin_kernel"  # ncu_launch.py launches it before and after the call, to tell the kernels of the call from others
 UNITS = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9}
 TIMEOUT = 300.0  # seconds; ncu takes some 20 to start
@@ -92,7 +94,7 @@ def find() -> str | None:
 
 
 def command(
-    ncu: str, log: Path, python: str | None, request: Mapping[str, Any], metrics: Sequence[str] = (READ, WRITTEN)
+    ncu: str, log: Path, python: str | None, request: Mapping[str, Any], metrics: Sequence[str] = TRAFFIC
 ) -> list[str]:
     """Return the command line of ncu, which writes to `log`."""
     options = {
@@ -111,7 +113,7 @@ def command(
 
 def measure(ncu: str, python: str | None, request: Mapping[str, Any]) -> Traffic:
     """Run worker/ncu_launch.py with `request` in the interpreter `python` under ncu. Raises NotCounted."""
-    return parse(run(ncu, python, request, (READ, WRITTEN)))
+    return parse(run(ncu, python, request, TRAFFIC))
 
 
 def run(ncu: str, python: str | None, request: Mapping[str, Any], metrics: Sequence[str]) -> str:

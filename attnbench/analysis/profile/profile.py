@@ -238,6 +238,8 @@ def profile_backends(
             continue
         say(f"profiling {name}")
         keep = {kind: str(path) for kind, path in files.get(name, {}).items()}
+        for path in files.get(name, {}).values():
+            path.unlink(missing_ok=True)  # an earlier profile's
         request = {"op": "profile", "device": to_json(device), "case": to_json(case)}
         timeout = START_TIMEOUT + FORECASTS * job.forecast.seconds
         try:
