@@ -40,6 +40,7 @@ _RINGS: Mapping[str, str] = {  # one sequence on several GPUs, keys and values g
     for method in ("allgather", "alltoall")
     for kernel in ("flash", "cudnn", "efficient")
 }
+_RINGS = {**_RINGS, "ring-flash-attn": "attnbench.backends.ring_flash_attn:RingFlashAttention"}
 _ULYSSES: Mapping[str, str] = {  # and with an all-to-all to parts of the heads
     "eager": "Eager",
     "sdpa": "Sdpa",

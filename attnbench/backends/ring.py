@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.sdpa import SWITCHES
-from attnbench.backends.several_devices import SeveralDevices
+from attnbench.backends.several_devices import SeveralDevices, ring_bytes
 from attnbench.core import split_sequence
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
@@ -81,11 +81,7 @@ class Ring(SeveralDevices):
             with _nothing_moved():
                 return prepared.launch()
 
-        keys = inputs.k.nbytes + inputs.v.nbytes
-        moved = (case.ranks - 1) * keys * (case.has_forward + case.has_backward)
-        if case.has_backward:  # the gradients of keys and values go all the way around, in float32
-            moved += case.ranks * keys * 4 // inputs.k.element_size()
-        return replace(prepared, moved=moved, compute=compute)
+        return replace(prepared, moved=ring_bytes(case, inputs), compute=compute)
 
     def attention(self, case: Case) -> Callable[[Any, Any, Any], Any]:
         """Return attention of this rank's q, k and v, (batch, nheads, seqlen / ranks, headdim), over all ranks."""

@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 
+def ring_bytes(case: Case, inputs: Inputs) -> int:
+    """Return the bytes that a rank sends in ring attention, whose `inputs` are this rank's.
+
+    Keys and values go to every other rank, in the forward and in the backward. Their gradients go all the way around,
+    in float32.
+    """
+    keys = inputs.k.nbytes + inputs.v.nbytes
+    moved = (case.ranks - 1) * keys * (case.has_forward + case.has_backward)
+    return moved + (case.ranks * keys * 4 // inputs.k.element_size() if case.has_backward else 0)
+
+
 class SeveralDevices(BackendBase):
     """A method that splits a sequence over the ranks, around the backend `inner` that computes on each."""
 

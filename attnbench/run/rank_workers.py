@@ -18,7 +18,8 @@ from attnbench.core.json import to_json
 from attnbench.core.machine import Device
 from attnbench.run.process import WorkerDied, WorkerHung, WorkerProcess
 
-GRACE = 10.0  # seconds between the first answer and the last, which are agreed on together
+GRACE = 10.0  # seconds between the first answer to a job and the last, which are agreed on together
+START_GRACE = 120.0  # and of importing and opening, in which many processes share the host
 POLL = 0.05
 
 
@@ -33,6 +34,7 @@ class RankWorkers:
         self._folder = Path(tempfile.mkdtemp(prefix="attnbench-ranks-"))
         self._ranks = [WorkerProcess(python, variables) for _ in devices]
         self._failed = 0  # the rank whose stderr tells most
+        self._grace = GRACE
 
     @property
     def alive(self) -> bool:
@@ -46,6 +48,7 @@ class RankWorkers:
 
     def send(self, request: Mapping[str, Any]) -> None:
         """Write a request to all ranks, each with its device and its place."""
+        self._grace = GRACE if "job" in request else START_GRACE
         for number, (rank, device) in enumerate(zip(self._ranks, self._devices, strict=True)):
             place = {"rank": number, "ranks": len(self._ranks), "rendezvous": str(self._folder / "rendezvous")}
             own = {"device": to_json(device)} if "device" in request else {}
@@ -67,7 +70,7 @@ class RankWorkers:
                     self.kill()
                     raise type(death)(f"rank {number}: {death}") from None
             if answers and first:
-                deadline, first = min(deadline, time.monotonic() + GRACE), False
+                deadline, first = min(deadline, time.monotonic() + self._grace), False
             if time.monotonic() > deadline:
                 if not answers:
                     self.kill()

@@ -34,7 +34,7 @@ from attnbench.run.device_probe import DeviceProbe, probe_device
 from attnbench.run.first_look import first_look
 from attnbench.run.select import is_user_code, parse_devices, possible_kinds, select_backends, select_interpreters
 from attnbench.run.suite import Resolved, Settings, Suite, load_suite, resolve
-from attnbench.run.workers import TimeLimit, WorkerPool, closing_workers, has_nvidia_gpu, measure_jobs
+from attnbench.run.workers import TimeLimit, WorkerPool, closing_workers, has_nvidia_gpu, measure_jobs, ranks_ahead
 
 MAX_ROUNDS = 1000
 MAX_JOBS = 50_000  # to plan and store them takes five seconds
@@ -200,12 +200,19 @@ def _planned(
     for name, probe in probes.items():
         if is_user_code(pool.specs[name]) and not probe.usable:
             raise UserError(f"--backend {name}: {probe.why_not}")
-    opened: list[str] = []
+    opened: set[str] = set()
+    devices = 1 + len(environment.peers) if environment.device.kind == "cuda" else None
     if together:
         if not request.dry_run and chosen.policy.caches == "kept":
             observer.say("opening the device")
-            opened = [name for name, said in answers.items() if any(a.reason is None for a in said)]
-            pool.open_device(opened, environment.device)
+            supported = [
+                (name, ranks_ahead(case, environment.device))
+                for name, said in answers.items()
+                for case, answer in zip(chosen.cases, said, strict=True)
+                if answer.reason is None and not (devices and case.ranks > devices)
+            ]
+            opened = {name for name, _ in supported}
+            pool.open_device(dict.fromkeys(supported), environment.device)
         observer.say("timing a matmul and a copy")
         environment = device_probe.measure_rates(environment, dtypes)
     jobs = planning.make_plan(
@@ -216,11 +223,11 @@ def _planned(
         time_limit=chosen.time_limit,
         rounds=request.rounds,
         only=chosen.only,
-        devices=1 + len(environment.peers) if environment.device.kind == "cuda" else None,
+        devices=devices,
     )
     if capped := _cap_note(chosen, jobs):
         chosen = replace(chosen, notes=(*chosen.notes, capped))
-    for name in {*opened} - {job.backend for job in jobs if not job.skip}:
+    for name in opened - {job.backend for job in jobs if not job.skip}:
         pool.close_worker(name)  # it need not hold the device
     planned = Run(
         environment=environment,

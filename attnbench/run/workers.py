@@ -50,7 +50,7 @@ class WorkerPool:
     _compilers: set[str] = field(default_factory=set)  # backends that start a compiler
     _loading: bool = False  # all workers load, and their answers were not received yet
     _importing: bool = False  # and then import what measuring needs
-    _opened: set[str] = field(default_factory=set)  # backends whose workers were told to open the device
+    _opened: set[Key] = field(default_factory=set)  # workers that were told to open the device
     _variables: Mapping[str, str] = field(default_factory=dict)  # environment variables of new workers
 
     def start_loading(self, *, import_ahead: bool = False) -> None:
@@ -140,19 +140,19 @@ class WorkerPool:
             ]
         return answers
 
-    def open_device(self, names: Iterable[str], device: Device) -> None:
+    def open_device(self, keys: Iterable[Key], device: Device) -> None:
         """Let these workers import and open the device, all at the same time, so that no job takes longer for it.
 
         A worker that was asked before is not asked again. A failure is reported by its first job.
         """
         waiting = []
-        new_names = [name for name in names if name not in self._opened]
-        self._opened.update(new_names)
-        for name, new in [(name, self._start((name, 1))) for name in new_names]:
+        new_keys = [key for key in keys if key not in self._opened]
+        self._opened.update(new_keys)
+        for key, new in [(key, self._start(key, device)) for key in new_keys]:
             with contextlib.suppress(WorkerDied, WorkerHung):
                 if new:
-                    self._receive_loaded((name, 1))
-                waiting.append(self._workers[name, 1])
+                    self._receive_loaded(key)
+                waiting.append(self._workers[key])
                 waiting[-1].send({"op": "ready", "device": to_json(device)})
         for worker in waiting:
             with contextlib.suppress(WorkerDied, WorkerHung):
@@ -249,7 +249,7 @@ class WorkerPool:
 
     def close_worker(self, name: str) -> None:
         """Kill the workers of a backend, if it has any."""
-        self._opened.discard(name)
+        self._opened = {key for key in self._opened if key[0] != name}
         for key in [key for key in self._workers if key[0] == name]:
             self._workers.pop(key).kill()
 
@@ -340,6 +340,11 @@ def closing_workers(*pools: WorkerPool) -> Iterator[None]:
             pool.close()
 
 
+def ranks_ahead(case: Case, device: Device) -> int:
+    """Return of how many ranks the worker of a case is started ahead; groups on a CPU wait for their first job."""
+    return case.ranks if device.kind == "cuda" else 1
+
+
 class TimeLimit:
     """Decides which jobs still fit a time limit, by their forecasts and by how good the forecasts were so far."""
 
@@ -379,7 +384,8 @@ def measure_jobs(
                 pool.close()
             round_ = job.round
             if policy.caches == "kept":  # with fresh caches each job has a worker of its own
-                pool.open_device(dict.fromkeys(j.backend for j in jobs if j.round == round_ and not j.skip), device)
+                planned = [(j.backend, j.case) for j in jobs if j.round == round_ and not j.skip]
+                pool.open_device(dict.fromkeys((name, ranks_ahead(case, device)) for name, case in planned), device)
         yield job, None
         began = time.monotonic()
         record = pool.measure(job, policy, device)

@@ -10,6 +10,7 @@ and their answers:
     {"op": "import"}                                          -> {}, after importing what measuring needs
     {"op": "survey", "device": {...}, "cases": [...]}   -> {"answers": [[reason or null, workspace, efficiency], ...]}
     {"op": "ready", "device": {...}}                          -> {}, after opening the device and its instruments
+       with "place" after joining the other ranks too
     {"op": "run", "device": {...}, "policy": {...}, "job": {...}} -> {"record": {...}, "fatal": bool}
        with "ceilings": true after measuring the device's ceilings, which the record then has too
        with "place": {...} as one of several ranks, which all get the request (ranks/group.py)
@@ -89,6 +90,7 @@ class Worker:
                 device = from_json(Device, request["device"])
                 return {"answers": [self.survey(from_json(Case, c), device) for c in request["cases"]]}
             case "ready":
+                self._place = request.get("place")
                 if self.will_measure:
                     self.measurer(from_json(Device, request["device"]))
                 return {}

@@ -268,7 +268,7 @@ while not (here / "{other}.began").exists():
         break
 """)
     pool = WorkerPool({name: f"{tmp_path}/{name}.py:Fake" for name in "ab"})
-    pool.open_device("ab", DEVICE)
+    pool.open_device([("a", 1), ("b", 1)], DEVICE)
     records = run(pool, job(1, "a"), job(1, "b"))
     pool.close()
     assert [r.status for r in records] == ["ok", "ok"]
@@ -359,7 +359,7 @@ def attention(q, k, v, *, causal, softmax_scale):
     pool.start_loading(import_ahead=ahead)
     (answer, *_) = pool.survey(pool.probe(), [case(8)], cpu)["own"]
     assert answer.reason is None
-    pool.open_device(["own"], cpu)
+    pool.open_device([("own", 1)], cpu)
     record = pool.measure(job(8, "own"), POLICY, cpu)
     pool.close()
     assert (record.status, record.reason) == ("failed", reason)

@@ -68,7 +68,7 @@ def diagnose(asked: str, say: Callable[[str], None], *, quick: bool = False) -> 
         if refusal or "broken" in facts:
             return Diagnosis(environment, facts, tuple(findings))
         say("A/A test: opening the device twice")
-        pool.open_device(PAIR, device)
+        pool.open_device([(name, 1) for name in PAIR], device)
         seconds = QUICK_SECONDS if quick else SECONDS
         test = run_aa_test(pool, backend, cases[: 2 if quick else None], device, seconds, say)
         return Diagnosis(environment, facts, (*findings, *judge(facts_of_aa_test(test))), test)
