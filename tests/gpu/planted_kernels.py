@@ -1,6 +1,7 @@
 """Kernels of which is known what bounds them: backends for `attnbench profile -b ./planted_kernels.py:NAME`.
 
-They compute no attention, so a profile calls them wrong. tests/gpu/test_bounds_gpu.py profiles them.
+They compute no attention, so a profile calls them wrong. tests/gpu/test_bounds_gpu.py reads the counters of all of
+them in one call (`together`), since ncu takes longer to start than to read.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from attnbench.core.backend import Prepared
+from attnbench.core.backend import Prepared, Probe, Signature
 from attnbench.worker.measure import device_kernels
 
 MIB = 2**20
@@ -66,34 +67,72 @@ extern "C" __global__ void chases(int* next, int rounds) {
 """
 
 
-class Kernel:
+class Planted:
+    """What a backend must answer; no rule for its kernels."""
+
+    name = "planted"
+
+    def probe(self) -> Probe:
+        return Probe(version="1")
+
+    def unsupported(self, _case: Any, _device: Any) -> str | None:
+        return None
+
+    def signature(self, _case: Any, _device: Any) -> Signature:
+        return Signature()
+
+    def prepare(self, _case: Any, inputs: Any) -> Prepared:
+        call = self.call_on(inputs.q.device)
+
+        def launch() -> Any:
+            call()
+            return inputs.q
+
+        return Prepared(launch, lambda out: {"out": out})
+
+    def call_on(self, device: Any) -> Callable[[], Any]:
+        """Return the call on a device, of one kernel."""
+        raise NotImplementedError
+
+
+class Kernel(Planted):
     """One launch of a kernel of `source`, with as many blocks as `blocks` gives for the device's multiprocessors."""
 
     def __init__(
         self, name: str, blocks: Callable[[int], int], threads: int, rounds: int | None = LONG, source: str = SOURCE
     ) -> None:
-        self.name, self.blocks, self.threads, self.rounds, self.source = name, blocks, threads, rounds, source
+        self.kernel, self.blocks, self.threads, self.rounds, self.source = name, blocks, threads, rounds, source
 
-    def prepare(self, _case: Any, inputs: Any) -> Prepared:
-        device = inputs.q.device
+    def call_on(self, device: Any) -> Callable[[], Any]:
         grid = self.blocks(torch.cuda.get_device_properties(device).multi_processor_count)
         values = torch.rand(max(grid * self.threads, 64 * MIB), device=device)
-        if self.name == "chases":
+        if self.kernel == "chases":
             values = torch.randint(0, len(values), (len(values),), device=device, dtype=torch.int32)
-        kernel = device_kernels.compiled(self.name, self.source)
+        kernel = device_kernels.compiled(self.kernel, self.source)
         arguments = [values] if self.rounds is None else [values, self.rounds]
-        return Prepared(lambda: kernel((grid, 1, 1), (self.threads, 1, 1), arguments), lambda _: {})
+        return lambda: kernel((grid, 1, 1), (self.threads, 1, 1), arguments)
 
 
-class TorchCall:
+class TorchCall(Planted):
     """Calls of torch on two tensors that `make` gives for a device."""
 
     def __init__(self, call: Callable[[Any, Any], Any], make: Callable[[Any], Any]) -> None:
         self.call, self.make = call, make
 
-    def prepare(self, _case: Any, inputs: Any) -> Prepared:
-        first, second = self.make(inputs.q.device), self.make(inputs.q.device)
-        return Prepared(lambda: self.call(first, second), lambda _: {})
+    def call_on(self, device: Any) -> Callable[[], Any]:
+        first, second = self.make(device), self.make(device)
+        return lambda: self.call(first, second)
+
+
+class Together(Planted):
+    """Several of them in one call, one after the other."""
+
+    def __init__(self, *planted: Planted) -> None:
+        self.planted = planted
+
+    def call_on(self, device: Any) -> Callable[[], Any]:
+        calls = [one.call_on(device) for one in self.planted]
+        return lambda: [call() for call in calls]
 
 
 def _floats(device: Any) -> Any:
@@ -116,3 +155,6 @@ multiplies = Kernel("multiplies", lambda n: 64 * n, 256)
 shares = Kernel("shares", lambda n: 64 * n, 256, rounds=1024)
 chases = Kernel("chases", lambda n: 4 * n, 32, rounds=256)
 tail = Kernel("multiplies", lambda n: 9 * n, 256, rounds=16 * LONG)  # 8 blocks fit a multiprocessor
+
+TOGETHER = ("spills", "few_blocks", "memory", "exp", "products", "multiplies", "shares", "chases", "tail")
+together = Together(*(globals()[name] for name in TOGETHER))

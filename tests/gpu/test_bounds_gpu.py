@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from attnbench.analysis.profile import counters, ncu
 from attnbench.analysis.profile.bounds import findings, sentence
-from attnbench.analysis.profile.counters import KernelCounters, longest
-from attnbench.core.json import from_json
+from attnbench.core.case import Case, Shape
+from attnbench.core.json import to_json
+from attnbench.core.machine import Device
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -23,7 +25,7 @@ pytestmark = [
 ]
 
 PLANTED = Path(__file__).with_name("planted_kernels.py")
-FOUND = {  # what is planted, the rule that finds it, words of its sentence
+FOUND = {  # in the order of TOGETHER: what is planted, the rule that finds it, words of its sentence
     "spills": ("spills", "of spilled registers are read back"),
     "few_blocks": ("few blocks", "8 blocks for"),
     "memory": ("bound by a unit", "bound by HBM"),
@@ -36,29 +38,31 @@ FOUND = {  # what is planted, the rule that finds it, words of its sentence
 }
 
 
-def profile(folder: Path, *options: str) -> list[dict[str, Any]]:
-    """Return the profiles that `attnbench profile` gives as JSON."""
-    command = [sys.executable, "-m", "attnbench", "profile", "--seqlen", "1k", "--json", "--no-ncu", *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)["profiles"]
-    return found
-
-
-def test_what_bounds_a_kernel_is_named(tmp_path: Path) -> None:
-    names = ",".join(f"{PLANTED}:{name}" for name in FOUND)
-    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+def test_what_bounds_a_kernel_is_named() -> None:
+    tool = ncu.find()
+    assert tool is not None
+    properties: Any = torch.cuda.get_device_properties(0)
+    device = Device("cuda", 0, properties.name, properties.total_memory, 2**30, l2=properties.L2_cache_size)
+    case = to_json(Case(Shape(1, 16, 16, 1, 1, 16, 16), "bf16", "fwd"))
+    request = {"name": "together", "spec": f"{PLANTED}:together", "case": case, "device": to_json(device)}
+    try:
+        kernels = counters.measure(tool, None, request)
+    except ncu.NotCounted as reason:
+        pytest.skip(str(reason))
+    assert len(kernels) == len(FOUND), [kernel.name for kernel in kernels]
     wrong = []
-    for one in profile(tmp_path, "--counters", "-b", names):
-        name = one["backend"].rpartition(":")[2]
-        (kernel,) = longest([from_json(KernelCounters, counters) for counters in one["counters"]], 1)
-        said = sentence(kernel, multiprocessors)
-        print(f"{name}: {said}")
-        rule, words = FOUND[name]
-        wrong += [name] if rule not in findings(kernel, multiprocessors) or words not in said else []
+    for (name, (rule, words)), kernel in zip(FOUND.items(), kernels, strict=True):
+        said = sentence(kernel, properties.multi_processor_count)
+        print(f"{name}: {said} {json.dumps(to_json(kernel))}")
+        wrong += [name] if rule not in findings(kernel, properties.multi_processor_count) or words not in said else []
     assert not wrong
 
 
 def test_a_call_that_waits_for_the_device_is_named(tmp_path: Path) -> None:
-    (one,) = profile(tmp_path, "-b", f"{PLANTED}:host")
+    command = [sys.executable, "-m", "attnbench", "profile", "--seqlen", "1k", "--json", "--no-ncu"]
+    done = subprocess.run(
+        [*command, "-b", f"{PLANTED}:host"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    (one,) = json.loads(done.stdout)["profiles"]
     assert one["host"]["waits"]
