@@ -1,4 +1,4 @@
-"""What bounds a kernel by its counters: ncu's CSV read, and the rules on made-up counters, none recorded on a GPU."""
+"""What bounds a kernel by its counters: ncu's CSV read, and the rules on made-up counters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,12 @@ CASES = (
     ),
     (kernel(tensor=30, exp=88), ("bound by a unit",), "bound by exp"),
     (kernel(hbm=91, tensor=4), ("bound by a unit",), "HBM 91%, tensor cores 4% busy: bound by HBM"),
-    (kernel(tensor=62, exp=48), ("takes turns",), "softmax is not wholly overlapped"),
+    (kernel(tensor=49, exp=50), ("takes turns",), "softmax is hardly overlapped"),
+    (kernel(tensor=62, exp=64, shared=41), ("overlaps",), "work at once in at least 26% of the time"),
+    (kernel(tensor=67, exp=27, shared=77), (), NOT_TOLD),
+    (kernel(hbm=87, l2=92), ("bound by a unit",), "L2 92%, HBM 87% busy: bound by HBM"),  # L2 passes on what HBM gives
+    (kernel(tensor=97, shared=98), ("bound by a unit",), "bound by tensor cores"),  # wgmma reads shared memory
+    (kernel(tensor=76, shared=81), ("bound by a unit",), "bound by shared memory"),
     (kernel(tensor=70, exp=8), (), NOT_TOLD),
     (
         kernel({"long_scoreboard": 6.0, "wait": 2.0}, hbm=40, tensor=3),
@@ -67,6 +72,23 @@ def test_what_is_said_of_a_kernel(found: KernelCounters, names: Sequence[str], s
 
 def test_each_rule_has_a_case_above() -> None:
     assert {name for _, names, _ in CASES for name in names} == {rule.name for rule in (*SHAPE, *UNITS)}
+
+
+def test_a_kernel_of_microseconds_is_too_short() -> None:
+    short = kernel(seconds=2e-6, tensor=90, blocks=1)
+    assert findings(short, SMS) == ()
+    assert sentence(short, SMS) == "too short to tell what bounds it, 2.00 us."
+
+
+def test_a_share_beyond_one_is_left_out() -> None:
+    found = counters.parse(
+        output(
+            MARK,
+            ("k", {"l1tex__throughput.avg.pct_of_peak_sustained_active": ("240", "%"), "launch__grid_size": ("1", "")}),
+            MARK,
+        )
+    )
+    assert found[0].values == {"blocks": 1.0}
 
 
 def test_nothing_known_is_not_told() -> None:
@@ -139,7 +161,7 @@ def test_the_document_has_the_table_and_the_sentence(monkeypatch: pytest.MonkeyP
     terminal.render(Console(file=raw, width=140, highlight=False), document(outcome))
     text = " ".join(raw.getvalue().split())
     assert (
-        "mine, flash_fwd, 100% of its time: tensor cores 62%, exp and conversions (XU) 48% busy: tensor cores and exp"
+        "mine, flash_fwd, 100% of its time: tensor cores 62%, exp and conversions (XU) 48% busy: tensor cores and exp work"
         in text
     )
     assert "exp and conversions (XU) 48%" in text

@@ -23,6 +23,7 @@ SHARE_ACTIVE, SHARE_ELAPSED = ".avg.pct_of_peak_sustained_active", ".avg.pct_of_
 STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+?)_per_issue_active\.ratio")
 STALLED = "regex:smsp__average_warps_issue_stalled_[a-z_]+_per_issue_active.ratio"
 NO_STALLS = ("selected", "not_selected")  # a warp that issues, and one that could have
+MOST = 1.05  # of a share; of kernels of a few microseconds ncu gives more, which means nothing
 NO_METRIC = re.compile(r"[Ff]ailed to find metric (\S+)")
 UNITS = {"%": 0.01, "nsecond": 1e-9, "ns": 1e-9, "usecond": 1e-6, "us": 1e-6, "msecond": 1e-3, "ms": 1e-3}
 UNITS |= {"second": 1.0, "s": 1.0, **ncu.UNITS}
@@ -110,11 +111,12 @@ def parse(text: str) -> tuple[KernelCounters, ...]:
 
 def _counters(kernel: ncu.Kernel) -> KernelCounters:
     known = {metric: number for metric, said in kernel.metrics.items() if (number := _value(*said)) is not None}
-    values = {
+    found = {
         key: known[metric]
         for key, counter in COUNTERS.items()
         if (metric := next((name for name in counter.metrics if name in known), None))
     }
+    values = {key: value for key, value in found.items() if COUNTERS[key].format is not percent or value <= MOST}
     stalls = {match[1]: known[metric] for metric in known if (match := STALL.fullmatch(metric))}
     return KernelCounters(kernel.name, values, {k: v for k, v in stalls.items() if k not in NO_STALLS})
 

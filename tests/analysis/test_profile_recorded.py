@@ -1,0 +1,96 @@
+"""The rules of `profile --counters` on counters that ncu read on an H200 (2026-11-24, driver 580.159.04, torch 2.11).
+
+counters_h200.jsonl.gz has the planted kernels of tests/gpu/planted_kernels.py, and one call each of six backends: 16k,
+causal, bf16, headdim 64 and 128 (2048 / headdim heads; eager 4), forward and backward, and decoding of batch 32 over
+16k keys (32 heads, 8 key heads, headdim 128).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.analysis.profile.bounds import NOT_TOLD, findings, sentence
+from attnbench.analysis.profile.counters import KernelCounters, longest
+from attnbench.core.json import from_json
+
+SMS = 132
+RECORDED = [json.loads(line) for line in gzip.open(Path(__file__).with_name("counters_h200.jsonl.gz"), "rt")]
+PLANTED = {  # the rules that hold, words of the sentence
+    "spills": (("spills", "bound by a unit"), "of spilled registers are read back"),
+    "few_blocks": (("few blocks",), "8 blocks for 132 multiprocessors"),
+    "memory": (("bound by a unit",), "bound by HBM"),
+    "exp": (("bound by a unit",), "bound by exp"),
+    "products": (("bound by a unit",), "bound by tensor cores"),
+    "multiplies": (("bound by a unit",), "bound by FMA"),
+    "shares": (("bound by a unit",), "bound by shared memory"),
+    "chases": (("waits",), "wait for long scoreboard (99%)"),
+    "tail": (("tail", "bound by a unit"), "the last leaves 44% of the time idle"),
+}
+TENSOR_PER_EXP = {"fwd": 64.0, "bwd": 25.6}  # headdim at which both take as long: 2 or 5 products for each exp
+
+
+def longest_kernel(found: Any) -> KernelCounters:
+    (kernel,) = longest([from_json(KernelCounters, one) for one in found["counters"]], 1)
+    return kernel
+
+
+def attention(backend: str, headdim: int, direction: str, decode: bool = False) -> KernelCounters:
+    wanted = {"backend": backend, "headdim": headdim, "direction": direction, "decode": decode}
+    (found,) = (one for one in RECORDED if wanted.items() <= one.items())
+    return longest_kernel(found)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_kernels(name: str) -> None:
+    (found,) = (one for one in RECORDED if one.get("planted") == name)
+    kernel, (rules, words) = longest_kernel(found), PLANTED[name]
+    assert findings(kernel, SMS) == rules
+    assert words in sentence(kernel, SMS)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize("headdim", [64, 128])
+@pytest.mark.parametrize("backend", ["sdpa-cudnn", "fa3", "fa4"])
+def test_tensor_cores_and_exp_are_busy_as_the_arithmetic_says(backend: str, headdim: int, direction: str) -> None:
+    """Of each score: 2 or 5 products of headdim, 4096 FLOPs a cycle; one exp, 16 a cycle."""
+    kernel = attention(backend, headdim, direction)
+    ratio = kernel.values["tensor"] / kernel.values["exp"]
+    assert ratio == pytest.approx(headdim / TENSOR_PER_EXP[direction], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("backend", "headdim", "direction", "said"),
+    [
+        ("fa3", 128, "fwd", "bound by tensor cores"),
+        ("fa4", 128, "fwd", "bound by tensor cores"),
+        ("sdpa-cudnn", 128, "fwd", "work at once in at least 13%"),
+        ("triton", 128, "fwd", "bound by L2"),
+        ("sdpa-flash", 128, "fwd", "no unit is busy 60%"),
+        ("fa3", 64, "fwd", "work at once in at least 25%"),
+        ("fa4", 64, "fwd", "work at once in at least 26%"),
+        ("sdpa-cudnn", 64, "fwd", "take turns"),
+        ("triton", 64, "fwd", "take turns"),
+        ("fa3", 128, "bwd", "bound by shared memory"),
+        ("fa4", 128, "bwd", "bound by shared memory"),
+        ("sdpa-cudnn", 128, "bwd", NOT_TOLD),
+        ("triton", 128, "bwd", NOT_TOLD),
+        ("fa3", 64, "bwd", NOT_TOLD),
+        ("eager", 128, "bwd", "no unit is busy 60%"),
+    ],
+)
+def test_attention(backend: str, headdim: int, direction: str, said: str) -> None:
+    assert said in sentence(attention(backend, headdim, direction), SMS)
+
+
+@pytest.mark.parametrize("backend", ["sdpa-cudnn", "triton", "fa3", "fa4", "eager"])
+def test_decoding_is_bound_by_memory(backend: str) -> None:
+    assert "bound by HBM" in sentence(attention(backend, 128, "fwd", decode=True), SMS)
+
+
+def test_a_flash_kernel_that_repeats_the_keys_of_grouped_heads_is_not() -> None:
+    assert NOT_TOLD in sentence(attention("sdpa-flash", 128, "fwd", decode=True), SMS)
