@@ -161,7 +161,7 @@ def test_the_document_has_the_table_and_the_sentence(monkeypatch: pytest.MonkeyP
     terminal.render(Console(file=raw, width=140, highlight=False), document(outcome))
     text = " ".join(raw.getvalue().split())
     assert (
-        "mine, flash_fwd, 100% of its time: tensor cores 62%, exp and conversions (XU) 48% busy: tensor cores and exp work"
+        "mine, flash_fwd, 100% of its time: tensor cores 62%, exp and conversions (XU) 48% busy: tensor cores and exp"
         in text
     )
     assert "exp and conversions (XU) 48%" in text

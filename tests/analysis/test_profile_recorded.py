@@ -19,7 +19,8 @@ from attnbench.analysis.profile.counters import KernelCounters, longest
 from attnbench.core.json import from_json
 
 SMS = 132
-RECORDED = [json.loads(line) for line in gzip.open(Path(__file__).with_name("counters_h200.jsonl.gz"), "rt")]
+with gzip.open(Path(__file__).with_name("counters_h200.jsonl.gz"), "rt") as lines:
+    RECORDED = [json.loads(line) for line in lines]
 PLANTED = {  # the rules that hold, words of the sentence
     "spills": (("spills", "bound by a unit"), "of spilled registers are read back"),
     "few_blocks": (("few blocks",), "8 blocks for 132 multiprocessors"),
