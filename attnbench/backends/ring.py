@@ -10,7 +10,7 @@ which replaces it and is entered in `prepare`. Two things are torch's own and pr
 balancing is turned off for attention that is not causal, and `compute` replaces the rotation by one that moves nothing.
 
 torch dispatches no kernel of a CPU to it. Checked against torch 2.13: its ring with SDPA's kernel for CPUs, forward, in
-tests/worker/test_ranks.py. Not run on GPUs yet.
+tests/worker/test_ranks.py. Run on two H100s with torch 2.11, where the backward over the efficient kernel is wrong.
 """
 
 from __future__ import annotations

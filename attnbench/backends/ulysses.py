@@ -7,7 +7,7 @@ make its blocks contiguous.
 
 With fewer key heads than ranks each key head goes to several ranks, and its gradients are summed.
 
-Checked against torch 2.13 with gloo on a CPU. Not run on GPUs yet.
+Checked against torch 2.13 with gloo on a CPU, and run on two H100s with torch 2.11.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from attnbench.run.device_probe import probe_device
 from attnbench.run.workers import WorkerPool
 
 OWN = Path(__file__).with_name("split_methods.py")
+PACKAGE = Path(__file__).with_name("ring_package.py")
 RINGS = ("Ring", "RingAlltoall")
 POLICY = Policy(l2="warm", warmup_s=0.0, min_samples=3, max_samples=3, min_seconds=0.0, timeout_s=60.0)
 
@@ -34,7 +35,8 @@ def case(direction: str = "fwd", dtype: str = "fp32", seqlen: int = 256, nheads_
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    made = WorkerPool({name: f"{OWN}:{name}" for name in ("Ulysses", "GatheredKeys", *RINGS, "Wrong", "Fails")})
+    specs = {name: f"{OWN}:{name}" for name in ("Ulysses", "GatheredKeys", *RINGS, "Wrong", "Fails")}
+    made = WorkerPool({**specs, "ring-flash-attn": f"{PACKAGE}:OnACpu"})
     yield made
     made.close()
 
@@ -90,6 +92,19 @@ def test_torchs_ring_is_right(pool: WorkerPool, name: str, causal: bool) -> None
     assert record.measurements["compute"].values
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("direction", "nheads_k"), [("fwd", 2), ("fwd_bwd", 4), ("bwd", 2)])
+def test_ring_flash_attn_is_right(pool: WorkerPool, causal: bool, direction: str, nheads_k: int, ranks: int) -> None:
+    """Keys and values go to each other rank in each direction; their gradients, in float32, once more around."""
+    record = measured(pool, "ring-flash-attn", case(direction, "bf16", nheads_k=nheads_k, causal=causal, ranks=ranks))
+    assert record.status == "ok", record.reason
+    keys = 2 * (256 // ranks) * nheads_k * 64 * 2
+    moved = keys * (ranks - 1) * (2 if direction == "fwd_bwd" else 1) + (0 if direction == "fwd" else 2 * keys * ranks)
+    assert record.measurements["moved"].values == (moved,)
+    assert record.measurements["compute"].values
+
+
 def test_a_head_tail_order_is_right(pool: WorkerPool) -> None:
     record = measured(pool, "GatheredKeys", case())
     assert record.status == "ok", record.reason
@@ -127,6 +142,16 @@ def test_a_rank_that_fails_costs_one_record(
     assert said in str(record.reason)
     assert ("Fails", 2) not in pool._workers or not pool._workers["Fails", 2].alive
     assert measured(pool, "Ulysses", case()).status == "ok"
+
+
+def test_a_group_is_opened_ahead() -> None:
+    pool = WorkerPool({"Ulysses": f"{OWN}:Ulysses"})
+    pool.open_device([("Ulysses", 2)], cpu())
+    group = pool._workers["Ulysses", 2]
+    record = measured(pool, "Ulysses", case())
+    assert record.status == "ok", record.reason
+    assert pool._workers["Ulysses", 2] is group
+    pool.close()
 
 
 def test_no_process_and_no_file_stays_behind() -> None:
