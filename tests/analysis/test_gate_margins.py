@@ -153,7 +153,11 @@ def test_a_library_that_no_backend_of_both_runs_uses_is_told(backend: str, spec:
 @pytest.mark.parametrize(
     ("library", "users"),
     [
-        ("flash-attn", "fa1 fa2 ring-flash-attn ulysses-fa2 hf-flash_attention_2 step-flash_attention_2 transformer-engine* xformers*"),
+        (
+            "flash-attn",
+            "fa1 fa2 ring-flash-attn ulysses-fa2 hf-flash_attention_2 step-flash_attention_2 transformer-engine* "
+            "xformers*",
+        ),
         ("flash-attn-3", "fa3 ulysses-fa3 sdpa-fa3 step-flash_attention_3 transformer-engine* xformers*"),
         ("flash-attn-4", "fa4 ulysses-fa4 sdpa-fa4 flex-flash step-flash_attention_4 transformer-engine*"),
         ("flashinfer-python", "flashinfer*"),
