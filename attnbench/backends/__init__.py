@@ -39,8 +39,7 @@ _RINGS: Mapping[str, str] = {  # one sequence on several GPUs, keys and values g
     f"ring-{method}-{kernel}": f"attnbench.backends.ring:{method.title()}{kernel.title()}"
     for method in ("allgather", "alltoall")
     for kernel in ("flash", "cudnn", "efficient")
-}
-_RINGS = {**_RINGS, "ring-flash-attn": "attnbench.backends.ring_flash_attn:RingFlashAttention"}
+} | {"ring-flash-attn": "attnbench.backends.ring_flash_attn:RingFlashAttention"}
 _ULYSSES: Mapping[str, str] = {  # and with an all-to-all to parts of the heads
     "eager": "Eager",
     "sdpa": "Sdpa",

@@ -3,8 +3,8 @@
 Its interface takes variable lengths: tensors (total, nheads, headdim), which are views of the inputs here, and
 cumulative lengths. Its causal mask is aligned top-left (bottom-right since 2.1). It has no grouped heads, takes headdim
 up to 128, and has a backward for headdim above 64 on compute capability 8.0 and 9.0 only
-(csrc/flash_attn/fmha_api.cpp). Its dropout repeats its bits every 2 keys in
-each 8 (csrc/flash_attn/src/philox.cuh divides the offset of a lane by 4), which the check calls wrong.
+(csrc/flash_attn/fmha_api.cpp). Its dropout repeats its bits every 2 keys in each 8 (csrc/flash_attn/src/philox.cuh
+divides the offset of a lane by 4), which the check calls wrong.
 """
 
 from __future__ import annotations

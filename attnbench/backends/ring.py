@@ -16,28 +16,26 @@ tests/worker/test_ranks.py. Run on two H100s with torch 2.11, where the backward
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.base import autograd_prepared
 from attnbench.backends.sdpa import SWITCHES
-from attnbench.backends.several_devices import SeveralDevices, ring_bytes
-from attnbench.core import split_sequence
+from attnbench.backends.several_devices import RingAttention
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from attnbench.core.backend import Inputs
 
 
-class Ring(SeveralDevices):
+class Ring(RingAttention):
     """Ring attention by torch's context parallel."""
 
     method: ClassVar[str] = ""  # how keys and values go around, as torch's set_rotate_method takes it
     kernel: ClassVar[str] = ""  # of SDPA, as in the backend's name
+    order = "bhsd"
 
     def __init__(self) -> None:
         self._entered = contextlib.ExitStack()
@@ -58,13 +56,6 @@ class Ring(SeveralDevices):
             return f"torch's head-tail order takes a multiple of {2 * case.ranks} tokens"
         return None
 
-    def on_each(self, case: Case) -> Case:
-        return case if case.ranks == 1 else split_sequence.part_of(case)
-
-    def spans(self, case: Case, rank: int) -> split_sequence.Spans:
-        split = split_sequence.head_tail if case.causal else split_sequence.contiguous
-        return split(case.shape.seqlen_q, case.ranks, rank)
-
     def prepare_rank(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
 
@@ -75,13 +66,7 @@ class Ring(SeveralDevices):
         module = _own_module()
         module.set_rotate_method(self.method)
         module._cp_options.enable_load_balance = case.causal
-        prepared = autograd_prepared(split_sequence.part_of(case), inputs, self.attention(case), "bhsd")
-
-        def compute() -> Any:
-            with _nothing_moved():
-                return prepared.launch()
-
-        return replace(prepared, moved=ring_bytes(case, inputs), compute=compute)
+        return super().prepare_rank(case, inputs)
 
     def attention(self, case: Case) -> Callable[[Any, Any, Any], Any]:
         """Return attention of this rank's q, k and v, (batch, nheads, seqlen / ranks, headdim), over all ranks."""
@@ -99,6 +84,15 @@ class Ring(SeveralDevices):
 
         return over_all_ranks
 
+    @contextlib.contextmanager
+    def nothing_moved(self) -> Iterator[None]:
+        module = _own_module()
+        usual, module._create_rotater = module._create_rotater, _NoRotation
+        try:
+            yield
+        finally:
+            module._create_rotater = usual
+
 
 class _NoRotation:
     """A rotater of torch's ring that moves nothing: each rank gets its own keys and values back."""
@@ -111,17 +105,6 @@ class _NoRotation:
 
     def next_buffer(self) -> Any:
         return self._buffer
-
-
-@contextlib.contextmanager
-def _nothing_moved() -> Any:
-    """Let torch's ring move nothing within the block."""
-    module = _own_module()
-    usual, module._create_rotater = module._create_rotater, _NoRotation
-    try:
-        yield
-    finally:
-        module._create_rotater = usual
 
 
 def _own_module() -> Any:

@@ -12,20 +12,15 @@ over a flash-attn for CPUs (tests/worker/ring_package.py); not run on GPUs yet.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
-from attnbench.backends.base import autograd_prepared
 from attnbench.backends.libraries import Library
-from attnbench.backends.several_devices import SeveralDevices, ring_bytes
-from attnbench.core import split_sequence
-from attnbench.core.backend import Prepared, Probe
+from attnbench.backends.several_devices import RingAttention
+from attnbench.core.backend import Probe
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
-
-if TYPE_CHECKING:
-    from attnbench.core.backend import Inputs
 
 
 class Package(Library):
@@ -37,7 +32,7 @@ class Package(Library):
     install = "pip install ring-flash-attn 'transformers<5'"
 
 
-class RingFlashAttention(SeveralDevices):
+class RingFlashAttention(RingAttention):
     name = "ring-flash-attn"
     inner = "fa2"
 
@@ -60,29 +55,25 @@ class RingFlashAttention(SeveralDevices):
             return f"its zigzag order takes a multiple of {2 * case.ranks} tokens"
         return None
 
-    def on_each(self, case: Case) -> Case:
-        return case if case.ranks == 1 else split_sequence.part_of(case)
-
-    def spans(self, case: Case, rank: int) -> split_sequence.Spans:
-        split = split_sequence.head_tail if case.causal else split_sequence.contiguous
-        return split(case.shape.seqlen_q, case.ranks, rank)
-
-    def prepare_rank(self, case: Case, inputs: Inputs) -> Prepared:
+    def attention(self, case: Case) -> Callable[[Any, Any, Any], Any]:
         from ring_flash_attn import ring_flash_attn_func, zigzag_ring_flash_attn_func
 
         function = zigzag_ring_flash_attn_func if case.causal else ring_flash_attn_func
-        scale, causal = case.softmax_scale, case.causal
+        return functools.partial(function, softmax_scale=case.softmax_scale, causal=case.causal)
 
-        def attention(q: Any, k: Any, v: Any) -> Any:
-            return function(q, k, v, softmax_scale=scale, causal=causal)
+    @contextlib.contextmanager
+    def nothing_moved(self) -> Iterator[None]:
+        from ring_flash_attn.utils import RingComm
 
-        prepared = autograd_prepared(split_sequence.part_of(case), inputs, attention)
-
-        def compute() -> Any:
-            with _nothing_moved():
-                return prepared.launch()
-
-        return replace(prepared, moved=ring_bytes(case, inputs), compute=compute)
+        names = ("send_recv", "commit", "wait")
+        usual = {name: getattr(RingComm, name) for name in names}
+        RingComm.send_recv = lambda self, to_send, recv_tensor=None: to_send
+        RingComm.commit = RingComm.wait = lambda self: None
+        try:
+            yield
+        finally:
+            for name in names:
+                setattr(RingComm, name, usual[name])
 
 
 def _both(kernel: Probe, package: Probe) -> Probe:
@@ -90,19 +81,3 @@ def _both(kernel: Probe, package: Probe) -> Probe:
     if not kernel.usable:
         return kernel
     return Probe(version=f"{package.version}, {kernel.version}") if package.usable else package
-
-
-@contextlib.contextmanager
-def _nothing_moved() -> Iterator[None]:
-    """Let the package's ring move nothing within the block: each rank gets its own tensors back."""
-    from ring_flash_attn.utils import RingComm
-
-    names = ("send_recv", "commit", "wait")
-    usual = {name: getattr(RingComm, name) for name in names}
-    RingComm.send_recv = lambda self, to_send, recv_tensor=None: to_send
-    RingComm.commit = RingComm.wait = lambda self: None
-    try:
-        yield
-    finally:
-        for name in names:
-            setattr(RingComm, name, usual[name])

@@ -7,29 +7,22 @@ the same calls in the same order.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends import BACKENDS, load
-from attnbench.backends.base import BackendBase
+from attnbench.backends.base import BackendBase, Order, autograd_prepared
 from attnbench.core import split_sequence
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from attnbench.core.backend import Inputs
-
-
-def ring_bytes(case: Case, inputs: Inputs) -> int:
-    """Return the bytes that a rank sends in ring attention, whose `inputs` are this rank's.
-
-    Keys and values go to every other rank, in the forward and in the backward. Their gradients go all the way around,
-    in float32.
-    """
-    keys = inputs.k.nbytes + inputs.v.nbytes
-    moved = (case.ranks - 1) * keys * (case.has_forward + case.has_backward)
-    return moved + (case.ranks * keys * 4 // inputs.k.element_size() if case.has_backward else 0)
 
 
 class SeveralDevices(BackendBase):
@@ -106,3 +99,47 @@ class SeveralDevices(BackendBase):
     def spans(self, case: Case, rank: int) -> split_sequence.Spans:
         """Return the positions of the sequence that a rank holds, of queries and of keys."""
         return split_sequence.contiguous(case.shape.seqlen_q, case.ranks, rank)
+
+
+class RingAttention(SeveralDevices):
+    """Every rank keeps its queries, and keys and values go around (Liu et al., arXiv 2310.01889).
+
+    A causal sequence lies in head-tail order, which balances the work; one that is not causal in contiguous parts.
+    """
+
+    order: Order = "bshd"  # of the dimensions that `attention` takes
+
+    def on_each(self, case: Case) -> Case:
+        return case if case.ranks == 1 else split_sequence.part_of(case)
+
+    def spans(self, case: Case, rank: int) -> split_sequence.Spans:
+        split = split_sequence.head_tail if case.causal else split_sequence.contiguous
+        return split(case.shape.seqlen_q, case.ranks, rank)
+
+    def prepare_rank(self, case: Case, inputs: Inputs) -> Prepared:
+        prepared = autograd_prepared(split_sequence.part_of(case), inputs, self.attention(case), self.order)
+
+        def compute() -> Any:
+            with self.nothing_moved():
+                return prepared.launch()
+
+        return replace(prepared, moved=ring_bytes(case, inputs), compute=compute)
+
+    def attention(self, case: Case) -> Callable[[Any, Any, Any], Any]:
+        """Return attention of this rank's q, k and v over all ranks."""
+        raise NotImplementedError
+
+    def nothing_moved(self) -> AbstractContextManager[None]:
+        """Let the ring move nothing within the block: each rank gets its own keys and values back."""
+        raise NotImplementedError
+
+
+def ring_bytes(case: Case, inputs: Inputs) -> int:
+    """Return the bytes that a rank sends in ring attention, whose `inputs` are this rank's.
+
+    Keys and values go to every other rank, in the forward and in the backward. Their gradients go all the way around,
+    in float32.
+    """
+    keys = inputs.k.nbytes + inputs.v.nbytes
+    moved = (case.ranks - 1) * keys * (case.has_forward + case.has_backward)
+    return moved + (case.ranks * keys * 4 // inputs.k.element_size() if case.has_backward else 0)

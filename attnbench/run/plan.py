@@ -71,7 +71,7 @@ def make_plan(
             for name in names:
                 answer = answers[name][index]
                 forecast = forecast_job(case, answer, device, policy)
-                skip = answer.reason or _too_few(case, devices) or _too_large(forecast, answer.workspace, free)
+                skip = answer.reason or too_few_devices(case, devices) or _too_large(forecast, answer.workspace, free)
                 jobs.append(Job(case, name, round_, forecast, skip))
     if not time_limit:
         return tuple(jobs)
@@ -131,7 +131,8 @@ def _tensor_bytes(case: Case) -> int:
     return ((rows + keys) * 4 + packed if case.has_backward else (rows + keys) * 2) * size
 
 
-def _too_few(case: Case, devices: int | None) -> str | None:
+def too_few_devices(case: Case, devices: int | None) -> str | None:
+    """Return why a case cannot run on so many GPUs, None where it can or where they are not counted (on a CPU)."""
     if devices is None or case.ranks <= devices:
         return None
     return f"needs {case.ranks} GPUs; there {'is' if devices == 1 else 'are'} {devices} (--device cuda:0-3 names them)"

@@ -18,8 +18,8 @@ from attnbench.core.json import to_json
 from attnbench.core.machine import Device
 from attnbench.run.process import WorkerDied, WorkerHung, WorkerProcess
 
-GRACE = 10.0  # seconds between the first answer to a job and the last, which are agreed on together
-START_GRACE = 120.0  # and of importing and opening, in which many processes share the host
+GRACE = 10.0  # seconds between the first answer of `ask` and the last, which are agreed on together
+START_GRACE = 120.0  # and of `receive`: of importing and opening, in which many processes share the host
 POLL = 0.05
 
 
@@ -34,7 +34,6 @@ class RankWorkers:
         self._folder = Path(tempfile.mkdtemp(prefix="attnbench-ranks-"))
         self._ranks = [WorkerProcess(python, variables) for _ in devices]
         self._failed = 0  # the rank whose stderr tells most
-        self._grace = GRACE
 
     @property
     def alive(self) -> bool:
@@ -44,18 +43,21 @@ class RankWorkers:
     def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """Send a request to all ranks and return the answer. Raises WorkerDied or WorkerHung."""
         self.send(request)
-        return self.receive(timeout)
+        return self._receive(timeout, GRACE)
 
     def send(self, request: Mapping[str, Any]) -> None:
         """Write a request to all ranks, each with its device and its place."""
-        self._grace = GRACE if "job" in request else START_GRACE
         for number, (rank, device) in enumerate(zip(self._ranks, self._devices, strict=True)):
             place = {"rank": number, "ranks": len(self._ranks), "rendezvous": str(self._folder / "rendezvous")}
             own = {"device": to_json(device)} if "device" in request else {}
             rank.send({**request, **own, "place": place})
 
     def receive(self, timeout: float) -> dict[str, Any]:
-        """Return the answer of rank 0, or of the rank that failed. Raises WorkerDied or WorkerHung."""
+        """Return the answer to importing or opening, as `ask` does. Raises WorkerDied or WorkerHung."""
+        return self._receive(timeout, START_GRACE)
+
+    def _receive(self, timeout: float, grace: float) -> dict[str, Any]:
+        """Return the answer of rank 0, or of the rank that failed; all answer within `grace` seconds of the first."""
         answers: dict[int, dict[str, Any]] = {}
         deadline, first = time.monotonic() + timeout, True
         while len(answers) < len(self._ranks):
@@ -70,7 +72,7 @@ class RankWorkers:
                     self.kill()
                     raise type(death)(f"rank {number}: {death}") from None
             if answers and first:
-                deadline, first = min(deadline, time.monotonic() + self._grace), False
+                deadline, first = min(deadline, time.monotonic() + grace), False
             if time.monotonic() > deadline:
                 if not answers:
                     self.kill()

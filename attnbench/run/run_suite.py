@@ -209,7 +209,7 @@ def _planned(
                 (name, ranks_ahead(case, environment.device))
                 for name, said in answers.items()
                 for case, answer in zip(chosen.cases, said, strict=True)
-                if answer.reason is None and not (devices and case.ranks > devices)
+                if answer.reason is None and planning.too_few_devices(case, devices) is None
             ]
             opened = {name for name, _ in supported}
             pool.open_device(dict.fromkeys(supported), environment.device)

@@ -341,7 +341,7 @@ def closing_workers(*pools: WorkerPool) -> Iterator[None]:
 
 
 def ranks_ahead(case: Case, device: Device) -> int:
-    """Return of how many ranks the worker of a case is started ahead; groups on a CPU wait for their first job."""
+    """Return how many ranks the worker of a case has that is opened before its first job: one, but on GPUs."""
     return case.ranks if device.kind == "cuda" else 1
 
 

@@ -59,6 +59,7 @@ CASES = (
         ("bound by a unit",),
         "bound by",
     ),  # one block each, that takes turns
+    (kernel(seconds=2e-6, tensor=90), ("too short",), "2.00 us is too short to tell what bounds it"),
     (kernel(tensor=20, spilled=3e9, exp=10), ("spills",), "of spilled registers are read back"),
 )
 
@@ -72,12 +73,6 @@ def test_what_is_said_of_a_kernel(found: KernelCounters, names: Sequence[str], s
 
 def test_each_rule_has_a_case_above() -> None:
     assert {name for _, names, _ in CASES for name in names} == {rule.name for rule in (*SHAPE, *UNITS)}
-
-
-def test_a_kernel_of_microseconds_is_too_short() -> None:
-    short = kernel(seconds=2e-6, tensor=90, blocks=1)
-    assert findings(short, SMS) == ()
-    assert sentence(short, SMS) == "too short to tell what bounds it, 2.00 us."
 
 
 def test_a_share_beyond_one_is_left_out() -> None:

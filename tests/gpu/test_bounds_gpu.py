@@ -7,15 +7,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+import ncu_request
 import pytest
 
 from attnbench.analysis.profile import counters, ncu
 from attnbench.analysis.profile.bounds import findings, sentence
-from attnbench.core.case import Case, Shape
 from attnbench.core.json import to_json
-from attnbench.core.machine import Device
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -41,20 +39,17 @@ FOUND = {  # in the order of TOGETHER: what is planted, the rule that finds it, 
 def test_what_bounds_a_kernel_is_named() -> None:
     tool = ncu.find()
     assert tool is not None
-    properties: Any = torch.cuda.get_device_properties(0)
-    device = Device("cuda", 0, properties.name, properties.total_memory, 2**30, l2=properties.L2_cache_size)
-    case = to_json(Case(Shape(1, 16, 16, 1, 1, 16, 16), "bf16", "fwd"))
-    request = {"name": "together", "spec": f"{PLANTED}:together", "case": case, "device": to_json(device)}
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     try:
-        kernels = counters.measure(tool, None, request)
+        kernels = counters.measure(tool, None, ncu_request.request(str(PLANTED), "together"))
     except ncu.NotCounted as reason:
         pytest.skip(str(reason))
     assert len(kernels) == len(FOUND), [kernel.name for kernel in kernels]
     wrong = []
     for (name, (rule, words)), kernel in zip(FOUND.items(), kernels, strict=True):
-        said = sentence(kernel, properties.multi_processor_count)
+        said = sentence(kernel, multiprocessors)
         print(f"{name}: {said} {json.dumps(to_json(kernel))}")
-        wrong += [name] if rule not in findings(kernel, properties.multi_processor_count) or words not in said else []
+        wrong += [name] if rule not in findings(kernel, multiprocessors) or words not in said else []
     assert not wrong
 
 

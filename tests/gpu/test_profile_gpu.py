@@ -8,12 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ncu_request
 import pytest
 
 from attnbench.analysis.profile import ncu
-from attnbench.core.case import Case, Shape
-from attnbench.core.json import to_json
-from attnbench.core.machine import Device
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -79,16 +77,8 @@ def traffic(folder: Path, name: str) -> ncu.Traffic:
     if tool is None:
         pytest.skip(ncu.MISSING)
     (folder / "own.py").write_text(OWN)
-    properties: Any = torch.cuda.get_device_properties(0)
-    device = Device("cuda", 0, properties.name, properties.total_memory, 2**30, l2=properties.L2_cache_size)
-    request = {
-        "name": name,
-        "spec": f"{folder / 'own.py'}:{name}",
-        "case": to_json(Case(Shape(1, 16, 16, 1, 1, 16, 16), "bf16", "fwd")),
-        "device": to_json(device),
-    }
     try:
-        return ncu.measure(tool, None, request)
+        return ncu.measure(tool, None, ncu_request.request(str(folder / "own.py"), name))
     except ncu.NotCounted as reason:
         pytest.skip(str(reason))
 

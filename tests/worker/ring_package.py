@@ -77,22 +77,23 @@ def _scores(q: Tensor, k: Tensor, scale: float, causal: bool) -> Tensor:
     return scores.masked_fill(later, -math.inf) if causal else scores
 
 
-def _give(name: str, **contents: Any) -> ModuleType:
+def _install(name: str, **contents: Any) -> ModuleType:
+    """Let `import name` find a module with these contents."""
     module = sys.modules[name] = ModuleType(name)
     module.__dict__.update(contents)
     return module
 
 
 _unused = {f"_flash_attn_varlen_{name}": None for name in ("forward", "backward")}
-_interface = _give(
+_interface = _install(
     "flash_attn.flash_attn_interface",
     _flash_attn_forward=_flash_attn_forward,
     _flash_attn_backward=_flash_attn_backward,
     **_unused,
 )
-_give("flash_attn", flash_attn_interface=_interface)
-_utils = _give("transformers.modeling_flash_attention_utils", is_flash_attn_greater_or_equal_2_10=None)
-_give("transformers", modeling_flash_attention_utils=_utils)
+_install("flash_attn", flash_attn_interface=_interface)
+_utils = _install("transformers.modeling_flash_attention_utils", is_flash_attn_greater_or_equal_2_10=None)
+_install("transformers", modeling_flash_attention_utils=_utils)
 
 
 class OnACpu(RingFlashAttention):

@@ -47,12 +47,12 @@ def busiest(kernel: KernelCounters) -> str:
     return max(UNIT_COUNTERS, key=kernel.value)
 
 
-def limiting(kernel: KernelCounters) -> str | None:
-    """Return the counter of the unit that is at its limit; of several, of the one that the others serve."""
-    return next((name for name in UNIT_COUNTERS if kernel.value(name) >= HIGH), None)
+def limiting_unit(kernel: KernelCounters) -> str:
+    """Return the counter of the unit that is at its limit, "" where none is; of several the one that others serve."""
+    return next((name for name in UNIT_COUNTERS if kernel.value(name) >= HIGH), "")
 
 
-def both(kernel: KernelCounters) -> float:
+def tensor_and_exp(kernel: KernelCounters) -> float:
     """Return the busy shares of tensor cores and exp added, 0 where one of them is hardly used."""
     shares = kernel.value("tensor"), kernel.value("exp")
     return sum(shares) if min(shares) >= LOW / 2 else 0.0
@@ -94,20 +94,25 @@ SHAPE = (
 )
 UNITS = (
     Rule(
+        "too short",
+        lambda k, _: 0 < k.value("seconds") < TOO_SHORT,
+        lambda k, _: f"{duration(k.values['seconds'])} is too short to tell what bounds it",
+    ),
+    Rule(
         "bound by a unit",
-        lambda k, _: limiting(k) is not None,
-        lambda k, _: f"bound by {COUNTERS[limiting(k) or busiest(k)].label}",
+        lambda k, _: bool(limiting_unit(k)),
+        lambda k, _: f"bound by {COUNTERS[limiting_unit(k)].label}",
     ),
     Rule(
         "takes turns",
-        lambda k, _: TURNS <= both(k) <= OVERLAP,
+        lambda k, _: TURNS <= tensor_and_exp(k) <= OVERLAP,
         lambda k, _: "tensor cores and exp take turns: softmax is hardly overlapped with the products",
     ),
     Rule(
         "overlaps",
-        lambda k, _: both(k) > OVERLAP,
+        lambda k, _: tensor_and_exp(k) > OVERLAP,
         lambda k, _: (
-            f"tensor cores and exp work at once in at least {percent(both(k) - 1)} of the time; "
+            f"tensor cores and exp work at once in at least {percent(tensor_and_exp(k) - 1)} of the time; "
             "more overlap of softmax and products would make it faster"
         ),
     ),
@@ -130,8 +135,6 @@ def findings(kernel: KernelCounters, multiprocessors: int) -> tuple[str, ...]:
 
 def sentence(kernel: KernelCounters, multiprocessors: int) -> str:
     """Return what bounds a kernel: which units are busy, and what the rules say."""
-    if 0 < kernel.value("seconds") < TOO_SHORT:
-        return f"too short to tell what bounds it, {duration(kernel.value('seconds'))}."
     known = sorted((name for name in UNIT_COUNTERS if name in kernel.values), key=lambda name: -kernel.values[name])
     busy = ", ".join(f"{COUNTERS[name].label} {percent(kernel.values[name])}" for name in known[:3])
     rules = _holding(kernel, multiprocessors)
@@ -142,8 +145,6 @@ def sentence(kernel: KernelCounters, multiprocessors: int) -> str:
 
 
 def _holding(kernel: KernelCounters, multiprocessors: int) -> Sequence[Rule]:
-    if 0 < kernel.value("seconds") < TOO_SHORT:
-        return []
     shape = [rule for rule in SHAPE if rule.holds(kernel, multiprocessors)]
     unit = next((rule for rule in UNITS if rule.holds(kernel, multiprocessors)), None)
     return [*shape, unit] if unit else shape

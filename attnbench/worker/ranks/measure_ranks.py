@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Fields = dict[str, Any]  # of a Record
 CHECKED_HEADS = 4  # key heads, or one for each rank where there are more ranks
-CALLS, CALLS_SECONDS = 6, 0.5  # one after the other, after timing: where calls are short enough for two
+CALLS, CALLS_SECONDS = 6, 0.5  # at most, one after the other, after timing; of calls too long for two none
 COLLECTIVES = re.compile("nccl|gloo", re.IGNORECASE)  # names of kernels that move data, and compute no attention
 BUS_BYTES = 2**28  # of the all-to-all that shows the most that the links carry
 
@@ -195,7 +195,8 @@ def measure_ranks(
     again = cell.check_renewed(renewal, prepared.canonical(raw))
     when = "on inputs renewed in place: "
     latency = stats.median(timing.measurements["time"].values) if timing else 0.0
-    if again.ok and (calls := CALLS if latency * CALLS <= CALLS_SECONDS else int(CALLS_SECONDS / latency)) > 1:
+    calls = min(CALLS, int(CALLS_SECONDS / latency)) if latency else CALLS
+    if again.ok and calls > 1:
         renewal.restore()
         for _ in range(calls):
             raw = prepared.launch()
