@@ -19,7 +19,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.sdpa import SWITCHES
-from attnbench.backends.several_devices import RingAttention
+from attnbench.backends.several_devices import ON_TWO, RingAttention
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -119,10 +119,12 @@ def _own_module() -> Any:
 
 class AllgatherFlash(Ring):
     name, method, kernel = "ring-allgather-flash", "allgather", "flash"
+    verified = ON_TWO
 
 
 class AllgatherCudnn(Ring):
     name, method, kernel = "ring-allgather-cudnn", "allgather", "cudnn"
+    verified = ON_TWO
 
 
 class AllgatherEfficient(Ring):
@@ -131,10 +133,12 @@ class AllgatherEfficient(Ring):
 
 class AlltoallFlash(Ring):
     name, method, kernel = "ring-alltoall-flash", "alltoall", "flash"
+    verified = ON_TWO
 
 
 class AlltoallCudnn(Ring):
     name, method, kernel = "ring-alltoall-cudnn", "alltoall", "cudnn"
+    verified = ON_TWO
 
 
 class AlltoallEfficient(Ring):

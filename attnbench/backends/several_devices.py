@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
+ON_TWO = ("2 NVIDIA H100, torch 2.11",)  # where results over several devices were right
+
 
 class SeveralDevices(BackendBase):
     """A method that splits a sequence over the ranks, around the backend `inner` that computes on each."""

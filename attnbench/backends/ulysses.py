@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.several_devices import SeveralDevices
+from attnbench.backends.several_devices import ON_TWO, SeveralDevices
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -140,10 +140,12 @@ class SdpaMath(Ulysses):
 
 class SdpaFlash(Ulysses):
     name = "ulysses-sdpa-flash"
+    verified = ON_TWO
 
 
 class SdpaCudnn(Ulysses):
     name = "ulysses-sdpa-cudnn"
+    verified = ON_TWO
 
 
 class SdpaEfficient(Ulysses):
@@ -152,6 +154,7 @@ class SdpaEfficient(Ulysses):
 
 class Triton(Ulysses):
     name = "ulysses-triton"
+    verified = ON_TWO
 
 
 class Fa2(Ulysses):
