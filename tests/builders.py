@@ -25,6 +25,7 @@ UNITS = {
     "sustained_power_error": "",
     "ceiling_matmul": "FLOP/s",
     "ceiling_copy": "B/s",
+    "ceiling_exp": "1/s",
 }
 
 H200 = Device("cuda", 0, "NVIDIA H200", memory=150 * 10**9, free=149 * 10**9, capability=(9, 0))

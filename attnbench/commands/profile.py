@@ -128,8 +128,8 @@ def profile(
         Path | None,
         files(
             metavar="DIR",
-            help="Write there a Chrome trace of one call (https://ui.perfetto.dev) and, with pyinstrument, a flame "
-            "graph of the host's work.",
+            help="Write there a Chrome trace of one call (https://ui.perfetto.dev), with pyinstrument a flame graph of "
+            "the host's work, with nsys an nsys-rep, and with --counters an ncu-rep.",
         ),
     ] = None,
     output_to: output.Output,

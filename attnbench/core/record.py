@@ -145,7 +145,8 @@ class Record:
       a call, at most; "memory_peak" is the largest of the ranks, "memory_ranks" (B) has each;
       "clock_ranks" (Hz): the median of "clock_held" of each; "ceiling_bus" (B/s): what each rank sends in a large
       all-to-all
-    - "ceiling_matmul" (FLOP/s, in the case's dtype), "ceiling_copy" (B/s): the machine's own limits, read in some jobs
+    - "ceiling_matmul" (FLOP/s, in the case's dtype), "ceiling_copy" (B/s), "ceiling_exp" (1/s): the machine's own
+      limits, read in some jobs
     """
 
     case: Case

@@ -234,13 +234,16 @@ def _cells_of(source: Source, keys: _Records) -> list[Cell]:
     ]
     matmuls: dict[str, list[float]] = {}
     copies: list[float] = []
+    exps: list[float] = []
     for record in source.run.records:
-        for name, readings in (("ceiling_matmul", matmuls.setdefault(record.case.dtype, [])), ("ceiling_copy", copies)):
+        of_dtype = matmuls.setdefault(record.case.dtype, [])
+        for name, readings in (("ceiling_matmul", of_dtype), ("ceiling_copy", copies), ("ceiling_exp", exps)):
             if measured := record.measurements.get(name):
                 readings += filter(math.isfinite, measured.values)
     source.rows = [cell.rows for cell in found]
     source.matmul_ceilings = {dtype: stats.median(readings) for dtype, readings in matmuls.items() if readings}
     source.copy_ceiling = stats.median(copies) if copies else None
+    source.exp_ceiling = stats.median(exps) if exps else None
     clocks = (metrics.value("clock_held", row) for cell in found for row in cell.rows)
     source.best_clock = max(filter(None, clocks), default=0.0)
     return found

@@ -29,6 +29,7 @@ class Rates:
     bandwidth: float | None = None  # bytes/s by the datasheet
     ceiling: float | None = None  # FLOP/s of a large matmul of the dtype, measured in the run
     copy: float | None = None  # bytes/s of a large copy, read plus write, measured in the run
+    exp: float | None = None  # exponentials per second of a kernel of them, measured in the run
 
 
 @dataclass(eq=False, repr=False)
@@ -41,6 +42,7 @@ class Source:
     several_dtypes: bool = False  # not all cells that are reported together have one dtype
     matmul_ceilings: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s, median over the run
     copy_ceiling: float | None = None  # bytes/s, median over the run
+    exp_ceiling: float | None = None  # exponentials per second, median over the run
     best_clock: float = 0.0  # Hz, the highest that was held for a cell
     rows: Sequence[Sequence[Row]] = ()  # the rounds of each cell
     by_span: TimedBySpan | None = None  # the cells whose latency is a span; None for a record that stands alone
@@ -70,6 +72,7 @@ class Source:
                 bandwidth=gpu.bandwidth if gpu else None,
                 ceiling=self.matmul_ceilings.get(dtype),
                 copy=self.copy_ceiling,
+                exp=self.exp_ceiling,
             )
         return self._rates[dtype]
 

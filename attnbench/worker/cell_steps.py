@@ -129,7 +129,7 @@ class CellSteps:
         self.original = self._new_inputs()
         self.laps.end("inputs")
         if timed:
-            launch = self._timed_launch()
+            launch = self.timed_launch()
             self.timing = self.instruments.time(launch, self.policy)
             if _is_cross_checked(self.case, self.backend.name, self.policy.cross_check):
                 turns, notes = self.instruments.cross_check(launch, self.policy)
@@ -308,7 +308,7 @@ class CellSteps:
             held -= saved
         return max(0, held - self.given.nbytes)
 
-    def _timed_launch(self) -> TimedLaunch:
+    def timed_launch(self) -> TimedLaunch:
         """Return the launch as the instruments take it."""
 
         def on_copies(n: int) -> Sequence[Any]:

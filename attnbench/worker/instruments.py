@@ -50,6 +50,7 @@ SHORT_TRACES = 3  # traces of a cell under 100 us, each of policy.min_samples ca
 TURNS, TURNS_OF_LONG_CALLS = 8, 3  # of a cross-check
 LONG_CALL_S = 0.1  # seconds of a call from which a cross-check takes fewer turns
 CEILING = Policy(warmup_s=0.01, min_samples=5, min_seconds=0.02, max_seconds=0.1)
+GRAPH_REPLAYS = 5  # of the graph of one call
 COOL_READINGS = 3  # consecutive readings of a cool device that end a wait
 COOL_SECONDS = 30.0  # the longest wait
 
@@ -221,6 +222,18 @@ class Instruments:
 
         return sample
 
+    def in_graph(self, timed: TimedLaunch, latency: float) -> list[float]:
+        """Return the seconds of one call, of about `latency`, in replays of a CUDA graph, its operands not in L2.
+
+        Raises Unsupported where it cannot be captured; torch's state may be broken then (`broken`).
+        """
+        assert self.events is not None
+        captured = self._captured(self.events, timed, Policy(), latency)
+        try:
+            return captured.samples(GRAPH_REPLAYS * captured.launches)
+        finally:
+            captured.close()
+
     def _captured(self, events: EventTimer, timed: TimedLaunch, policy: Policy, estimate: float) -> GraphTimer:
         """Capture the launch, on copies of its inputs where L2 is to be cold. Raises Unsupported where it cannot be."""
         try:
@@ -333,10 +346,10 @@ class Instruments:
         return calm >= COOL_READINGS
 
     def ceilings(self, dtype: torch.dtype) -> dict[str, Measurement]:
-        """Measure the device's ceilings: a large matmul in `dtype` and a large copy.
+        """Measure the device's ceilings: a large matmul in `dtype`, a large copy, and a kernel of exponentials.
 
-        Return "ceiling_matmul" (FLOP/s) and "ceiling_copy" (bytes/s), without those that do not fit in memory or that
-        the device has no units for.
+        Return "ceiling_matmul" (FLOP/s), "ceiling_copy" (bytes/s) and "ceiling_exp" (1/s), without those that do not
+        fit in memory or that the device has no units for. A CPU has no "ceiling_exp".
         """
         with self.alone():
             return self._ceilings(dtype)
@@ -347,13 +360,9 @@ class Instruments:
             found["ceiling_matmul"] = Measurement("FLOP/s", tuple(ceiling.matmul(self.collect, self.device, dtype)))
         with contextlib.suppress(RuntimeError):
             found["ceiling_copy"] = Measurement("B/s", tuple(ceiling.copy(self.collect, self.device)))
+        with contextlib.suppress(RuntimeError):
+            found["ceiling_exp"] = Measurement("1/s", tuple(ceiling.exp(self.collect, self.device)))
         return found
-
-    def exp_ceiling(self) -> float | None:
-        """Return the exponentials per second of a kernel of them; None where it cannot be compiled, or on a CPU."""
-        with contextlib.suppress(RuntimeError), self.alone():
-            return max(ceiling.exp(self.collect, self.device))
-        return None
 
     def collect(self, launch: Callable[[], Any]) -> list[float]:
         """Return the seconds of some calls of a launch, in bursts at the best clock, as those of a cell."""

@@ -7,7 +7,8 @@ profile says what is wrong. The figures come from separate calls, since each way
 - traced calls behind a spin with L2 cold. The one of median span is shown. Behind the spin, gaps between its kernels
   are the device's and not the host's;
 - one more call under the profiler with allocations, which the Chrome trace shows;
-- for a flame graph a second of further calls.
+- for a flame graph a second of further calls;
+- on a GPU calls in a CUDA graph.
 
 Torch's allocators report each block that they hand out or take back to the profiler, with the host's time. On a CPU
 that is the call's time. On a GPU memory is reused in stream order, so a kernel runs with what was allocated when the
@@ -30,6 +31,7 @@ from attnbench.core.policy import Policy
 from attnbench.worker import flame_graph
 from attnbench.worker.cell_steps import CellSteps
 from attnbench.worker.host_work import host_work
+from attnbench.worker.instruments import TimedLaunch
 from attnbench.worker.measure.cupti import Untraceable
 from attnbench.worker.measure_cell import CellMeasurer
 
@@ -59,8 +61,6 @@ def _profile(measurer: CellMeasurer, backend: Backend, case: Case, keep: Mapping
     cell = CellSteps(measurer, backend, case, Policy())
     measured = measurer.ceilings(operand_dtype(case))
     ceilings = {name.removeprefix("ceiling_"): max(m.values) for name, m in measured.items()}
-    if exp := measurer.exp_ceiling():
-        ceilings["exp"] = exp
     endings = [cell.make_inputs()]
     with measurer.memory.job_window():
         endings += [cell.launch_first(), cell.launch_to_check()]
@@ -76,6 +76,8 @@ def _profile(measurer: CellMeasurer, backend: Backend, case: Case, keep: Mapping
     found = _on_gpu(measurer, launch, latency, trace, notes) if on_cuda else _on_cpu(launch, trace)
     if flame := keep.get("flame"):
         notes += filter(None, (flame_graph.write(launch, measurer.synchronize, flame),))
+    if on_cuda:  # the last, since a failed capture leaves torch in a broken state
+        found["in_graph"] = _in_graph(measurer, cell.timed_launch(), latency, notes)
     return {
         "wrong": wrong,
         "timer": timing.timer,
@@ -128,6 +130,15 @@ def _on_gpu(
         "traced": [c.events for c in calls],
         "memory": [(k.start, nbytes) for k, nbytes in zip(call.kernels, held, strict=False)],
     }
+
+
+def _in_graph(measurer: CellMeasurer, timed: TimedLaunch, latency: float, notes: list[str]) -> Sequence[float]:
+    """Return the seconds of calls in a CUDA graph; none, and a note, where the call cannot be captured."""
+    try:
+        return measurer.in_graph(timed, latency)
+    except Unsupported as refusal:
+        notes.append(f"not timed in a CUDA graph: {str(refusal).removeprefix('--timer graph: ')}")
+        return ()
 
 
 def _on_cpu(launch: Callable[[], Any], trace: str | None) -> dict[str, Any]:

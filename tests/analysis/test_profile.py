@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import builders
-from attnbench.analysis.profile import ncu, profile
+from attnbench.analysis.profile import ncu, nsight_reports, profile
 from attnbench.analysis.profile.profile import Activity, Profile
 from attnbench.core import flops, gpus
 from attnbench.core.errors import UserError
@@ -83,8 +83,13 @@ def test_each_backend_keeps_files_of_its_own(tmp_path: Path, monkeypatch: pytest
     folder = tmp_path / "new" / "folder"
     assert folder.is_dir()
     assert found == {
-        "eager": {"trace": folder / "eager.trace.json", "flame": folder / "eager.flame.html"},
-        "./m.py:f": {"trace": folder / ".-m.py:f.trace.json", "flame": folder / ".-m.py:f.flame.html"},
+        name: {
+            "trace": folder / f"{stem}.trace.json",
+            "flame": folder / f"{stem}.flame.html",
+            "ncu": folder / f"{stem}.ncu-rep",
+            "nsys": folder / f"{stem}.nsys-rep",
+        }
+        for name, stem in {"eager": "eager", "./m.py:f": ".-m.py:f"}.items()
     }
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"no folder file can be made: it is a file; choose another place"):
@@ -222,6 +227,24 @@ def test_what_hinders_all_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert notes == ("HBM traffic: only root",)
     _, notes = count(monkeypatch, "/ncu", {"a": "too slow", "b": ncu.Traffic((), 5.0)})
     assert notes == ("HBM traffic of a: too slow",)
+
+
+def test_a_report_is_one_more_file_that_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(tool: str, file: Path, python: str | None, request: dict[str, Any]) -> None:
+        assert (tool, python) == ("ncu", "/py" if request["name"] == "b" else None)
+        if request["name"] == "c":
+            raise ncu.NotCounted("out of memory")
+        file.write_text("a report")
+
+    monkeypatch.setattr(nsight_reports, "write", write)
+    names = ("a", "b", "c")
+    files = profile.kept_files(tmp_path, names)
+    pool = WorkerPool(dict.fromkeys(names, EAGER), {"b": "/py"})
+    given = [one(name, kept={"trace": "t"}) for name in names]
+    profiles, notes = profile.add_report("ncu", given, pool, builders.case(), builders.H200, files, lambda _: None)
+    assert [p.kept.get("ncu") for p in profiles] == [str(files["a"]["ncu"]), str(files["b"]["ncu"]), None]
+    assert all(p.kept["trace"] == "t" for p in profiles)
+    assert notes == ("ncu-rep of c: out of memory",)
 
 
 def test_no_ncu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.profile import ncu
+from attnbench.analysis.profile import ncu, nsight_reports
 from attnbench.core.case import Case, Shape
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device
@@ -115,9 +115,9 @@ REQUEST: dict[str, Any] = {
 ISOLATED = isolated_command("")[1]
 
 
-def stand_in(folder: Path, body: str) -> str:
-    """A program that is called as ncu is."""
-    path = folder / "ncu"
+def stand_in(folder: Path, body: str, name: str = "ncu") -> str:
+    """A program that is called as ncu is, or as another tool."""
+    path = folder / name
     path.write_text(f"#!{sys.executable}\nimport json, os, sys, time\nargs = sys.argv[1:]\n{body}")
     path.chmod(0o755)
     return str(path)
@@ -167,6 +167,27 @@ def test_it_is_looked_for_on_the_path(tmp_path: Path, monkeypatch: pytest.Monkey
     assert ncu.find() is None
     assert ncu.find() != stand_in(tmp_path, "")
     assert ncu.find() == str(tmp_path / "ncu")
+
+
+@pytest.mark.parametrize("tool", list(nsight_reports.REPORTS))
+def test_a_report_is_written_by_the_tool(tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    file = tmp_path / "eager.report"
+    with pytest.raises(ncu.NotCounted, match=f"no {tool} on PATH"):
+        nsight_reports.write(tool, file, None, REQUEST)
+    body = f"""
+assert args[-4:-1] == [{sys.executable!r}, {ISOLATED!r}, "attnbench.worker.ncu_launch"]
+assert json.loads(args[-1]) == json.loads({json.dumps(json.dumps(REQUEST))})
+named = [b for a, b in zip(args, args[1:]) if a in ("--export", "--output")]
+open(named[0], "w").write("a report")
+"""
+    stand_in(tmp_path, body, tool)
+    nsight_reports.write(tool, file, None, REQUEST)
+    assert file.read_text() == "a report"
+    stand_in(tmp_path, 'print("==ERROR== ERR_NVGPUCTRPERM - no permission")', tool)
+    file.unlink()
+    with pytest.raises(ncu.NotCounted, match="only root"):
+        nsight_reports.write(tool, file, None, REQUEST)
 
 
 def test_one_launch_lies_between_start_and_stop(monkeypatch: pytest.MonkeyPatch) -> None:

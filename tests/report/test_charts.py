@@ -136,6 +136,19 @@ def test_the_roof_is_the_datasheets_and_the_one_measured() -> None:
     assert ridge == pytest.approx(200)
 
 
+@pytest.mark.parametrize(("headdim", "direction", "tflops"), [(64, "fwd", 1024), (128, "fwd", 2048), (64, "bwd", 2560)])
+def test_the_exponentials_of_the_softmax_are_a_roof(headdim: int, direction: str, tflops: float) -> None:
+    """One exponential a pair and head, beside 4 headdim FLOPs forward and 10 backward, at any length and mask."""
+    shapes = [case(n, headdim=headdim, direction=direction, causal=c) for n in (1024, 4096) for c in (False, True)]
+    ceilings = measurements(ceiling_exp=4e12)
+    records = [ok(which, "triton", 400) for which in shapes]
+    found = charts(cells([run([replace(r, measurements={**r.measurements, **ceilings}) for r in records])]))
+    ends = [(line["x"], line["y"]) for line in found.lines if line.get("which") == "exp"]
+    assert [y for _, y in ends] == [pytest.approx(tflops)] * 2
+    intensities = [row["intensity"] for row in found.rows]
+    assert ends[0][0] < min(intensities) < max(intensities) < ends[1][0]
+
+
 def test_backends_keep_colour_and_shape_whoever_is_beside_them() -> None:
     alone, among = (
         palette.backend_marks(["triton"]),

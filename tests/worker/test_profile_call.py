@@ -23,6 +23,7 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.json import from_json
 from attnbench.core.machine import Device
 from attnbench.worker import flame_graph, profile_call
+from attnbench.worker.instruments import TimedLaunch
 from attnbench.worker.measure.cupti import TracedCall, Untraceable
 from attnbench.worker.measure.profiler_session import Activity
 from attnbench.worker.serve import Worker
@@ -245,3 +246,17 @@ def test_each_missing_part_is_one_note(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     found, notes = gpu(monkeypatch, None)
     assert (found.keys(), notes) == ({"host"}, [])  # trace_launch has a note on it
+
+
+def test_a_call_that_no_graph_can_hold_has_a_note() -> None:
+    def refused(*_: Any) -> list[float]:
+        raise Unsupported("--timer graph: it cannot be captured in a CUDA graph: operation not permitted")
+
+    notes: list[str] = []
+    timed = TimedLaunch(lambda: None, lambda _: [], 0, 0)
+    can: Any = SimpleNamespace(in_graph=lambda *_: [9e-4])
+    cannot: Any = SimpleNamespace(in_graph=refused)
+    assert profile_call._in_graph(can, timed, 1e-3, notes) == [9e-4]
+    assert notes == []
+    assert profile_call._in_graph(cannot, timed, 1e-3, notes) == ()
+    assert notes == ["not timed in a CUDA graph: it cannot be captured in a CUDA graph: operation not permitted"]

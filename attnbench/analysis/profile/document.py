@@ -8,6 +8,7 @@ from typing import Any
 from attnbench.analysis.profile.bounds import sentence
 from attnbench.analysis.profile.counters import COUNTERS, longest
 from attnbench.analysis.profile.figures import figures, sentences
+from attnbench.analysis.profile.nsight_reports import REPORTS
 from attnbench.analysis.profile.profile import Outcome, Profile
 from attnbench.analysis.profile.side_by_side import difference, side_by_side
 from attnbench.analysis.profile.timeline import (
@@ -37,7 +38,9 @@ from attnbench.report.document import (
 from attnbench.results import case_names
 
 KEPT_NAMES = {"trace": "Trace", "flame": "Flame graph of the host's work"}
-OPENED = {"trace": "at https://ui.perfetto.dev", "flame": "in a browser"}
+KEPT_NAMES |= {tool: report.what for tool, report in REPORTS.items()}
+OPENED = {"trace": "at https://ui.perfetto.dev.", "flame": "in a browser."}
+OPENED |= {tool: f"with: {report.opened} {{path}}" for tool, report in REPORTS.items()}
 MOST_KERNELS = 4  # in the table of counters
 
 
@@ -64,7 +67,7 @@ def document(outcome: Outcome) -> Document:
         reasons=tuple(Reason("WRONG", p.backend, p.wrong) for p in profiles if p.wrong),
         cautions=(*refused, *(_waits(p) for p in profiles if p.host.waits), *map(Caution, missing)),
         facts=tuple(
-            Caution(f"{KEPT_NAMES[kind]} of {p.backend}: {path}", todo=f"Open it {OPENED[kind]}.")
+            Caution(f"{KEPT_NAMES[kind]} of {p.backend}: {path}", todo=f"Open it {OPENED[kind].format(path=path)}")
             for p in profiles
             for kind, path in p.kept.items()
         ),

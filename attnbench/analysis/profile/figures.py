@@ -13,6 +13,7 @@ from attnbench.core.text import count
 
 Figure = tuple[str, str, str]  # label, value, what it means
 LEAST_OVERHEAD = 0.01  # of tracing, as a share of the latency; less is noise
+LEAST_GAIN = 0.02  # of a CUDA graph, as a share of the latency
 STANDARD = ("eager", "sdpa-math")  # attention that writes its scores to memory
 TIMERS = {"events": "CUDA events", "cupti": "CUPTI spans", "perf_counter": "perf_counter"}
 
@@ -49,6 +50,9 @@ def figures(profile: Profile, roofline: Roofline | None) -> Iterator[Figure]:
         slower = host > profile.latency
         meaning = "slower than the GPU, so calls in a row wait for it" if slower else "less than the GPU's time: hidden"
         yield "CPU launch", duration(host), f"of the host for one call; {meaning}"
+    if profile.in_graph:
+        in_graph = stats.median(profile.in_graph)
+        yield "in a CUDA graph", duration(in_graph), _against(in_graph / profile.latency)
     yield from _host(profile.host)
     yield "first call", duration(profile.first_call), "preparing and compiling included"
     if roofline:
@@ -56,6 +60,15 @@ def figures(profile: Profile, roofline: Roofline | None) -> Iterator[Figure]:
     yield "peak memory", size(profile.memory_peak), "that one call adds, of torch's allocator"
     if profile.traffic:
         yield from _traffic(profile, profile.traffic, roofline)
+
+
+def _against(ratio: float) -> str:
+    """Return what a call in a CUDA graph takes of the time of one that the host launches, in words."""
+    if abs(ratio - 1) < LEAST_GAIN:
+        return "of one call, captured; as long as launched by the host"
+    return (
+        f"of one call, captured; {percent(abs(1 - ratio))} {'less' if ratio < 1 else 'more'} than launched by the host"
+    )
 
 
 def _host(host: HostWork) -> Iterator[Figure]:

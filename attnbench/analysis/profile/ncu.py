@@ -120,25 +120,31 @@ def run(ncu: str, python: str | None, request: Mapping[str, Any], metrics: Seque
     """Return what ncu says and writes where it counts `metrics` of one call. Raises NotCounted where it hangs."""
     with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
         log = Path(folder) / "ncu.csv"
-        with subprocess.Popen(
-            command(ncu, log, python, request, metrics),
-            env={**child_environment(), "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        ) as process:
-            try:
-                said, _ = process.communicate(timeout=TIMEOUT)
-            except subprocess.TimeoutExpired:
-                raise NotCounted(f"ncu was not done within {TIMEOUT:.0f} s") from None
-            finally:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        said = execute(command(ncu, log, python, request, metrics))
         text = log.read_text(errors="replace") if log.exists() else ""
     return f"{text}\n{said}"
+
+
+def execute(command: Sequence[str]) -> str:
+    """Return what a profiler of NVIDIA's says while it runs. Raises NotCounted where it hangs; nothing stays behind."""
+    with subprocess.Popen(
+        command,
+        env={**child_environment(), "LC_ALL": "C"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise NotCounted(f"{Path(command[0]).name} was not done within {TIMEOUT:.0f} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return said
 
 
 def kernels(text: str) -> list[Kernel]:
@@ -149,7 +155,7 @@ def kernels(text: str) -> list[Kernel]:
     lines = text.splitlines()
     header = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if header is None:
-        raise NotCounted(_why_no_figures(lines))
+        raise NotCounted(why_no_figures(lines))
     names: dict[str, str] = {}
     metrics: dict[str, dict[str, tuple[str, str]]] = {}
     for row in csv.DictReader(line for line in lines[header:] if line.startswith('"')):
@@ -192,11 +198,12 @@ def _bytes(value: str, unit: str) -> float:
     return found
 
 
-def _why_no_figures(lines: list[str]) -> str:
+def why_no_figures(lines: Sequence[str], tool: str = "ncu") -> str:
+    """Return the reason in a profiler's lines for which it gave nothing, with what to do where that is known."""
     for line in lines:
         for message, reason in REFUSALS.items():
             if message in line:
                 return reason
     errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
     said = errors or [line.strip() for line in lines if line.strip() and not line.startswith("==")]
-    return f"ncu gave no figures; it says: {' '.join(said[-1].split())[:300]}" if said else "ncu said nothing"
+    return f"{tool} gave no figures; it says: {' '.join(said[-1].split())[:300]}" if said else f"{tool} said nothing"

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from attnbench.analysis.profile import counters as unit_counters
-from attnbench.analysis.profile import ncu
+from attnbench.analysis.profile import ncu, nsight_reports
 from attnbench.core import gpus, stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
@@ -40,7 +41,10 @@ DEFAULTS = parse_suite(
     "profile",
 )
 CPU_NOTE = "launch overhead, gaps between kernels, HBM traffic and counters: on a GPU only; operators stand for kernels"
-KEPT = {"trace": "trace.json", "flame": "flame.html"}  # what --keep has a worker write: a Chrome trace, a flame graph
+# what --keep writes, by its ending: a worker a Chrome trace and a flame graph, NVIDIA's tools their reports
+KEPT = {"trace": "trace.json", "flame": "flame.html"} | {
+    tool: report.suffix for tool, report in nsight_reports.REPORTS.items()
+}
 FORECASTS = 20  # a profile may last this many times what the plan expects of a measured cell
 
 
@@ -91,6 +95,7 @@ class Profile:
     limits: tuple[str, ...] = ()
     host_bound: bool = False
     enqueue: tuple[float, ...] = ()  # what the host takes to launch one call
+    in_graph: tuple[float, ...] = ()  # of calls in a CUDA graph
     host: HostWork = HostWork()
     what: str = "kernels"  # what `activities` are: "kernels" or "operators"
     activities: tuple[Activity, ...] = ()
@@ -141,9 +146,10 @@ def profile(
 ) -> Outcome:
     """Profile the case that was asked for on each backend; `say` is told what goes on.
 
-    keep: the folder for a Chrome trace and a flame graph of each. traffic: whether to count the HBM traffic too, by
-    ncu, where that is installed. counters: whether to read the other counters by it. pythons: NAME=PATH, the
-    interpreters of backends. Raises UserError, before anything starts where it can, for what a person can mend.
+    keep: the folder for a Chrome trace, a flame graph and an nsys-rep of each. traffic: whether to count the HBM
+    traffic too, by ncu, where that is installed. counters: whether to read the other counters by it, and with `keep` to
+    write an ncu-rep. pythons: NAME=PATH, the interpreters of backends. Raises UserError, before anything starts where
+    it can, for what a person can mend.
     """
     device = parse_device(device)
     if not settings.backends:
@@ -169,6 +175,10 @@ def profile(
             for add, is_wanted in ((add_traffic, traffic), (add_counters, counters)):
                 if is_wanted and profiles:
                     profiles, problems = add(profiles, pool, case, here, say)
+                    notes += problems
+            for tool in nsight_reports.REPORTS:
+                if files and profiles and (counters or tool != "ncu"):
+                    profiles, problems = add_report(tool, profiles, pool, case, here, files, say)
                     notes += problems
     return Outcome(environment, case, roofline(case, here, profiles), tuple(profiles), refused, notes)
 
@@ -237,7 +247,8 @@ def profile_backends(
             refused[name] = job.skip
             continue
         say(f"profiling {name}")
-        keep = {kind: str(path) for kind, path in files.get(name, {}).items()}
+        by_worker = {kind: path for kind, path in files.get(name, {}).items() if kind not in nsight_reports.REPORTS}
+        keep = {kind: str(path) for kind, path in by_worker.items()}
         for path in files.get(name, {}).values():
             path.unlink(missing_ok=True)  # an earlier profile's
         request = {"op": "profile", "device": to_json(device), "case": to_json(case)}
@@ -270,6 +281,26 @@ def add_traffic(
     return _by_ncu("HBM traffic", count, profiles, pool, case, device)
 
 
+def add_report(
+    tool: str,
+    profiles: Sequence[Profile],
+    pool: WorkerPool,
+    case: Case,
+    device: Device,
+    files: Mapping[str, Mapping[str, Path]],
+    say: Callable[[str], Any],
+) -> tuple[list[Profile], tuple[str, ...]]:
+    """Return the profiles with the report that a tool of NVIDIA's wrote of each, and notes on why it did not."""
+
+    def write(one: Profile, request: Mapping[str, Any]) -> Profile:
+        path = files[one.backend][tool]
+        say(f"writing {path.name}")
+        nsight_reports.write(tool, path, pool.interpreters.get(one.backend), request)
+        return replace(one, kept={**one.kept, tool: str(path)})
+
+    return _for_each(nsight_reports.REPORTS[tool].suffix, write, profiles, pool, case, device)
+
+
 def add_counters(
     profiles: Sequence[Profile], pool: WorkerPool, case: Case, device: Device, say: Callable[[str], Any]
 ) -> tuple[list[Profile], tuple[str, ...]]:
@@ -290,20 +321,32 @@ def _by_ncu(
     case: Case,
     device: Device,
 ) -> tuple[list[Profile], tuple[str, ...]]:
+    """Return the profiles with what `count` adds to each by ncu, and notes on why it does not."""
+    tool = ncu.find()
+    if tool is None:
+        return list(profiles), (f"{what}: {ncu.MISSING}",)
+    return _for_each(what, partial(count, tool), profiles, pool, case, device)
+
+
+def _for_each(
+    what: str,
+    count: Callable[[Profile, Mapping[str, Any]], Profile],
+    profiles: Sequence[Profile],
+    pool: WorkerPool,
+    case: Case,
+    device: Device,
+) -> tuple[list[Profile], tuple[str, ...]]:
     """Return the profiles with what `count` adds to each, and notes on why it does not.
 
     What hinders one backend mostly hinders all, and is said once.
     """
-    tool = ncu.find()
-    if tool is None:
-        return list(profiles), (f"{what}: {ncu.MISSING}",)
     counted: list[Profile] = []
     problems: dict[str, str] = {}  # reason -> the first backend that it hindered
     for one in profiles:
         name = one.backend
         try:
             request = {"name": name, "spec": pool.specs[name], "case": to_json(case), "device": to_json(device)}
-            counted.append(count(tool, one, request))
+            counted.append(count(one, request))
         except ncu.NotCounted as error:
             problems.setdefault(str(error), name)
             counted.append(one)

@@ -42,6 +42,7 @@ QUANTITIES = (
     ),
     Quantity("gaps between kernels", "the gaps between its kernels", _gaps, duration),
     Quantity("CPU launch", "the time of the host", lambda p: stats.median(p.enqueue) if p.enqueue else None, duration),
+    Quantity("in a CUDA graph", "", lambda p: stats.median(p.in_graph) if p.in_graph else None, duration),
     Quantity("host operators", "the operators on the host", lambda p: p.host.operators or None, lambda n: f"{n:.0f}"),
     Quantity("waits in the call", "the waits for a result", lambda p: sum(p.host.waits.values()), lambda n: f"{n:.0f}"),
     Quantity("allocations", "the allocations", lambda p: p.host.allocations or None, lambda n: f"{n:.0f}"),

@@ -17,12 +17,11 @@ from typing import Any, TypeVar
 
 from attnbench.core import stats
 from attnbench.core.case import Case
-from attnbench.core.flops import Convention, ideal_bytes
+from attnbench.core.flops import Convention, exps, ideal_bytes
 from attnbench.core.sizes import format_size
 from attnbench.core.text import one_line
 from attnbench.results import case_names, metrics
 from attnbench.results.cells import Cell
-from attnbench.results.rows import Rates
 
 Row = dict[str, Any]
 Key = TypeVar("Key")
@@ -111,13 +110,13 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
             best = {"best": fastest[length].get(id(cell)), "near": titles["shape"] if length in near else None}
             rows.append(titles | best | _row(cell, slot, eager.get((cell.device, cell.case))))
     common = [part(cells[0]) for name, part in _TITLE_PARTS.items() if name not in title_parts] if cells else []
-    rates = {_title(c, roof_parts): c.rates for c in cells}
+    by_roof = _grouped(cells, lambda c: _title(c, roof_parts))
     return Charts(
         backends=tuple(sorted({c.backend_name for c in cells}, key=case_names.backend_rank)),
         panels=tuple(panels),
         common=", ".join(filter(None, common)),
         rows=tuple(rows),
-        lines=(*_roofs(rates, rows), *_slopes(panels, rows)),
+        lines=(*_roofs(by_roof, rows), *_slopes(panels, rows)),
         convention=cells[0].source.convention if cells else "exact",
         note=note,
     )
@@ -220,10 +219,19 @@ def _relative_samples(cell: Cell) -> list[float]:
     return [v / middle - 1 for samples in rounds if samples and (middle := stats.median(samples)) for v in samples]
 
 
-def _roofs(rates: Mapping[str, Rates], rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield the three corners of each roof over the intensities that occur: by the datasheet, and as measured."""
-    for roof, known in rates.items():
+def _roofs(by_roof: Mapping[str, Sequence[Cell]], rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield the three corners of each roof over the intensities that occur: by the datasheet, and as measured.
+
+    And the two ends of what the exponentials of the softmax allow, where their rate was measured.
+    """
+    for roof, cells in by_roof.items():
+        known = cells[-1].rates
         found = [row["intensity"] for row in rows if row["roof"] == roof and row["intensity"]]
+        exact = next((c for c in cells if c.is_exact and not c.case.step), None)
+        if found and known.exp and exact:
+            y = known.exp * exact.flops / exps(exact.case) / 1e12
+            for x in (min(found) / 2, max(found) * 2):
+                yield {"kind": "roof", "roof": roof, "which": "exp", "x": _seven_digits(x), "y": _seven_digits(y)}
         limits = {"datasheet": (known.peak, known.bandwidth), "measured": (known.ceiling, known.copy)}
         for which, (peak, bandwidth) in limits.items() if found else ():
             if peak and bandwidth:

@@ -143,7 +143,8 @@ FIGURES: tuple[VegaFigure, ...] = (
         "roofline",
         "Roofline",
         "Throughput over arithmetic intensity, with a line for each backend and mask. The solid roof is the "
-        "datasheet's; the dashed one is what a large matmul and a large copy reached in the same run.",
+        "datasheet's; the dashed one is what a large matmul and a large copy reached in the same run; the dotted line "
+        "is what the exponentials of the softmax allow, at the rate of a kernel that computes nothing else.",
         y_axis("tflops", "TFLOP/s", {**LOG, "nice": False, "padding": 12}, values=list(LOG_TICKS), format="~s"),
         panel="roof",
         lines="roof",

@@ -264,7 +264,7 @@ def _roofline(figure: VegaFigure, style: _PanelStyle) -> Sequence[Spec]:
         "axis": {"values": list(LOG_TICKS), "format": "~s"},
         "title": "arithmetic intensity, FLOP/byte",
     }
-    dashes = {"domain": ["datasheet", "measured"], "range": [[1, 0], [5, 4]]}
+    dashes = {"domain": ["datasheet", "measured", "exp"], "range": [[1, 0], [5, 4], [1, 3]]}
     dash = {"field": "which", "type": "nominal", "legend": None, "scale": dashes}
     roof = {"type": "line", "stroke": color("ink"), "strokeWidth": 1.25}
     along = {"x": {**x, "field": "x"}, "y": {**figure.y, "field": "y"}, "strokeDash": dash}

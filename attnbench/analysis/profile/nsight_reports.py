@@ -1,0 +1,65 @@
+"""Reports for NVIDIA's own tools: all that ncu reads of each kernel (ncu-rep), the host beside the GPU (nsys-rep).
+
+Both are of worker/ncu_launch.py, which starts and stops the tools by CUDA's profiler calls. The kernels of the call lie
+between two of torch's spin kernels. Options are those of Nsight Compute 2025.3 and Nsight Systems 2025.3.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnbench.analysis.profile import ncu
+from attnbench.run.process import isolated_command
+
+
+@dataclass(frozen=True)
+class Report:
+    """A tool, and how it is told to write its report to a file."""
+
+    suffix: str
+    what: str
+    missing: str  # why there is none where the tool is not on PATH
+    opened: str  # the program that shows it
+    options: Callable[[Path], Sequence[str]]
+
+
+def _ncu_options(file: Path) -> Sequence[str]:
+    left_alone = ("--cache-control", "none", "--clock-control", "none")  # as in ncu.py
+    wanted = ("--set", "full", "--profile-from-start", "off", "--target-processes", "all")
+    return (*wanted, *left_alone, "--force-overwrite", "--export", str(file))
+
+
+def _nsys_options(file: Path) -> Sequence[str]:
+    wanted = ("--trace", "cuda,nvtx,osrt", "--capture-range", "cudaProfilerApi", "--capture-range-end", "stop")
+    return ("profile", *wanted, "--force-overwrite", "true", "--output", str(file))
+
+
+REPORTS: Mapping[str, Report] = {
+    "ncu": Report("ncu-rep", "Nsight Compute's report", ncu.MISSING, "ncu-ui", _ncu_options),
+    "nsys": Report(
+        "nsys-rep",
+        "Nsight Systems' report",
+        "no nsys on PATH; it comes with NVIDIA Nsight Systems",
+        "nsys-ui",
+        _nsys_options,
+    ),
+}
+
+
+def write(tool: str, file: Path, python: str | None, request: Mapping[str, Any]) -> None:
+    """Have the tool of that name in REPORTS write its report of one call. Raises ncu.NotCounted where it does not.
+
+    `request` is that of worker/ncu_launch.py, which runs in the interpreter `python`.
+    """
+    program = shutil.which(tool)
+    if program is None:
+        raise ncu.NotCounted(REPORTS[tool].missing)
+    launch = isolated_command("attnbench.worker.ncu_launch", json.dumps(request), python=python)
+    said = ncu.execute([program, *REPORTS[tool].options(file), *launch])
+    if not file.exists():
+        raise ncu.NotCounted(ncu.why_no_figures(said.splitlines(), tool))
