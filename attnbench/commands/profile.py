@@ -118,7 +118,7 @@ def profile(
             "--counters/--no-counters",
             metavar="",
             show_default=False,
-            help="How busy each unit was in each kernel, and what bounds it (Nsight Compute; half a minute a backend).",
+            help="How busy each unit was in each kernel, and what bounds it (Nsight Compute; half a minute).",
         ),
     ] = False,
     python: Annotated[
