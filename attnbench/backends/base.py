@@ -35,6 +35,7 @@ class BackendBase:
     forward_kernels: ClassVar[str] = ""
     backward_kernels: ClassVar[str] = ""
     other_kernels: ClassVar[tuple[str, ...]] = ()
+    order: Order = "bshd"  # of the dimensions that it takes of a dense batch, as autograd_prepared has it
     efficiency = 0.4  # rough fraction of a matmul's rate, for the forecast of time only
     starts_compiler = False  # a first call may compile for minutes (nvcc); its jobs then have a longer timeout
     verified: ClassVar[tuple[str, ...]] = ()  # hardware and versions on which its results were right

@@ -78,6 +78,8 @@ FLASH = ', kernel_options={"BACKEND": "FLASH"}{options}'
 class Compiled(BackendBase):
     """A backend that torch.compile compiles."""
 
+    order = "bhsd"
+
     _last: Case | None = None
 
     def probe(self) -> Probe:
@@ -169,7 +171,7 @@ class Flex(Compiled):
             case,
             inputs,
             attention,
-            "bhsd",
+            self.order,
             strided=True,
             plan=plan if case.is_ragged or case.mask else None,
             pairs=functools.partial(pairs_of_blocks, options["block_mask"]) if case.mask else None,
@@ -294,7 +296,7 @@ class Compile(Compiled):
             out: Tensor = attention(rows, keys, values, seen, empty_rows, case.softmax_scale, case.softcap)
             return out.view(s.batch, s.nheads, s.seqlen_q, s.headdim_v)
 
-        return autograd_prepared(case, inputs, call, "bhsd", strided=True, **mask_plan(case, inputs.q.device))
+        return autograd_prepared(case, inputs, call, self.order, strided=True, **mask_plan(case, inputs.q.device))
 
 
 def eager(

@@ -67,6 +67,7 @@ def eager_signature(case: Case, device: Device) -> Signature:
 
 class Eager(BackendBase):
     name = "eager"
+    order = "bhsd"
     paste = eager_paste()
     efficiency = 0.5
     verified: ClassVar = ("NVIDIA H200, torch 2.11", "x86 CPU, torch 2.13")
@@ -105,7 +106,7 @@ class Eager(BackendBase):
         if case.is_ragged:
             return autograd_prepared(case, inputs, _packed_attention(case, inputs.q.device), "thd", strided=True)
         attention = _attention(case, inputs.q.device)
-        return autograd_prepared(case, inputs, attention, "bhsd", strided=True, **mask_plan(case, inputs.q.device))
+        return autograd_prepared(case, inputs, attention, self.order, strided=True, **mask_plan(case, inputs.q.device))
 
 
 def _prepare_paged(case: Case, inputs: Inputs) -> Prepared:

@@ -41,6 +41,7 @@ def _projection(projected: int, seqlen_k: int, device: torch.device) -> Tensor:
 
 class Linformer(Approximate):
     name = "linformer"
+    order = "bhsd"
     what = f"softmax over random projections of the keys, as many as {KEPT}"
 
     def unsupported(self, case: Case, device: Device) -> str | None:
@@ -67,4 +68,4 @@ class Linformer(Approximate):
             out = scaled_dot_product_attention(rows, every @ k, every @ v, scale=case.softmax_scale)
             return out.reshape(*q.shape[:3], s.headdim_v)
 
-        return autograd_prepared(case, inputs, call, "bhsd", strided=True)
+        return autograd_prepared(case, inputs, call, self.order, strided=True)

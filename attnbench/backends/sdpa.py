@@ -86,6 +86,7 @@ class Sdpa(BackendBase):
     """SDPA with one backend forced, or with the one that torch chooses."""
 
     switch = ""  # torch's name of the backend; "" where torch chooses
+    order = "bhsd"
     limits: ClassVar[Limits] = TORCH_LIMITS
     cpu_limits: ClassVar[Limits | None] = None  # where its kernel on a CPU has other limits
 
@@ -134,7 +135,7 @@ class Sdpa(BackendBase):
 
         if case.is_ragged:
             return nested_prepared(case, inputs, attention)
-        return autograd_prepared(case, inputs, attention, "bhsd", strided=True, **mask_plan(case, inputs.q.device))
+        return autograd_prepared(case, inputs, attention, self.order, strided=True, **mask_plan(case, inputs.q.device))
 
     def _objections(self, inputs: Inputs, options: dict[str, Any]) -> list[str]:
         """Return what torch's own check of a fused CUDA kernel objects to.

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends import BACKENDS, load
-from attnbench.backends.base import BackendBase, Order, autograd_prepared
+from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.core import split_sequence
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace
 from attnbench.core.case import Case
@@ -108,8 +108,6 @@ class RingAttention(SeveralDevices):
 
     A causal sequence lies in head-tail order, which balances the work; one that is not causal in contiguous parts.
     """
-
-    order: Order = "bshd"  # of the dimensions that `attention` takes
 
     def on_each(self, case: Case) -> Case:
         return case if case.ranks == 1 else split_sequence.part_of(case)

@@ -35,6 +35,7 @@ def sinks_and_window(case: Case) -> tuple[int, int]:
 
 class Streaming(Approximate):
     name = "streaming"
+    order = "bhsd"
     what = f"causal attention to the first {SINKS} keys and the last ones, together {KEPT}"
 
     def unsupported(self, case: Case, device: Device) -> str | None:
@@ -72,4 +73,4 @@ class Streaming(Approximate):
             by_head: Tensor = out.unflatten(2, (group, block)).transpose(1, 2).flatten(2, 3)[:, :, : s.seqlen_q]
             return by_head.reshape(s.batch, s.nheads, s.seqlen_q, s.headdim_v)
 
-        return autograd_prepared(case, inputs, call, "bhsd", strided=True)
+        return autograd_prepared(case, inputs, call, self.order, strided=True)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from attnbench import backends
+from attnbench.backends.function import Function
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
 from attnbench.core.policy import Policy
 from attnbench.core.record import NO_ROOM_TO_CHECK
-from attnbench.worker import fit_cell
+from attnbench.worker import fit_cell, inputs
 from attnbench.worker.measure.memory import CpuMemory
 from attnbench.worker.reference import in_parts, tolerance
 
@@ -49,6 +52,13 @@ class Spoiled:
         return Prepared(launch, prepared.canonical)
 
 
+def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
+    swapped = (t.transpose(1, 2) for t in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(*swapped, is_causal=causal, scale=softmax_scale).transpose(
+        1, 2
+    )
+
+
 def fit(spoil: Callable[[Inputs, Mapping[str, Any]], None], direction: Any = "fwd") -> dict[str, Any]:
     case = Case(SHAPE, "fp32", direction, causal=True)
     return fit_cell.fit(Host(), Spoiled(spoil), case, Policy(), None)  # type: ignore[arg-type]
@@ -63,6 +73,38 @@ def test_a_right_call_has_its_memory_and_seconds(direction: str) -> None:
     assert measured["memory_inputs"] == tensors * 640 * 2 * 64 * 4
     assert measured["memory_peak"] > 640 * 640 * 2 * 4  # the scores
     assert 0 < measured["call"] < 10
+
+
+@pytest.mark.parametrize("backend", ["sdpa-math", "eager", "mine"])
+@pytest.mark.parametrize("direction", ["fwd", "fwd_bwd"])
+def test_no_input_is_there_twice(backend: str, direction: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither copied by `prepare` into the order that the backend takes, nor kept from before it was laid out so."""
+    made: list[weakref.ref[Tensor]] = []
+
+    usual = inputs.make
+
+    def make(*asked: Any) -> Inputs:
+        given = usual(*asked)
+        made.extend(weakref.ref(t) for t in given.values.values())
+        return given
+
+    monkeypatch.setattr(fit_cell.inputs, "make", make)
+    real = backends.load(backend, backends.BACKENDS[backend]) if backend in backends.BACKENDS else Function("f", attend)
+    seen: list[bool] = []
+
+    class Watched:
+        name, order = "watched", getattr(real, "order", "bshd")
+
+        def prepare(self, case: Case, given: Inputs) -> Prepared:
+            assert self.order == "bshd" or not any(ref() is not None for ref in made)
+            prepared = real.prepare(case, given)
+            seen.extend(t.data_ptr() == given.values[name].data_ptr() for name, t in prepared.reads.items())
+            return prepared
+
+    case = Case(Shape(2, 64, 64, 2, 2, 16, 16), "fp32", direction, causal=True)
+    found = fit_cell.fit(Host(), Watched(), case, Policy(), None)  # type: ignore[arg-type]
+    assert found["status"] == "ok"
+    assert seen == [True] * (3 if direction == "fwd" else 4)
 
 
 def test_a_wrong_end_of_a_result_is_found() -> None:
