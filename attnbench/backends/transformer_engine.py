@@ -17,6 +17,7 @@ fp8 is not here: see docs/backends.md.
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import functools
 import importlib
@@ -160,6 +161,8 @@ class TransformerEngine(Library):
                 if "No dot product attention backend" not in str(error):
                     raise
                 raise Unsupported(_refusal(lambda: attend(*given))) from None
+            if case.direction == "bwd":
+                _keep_for_each_backward(out)
             return out.view(*q.shape[:-1], s.headdim_v)
 
         return autograd_prepared(case, inputs, call, "thd" if case.is_ragged else "bshd", strided=True, plan=plan)
@@ -202,6 +205,27 @@ class Flash(TransformerEngine):
             reason = "it finds no flash-attn that it takes (2.1.1 to 2.8.3, 3 or 4)"
             return Probe(reason=reason, install="pip install 'flash-attn>=2.6,<2.8.4' --no-build-isolation")
         return Probe(version=f"{found.version}, flash-attn {' and '.join(there)}")
+
+
+def _keep_for_each_backward(out: Tensor) -> None:
+    """Let FusedAttention's backward run as often as it is asked for over one graph.
+
+    It drops what it keeps beside the saved tensors when it runs (2.20: FusedAttnFunc), also with retain_graph, so a
+    second one fails. That is put back before each.
+    """
+    kept = ("backward_objects", "tensor_objects")
+    node = out.grad_fn
+    while node is not None and not hasattr(node, kept[0]):  # views of its result come first
+        node = next((before for before, _ in node.next_functions if before is not None), None)
+    if node is None:
+        return
+    objects = {name: getattr(node, name) for name in kept if hasattr(node, name)}
+
+    def put_back(_: Tensor) -> None:
+        for name, value in objects.items():
+            setattr(node, name, copy.copy(value))
+
+    out.register_hook(put_back)
 
 
 def _causal(case: Case) -> bool:

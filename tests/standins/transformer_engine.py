@@ -91,7 +91,7 @@ class DotProductAttention(torch.nn.Module):
         self.alibi = core_attention_bias_type == "alibi"
         assert self.training == (query_layer.requires_grad or self.dropout > 0)
         if self.format == "bshd":
-            return self._attend(*given)
+            return _fused(self._attend(*given))
         assert {t.ndim for t in given} == {3}, "Queries, keys and values must be 3D tensors when qkv_format = thd!"
         assert cu_seqlens_q is not None
         assert cu_seqlens_kv is not None
@@ -102,7 +102,7 @@ class DotProductAttention(torch.nn.Module):
         lengths = [t.diff().tolist() for t in (cu_seqlens_q, cu_seqlens_kv, cu_seqlens_kv)]
         assert (max(lengths[0]), max(lengths[1])) == (max_seqlen_q, max_seqlen_kv)
         parts = zip(*(t.split(of) for t, of in zip(given, lengths, strict=True)), strict=True)
-        return torch.cat([self._attend(*(t.unsqueeze(0) for t in part)).squeeze(0) for part in parts])
+        return _fused(torch.cat([self._attend(*(t.unsqueeze(0) for t in part)).squeeze(0) for part in parts]))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         band: dict[str, Any] = {"left": self.left, "right": self.right, "bottom_right": self.bottom_right}
@@ -115,6 +115,28 @@ class DotProductAttention(torch.nn.Module):
                 assert q.shape[1] == k.shape[1], "ALiBi is aligned top-left"
         out, _ = attend(q, k, v, scale=self.scale, dropout_p=self.dropout if self.training else 0.0, **band)
         return out.flatten(2)
+
+
+def _fused(out: Tensor) -> Tensor:
+    found: Tensor = FusedAttnFunc.apply(out) if os.environ.get("NVTE_FUSED_ATTN", "1") == "1" else out
+    return found
+
+
+class FusedAttnFunc(torch.autograd.Function):
+    """Drops what its backward needs when that has run, as the function of this name does."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor) -> Tensor:
+        ctx.backward_objects, ctx.tensor_objects = SimpleNamespace(grad_output=None), []
+        return out.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *dout: Tensor) -> Tensor:
+        (ctx.backward_objects.grad_output,) = dout
+        assert ctx.tensor_objects is not None
+        found: Tensor = ctx.backward_objects.grad_output
+        ctx.backward_objects = ctx.tensor_objects = None
+        return found
 
 
 def _slopes(heads: int) -> list[float]:
