@@ -76,6 +76,7 @@ def te_paste(*switched_off: str) -> Paste:
 
 class TransformerEngine(Library):
     name = "transformer-engine"
+    verified: ClassVar = ("NVIDIA H100, transformer-engine 2.20.2, forward",)
     paste = te_paste()
     efficiency = 0.65
     runtime_checker = "Transformer Engine"
@@ -172,6 +173,7 @@ class Fused(TransformerEngine):
     """Its FusedAttention, which is cuDNN."""
 
     name = "transformer-engine-fused"
+    verified: ClassVar = ("NVIDIA H100, transformer-engine 2.20.2, forward",)
     paste = te_paste("UNFUSED", "FLASH")
     switched_off: ClassVar = ("UNFUSED", "FLASH")
     forward_kernels = "cudnn.*fprop"
@@ -185,6 +187,7 @@ class Flash(TransformerEngine):
     limits: ClassVar = replace(TransformerEngine.limits, sink=False)
 
     name = "transformer-engine-flash"
+    verified: ClassVar = ("NVIDIA H100, transformer-engine 2.20.2, flash-attn 3",)
     paste = te_paste("UNFUSED", "FUSED")
     switched_off: ClassVar = ("UNFUSED", "FUSED")
     forward_kernels = FLASH_FORWARD

@@ -210,6 +210,7 @@ class Fa2(XFormers):
 
 class Fa3(XFormers):
     name = "xformers-fa3"
+    verified: ClassVar = ("NVIDIA H100, xformers 0.0.35, commit 0251105",)
     paste = xformers_paste("flash3")
     efficiency = 0.75
     operator = "flash3"

@@ -39,11 +39,12 @@ CASES = (
     (kernel(tensor=30, exp=88), ("bound by a unit",), "bound by exp"),
     (kernel(hbm=91, tensor=4), ("bound by a unit",), "HBM 91%, tensor cores 4% busy: bound by HBM"),
     (kernel(tensor=49, exp=50), ("takes turns",), "softmax is hardly overlapped"),
+    (kernel(tensor=49, exp=50, l2=81), ("takes turns",), "softmax is hardly overlapped"),  # they fill the time
     (kernel(tensor=62, exp=64, shared=41), ("overlaps",), "work at once in at least 26% of the time"),
     (kernel(tensor=67, exp=27, shared=77), (), NOT_TOLD),
     (kernel(hbm=87, l2=92), ("bound by a unit",), "L2 92%, HBM 87% busy: bound by HBM"),  # L2 passes on what HBM gives
     (kernel(tensor=97, shared=98), ("bound by a unit",), "bound by tensor cores"),  # wgmma reads shared memory
-    (kernel(tensor=76, shared=81), ("bound by a unit",), "bound by shared memory"),
+    (kernel(tensor=76, shared=81), ("bound by on-chip memory",), "bound by shared memory"),
     (kernel(tensor=70, exp=8), (), NOT_TOLD),
     (
         kernel({"long_scoreboard": 6.0, "wait": 2.0}, hbm=40, tensor=3),

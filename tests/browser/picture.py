@@ -1,6 +1,7 @@
-"""Take a picture of a page with charts, as README.md shows one: its first 1,280 x 1,425 pixels.
+"""Take a picture of a page, as README.md and docs/profiling.md show some.
 
-python tests/browser/picture.py PAGE.html PICTURE.png
+python tests/browser/picture.py PAGE.html PICTURE.png              its first 1,280 x 1,425 pixels
+python tests/browser/picture.py PAGE.html PICTURE.png '#roofline'  the elements of a CSS selector, from first to last
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ from pathlib import Path
 from chromium import Browser, installed, start
 
 WIDTH, HEIGHT = 1280, 1425
+BOX = """(() => {{
+  const boxes = [...document.querySelectorAll({selector!r})].map((e) => e.getBoundingClientRect());
+  const [top, bottom] = [Math.min(...boxes.map((b) => b.top)), Math.max(...boxes.map((b) => b.bottom))];
+  return [boxes[0].left, top + window.scrollY, boxes[0].width, bottom - top];
+}})()"""
 
 
-def main(page: Path, picture: Path) -> None:
-    """Open a page, wait until all of it is drawn, and write what the window shows as PNG."""
+def main(page: Path, picture: Path, selector: str | None = None) -> None:
+    """Open a page, wait until its charts are drawn if it has some, and write what it shows as PNG."""
     chromium, chromedriver = installed()
     if not chromium or not chromedriver:
         raise SystemExit("no Chromium: apt-get install chromium chromium-driver")
@@ -24,11 +30,18 @@ def main(page: Path, picture: Path) -> None:
         size = {"width": WIDTH, "height": HEIGHT}
         browser.cdp("Emulation.setDeviceMetricsOverride", **size, deviceScaleFactor=1, mobile=False)
         browser.cdp("Emulation.setScrollbarsHidden", hidden=True)
-        browser.open(page.resolve())
-        picture.write_bytes(base64.b64decode(browser.cdp("Page.captureScreenshot", format="png")["data"]))
+        if "<script" in page.read_text(encoding="utf-8"):
+            browser.open(page.resolve())
+        else:
+            browser.driver.get(page.resolve().as_uri())
+        wanted = {}
+        if selector is not None:
+            box = dict(zip(("x", "y", "width", "height"), browser.js(BOX.format(selector=selector)), strict=True))
+            wanted = {"clip": {**box, "scale": 1}, "captureBeyondViewport": True}
+        picture.write_bytes(base64.b64decode(browser.cdp("Page.captureScreenshot", format="png", **wanted)["data"]))
     finally:
         browser.driver.quit()
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:4])

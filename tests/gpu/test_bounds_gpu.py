@@ -30,7 +30,7 @@ FOUND = {  # in the order of TOGETHER: what is planted, the rule that finds it, 
     "exp": ("bound by a unit", "bound by exp"),
     "products": ("bound by a unit", "bound by tensor cores"),
     "multiplies": ("bound by a unit", "bound by FMA"),
-    "shares": ("bound by a unit", "bound by shared memory"),
+    "shares": ("bound by on-chip memory", "bound by shared memory"),
     "chases": ("waits", "warps wait for long scoreboard"),
     "tail": ("tail", "1.1 waves: the last leaves 44"),
 }

@@ -29,8 +29,10 @@ IDLE_TAIL = 0.1  # of the time of the kernel, in its last wave
 FEW_WAVES = 8  # beyond them the last one is under an eighth of the time
 NOT_TOLD = "what bounds it is not told by these counters"
 
-# of COUNTERS: shares of time that a unit is busy, those first that others serve
-UNIT_COUNTERS = ("tensor", "exp", "fma", "alu", "hbm", "shared", "l2")
+# of COUNTERS: shares of time that a unit is busy
+LIMITS = ("tensor", "exp", "fma", "alu", "hbm")
+ON_CHIP = ("shared", "l2")  # memory that serves those, and is busy while they are
+UNIT_COUNTERS = (*LIMITS, *ON_CHIP)
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,9 @@ def busiest(kernel: KernelCounters) -> str:
     return max(UNIT_COUNTERS, key=kernel.value)
 
 
-def limiting_unit(kernel: KernelCounters) -> str:
-    """Return the counter of the unit that is at its limit, "" where none is; of several the one that others serve."""
-    return next((name for name in UNIT_COUNTERS if kernel.value(name) >= HIGH), "")
+def limiting_unit(kernel: KernelCounters, among: Sequence[str]) -> str:
+    """Return the counter of the first of these units that is at its limit, "" where none is."""
+    return next((name for name in among if kernel.value(name) >= HIGH), "")
 
 
 def tensor_and_exp(kernel: KernelCounters) -> float:
@@ -100,8 +102,8 @@ UNITS = (
     ),
     Rule(
         "bound by a unit",
-        lambda k, _: bool(limiting_unit(k)),
-        lambda k, _: f"bound by {COUNTERS[limiting_unit(k)].label}",
+        lambda k, _: bool(limiting_unit(k, LIMITS)),
+        lambda k, _: f"bound by {COUNTERS[limiting_unit(k, LIMITS)].label}",
     ),
     Rule(
         "takes turns",
@@ -115,6 +117,11 @@ UNITS = (
             f"tensor cores and exp work at once in at least {percent(tensor_and_exp(k) - 1)} of the time; "
             "more overlap of softmax and products would make it faster"
         ),
+    ),
+    Rule(
+        "bound by on-chip memory",
+        lambda k, _: bool(limiting_unit(k, ON_CHIP)),
+        lambda k, _: f"bound by {COUNTERS[limiting_unit(k, ON_CHIP)].label}",
     ),
     Rule(
         "waits",
