@@ -95,6 +95,9 @@ class OneCase:
         bool | None, one("--latent/--no-latent", metavar="", help="MLA with absorbed weights, DeepSeek-V3's sizes.")
     ] = None
     softmax_scale: Annotated[str | None, one(metavar="NUMBER", help="1 / sqrt(headdim) by default.")] = None
+    ranks: Annotated[
+        str | None, one(metavar="N", help="Devices that split the sequence; the timeline is of the first.")
+    ] = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -107,7 +110,9 @@ class OneCase:
 def profile(
     *,
     case: OneCase,
-    device: Annotated[str, how("--device", metavar="DEVICE", help="auto, cuda:N or cpu.")] = "auto",
+    device: Annotated[
+        str, how("--device", metavar="DEVICE", help="auto, cuda:N or cpu; with --ranks cuda:0-3 too.")
+    ] = "auto",
     ncu: Annotated[
         bool,
         how("--ncu/--no-ncu", metavar="", show_default=False, help="HBM traffic by Nsight Compute (where on PATH)."),
@@ -139,6 +144,7 @@ def profile(
     attnbench profile -b triton --seqlen 8k --causal --keep traces/
     attnbench profile -b eager,sdpa-flash,triton --seqlen 4k --pass bwd
     attnbench profile -b sdpa-cudnn,triton --seqlen 16k --causal --counters
+    attnbench profile -b ring-allgather-cudnn,ulysses-sdpa-cudnn --ranks 2 --seqlen 64k --batch 1 --causal
     """
     wanted = output_to.wanted()
     from attnbench.analysis.profile import profile as profiles

@@ -8,10 +8,12 @@ parallel, torch/distributed/tensor/experimental/_context_parallel/_load_balancer
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from attnbench.core.case import Case
 
+COLLECTIVES = re.compile("nccl|gloo|c10d::", re.IGNORECASE)  # names of kernels and operators that move data alone
 Spans = tuple[tuple[int, int], ...]  # (first, one after the last) position of each part, in the order in memory
 
 

@@ -5,7 +5,7 @@ It runs in a worker, because the parent never loads torch or opens the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +53,12 @@ class DeviceProbe:
             if "refused" not in answer:
                 found.append(from_json(Environment, answer["environment"]).device)
         return tuple(found)
+
+    def peers(self, first: Device, ranks: int, named: Sequence[str] = ()) -> tuple[Device, ...]:
+        """Return the devices of the ranks after the first: those named, else the next ones, as many as are there."""
+        if ranks == 1 or first.kind != "cuda":
+            return ()
+        return self.describe_others(named or [f"cuda:{first.index + i}" for i in range(1, ranks)])[: ranks - 1]
 
     def measure_rates(self, known: Environment, dtypes: Iterable[str]) -> Environment:
         """Measure the rates of a matmul in each dtype and of a copy; return the environment with them, and close.

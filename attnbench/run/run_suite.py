@@ -250,10 +250,7 @@ def _peers(checked: _Checked, device_probe: DeviceProbe, first: Device) -> tuple
     ranks = max(case.ranks for resolved in checked.resolved for case in resolved.cases)
     if ranks == 1 and checked.others:
         raise UserError("--device: several devices are for --ranks; name one, or give --ranks 1,2")
-    if ranks == 1 or first.kind != "cuda":
-        return ()
-    following = [f"cuda:{first.index + i}" for i in range(1, ranks)]
-    return device_probe.describe_others(checked.others or following)[: ranks - 1]
+    return device_probe.peers(first, ranks, checked.others)
 
 
 def _cap_note(chosen: Resolved, jobs: Sequence[Job]) -> str | None:

@@ -228,10 +228,15 @@ class WorkerPool:
             worker.kill()
         return record if record.status in ("ok", "skipped") else replace(record, stderr=worker.stderr_tail())
 
-    def ask(self, name: str, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """Return the answer of a backend's worker to a request of worker/serve.py. Raises UserError with the reason."""
+    def ask(
+        self, name: str, request: Mapping[str, Any], timeout: float, *, ranks: int = 1, device: Device | None = None
+    ) -> dict[str, Any]:
+        """Return the answer of a backend's worker to a request of worker/serve.py. Raises UserError with the reason.
+
+        With several ranks it is that of the first, which has `device`.
+        """
         try:
-            answer = self._loaded((name, 1)).ask(request, timeout)
+            answer = self._loaded((name, ranks), device).ask(request, timeout)
         except (WorkerDied, WorkerHung) as error:
             raise UserError(f"{name}: {error or f'no answer within {timeout:.0f} s'}") from None
         if "error" in answer:

@@ -108,6 +108,7 @@ class Worker:
                 from attnbench.worker.profile_call import profile
 
                 assert self.backend is not None
+                self._place = request.get("place")
                 measurer, case = self.measurer(from_json(Device, request["device"])), from_json(Case, request["case"])
                 return {"profile": profile(measurer, self.backend, case, request["keep"])}
             case other:

@@ -70,7 +70,7 @@ def test_mistakes_are_said_before_anything_starts(
     def start(*_: Any) -> None:
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr(profile, "probe_device", start)
+    monkeypatch.setattr(profile, "DeviceProbe", start)
     with pytest.raises(UserError) as error:
         profile.profile(parse_options(options), lambda _: None, **more)
     assert said in str(error.value)
@@ -170,7 +170,7 @@ class FakePool(WorkerPool):
 
         return {name: [CaseSupport(reason="not here" if name == "refuses" else None)] for name in self.specs}
 
-    def ask(self, name: str, request: Any, timeout: float) -> dict[str, Any]:
+    def ask(self, name: str, request: Any, timeout: float, **_: Any) -> dict[str, Any]:
         assert request["op"] == "profile"
         if isinstance(self.answers[name], str):
             raise UserError(f"{name}: {self.answers[name]}")

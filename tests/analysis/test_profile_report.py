@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -113,6 +114,24 @@ def rendered(found: Outcome, width: int = 120, encoding: str = "utf-8") -> str:
 )  # fmt: skip
 def test_names_of_kernels(name: str, short: str) -> None:
     assert timeline.kernel_name(name) == short
+
+
+def test_communication_beside_computation_and_exposed() -> None:
+    """Of 30 us of NCCL 20 lie beside the attention kernel; the call takes a quarter longer than without."""
+    kernels = (
+        Activity("ncclDevKernel_AllGather", 0.0, 10e-6, 1),
+        Activity("flash_fwd", 10e-6, 50e-6),
+        Activity("ncclDevKernel_SendRecv", 20e-6, 40e-6, 1),
+    )
+    times = {"times": (50e-6,), "compute": (40e-6,), "spans": (), "traced": ()}
+    found = replace(TRITON, activities=kernels, length=50e-6, memory=(), traffic=None, **times)  # type: ignore[arg-type]
+    text = rendered(outcome(found), 200)
+    assert "communication  30.0 us  in 2 collectives of rank 0, 20.0 us of it beside computation" in squeezed(text)
+    assert "exposed  20%  of the latency" in squeezed(text)
+
+
+def squeezed(text: str) -> str:
+    return re.sub(" {2,}", "  ", text)
 
 
 def test_a_long_name_keeps_both_ends() -> None:

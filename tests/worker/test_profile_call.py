@@ -22,7 +22,7 @@ from attnbench.core.backend import Signature, Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.json import from_json
 from attnbench.core.machine import Device
-from attnbench.worker import flame_graph, profile_call
+from attnbench.worker import flame_graph, profile_call, timeline
 from attnbench.worker.instruments import TimedLaunch
 from attnbench.worker.measure.cupti import TracedCall, Untraceable
 from attnbench.worker.measure.profiler_session import Activity
@@ -110,7 +110,7 @@ def test_the_trace_has_chromes_format(measurer: Any, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     profiled(measurer, Eager(), case(), trace=str(path))
     events = json.loads(path.read_text())["traceEvents"]
-    assert {"aten::bmm", profile_call.RANGE, "[memory]"} <= {e.get("name") for e in events}
+    assert {"aten::bmm", timeline.RANGE, "[memory]"} <= {e.get("name") for e in events}
 
 
 def test_the_flame_graph_has_the_function_that_launches(measurer: Any, tmp_path: Path) -> None:
@@ -146,6 +146,7 @@ def event(name: str, start: int, end: int | None = None, *, device: str = "CPU",
         "is_user_annotation": False,
         "nbytes": 0,
         "start_thread_id": 1,
+        "device_resource_id": 7,
         **rest,
     }
     return SimpleNamespace(**{key: (lambda value=value: value) for key, value in values.items()})
@@ -166,7 +167,7 @@ def test_operators_are_the_outermost_and_wrappers_get_the_name_of_what_they_wrap
         event("aten::mul", 405, 500, start_thread_id=2),  # at the same time on another thread
         event("[memory]", 12),
     ]
-    assert profile_call.operators(list(reversed(events))) == [
+    assert timeline.operators(list(reversed(events))) == [
         ("aten::bmm", 10, 200),
         ("aten::_softmax", 200, 400),
         ("aten::sdpa", 400, 900),
@@ -193,9 +194,19 @@ GPU_EVENTS = [
 
 
 def test_a_kernel_runs_with_what_was_allocated_at_its_launch() -> None:
-    assert profile_call.at_launch(GPU_EVENTS) == [1000, 1500, 500, 500]
-    assert profile_call.at_launch([]) == []
-    assert profile_call.at_launch([event("k", 5, 9, device="CUDA", correlation_id=1)]) == [0]
+    assert timeline.at_launch(GPU_EVENTS) == [1000, 1500, 500, 500]
+    assert timeline.at_launch([]) == []
+    assert timeline.at_launch([event("k", 5, 9, device="CUDA", correlation_id=1)]) == [0]
+
+
+def test_the_kernels_of_one_session() -> None:
+    """As of rank 0 of several, where no call is traced again."""
+    found = timeline.kernels_of(GPU_EVENTS)
+    first, *_ = found["activities"]
+    assert first["start"] == 0.0
+    assert found["length"] == max(a["end"] for a in found["activities"])
+    assert [nbytes for _, nbytes in found["memory"]] == [1000, 1500, 500, 500]
+    assert timeline.kernels_of([])["activities"] == []
 
 
 def gpu(
@@ -203,7 +214,7 @@ def gpu(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the fields and notes of `_on_gpu` with a scripted profiler and tracer."""
     session = SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_text("{}"))
-    monkeypatch.setattr(profile_call, "_session", lambda *_, **__: (session, GPU_EVENTS))
+    monkeypatch.setattr(timeline, "session", lambda *_, **__: (session, GPU_EVENTS))
     tracer = calls and SimpleNamespace(calls=lambda launches: calls(len(launches)))
     notes: list[str] = []
     return profile_call._on_gpu(SimpleNamespace(tracer=tracer), lambda: None, 1e-3, None, notes), notes

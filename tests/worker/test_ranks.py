@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,8 +14,10 @@ import pytest
 import torch
 from split_methods import OWN_KEYS, WRONG
 
+from attnbench.analysis.profile.profile import Profile
 from attnbench.core import split_sequence
 from attnbench.core.case import Case, Shape
+from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
@@ -103,6 +106,28 @@ def test_ring_flash_attn_is_right(pool: WorkerPool, causal: bool, direction: str
     moved = keys * (ranks - 1) * (2 if direction == "fwd_bwd" else 1) + (0 if direction == "fwd" else 2 * keys * ranks)
     assert record.measurements["moved"].values == (moved,)
     assert record.measurements["compute"].values
+
+
+def profiled(pool: WorkerPool, name: str, of: Case, keep: dict[str, str]) -> dict[str, Any]:
+    request = {"op": "profile", "device": to_json(cpu()), "case": to_json(of), "keep": keep}
+    found: dict[str, Any] = pool.ask(name, request, 60.0, ranks=2, device=cpu())["profile"]
+    return found
+
+
+def test_a_profile_has_the_communication_of_rank_0(pool: WorkerPool, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    found = from_json(Profile, {"backend": "u", **profiled(pool, "Ulysses", case("fwd_bwd"), {"trace": str(trace)})})
+    assert found.times
+    assert found.compute
+    names = [a.name for a in found.activities]
+    moving = [name for name in names if split_sequence.COLLECTIVES.search(name)]
+    assert 8 <= len(moving) < len(names)  # q, k, v and dout to the heads; out, dq, dk and dv back
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert "the timeline is of rank 0 of 2" in found.notes
+
+
+def test_no_profile_of_a_wrong_result_of_several_ranks(pool: WorkerPool) -> None:
+    assert "wrong: out is off" in profiled(pool, "GatheredKeys", case(seqlen=OWN_KEYS), {})["refused"]
 
 
 def test_a_head_tail_order_is_right(pool: WorkerPool) -> None:

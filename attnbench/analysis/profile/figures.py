@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from attnbench.analysis.profile.ncu import Traffic
-from attnbench.analysis.profile.profile import HostWork, Outcome, Profile
+from attnbench.analysis.profile.profile import Activity, HostWork, Outcome, Profile
 from attnbench.core import stats
 from attnbench.core.flops import Roofline
 from attnbench.core.formats import digits, duration, percent, size, times
+from attnbench.core.split_sequence import COLLECTIVES
 from attnbench.core.text import count
 
 Figure = tuple[str, str, str]  # label, value, what it means
@@ -45,6 +46,7 @@ def figures(profile: Profile, roofline: Roofline | None) -> Iterator[Figure]:
         yield "traced call", duration(profile.length), "the one below, slowed by the profiler"
     if profile.activities and profile.what == "kernels":
         yield "kernels", str(len(profile.activities)), "in one call"
+    yield from _communication(profile)
     if profile.enqueue:
         host = stats.median(profile.enqueue)
         slower = host > profile.latency
@@ -60,6 +62,27 @@ def figures(profile: Profile, roofline: Roofline | None) -> Iterator[Figure]:
     yield "peak memory", size(profile.memory_peak), "that one call adds, of torch's allocator"
     if profile.traffic:
         yield from _traffic(profile, profile.traffic, roofline)
+
+
+def _communication(profile: Profile) -> Iterator[Figure]:
+    moving = [a for a in profile.activities if COLLECTIVES.search(a.name)]
+    if moving:
+        computing = time_covered([a for a in profile.activities if a not in moving])
+        beside = computing + time_covered(moving) - time_covered(profile.activities)
+        what = f"in {count(len(moving), 'collective')} of rank 0, {duration(beside)} of it beside computation"
+        yield "communication", duration(time_covered(moving)), what
+    if profile.compute:
+        exposed = max(0.0, 1 - stats.median(profile.compute) / profile.latency)
+        yield "exposed", percent(exposed), "of the latency: what the same call without its communication does not take"
+
+
+def time_covered(activities: Iterable[Activity]) -> float:
+    """Return the seconds in which at least one of the activities runs."""
+    covered, until = 0.0, 0.0
+    for a in sorted(activities, key=lambda a: a.start):
+        covered += max(0.0, a.end - max(a.start, until))
+        until = max(until, a.end)
+    return covered
 
 
 def _against(ratio: float) -> str:

@@ -23,9 +23,9 @@ from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
 from attnbench.run import plan
 from attnbench.run.axes import AXES
-from attnbench.run.device_probe import probe_device
+from attnbench.run.device_probe import DeviceProbe
 from attnbench.run.process import START_TIMEOUT
-from attnbench.run.select import parse_device, possible_kinds, select_backends, select_interpreters
+from attnbench.run.select import parse_devices, possible_kinds, select_backends, select_interpreters
 from attnbench.run.suite import Settings, parse_suite, resolve
 from attnbench.run.workers import WorkerPool, closing_workers
 
@@ -45,6 +45,7 @@ KEPT = {"trace": "trace.json", "flame": "flame.html"} | {
     tool: report.suffix for tool, report in nsight_reports.REPORTS.items()
 }
 Found = TypeVar("Found")
+RANKS_NOTE = "HBM traffic, counters, a CUDA graph and the reports of NVIDIA's tools: with one rank only"
 FORECASTS = 20  # a profile may last this many times what the plan expects of a measured cell
 
 
@@ -94,6 +95,7 @@ class Profile:
     wrong: str | None = None  # why its results, or what ran, are not what they should be
     limits: tuple[str, ...] = ()
     host_bound: bool = False
+    compute: tuple[float, ...] = ()  # with several ranks: of the same call without its communication
     enqueue: tuple[float, ...] = ()  # what the host takes to launch one call
     in_graph: tuple[float, ...] = ()  # of calls in a CUDA graph
     host: HostWork = HostWork()
@@ -151,19 +153,25 @@ def profile(
     write an ncu-rep. pythons: NAME=PATH, the interpreters of backends. Raises UserError, before anything starts where
     it can, for what a person can mend.
     """
-    device = parse_device(device)
+    first, *others = parse_devices(device)
     if not settings.backends:
         raise UserError("--backend is missing, as in attnbench profile -b triton --seqlen 8k, or -b eager,triton")
     specs = select_backends(settings.backends)
-    cases = {kind: one_case(settings, kind) for kind in possible_kinds(device)}
-    if device == "fake":
+    cases = {kind: one_case(settings, kind) for kind in possible_kinds(first)}
+    ranks = max(case.ranks for case, _ in cases.values())
+    if others and ranks == 1:
+        raise UserError("--device: several devices are for --ranks; name one, or give --ranks 2")
+    if first == "fake":
         raise UserError("--device fake: nothing runs on a simulated device, so there is nothing to profile; use cpu")
     files = kept_files(keep, list(specs))
     pool = WorkerPool(specs, select_interpreters(pythons, list(specs)))
     with closing_workers(pool):
         say("looking at the device")
-        environment = probe_device(device, sorted({case.dtype for case, _ in cases.values()}))
-        here = environment.device
+        with DeviceProbe(first) as probe:
+            known = probe.describe()
+            known = replace(known, peers=probe.peers(known.device, ranks, others))
+            environment = probe.measure_rates(known, sorted({case.dtype for case, _ in cases.values()}))
+        here, pool.peers = environment.device, environment.peers
         case, notes = cases[here.kind]
         profiles, refused = profile_backends(pool, case, here, files, say)
         pool.close()
@@ -171,6 +179,8 @@ def profile(
         notes += tuple(f"--keep: {path} could not be written; choose another place" for path in lost)
         if here.kind == "cpu":
             notes += (CPU_NOTE,)
+        elif case.ranks > 1:
+            notes += (RANKS_NOTE,)
         else:
             for add, is_wanted in ((add_traffic, traffic), (add_counters, counters)):
                 if is_wanted and profiles:
@@ -216,7 +226,18 @@ def kept_files(folder: Path | None, names: Sequence[str]) -> dict[str, dict[str,
 
 
 def roofline(case: Case, device: Device, profiles: Sequence[Profile]) -> Roofline | None:
-    """Return the roofline by the datasheet, else by what was reached here; None where neither is known."""
+    """Return the roofline by the datasheet, else by what was reached here; None where neither is known.
+
+    With several ranks it is of what one of them computes and holds.
+    """
+    found = _roofline(case, device, profiles)
+    if found is None or case.ranks == 1:
+        return found
+    n = case.ranks
+    return replace(found, flops=found.flops / n, nbytes=found.nbytes / n, exps=found.exps // n)
+
+
+def _roofline(case: Case, device: Device, profiles: Sequence[Profile]) -> Roofline | None:
     gpu = gpus.find(device.name, device.memory, device.multiprocessors) if device.kind == "cuda" else None
     peak = gpus.peak(gpu, case.dtype) if gpu else None
     rates = {
@@ -238,7 +259,8 @@ def profile_backends(
     """Return the profile of each backend of the pool, and backend -> why there is none. `files`: where each writes."""
     say(f"importing {', '.join(pool.specs)}")
     probes = pool.probe()
-    jobs = plan.make_plan([case], pool.survey(probes, [case], device), device, Policy())
+    devices = 1 + len(pool.peers) if device.kind == "cuda" else None
+    jobs = plan.make_plan([case], pool.survey(probes, [case], device), device, Policy(), devices=devices)
     profiles: list[Profile] = []
     refused: dict[str, str] = {}
     for job in sorted(jobs, key=lambda j: list(pool.specs).index(j.backend)):
@@ -254,7 +276,8 @@ def profile_backends(
         request = {"op": "profile", "device": to_json(device), "case": to_json(case)}
         timeout = START_TIMEOUT + FORECASTS * job.forecast.seconds
         try:
-            found = pool.ask(name, {**request, "keep": keep}, timeout)["profile"]
+            answer = pool.ask(name, {**request, "keep": keep}, timeout, ranks=case.ranks, device=device)
+            found = answer["profile"]
         except UserError as error:
             refused[name] = str(error).removeprefix(f"{name}: ")
             continue

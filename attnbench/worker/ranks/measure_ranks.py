@@ -10,7 +10,6 @@ A rank that raises leaves the others waiting; the parent sees that and ends them
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,7 +20,7 @@ from attnbench.core.backend import Inputs, Prepared, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Measurement
-from attnbench.core.split_sequence import part_of
+from attnbench.core.split_sequence import COLLECTIVES, part_of
 from attnbench.worker import inputs, kernel_rules
 from attnbench.worker.cell_steps import notes_on_data
 from attnbench.worker.instruments import Instruments, TimedLaunch
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 Fields = dict[str, Any]  # of a Record
 CHECKED_HEADS = 4  # key heads, or one for each rank where there are more ranks
 CALLS, CALLS_SECONDS = 6, 0.5  # at most, one after the other, after timing; of calls too long for two none
-COLLECTIVES = re.compile("nccl|gloo", re.IGNORECASE)  # names of kernels that move data, and compute no attention
 BUS_BYTES = 2**28  # of the all-to-all that shows the most that the links carry
 
 

@@ -1,0 +1,149 @@
+"""The timeline of one profiled call, of Kineto's events: kernels or operators, memory over time, the host's work.
+
+Torch's allocators report each block that they hand out or take back to the profiler, with the host's time. On a CPU
+that is the call's time. On a GPU memory is reused in stream order, so a kernel runs with what was allocated when the
+host launched it: that sum is matched, kernel by kernel, to the traced call.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from attnbench.worker.host_work import host_work
+
+RANGE = "attnbench.call"
+WRAPPER_SHARE = 0.8  # an operator that spends this share of its time in one other operator is a wrapper of it
+
+
+def session(launch: Callable[[], Any], *, on_cuda: bool) -> tuple[Any, list[Any]]:
+    """Profile one call with its allocations. Return the profiler and its events."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    if on_cuda:
+        torch.cuda.synchronize()  # the session before is torn down at the next CUDA call: let that happen now
+    with profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
+        with record_function("attnbench.start"):  # the first range of a session costs a millisecond
+            pass
+        with record_function(RANGE):
+            result = launch()
+        if on_cuda:
+            torch.cuda.synchronize()
+    del result  # freed here, so that the free is not part of the call
+    return profiler, list(profiler.profiler.kineto_results.events()) if profiler.profiler else []
+
+
+def host_of(events: Sequence[Any], device: str) -> dict[str, Any]:
+    """Return what the host did in the profiled call (host_work.py)."""
+    return host_work(events, *range_of(events), device)
+
+
+def kernels_of(events: Sequence[Any]) -> dict[str, Any]:
+    """Return the fields of a GPU's timeline, of the events of one profiled call, and what the host did in it."""
+    ran = sorted((e for e in events if _ran_on_device(e)), key=lambda e: int(e.start_ns()))
+    since = ran[0].start_ns() if ran else 0
+    times = [((e.start_ns() - since) / 1e9, (e.end_ns() - since) / 1e9) for e in ran]
+    return {
+        "host": host_of(events, "CUDA"),
+        "what": "kernels",
+        "activities": [
+            {"name": e.name(), "start": start, "end": end, "stream": e.device_resource_id()}
+            for e, (start, end) in zip(ran, times, strict=True)
+        ],
+        "length": max((end for _, end in times), default=0.0),
+        "memory": [(start, nbytes) for (start, _), nbytes in zip(times, at_launch(events), strict=True)],
+    }
+
+
+def operators_of(events: Sequence[Any]) -> dict[str, Any]:
+    """Return the fields of a CPU's timeline, of the events of one profiled call, and what the host did in it."""
+    since, end = range_of(events)
+    length = end - since
+    inside = [e for e in events if since <= e.start_ns() <= since + length]
+    return {
+        "host": host_work(events, since, since + length, "CPU"),
+        "what": "operators",
+        "activities": [
+            {"name": name, "start": (a - since) / 1e9, "end": (b - since) / 1e9} for name, a, b in operators(inside)
+        ],
+        "length": length / 1e9,
+        "memory": [((at - since) / 1e9, nbytes) for at, nbytes in zip(*_running(inside, "CPU"), strict=True)],
+    }
+
+
+def at_launch(events: Sequence[Any]) -> list[int]:
+    """Return the bytes that were allocated when the host launched each kernel, in the order in which they ran."""
+    times, sums = _running(events, "CUDA")
+    on_host = {
+        e.correlation_id(): e.start_ns()
+        for e in events
+        if not _is_on(e, "CUDA") and e.correlation_id() > 0 and e.name().startswith("cu")
+    }
+    held, launched = [], 0
+    for event in sorted((e for e in events if _ran_on_device(e)), key=lambda e: int(e.start_ns())):
+        # a kernel without a host call of its own counts as launched with the kernel before it
+        launched = on_host.get(event.correlation_id(), launched)
+        before = bisect.bisect_right(times, launched)
+        held.append(sums[before - 1] if before else 0)
+    return held
+
+
+@dataclass
+class _Node:
+    """One operator with its start and end in ns, and the operators that it called."""
+
+    name: str
+    start: int
+    end: int
+    children: list[_Node] = field(default_factory=list)
+
+
+def operators(events: Sequence[Any]) -> list[tuple[str, int, int]]:
+    """Return (name, start, end) in ns of the operators that no other operator called.
+
+    A wrapper gets the name of the operator that it wraps.
+    """
+    roots: list[_Node] = []
+    open_: dict[int, list[_Node]] = {}  # by thread, outermost first
+    own = (e for e in events if "::" in e.name() and not e.name().startswith("autograd::"))
+    for event in sorted(own, key=lambda e: (e.start_ns(), -e.end_ns())):
+        node = _Node(event.name(), event.start_ns(), event.end_ns())
+        stack = open_.setdefault(event.start_thread_id(), [])
+        while stack and stack[-1].end <= node.start:
+            stack.pop()
+        (stack[-1].children if stack else roots).append(node)
+        stack.append(node)
+    return [(_wrapped(root), root.start, root.end) for root in roots]
+
+
+def _wrapped(node: _Node) -> str:
+    """Return the name of the innermost operator in which `node` spends most of its time."""
+    longest = max(node.children, key=lambda child: child.end - child.start, default=None)
+    if longest is not None and longest.end - longest.start >= WRAPPER_SHARE * (node.end - node.start):
+        return _wrapped(longest)
+    return node.name
+
+
+def range_of(events: Sequence[Any]) -> tuple[int, int]:
+    """Return when the host began and ended the profiled call, in ns; an empty time where the profiler lost that."""
+    whole = next((e for e in events if e.name() == RANGE and _is_on(e, "CPU")), None)
+    return (whole.start_ns(), whole.end_ns()) if whole else (0, -1)
+
+
+def _running(events: Sequence[Any], device: str) -> tuple[list[int], list[int]]:
+    """Return the host times in ns at which a device's allocator was used, and the bytes allocated after each."""
+    used = sorted((e for e in events if e.name() == "[memory]" and _is_on(e, device)), key=lambda e: int(e.start_ns()))
+    return [e.start_ns() for e in used], list(itertools.accumulate(e.nbytes() for e in used))
+
+
+def _ran_on_device(event: Any) -> bool:
+    return _is_on(event, "CUDA") and not event.is_user_annotation() and event.duration_ns() > 0
+
+
+def _is_on(event: Any, device: str) -> bool:
+    return str(event.device_type()) == f"DeviceType.{device}"
