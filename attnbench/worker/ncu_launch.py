@@ -52,6 +52,7 @@ def _call(name: str, spec: str, case: Case, device: Device, read: Callable[[], A
     import torch
 
     backend = backends.load(name, spec)
+    backend.probe()  # in which some set what their library reads at import
     prepared = backend.prepare(case, inputs.make(case, str(device), Policy().seed))
     for _ in range(WARMUPS):
         prepared.launch()

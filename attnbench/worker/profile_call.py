@@ -87,6 +87,7 @@ def _profile(measurer: CellMeasurer, backend: Backend, case: Case, keep: Mapping
         "enqueue": timing.measurements["enqueue"].values if "enqueue" in timing.measurements else (),
         "first_call": cell.first_call,
         "memory_peak": cell.memory["memory_peak"],
+        "alone": bool(getattr(backend, "own_process", False)),
         "ceilings": ceilings,
         "notes": notes,
         **found,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +196,10 @@ def test_one_backend_that_fails_costs_its_own_profile_only(tmp_path: Path) -> No
 
 
 def count(
-    monkeypatch: pytest.MonkeyPatch, found: str | None, answers: Mapping[str, ncu.Traffic | str | None]
+    monkeypatch: pytest.MonkeyPatch,
+    found: str | None,
+    answers: Mapping[str, ncu.Traffic | str | None],
+    alone: Sequence[str] = (),
 ) -> tuple[list[Profile], tuple[str, ...], list[list[str]]]:
     """Return the profiles with traffic, the notes, and which backends each run of ncu was asked for.
 
@@ -222,7 +225,7 @@ def count(
     monkeypatch.setattr(ncu, "find", lambda: found)
     monkeypatch.setattr(ncu, "measure", measure)
     pool = WorkerPool(dict.fromkeys(answers, EAGER), {"other": "/py"})
-    given = [one(name) for name in answers]
+    given = [one(name, alone=name in alone) for name in answers]
     profiles, notes = profile.add_traffic(given, pool, builders.case(), builders.H200, lambda _: None)
     return profiles, notes, asked
 
@@ -235,6 +238,13 @@ def test_one_run_of_ncu_has_all_backends_of_an_interpreter(monkeypatch: pytest.M
     assert [p.traffic for p in profiles] == [MOVED] * 3
     assert notes == ()
     assert asked == [["a", "b"], ["other"]]
+
+
+def test_a_backend_that_changes_its_process_has_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = dict.fromkeys(("flash", "flash-3", "eager"), MOVED)
+    _, notes, asked = count(monkeypatch, "/ncu", answers, alone=["flash-3"])
+    assert notes == ()
+    assert asked == [["flash", "eager"], ["flash-3"]]
 
 
 def test_what_a_crash_hid_is_run_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:

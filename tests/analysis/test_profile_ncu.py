@@ -225,6 +225,8 @@ def test_one_launch_lies_between_start_and_stop(
     said: list[str] = []
 
     class Watched:
+        def probe(self) -> None: ...
+
         def prepare(self, case: Case, inputs: Any) -> Any:
             from attnbench.core.backend import Prepared
 

@@ -93,6 +93,7 @@ class Profile:
     )  # "matmul" FLOP/s, "copy" bytes/s, "exp" 1/s, just before
     version: str | None = None
     wrong: str | None = None  # why its results, or what ran, are not what they should be
+    alone: bool = False  # it must not be called in a process in which another backend is
     limits: tuple[str, ...] = ()
     host_bound: bool = False
     compute: tuple[float, ...] = ()  # with several ranks: of the same call without its communication
@@ -342,15 +343,16 @@ def _by_ncu(
 ) -> tuple[dict[str, Found], tuple[str, ...]]:
     """Return what `measure` finds by backend, and notes on why it does not.
 
-    One run of ncu has all backends of an interpreter. Those of which it says nothing, as one before may have crashed,
-    are run alone.
+    One run of ncu has all backends of an interpreter but those that need a process of their own. Those of which it says
+    nothing, as one before may have crashed, are run alone.
     """
     tool = ncu.find()
     if tool is None:
         return {}, (f"{what}: {ncu.MISSING}",)
-    of_python: dict[str | None, list[str]] = {}
+    together: dict[tuple[str | None, str], list[str]] = {}
     for one in profiles:
-        of_python.setdefault(pool.interpreters.get(one.backend), []).append(one.backend)
+        key = pool.interpreters.get(one.backend), one.backend if one.alone else ""
+        together.setdefault(key, []).append(one.backend)
     found: dict[str, Found | ncu.NotCounted] = {}
 
     def ask(python: str | None, names: Sequence[str]) -> None:
@@ -360,7 +362,7 @@ def _by_ncu(
         except ncu.NotCounted as reason:
             found.update(dict.fromkeys(names, reason) if len(names) == 1 else {})
 
-    for python, names in of_python.items():
+    for (python, _), names in together.items():
         ask(python, names)
         for name in names:
             if name not in found:
