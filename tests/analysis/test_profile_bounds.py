@@ -167,6 +167,7 @@ def test_the_document_has_the_table_and_the_sentence(monkeypatch: pytest.MonkeyP
     )
     assert "exp and conversions (XU) 48%" in text
     assert "warps wait for long scoreboard 75%" in text
+    assert "counters that ncu does not give here: FMA, ALU, shared memory and L1, L2, HBM, warps in flight" in text
     data = document(outcome).data
     assert json.loads(json.dumps(data))["profiles"][0]["counters"][0]["values"]["tensor"] == pytest.approx(0.625)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attnbench.analysis.profile.bounds import sentence
@@ -65,7 +65,12 @@ def document(outcome: Outcome) -> Document:
         machines=(Machine(environment.device.name, memory, case),) if profiles else (),
         blocks=tuple(blocks),
         reasons=tuple(Reason("WRONG", p.backend, p.wrong) for p in profiles if p.wrong),
-        cautions=(*refused, *(_waits(p) for p in profiles if p.host.waits), *map(Caution, missing)),
+        cautions=(
+            *refused,
+            *(_waits(p) for p in profiles if p.host.waits),
+            *map(Caution, missing),
+            *map(Caution, _lacking(profiles)),
+        ),
         facts=tuple(
             Caution(f"{KEPT_NAMES[kind]} of {p.backend}: {path}", todo=f"Open it {OPENED[kind].format(path=path)}")
             for p in profiles
@@ -85,6 +90,14 @@ def _bounds(outcome: Outcome) -> Iterator[str]:
             of = f", {percent(kernel.value('seconds') / total)} of its time" if total else ""
             said = sentence(kernel, outcome.environment.device.multiprocessors or 0)
             yield f"{profile.backend}, {shortened(kernel_name(kernel.name), MAX_NAME)}{of}: {said}"
+
+
+def _lacking(profiles: Sequence[Profile]) -> Iterator[str]:
+    """Yield which counters no kernel has, where counters were read."""
+    kernels = [kernel for profile in profiles for kernel in profile.counters]
+    known = {key for kernel in kernels for key in kernel.values}
+    if lacking := [counter.label for key, counter in COUNTERS.items() if kernels and key not in known]:
+        yield f"counters that ncu does not give here: {', '.join(lacking)}"
 
 
 def _counters(profile: Profile) -> Table:
