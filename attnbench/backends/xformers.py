@@ -311,6 +311,10 @@ def _attention(case: Case, **options: Any) -> Callable[[Tensor, Tensor, Tensor],
             )
         except (NotImplementedError, ValueError) as error:
             raise Unsupported(reason_of_refusal(str(error))) from None
+        except RuntimeError as error:  # xFormers asks no build of flash-attn 3 what was left out of it
+            if lacking := re.search(r"This flash attention build does not support [^.\n]*", str(error)):
+                raise Unsupported(f"it chose flash-attn 3, which says: {lacking[0]}") from None
+            raise
         return out.flatten(2, 3) if group > 1 else out
 
     return call

@@ -164,6 +164,22 @@ def test_reasons_of_skips_are_those_of_the_library(name: str, direction: str, mo
     assert "\n" not in str(refused.value)
 
 
+def test_what_a_build_of_flash_attn_3_lacks_is_a_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As said by a build without fp16; xFormers chooses flash-attn 3 all the same."""
+    said = "run_mha_fwd_constexpr, hopper/flash_api_stable.cpp:397, This flash attention build does not support FP16."
+
+    def attention(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(message)
+
+    modules = xformers.version_0_0_35()
+    modules["xformers.ops"].memory_efficient_attention = attention  # type: ignore[attr-defined]
+    install(monkeypatch, modules, xformers.VERSIONS)
+    for message, error in ((said, Unsupported), ("CUDA error: an illegal memory access", RuntimeError)):
+        with pytest.raises(error) as refused:
+            backend("xformers").prepare(PLAIN, inputs.make(PLAIN, "cpu", seed=0)).launch()
+        assert str(refused.value).removeprefix("it chose flash-attn 3, which says: ") in message
+
+
 def test_reason_of_refusal() -> None:
     assert reason_of_refusal("odd\nwords") == "xFormers refuses: odd words"
     message = (
