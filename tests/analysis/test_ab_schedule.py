@@ -113,10 +113,7 @@ def test_it_has_all_options_with_which_run_chooses_what_to_measure_and_where() -
     "given", [options.WhatToMeasure(), OneCase(backend=["eager"])], ids=lambda given: type(given).__name__
 )
 def test_the_axes_are_those_of_a_suite(given: options.WhatToMeasure | OneCase) -> None:
-    others = {"step"}  # which `attnbench step` makes
-    if isinstance(given, OneCase):
-        others.add("ranks")  # a profile is of one device
-    assert set(given.settings["axes"]) == set(Axes.model_fields) - others
+    assert set(given.settings["axes"]) == set(Axes.model_fields) - {"step"}  # which `attnbench step` makes
 
 
 def test_a_group_of_options_reaches_the_command_as_one_value() -> None:
