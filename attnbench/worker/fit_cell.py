@@ -49,7 +49,8 @@ def fit(instruments: Instruments, backend: Backend, case: Case, policy: Policy, 
 def _fit(instruments: Instruments, backend: Backend, case: Case, policy: Policy) -> dict[str, Any]:
     memory, device = instruments.memory, str(instruments.device)
     given = inputs.make(case, device, policy.seed)
-    if getattr(backend, "order", "bshd") == "bhsd" and case.layout == "native":
+    is_dense = not (case.is_ragged or case.is_paged)
+    if is_dense and case.layout == "native" and getattr(backend, "order", "bshd") == "bhsd":
         for name in [name for name, t in given.values.items() if t.dim() == 4]:  # in turn: one is there twice at most
             given = given.with_values({name: given.values[name].transpose(1, 2).contiguous().transpose(1, 2)})
     nbytes = given.nbytes

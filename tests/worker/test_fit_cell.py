@@ -107,6 +107,22 @@ def test_no_input_is_there_twice(backend: str, direction: Any, monkeypatch: pyte
     assert seen == [True] * (3 if direction == "fwd" else 4)
 
 
+def test_a_ragged_batch_is_left_as_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sequences follow each other, whatever order a dense batch has."""
+    eager = backends.load("eager", backends.BACKENDS["eager"])
+    seen: list[bool] = []
+
+    def prepare(case: Case, given: Inputs) -> Prepared:
+        seen.extend(t.is_contiguous() for t in given.values.values())
+        return usual(case, given)
+
+    usual = eager.prepare
+    monkeypatch.setattr(eager, "prepare", prepare)
+    case = Case(Shape(2, 64, 64, 2, 2, 16, 16), "fp32", "fwd", causal=True, lengths=((1, 32, 32), (1, 64, 64)))
+    assert fit_cell.fit(Host(), eager, case, Policy(), None)["status"] == "ok"  # type: ignore[arg-type]
+    assert seen == [True] * 3
+
+
 def test_a_wrong_end_of_a_result_is_found() -> None:
     for direction, name in (("fwd", "out"), ("fwd_bwd", "dk")):
         found = fit(lambda _, results, name=name: results[name][:, 600:].zero_(), direction)
