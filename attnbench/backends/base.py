@@ -35,7 +35,6 @@ class BackendBase:
     forward_kernels: ClassVar[str] = ""
     backward_kernels: ClassVar[str] = ""
     other_kernels: ClassVar[tuple[str, ...]] = ()
-    own_process = False  # whether preparing it changes what other backends of its process run
     order: Order = "bshd"  # of the dimensions that it takes of a dense batch, as autograd_prepared has it
     efficiency = 0.4  # rough fraction of a matmul's rate, for the forecast of time only
     starts_compiler = False  # a first call may compile for minutes (nvcc); its jobs then have a longer timeout

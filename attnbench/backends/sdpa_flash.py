@@ -35,8 +35,6 @@ OLDER_FA4 = "attnbench env create sdpa-fa4, or pip install flash-attn-4==4.0.0b1
 class SdpaFlash(Flash):
     """SDPA's flash backend with the kernels of another library."""
 
-    own_process = True  # by activate_flash_attention_impl, which replaces what "flash" runs
-
     implementation = ""  # torch's name of the kernels
     kernels: type[Library]  # the backend that calls the same kernels without SDPA
     cpu_limits = None

@@ -76,7 +76,6 @@ def te_paste(*switched_off: str) -> Paste:
 
 class TransformerEngine(Library):
     name = "transformer-engine"
-    own_process = True  # by environment variables, which are read at import
     verified: ClassVar = ("NVIDIA H100, transformer-engine 2.20.2, forward",)
     paste = te_paste()
     efficiency = 0.65

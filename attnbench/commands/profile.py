@@ -123,7 +123,7 @@ def profile(
             "--counters/--no-counters",
             metavar="",
             show_default=False,
-            help="How busy each unit was in each kernel, and what bounds it (Nsight Compute; half a minute).",
+            help="How busy each unit was in each kernel, and what bounds it (Nsight Compute; half a minute a backend).",
         ),
     ] = False,
     python: Annotated[

@@ -34,3 +34,8 @@ def part_of(case: Case) -> Case:
     s = case.shape
     part = replace(s, seqlen_q=s.seqlen_q // case.ranks, seqlen_k=s.seqlen_k // case.ranks)
     return replace(case, ranks=1, shape=part)
+
+
+def exposed(latency: float, compute: float) -> float:
+    """Return the share of a call's `latency` that it does not take without its communication, in `compute` seconds."""
+    return max(0.0, 1 - compute / latency)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from attnbench.core import formats, stats
+from attnbench.core import formats, split_sequence, stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import Bound, Roofline, flops, ideal_bytes, input_bytes, pairs
@@ -521,7 +521,7 @@ def tracing(row: Row) -> float | None:
 def exposed(row: Row) -> float | None:
     """With several ranks: the share of the latency that the same launch without its communication does not take."""
     seconds, alone = latency(row), row.one_value("compute")
-    return None if alone is None or not seconds else max(0.0, 1 - alone / seconds)
+    return None if alone is None or not seconds else split_sequence.exposed(seconds, alone)
 
 
 @metric("Sent by each rank", "GB/s", "higher", formats.digits, sure_as="latency")

@@ -15,14 +15,13 @@ On a CPU the operators of torch's profiler take the kernels' place.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from attnbench.core.activity import Activity, busy_seconds
 from attnbench.core.backend import Signature
 from attnbench.core.case import Case
-from attnbench.worker.measure.profiler_session import Activity
 
 # The names of matrix products of float32 operands: cuBLAS's and CUTLASS's (ampere_sgemm_128x64,
 # sm80_xmma_gemm_f32f32_...), and that of measure/cpu_operators.py (aten::bmm<float>). sgemmEx's operands come second.
@@ -107,12 +106,3 @@ def find_low_share(signature: Signature, activities: Sequence[Activity]) -> str 
 
 def _declared(signature: Signature, activities: Iterable[Activity]) -> list[Activity]:
     return [a for a in activities if any(re.search(pattern, a.name) for pattern in signature.runs)]
-
-
-def busy_seconds(activities: Iterable[Activity]) -> float:
-    """Return the seconds in which at least one of the activities ran; overlapping time counts once."""
-    total, until = 0.0, -math.inf
-    for activity in sorted(activities, key=lambda a: a.start):
-        total += max(0.0, activity.end - max(activity.start, until))
-        until = max(until, activity.end)
-    return total

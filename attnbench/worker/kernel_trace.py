@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 from attnbench.core import stats
+from attnbench.core.activity import Activity, busy_seconds
 from attnbench.core.backend import Prepared, Signature
 from attnbench.core.case import Case
 from attnbench.worker import kernel_rules
 from attnbench.worker.instruments import Instruments, Timing
 from attnbench.worker.measure.cpu_operators import operator_names, trace_operators
 from attnbench.worker.measure.cupti import TracedCall, Untraceable
-from attnbench.worker.measure.profiler_session import Activity
 from attnbench.worker.measure.sampling import LONG_CALL
 
 MAX_BUSY_OVER_LATENCY = 1.3  # traced kernel time over the samples' median; a falling clock can explain as much
@@ -90,7 +90,7 @@ def trace_launch(
     if timing is None:
         return TraceFindings(result, kernels, problem, note)
     latency = stats.median(timing.measurements["time"].values)
-    busy = kernel_rules.busy_seconds(launched.kernels)
+    busy = busy_seconds(launched.kernels)
     if not problem and busy > MAX_BUSY_OVER_LATENCY * latency + 20e-6:
         problem = (
             f"kernels ran for {busy * 1e6:.0f} us in one call, and the samples say {latency * 1e6:.0f}: "
@@ -136,7 +136,7 @@ def _low_share_on_cpu(signature: Signature, ran: Sequence[Activity], launch: Cal
     """
     calls = [ran]
     unclear = kernel_rules.declared_share(signature, ran) < CLEAR_SHARE
-    if unclear and kernel_rules.busy_seconds(ran) < TOO_LONG_TO_REPEAT:
+    if unclear and busy_seconds(ran) < TOO_LONG_TO_REPEAT:
         calls += [trace_operators(launch) for _ in range(EXTRA_CALLS)]
     by_share = sorted(calls, key=partial(kernel_rules.declared_share, signature))
     return kernel_rules.find_low_share(signature, by_share[len(calls) // 2])

@@ -87,7 +87,6 @@ def _profile(measurer: CellMeasurer, backend: Backend, case: Case, keep: Mapping
         "enqueue": timing.measurements["enqueue"].values if "enqueue" in timing.measurements else (),
         "first_call": cell.first_call,
         "memory_peak": cell.memory["memory_peak"],
-        "alone": bool(getattr(backend, "own_process", False)),
         "ceilings": ceilings,
         "notes": notes,
         **found,
@@ -147,8 +146,8 @@ def _on_cpu(launch: Callable[[], Any], trace: str | None) -> dict[str, Any]:
     for _ in range(CPU_SESSIONS):
         profiler, events = timeline.session(launch, on_cuda=False)
         start, end = timeline.range_of(events)
-        found.append((end - start, start, profiler, events))
-    _, _, profiler, events = min(found, key=lambda session: session[0])
+        found.append((end - start, profiler, events))
+    _, profiler, events = min(found, key=lambda session: session[0])
     if trace:
         profiler.export_chrome_trace(trace)
     return timeline.operators_of(events)

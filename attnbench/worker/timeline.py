@@ -63,15 +63,14 @@ def kernels_of(events: Sequence[Any]) -> dict[str, Any]:
 def operators_of(events: Sequence[Any]) -> dict[str, Any]:
     """Return the fields of a CPU's timeline, of the events of one profiled call, and what the host did in it."""
     since, end = range_of(events)
-    length = end - since
-    inside = [e for e in events if since <= e.start_ns() <= since + length]
+    inside = [e for e in events if since <= e.start_ns() <= end]
     return {
-        "host": host_work(events, since, since + length, "CPU"),
+        "host": host_of(events, "CPU"),
         "what": "operators",
         "activities": [
             {"name": name, "start": (a - since) / 1e9, "end": (b - since) / 1e9} for name, a, b in operators(inside)
         ],
-        "length": length / 1e9,
+        "length": (end - since) / 1e9,
         "memory": [((at - since) / 1e9, nbytes) for at, nbytes in zip(*_running(inside, "CPU"), strict=True)],
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,9 @@ import pytest
 
 import builders
 from attnbench.analysis.profile import ncu, nsight_reports, profile
-from attnbench.analysis.profile.profile import Activity, Profile
+from attnbench.analysis.profile.profile import Profile
 from attnbench.core import flops, gpus
+from attnbench.core.activity import Activity
 from attnbench.core.errors import UserError
 from attnbench.core.json import from_json
 from attnbench.core.machine import Device
@@ -195,78 +195,45 @@ def test_one_backend_that_fails_costs_its_own_profile_only(tmp_path: Path) -> No
     assert refused == {"dies": "the worker crashed", "says": "too large", "refuses": "not here"}
 
 
-def count(
-    monkeypatch: pytest.MonkeyPatch,
-    found: str | None,
-    answers: Mapping[str, ncu.Traffic | str | None],
-    alone: Sequence[str] = (),
-) -> tuple[list[Profile], tuple[str, ...], list[list[str]]]:
-    """Return the profiles with traffic, the notes, and which backends each run of ncu was asked for.
-
-    A backend without an answer crashes the run when it is reached.
-    """
+def count(monkeypatch: pytest.MonkeyPatch, found: str | None, answers: dict[str, Any]) -> tuple[list[Profile], Any]:
     asked = []
 
-    def measure(tool: str, python: str | None, request: dict[str, Any]) -> dict[str, ncu.Traffic | ncu.NotCounted]:
-        asked.append(list(request["backends"]))
-        assert (tool, set(request["backends"].values())) == ("/ncu", {EAGER})
-        assert set(request) == {"backends", "case", "device"}
-        assert python == ("/py" if "other" in request["backends"] else None)
-        measured: dict[str, ncu.Traffic | ncu.NotCounted] = {}
-        for name in request["backends"]:
-            answer = answers[name]
-            if answer is None:
-                break
-            measured[name] = ncu.NotCounted(answer) if isinstance(answer, str) else answer
-        if not measured:
-            raise ncu.NotCounted("crashed")
-        return measured
+    def measure(tool: str, python: str | None, request: dict[str, Any]) -> ncu.Traffic:
+        asked.append(request["name"])
+        assert (tool, request["spec"]) == ("/ncu", EAGER)
+        assert set(request) == {"name", "spec", "case", "device"}
+        assert python == ("/py" if request["name"] == "b" else None)
+        answer = answers[request["name"]]
+        if isinstance(answer, str):
+            raise ncu.NotCounted(answer)
+        assert isinstance(answer, ncu.Traffic)
+        return answer
 
     monkeypatch.setattr(ncu, "find", lambda: found)
     monkeypatch.setattr(ncu, "measure", measure)
-    pool = WorkerPool(dict.fromkeys(answers, EAGER), {"other": "/py"})
-    given = [one(name, alone=name in alone) for name in answers]
-    profiles, notes = profile.add_traffic(given, pool, builders.case(), builders.H200, lambda _: None)
-    return profiles, notes, asked
+    pool = WorkerPool(dict.fromkeys(answers, EAGER), {"b": "/py"})
+    return profile.add_traffic([one(name) for name in answers], pool, builders.case(), builders.H200, lambda _: None)
 
 
-MOVED = ncu.Traffic((), 5.0)
-
-
-def test_one_run_of_ncu_has_all_backends_of_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    profiles, notes, asked = count(monkeypatch, "/ncu", {"a": MOVED, "other": MOVED, "b": MOVED})
-    assert [p.traffic for p in profiles] == [MOVED] * 3
+def test_traffic_is_counted_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = ncu.Traffic((), 5.0)
+    profiles, notes = count(monkeypatch, "/ncu", {"a": moved, "b": moved})
+    assert [p.traffic for p in profiles] == [moved, moved]
     assert notes == ()
-    assert asked == [["a", "b"], ["other"]]
-
-
-def test_a_backend_that_changes_its_process_has_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = dict.fromkeys(("flash", "flash-3", "eager"), MOVED)
-    _, notes, asked = count(monkeypatch, "/ncu", answers, alone=["flash-3"])
-    assert notes == ()
-    assert asked == [["flash", "eager"], ["flash-3"]]
-
-
-def test_what_a_crash_hid_is_run_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    profiles, notes, asked = count(monkeypatch, "/ncu", {"a": MOVED, "crashes": None, "b": MOVED})
-    assert [p.traffic for p in profiles] == [MOVED, None, MOVED]
-    assert notes == ("HBM traffic of crashes: crashed",)
-    assert asked == [["a", "crashes", "b"], ["crashes"], ["b"]]
 
 
 def test_what_hinders_all_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    profiles, notes, _ = count(monkeypatch, "/ncu", {"a": "only root", "b": "only root"})
+    profiles, notes = count(monkeypatch, "/ncu", {"a": "only root", "b": "only root"})
     assert [p.traffic for p in profiles] == [None, None]
     assert notes == ("HBM traffic: only root",)
-    _, notes, _ = count(monkeypatch, "/ncu", {"a": "too slow", "b": MOVED})
+    _, notes = count(monkeypatch, "/ncu", {"a": "too slow", "b": ncu.Traffic((), 5.0)})
     assert notes == ("HBM traffic of a: too slow",)
 
 
 def test_a_report_is_one_more_file_that_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(tool: str, file: Path, python: str | None, request: dict[str, Any]) -> None:
-        (name,) = request["backends"]
-        assert (tool, python) == ("ncu", "/py" if name == "b" else None)
-        if name == "c":
+        assert (tool, python) == ("ncu", "/py" if request["name"] == "b" else None)
+        if request["name"] == "c":
             raise ncu.NotCounted("out of memory")
         file.write_text("a report")
 
@@ -282,7 +249,6 @@ def test_a_report_is_one_more_file_that_was_kept(tmp_path: Path, monkeypatch: py
 
 
 def test_no_ncu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    profiles, notes, asked = count(monkeypatch, None, {"a": "unasked", "b": "unasked"})
+    profiles, notes = count(monkeypatch, None, {"a": "unasked", "b": "unasked"})
     assert len(profiles) == 2
-    assert asked == []
     assert notes == (f"HBM traffic: {ncu.MISSING}",)

@@ -16,4 +16,4 @@ def request(path: str, name: str) -> dict[str, Any]:
     properties: Any = torch.cuda.get_device_properties(0)
     device = Device("cuda", 0, properties.name, properties.total_memory, 2**30, l2=properties.L2_cache_size)
     case = Case(Shape(1, 16, 16, 1, 1, 16, 16), "bf16", "fwd")
-    return {"backends": {name: f"{path}:{name}"}, "case": to_json(case), "device": to_json(device)}
+    return {"name": name, "spec": f"{path}:{name}", "case": to_json(case), "device": to_json(device)}

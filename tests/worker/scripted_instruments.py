@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from attnbench.core.activity import Activity
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.worker.instruments import Instruments, TimedLaunch
 from attnbench.worker.measure.cupti import TracedCall, Untraceable
-from attnbench.worker.measure.profiler_session import Activity
 from attnbench.worker.measure.sampling import Alone, BatchClock, do_nothing
 
 QUICK = Policy(warmup_s=0.0, min_samples=4, min_seconds=0.0, max_seconds=0.0, target=1.0)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from attnbench.core.activity import Activity
 from attnbench.worker.kernel_rules import busy_seconds
 from attnbench.worker.measure.cupti import MARK, MAX_TRIES, TracedCall, Tracer, Untraceable, _split_into_calls
-from attnbench.worker.measure.profiler_session import Activity
 
 NS = 1e-9
 US = 1e-6

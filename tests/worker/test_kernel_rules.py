@@ -12,6 +12,7 @@ import torch
 
 from attnbench.backends import BACKENDS, load
 from attnbench.backends.base import BackendBase
+from attnbench.core.activity import Activity, busy_seconds
 from attnbench.core.backend import Backend, Prepared, Signature
 from attnbench.core.case import DIRECTIONS, DTYPES, Case
 from attnbench.core.machine import Device
@@ -19,7 +20,6 @@ from attnbench.worker import kernel_trace
 from attnbench.worker.instruments import Timing
 from attnbench.worker.kernel_rules import (
     NAME_LENGTH,
-    busy_seconds,
     count_by_name,
     find_broken_rule,
     find_low_share,
@@ -27,7 +27,6 @@ from attnbench.worker.kernel_rules import (
     short_name,
 )
 from attnbench.worker.measure.cupti import TracedCall, Untraceable
-from attnbench.worker.measure.profiler_session import Activity
 from attnbench.worker.measure_cell import CellMeasurer
 from builders import case, measurements
 

@@ -18,6 +18,7 @@ from attnbench.analysis.profile.profile import Profile
 from attnbench.backends.eager import Eager
 from attnbench.backends.fake import Fake
 from attnbench.backends.function import Function
+from attnbench.core.activity import Activity
 from attnbench.core.backend import Signature, Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.json import from_json
@@ -25,7 +26,6 @@ from attnbench.core.machine import Device
 from attnbench.worker import flame_graph, profile_call, timeline
 from attnbench.worker.instruments import TimedLaunch
 from attnbench.worker.measure.cupti import TracedCall, Untraceable
-from attnbench.worker.measure.profiler_session import Activity
 from attnbench.worker.serve import Worker
 
 DEVICE = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)

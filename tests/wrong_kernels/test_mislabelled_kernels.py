@@ -17,12 +17,12 @@ from measuring_device import MeasuringDevice, case
 
 from attnbench.backends.eager import Eager
 from attnbench.backends.sdpa import Flash, Math
+from attnbench.core.activity import Activity
 from attnbench.core.backend import Prepared, Signature
 from attnbench.core.record import Measurement
 from attnbench.worker import kernel_trace
 from attnbench.worker.instruments import Timing
 from attnbench.worker.measure.cupti import TracedCall
-from attnbench.worker.measure.profiler_session import Activity
 
 
 def without_gqa(direction: Any = "fwd", **more: Any) -> Any:

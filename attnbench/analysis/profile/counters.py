@@ -91,13 +91,8 @@ class KernelCounters:
         return tuple((name.replace("_", " "), warps / total) for name, warps in most if total)
 
 
-def measure(
-    tool: str, python: str | None, request: Mapping[str, Any]
-) -> dict[str, tuple[KernelCounters, ...] | ncu.NotCounted]:
-    """Run worker/ncu_launch.py with `request` in the interpreter `python` under ncu; return the counters by backend.
-
-    Raises ncu.NotCounted where there is no figure at all.
-    """
+def measure(tool: str, python: str | None, request: Mapping[str, Any]) -> tuple[KernelCounters, ...]:
+    """Run worker/ncu_launch.py with `request` in the interpreter `python` under ncu. Raises ncu.NotCounted."""
     wanted = [name for counter in COUNTERS.values() for name in counter.metrics] + [STALLED]
     said = ncu.run(tool, python, request, wanted)
     if unknown := {name.rstrip(".,") for name in NO_METRIC.findall(said)} & {*wanted}:
@@ -105,13 +100,13 @@ def measure(
     return parse(said)
 
 
-def parse(text: str) -> dict[str, tuple[KernelCounters, ...] | ncu.NotCounted]:
-    """Return the counters of each call's kernels by backend, by ncu's output. Raises ncu.NotCounted without a call."""
-    called, failed = ncu.calls(text)
-    found = {name: tuple(map(_counters, call.kernels)) for name, call in called.items()}
-    if not any(kernel.values for kernels in found.values() for kernel in kernels):
+def parse(text: str) -> tuple[KernelCounters, ...]:
+    """Return the counters of the kernels of the call, by ncu's output. Raises ncu.NotCounted."""
+    kernels = ncu.kernels(text)
+    found = [_counters(kernel) for kernel in kernels[ncu.call_between_marks(kernels)]]
+    if not any(kernel.values for kernel in found):
         raise ncu.NotCounted("ncu gave none of the counters; this GPU may not have them")
-    return {**failed, **found}
+    return tuple(found)
 
 
 def _counters(kernel: ncu.Kernel) -> KernelCounters:

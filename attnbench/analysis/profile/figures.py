@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from attnbench.analysis.profile.ncu import Traffic
-from attnbench.analysis.profile.profile import Activity, HostWork, Outcome, Profile
+from attnbench.analysis.profile.profile import HostWork, Outcome, Profile
 from attnbench.core import stats
+from attnbench.core.activity import busy_seconds
 from attnbench.core.flops import Roofline
 from attnbench.core.formats import digits, duration, percent, size, times
-from attnbench.core.split_sequence import COLLECTIVES
+from attnbench.core.split_sequence import COLLECTIVES, exposed
 from attnbench.core.text import count
 
 Figure = tuple[str, str, str]  # label, value, what it means
@@ -67,31 +68,21 @@ def figures(profile: Profile, roofline: Roofline | None) -> Iterator[Figure]:
 def _communication(profile: Profile) -> Iterator[Figure]:
     moving = [a for a in profile.activities if COLLECTIVES.search(a.name)]
     if moving:
-        computing = time_covered([a for a in profile.activities if a not in moving])
-        beside = computing + time_covered(moving) - time_covered(profile.activities)
+        computing = busy_seconds([a for a in profile.activities if a not in moving])
+        beside = computing + busy_seconds(moving) - busy_seconds(profile.activities)
         what = f"in {count(len(moving), 'collective')} of rank 0, {duration(beside)} of it beside computation"
-        yield "communication", duration(time_covered(moving)), what
+        yield "communication", duration(busy_seconds(moving)), what
     if profile.compute:
-        exposed = max(0.0, 1 - stats.median(profile.compute) / profile.latency)
-        yield "exposed", percent(exposed), "of the latency: what the same call without its communication does not take"
-
-
-def time_covered(activities: Iterable[Activity]) -> float:
-    """Return the seconds in which at least one of the activities runs."""
-    covered, until = 0.0, 0.0
-    for a in sorted(activities, key=lambda a: a.start):
-        covered += max(0.0, a.end - max(a.start, until))
-        until = max(until, a.end)
-    return covered
+        share = exposed(profile.latency, stats.median(profile.compute))
+        yield "exposed", percent(share), "of the latency: what the same call without its communication does not take"
 
 
 def _against(ratio: float) -> str:
     """Return what a call in a CUDA graph takes of the time of one that the host launches, in words."""
     if abs(ratio - 1) < LEAST_GAIN:
         return "of one call, captured; as long as launched by the host"
-    return (
-        f"of one call, captured; {percent(abs(1 - ratio))} {'less' if ratio < 1 else 'more'} than launched by the host"
-    )
+    change = f"{percent(abs(1 - ratio))} {'less' if ratio < 1 else 'more'}"
+    return f"of one call, captured; {change} than launched by the host"
 
 
 def _host(host: HostWork) -> Iterator[Figure]:

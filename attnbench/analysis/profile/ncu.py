@@ -1,7 +1,5 @@
 """Bytes that one call moves between the GPU and its memory, read from hardware counters by Nsight Compute (ncu).
 
-ncu takes many seconds to start, so the backends of one interpreter are called in one run of it, one after the other.
-
 What is wanted is the traffic of the whole call. ncu's default, --cache-control all, empties the caches before each
 kernel: what one kernel leaves in L2 for the next would be read from memory again, and a call of many small kernels
 would be charged for bytes it never moves. So the caches are left alone (--cache-control none). worker/ncu_launch.py
@@ -12,7 +10,7 @@ H200.
 Two counters need one pass, so no kernel is replayed; where ncu says that it took more, that is kept beside the figure.
 ncu sees kernels: copies and fills by the driver are not counted. Clocks stay as they are (--clock-control none).
 
-counters.py reads other counters by `run` and `calls`.
+counters.py reads other counters by `run`, `kernels` and `call_between_marks`.
 """
 
 from __future__ import annotations
@@ -113,11 +111,8 @@ def command(
     return [ncu, "--csv", *arguments, *launch]
 
 
-def measure(ncu: str, python: str | None, request: Mapping[str, Any]) -> dict[str, Traffic | NotCounted]:
-    """Run worker/ncu_launch.py with `request` in the interpreter `python` under ncu; return the traffic by backend.
-
-    Raises NotCounted where there is no figure at all.
-    """
+def measure(ncu: str, python: str | None, request: Mapping[str, Any]) -> Traffic:
+    """Run worker/ncu_launch.py with `request` in the interpreter `python` under ncu. Raises NotCounted."""
     return parse(run(ncu, python, request, TRAFFIC))
 
 
@@ -169,46 +164,26 @@ def kernels(text: str) -> list[Kernel]:
     return [Kernel(name, metrics[id_]) for id_, name in names.items()]
 
 
-@dataclass(frozen=True)
-class Call:
-    """The kernels of one backend's call, and those after it, which evict from L2 what it left there."""
-
-    kernels: tuple[Kernel, ...]
-    after: tuple[Kernel, ...]
-
-
-def calls(text: str) -> tuple[dict[str, Call], dict[str, NotCounted]]:
-    """Return the calls by backend in ncu's output, and why others failed. Raises NotCounted where there is no call."""
-    found = kernels(text)
+def call_between_marks(found: Sequence[Kernel]) -> slice:
+    """Return which of the kernels are those of the call. Raises NotCounted where ncu did not see both marks."""
     marks = [i for i, kernel in enumerate(found) if MARK in kernel.name]
-    said = [json.loads(line) for line in re.findall(r'^\{"backend": .*\}$', text, re.MULTILINE)]
-    called = [one["backend"] for one in said if not one["failed"]]
-    failed = {one["backend"]: NotCounted(one["failed"]) for one in said if one["failed"]}
-    if not called or len(marks) < 2 * len(called):
-        raise next(iter(failed.values()), NotCounted("ncu did not see the call to its end"))
-    reads = marks[0]  # kernels of a read of more than L2: as many after a call as before it
-    pairs = zip(marks[0::2], marks[1::2], strict=False)
-    return {
-        name: Call(tuple(found[begin + 1 : end]), tuple(found[end : end + 1 + reads]))
-        for name, (begin, end) in zip(called, pairs, strict=False)
-    }, failed
+    if len(marks) < 2:
+        raise NotCounted("ncu did not see the call to its end")
+    return slice(marks[0] + 1, marks[-1])
 
 
-def parse(text: str) -> dict[str, Traffic | NotCounted]:
-    """Return the traffic by backend, by ncu's output. Raises NotCounted where there is no call."""
-    called, failed = calls(text)
+def parse(text: str) -> Traffic:
+    """Return the traffic by ncu's output. Raises NotCounted."""
+    found = kernels(text)
+    if any(not {READ, WRITTEN} <= kernel.metrics.keys() for kernel in found):
+        raise NotCounted(f"ncu gave no {READ} and {WRITTEN}; this GPU may not have these counters")
+    moved = [_traffic(kernel) for kernel in found]
+    call = call_between_marks(found)
     passes = max((int(n) for n in re.findall(r"^==PROF== Profiling.* - (\d+) pass", text, re.MULTILINE)), default=1)
-
-    def traffic(call: Call) -> Traffic:
-        left = sum(_traffic(kernel).written for kernel in call.after)
-        return Traffic(tuple(map(_traffic, call.kernels)), left, passes)
-
-    return {**failed, **{name: traffic(call) for name, call in called.items()}}
+    return Traffic(tuple(moved[call]), sum(kernel.written for kernel in moved[call.stop :]), passes)
 
 
 def _traffic(kernel: Kernel) -> KernelTraffic:
-    if not {READ, WRITTEN} <= kernel.metrics.keys():
-        raise NotCounted(f"ncu gave no {READ} and {WRITTEN}; this GPU may not have these counters")
     return KernelTraffic(kernel.name, _bytes(*kernel.metrics[READ]), _bytes(*kernel.metrics[WRITTEN]))
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from attnbench.analysis.profile import counters as unit_counters
 from attnbench.analysis.profile import ncu, nsight_reports
 from attnbench.core import gpus, stats
+from attnbench.core.activity import Activity
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.flops import Roofline
@@ -44,23 +46,8 @@ CPU_NOTE = "launch overhead, gaps between kernels, HBM traffic and counters: on 
 KEPT = {"trace": "trace.json", "flame": "flame.html"} | {
     tool: report.suffix for tool, report in nsight_reports.REPORTS.items()
 }
-Found = TypeVar("Found")
-RANKS_NOTE = "HBM traffic, counters, a CUDA graph and the reports of NVIDIA's tools: with one rank only"
+RANKS_NOTE = "of one rank only: HBM traffic, counters, a CUDA graph, the flame graph, the reports of NVIDIA's tools"
 FORECASTS = 20  # a profile may last this many times what the plan expects of a measured cell
-
-
-@dataclass(frozen=True)
-class Activity:
-    """A kernel, copy or fill of a GPU, or an operator on a CPU, in seconds from the start of the call."""
-
-    name: str
-    start: float
-    end: float
-    stream: int = 0
-
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
 
 
 @dataclass(frozen=True)
@@ -93,7 +80,6 @@ class Profile:
     )  # "matmul" FLOP/s, "copy" bytes/s, "exp" 1/s, just before
     version: str | None = None
     wrong: str | None = None  # why its results, or what ran, are not what they should be
-    alone: bool = False  # it must not be called in a process in which another backend is
     limits: tuple[str, ...] = ()
     host_bound: bool = False
     compute: tuple[float, ...] = ()  # with several ranks: of the same call without its communication
@@ -178,11 +164,11 @@ def profile(
         pool.close()
         lost = [files[p.backend]["trace"] for p in profiles if p.backend in files and "trace" not in p.kept]
         notes += tuple(f"--keep: {path} could not be written; choose another place" for path in lost)
+        if case.ranks > 1:
+            notes += (RANKS_NOTE,)
         if here.kind == "cpu":
             notes += (CPU_NOTE,)
-        elif case.ranks > 1:
-            notes += (RANKS_NOTE,)
-        else:
+        elif case.ranks == 1:
             for add, is_wanted in ((add_traffic, traffic), (add_counters, counters)):
                 if is_wanted and profiles:
                     profiles, problems = add(profiles, pool, case, here, say)
@@ -297,16 +283,12 @@ def add_traffic(
     profiles: Sequence[Profile], pool: WorkerPool, case: Case, device: Device, say: Callable[[str], Any]
 ) -> tuple[list[Profile], tuple[str, ...]]:
     """Return the profiles with the traffic that ncu counted, and notes on why there is none."""
-    found, notes = _by_ncu("HBM traffic", ncu.measure, profiles, pool, case, device, say)
-    return [replace(one, traffic=found.get(one.backend)) for one in profiles], notes
 
+    def count(tool: str, one: Profile, request: Mapping[str, Any]) -> Profile:
+        say(f"counting the bytes that {one.backend} moves (ncu)")
+        return replace(one, traffic=ncu.measure(tool, pool.interpreters.get(one.backend), request))
 
-def add_counters(
-    profiles: Sequence[Profile], pool: WorkerPool, case: Case, device: Device, say: Callable[[str], Any]
-) -> tuple[list[Profile], tuple[str, ...]]:
-    """Return the profiles with how busy each unit was in each kernel, by ncu, and notes on why that is not known."""
-    found, notes = _by_ncu("counters", unit_counters.measure, profiles, pool, case, device, say)
-    return [replace(one, counters=found.get(one.backend, ())) for one in profiles], notes
+    return _by_ncu("HBM traffic", count, profiles, pool, case, device)
 
 
 def add_report(
@@ -319,72 +301,64 @@ def add_report(
     say: Callable[[str], Any],
 ) -> tuple[list[Profile], tuple[str, ...]]:
     """Return the profiles with the report that a tool of NVIDIA's wrote of each, and notes on why it did not."""
-    kept, problems = [], {}
-    for one in profiles:
-        name, path = one.backend, files[one.backend][tool]
+
+    def write(one: Profile, request: Mapping[str, Any]) -> Profile:
+        path = files[one.backend][tool]
         say(f"writing {path.name}")
-        try:
-            nsight_reports.write(tool, path, pool.interpreters.get(name), _request([name], pool, case, device))
-            kept.append(replace(one, kept={**one.kept, tool: str(path)}))
-        except ncu.NotCounted as reason:
-            problems[name] = reason
-            kept.append(one)
-    return kept, _notes(nsight_reports.REPORTS[tool].suffix, problems, len(profiles))
+        nsight_reports.write(tool, path, pool.interpreters.get(one.backend), request)
+        return replace(one, kept={**one.kept, tool: str(path)})
+
+    return _for_each(nsight_reports.REPORTS[tool].suffix, write, profiles, pool, case, device)
+
+
+def add_counters(
+    profiles: Sequence[Profile], pool: WorkerPool, case: Case, device: Device, say: Callable[[str], Any]
+) -> tuple[list[Profile], tuple[str, ...]]:
+    """Return the profiles with how busy each unit was in each kernel, by ncu, and notes on why that is not known."""
+
+    def count(tool: str, one: Profile, request: Mapping[str, Any]) -> Profile:
+        say(f"reading the counters of the kernels of {one.backend} (ncu)")
+        return replace(one, counters=unit_counters.measure(tool, pool.interpreters.get(one.backend), request))
+
+    return _by_ncu("counters", count, profiles, pool, case, device)
 
 
 def _by_ncu(
     what: str,
-    measure: Callable[[str, str | None, Mapping[str, Any]], Mapping[str, Found | ncu.NotCounted]],
+    count: Callable[[str, Profile, Mapping[str, Any]], Profile],
     profiles: Sequence[Profile],
     pool: WorkerPool,
     case: Case,
     device: Device,
-    say: Callable[[str], Any],
-) -> tuple[dict[str, Found], tuple[str, ...]]:
-    """Return what `measure` finds by backend, and notes on why it does not.
-
-    One run of ncu has all backends of an interpreter but those that need a process of their own. Those of which it says
-    nothing, as one before may have crashed, are run alone.
-    """
+) -> tuple[list[Profile], tuple[str, ...]]:
+    """Return the profiles with what `count` adds to each by ncu, and notes on why it does not."""
     tool = ncu.find()
     if tool is None:
-        return {}, (f"{what}: {ncu.MISSING}",)
-    together: dict[tuple[str | None, str], list[str]] = {}
+        return list(profiles), (f"{what}: {ncu.MISSING}",)
+    return _for_each(what, partial(count, tool), profiles, pool, case, device)
+
+
+def _for_each(
+    what: str,
+    count: Callable[[Profile, Mapping[str, Any]], Profile],
+    profiles: Sequence[Profile],
+    pool: WorkerPool,
+    case: Case,
+    device: Device,
+) -> tuple[list[Profile], tuple[str, ...]]:
+    """Return the profiles with what `count` adds to each, and notes on why it does not.
+
+    What hinders one backend mostly hinders all, and is said once.
+    """
+    counted: list[Profile] = []
+    problems: dict[str, str] = {}  # reason -> the first backend that it hindered
     for one in profiles:
-        key = pool.interpreters.get(one.backend), one.backend if one.alone else ""
-        together.setdefault(key, []).append(one.backend)
-    found: dict[str, Found | ncu.NotCounted] = {}
-
-    def ask(python: str | None, names: Sequence[str]) -> None:
-        say(f"{what} of {', '.join(names)} (ncu)")
+        name = one.backend
         try:
-            found.update(measure(tool, python, _request(names, pool, case, device)))
-        except ncu.NotCounted as reason:
-            found.update(dict.fromkeys(names, reason) if len(names) == 1 else {})
-
-    for (python, _), names in together.items():
-        ask(python, names)
-        for name in names:
-            if name not in found:
-                ask(python, [name])
-    problems = {name: said for name, said in found.items() if isinstance(said, ncu.NotCounted)}
-    counted = {name: said for name, said in found.items() if not isinstance(said, ncu.NotCounted)}
-    return counted, _notes(what, problems, len(profiles))
-
-
-def _request(names: Sequence[str], pool: WorkerPool, case: Case, device: Device) -> Mapping[str, Any]:
-    """Return what worker/ncu_launch.py is asked to run."""
-    return {
-        "backends": {name: pool.specs[name] for name in names},
-        "case": to_json(case),
-        "device": to_json(device),
-    }
-
-
-def _notes(what: str, problems: Mapping[str, ncu.NotCounted], of: int) -> tuple[str, ...]:
-    """Return a line for each reason. What hinders all `of` backends is said once and names none of them."""
-    first: dict[str, str] = {}
-    for name, reason in problems.items():
-        first.setdefault(str(reason), name)
-    who = "" if len(first) == 1 and len(problems) == of else " of {}"
-    return tuple(f"{what}{who.format(name)}: {reason}" for reason, name in first.items())
+            request = {"name": name, "spec": pool.specs[name], "case": to_json(case), "device": to_json(device)}
+            counted.append(count(one, request))
+        except ncu.NotCounted as error:
+            problems.setdefault(str(error), name)
+            counted.append(one)
+    who = "" if len(problems) == 1 and all(a is b for a, b in zip(counted, profiles, strict=True)) else " of {}"
+    return counted, tuple(f"{what}{who.format(name)}: {reason}" for reason, name in problems.items())

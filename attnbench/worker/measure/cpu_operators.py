@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attnbench.worker.measure.profiler_session import Activity, recorded_events, session
+from attnbench.core.activity import Activity
+from attnbench.worker.measure.profiler_session import recorded_events, session
 
 MATRIX_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 

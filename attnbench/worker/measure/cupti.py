@@ -22,7 +22,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnbench.worker.measure.profiler_session import Activity, recorded_events, session
+from attnbench.core.activity import Activity
+from attnbench.worker.measure.profiler_session import recorded_events, session
 from attnbench.worker.measure.sampling import do_nothing
 
 if TYPE_CHECKING:

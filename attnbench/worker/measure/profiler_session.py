@@ -8,18 +8,7 @@ does not matter, uses torch.profiler itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
-
-
-@dataclass(frozen=True)
-class Activity:
-    """A kernel, copy or fill on a GPU, or an operator of torch on a CPU; start and end in seconds."""
-
-    name: str
-    start: float
-    end: float
-    stream: int = 0  # of the GPU
 
 
 def session(*, cpu: bool = True, cuda: bool = False, memory: bool = False, shapes: bool = False) -> Any:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core import stats
+from attnbench.core.activity import Activity
 from attnbench.core.backend import Inputs, Prepared, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.policy import Policy
@@ -26,7 +27,7 @@ from attnbench.worker.cell_steps import notes_on_data
 from attnbench.worker.instruments import Instruments, TimedLaunch
 from attnbench.worker.laps import Laps
 from attnbench.worker.measure.cpu_operators import trace_operators
-from attnbench.worker.measure.profiler_session import Activity, recorded_events, session
+from attnbench.worker.measure.profiler_session import recorded_events, session
 from attnbench.worker.ranks import split_inputs
 from attnbench.worker.reference import HardInputsCheck, InputRenewal, ResultCheck
 from attnbench.worker.reference.tolerance import worst

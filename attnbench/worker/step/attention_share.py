@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from attnbench.core.activity import Activity, busy_seconds
 from attnbench.core.backend import Backend, Signature
 from attnbench.core.case import Case
 from attnbench.core.flops import attention_of
@@ -20,7 +21,7 @@ from attnbench.core.machine import Device
 from attnbench.core.record import Measurement
 from attnbench.worker import kernel_rules
 from attnbench.worker.measure.cpu_operators import MATRIX_PRODUCTS
-from attnbench.worker.measure.profiler_session import Activity, recorded_events, session
+from attnbench.worker.measure.profiler_session import recorded_events, session
 from attnbench.worker.step.attention_calls import MARK, marked
 
 if TYPE_CHECKING:
@@ -99,11 +100,11 @@ def split(events: Sequence[Any], *, on_gpu: bool) -> StepTrace:
     ranges = []
     for begin, end, what in pairs:
         inside = [_activity(e) for _, e in placed[bisect.bisect_left(starts, begin) : bisect.bisect_right(starts, end)]]
-        seconds = kernel_rules.busy_seconds(inside) if on_gpu else (end - begin) / 1e9
+        seconds = busy_seconds(inside) if on_gpu else (end - begin) / 1e9
         ranges.append(Range(what, seconds, tuple(inside)))
     every = [_activity(e) for _, e in placed]
     whole = [(e.end_ns() - e.start_ns()) / 1e9 for e in events if e.name() == STEP and not _on_device(e)]
-    total = kernel_rules.busy_seconds(every) if on_gpu else sum(whole)
+    total = busy_seconds(every) if on_gpu else sum(whole)
     return StepTrace(total, sum(found.seconds for found in ranges), tuple(ranges), tuple(every))
 
 
