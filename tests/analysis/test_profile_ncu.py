@@ -178,7 +178,8 @@ def test_a_report_is_written_by_the_tool(tool: str, tmp_path: Path, monkeypatch:
     body = f"""
 assert args[-4:-1] == [{sys.executable!r}, {ISOLATED!r}, "attnbench.worker.ncu_launch"]
 assert json.loads(args[-1]) == json.loads({json.dumps(json.dumps(REQUEST))})
-named = [b for a, b in zip(args, args[1:]) if a in ("--export", "--output")]
+named = [b for a, b in zip(args, args[1:]) if a == "--export"]
+named += [a.partition("=")[2] for a in args if a.startswith("--output=")]
 open(named[0], "w").write("a report")
 """
     stand_in(tmp_path, body, tool)

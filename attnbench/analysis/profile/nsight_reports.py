@@ -1,7 +1,8 @@
 """Reports for NVIDIA's own tools: all that ncu reads of each kernel (ncu-rep), the host beside the GPU (nsys-rep).
 
 Both are of worker/ncu_launch.py, which starts and stops the tools by CUDA's profiler calls. The kernels of the call lie
-between two of torch's spin kernels. Options are those of Nsight Compute 2025.3 and Nsight Systems 2025.3.
+between two of torch's spin kernels. nsys was on no machine on which attnbench was tried; its options are
+spelt as its user guide has them (docs.nvidia.com/nsight-systems/UserGuide), long ones with an equal sign.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def _ncu_options(file: Path) -> Sequence[str]:
 
 
 def _nsys_options(file: Path) -> Sequence[str]:
-    wanted = ("--trace", "cuda,nvtx,osrt", "--capture-range", "cudaProfilerApi", "--capture-range-end", "stop")
-    return ("profile", *wanted, "--force-overwrite", "true", "--output", str(file))
+    wanted = ("--trace=cuda,nvtx,osrt", "--capture-range=cudaProfilerApi", "--capture-range-end=stop")
+    return ("profile", *wanted, "--force-overwrite=true", f"--output={file}")
 
 
 REPORTS: Mapping[str, Report] = {
