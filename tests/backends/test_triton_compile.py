@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from overwritten_operands import overwritten_operands
 
 # Triton is not imported here: without TRITON_INTERPRET that would disable the interpreter for triton_attention.py.
 pytestmark = pytest.mark.skipif(not find_spec("triton"), reason="triton is not installed")
@@ -24,6 +25,8 @@ OTHERS = (
     *("fwd,80,64,fp16", "dq,90,64,bf16,RIGHT", "fwd,90,64,bf16,VARLEN", "fwd,gfx942,64,bf16,RIGHT"),
     *("fwd,90,128,bf16,RIGHT,TMA", "dkdv,90,128,bf16,RIGHT,TMA", "fwd,90,128,fp8e4nv,FP8"),
     *("fwd,90,128,bf16,RIGHT,TMA,ALIBI", "fwd,90,128,bf16,RIGHT,TMA,KIND3x256", "dkdv,90,64,bf16,RIGHT,TMA,KIND6x0"),
+    *("fwd,90,192x128,bf16,RIGHT,TMA", "dkdv,90,192x128,bf16,RIGHT,TMA", "dq,90,192x128,bf16,RIGHT,TMA"),
+    *("dq,90,128,bf16,RIGHT,TMA", "dkdv,90,64,bf16,RIGHT,TMA,SPLIT", "dq,90,256,bf16,LEFT,RIGHT,TMA"),
     *("fwd,90,128,fp8e4nv,FP8,TMA", "paged,90,128,bf16,RIGHT", "paged,90,64,fp16,CACHE8", "paged,90,512,bf16,LATENT"),
 )
 
@@ -39,3 +42,37 @@ def test_compiles(cases: tuple[str, ...], tmp_path: Path) -> None:
     assert [one["case"] for one in said] == list(cases)
     for one in said:
         assert not one.get("serialised"), f"{one}: ptxas would wait for every matmul; see keys_seen"
+        assert not one.get("overwritten"), f"{one}: wrong code of ptxas; see overwritten_operands.py"
+
+
+ROUND = """
+        /*0000*/ LDSM.16.M88.4 R8, [R0+UR4] ;
+.L_x_0:
+        /*0010*/ HGMMA.64x64x16.F32.BF16 R24, R8, gdesc[UR8], RZ, !UPT, gsb0 ;
+        /*0020*/ @!P0 SYNCS.ARRIVE.TRANS64 RZ, [UR4+0x2000], R5 ;
+        /*0030*/ {} ;
+        /*0040*/ HGMMA.64x64x16.F32.BF16 R56, R12, gdesc[UR8].tnspB, R56, gsb0 ;
+        /*0050*/ {} ;
+        /*0060*/ @P0 BRA `(.L_x_0) ;
+        /*0070*/ EXIT ;
+.L_x_1:
+        /*0080*/ @!P1 BRA `(.L_x_1) ;
+        /*0090*/ BRA `(.L_x_0) ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ("FADD R16, R24, R25", "MOV R17, R24", []),
+        ("F2FP.BF16.F32.PACK_AB R12, R25, R24", "MOV R17, R24", []),  # the other operand, made in each round
+        ("FADD R10, R24, R25", "MOV R17, R24", ["R10"]),
+        ("@P2 MUFU.EX2 R10, R24", "MOV R17, R24", ["R10"]),
+        ("LDS.128 R4, [R3]", "FMUL R9, R24, R24", ["R9"]),
+        ("FADD R10, R24, R25", "MOV R10, R200", []),  # brought back
+        ("IMAD.WIDE R10, R24, R25, R26", "STS.128 [R8], R200", ["R10", "R11"]),
+    ],
+)
+def test_overwritten_operands_are_found(before: str, after: str, found: list[str]) -> None:
+    made = (f"F2FP.BF16.F32.PACK_AB R1{n}, R24, R25 ;\n" for n in (2, 3, 4, 5))
+    assert overwritten_operands(ROUND.format("".join(made) + before, after)) == found

@@ -97,10 +97,35 @@ def test_wrong_results_are_named(
 def test_candidates_parse_and_include_the_rows_of_the_table(script: ModuleType, candidate: ModuleType) -> None:
     assert candidate.blocks_of("64x128x4x3-tra") == block_sizes.Blocks(64, 128, 4, 3, True, True, True)
     known = {key: list(map(candidate.blocks_of, texts.split())) for key, texts in script.CANDIDATES.items()}
-    assert all(len(set(some)) == len(some) for some in known.values())
+    assert all(len(set(texts.split())) == len(texts.split()) for texts in script.CANDIDATES.values())
     for kernel, rows in block_sizes._HOPPER_MEASURED.items():
         for d, row in rows.items():
             assert set(row) <= set(known[f"{kernel} d{d}"])
+
+
+def test_options_that_are_no_block_sizes(candidate: ModuleType) -> None:
+    assert candidate.splits_of("64x64x4x3-ts16") == 16
+    assert candidate.splits_of("64x128x8x3-s2") == 2
+    assert candidate.splits_of("64x64x4x3-tra") is None
+    assert candidate.is_padded("64x32x4x3-trap")
+    assert not any(map(candidate.is_padded, ("64x32x4x3-tra", "64x32x4x3")))
+    assert candidate.share(("dkdv", "dq"), candidate.case_of("d192 4k causal bwd", False).shape) == 1
+
+
+@dry
+@pytest.mark.parametrize(
+    ("row", "blocks"),
+    [
+        ("d192 4k causal fwd", {"fwd": "32x32x4x1-trp"}),
+        ("d192 4k causal bwd", {"dkdv": "32x32x4x1-t", "dq": "32x32x4x1-t"}),
+        ("d64-mqa 2k causal bwd", {"dkdv": "32x32x4x1-ts2"}),
+    ],
+    ids=["padded", "in-parts", "split"],
+)
+def test_rows_with_other_shapes(candidate: ModuleType, row: str, blocks: dict[str, str]) -> None:
+    answer = candidate.judge(row, blocks, True, True)
+    assert "wrong" not in answer
+    assert answer["error"] < 1e-3
 
 
 CHILD = """

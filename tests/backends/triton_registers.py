@@ -3,11 +3,15 @@
     python tests/backends/triton_registers.py KERNEL,ARCH,HEADDIM,DTYPE[,FEATURE...] ...
 
 KERNEL is fwd, dkdv, dq, decode, or paged (with pages of 16 tokens); ARCH a compute capability (80, 90, 100) or an AMD
-one (gfx942); DTYPE as Triton writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, ALIBI, SINK,
-FP8, TMA, RESIDENT and AHEAD, of paged also LATENT (HEADDIM is then that of v, with 64 more in k) and CACHE8, an e4m3
-cache. Block sizes are the first row of the table whose shared memory fits (with TMA the row measured on Hopper, with
-its options), or those that a FEATURE such as 64x128x4x3 names (BLOCK_M, BLOCK_N, num_warps, num_stages). Prints one
-JSON line for each; on AMD only what Triton itself reports.
+one (gfx942); HEADDIM a number, or two such as 192x128, of which the second is that of v; DTYPE as Triton writes it
+(bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, ALIBI, SINK, FP8, TMA, RESIDENT and AHEAD, of dkdv
+also SPLIT, of paged LATENT (HEADDIM is then that of v, with 64 more in k) and CACHE8, an e4m3 cache; PADDED pads each
+headdim to a power of two in one tile. Block sizes are the first row of the table whose shared memory fits (with TMA the
+row measured on Hopper, with its options), or those that a FEATURE such as 64x128x4x3 names (BLOCK_M, BLOCK_N,
+num_warps, num_stages). Prints one JSON line for each; on AMD only what Triton itself reports.
+
+"overwritten" has registers that a loop's matmul reads as it found them at the loop's start, and that something else
+overwrites later in the loop, so that the next round reads something else: wrong code (docs/triton-kernel.md).
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from typing import Any
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # the default; Triton 3.9 warns where it is not set
 
 import triton
+from overwritten_operands import overwritten_operands
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
@@ -45,28 +50,37 @@ SHARED = {"80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "gfx942": 64}  #
 ITEMSIZE = {"fp32": 4, "fp8e4nv": 1}
 
 
-def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) -> dict[str, Any]:
+def build(kernel: str, arch: str, headdims: str, dtype: str, features: set[str]) -> dict[str, Any]:
     fn, itemsize = KERNELS[kernel], ITEMSIZE.get(dtype, 2)
-    width = triton.next_power_of_2(headdim)
+    headdim, headdim_v = (int(n) for n in (headdims.split("x") * 2)[:2])
+    width_v = triton.next_power_of_2(headdim_v)
+    in_parts = kernel in OWN_BLOCKS and "PADDED" not in features and config.column_parts(headdim)[0]
+    width, parts = config.column_parts(headdim) if in_parts else (triton.next_power_of_2(headdim), 1)
     tables = config._SINGLE_PRECISION if itemsize == 4 else config._HALF_PRECISION
     of_table = "decode" if kernel == "paged" else kernel
-    memory = functools.partial(config.shared_memory, of_table, block_d=width, block_dv=width, itemsize=itemsize)
+    widths = {"block_d": width * parts, "block_dv": width_v}
+    memory = functools.partial(config.shared_memory, of_table, **widths, itemsize=itemsize)
     if "LATENT" in features:
         memory = functools.partial(config.latent_shared_memory, block_d=width + 64, block_dv=width, itemsize=itemsize)
-    table = config._LATENT if "LATENT" in features else tables[of_table][max(64, width)]
+    table = config._LATENT if "LATENT" in features else config.rows_of(tables[of_table], width * parts, width_v)
     limit = SHARED[arch] * 1024
     fitting = (row for row in table if memory(row) <= limit)
     blocks = next(fitting, table[-1])
     if arch == "90" and "TMA" in features:
-        blocks = next(iter(config._HOPPER_MEASURED.get(kernel, {}).get(max(64, width), ())), blocks)
+        measured = config._HOPPER_MEASURED.get(kernel, {})
+        blocks = next(iter(config.rows_of(measured, width * parts, width_v)), blocks)
+        if kernel == "fwd" and parts > 1:  # as forward.py does
+            blocks = blocks._replace(ahead=False)
     for sizes in (name.split("x") for name in features if name[0].isdigit()):
         blocks = config.Blocks(*map(int, sizes), resident="RESIDENT" in features, ahead="AHEAD" in features)
     features = features | {name.upper() for name in ("resident", "ahead") if getattr(blocks, name)}
-    constants: dict[str, Any] = {"HEADDIM": headdim, "HEADDIM_V": headdim, "BLOCK_D": width, "BLOCK_DV": width}
+    constants: dict[str, Any] = {"HEADDIM": headdim, "HEADDIM_V": headdim_v, "BLOCK_D": width, "BLOCK_DV": width_v}
     constants |= {"BLOCK_M": blocks.BLOCK_M, "BLOCK_N": blocks.BLOCK_N}
     constants |= {name: name in features for name in FEATURES if name in fn.arg_names}
     if kernel == "paged":
         constants |= {"PAGE": 16, "LATENT": "LATENT" in features, "REST": 64, "BLOCK_R": 64}
+    if kernel in OWN_BLOCKS:
+        constants |= {"PARTS": parts}
     absent = (
         [name for name in fn.arg_names if name.startswith("Cu_")]
         if not features & {"VARLEN"} and kernel != "paged"
@@ -74,6 +88,7 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
     )
     absent += [name for name in fn.arg_names if name.startswith("Descale")] if "FP8" not in features else []
     absent += [name for name, feature in (("Sink", "SINK"), ("Slopes", "ALIBI")) if feature not in features]
+    absent += ["splits"] if kernel == "dkdv" and "SPLIT" not in features else []
     kinds = [name for name in features if name.startswith("KIND")]  # such as KIND3x64
     kind, number = map(int, kinds[0].removeprefix("KIND").split("x")) if kinds else (0, 0)
     if kernel in ("fwd", "dkdv", "dq"):
@@ -90,15 +105,18 @@ def build(kernel: str, arch: str, headdim: int, dtype: str, features: set[str]) 
                 getattr(blocks, DESCRIPTOR_ROWS[name]),
                 name in OWN_BLOCKS[kernel] and "RESIDENT" not in features,
             )
-            block = f"1, 1, {rows}, {width}" if by_head else f"1, {rows}, 1, {width}"
+            columns = width if name in ("Q", "K") else width_v
+            block = f"1, 1, {rows}, {columns}" if by_head else f"1, {rows}, 1, {columns}"
             if name == "V" and "FP8" in features:
-                block = f"1, {width}, 1, {rows}"
+                block = f"1, {columns}, 1, {rows}"
             signature[name] = f"tensordesc<{dtype}[{block}]>"
         elif kernel == "dkdv" and name in ("Lse", "Delta") and "TMA" in features:
             signature[name] = f"tensordesc<fp32[1, 1, {blocks.BLOCK_M}]>"
         else:
             narrow = name in ("K", "V") and "CACHE8" in features
             signature[name] = _type(name, "bf16" if name == "Out" and itemsize == 1 else "fp8e4nv" if narrow else dtype)
+            if name in ("DK", "DV") and "SPLIT" in features:
+                signature[name] = "*fp32"
             if signature[name][0] == "*" or (name.startswith("stride_") and not name.startswith("stride_l")):
                 attributes[(i,)] = [["tt.divisibility", 16]]
     target = GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch), 32)
@@ -128,15 +146,18 @@ def _ptxas(ptx: str, arch: str) -> dict[str, Any]:
         source.write_text(ptx)
         command = [ptxas, "-v", "--gpu-name", target, source, "-o", f"{folder_of_one}/kernel"]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        command = [Path(ptxas).with_name("nvdisasm"), "-c", f"{folder_of_one}/kernel"]
+        sass = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", text)
     return {
         "registers": int(re.search(r"Used (\d+) registers", text)[1]),  # type: ignore[index]
         "spilled": [int(n) for n in spilled.groups()] if spilled else [],  # bytes stored and loaded
         "serialised": "serialized" in text,  # its warnings C7510 to C7515
+        "overwritten": overwritten_operands(sass),
     }
 
 
 if __name__ == "__main__":
     for case in sys.argv[1:]:
         kernel, arch, headdim, dtype, *features = case.split(",")
-        print(json.dumps({"case": case, **build(kernel, arch, int(headdim), dtype, set(features))}), flush=True)
+        print(json.dumps({"case": case, **build(kernel, arch, headdim, dtype, set(features))}), flush=True)

@@ -16,9 +16,11 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -27,6 +29,7 @@ import torch
 import triton
 from torch import Tensor
 
+from attnbench.backends.triton import backward as backward_module
 from attnbench.backends.triton import block_sizes as config
 from attnbench.backends.triton.backward import attention_backward
 from attnbench.backends.triton.block_sizes import Blocks
@@ -45,19 +48,37 @@ from attnbench.worker.instruments import Instruments, TimedLaunch
 # (error_of) of 10 times the second.
 TOLERANCE = 8e-3
 CHUNK = 4096  # queries whose scores are held in memory at once
-SHARE: dict[tuple[str, ...], float] = {("dkdv",): 4 / 5, ("dq",): 3 / 5}  # of the matmuls that count for a backward
+# Of the rows that need more words than a headdim: headdim, headdim_v, nheads, nheads_k
+SHAPES = {"d192": (192, 128, 16, 16), "d64-mqa": (64, 64, 32, 1), "d128-gqa": (128, 128, 16, 2)}
 SHORT = Policy(max_seconds=0.1)
 ONCE = Policy(warmup_s=0.0, min_samples=1, max_samples=1)
 Results = dict[str, Tensor]
 
 
 def case_of(row: str, dry: bool) -> Case:
-    """Return the case of a row, which is timed: 16k tokens in all, and nheads x headdim = 2048."""
+    """Return the case of a row, which is timed: 16k tokens in all, and nheads x headdim = 2048 or as SHAPES says."""
     width, length, mask, direction = row.split()
-    d, n = int(width[1:]), int(length[:-1])
-    tokens, heads = (6 * n, 2) if dry else (1024 * n, 2048 // d)
-    shape = Shape(16 // n, tokens, tokens, heads, heads, d, d)
+    d, d_v, heads, heads_k = sizes_of(width)
+    n = int(length[:-1])
+    tokens = 6 * n if dry else 1024 * n
+    if dry:
+        heads, heads_k = 2, 2 if heads == heads_k else 1
+    shape = Shape(16 // n, tokens, tokens, heads, heads_k, d, d_v)
     return Case(shape, "fp16" if dry else "bf16", direction, mask == "causal")  # type: ignore[arg-type]
+
+
+def sizes_of(width: str) -> tuple[int, int, int, int]:
+    """Return (headdim, headdim_v, nheads, nheads_k) of a row's first word, such as d128."""
+    return SHAPES[width] if width in SHAPES else (int(width[1:]), int(width[1:]), *[2048 // int(width[1:])] * 2)
+
+
+def share(kernels: tuple[str, ...], shape: Shape) -> float:
+    """Return the FLOPs of these kernels as a share of those that count for a backward.
+
+    S, dQ and dK have the headdim, dP and dV headdim_v. Both dk/dv and dq compute S and dP.
+    """
+    d, d_v = shape.headdim, shape.headdim_v
+    return {("dkdv",): 2 * d + 2 * d_v, ("dq",): 2 * d + d_v}.get(kernels, 3 * d + 2 * d_v) / (3 * d + 2 * d_v)
 
 
 def odd_lengths(case: Case, dry: bool) -> list[Case]:
@@ -66,8 +87,10 @@ def odd_lengths(case: Case, dry: bool) -> list[Case]:
     Triton compiles a forward separately for log-sum-exps whose length is a multiple of 16. The second case has such a
     length, so that the kernel of the row is compiled too.
     """
-    d = case.shape.headdim
-    shapes = [Shape(1, 70, 90, 2, 1, d, d)] if dry else [Shape(2, *n, 4, 2, d, d) for n in ((1000, 1300), (1040, 1040))]
+    d, d_v, heads, heads_k = case.shape.headdim, case.shape.headdim_v, case.shape.nheads, case.shape.nheads_k
+    heads, heads_k = (4, 2) if heads == heads_k else (heads, heads_k)
+    lengths = ((1000, 1300), (1040, 1040))
+    shapes = [Shape(1, 70, 90, 2, 1, d, d_v)] if dry else [Shape(2, *n, heads, heads_k, d, d_v) for n in lengths]
     return [replace(case, shape=shape) for shape in shapes]
 
 
@@ -78,13 +101,25 @@ def blocks_of(text: str) -> Blocks:
     return Blocks(m, n, warps, stages, tma="t" in options, resident="r" in options, ahead="a" in options)
 
 
+def is_padded(text: str) -> bool:
+    """Return whether a candidate pads the headdim in one tile."""
+    return "p" in text.partition("-")[2]
+
+
+def splits_of(text: str) -> int | None:
+    """Return into how many parts a candidate splits the query heads of a key head; None where it does not say."""
+    found = re.search(r"-[a-z]*s(\d+)", text)
+    return int(found[1]) if found else None
+
+
 @functools.lru_cache(maxsize=2)
 def float32_reference(case: Case, device: str) -> tuple[Inputs, Results]:
     """Return the inputs, and out, the log-sum-exp in base 2 and, for a backward, dq, dk and dv, computed in float32."""
     torch.set_float32_matmul_precision("highest")
     given, s = inputs.make(case, device, 0), case.shape
     q, k, v, dout = given.q, given.k, given.v, given.dout
-    want = {name: torch.zeros(t.shape, device=device) for name, t in (("out", q), ("dq", q), ("dk", k), ("dv", v))}
+    want = {name: torch.zeros(t.shape, device=device) for name, t in (("dq", q), ("dk", k), ("dv", v))}
+    want["out"] = torch.zeros((*q.shape[:3], v.shape[3]), device=device)
     want["lse"] = torch.zeros(s.batch, s.nheads, s.seqlen_q, device=device)
     key_positions = torch.arange(s.seqlen_k, device=device)
     for b, h in ((b, h) for b in range(s.batch) for h in range(s.nheads)):
@@ -159,7 +194,13 @@ def judge(row: str, blocks: dict[str, str], check: bool, dry: bool) -> dict[str,
     def empty_filled_with_nan(*args: Any, **options: Any) -> Tensor:
         return empty(*args, **options).fill_(float("nan"))
 
-    with patch.object(config, "candidates", lambda kernel, *_: (chosen[kernel],)):
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(config, "candidates", lambda kernel, *_: (chosen[kernel],)))
+        if any(map(is_padded, blocks.values())):
+            stack.enter_context(patch.object(config, "column_parts", lambda _: (0, 1)))
+        if (splits := splits_of(blocks.get("dkdv", ""))) is not None:
+            group = 2 if dry else case.shape.nheads // case.shape.nheads_k
+            stack.enter_context(patch.object(backward_module, "query_splits", lambda *_: min(splits, group)))
         for checked_case in odd_lengths(case, dry) if check else [case]:
             launch, want = launcher(checked_case, set(chosen), device), float32_reference(checked_case, device)[1]
             with patch.object(torch, "empty", empty_filled_with_nan):
@@ -172,7 +213,7 @@ def judge(row: str, blocks: dict[str, str], check: bool, dry: bool) -> dict[str,
             del results
             timing = instruments(device).time(TimedLaunch(launch, lambda _: [], 0, 0), ONCE if dry else SHORT)
             seconds = median(timing.measurements["time"].values)
-            answer |= {"seconds": seconds, "rate": flops(case) * SHARE.get(tuple(chosen), 1.0) / seconds}
+            answer |= {"seconds": seconds, "rate": flops(case) * share(tuple(chosen), case.shape) / seconds}
     return answer
 
 
@@ -183,11 +224,13 @@ def machine(candidates: dict[str, list[str]], dry: bool) -> dict[str, Any]:
     """
     device, index, table = "cpu, interpreted" if dry else torch.cuda.get_device_name(0), None if dry else 0, {}
     for key, texts in candidates.items():
-        kernel, d = key.split(" d")
-        sizes: Any = (kernel, int(d), int(d), 2, index, not dry)
+        kernel, width = key.split()
+        d, d_v, *_ = sizes_of(width)
+        sizes: Any = (kernel, d, d_v, 2, index, not dry)
         for mask in ("full", "causal"):
             now = config.candidates(*sizes, mask == "causal")[0]
-            table[f"{key} {mask}"] = next((text for text in texts if blocks_of(text) == now), None)
+            chosen = (t for t in texts if blocks_of(t) == now and not is_padded(t) and splits_of(t) is None)
+            table[f"{key} {mask}"] = next(chosen, None)
     return {"device": device, "torch": torch.__version__, "triton": triton.__version__, "table": table}
 
 

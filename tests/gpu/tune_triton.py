@@ -7,19 +7,23 @@ Run it from the repository's root:
     python tests/gpu/tune_triton.py --dry --only d64 fwd          tiny, in Triton's interpreter, to try this script
 
 A candidate is written BLOCK_MxBLOCK_NxWARPSxSTAGES with options (see `Blocks`): t for tensor maps, r for resident, a
-for ahead. Each candidate goes through these steps (tune_candidate.py):
+for ahead; p for a headdim padded in one tile (block_sizes.column_parts), of dk/dv and dq both where it stands at one;
+s8 for query heads split into 8 parts for dk and dv, where none leaves the number to block_sizes.query_splits. Each
+candidate goes through these steps (tune_candidate.py):
 
 1. One of --jobs processes compiles it and runs it on lengths that fill no block, with grouped heads. Where that crashes
    or hangs, the candidate has failed, and a new process continues with the next. Compiled kernels stay in Triton's
    cache.
-2. A process that has the GPU to itself runs it on the row: bf16, 16k tokens in all, nheads x headdim = 2048.
+2. A process that has the GPU to itself runs it on the row: bf16, 16k tokens in all, nheads x headdim = 2048; "d192"
+   has 16 heads and a headdim_v of 128, "d64-mqa" 32 query heads on one, "d128-gqa" 16 on 2.
 3. In both steps all of its results are compared with float32, so that a wrong block is found wherever it is. Results
    start as NaN, so that what is not written is found. A backward gets its out and log-sum-exp from float32 too.
 4. If it is right, it is timed as attnbench times: CUDA events, L2 cold, bursts with pauses, the median.
 
-dk/dv and dq are timed separately, each by the matmuls that it does (4 and 3, though both together count as 5), and then
-the best of both together. "table" marks what block_sizes.py has now. Candidates are chosen for Hopper, from registers
-and spills (`python tests/backends/triton_registers.py`); what another GPU cannot do fails there.
+dk/dv and dq are timed separately, each by the matmuls that it does (4 and 3, though both together count as 5; see
+tune_candidate.share), and then the best of both together. "table" marks what block_sizes.py has now. Candidates are
+chosen for Hopper, from registers and spills (`python tests/backends/triton_registers.py`); what another GPU cannot do
+fails there.
 
 Exit code 1 where a row got no figure, or where the candidate in block_sizes.py is wrong or failed; 2 without a GPU.
 """
@@ -51,6 +55,10 @@ ROWS = {  # headdim, tokens in a sequence, mask, pass; the TFLOP/s to reach on a
     "d128 16k causal bwd": 380,
     "d256 16k causal fwd": 480,
     "d256 16k causal bwd": 260,
+    "d192 4k causal fwd": 537,  # of cuDNN, as the next two; padded to 256 they had 341, 205 and, not split, 187
+    "d192 4k causal bwd": 419,
+    "d64-mqa 2k causal bwd": 316,
+    "d128-gqa 4k causal bwd": 380,
 }
 CANDIDATES = {  # by kernel and headdim; the first has no tensor maps
     "fwd d64": """128x64x4x3 64x128x4x3-tr 64x128x4x3-tra 64x128x4x3-t 64x128x4x4-tr 64x64x4x4-tra 64x64x4x4-tr
@@ -59,6 +67,16 @@ CANDIDATES = {  # by kernel and headdim; the first has no tensor maps
         128x128x8x2-tra 64x128x4x2-tr""",
     "fwd d256": """128x64x8x2 64x32x4x3-tra 64x32x4x3-tr 64x32x4x4-tra 64x16x4x4-tra 64x64x4x2-tra 128x32x8x3-tra
         128x32x8x4-tra 128x64x8x2-t""",
+    "fwd d192": """64x32x4x3-trap 64x64x4x2-tr 64x64x4x3-tr 64x32x4x3-tr 64x32x4x4-tr 128x64x8x2-tr 128x64x8x3-tr
+        128x128x8x2-tr 128x64x8x2-t""",
+    "dkdv d192": """64x64x8x2-tap 64x64x8x2-ta 64x64x8x2-t 64x64x8x3-ta 32x64x4x2-t 32x64x4x2-ta 32x64x8x3-ta
+        64x128x8x2-t""",
+    "dq d192": """128x32x8x3-tap 128x32x8x3-ta 64x32x4x3-tra 64x32x4x4-tra 64x32x4x3-ta 64x64x4x2-ta 128x64x8x2-ta
+        64x64x8x2-ta""",
+    "dkdv d64-mqa": "64x64x4x3-ts1 64x64x4x3-ts2 64x64x4x3-ts4 64x64x4x3-ts8 64x64x4x3-ts16 64x64x4x3-ts32 64x64x4x3-t",
+    "dq d64-mqa": "128x64x4x3-ta",
+    "dkdv d128-gqa": "64x128x8x3-s1 64x128x8x3-s2 64x128x8x3-s4 64x128x8x3-s8 64x128x8x3",
+    "dq d128-gqa": "64x64x4x3-tra",
     "dkdv d64": """64x64x4x4 64x64x4x3-t 64x64x4x2-t 64x64x4x3-ta 64x128x8x3 64x128x8x3-ta
         128x64x4x2-t 32x64x4x4-t 64x64x4x3""",
     "dkdv d128": """64x128x8x3 64x128x8x3-a 64x128x8x3-ta 64x128x8x4 64x128x8x4-ta 64x64x4x2-ta 64x64x4x2-t 32x64x4x4-ta
@@ -226,14 +244,16 @@ def summary(rows: list[str], kinds: list[str], found: list[Found]) -> tuple[list
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="rows whose name has all of these")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="WORD", help="rows whose name has all of these (a,b: a or b)"
+    )
     parser.add_argument("--kernel", nargs="+", choices=KERNELS, default=list(KERNELS), help="default: all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile; default: cores")
     parser.add_argument("--out", type=Path, metavar="FILE", help="all figures as JSON, in seconds and FLOP/s")
     parser.add_argument("--dry", action="store_true", help="tiny, on a CPU; its speeds mean nothing")
     options = parser.parse_args(arguments)
     began, dry = time.monotonic(), options.dry
-    rows = [row for row in ROWS if set(options.only) <= set(row.split())]
+    rows = [row for row in ROWS if all(set(word.split(",")) & set(row.split()) for word in options.only)]
     if not rows:
         parser.error(f"no row has all of {', '.join(options.only)}; rows are: {', '.join(ROWS)}")
     kinds = [kind for kind in KERNELS if kind in options.kernel]

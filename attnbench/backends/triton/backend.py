@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MIN_TRITON = (3, 4)  # the first with tensor descriptors made on the host
 MIN_CAPABILITY_FP8 = (8, 9)
 MAX_LATENT = 512  # headdim_v of latent rows
+# Keys whose dk and dv are in fp32 at most, where the query heads of a key head are split: 8 programs for each of 148
+# multiprocessors (B200), of 128 keys each, or twice as many of half as many (block_sizes.query_splits).
+MAX_SPLIT_KEYS = 8 * 148 * 128
 
 
 class Triton(BackendBase):
@@ -99,8 +102,14 @@ class Triton(BackendBase):
     def workspace(self, case: Case) -> Workspace:
         s = case.extent
         row = 4 * s.batch * s.nheads * s.seqlen_q  # one float32 per query
-        # A backward has a padded copy of the log-sum-exp, and delta.
-        return Workspace(nbytes=row * (3 if case.has_backward else 1), what="log-sum-exp and delta", passes=2.0)
+        if not case.has_backward:
+            return Workspace(nbytes=row, what="log-sum-exp", passes=2.0)
+        # A backward has a padded copy of the log-sum-exp, and delta; and parts of dk and dv, where few programs would
+        # run without splitting the query heads of a key head.
+        keys = s.batch * s.nheads_k * s.seqlen_k
+        splits = min(s.nheads // s.nheads_k, MAX_SPLIT_KEYS // keys)
+        parts = splits * keys * 4 * (s.headdim + s.headdim_v) if splits > 1 else 0
+        return Workspace(nbytes=row * 3 + parts, what="log-sum-exp, delta and parts of dk and dv", passes=2.0)
 
     def signature(self, case: Case, device: Device) -> Signature:
         if device.kind == "cpu":

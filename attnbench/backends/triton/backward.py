@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.backends.triton.block_sizes import Blocks, head_dim_constants, heads_per_section
-from attnbench.backends.triton.device_functions import load_rows
+from attnbench.backends.triton.block_sizes import Blocks, heads_per_section, query_splits, tile_constants
+from attnbench.backends.triton.device_functions import load_rows, store_rows
 from attnbench.backends.triton.dkdv import _dk_dv
 from attnbench.backends.triton.dq import _dq
 from attnbench.backends.triton.launch import Part, can_use_tma, launch, launch_best, row_descriptors, tensor_descriptors
@@ -43,7 +43,7 @@ def attention_backward(
     nheads, nheads_k = q.shape[2], k.shape[2]
     if dout.stride(-1) != 1:  # a broadcast gradient, such as that of out.sum()
         dout = dout.contiguous()
-    constants = head_dim_constants(q, v)
+    constants = tile_constants(q, v)
     padded_q = triton.cdiv(out.shape[1], PADDING) * PADDING
     lse_delta = torch.empty((2, out.shape[0], nheads, padded_q), dtype=torch.float32, device=q.device)
     lse_padded, delta = lse_delta.unbind()
@@ -83,18 +83,24 @@ def attention_backward(
         if blocks.tma and use_tma:
             queries, keys = parts(blocks)
             inputs, rows = tensor_descriptors(keys, queries, resident=False), row_descriptors(rows, blocks.BLOCK_M)
+        programs = triton.cdiv(problem.seqlen_k, blocks.BLOCK_N) * heads_k
+        splits = query_splits(q, programs, group, triton.cdiv(problem.seqlen_q, blocks.BLOCK_M), blocks.num_warps)
+        results = (dk, dv) if splits == 1 else tuple(_empty_splits(x, splits) for x in (dk, dv))
         launch(
             _dk_dv,
             blocks,
-            triton.cdiv(problem.seqlen_k, blocks.BLOCK_N) * heads_k,
+            programs * splits,
             q,
-            *(inputs[2], *inputs[:2], inputs[3], *rows, dk, dv, *sequences),
+            *(inputs[2], *inputs[:2], inputs[3], *rows, *results, *sequences),
             *arguments(problem.named_mask, blocks.BLOCK_M, blocks.BLOCK_N, by_keys=True),
-            *(*strides, *problem.strides(dk, dv)),
-            *(*scalars, nheads, group, heads_k),
-            heads_per_section(heads_k, group * problem.seqlen_q * row_bytes),
+            *(*strides, *problem.strides(*results)),
+            *(*scalars, nheads, group // splits, None if splits == 1 else splits, heads_k * splits),
+            heads_per_section(heads_k * splits, group // splits * problem.seqlen_q * row_bytes),
             **features(blocks),
         )
+        if splits > 1:
+            _add_splits(results[0], dk, splits)
+            _add_splits(results[1], dv, splits)
 
     def run_dq(blocks: Blocks) -> None:
         inputs: tuple[Any, ...] = (q, dout, k, v)
@@ -121,6 +127,25 @@ def attention_backward(
         launch_best("dq", q, v, problem.mask_kind, use_tma, run_dq)
     dsink = _gradient_of_sink(problem.sink, lse_padded, delta) if need_dsink and problem.sink is not None else None
     return dq, dk, dv, dsink
+
+
+def _empty_splits(x: Tensor, splits: int) -> Tensor:
+    """Return a new fp32 tensor for the parts of x, (batch, seqlen, nheads, headdim), with `splits` times the heads."""
+    batch, seqlen, nheads, headdim = x.shape
+    return torch.empty((batch, seqlen, nheads * splits, headdim), dtype=torch.float32, device=x.device)
+
+
+def _add_splits(parts: Tensor, result: Tensor, splits: int) -> None:
+    """Write the sums of the parts that _empty_splits made to `result`, in an order that is always the same."""
+    launch(
+        _sum_splits,
+        Blocks(16, 1, 4, 1),
+        triton.cdiv(result.numel() // result.shape[-1], 16),
+        result,
+        *(parts, result, result.numel() // result.shape[-1], splits),
+        HEADDIM=result.shape[-1],
+        BLOCK_D=triton.next_power_of_2(result.shape[-1]),
+    )
 
 
 def _gradient_of_sink(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
@@ -158,3 +183,19 @@ def _delta(
     tl.store(Delta + at, tl.sum(out.to(tl.float32) * dout, 1))
     lse = tl.load(Lse + bh * seqlen_q + start_m + rows, mask=rows < limit, other=float("inf"))
     tl.store(LsePadded + at, lse)
+
+
+@triton.jit(do_not_specialize=["count", "splits"])
+def _sum_splits(
+    Parts, Result, count, splits,
+    HEADDIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # noqa: ARG001  `launch` passes both to every kernel
+):  # fmt: skip
+    """Write the sums of (count, splits, HEADDIM) fp32 over `splits` to (count, HEADDIM), both contiguous."""
+    start = tl.program_id(0) * BLOCK_M
+    rows, limit, first = tl.arange(0, BLOCK_M), count - start, start.to(tl.int64)
+    total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    for split in range(splits):
+        Part = Parts + (first * splits + split) * HEADDIM
+        total += load_rows(Part, splits * HEADDIM, rows, limit, HEADDIM, BLOCK_D, True)
+    store_rows(Result + first * HEADDIM, HEADDIM, rows, limit, total, HEADDIM, BLOCK_D)

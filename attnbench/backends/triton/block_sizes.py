@@ -39,7 +39,8 @@ Kernel = Literal["fwd", "dkdv", "dq", "decode"]
 L2_BUDGET = 16 << 20
 
 MIN_BLOCK = 16  # the least side of a matmul
-MIN_SPLIT_BLOCKS = 4  # the least blocks of keys for one program of a split decode
+MIN_SPLIT_BLOCKS = 4  # the least blocks, of keys or of queries, for one program of a split
+SPLIT_WARPS = 64  # for a multiprocessor, the most for dk and dv where the query heads of a key head are split
 PAGED_PROGRAMS = 16  # of a multiprocessor, over a cache of pages
 PAGED_STRETCH = 1024  # keys of one
 
@@ -96,21 +97,25 @@ _SINGLE_PRECISION: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
 # For Hopper and 16-bit inputs, where tensor descriptors can be made: the fastest of 15 to 30 candidates on an H200,
 # found by tests/gpu/tune_triton.py. Two programs of 4 warps fit on a multiprocessor, and one computes while the other
 # waits for its matmuls; at headdim 256, dk, dv and dq need the registers of 8 warps. Where there are two rows, the
-# second is for calls with a mask.
+# second is for calls with a mask. The rows of 192, for a headdim of 192 beside a headdim_v of 128,
+# were measured on an H100.
 _HOPPER_MEASURED: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     "fwd": {
         64: (Blocks(64, 128, 4, 3, tma=True, resident=True),),  # 96 KiB
         128: (Blocks(64, 64, 4, 3, tma=True, resident=True, ahead=True),),  # 112
+        192: (Blocks(128, 64, 8, 3, tma=True, resident=True),),  # 120; `ahead` would make ptxas serialise the matmuls
         256: (Blocks(64, 32, 4, 3, tma=True, resident=True, ahead=True),),  # 112
     },
     "dkdv": {
         64: (Blocks(64, 64, 4, 3, tma=True),),  # 65
         128: (Blocks(64, 128, 8, 3, ahead=True), Blocks(64, 128, 8, 3)),  # 161
+        192: (Blocks(64, 128, 8, 2, tma=True),),  # 161
         256: (Blocks(64, 64, 8, 2, tma=True, ahead=True),),  # 200
     },
     "dq": {
         64: (Blocks(128, 64, 4, 3, tma=True, ahead=True),),  # 81
         128: (Blocks(64, 64, 4, 3, tma=True, resident=True, ahead=True),),  # 96
+        192: (Blocks(64, 32, 4, 3, tma=True, resident=True, ahead=True),),  # 60
         256: (Blocks(128, 32, 8, 3, tma=True, ahead=True),),  # 224
     },
 }
@@ -118,7 +123,9 @@ _HOPPER_MEASURED: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
 
 def decode_blocks(q: Tensor, v: Tensor, rows: int) -> Blocks:
     """Return the block sizes of the decode kernel: the first that fit; BLOCK_M is the least that holds `rows`."""
-    chosen = candidates("decode", *padded_head_dims(q, v), q.element_size(), device_index(q), False, False)[0]
+    sizes = head_dim_constants(q, v)
+    widths = sizes["BLOCK_D"], sizes["BLOCK_DV"]
+    chosen = candidates("decode", *widths, q.element_size(), device_index(q), False, False)[0]
     return chosen._replace(BLOCK_M=max(MIN_BLOCK, triton.next_power_of_2(rows)))
 
 
@@ -150,22 +157,27 @@ def candidates(
     `block_d` and `block_dv` are the padded head dims, `device` is a GPU's index or None for the interpreter. `use_tma`
     says whether tensor descriptors can be made of the tensors, `masked` whether there is a causal mask or a window.
     """
-    width, limit = max(64, block_d, block_dv), _shared_memory_limit(device)
-    rows = (_HALF_PRECISION if itemsize <= 2 else _SINGLE_PRECISION)[kernel][width]
+    limit = _shared_memory_limit(device)
+    rows = rows_of((_HALF_PRECISION if itemsize <= 2 else _SINGLE_PRECISION)[kernel], block_d, block_dv)
     # The estimate is an upper bound, so the smallest row may fit although the estimate is above the limit.
     fitting = tuple(r for r in rows if shared_memory(kernel, r, block_d, block_dv, itemsize) <= limit) or rows[-1:]
     measured: tuple[Blocks, ...] = ()
     if use_tma and itemsize == 2 and has_tma(device):
-        measured = _HOPPER_MEASURED.get(kernel, {}).get(width, ())
+        measured = rows_of(_HOPPER_MEASURED.get(kernel, {}), block_d, block_dv)
     if len(measured) == 2:
         measured = measured[1:] if masked else measured[:1]
     return (measured or fitting)[:1] if architecture(device) == "sm_90" else fitting + measured
 
 
+def rows_of(table: dict[int, tuple[Blocks, ...]], block_d: int, block_dv: int) -> tuple[Blocks, ...]:
+    """Return a table's rows for these padded head dims: of the least width that holds both; none in an empty table."""
+    return next((table[width] for width in sorted(table) if width >= max(block_d, block_dv)), ())
+
+
 def padded_head_dims(q: Tensor, v: Tensor) -> tuple[int, int]:
-    """Return (BLOCK_D, BLOCK_DV), the widths of the blocks that hold headdim and headdim_v columns."""
-    sizes = head_dim_constants(q, v)
-    return sizes["BLOCK_D"], sizes["BLOCK_DV"]
+    """Return how many columns of q and k, and of v, a block of forward, dk and dv, and dq holds."""
+    sizes = tile_constants(q, v)
+    return sizes["BLOCK_D"] * sizes["PARTS"], sizes["BLOCK_DV"]
 
 
 def shared_memory(kernel: Kernel, blocks: Blocks, block_d: int, block_dv: int, itemsize: int) -> int:
@@ -239,6 +251,33 @@ def paged_splits(q: Tensor, programs: int, seqlen_k: int, block_n: int) -> int:
     """
     more = min(-(-PAGED_PROGRAMS * multiprocessors(device_index(q)) // programs), seqlen_k // PAGED_STRETCH)
     return max(key_splits(q, programs, seqlen_k, block_n), more)
+
+
+def query_splits(q: Tensor, programs: int, group: int, blocks_of_queries: int, num_warps: int) -> int:
+    """Return into how many parts to split the `group` query heads of a key head for dk and dv: a divisor of `group`.
+
+    `programs` is the number of programs without splitting, `blocks_of_queries` those of one query head. It is the
+    largest number with which there are at most SPLIT_WARPS warps for each multiprocessor, so that under a causal mask,
+    too, the last programs leave few of them idle. A program has at least MIN_SPLIT_BLOCKS blocks of queries.
+    """
+    wanted = SPLIT_WARPS * multiprocessors(device_index(q)) // (programs * num_warps)
+    most = min(wanted, group * blocks_of_queries // MIN_SPLIT_BLOCKS)
+    return max((n for n in range(1, min(most, group) + 1) if group % n == 0), default=1)
+
+
+def tile_constants(q: Tensor, v: Tensor) -> dict[str, int]:
+    """Return the constants of forward, dk and dv, and dq: those of `head_dim_constants`, with q and k in PARTS tiles.
+
+    BLOCK_D is the width of each tile. A headdim from 129 to 192 has three tiles of 64, and is not padded to 256.
+    """
+    constants = head_dim_constants(q, v)
+    width, parts = column_parts(q.shape[-1])
+    return constants | {"BLOCK_D": width or constants["BLOCK_D"], "PARTS": parts}
+
+
+def column_parts(headdim: int) -> tuple[int, int]:
+    """Return (width, number) of the tiles in which q and k are computed; (0, 1) where it is one, padded."""
+    return (64, 3) if 128 < headdim <= 192 else (0, 1)
 
 
 def head_dim_constants(q: Tensor, v: Tensor) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """Device functions of several attention kernels: the order of programs, loads and stores, masks, tanh."""
 
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: disable-error-code="untyped-decorator, assignment"
 
 from __future__ import annotations
 
@@ -163,14 +164,70 @@ def load_rows(base, stride, rows, limit, D: tl.constexpr, BLOCK_D: tl.constexpr,
 
 
 @triton.jit
-def load_block(Descriptor, b, h, start, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BY_HEAD: tl.constexpr):
-    """Load ROWS rows from `start` on through the tensor descriptor of (batch, seqlen, nheads, headdim).
+def load_block(Descriptor, b, h, start, column, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BY_HEAD: tl.constexpr):
+    """Load ROWS rows from `start` on, BLOCK_D columns from `column` on, through the descriptor of a tensor.
 
-    With BY_HEAD the descriptor is of (batch, nheads, seqlen, headdim). Values beyond the end of the tensor are zero.
+    The descriptor is of (batch, seqlen, nheads, headdim), with BY_HEAD of (batch, nheads, seqlen, headdim). Values
+    beyond the end of the tensor are zero.
     """
     b, h = b.to(tl.int32), h.to(tl.int32)
-    values = Descriptor.load([b, h, start, 0]) if BY_HEAD else Descriptor.load([b, start, h, 0])
+    values = Descriptor.load([b, h, start, column]) if BY_HEAD else Descriptor.load([b, start, h, column])
     return values.reshape(ROWS, BLOCK_D)
+
+
+# Queries and keys of a headdim from 129 to 192 are computed as PARTS = 3 tiles of 64 columns (block_sizes.py), where a
+# single tile would be padded to 256. The functions below take and return such tiles as tuples, of one tile elsewhere.
+
+
+@triton.jit
+def load_row_parts(
+    base, stride, rows, limit,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, CHECK: tl.constexpr,
+):  # fmt: skip
+    """Load PARTS tiles, each as load_rows does: tile i has BLOCK_D columns from i * BLOCK_D on."""
+    tiles = ()
+    for i in tl.static_range(PARTS):
+        tiles += (load_rows(base + i * BLOCK_D, stride, rows, limit, D - i * BLOCK_D, BLOCK_D, CHECK),)
+    return tiles
+
+
+@triton.jit
+def load_block_parts(
+    Descriptor, b, h, start,
+    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BY_HEAD: tl.constexpr,
+):  # fmt: skip
+    """Load PARTS tiles through a tensor descriptor: tile i has BLOCK_D columns from i * BLOCK_D on."""
+    tiles = ()
+    for i in tl.static_range(PARTS):
+        tiles += (load_block(Descriptor, b, h, start, i * BLOCK_D, ROWS, BLOCK_D, BY_HEAD),)
+    return tiles
+
+
+@triton.jit
+def zero_parts(ROWS: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr):
+    """Return PARTS fp32 tiles of zeros, ROWS x BLOCK_D each."""
+    tiles = ()
+    for _ in tl.static_range(PARTS):
+        tiles += (tl.zeros((ROWS, BLOCK_D), tl.float32),)
+    return tiles
+
+
+@triton.jit
+def dot_of_parts(a, b, PARTS: tl.constexpr):
+    """Return a b^T, where the summed dimension, the headdim, is in parts."""
+    result = tl.dot(a[0], tl.trans(b[0]), input_precision="ieee")
+    for i in tl.static_range(1, PARTS):
+        result = tl.dot(a[i], tl.trans(b[i]), result, input_precision="ieee")
+    return result
+
+
+@triton.jit
+def add_dot_by_parts(sums, a, b, PARTS: tl.constexpr):
+    """Return sums + a b, where the columns of b and of the sums are in parts."""
+    results = ()
+    for i in tl.static_range(PARTS):
+        results += (tl.dot(a, b[i], sums[i], input_precision="ieee"),)
+    return results
 
 
 @triton.jit
@@ -202,3 +259,12 @@ def store_rows(base, stride, rows, limit, values, D: tl.constexpr, BLOCK_D: tl.c
     cols = tl.arange(0, BLOCK_D)
     pointers = base + rows.to(tl.int64)[:, None] * stride + cols[None, :]
     tl.store(pointers, values.to(base.dtype.element_ty), mask=(rows[:, None] < limit) & (cols[None, :] < D))
+
+
+@triton.jit
+def store_row_parts(
+    base, stride, rows, limit, tiles, factor, D: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr
+):
+    """Store PARTS tiles, times a factor, each as store_rows does: tile i has the columns from i * BLOCK_D on."""
+    for i in tl.static_range(PARTS):
+        store_rows(base + i * BLOCK_D, stride, rows, limit, tiles[i] * factor, D - i * BLOCK_D, BLOCK_D)

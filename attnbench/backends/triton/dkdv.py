@@ -9,23 +9,29 @@ import triton.language as tl
 
 from attnbench.backends.triton.device_functions import (
     add_alibi,
+    add_dot_by_parts,
     alibi_slope,
     block_and_head,
+    dot_of_parts,
     listed_blocks,
     load_block,
+    load_block_parts,
+    load_row_parts,
     load_rows,
     mask_by_name,
     mask_scores,
     sequence_bounds,
+    store_row_parts,
     store_rows,
     tanh,
+    zero_parts,
 )
 
 
 @triton.jit(
     do_not_specialize=[
         *("scale", "scale_tanh", "scale_log2", "seqlen_q", "seqlen_k", "left", "right"),
-        *("nheads", "group", "heads", "section"),
+        *("nheads", "group", "splits", "heads", "section"),
     ]
 )
 def _dk_dv(
@@ -35,30 +41,38 @@ def _dk_dv(
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     stride_gb, stride_gm, stride_gh, stride_lb, stride_lh,
     stride_dkb, stride_dkn, stride_dkh, stride_dvb, stride_dvn, stride_dvh,
-    scale, scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads, group,
-    heads,  # batch * nheads_k
+    scale, scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads,
+    group,  # query heads of one program
+    splits,  # programs that share a block of keys, None where it has one
+    heads,  # batch * nheads_k * splits
     section,
-    HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, ALIBI: tl.constexpr,
     KIND: tl.constexpr, NUMBER: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Compute dK and dV of one block of keys of one key head, from the queries of all query heads that share it."""
+    """Compute dK and dV of one block of keys of one key head, from the queries of all query heads that share it.
+
+    Where few programs would run, `splits` of them share the block, each for a part of the query heads. DK and DV are
+    then fp32, with splits * nheads_k heads: the parts of key head h are the heads from h * splits on (_sum_splits in
+    backward.py adds them).
+    """
     # Under a causal mask the first keys are seen by the most queries, so the block with the most work is already first.
     rank, bh = block_and_head(tl.cdiv(seqlen_k, BLOCK_N), heads, section)
     start_n = rank * BLOCK_N
-    nheads_k = nheads // group
-    b, h_k = bh // nheads_k, bh % nheads_k
+    nheads_k = nheads // group  # times splits
+    b, h_k = bh // nheads_k, bh % nheads_k  # of dK and dV
+    h_kv = h_k if splits is None else h_k // splits  # of K and V
     first_q, first_k, seqlen_q, seqlen_k = sequence_bounds(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
     cols = tl.arange(0, BLOCK_N)
     limit_n, first_n = seqlen_k - start_n, start_n.to(tl.int64) + first_k
     if TMA:
-        k = load_block(K, b, h_k, start_n, BLOCK_N, BLOCK_D, BY_HEAD=True)
-        v = load_block(V, b, h_k, start_n, BLOCK_N, BLOCK_DV, BY_HEAD=True)
+        k = load_block_parts(K, b, h_kv, start_n, BLOCK_N, BLOCK_D, PARTS, BY_HEAD=True)
+        v = load_block(V, b, h_kv, start_n, 0, BLOCK_N, BLOCK_DV, BY_HEAD=True)
     else:
-        K += b * stride_kb + h_k * stride_kh + first_n * stride_kn
-        V += b * stride_vb + h_k * stride_vh + first_n * stride_vn
-        k = load_rows(K, stride_kn, cols, limit_n, HEADDIM, BLOCK_D, True)
+        K += b * stride_kb + h_kv * stride_kh + first_n * stride_kn
+        V += b * stride_vb + h_kv * stride_vh + first_n * stride_vn
+        k = load_row_parts(K, stride_kn, cols, limit_n, HEADDIM, BLOCK_D, PARTS, True)
         v = load_rows(V, stride_vn, cols, limit_n, HEADDIM_V, BLOCK_DV, True)
 
     begin, full_begin, full_end, end = queries_seeing(
@@ -70,7 +84,7 @@ def _dk_dv(
     # Query m sees the keys from m - left to m + right, where keys are counted from the one with which query 0 is
     # aligned. `keys` are the positions of this program's keys in that count.
     keys = (start_n - (seqlen_k - seqlen_q) + cols)[:, None]
-    dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    dk = zero_parts(BLOCK_N, BLOCK_D, PARTS)
     dv = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
     for member in range(group):
         h = h_k * group + member
@@ -85,12 +99,12 @@ def _dk_dv(
             dk, dv = _dk_dv_block(
                 dk, dv, k, v, q_head, g_head, lse_head, delta_head, stride_qm, stride_gm, b, h, scale_tanh, scale_log2,
                 slope, keys, left, right, start_m, is_edge, seqlen_q, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D,
-                BLOCK_DV, BLOCK_M, LEFT, RIGHT, SOFTCAP, VARLEN, ALIBI, KIND, NUMBER, TMA, AHEAD,
+                PARTS, BLOCK_DV, BLOCK_M, LEFT, RIGHT, SOFTCAP, VARLEN, ALIBI, KIND, NUMBER, TMA, AHEAD,
             )  # fmt: skip
 
-    store_rows(
+    store_row_parts(
         DK + b * stride_dkb + h_k * stride_dkh + first_n * stride_dkn,
-        stride_dkn, cols, limit_n, dk * scale, HEADDIM, BLOCK_D,
+        stride_dkn, cols, limit_n, dk, scale, HEADDIM, BLOCK_D, PARTS,
     )  # fmt: skip
     store_rows(
         DV + b * stride_dvb + h_k * stride_dvh + first_n * stride_dvn,
@@ -130,7 +144,7 @@ def queries_seeing(
 
 @triton.jit
 def _dk_dv_block(
-    dk, dv, k, v,
+    dk, dv, k, v,  # dk and k in parts
     Q, DOut, Lse, Delta,
     stride_qm, stride_gm,
     b, h,  # for TMA
@@ -142,7 +156,7 @@ def _dk_dv_block(
     is_edge,  # whether some of the queries do not see some of the keys
     seqlen_q, seqlen_k,
     Kept,  # of a mask by name
-    HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
     VARLEN: tl.constexpr, ALIBI: tl.constexpr, KIND: tl.constexpr, NUMBER: tl.constexpr, TMA: tl.constexpr,
     AHEAD: tl.constexpr,
@@ -156,12 +170,12 @@ def _dk_dv_block(
     rows = tl.arange(0, BLOCK_M)
     limit, offset = seqlen_q - start_m, tl.cast(start_m, tl.int64)
     if TMA:
-        q = load_block(Q, b, h, start_m, BLOCK_M, BLOCK_D, BY_HEAD=False)
-        dout = load_block(DOut, b, h, start_m, BLOCK_M, BLOCK_DV, BY_HEAD=False)
+        q = load_block_parts(Q, b, h, start_m, BLOCK_M, BLOCK_D, PARTS, BY_HEAD=False)
+        dout = load_block(DOut, b, h, start_m, 0, BLOCK_M, BLOCK_DV, BY_HEAD=False)
         lse = Lse.load([b.to(tl.int32), h.to(tl.int32), start_m]).reshape(BLOCK_M)
         delta = Delta.load([b.to(tl.int32), h.to(tl.int32), start_m]).reshape(BLOCK_M)
     else:
-        q = load_rows(Q + offset * stride_qm, stride_qm, rows, limit, HEADDIM, BLOCK_D, True)
+        q = load_row_parts(Q + offset * stride_qm, stride_qm, rows, limit, HEADDIM, BLOCK_D, PARTS, True)
         dout = load_rows(DOut + offset * stride_gm, stride_gm, rows, limit, HEADDIM_V, BLOCK_DV, True)
         if VARLEN:  # no padding: the next sequence follows
             lse = tl.load(Lse + offset + rows, mask=rows < limit, other=float("inf"))
@@ -170,12 +184,12 @@ def _dk_dv_block(
             lse = tl.load(Lse + offset + rows)
             delta = tl.load(Delta + offset + rows)
     # dP - delta is one matmul that starts from -delta, so delta need not stay in registers until it is subtracted.
-    minus_delta = tl.broadcast_to(-delta[None, :], (k.shape[0], BLOCK_M))
-    scores = tl.dot(k, tl.trans(q), input_precision="ieee")
+    minus_delta = tl.broadcast_to(-delta[None, :], (v.shape[0], BLOCK_M))
+    scores = dot_of_parts(k, q, PARTS)
     if AHEAD:
         dp = tl.dot(v, tl.trans(dout), minus_delta, input_precision="ieee")
     if SOFTCAP:
-        scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
+        scores = tanh(scores * scale_tanh, EXACT=dout.dtype == tl.float32)
         softcap_slope = 1.0 - scores * scores
     if ALIBI:
         scores = add_alibi(scores, slope, keys - start_m - rows[None, :])
@@ -201,5 +215,5 @@ def _dk_dv_block(
     ds = p * dp
     if SOFTCAP:
         ds *= softcap_slope
-    dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
+    dk = add_dot_by_parts(dk, ds.to(dout.dtype), q, PARTS)
     return dk, dv

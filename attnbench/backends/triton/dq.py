@@ -9,17 +9,22 @@ import triton.language as tl
 
 from attnbench.backends.triton.device_functions import (
     add_alibi,
+    add_dot_by_parts,
     alibi_slope,
     block_and_head,
+    dot_of_parts,
     keys_seen,
     listed_blocks,
     load_block,
+    load_block_parts,
+    load_row_parts,
     load_rows,
     mask_by_name,
     mask_scores,
     sequence_bounds,
-    store_rows,
+    store_row_parts,
     tanh,
+    zero_parts,
 )
 
 
@@ -38,7 +43,7 @@ def _dq(
     heads,  # batch * nheads
     section,
     whole,  # seqlen_k rounded down to a multiple of BLOCK_N; with VARLEN the longest seqlen_k
-    HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, ALIBI: tl.constexpr,
     KIND: tl.constexpr, NUMBER: tl.constexpr, TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -52,14 +57,14 @@ def _dq(
     rows = tl.arange(0, BLOCK_M)
     limit_m, first_m = seqlen_q - start_m, start_m.to(tl.int64) + first_q
     if TMA:
-        q = load_block(Q, b, h, start_m, BLOCK_M, BLOCK_D, BY_HEAD=not RESIDENT)
-        dout = load_block(DOut, b, h, start_m, BLOCK_M, BLOCK_DV, BY_HEAD=not RESIDENT)
+        q = load_block_parts(Q, b, h, start_m, BLOCK_M, BLOCK_D, PARTS, BY_HEAD=not RESIDENT)
+        dout = load_block(DOut, b, h, start_m, 0, BLOCK_M, BLOCK_DV, BY_HEAD=not RESIDENT)
     else:
         Q += b * stride_qb + h * stride_qh + first_m * stride_qm
         DOut += b * stride_gb + h * stride_gh + first_m * stride_gm
         K += b * stride_kb + h_k * stride_kh + first_k * stride_kn
         V += b * stride_vb + h_k * stride_vh + first_k * stride_vn
-        q = load_rows(Q, stride_qm, rows, limit_m, HEADDIM, BLOCK_D, True)
+        q = load_row_parts(Q, stride_qm, rows, limit_m, HEADDIM, BLOCK_D, PARTS, True)
         dout = load_rows(DOut, stride_gm, rows, limit_m, HEADDIM_V, BLOCK_DV, True)
     row_values = b * stride_lb + h * stride_lh + first_m + rows
     lse = tl.load(Lse + row_values, mask=rows < limit_m, other=float("inf"))
@@ -77,13 +82,13 @@ def _dq(
     last = tl.minimum(middle + right, seqlen_k - 1) if RIGHT else seqlen_k - 1
     slope = alibi_slope(tl.load(Slopes + h), scale_log2) if ALIBI else 0.0
 
-    dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    dq = zero_parts(BLOCK_M, BLOCK_D, PARTS)
     for start in range(full_begin, full_end, BLOCK_N):
         start_n = tl.load(Listed + start // BLOCK_N) * BLOCK_N if KIND else start
         dq = _dq_block(
             dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first,
-            last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, KIND,
-            NUMBER, TMA, AHEAD, MASK=False,
+            last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, PARTS, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI,
+            KIND, NUMBER, TMA, AHEAD, MASK=False,
         )  # fmt: skip
     between = full_end - full_begin  # one loop for both edges, as in forward.py
     for start in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
@@ -92,19 +97,20 @@ def _dq(
             start_n = tl.load(Listed + start_n // BLOCK_N) * BLOCK_N
         dq = _dq_block(
             dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first,
-            last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, KIND,
-            NUMBER, TMA, AHEAD, MASK=True,
+            last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, PARTS, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI,
+            KIND, NUMBER, TMA, AHEAD, MASK=True,
         )  # fmt: skip
 
-    store_rows(
+    store_row_parts(
         DQ + b * stride_dqb + h * stride_dqh + first_m * stride_dqm,
-        stride_dqm, rows, limit_m, dq * scale, HEADDIM, BLOCK_D,
+        stride_dqm, rows, limit_m, dq, scale, HEADDIM, BLOCK_D, PARTS,
     )  # fmt: skip
 
 
 @triton.jit
 def _dq_block(
-    dq, q, dout, lse, delta,
+    dq, q,  # in parts
+    dout, lse, delta,
     K, V,
     stride_kn, stride_vn,
     b, h_k,  # for TMA
@@ -113,7 +119,7 @@ def _dq_block(
     first, last,  # first and last key that each query sees, (queries, 1)
     start_n, seqlen_k,
     Kept,  # of a mask by name
-    HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, KIND: tl.constexpr,
     NUMBER: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
@@ -121,17 +127,17 @@ def _dq_block(
     cols = tl.arange(0, BLOCK_N)
     limit, offset = seqlen_k - start_n, tl.cast(start_n, tl.int64)
     if TMA:
-        k = load_block(K, b, h_k, start_n, BLOCK_N, BLOCK_D, BY_HEAD=False)
-        v = load_block(V, b, h_k, start_n, BLOCK_N, BLOCK_DV, BY_HEAD=False)
+        k = load_block_parts(K, b, h_k, start_n, BLOCK_N, BLOCK_D, PARTS, BY_HEAD=False)
+        v = load_block(V, b, h_k, start_n, 0, BLOCK_N, BLOCK_DV, BY_HEAD=False)
     else:
-        k = load_rows(K + offset * stride_kn, stride_kn, cols, limit, HEADDIM, BLOCK_D, MASK)
+        k = load_row_parts(K + offset * stride_kn, stride_kn, cols, limit, HEADDIM, BLOCK_D, PARTS, MASK)
         v = load_rows(V + offset * stride_vn, stride_vn, cols, limit, HEADDIM_V, BLOCK_DV, MASK)
-    minus_delta = tl.broadcast_to(-delta[:, None], (q.shape[0], BLOCK_N))
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    minus_delta = tl.broadcast_to(-delta[:, None], (dout.shape[0], BLOCK_N))
+    scores = dot_of_parts(q, k, PARTS)
     if AHEAD:
         dp = tl.dot(dout, tl.trans(v), minus_delta, input_precision="ieee")
     if SOFTCAP:
-        scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
+        scores = tanh(scores * scale_tanh, EXACT=dout.dtype == tl.float32)
         softcap_slope = 1.0 - scores * scores
     if ALIBI:
         scores = add_alibi(scores, slope, start_n + cols[None, :] - middle)
@@ -146,4 +152,4 @@ def _dq_block(
     ds = p * dp
     if SOFTCAP:
         ds *= softcap_slope
-    return tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
+    return add_dot_by_parts(dq, ds.to(v.dtype), k, PARTS)

@@ -11,14 +11,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.backends.triton.block_sizes import Blocks, head_dim_constants, heads_per_section
+from attnbench.backends.triton.block_sizes import Blocks, heads_per_section, tile_constants
 from attnbench.backends.triton.device_functions import (
     add_alibi,
     alibi_slope,
     block_and_head,
+    dot_of_parts,
     keys_seen,
     listed_blocks,
     load_block,
+    load_block_parts,
+    load_row_parts,
     load_rows,
     load_transposed_block,
     load_transposed_rows,
@@ -46,7 +49,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tupl
     nheads, nheads_k = q.shape[2], k.shape[2]
     group, heads = nheads // nheads_k, problem.batch * nheads
     head_bytes = problem.seqlen_k * (k.shape[3] + v.shape[3]) * q.element_size()
-    constants = head_dim_constants(q, v)
+    constants = tile_constants(q, v)
     width, width_v = constants["BLOCK_D"], constants["BLOCK_DV"]
     read = v_as_read(v)
     # The kernel relies on zeros beyond the last key. A descriptor gives them at the end of a tensor, not of a sequence.
@@ -78,7 +81,8 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tupl
             FP8=problem.descale is not None,
             TMA=blocks.tma and use_tma,
             RESIDENT=blocks.resident,
-            AHEAD=blocks.ahead and problem.named_mask is None,
+            # With q and k in parts, ptxas would serialise the matmuls (its warning C7514).
+            AHEAD=blocks.ahead and problem.named_mask is None and constants["PARTS"] == 1,
         )
 
     launch_best("fwd", q, v, problem.mask_kind, use_tma, run)
@@ -115,7 +119,7 @@ def _forward(
     heads,  # batch * nheads
     section,
     whole,  # seqlen_k rounded down to a multiple of BLOCK_N; with VARLEN the longest seqlen_k
-    HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, FP8: tl.constexpr,
     ALIBI: tl.constexpr, KIND: tl.constexpr, NUMBER: tl.constexpr, SINK: tl.constexpr,
     TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -131,12 +135,12 @@ def _forward(
     limit_m, first_m = seqlen_q - start_m, start_m.to(tl.int64) + first_q
 
     if TMA:
-        q = load_block(Q, b, h, start_m, BLOCK_M, BLOCK_D, BY_HEAD=not RESIDENT)
+        q = load_block_parts(Q, b, h, start_m, BLOCK_M, BLOCK_D, PARTS, BY_HEAD=not RESIDENT)
     else:
         Q += b * stride_qb + h * stride_qh + first_m * stride_qm
         K += b * stride_kb + h_k * stride_kh + first_k * stride_kn
         V += b * stride_vb + h_k * stride_vh + (first_k if FP8 else first_k * stride_vn)
-        q = load_rows(Q, stride_qm, rows, limit_m, HEADDIM, BLOCK_D, True)
+        q = load_row_parts(Q, stride_qm, rows, limit_m, HEADDIM, BLOCK_D, PARTS, True)
     scale_tanh, scale_log2 = apply_descale(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP, FP8)
 
     begin, full_begin, full_end, end = keys_seen(
@@ -157,30 +161,32 @@ def _forward(
     if SINK:
         row_max, row_sum = softmax_of_sink(tl.load(Sink + h), row_sum)
     if AHEAD:  # compute S of the next block before the softmax of this one, to keep the tensor cores busy meanwhile
-        scores = raw_scores(q, K, stride_kn, b, h_k, full_begin, seqlen_k, HEADDIM, BLOCK_D, BLOCK_N, TMA, CHECK=True)
+        scores = raw_scores(
+            q, K, stride_kn, b, h_k, full_begin, seqlen_k, HEADDIM, BLOCK_D, PARTS, BLOCK_N, TMA, CHECK=True
+        )
         for start_n in range(full_begin, full_end - BLOCK_N, BLOCK_N):
             following = raw_scores(
-                q, K, stride_kn, b, h_k, start_n + BLOCK_N, seqlen_k, HEADDIM, BLOCK_D, BLOCK_N, TMA, CHECK=False
+                q, K, stride_kn, b, h_k, start_n + BLOCK_N, seqlen_k, HEADDIM, BLOCK_D, PARTS, BLOCK_N, TMA, CHECK=False
             )
             acc, row_max, row_sum = update_softmax(
                 acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first, last,
-                start_n, seqlen_k, Kept, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, KIND, NUMBER,
+                start_n, seqlen_k, Kept, q[0].dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, KIND, NUMBER,
                 FP8, TMA, MASK=False,
             )  # fmt: skip
             scores = following
         if full_begin < full_end:
             acc, row_max, row_sum = update_softmax(
                 acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first, last,
-                full_end - BLOCK_N, seqlen_k, Kept, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, KIND,
-                NUMBER, FP8, TMA, MASK=False,
+                full_end - BLOCK_N, seqlen_k, Kept, q[0].dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI,
+                KIND, NUMBER, FP8, TMA, MASK=False,
             )  # fmt: skip
     else:
         for start in range(full_begin, full_end, BLOCK_N):
             start_n = tl.load(Listed + start // BLOCK_N) * BLOCK_N if KIND else start
             acc, row_max, row_sum = forward_block(
                 acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle,
-                first, last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP,
-                ALIBI, KIND, NUMBER, FP8, TMA, MASK=False,
+                first, last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, PARTS, BLOCK_DV, BLOCK_N, LEFT,
+                SOFTCAP, ALIBI, KIND, NUMBER, FP8, TMA, MASK=False,
             )  # fmt: skip
     # One loop for both edges, which halves the code: `between` skips the full blocks.
     between = full_end - full_begin
@@ -190,7 +196,7 @@ def _forward(
             start_n = tl.load(Listed + start_n // BLOCK_N) * BLOCK_N
         acc, row_max, row_sum = forward_block(
             acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first,
-            last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI,
+            last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, PARTS, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI,
             KIND, NUMBER, FP8, TMA, MASK=True,
         )  # fmt: skip
 
@@ -221,7 +227,8 @@ def apply_descale(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP: tl.cons
 
 @triton.jit
 def forward_block(
-    acc, row_max, row_sum, q,
+    acc, row_max, row_sum,
+    q,  # in parts
     K, V,
     stride_kn, stride_vn,
     b, h_k,  # for TMA, whose descriptor is of the whole tensor
@@ -230,15 +237,15 @@ def forward_block(
     middle, first, last,  # the key at which each query stands, and the first and last that it sees, (queries, 1)
     start_n, seqlen_k,
     Kept,  # of a mask by name
-    HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, KIND: tl.constexpr,
     NUMBER: tl.constexpr, FP8: tl.constexpr, TMA: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Return (acc, row_max, row_sum) of the online softmax with one block of keys added."""
-    scores = raw_scores(q, K, stride_kn, b, h_k, start_n, seqlen_k, HEADDIM, BLOCK_D, BLOCK_N, TMA, MASK)
+    scores = raw_scores(q, K, stride_kn, b, h_k, start_n, seqlen_k, HEADDIM, BLOCK_D, PARTS, BLOCK_N, TMA, MASK)
     return update_softmax(
         acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first, last,
-        start_n, seqlen_k, Kept, q.dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, KIND, NUMBER, FP8, TMA,
+        start_n, seqlen_k, Kept, q[0].dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, KIND, NUMBER, FP8, TMA,
         MASK,
     )  # fmt: skip
 
@@ -246,15 +253,16 @@ def forward_block(
 @triton.jit
 def raw_scores(
     q, K, stride_kn, b, h_k, start_n, seqlen_k,
-    HEADDIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr, CHECK: tl.constexpr,
+    HEADDIM: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
+    CHECK: tl.constexpr,
 ):  # fmt: skip
-    """Return q k^T of one block of keys, not scaled."""
+    """Return q k^T of one block of keys, not scaled. q is in parts."""
     if TMA:  # zeros beyond seqlen_k and beyond the headdim
-        k = load_block(K, b, h_k, start_n, BLOCK_N, BLOCK_D, BY_HEAD=False)
+        k = load_block_parts(K, b, h_k, start_n, BLOCK_N, BLOCK_D, PARTS, BY_HEAD=False)
     else:
         offset, cols = tl.cast(start_n, tl.int64), tl.arange(0, BLOCK_N)
-        k = load_rows(K + offset * stride_kn, stride_kn, cols, seqlen_k - start_n, HEADDIM, BLOCK_D, CHECK)
-    return tl.dot(q, tl.trans(k), input_precision="ieee")
+        k = load_row_parts(K + offset * stride_kn, stride_kn, cols, seqlen_k - start_n, HEADDIM, BLOCK_D, PARTS, CHECK)
+    return dot_of_parts(q, k, PARTS)
 
 
 @triton.jit
@@ -293,7 +301,7 @@ def update_softmax(
         )  # it is a multiple of BLOCK_N; wide loads must know of 16
         v = load_transposed_rows(V + offset, stride_vn, seqlen_k - start_n, HEADDIM_V, BLOCK_DV, BLOCK_N, MASK)
     elif TMA:
-        v = load_block(V, b, h_k, start_n, BLOCK_N, BLOCK_DV, BY_HEAD=False)
+        v = load_block(V, b, h_k, start_n, 0, BLOCK_N, BLOCK_DV, BY_HEAD=False)
     else:
         offset = tl.cast(start_n, tl.int64)
         v = load_rows(V + offset * stride_vn, stride_vn, cols, seqlen_k - start_n, HEADDIM_V, BLOCK_DV, MASK)

@@ -57,6 +57,10 @@ def _time_run(run: Callable[[], None], q: Tensor) -> float:
         return float(begin.elapsed_time(end)) / 3e3
 
 
+# The tensor memory accelerator writes to multiples of 128 bytes in shared memory, and Triton 3.6 puts the stages of a
+# pipelined block of rows next to each other. So each must have 128 bytes: 32 values of fp32 (tests/gpu/wrong_code.py).
+MIN_DESCRIPTOR_ROWS = 32
+
 Part = tuple[Tensor, int, int]  # a tensor, and the rows and the width of a block of it
 
 
@@ -89,7 +93,12 @@ def tensor_descriptors(own: tuple[Part, ...], inner: tuple[Part, ...], resident:
 
 
 def row_descriptors(tensors: tuple[Tensor, ...], rows: int) -> tuple[TensorDescriptor, ...]:
-    """Return descriptors of (batch, nheads, seqlen) tensors in blocks of `rows`. The tensors are padded for it."""
+    """Return descriptors of (batch, nheads, seqlen) fp32 tensors in blocks of `rows`. The tensors are padded for it.
+
+    Raises ValueError on a GPU for fewer rows than MIN_DESCRIPTOR_ROWS: the kernel would end with a misaligned address.
+    """
+    if rows < MIN_DESCRIPTOR_ROWS and tensors[0].is_cuda:
+        raise ValueError(f"tensor descriptors of rows need blocks of {MIN_DESCRIPTOR_ROWS} or more, not {rows}")
     return tuple(TensorDescriptor.from_tensor(x, [1, 1, rows]) for x in tensors)
 
 

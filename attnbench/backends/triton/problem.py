@@ -195,7 +195,7 @@ def _make_problem(
     *,
     softcap: float,
     softmax_scale: float | None,
-    descale: tuple[Tensor, Tensor, Tensor] | None,
+    descale: tuple[Tensor, Tensor, Tensor] | None = None,
     sink: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     named_mask: NamedMask | None = None,
