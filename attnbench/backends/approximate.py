@@ -44,14 +44,14 @@ class Approximate(BackendBase):
         import torch
         from torch.utils.checkpoint import checkpoint
 
-        def attend(some: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Tensor:  # some: (count, group, headdim)
-            seen = self.attended(case, q, k, rows[:, None].expand(-1, q.shape[1]), selected)
+        def attend(some: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Tensor:  # some: (count, headdim)
+            seen = self.attended(case, q, k, rows, selected)
             assert seen is not None
             scores = (some @ k.T * case.softmax_scale).masked_fill(~seen, float("-inf"))
             out: Tensor = torch.softmax(scores, dim=-1) @ v
             return out
 
-        step = max(1, CHUNK // (q.shape[1] * len(k)))
+        step = max(1, CHUNK // len(k))
         parts = zip(q.split(step), torch.arange(len(q), device=q.device).split(step), strict=True)
         again = partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
         # Gradients of one k that all parts read would be added up, and rounded, part after part: those of copies are
@@ -62,6 +62,9 @@ class Approximate(BackendBase):
 
     def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:
         return None
+
+    def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:
+        return selected  # one choice for all query heads of a key head
 
     def attended(self, case: Case, q: Tensor, k: Tensor, rows: Tensor, selected: Tensor | None) -> Tensor | None:
         return None

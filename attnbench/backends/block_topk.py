@@ -66,14 +66,17 @@ class BlockTopk(Approximate):
     def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:
         return block_scores(case, q.transpose(0, 1), k)
 
+    def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:
+        return selected[head]
+
     def attended(self, case: Case, q: Tensor, k: Tensor, rows: Tensor, selected: Tensor | None) -> Tensor | None:
         import torch
 
-        assert selected is not None  # (group, query blocks, kept)
+        assert selected is not None  # (query blocks, kept)
         blocks = -(-len(k) // BLOCK)
-        chosen = torch.zeros(*selected.shape[:2], blocks, dtype=torch.bool, device=k.device).scatter(-1, selected, True)
+        chosen = torch.zeros(len(selected), blocks, dtype=torch.bool, device=k.device).scatter(-1, selected, True)
         keys = torch.arange(len(k), device=k.device)
-        seen = chosen[torch.arange(rows.shape[1], device=k.device), rows // BLOCK][..., keys // BLOCK]
+        seen = chosen[rows // BLOCK][:, keys // BLOCK]
         return seen & (keys <= positions(case, rows)[..., None]) if case.causal else seen
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:

@@ -71,9 +71,7 @@ class Nsa(Approximate, Library):
         return Workspace(outs + 8 * s.batch * s.seqlen_q * s.nheads_k * SELECTED, "both branches", passes=2.0)
 
     def definition(self, case: Case, q: Tensor, k: Tensor, v: Tensor, selected: Tensor | None) -> Tensor:
-        import torch
-
-        of_means = torch.stack([compressed(case, of_head, k) @ block_means(v, BLOCK) for of_head in q.unbind(1)], dim=1)
+        of_means = compressed(case, q, k) @ block_means(v, BLOCK)
         return GATE * super().definition(case, q, k, v, selected) + GATE * of_means
 
     def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:

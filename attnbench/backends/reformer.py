@@ -65,26 +65,28 @@ class Reformer(Approximate):
 
         return bucket_scores(case, torch.cat([q.transpose(0, 1).flatten(0, 1), k]))
 
+    def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:
+        import torch
+
+        s = case.shape  # selected: the buckets of the group's queries, head after head, and of the keys
+        return torch.cat([selected[head * s.seqlen_q : (head + 1) * s.seqlen_q], selected[-s.seqlen_k :]])
+
     def attended(self, case: Case, q: Tensor, k: Tensor, rows: Tensor, selected: Tensor | None) -> Tensor | None:
         import torch
 
-        assert selected is not None  # (group * seqlen_q + seqlen_k, 1)
-        seqlen_q, group, _ = q.shape
+        assert selected is not None  # (seqlen_q + seqlen_k, 1)
         m, keys = chunk_of(case), torch.arange(len(k), device=k.device)
-        of_q, of_k = selected[:, 0].split([group * seqlen_q, len(k)])
-        at = positions(case, torch.arange(seqlen_q, device=k.device))
-        place_q = of_q.view(group, seqlen_q) * len(k) + at  # by bucket, then by position
+        of_q, of_k = selected[:, 0].split([len(q), len(k)])
+        at = positions(case, torch.arange(len(q), device=k.device))
+        place_q = of_q * len(k) + at  # by bucket, then by position
         place_k = of_k * len(k) + keys
         rank_k = place_k.argsort().argsort()
-        seen = []
-        for head, place in enumerate(place_q):
-            order = place.argsort(stable=True)
-            first = order[order.argsort()[rows[:, head]] // m * m]  # of the chunk of each row
-            start = (place_k < place[first][:, None]).sum(-1, keepdim=True)
-            own = keys == at[rows[:, head], None]
-            seen.append(((rank_k >= start - m) & (rank_k < start + m)) | own)
-        found = torch.stack(seen, dim=1)
-        return found & (keys <= positions(case, rows)[..., None]) if case.causal else found
+        order = place_q.argsort(stable=True)
+        first = order[order.argsort()[rows] // m * m]  # of the chunk of each row
+        start = (place_k < place_q[first][:, None]).sum(-1, keepdim=True)
+        own = at[rows][:, None]
+        seen: Tensor = ((rank_k >= start - m) & (rank_k < start + m)) | (keys == own)
+        return seen & (keys <= own) if case.causal else seen
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch

@@ -65,9 +65,7 @@ class Sage(Approximate, Library):
         return Workspace(nbytes, "q, k and v in int8 and fp16", passes=2.0)
 
     def definition(self, case: Case, q: Tensor, k: Tensor, v: Tensor, selected: Tensor | None) -> Tensor:
-        q = rounded(q.transpose(0, 1), BLOCK_Q).transpose(0, 1)
-        k = rounded(k - k.mean(0), BLOCK_K)
-        return super().definition(case, q, k, v, selected)
+        return super().definition(case, rounded(q, BLOCK_Q), rounded(k - k.mean(0), BLOCK_K), v, selected)
 
     def attended(self, case: Case, q: Tensor, k: Tensor, rows: Tensor, selected: Tensor | None) -> Tensor | None:
         import torch

@@ -62,19 +62,20 @@ class Backend(Protocol):
 class ApproximateBackend(Backend, Protocol):
     """A backend that computes something near attention: `exact` is False. docs/approximate.md says how it is judged.
 
-    What is right is its own definition, and beside its time stands how far it is from exact attention. q, k and v are
-    those of one (batch entry, key head): (seqlen_q, group, headdim), (seqlen_k, headdim) and (seqlen_k, headdim_v),
-    with the query heads of the key head as `group`. Selection and quantisation belong to the launch.
+    What is right is its own definition, and beside its time stands how far it is from exact attention. A definition is
+    of one query head: q, k and v are (seqlen_q, headdim), (seqlen_k, headdim) and (seqlen_k, headdim_v). Selection and
+    quantisation belong to the launch.
 
     A method that chooses among candidates (blocks, buckets) names what the launch chose as `Prepared.canonical`'s
     "selected", whole numbers of shape (batch, nheads_k, ...), because rounding may choose the other of two that are
-    near alike. Its methods get the part of the pair, (...); without a choice they get None.
+    near alike. A choice may be made for one query head, or for all those of a key head, so that its scores are of a
+    (batch entry, key head); a definition gets the part of its query head, and without a choice None.
     """
 
     what: str  # what it computes, as a part of a sentence: "softmax over 256 projected keys"
 
     def definition(self, case: Case, q: Tensor, k: Tensor, v: Tensor, selected: Tensor | None) -> Tensor:
-        """Return out, (seqlen_q, group, headdim_v), by torch operators that autograd can differentiate.
+        """Return out of one query head, (seqlen_q, headdim_v), by torch operators that autograd can differentiate.
 
         It is read beside the paper, computes in the dtype that it gets, and needs less memory than all scores.
         """
@@ -82,14 +83,17 @@ class ApproximateBackend(Backend, Protocol):
     def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:
         """Return the scores (..., candidates) by which it selects, -inf where a candidate is hidden.
 
-        `selected` (..., count) holds places in the last dimension, of the largest, and -1 where there are fewer. None
-        where it selects nothing.
+        q is (seqlen_q, group, headdim), with the query heads of the key head as `group`. `selected` (..., count) holds
+        places in the last dimension, of the largest, and -1 where there are fewer. None where it selects nothing.
         """
 
-    def attended(self, case: Case, q: Tensor, k: Tensor, rows: Tensor, selected: Tensor | None) -> Tensor | None:
-        """Return which keys the query rows `rows` (count, group) attend to, (count, group, seqlen_k) bool.
+    def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:
+        """Return the part of a (batch entry, key head)'s `selected` that query head `head` of its group goes by."""
 
-        None where it does not attend to keys themselves.
+    def attended(self, case: Case, q: Tensor, k: Tensor, rows: Tensor, selected: Tensor | None) -> Tensor | None:
+        """Return which keys the rows `rows` (count,) of a query head attend to, (count, seqlen_k) bool.
+
+        q, k and `selected` are as of `definition`. None where it does not attend to keys themselves.
         """
 
 

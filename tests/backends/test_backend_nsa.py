@@ -12,6 +12,7 @@ from torch import Tensor
 from attnbench.backends import nsa
 from attnbench.core.case import Case, Shape
 from attnbench.worker import inputs, reference
+from attnbench.worker.reference import approximate_check
 from standins import fla, install
 from standins.contract import HOPPER, backend, check, shared
 
@@ -55,6 +56,30 @@ def test_blocks_that_are_not_the_best_are_wrong(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(sys.modules["fla.ops.nsa.parallel"], "parallel_nsa_topk", turned)
     assert "it selected a candidate" in problem()
+
+
+def test_the_definition_is_evaluated_once_for_each_query_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 64k tokens and 16 query heads, a backward of all of them for each took minutes."""
+    rows = {"compressed": 0, "attended": 0}
+    compressed, attended = nsa.compressed, nsa.Nsa.attended
+
+    def of_means(case: Case, q: Tensor, k: Tensor) -> Tensor:
+        rows["compressed"] += len(q)
+        return compressed(case, q, k)
+
+    def of_blocks(self: nsa.Nsa, case: Case, q: Tensor, k: Tensor, some: Tensor, chosen: Tensor | None) -> Any:
+        rows["attended"] += some.numel()
+        return attended(self, case, q, k, some, chosen)
+
+    given = inputs.make(CASE, "cpu", seed=0)
+    prepared = backend("nsa").prepare(CASE, given)
+    selected = prepared.canonical(prepared.launch())["selected"]
+    sample = approximate_check.choose_pairs(CASE, given.q.device, 0)
+    monkeypatch.setattr(nsa, "compressed", of_means)
+    monkeypatch.setattr(nsa.Nsa, "attended", of_blocks)
+    approximate_check.define(nsa.Nsa(), CASE, given, sample, selected)
+    once = 2 * CASE.shape.nheads * CASE.shape.seqlen_q  # exact and in the case's dtype
+    assert rows == {"compressed": once, "attended": 2 * once}  # the second is checkpointed
 
 
 def test_what_it_refuses() -> None:

@@ -2,10 +2,11 @@
 
 The definition (core/backend.py: ApproximateBackend) is evaluated twice for some (batch entry, key head) pairs, all rows
 of each: in the high precision of a reference, which gives exact results, and in the case's dtype, which takes the place
-of eager attention's errors in the tolerance. Its gradients are autograd's. Heads do not depend on each other, so dout
-need not be masked, and dk and dv are compared for the dense one. Which pairs are compared is drawn anew for the launch
-after timing. Where the data has large scores the root mean square of an error may be twice the definition's, as out may
-be on hard inputs: what roundings of scores add there (rounding.py) is known for exact attention only.
+of eager attention's errors in the tolerance. Its gradients are autograd's. A definition is of one query head, so that
+its backward computes that head again and no other. Heads do not depend on each other, so dout need not be masked, and
+dk and dv are compared for the dense one. Which pairs are compared is drawn anew for the launch after timing. Where the
+data has large scores the root mean square of an error may be twice the definition's, as out may be on hard inputs: what
+roundings of scores add there (rounding.py) is known for exact attention only.
 
 Where a method selects, the definition gets what the launch selected; so a right kernel may choose the other of two
 candidates that are near alike. The selection is right where no candidate that was left out has a score above a chosen
@@ -112,8 +113,7 @@ def choose_pairs(case: Case, device: torch.device, seed: int) -> RowSample:
     s = case.shape
     pairs, group = s.batch * s.nheads_k, s.nheads // s.nheads_k
     budget = SCORES["cpu" if device.type == "cpu" else "cuda"]
-    passes = group if case.has_backward else 1  # of the definition's backward
-    chosen = min(pairs, MOST_PAIRS, max(2, budget // (s.seqlen_q * group * s.seqlen_k * passes)))
+    chosen = min(pairs, MOST_PAIRS, max(2, budget // (s.seqlen_q * group * s.seqlen_k)))
     at = torch.randperm(pairs, generator=torch.Generator().manual_seed(seed))[:chosen].sort().values
     rows = torch.arange(s.seqlen_q, device=device)[None, :, None].expand(chosen, -1, group)
     batch, head = (t.to(device) for t in (at // s.nheads_k, at % s.nheads_k))
@@ -160,19 +160,25 @@ def _evaluate(
     """
     import torch
 
-    q, k, v = (t.detach().to(dtype).requires_grad_(case.has_backward) for t in tensors[:3])
-    with torch.set_grad_enabled(case.has_backward):
-        out = method.definition(case, q, k, v, selected)
-    if not case.has_backward:
-        return {"out": out[None]}
-    dout, group = tensors[3].to(dtype), q.shape[1]
-    sums = [torch.zeros_like(t, dtype=torch.promote_types(dtype, torch.float32)) for t in (q, k, v)]
-    for head in range(group):
-        of_head = torch.zeros_like(dout).index_copy_(1, torch.tensor([head], device=q.device), dout[:, head : head + 1])
-        for whole, part in zip(sums, torch.autograd.grad(out, (q, k, v), of_head, retain_graph=True), strict=True):
-            whole += part
-    found = {name: t.to(dtype)[None] for name, t in zip(("dq", "dk", "dv"), sums, strict=True)}
-    return {"out": out.detach()[None], **found}
+    q, k, v, *dout = (t.detach().to(dtype) for t in tensors)
+    outs, dqs = [], []
+    sums = [torch.zeros_like(t, dtype=torch.promote_types(dtype, torch.float32)) for t in (k, v)]
+    for head in range(q.shape[1]):
+        one, keys, values = (t.detach().requires_grad_(case.has_backward) for t in (q[:, head], k, v))
+        chosen = None if selected is None else method.selected_for(case, selected, head)
+        with torch.set_grad_enabled(case.has_backward):
+            out = method.definition(case, one, keys, values, chosen)
+        outs.append(out.detach())
+        if case.has_backward:
+            dq, *of_keys = torch.autograd.grad(out, (one, keys, values), dout[0][:, head])
+            dqs.append(dq)
+            for whole, part in zip(sums, of_keys, strict=True):
+                whole += part
+    found = {"out": torch.stack(outs, dim=1)[None]}
+    if case.has_backward:
+        dk, dv = (t.to(dtype)[None] for t in sums)
+        found |= {"dq": torch.stack(dqs, dim=1)[None], "dk": dk, "dv": dv}
+    return found
 
 
 def selection_flaw(
@@ -240,17 +246,24 @@ def _mass_kept(
     method: ApproximateBackend, case: Case, inputs: Inputs, part: ReferencePart, i: int, selected: Tensor | None
 ) -> float | None:
     """Return the mean over some rows of one pair of the exact probability on the keys that the method attends to."""
+    import torch
+
     batch, head, rows = part.batch[i], part.head[i], part.rows[i]
     by_head = inputs.q[batch].unflatten(1, (case.shape.nheads_k, -1))[:, head]  # (seqlen_q, group, headdim)
     k = inputs.k[batch, :, head]
-    seen = method.attended(case, by_head, k, rows, None if selected is None else selected[batch, head].long())
-    if seen is None:
-        return None
+    of_pair = None if selected is None else selected[batch, head].long()
+    seen = []
+    for j in range(by_head.shape[1]):
+        chosen = None if of_pair is None else method.selected_for(case, of_pair, j)
+        of_head = method.attended(case, by_head[:, j], k, rows[:, j], chosen)
+        if of_head is None:
+            return None
+        seen.append(of_head)
     q = rows_of(case, inputs.q, batch[None], head[None], rows[None])
     precise = reference_dtype(case, q.device)
     scores = scaled_scores(case, q.to(precise) @ k.to(precise).mT)
     p = probabilities(case, rows[None], scores)[0]
-    return float((p * seen).sum(-1).mean())
+    return float((p * torch.stack(seen, dim=1)).sum(-1).mean())
 
 
 def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
