@@ -32,7 +32,7 @@ BLOCK = 64
 
 
 def kept_blocks(case: Case) -> int:
-    """Return to how many blocks of keys a block of queries attends."""
+    """Return to how many blocks of keys a block of queries attends, where so many are not after it."""
     return min(-(-case.shape.seqlen_k // BLOCK), max(1, kept_keys(case) // BLOCK) + case.causal)
 
 
@@ -66,15 +66,19 @@ class BlockTopk(Approximate):
     def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:
         return block_scores(case, q.transpose(0, 1), k)
 
+    def selected_count(self, case: Case) -> int | None:
+        return kept_blocks(case)
+
     def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:
         return selected[head]
 
     def attended(self, case: Case, q: Tensor, k: Tensor, rows: Tensor, selected: Tensor | None) -> Tensor | None:
         import torch
 
-        assert selected is not None  # (query blocks, kept)
+        assert selected is not None  # (query blocks, kept), -1 where there are fewer
         blocks = -(-len(k) // BLOCK)
-        chosen = torch.zeros(len(selected), blocks, dtype=torch.bool, device=k.device).scatter(-1, selected, True)
+        chosen = torch.zeros(len(selected), blocks + 1, dtype=torch.bool, device=k.device)
+        chosen.scatter_(1, selected.masked_fill(selected < 0, blocks), True)
         keys = torch.arange(len(k), device=k.device)
         seen = chosen[rows // BLOCK][:, keys // BLOCK]
         return seen & (keys <= positions(case, rows)[..., None]) if case.causal else seen
@@ -92,7 +96,9 @@ class BlockTopk(Approximate):
         def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:  # (batch, nheads, seqlen, headdim)
             q = q.unflatten(1, (s.nheads_k, group))
             with torch.no_grad():
-                selected = block_scores(case, q, k[:, :, None]).topk(kept, dim=-1).indices
+                best = block_scores(case, q, k[:, :, None]).topk(kept, dim=-1)
+                selected = best.indices  # where fewer are seen, also hidden ones, which the mask leaves out
+                named = selected.masked_fill(best.values.isneginf(), -1) if case.causal else selected
             mask = None
             if case.causal or s.seqlen_k % BLOCK:
                 keys = (selected[..., None] * BLOCK + within).flatten(-2)[..., None, :]
@@ -104,6 +110,6 @@ class BlockTopk(Approximate):
             rows = in_blocks(q, BLOCK).flatten(0, 2)
             out = scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=case.softmax_scale)
             by_head = out.flatten(1, 2)[:, : s.seqlen_q]
-            return by_head.reshape(s.batch, s.nheads, s.seqlen_q, s.headdim_v), selected
+            return by_head.reshape(s.batch, s.nheads, s.seqlen_q, s.headdim_v), named
 
         return selecting_prepared(case, inputs, call)

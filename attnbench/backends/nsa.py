@@ -85,6 +85,9 @@ class Nsa(Approximate, Library):
         always = (block == 0) | (block == own) | (block == own - 1)
         return found.masked_fill(always, float("inf")).masked_fill(block > own, float("-inf"))
 
+    def selected_count(self, case: Case) -> int | None:
+        return SELECTED
+
     def attended(self, case: Case, q: Tensor, k: Tensor, rows: Tensor, selected: Tensor | None) -> Tensor | None:
         import torch
 

@@ -65,6 +65,9 @@ class Reformer(Approximate):
 
         return bucket_scores(case, torch.cat([q.transpose(0, 1).flatten(0, 1), k]))
 
+    def selected_count(self, case: Case) -> int | None:
+        return 1
+
     def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:
         import torch
 

@@ -84,7 +84,14 @@ class ApproximateBackend(Backend, Protocol):
         """Return the scores (..., candidates) by which it selects, -inf where a candidate is hidden.
 
         q is (seqlen_q, group, headdim), with the query heads of the key head as `group`. `selected` (..., count) holds
-        places in the last dimension, of the largest, and -1 where there are fewer. None where it selects nothing.
+        places in the last dimension, of the largest, and -1 where there are fewer: none twice, and none that is hidden.
+        None where it selects nothing.
+        """
+
+    def selected_count(self, case: Case) -> int | None:
+        """Return how many candidates it selects in a case; where fewer are not hidden, it selects all of these.
+
+        A launch that selected another number is wrong. None where it selects nothing.
         """
 
     def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:

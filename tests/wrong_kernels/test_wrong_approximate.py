@@ -150,8 +150,8 @@ class NoGradientOfKeys(Linformer):
 
 FAULTS = {
     "a selection that is not its own": (renamed(lambda chosen: (chosen + 1) % 4), CASE, "it selected a candidate"),
-    "a block twice": (renamed(lambda chosen: chosen.repeat_interleave(2, -1)), CASE, "twice"),
-    "no such block": (renamed(lambda chosen: chosen + 4), CASE, "no candidates"),
+    "a block twice": (renamed(lambda chosen: chosen.repeat_interleave(2, -1)), CASE, "a candidate twice"),
+    "no such block": (renamed(lambda chosen: chosen + 4), CASE, "and there are 4, counted from 0"),
     "no selection": (selects(lambda all: {n: t for n, t in all.items() if n != "selected"}), CASE, "does not name"),
     "no softmax scale": (NoScale(), CAUSAL, "out is off"),
     "a definition that disagrees": (OtherProjection(), CASE, "out is off"),
@@ -180,6 +180,130 @@ def test_the_blocks_of_the_lowest_scores(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.undo()
     assert re.search("below that of one left out", check.check_first(wrong).problem())
     assert re.search("out is off", check.check_first({**wrong, "selected": named["selected"]}).problem())
+
+
+LONG = Case(Shape(1, 2048, 2048, 2, 1, 16, 16), "fp32", "fwd")  # block top-k keeps 4 of 32 blocks, causal 5
+LONG_CAUSAL = replace(LONG, causal=True)
+
+
+@pytest.mark.parametrize("kept", [1, 3, 5])
+def test_another_number_of_blocks_than_the_definition_selects(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the largest scores, so that each is rightly chosen; what is computed is what is named."""
+    given = inputs.make(LONG, "cpu", seed=0)
+    right = BlockTopk().prepare(LONG, given)
+    named = right.canonical(right.launch())
+    monkeypatch.setattr(block_topk, "kept_blocks", lambda case: kept)
+    prepared = BlockTopk().prepare(LONG, given)
+    wrong = prepared.canonical(prepared.launch())
+    monkeypatch.undo()
+    check = reference.make_check(LONG, given, 0, BlockTopk())
+    assert check.check_first(named).ok
+    blocks = "1 candidate" if kept == 1 else f"{kept} candidates"
+    assert f"it selected {blocks} for one query, and its definition selects 4" in check.check_first(wrong).problem()
+    assert "out is off" in check.check_first({**wrong, "selected": named["selected"]}).problem()
+
+
+class TopKeys(Approximate):
+    """A method of a person's own: each query attends to the keys of the three largest scores."""
+
+    name = "top-keys"
+    what = "attention to three keys"
+
+    def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:
+        found = q.transpose(0, 1) @ k.T * case.softmax_scale
+        after = torch.ones(len(q), len(k), dtype=torch.bool).triu(1)
+        return found.masked_fill(after, float("-inf")) if case.causal else found
+
+    def selected_count(self, case: Case) -> int | None:
+        return 3
+
+    def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:
+        return selected[head]
+
+    def attended(self, case: Case, q: Tensor, k: Tensor, rows: Tensor, selected: Tensor | None) -> Tensor | None:
+        assert selected is not None
+        chosen = torch.zeros(len(q), len(k) + 1, dtype=torch.bool)
+        return chosen.scatter(1, selected.masked_fill(selected < 0, len(k)), True)[rows, :-1]
+
+
+class Undeclared(TopKeys):
+    def selected_count(self, case: Case) -> int | None:
+        return Approximate.selected_count(self, case)
+
+
+def problem_of(method: Approximate, case: Case, change: Callable[[Tensor], Tensor]) -> str:
+    """Return what is wrong with a launch that computes the definition of a changed selection, and names that."""
+    given = inputs.make(case, "cpu", seed=0)
+    q, k, v = given.q[0], given.k[0, :, 0], given.v[0, :, 0]
+    scores = method.scores(case, q, k)
+    assert scores is not None
+    best = scores.topk(method.selected_count(case) or 3)
+    chosen = change(best.indices.masked_fill(best.values.isneginf(), -1))
+    heads = range(q.shape[1])
+    outs = [method.definition(case, q[:, head], k, v, method.selected_for(case, chosen, head)) for head in heads]
+    results = {"out": torch.stack(outs, dim=1)[None], "selected": chosen[None, None]}
+    return reference.make_check(case, given, 0, method).check_first(results).problem()
+
+
+def replaced(place: int, by: Callable[[Tensor], Tensor | int]) -> Callable[[Tensor], Tensor]:
+    """Return a change of what the last query selects at a place."""
+
+    def change(chosen: Tensor) -> Tensor:
+        chosen = chosen.clone()
+        chosen[..., -1, place] = by(chosen[..., -1, :])
+        return chosen
+
+    return change
+
+
+def with_hidden(chosen: Tensor) -> Tensor:
+    """Return what is selected with hidden candidates where there are fewer, as the indices of topk have."""
+    return torch.where(chosen < 0, torch.arange(20, 20 + chosen.shape[-1]), chosen)
+
+
+def with_a_hidden_one_for_one_that_is_seen(chosen: Tensor) -> Tensor:
+    chosen = chosen.clone()
+    chosen[..., 9, -1] = 10
+    return chosen
+
+
+SELECTIONS = {
+    "right": (lambda chosen: chosen, ""),
+    "in another order": (lambda chosen: chosen.flip(-1), ""),
+    "more room": (lambda chosen: torch.nn.functional.pad(chosen, (1, 2), value=-1), ""),
+    "one alone": (lambda chosen: chosen[..., :1], "it selected 1 candidate for one query, and its definition selects"),
+    "one too few, for one query": (replaced(-1, lambda _: -1), "for one query, and its definition selects"),
+    "the first twice": (replaced(-1, lambda of_query: of_query[..., 0]), "it selected a candidate twice for one query"),
+}
+HIDDEN = {
+    "hidden ones where there are fewer": with_hidden,
+    "a hidden one for one that is seen": with_a_hidden_one_for_one_that_is_seen,
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), SELECTIONS.values(), ids=SELECTIONS)
+@pytest.mark.parametrize(
+    ("method", "case"),
+    [(BlockTopk(), LONG), (BlockTopk(), LONG_CAUSAL), (TopKeys(), CASE), (TopKeys(), CAUSAL)],
+    ids=["block-topk", "block-topk causal", "own", "own causal"],
+)
+def test_what_is_selected(method: Approximate, case: Case, change: Callable[[Tensor], Tensor], reason: str) -> None:
+    problem = problem_of(method, replace(case, direction="fwd"), change)
+    assert reason in problem if reason else not problem, problem
+
+
+@pytest.mark.parametrize("change", HIDDEN.values(), ids=HIDDEN)
+@pytest.mark.parametrize(
+    ("method", "case"), [(BlockTopk(), LONG_CAUSAL), (TopKeys(), CAUSAL)], ids=["block-topk", "own"]
+)
+def test_a_hidden_candidate(method: Approximate, case: Case, change: Callable[[Tensor], Tensor]) -> None:
+    problem = problem_of(method, replace(case, direction="fwd"), change)
+    assert "it selected a candidate that is hidden from the query" in problem
+
+
+def test_a_method_that_does_not_say_how_many_it_selects() -> None:
+    problem = problem_of(Undeclared(), replace(CASE, direction="fwd"), lambda chosen: chosen)
+    assert "its definition does not say how many candidates it selects (selected_count)" in problem
 
 
 def test_a_window_that_is_one_key_short(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ data has large scores the root mean square of an error may be twice the definiti
 roundings of scores add there (rounding.py) is known for exact attention only.
 
 Where a method selects, the definition gets what the launch selected; so a right kernel may choose the other of two
-candidates that are near alike. The selection is right where no candidate that was left out has a score above a chosen
-one's by more than TIMES_ROUNDING times what scores differ in the case's dtype.
+candidates that are near alike. The selection is right where it has as many candidates as the method says, none twice
+and none hidden, and where none that was left out has a score above a chosen one's by more than TIMES_ROUNDING times
+what scores differ in the case's dtype.
 
 How near it is: the error of out beside exact attention on a sample of rows, and the share of exact attention's
 probability on the pairs that it attends to.
@@ -195,20 +196,21 @@ def selection_flaw(
             return ""
         if selected is None:
             return "it does not name what it selected"
+        most = method.selected_count(case)
+        if most is None:
+            return "its definition does not say how many candidates it selects (selected_count)"
         chosen, number = selected[batch, head].long(), exact.shape[-1]
         if chosen.shape[:-1] != exact.shape[:-1]:
             return f"what it selected has the shape {tuple(selected.shape)}"
-        places = chosen.sort(-1).values
-        twice = (places.diff(dim=-1) == 0) & (places[..., 1:] >= 0)
-        if not bool((places < number).all()) or bool(twice.any()):
-            return "what it selected are no candidates, or one of them twice"
+        if flaw := candidates_flaw(chosen, exact, most):
+            return flaw
         rounded = method.scores(case, q, k)
         assert rounded is not None
         apart = torch.where(exact.isfinite(), rounded.to(exact.dtype) - exact, 0.0)
         allowed = 2 * TIMES_ROUNDING * float(apart.abs().max())
         places = chosen.masked_fill(chosen < 0, number)
         with_none = torch.nn.functional.pad(exact, (0, 1), value=-math.inf)
-        least = with_none.gather(-1, places).amin(-1)
+        least = with_none.gather(-1, places).masked_fill(chosen < 0, math.inf).amin(-1)
         left = with_none.scatter(-1, places, -math.inf).amax(-1)
         gap = torch.where(left <= least, 0.0, left - least)
         if not float(gap.max()) <= allowed:
@@ -216,6 +218,28 @@ def selection_flaw(
                 f"it selected a candidate whose score is {float(gap.max()):.3g} below that of one left out, where "
                 f"rounding explains {allowed:.3g}"
             )
+    return ""
+
+
+def candidates_flaw(chosen: Tensor, scores: Tensor, most: int) -> str:
+    """Return why these cannot be the candidates of a definition that selects `most`, whatever their scores; or "".
+
+    scores is (..., candidates) and chosen (..., any number), with places in the last dimension of scores; those below 0
+    are none.
+    """
+    number = scores.shape[-1]
+    if bool((chosen >= number).any()):
+        return f"it selected candidate {int(chosen.max())}, and there are {number}, counted from 0"
+    places = chosen.sort(-1).values
+    if bool(((places.diff(dim=-1) == 0) & (places[..., 1:] >= 0)).any()):
+        return "it selected a candidate twice for one query"
+    hidden = scores.isneginf()
+    if bool((hidden.gather(-1, chosen.clamp(min=0)) & (chosen >= 0)).any()):
+        return "it selected a candidate that is hidden from the query"
+    found, expected = (chosen >= 0).sum(-1).flatten(), (~hidden).sum(-1).clamp(max=most).flatten()
+    worst = int((found - expected).abs().argmax())
+    if (other := int(found[worst])) != (due := int(expected[worst])):
+        return f"it selected {count(other, 'candidate')} for one query, and its definition selects {due}"
     return ""
 
 
