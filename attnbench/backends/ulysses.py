@@ -157,6 +157,10 @@ class Triton(Ulysses):
     verified = ON_TWO
 
 
+class Gluon(Ulysses):
+    name = "ulysses-gluon"
+
+
 class Fa2(Ulysses):
     name = "ulysses-fa2"
 

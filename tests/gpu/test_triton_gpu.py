@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from plain_attention import NAMES, Tensors, check, make, reference, results
 from torch import Tensor
 
 pytestmark = [
@@ -17,52 +18,10 @@ if torch.cuda.is_available():
     kernels = pytest.importorskip("attnbench.backends.triton.attention")
     attention, attention_varlen = kernels.attention, kernels.attention_varlen
 
-Tensors = tuple[Tensor, ...]
-NAMES = ("out", "dq", "dk", "dv")
-
-
-def make(sq: int, sk: int, h: int, h_k: int, d: int, d_v: int, dtype: torch.dtype, batch: int = 1) -> Tensors:
-    """Return q, k, v and dout, seeded."""
-    torch.manual_seed(0)
-    sizes = ((sq, h, d), (sk, h_k, d), (sk, h_k, d_v), (sq, h, d_v))
-    return tuple(torch.randn(batch, *size, device="cuda", dtype=dtype) for size in sizes)
-
-
-def reference(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> Tensors:
-    """Return (out, dq, dk, dv) of plain attention in the dtype of its inputs."""
-    q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
-    group = q.shape[2] // k.shape[2]
-    kk, vv = (t.repeat_interleave(group, dim=2) for t in (k, v))
-    scores = torch.einsum("bihd,bjhd->bhij", q, kk) * q.shape[-1] ** -0.5
-    sq, sk = scores.shape[-2:]
-    seen = torch.ones(sq, sk, dtype=torch.bool, device="cuda")
-    seen = seen.tril(sk - sq) if causal else seen
-    some = seen.any(-1, keepdim=True)
-    p = torch.softmax(scores.masked_fill(~seen & some, float("-inf")), dim=-1) * some
-    out = torch.einsum("bhij,bjhd->bihd", p, vv)
-    return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
-
 
 def ours(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> Tensors:
     """Return (out, dq, dk, dv) of the Triton attention."""
-    q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
-    out = attention(q, k, v, causal=causal)
-    return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
-
-
-def check(result: Tensors, inputs: Tensors, causal: bool) -> None:
-    """Assert that errors are at most twice those of plain attention in the dtype; for fp32 within rounding, which TF32
-    exceeds.
-    """
-    want = reference(*(t.double() for t in inputs), causal)
-    plain = reference(*inputs, causal)
-    for name, got, exact, eager in zip(NAMES, result, want, plain, strict=True):
-        error = (got.double() - exact).abs().max().item()
-        if got.dtype == torch.float32:
-            allowed = 1e-5 * max(exact.abs().max().item(), 1.0)
-        else:
-            allowed = 2 * (eager.double() - exact).abs().max().item() + 1e-3
-        assert error <= allowed, f"{name} is off by {error:.3g}, allowed {allowed:.3g}"
+    return results(attention, q, k, v, dout, causal=causal)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

@@ -218,6 +218,7 @@ HALVES = {
     "sdpa-flash": ([FLASH], [FLASH_BACKWARD]),
     "sdpa-cudnn": ([CUDNN], [CUDNN_BACKWARD]),
     "triton": (["_forward"], ["_delta", "_dk_dv", "_dq"]),
+    "gluon": (["_forward_hopper"], ["_delta", "_backward_hopper", "_scale_dq"]),
 }  # on a GPU: the kernels of a forward and of a backward
 
 

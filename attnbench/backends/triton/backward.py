@@ -11,7 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.backends.triton.block_sizes import Blocks, heads_per_section, query_splits, tile_constants
+from attnbench.backends.triton.block_sizes import (
+    Blocks,
+    head_dim_constants,
+    heads_per_section,
+    query_splits,
+    tile_constants,
+)
 from attnbench.backends.triton.device_functions import load_rows, store_rows
 from attnbench.backends.triton.dkdv import _dk_dv
 from attnbench.backends.triton.dq import _dq
@@ -44,18 +50,7 @@ def attention_backward(
     if dout.stride(-1) != 1:  # a broadcast gradient, such as that of out.sum()
         dout = dout.contiguous()
     constants = tile_constants(q, v)
-    padded_q = triton.cdiv(out.shape[1], PADDING) * PADDING
-    lse_delta = torch.empty((2, out.shape[0], nheads, padded_q), dtype=torch.float32, device=q.device)
-    lse_padded, delta = lse_delta.unbind()
-    launch(
-        _delta,
-        Blocks(64, 1, 4, 1),
-        padded_q // 64 * out.shape[0] * nheads,
-        q,
-        *(out, dout, lse, lse_padded, delta, *out.stride()[:3], *dout.stride()[:3], out.shape[1], padded_q, nheads),
-        HEADDIM_V=constants["HEADDIM_V"],
-        BLOCK_DV=constants["BLOCK_DV"],
-    )
+    lse_padded, delta = padded_lse_and_delta(dout, out, lse)
 
     sequences = (problem.cu_seqlens_q, problem.cu_seqlens_k, problem.alibi_slopes)
     strides = (*problem.strides(q, k, v, dout), *problem.lse_strides(delta))
@@ -85,7 +80,7 @@ def attention_backward(
             inputs, rows = tensor_descriptors(keys, queries, resident=False), row_descriptors(rows, blocks.BLOCK_M)
         programs = triton.cdiv(problem.seqlen_k, blocks.BLOCK_N) * heads_k
         splits = query_splits(q, programs, group, triton.cdiv(problem.seqlen_q, blocks.BLOCK_M), blocks.num_warps)
-        results = (dk, dv) if splits == 1 else tuple(_empty_splits(x, splits) for x in (dk, dv))
+        results = (dk, dv) if splits == 1 else tuple(empty_splits(x, splits) for x in (dk, dv))
         launch(
             _dk_dv,
             blocks,
@@ -99,8 +94,8 @@ def attention_backward(
             **features(blocks),
         )
         if splits > 1:
-            _add_splits(results[0], dk, splits)
-            _add_splits(results[1], dv, splits)
+            add_splits(results[0], dk, splits)
+            add_splits(results[1], dv, splits)
 
     def run_dq(blocks: Blocks) -> None:
         inputs: tuple[Any, ...] = (q, dout, k, v)
@@ -129,14 +124,35 @@ def attention_backward(
     return dq, dk, dv, dsink
 
 
-def _empty_splits(x: Tensor, splits: int) -> Tensor:
+def padded_lse_and_delta(dout: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log-sum-exp and delta = rowsum(out * dout), both (batch, nheads, seqlen_q padded to PADDING) in fp32.
+
+    The padding is +inf for the log-sum-exp, (batch, nheads, seqlen_q), and 0 for delta. `dout` and `out` are (batch,
+    seqlen_q, nheads, headdim_v), their last stride is 1.
+    """
+    batch, seqlen_q, nheads, headdim_v = out.shape
+    padded_q = triton.cdiv(seqlen_q, PADDING) * PADDING
+    padded, delta = torch.empty((2, batch, nheads, padded_q), dtype=torch.float32, device=out.device).unbind()
+    launch(
+        _delta,
+        Blocks(64, 1, 4, 1),
+        padded_q // 64 * batch * nheads,
+        out,
+        *(out, dout, lse, padded, delta, *out.stride()[:3], *dout.stride()[:3], seqlen_q, padded_q, nheads),
+        HEADDIM_V=headdim_v,
+        BLOCK_DV=head_dim_constants(out, out)["BLOCK_DV"],
+    )
+    return padded, delta
+
+
+def empty_splits(x: Tensor, splits: int) -> Tensor:
     """Return a new fp32 tensor for the parts of x, (batch, seqlen, nheads, headdim), with `splits` times the heads."""
     batch, seqlen, nheads, headdim = x.shape
     return torch.empty((batch, seqlen, nheads * splits, headdim), dtype=torch.float32, device=x.device)
 
 
-def _add_splits(parts: Tensor, result: Tensor, splits: int) -> None:
-    """Write the sums of the parts that _empty_splits made to `result`, in an order that is always the same."""
+def add_splits(parts: Tensor, result: Tensor, splits: int) -> None:
+    """Write the sums of the parts that empty_splits made to `result`, in an order that is always the same."""
     launch(
         _sum_splits,
         Blocks(16, 1, 4, 1),

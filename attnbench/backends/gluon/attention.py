@@ -1,0 +1,80 @@
+"""Exact attention for Hopper in Gluon, differentiable: the checks of its inputs, and its autograd.
+
+It computes what backends/triton/attention.py explains, in the same arithmetic, but all gradients in one kernel:
+forward.py and backward.py say how the work is shared among the warps of a program.
+"""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attnbench.backends.gluon.backward import attention_backward
+from attnbench.backends.gluon.forward import attention_forward
+from attnbench.backends.triton.backward import padded_lse_and_delta
+from attnbench.backends.triton.launch import can_use_tma
+from attnbench.backends.triton.problem import Problem, dense_problem
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Return softmax(softmax_scale * q k^T) v. First derivatives by q, k and v are supported.
+
+    q is (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k,
+    headdim_v), all bf16 or all fp16, on a GPU of compute capability 9.0. headdim_v is a multiple of 8. The last stride
+    must be 1, the others and the addresses multiples of 16 bytes. Head h of q uses head h // (nheads // nheads_k) of k
+    and v. The result is (batch, seqlen_q, nheads, headdim_v), contiguous. With `causal` query i sees the keys up to
+    i + seqlen_k - seqlen_q.
+
+    `softmax_scale` must be positive; None is headdim ** -0.5. With `return_lse` the result is (out, lse): the natural
+    logarithm of the sum of exp(score) of each query, (batch, nheads, seqlen_q) in fp32, -inf where it sees no key.
+
+    Raises ValueError, with the reason, for inputs that do not fit.
+    """
+    problem = dense_problem(q, k, v, causal, (None, None), softcap=0.0, softmax_scale=softmax_scale)
+    if q.dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"dtype must be bfloat16 or float16, got {q.dtype}")
+    if v.shape[3] % 8:
+        raise ValueError(f"headdim_v must be a multiple of 8, got {v.shape[3]}")
+    if not can_use_tma(q, k, v):
+        strides = ", ".join(str(x.stride()) for x in (q, k, v))
+        raise ValueError(f"addresses and strides must be multiples of 16 bytes, and none 0; strides are {strides}")
+    out, lse = _Attention.apply(q, k, v, problem)
+    return (out, torch.where(lse == math.inf, -math.inf, lse * math.log(2))) if return_lse else out
+
+
+class _Attention(torch.autograd.Function):
+    """The differentiable function (q, k, v) -> (out, lse), with lse as the kernels have it."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
+        out, lse = attention_forward(q, k, v, problem)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.problem = problem
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)  # else autograd would fill a gradient of lse with zeros
+        return out, lse
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
+    def backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if dout is None:
+            return None, None, None, None
+        q, k, v, out, lse = ctx.saved_tensors
+        if dout.stride(-1) != 1 or not can_use_tma(dout):  # a broadcast gradient, such as that of out.sum()
+            dout = dout.clone(memory_format=torch.contiguous_format)
+        gradients = attention_backward(dout, q, k, v, *padded_lse_and_delta(dout, out, lse), ctx.problem)
+        return *(x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False)), None

@@ -1,0 +1,75 @@
+"""Which tiles the backward uses, and in how many programs it splits the query heads of a key head.
+
+It does without torch and Triton, since the backend reads it for its forecast of memory.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+PROGRAMS = 4  # of a multiprocessor, the least for which a program takes all query heads of a key head
+
+
+class Tiles(NamedTuple):
+    """The sizes of one program. Above 128 columns (`wide`) it is another kernel: backward_wide.py."""
+
+    width: int  # the columns of q and k that it computes with
+    width_v: int  # and those of v and dout
+    queries: int  # of a block: 64, or 128 where the consumers share dq by rows
+    stages: int  # of the ring of q
+    stages_v: int  # of the ring of dout; where not `wide`, as many as `stages`
+    buffers: int = 1  # `wide` only: of a consumer for dq
+
+    @property
+    def wide(self) -> bool:
+        return self.width > 128
+
+    @property
+    def keys(self) -> int:
+        """Keys of a program."""
+        return 64 if self.wide else 128
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """Columns of a tile of q and k in shared memory, and of one of v and dout."""
+        return (64, 64) if self.wide else (self.width, self.width_v)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The compile-time constants of the kernel that follow from the tiles."""
+        if not self.wide:
+            return {"STAGES": self.stages}
+        sizes = {"TILES": self.width // 64, "TILES_V": self.width_v // 64}
+        return {**sizes, "STAGES": self.stages, "STAGES_V": self.stages_v, "BUFFERS": self.buffers}
+
+    def blocks(self, seqlen_q: int) -> int:
+        """Return in how many blocks the queries of a head are computed."""
+        return -(-seqlen_q // self.queries)
+
+
+# The fastest of those that were tried on an H100 (docs/gluon-kernel.md), by columns of q and k, and of v.
+TILES = {
+    (64, 64): Tiles(64, 64, 128, 2, 2),
+    (64, 128): Tiles(64, 128, 64, 3, 3),
+    (128, 64): Tiles(128, 64, 64, 3, 3),
+    (128, 128): Tiles(128, 128, 64, 3, 3),
+    (192, 128): Tiles(192, 128, 64, 2, 2, buffers=2),
+    (192, 256): Tiles(192, 256, 64, 2, 1),
+    (256, 128): Tiles(256, 128, 64, 2, 2),
+    (256, 256): Tiles(256, 256, 64, 2, 1),
+}
+
+
+def choose_tiles(headdim: int, headdim_v: int) -> Tiles:
+    """Return the tiles for these head dims, which are padded to their widths."""
+    if max(headdim, headdim_v) > 128:
+        return TILES[192 if headdim <= 192 else 256, 128 if headdim_v <= 128 else 256]
+    return TILES[64 if headdim <= 64 else 128, 64 if headdim_v <= 64 else 128]
+
+
+def query_parts(group: int, programs: int, processors: int) -> int:
+    """Return in how many parts to split the `group` query heads of a key head, each for a program of its own.
+
+    `programs` is their number without splitting. The result divides `group`.
+    """
+    return next((n for n in range(1, group) if group % n == 0 and programs * n >= PROGRAMS * processors), group)
