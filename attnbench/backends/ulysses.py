@@ -159,6 +159,7 @@ class Triton(Ulysses):
 
 class Gluon(Ulysses):
     name = "ulysses-gluon"
+    verified = ON_TWO
 
 
 class Fa2(Ulysses):
