@@ -1,4 +1,4 @@
-"""From which length several ranks are faster than one, in words, for speedups that are given."""
+"""From which length several ranks are faster than one, in words and as a figure, for speedups that are given."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import builders
-from attnbench.analysis.summary.scaling import crossovers
-from attnbench.results.cells import cells
+from attnbench.analysis.summary.scaling import crossovers, sections
+from attnbench.results.cells import Cell, cells
 
 LENGTHS = (4096, 16384, 65536)
 
@@ -25,12 +25,26 @@ LENGTHS = (4096, 16384, 65536)
     ],
 )
 def test_from_which_length_two_ranks_are_faster(speedups: tuple[float, ...], said: str) -> None:
+    (line,) = crossovers(two_ranks(speedups))
+    start, _, rest = line.partition(": ")
+    assert start == "ulysses-fa4 d128 causal fwd bf16"
+    assert rest.startswith(f"2 ranks are {said} (")
+
+
+def test_the_figure_has_all_points_within_it() -> None:
+    (section,) = sections(two_ranks((0.5, 1.5, 2.5)))
+    (plot,) = section.blocks
+    assert [(round(dot.x, 3), round(dot.y, 3)) for dot in plot.dots] == [(0, 0.2), (0.5, 0.6), (1, 1)]
+    assert plot.levels == ((0, 1, 0.4),)  # as fast as one
+    assert plot.y_labels == ((0, "0x"), (0.4, "1x"), (0.8, "2x"))
+    assert [place for place, _ in plot.x_labels] == [0, 0.5, 1]
+
+
+def two_ranks(speedups: tuple[float, ...]) -> list[Cell]:
+    """Return cells of one and two ranks, with these speedups at LENGTHS."""
     records = []
     for seqlen, speedup in zip(LENGTHS, speedups, strict=True):
         one = builders.case(seqlen, causal=True)
         records.append(builders.ok(one, "ulysses-fa4", 400.0))
         records.append(builders.ok(replace(one, ranks=2), "ulysses-fa4", 400.0 * speedup))
-    (line,) = crossovers(cells([builders.run(records)]))
-    start, _, rest = line.partition(": ")
-    assert start == "ulysses-fa4 d128 causal fwd bf16"
-    assert rest.startswith(f"2 ranks are {said} (")
+    return list(cells([builders.run(records)]))

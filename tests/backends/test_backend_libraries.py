@@ -25,7 +25,7 @@ from attnbench.core.machine import Device
 from standins import install
 from standins.contract import AMPERE, CPU, HOPPER, backend
 
-OF_ATTNBENCH_OR_TORCH = {"eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton", "fake"}
+OF_ATTNBENCH_OR_TORCH = {"eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "triton", "gluon", "fake"}
 OF_ATTNBENCH_OR_TORCH |= {"linformer", "streaming", "reformer", "block-topk"}
 LIBRARIES = [name for name in BACKENDS if name not in OF_ATTNBENCH_OR_TORCH]
 PLAIN = Case(Shape(2, 32, 64, 4, 2, 64, 64), "bf16", "fwd")

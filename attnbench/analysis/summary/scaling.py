@@ -85,23 +85,29 @@ def sections(cells: Sequence[Cell]) -> tuple[Section, ...]:
 
 def _plot(name: str, curves: Sequence[tuple[int, Sequence[tuple[Cell, float]]]]) -> Plot:
     lengths = sorted({case_names.seqlen(cell.case) for _, curve in curves for cell, _ in curve})
+    first, last = math.log2(lengths[0]), math.log2(lengths[-1])
+    marks = sorted({1, *(ranks for ranks, _ in curves)})
+    top = max(*marks, *(speedup for _, curve in curves for _, speedup in curve))
+
+    def at(length: int) -> float:
+        return (math.log2(length) - first) / (last - first)
+
     dots = tuple(
         Dot(
-            math.log2(case_names.seqlen(cell.case)),
-            speedup,
+            at(case_names.seqlen(cell.case)),
+            speedup / top,
             group=group,
             tip=f"{ranks} ranks, {_size(cell)}: {formats.times(speedup)}",
         )
         for group, (ranks, curve) in enumerate(curves)
         for cell, speedup in curve
     )
-    first, last = math.log2(lengths[0]), math.log2(lengths[-1])
     return Plot(
         f"{name}: {', '.join(str(ranks) for ranks, _ in curves)} ranks",
         dots,
-        levels=((first, last, 1.0),),
-        x_labels=tuple((math.log2(n), format_size(n)) for n in lengths),
-        y_labels=tuple((float(n), f"{n}x") for n in (0, *sorted({1, *(ranks for ranks, _ in curves)}))),
+        levels=((0.0, 1.0, 1 / top),),
+        x_labels=tuple((at(n), format_size(n)) for n in lengths),
+        y_labels=tuple((n / top, f"{n}x") for n in (0, *marks)),
     )
 
 
