@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import BackendBase
 from attnbench.core.backend import Probe, Workspace, cu_seqlens
 from attnbench.core.case import ITEMSIZE, Case
+from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +78,49 @@ class Library(BackendBase):
 
     def workspace(self, case: Case) -> Workspace:
         return flash_workspace(case)
+
+
+def probe_triton(oldest: str, *modules: str) -> Probe:
+    """Return the probe of a backend with kernels of its own, which needs Triton from `oldest` on with some modules."""
+    try:
+        version: str = importlib.import_module("triton").__version__
+        for module in modules:
+            importlib.import_module(module)
+    except Exception as error:  # a broken build may raise any error
+        return probe_of_failed_import("triton", error, _install_triton(oldest), ("triton",))
+    return _judged_triton(version, oldest)
+
+
+def installed_triton(oldest: str) -> Probe | None:
+    """Return what `probe_triton` would, as far as it is known without importing Triton; None where it is not."""
+    if importlib.util.find_spec("triton") is None:
+        return probe_of_failed_import("triton", missing("triton"), _install_triton(oldest), ("triton",))
+    version = installed_version(("triton",))
+    return _judged_triton(version, oldest) if version else None
+
+
+def _judged_triton(version: str, oldest: str) -> Probe:
+    """Return the probe of a version of Triton, which may be too old."""
+    if version_numbers(version) < version_numbers(oldest):
+        reason = f"needs Triton {oldest} or newer, this is {version}"
+        return Probe(version=version, reason=reason, install=_install_triton(oldest))
+    return Probe(version=version)
+
+
+def _install_triton(oldest: str) -> str:
+    return f"pip install 'triton>={oldest}'"
+
+
+def is_interpreted() -> bool:
+    """Return whether Triton's switch to run kernels on a CPU in Python is on."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def refusal_of_interpreter(device: Device) -> str | None:
+    """Return why TRITON_INTERPRET=1 and a GPU exclude each other, if both are there."""
+    if device.kind == "cpu" or not is_interpreted():
+        return None
+    return "TRITON_INTERPRET=1 is set, so its kernels would not run on the GPU"
 
 
 def missing(module: str) -> ModuleNotFoundError:

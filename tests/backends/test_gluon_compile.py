@@ -50,5 +50,6 @@ def test_compiles(cases: tuple[str, ...], tmp_path: Path) -> None:
     assert [one["case"] for one in said] == list(cases)
     for one in said:
         assert not one["serialised"], f"{one}: ptxas would wait for every matmul"
+        assert not one.get("overwritten"), f"{one}: the next round of a loop would multiply something else"
         assert one["shared"] <= SHARED, one
         assert max(one["spilled"]) <= SPILLED[one["case"].partition(",")[0]], one

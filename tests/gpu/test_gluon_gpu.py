@@ -12,6 +12,8 @@ import torch
 from plain_attention import Tensors, check, make, results
 from torch import Tensor
 
+from attnbench.backends.gluon.backward_tiles import query_parts
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
@@ -44,6 +46,12 @@ CASES = (
     (1300, 1000, 4, 1, 192, 128, True, "float16"),
     (1000, 1300, 4, 4, 256, 256, True, "bfloat16"),
     (1300, 1000, 4, 1, 256, 256, False, "float16"),
+    # Several blocks of queries for each program: with three groups of consumers, which headdim 64 has above 2048
+    # queries, and with the queries of only one block in shared memory.
+    (4100, 4100, 8, 8, 64, 64, True, "bfloat16"),
+    (2500, 2700, 8, 2, 64, 64, False, "bfloat16"),
+    (1000, 1300, 16, 4, 192, 128, True, "float16"),
+    (1300, 1000, 16, 2, 256, 256, True, "bfloat16"),
 )
 Case = tuple[int, int, int, int, int, int, bool, str]
 
@@ -72,17 +80,53 @@ def test_matches_the_reference(case: Case) -> None:
     check(results(attention, *inputs, causal=case[6]), inputs, case[6])
 
 
-def test_split_query_heads_and_others_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", [CASES[2], CASES[5], CASES[-1]], ids=["64", "128", "256"])
+def test_split_query_heads_and_others_agree(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few key heads have their query heads in several programs, whose parts of dk and dv are added up."""
     from attnbench.backends.gluon import backward
 
-    inputs = inputs_of(CASES[2])
-    split = results(attention, *inputs, causal=True)
+    chosen: list[int] = []
+
+    def noted(*sizes: int) -> int:
+        chosen.append(query_parts(*sizes))
+        return chosen[-1]
+
+    inputs = inputs_of(case)
+    monkeypatch.setattr(backward, "query_parts", noted)
+    split = results(attention, *inputs, causal=case[6])
+    assert chosen[0] > 1
     monkeypatch.setattr(backward, "query_parts", lambda *_: 1)
-    whole = results(attention, *inputs, causal=True)
-    check(whole, inputs, True)
+    whole = results(attention, *inputs, causal=case[6])
+    check(whole, inputs, case[6])
     for a, b in zip(split, whole, strict=True):
         assert torch.allclose(a.float(), b.float(), rtol=2e-2, atol=2e-2)
+
+
+def test_sections_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the keys and values of all heads do not fit L2, programs compute some heads before the next ones."""
+    from attnbench.backends.gluon import backward, forward
+
+    for module in (forward, backward):
+        monkeypatch.setattr(module, "heads_per_section", lambda *_: 3)
+    inputs = inputs_of(CASES[0])  # 8 heads in the batch
+    check(results(attention, *inputs, causal=True), inputs, True)
+
+
+def test_a_captured_call_keeps_its_lists() -> None:
+    """A CUDA graph reads the lists of blocks at each replay, though the cache of lists has forgotten them."""
+    from attnbench.backends.gluon import forward
+
+    q, k, v, _ = inputs_of(CASES[0])
+    with torch.no_grad():
+        expected = attention(q, k, v, causal=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = attention(q, k, v, causal=True)
+    forward.work_lists.cache_clear()
+    junk = [torch.full((1 << i,), -1, dtype=torch.int32, device="cuda") for i in range(8, 17) for _ in range(64)]
+    graph.replay()
+    assert torch.equal(out, expected)
+    del junk
 
 
 def test_dk_and_dv_are_deterministic_and_dq_nearly() -> None:
@@ -164,6 +208,7 @@ def _columns(q: Tensor, first: int) -> Tensor:
     [
         (lambda q, k, v: (q.float(), k.float(), v.float()), "bfloat16 or float16"),
         (lambda q, k, v: (q.half(), k, v), "share dtype"),
+        (lambda q, k, v: (q.cpu(), k.cpu(), v.cpu()), "capability 9.0, q is on cpu"),
         (lambda q, k, v: (_columns(q, 4), k, v), "multiples of 16 bytes"),  # its address is not
         (lambda q, k, v: (q, k[:, :1].expand_as(k), v), "multiples of 16 bytes"),  # a stride of 0
         (lambda q, k, v: (q.transpose(1, 3).contiguous().transpose(1, 3), k, v), "contiguous"),

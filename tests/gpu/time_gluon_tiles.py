@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from attnbench.backends.gluon import forward
-from attnbench.backends.gluon.forward import ForwardTiles
+from attnbench.backends.gluon.forward_tiles import ForwardTiles
 from attnbench.backends.triton.problem import dense_problem
 
 CANDIDATES = {

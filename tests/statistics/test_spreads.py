@@ -47,7 +47,8 @@ def test_the_table_is_what_the_files_give(cards: dict[str, dict[int, list[spread
         "H200 SXM": [[1, 1, 1, 2], [1, 1, 1, 1, 1, 1, 2, 2, 2, 5, 5]],
     }
     assert ENTRY.source.startswith("ten runs on two cards; fifteen cards, of two methods, against each other (")
-    assert uncertainty.MEASURED["H100 SXM"].source.startswith("five runs on one card; eleven cards against each other (")
+    h100 = uncertainty.MEASURED["H100 SXM"].source
+    assert h100.startswith("five runs on one card; eleven cards against each other (")
 
 
 def test_entries_are_of_known_devices() -> None:

@@ -1,8 +1,10 @@
 """`gluon`: attnbench's own exact attention for Hopper in Gluon, the language below Triton of the same compiler.
 
-backend.py has the backend, attention.py the function to call, forward.py and backward.py the kernels and their launch
-(backward_wide.py that above 128 columns), pipeline.py and backward_shared.py what they share, dq_sum.py how dq is added
-up, backward_tiles.py the sizes of the backward; docs/triton-kernel.md compares it with the plain Triton kernels.
+Read docs/gluon-kernel.md first, and of the plain kernels backends/triton/attention.py and forward.py, which these ones
+follow. Then pipeline.py says how the warps of a program wait for each other, and forward.py is the shorter of the two
+passes; forward_tiles.py has its sizes and who computes what. The backward starts in backward.py; backward_shared.py has
+what a program works on, backward_tiles.py its sizes, dq_sum.py how dq is added up, and backward_wide.py the kernel
+above 128 columns. attention.py is the function to call, and backend.py the backend that measures it.
 """
 
 from attnbench.backends.gluon.backend import Gluon

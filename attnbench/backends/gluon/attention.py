@@ -8,7 +8,6 @@ forward.py and backward.py say how the work is shared among the warps of a progr
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from attnbench.backends.gluon.backward import attention_backward
 from attnbench.backends.gluon.forward import attention_forward
+from attnbench.backends.triton.attention import natural_lse
 from attnbench.backends.triton.backward import padded_lse_and_delta
 from attnbench.backends.triton.launch import can_use_tma
 from attnbench.backends.triton.problem import Problem, dense_problem
@@ -42,18 +42,31 @@ def attention(
     `softmax_scale` must be positive; None is headdim ** -0.5. With `return_lse` the result is (out, lse): the natural
     logarithm of the sum of exp(score) of each query, (batch, nheads, seqlen_q) in fp32, -inf where it sees no key.
 
+    Call it once with these sizes before capturing it in a CUDA graph: the first call copies a list from the host.
+
     Raises ValueError, with the reason, for inputs that do not fit.
     """
-    problem = dense_problem(q, k, v, causal, (None, None), softcap=0.0, softmax_scale=softmax_scale)
     if q.dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(f"dtype must be bfloat16 or float16, got {q.dtype}")
+    _check_device(q)
+    problem = dense_problem(q, k, v, causal, (None, None), softcap=0.0, softmax_scale=softmax_scale)
     if v.shape[3] % 8:
         raise ValueError(f"headdim_v must be a multiple of 8, got {v.shape[3]}")
     if not can_use_tma(q, k, v):
         strides = ", ".join(str(x.stride()) for x in (q, k, v))
         raise ValueError(f"addresses and strides must be multiples of 16 bytes, and none 0; strides are {strides}")
     out, lse = _Attention.apply(q, k, v, problem)
-    return (out, torch.where(lse == math.inf, -math.inf, lse * math.log(2))) if return_lse else out
+    return (out, natural_lse(lse)) if return_lse else out
+
+
+def _check_device(q: Tensor) -> None:
+    """Raise ValueError where the kernels cannot run."""
+    if not q.is_cuda:
+        raise ValueError(f"needs a GPU of compute capability 9.0, q is on {q.device}")
+    # An AMD GPU has its gfx number there, which may be 9.0 too.
+    if torch.cuda.get_device_capability(q.device) != (9, 0) or torch.version.hip is not None:
+        name = torch.cuda.get_device_name(q.device)
+        raise ValueError(f"needs a GPU of compute capability 9.0, q is on one named {name}")
 
 
 class _Attention(torch.autograd.Function):
@@ -75,6 +88,7 @@ class _Attention(torch.autograd.Function):
             return None, None, None, None
         q, k, v, out, lse = ctx.saved_tensors
         if dout.stride(-1) != 1 or not can_use_tma(dout):  # a broadcast gradient, such as that of out.sum()
+            # Not contiguous(), which returns a contiguous tensor as it is, though its address may be odd.
             dout = dout.clone(memory_format=torch.contiguous_format)
         gradients = attention_backward(dout, q, k, v, *padded_lse_and_delta(dout, out, lse), ctx.problem)
         return *(x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False)), None

@@ -41,19 +41,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from attnbench.backends.gluon.backward_shared import (
-    KEYS,
-    REGISTERS,
-    find_work,
-    gradient_of,
+from attnbench.backends.gluon.backward_shared import KEYS, REGISTERS, find_work, gradient_of
+from attnbench.backends.gluon.backward_tiles import choose_backward_tiles, query_parts
+from attnbench.backends.gluon.backward_wide import _backward_hopper_wide
+from attnbench.backends.gluon.dq_sum import add_to_sum, scaled_dq, sum_descriptors, zero_sum
+from attnbench.backends.gluon.pipeline import (
+    Sizes,
+    float_descriptor,
     new_exchange,
     new_own_tiles,
     new_row_ring,
+    tile_descriptor,
 )
-from attnbench.backends.gluon.backward_tiles import choose_tiles, query_parts
-from attnbench.backends.gluon.backward_wide import _backward_hopper_wide
-from attnbench.backends.gluon.dq_sum import add_to_sum, scaled_dq, sum_descriptors, zero_sum
-from attnbench.backends.gluon.pipeline import Sizes, float_descriptor, tile_descriptor
 from attnbench.backends.triton.backward import add_splits, empty_splits
 from attnbench.backends.triton.block_sizes import device_index, heads_per_section, multiprocessors
 from attnbench.backends.triton.problem import Problem
@@ -62,13 +61,13 @@ from attnbench.backends.triton.problem import Problem
 def attention_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, problem: Problem
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv), contiguous, in the dtype of q.
+    """Return (dq, dk, dv), contiguous, in the dtype of q: all three gradients are always computed.
 
     `lse` and `delta` are those of `padded_lse_and_delta`. `problem` is dense, bf16 or fp16, and has no mask but a
     causal one. Of dout, q, k and v tensor descriptors can be made (`can_use_tma`).
     """
     (batch, seqlen_q, nheads, headdim), (_, seqlen_k, nheads_k, headdim_v) = q.shape, v.shape
-    tiles = choose_tiles(headdim, headdim_v)
+    tiles = choose_backward_tiles(headdim, headdim_v)
     group, key_blocks = nheads // nheads_k, triton.cdiv(seqlen_k, tiles.keys)
     parts = query_parts(group, key_blocks * batch * nheads_k, multiprocessors(device_index(q)))
     members, sets = group // parts, batch * nheads_k * parts  # query heads of a program, and sets of such
@@ -124,7 +123,7 @@ def _backward_hopper(
     douts = new_row_ring(DOut, Delta, STAGES, 1, 0)
     exchange = new_exchange(Q.dtype, N, M)
     buffers = gl.allocate_shared_memory(gl.float32, [2] + DQ.block_type.shape, DQ.layout)  # noqa: RUF005
-    fence_async_shared()
+    fence_async_shared()  # the barriers are written by ordinary stores, and TMA reports to them
     dk = gradient_of(DK, stride_dkb, stride_dkn, stride_dkh, work, HEADDIM)
     dv = gradient_of(DV, stride_dvb, stride_dvn, stride_dvh, work, HEADDIM_V)
     # A tuple in a variable would turn constants into values.
@@ -145,6 +144,10 @@ def _load(work, own, queries, douts, exchange, Q, K, V, DOut, Lse, Delta):
     b, h, m = work.b, work.h, work.begin
     nheads = work.sizes.nheads
     own.load(K, V, b, work.start_n, h // work.sizes.group)
+    # The wait below takes dS of block i - stages + 1 for the sign that block i - stages has been read. With 1 stage
+    # that is block i, which is not loaded yet. With 4 or more a consumer may meanwhile have written its dS of two
+    # blocks later: a wait sees only the parity, and this one would have no end.
+    gl.static_assert((queries.stages == 2) | (queries.stages == 3), "the exchange frees tiles of 2 or 3 stages only")
     for i in range(work.count):
         # A consumer that has written its dS of a block has done with the block before.
         after = i - queries.stages + 1
@@ -181,7 +184,7 @@ def _compute(index: gl.constexpr, work, own, queries, douts, exchange, DQ, buffe
     dv_sum = gl.zeros([KEYS, DIM_V], gl.float32, v_layout)
     own.wait()
     for i in range(work.count):
-        zero = m >> 30  # 0, which the compiler does not know: see backward_wide.py
+        zero = m >> 30  # 0: m < 2**30 always, which the compiler does not know (see backward_wide.py)
         q = queries.tile(i, 0)
         dout = douts.tile(i, 0)
         ds_tile = exchange.tile(i)

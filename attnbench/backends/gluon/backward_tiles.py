@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-PROGRAMS = 4  # of a multiprocessor, the least for which a program takes all query heads of a key head
+# Programs for each multiprocessor: where there are at least so many without splitting, a program takes all query heads
+# of a key head; with fewer, query_parts splits them.
+PROGRAMS = 4
 
 
-class Tiles(NamedTuple):
+class BackwardTiles(NamedTuple):
     """The sizes of one program. Above 128 columns (`wide`) it is another kernel: backward_wide.py."""
 
     width: int  # the columns of q and k that it computes with
     width_v: int  # and those of v and dout
     queries: int  # of a block: 64, or 128 where the consumers share dq by rows
-    stages: int  # of the ring of q
-    stages_v: int  # of the ring of dout; where not `wide`, as many as `stages`
+    stages: int  # of the ring of q, and where not `wide` of that of dout; there only 2 or 3 (backward.py, _load)
+    stages_v: int = 0  # `wide` only: of the ring of dout
     buffers: int = 1  # `wide` only: of a consumer for dq
 
     @property
@@ -46,30 +48,35 @@ class Tiles(NamedTuple):
         """Return in how many blocks the queries of a head are computed."""
         return -(-seqlen_q // self.queries)
 
+    def values_of_dq_sum(self, heads: int, seqlen_q: int) -> int:
+        """Return how many values the float32 sum of dq has (dq_sum.py) for so many query heads in the whole batch."""
+        return heads * self.blocks(seqlen_q) * self.queries * self.width
+
 
 # The fastest of those that were tried on an H100 (docs/gluon-kernel.md), by columns of q and k, and of v.
-TILES = {
-    (64, 64): Tiles(64, 64, 128, 2, 2),
-    (64, 128): Tiles(64, 128, 64, 3, 3),
-    (128, 64): Tiles(128, 64, 64, 3, 3),
-    (128, 128): Tiles(128, 128, 64, 3, 3),
-    (192, 128): Tiles(192, 128, 64, 2, 2, buffers=2),
-    (192, 256): Tiles(192, 256, 64, 2, 1),
-    (256, 128): Tiles(256, 128, 64, 2, 2),
-    (256, 256): Tiles(256, 256, 64, 2, 1),
+BACKWARD_TILES = {
+    (64, 64): BackwardTiles(64, 64, 128, 2),
+    (64, 128): BackwardTiles(64, 128, 64, 3),
+    (128, 64): BackwardTiles(128, 64, 64, 3),
+    (128, 128): BackwardTiles(128, 128, 64, 3),
+    (192, 128): BackwardTiles(192, 128, 64, 2, 2, buffers=2),
+    (192, 256): BackwardTiles(192, 256, 64, 2, 1),
+    (256, 128): BackwardTiles(256, 128, 64, 2, 2),
+    (256, 256): BackwardTiles(256, 256, 64, 2, 1),
 }
 
 
-def choose_tiles(headdim: int, headdim_v: int) -> Tiles:
+def choose_backward_tiles(headdim: int, headdim_v: int) -> BackwardTiles:
     """Return the tiles for these head dims, which are padded to their widths."""
     if max(headdim, headdim_v) > 128:
-        return TILES[192 if headdim <= 192 else 256, 128 if headdim_v <= 128 else 256]
-    return TILES[64 if headdim <= 64 else 128, 64 if headdim_v <= 64 else 128]
+        return BACKWARD_TILES[192 if headdim <= 192 else 256, 128 if headdim_v <= 128 else 256]
+    return BACKWARD_TILES[64 if headdim <= 64 else 128, 64 if headdim_v <= 64 else 128]
 
 
 def query_parts(group: int, programs: int, processors: int) -> int:
     """Return in how many parts to split the `group` query heads of a key head, each for a program of its own.
 
-    `programs` is their number without splitting. The result divides `group`.
+    `programs` is their number without splitting. The result is the least divisor of `group` that gives PROGRAMS
+    programs for each of the multiprocessors, `processors`; where none does, `group`: one query head for each program.
     """
     return next((n for n in range(1, group) if group % n == 0 and programs * n >= PROGRAMS * processors), group)

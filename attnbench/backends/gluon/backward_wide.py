@@ -20,17 +20,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from attnbench.backends.gluon.backward_shared import (
-    KEYS,
-    REGISTERS,
-    find_work,
-    gradient_of,
-    new_exchange,
-    new_own_tiles,
-    new_row_ring,
-)
+from attnbench.backends.gluon.backward_shared import KEYS, REGISTERS, find_work, gradient_of
 from attnbench.backends.gluon.dq_sum import add_to_sum
-from attnbench.backends.gluon.pipeline import Sizes
+from attnbench.backends.gluon.pipeline import Sizes, new_exchange, new_own_tiles, new_row_ring
 
 HALF = gl.constexpr(32)  # queries whose scores a consumer computes
 
@@ -61,7 +53,7 @@ def _backward_hopper_wide(
     exchange = new_exchange(Q.dtype, KEYS, 2 * HALF)
     p_tiles = gl.allocate_shared_memory(Q.dtype, [2, KEYS, 2 * HALF], gl.NVMMASharedLayout(128, 16, 2))
     buffers = gl.allocate_shared_memory(gl.float32, [2 * BUFFERS] + DQ.block_type.shape, DQ.layout)  # noqa: RUF005
-    fence_async_shared()
+    fence_async_shared()  # the barriers are written by ordinary stores, and TMA reports to them
     dk = gradient_of(DK, stride_dkb, stride_dkn, stride_dkh, work, HEADDIM)
     dv = gradient_of(DV, stride_dvb, stride_dvn, stride_dvh, work, HEADDIM_V)
     # A tuple in a variable would turn constants into values.
@@ -127,7 +119,8 @@ def _compute(
     dv_second = gl.zeros([KEYS, 64], gl.float32, layout)
     own.wait()
     for i in range(work.count):
-        # 0, which the compiler does not know: else it computes wgmma's descriptors, of 64 bits, ahead and spills them.
+        # 0, since m < 2**30 always, which the compiler does not know: else it computes wgmma's descriptors, of 64 bits,
+        # before the loop and spills them.
         zero = m >> 30
         p_tile = p_tiles.index(i & 1)
         ds_tile = exchange.tile(i)

@@ -1,7 +1,7 @@
 """The float32 sum of dq in memory, to which all programs of a head add their parts, and the kernel that makes dq of it.
 
-The sum consists of tiles, two for each block of queries, one from each consumer of a program. `Tiles.queries` and
-`Tiles.width` decide which part of the block's dq a tile is:
+The sum consists of tiles, two for each block of queries, one from each consumer of a program. `BackwardTiles.queries`
+and `BackwardTiles.width` decide which part of the block's dq a tile is:
 
     128 queries              64 rows
     up to 128 columns        half of the columns
@@ -26,30 +26,30 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from attnbench.backends.gluon.backward_tiles import Tiles
+from attnbench.backends.gluon.backward_tiles import BackwardTiles
 from attnbench.backends.gluon.pipeline import add_tile, float_descriptor, reinterpret
 
 
-def zero_sum(q: Tensor, tiles: Tiles) -> Tensor:
+def zero_sum(q: Tensor, tiles: BackwardTiles) -> Tensor:
     """Return the sum for q, (batch, seqlen_q, nheads, headdim), before anything is added: rows of 256 values."""
     batch, seqlen_q, nheads, _ = q.shape
-    values = batch * nheads * tiles.blocks(seqlen_q) * tiles.queries * tiles.width
+    values = tiles.values_of_dq_sum(batch * nheads, seqlen_q)
     return torch.zeros((values // 256, 256), dtype=torch.float32, device=q.device)
 
 
-def added_rows(tiles: Tiles) -> tuple[int, ...]:
+def added_rows(tiles: BackwardTiles) -> tuple[int, ...]:
     """Return how many rows of the sum are added at once: those of a tile, or above 128 columns of its two parts."""
     if tiles.wide:
         return 16, 16 if tiles.width == 256 else 8
     return (tiles.queries * tiles.width // 512,)
 
 
-def sum_descriptors(dq_sum: Tensor, tiles: Tiles) -> tuple[TensorDescriptor, ...]:
+def sum_descriptors(dq_sum: Tensor, tiles: BackwardTiles) -> tuple[TensorDescriptor, ...]:
     """Return the descriptors by which consumers add to the sum."""
     return tuple(float_descriptor(dq_sum, rows, 256) for rows in added_rows(tiles))
 
 
-def scaled_dq(dq_sum: Tensor, q: Tensor, scale: float, tiles: Tiles) -> Tensor:
+def scaled_dq(dq_sum: Tensor, q: Tensor, scale: float, tiles: BackwardTiles) -> Tensor:
     """Return dq, contiguous and in the dtype of q: the sum, when all is added, times the scale."""
     batch, seqlen_q, nheads, headdim = q.shape
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -84,7 +84,7 @@ def add_to_sum(Sum, row, values, buffer, pending: gl.constexpr):
     width: gl.constexpr = values.shape[1]
     tma.store_wait(pending)
     reinterpret(buffer, gl.float32, [64, width], _fragments(width)).store(values)
-    fence_async_shared()
+    fence_async_shared()  # TMA reads what ordinary stores have written
     add_tile(Sum, [row, 0], reinterpret(buffer, gl.float32, [width // 4, 256], Sum.layout))
 
 
@@ -93,7 +93,12 @@ def _scale_dq(
     Sum, DQ, stride_b, stride_m, stride_h, scale, seqlen_q, blocks, nheads,
     HEADDIM: tl.constexpr, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Write what one tile of the sum has of dq."""
+    """Write scale times one tile of the sum to the rows and columns of dq that it stands for.
+
+    Sum is zero_sum's, DQ (batch, seqlen_q, nheads, HEADDIM). Tiles lie in the order of (batch, head, block of BLOCK_M
+    queries, consumer), `blocks` blocks for each head, and each program writes one. Which part of a block's WIDTH
+    columns or BLOCK_M rows a tile has is the table at the head of this file.
+    """
     pid = tl.program_id(0).to(tl.int64)
     part = (pid % 2).to(tl.int32)
     block = pid // 2 % blocks

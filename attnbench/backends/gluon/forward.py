@@ -1,4 +1,4 @@
-"""The forward for Hopper, in Gluon: what forward.py computes, with roles for the warps of a program.
+"""The forward for Hopper, in Gluon. It computes what triton/forward.py computes; here a program's warps have roles.
 
 A program has 2 or 3 groups of four warps that compute, with 64 queries each, and one warp that loads. The computing
 groups share every tile of keys and values, so that a tile is read from L2 once for 128 or 192 queries. What keeps the
@@ -27,8 +27,6 @@ Programs are persistent: one for each multiprocessor, which computes one block o
 from __future__ import annotations
 
 import functools
-import heapq
-from typing import NamedTuple
 
 import torch
 import triton
@@ -42,39 +40,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from attnbench.backends.gluon.pipeline import Sizes, head_widths, new_ring, store_tile, tile_descriptor
+from attnbench.backends.gluon.forward_tiles import block_lists, choose_forward_tiles, head_widths
+from attnbench.backends.gluon.pipeline import Sizes, new_ring, store_tile, tile_descriptor
 from attnbench.backends.triton.block_sizes import device_index, heads_per_section, multiprocessors
 from attnbench.backends.triton.problem import Problem
 
-BETWEEN = 1.0  # what a program needs between two blocks of queries, in tiles of keys
 ROWS = gl.constexpr(64)  # queries of a computing group: the rows of one wgmma
 
-
-class Tiles(NamedTuple):
-    """The sizes of one program: `keys` in a tile, `stages` of the rings, computing `groups` and registers of each."""
-
-    keys: int
-    stages: int
-    groups: int
-    blocks: int  # of queries in shared memory: with 2 the next one is loaded meanwhile, and the output leaves meanwhile
-    registers: int  # of 64 Ki of a multiprocessor: a thread of 2 groups has at most 240, of 3 groups 160
-
-
-# By the widths of head_widths, measured on an H100 (docs/gluon-kernel.md).
-TILES = {
-    (64, 0): Tiles(128, 2, 3, 2, 160),
-    (128, 0): Tiles(128, 2, 2, 2, 240),
-    (128, 64): Tiles(128, 2, 2, 1, 240),
-    (256, 0): Tiles(64, 2, 2, 1, 240),
-}
-
-SHORT = 2048  # queries up to which headdim 64 has blocks of 128 queries, of which a causal mask hides less than of 192
-SHORT_TILES = Tiles(128, 4, 2, 2, 240)
-
-
-def choose_tiles(width: int, rest: int, seqlen_q: int) -> Tiles:
-    """Return the tiles for the widths of `head_widths`."""
-    return SHORT_TILES if width == 64 and seqlen_q <= SHORT else TILES[width, rest]
+# Lists that a captured CUDA graph reads at every replay: the cache of work_lists may forget them, and their memory
+# would then be given to others.
+_captured: list[Tensor] = []
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -86,14 +61,16 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tupl
     lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
     nheads, nheads_k = q.shape[2], k.shape[2]
     width, rest = head_widths(q.shape[3], v.shape[3])
-    tiles = choose_tiles(width, rest, problem.seqlen_q)
-    heads, rows, device = problem.batch * nheads, tiles.groups * ROWS.value, device_index(q)
+    tiles = choose_forward_tiles(width, rest, problem.seqlen_q)
+    heads, rows = problem.batch * nheads, tiles.groups * ROWS.value
     head_bytes = problem.seqlen_k * (k.shape[3] + v.shape[3]) * q.element_size()
     section = heads_per_section(problem.batch * nheads_k, head_bytes) * (nheads // nheads_k)
-    programs = min(triton.cdiv(problem.seqlen_q, rows) * heads, multiprocessors(device))
+    programs = min(triton.cdiv(problem.seqlen_q, rows) * heads, multiprocessors(device_index(q)))
     sizes = (problem.seqlen_q, problem.seqlen_k, heads)
-    work = work_lists(sizes, problem.right, section, (rows, tiles.keys), programs, device)
+    work = work_lists(sizes, problem.right, section, (rows, tiles.keys), programs, q.device)
     with torch.cuda.device_of(q):
+        if torch.cuda.is_current_stream_capturing():
+            _captured.append(work)
         _forward_hopper[(programs,)](
             tile_descriptor(q, ROWS.value, width),
             tile_descriptor(q[..., width:], ROWS.value, rest) if rest else None,
@@ -120,37 +97,21 @@ def work_lists(
     section: int,
     block: tuple[int, int],
     programs: int,
-    device: int | None,
+    device: torch.device,
 ) -> Tensor:
-    """Return which blocks of queries each program computes, int32 of (programs, 1 + 2 * blocks of the longest list).
+    """Return `block_lists` on a GPU, int32 of (programs, 3 + 2 * the most blocks of a list).
 
-    A list is how many blocks there are, then (head, first query) of each. `sizes` are (seqlen_q, seqlen_k, batch *
-    nheads), `block` the queries of a block and the keys of a tile. Blocks are dealt out longest first, within a section
-    of heads at a time, whose keys and values fit L2; each goes to the program that would be free first. The lists are
-    made on the host once for these sizes: a counter in memory, from which programs could take the next block, would
-    have to be reset before each call.
+    They are made on the host, once for these sizes, which takes some ms and a copy to the GPU. A counter in memory,
+    from which programs could take the next block, would have to be reset before each call.
     """
-    (seqlen_q, seqlen_k, heads), (rows, keys) = sizes, block
-    lists: list[list[int]] = [[] for _ in range(programs)]
-    free = [(0.0, program) for program in range(programs)]
-    starts = range(0, seqlen_q, rows)
-    for first in range(0, heads, section):
-        for start in reversed(starts) if right is not None else starts:
-            seen = seqlen_k if right is None else min(start + rows + seqlen_k - seqlen_q + right, seqlen_k)
-            for head in range(first, min(first + section, heads)):
-                time, program = free[0]
-                lists[program] += (head, start)
-                heapq.heapreplace(free, (time + max(-(-seen // keys), 1) + BETWEEN, program))
-    longest = max(map(len, lists)) + 2  # the next block is read ahead
-    table = [[len(found) // 2, *found, *(0,) * (longest - len(found))] for found in lists]
-    return torch.tensor(table, dtype=torch.int32, device="cpu" if device is None else f"cuda:{device}")
+    return torch.tensor(block_lists(sizes, right, section, block, programs), dtype=torch.int32, device=device)
 
 
 @gluon.jit(do_not_specialize=["work_length", "scale_log2", "seqlen_q", "seqlen_k", "right", "nheads", "group"])
 def _forward_hopper(
     Q, QRest, K, KRest, V, Out,  # tensor descriptors; the rest are other columns of q and k, or None
     Lse, stride_lb, stride_lh,
-    Work, work_length,  # see work_lists
+    Work, work_length,  # see block_lists and work_lists
     scale_log2, seqlen_q, seqlen_k, right, nheads, group,
     RIGHT: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, BLOCKS: gl.constexpr,
     REGISTERS: gl.constexpr,
@@ -158,7 +119,7 @@ def _forward_hopper(
     queries = new_ring(Q, QRest, GROUPS * BLOCKS, 1)  # a tile for each group
     keys = new_ring(K, KRest, STAGES, GROUPS)
     values = new_ring(V, None, STAGES, GROUPS)
-    fence_async_shared()
+    fence_async_shared()  # the barriers are written by ordinary stores, and TMA reports to them
     sizes = Sizes(seqlen_q, seqlen_k, right, nheads, group, RIGHT)
     work = Work + gl.program_id(0) * work_length
     # A tuple in a variable would turn constants into values.
@@ -186,6 +147,15 @@ def _forward_hopper(
 
 
 @gluon.jit
+def _tiles_of_keys(sizes, start_m, M: gl.constexpr, N: gl.constexpr):
+    """Return how many tiles of N keys the M queries from `start_m` on see, at least 1."""
+    end = sizes.seqlen_k
+    if sizes.RIGHT:
+        end = gl.minimum(start_m + M + sizes.seqlen_k - sizes.seqlen_q + sizes.right, end)
+    return gl.maximum(gl.cdiv(end, N), 1)
+
+
+@gluon.jit
 def _load(sizes, work, queries, keys, values, Q, QRest, K, KRest, V, GROUPS: gl.constexpr):
     """Load the tiles of every block of queries of this program, as far ahead as the rings allow."""
     M: gl.constexpr = ROWS * GROUPS
@@ -196,7 +166,7 @@ def _load(sizes, work, queries, keys, values, Q, QRest, K, KRest, V, GROUPS: gl.
         b, h, start_m = next_head // sizes.nheads, next_head % sizes.nheads, next_start
         next_head = gl.load(work + 2 * turn + 3)
         next_start = gl.load(work + 2 * turn + 4)
-        count = sizes.tiles_of_keys(start_m, M, keys.rows)
+        count = _tiles_of_keys(sizes, start_m, M, keys.rows)
         h_k = h // sizes.group
         for i in gl.static_range(GROUPS):
             queries.load(turn * GROUPS + i, Q, QRest, b, start_m + i * ROWS, h)
@@ -233,7 +203,7 @@ def _compute(
         b, h, start_m = next_head // sizes.nheads, next_head % sizes.nheads, next_start
         next_head = gl.load(work + 2 * turn + 3)
         next_start = gl.load(work + 2 * turn + 4)
-        count = sizes.tiles_of_keys(start_m, M, N)
+        count = _tiles_of_keys(sizes, start_m, M, N)
         first_m = start_m + index * ROWS
         rows = first_m + gl.arange(0, ROWS, s_rows)
         last = gl.zeros([ROWS], gl.int32, s_rows) + seqlen_k - 1  # the last key that a query sees
@@ -289,7 +259,7 @@ def _compute(
         gl.store(lse + rows, gl.where(empty, float("inf"), row_max + gl.log2(total)), mask=rows < seqlen_q)
         out = acc / gl.convert_layout(total, o_rows)[:, None]
         queries.tile(own).store(out.to(dtype))  # the queries have been read: their shared memory takes the output
-        fence_async_shared()
+        fence_async_shared()  # TMA reads what ordinary stores have written
         store_tile(Out, [b, first_m, h, 0], queries.tiles.index(own % queries.stages))
         if queries.stages == GROUPS:
             tma.store_wait(0)

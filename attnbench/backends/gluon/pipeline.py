@@ -1,22 +1,46 @@
-"""What the Gluon kernels for Hopper share: rings of tiles, tensor descriptors, and names that Triton has changed.
+"""What the Gluon kernels for Hopper share: how their warps wait for each other, and tensor descriptors.
 
-In these kernels the warps of a program have roles. One warp loads tiles into shared memory by the tensor memory
-accelerator, and groups of four warps compute with them. A `Ring` is the queue between them. Every tile of it has two
-barriers: `full`, at which the accelerator reports that the bytes have come, and `free`, at which every reader reports
-that it has no more use for the tile. A barrier has a phase, 0 or 1, that flips each time all have reported; waiting for
-phase 1 of a new barrier returns at once, which is how a writer finds the ring free at first.
+In these kernels the warps of a program have roles. One warp, the loader, brings tiles to shared memory by the tensor
+memory accelerator (TMA), and groups of four warps, the consumers, compute with them. Between them are rings of tiles:
+`Ring` in the forward, `RowRing` in the backward. In a ring of n tiles use i takes tile i % n, for the (i // n)-th time.
+Each tile has two barriers in shared memory:
+
+    loader                                        consumer
+    wait(free[i % n])                             wait(full[i % n])
+    expect(full[i % n], bytes)                    start the wgmma that read the tile
+    start the copies, which report to full        wait for them
+                                                  arrive(free[i % n])
+
+**Barriers.** An mbarrier counts arrivals and, after `expect`, bytes; when all have come its phase ends, and the next
+one begins. A wait names only the parity of a phase, 0 or 1, and returns when the phase of that parity has ended. For
+use i the consumer waits with parity i // n & 1, and the loader, for the use before, with the other one. The phase
+before the first counts as ended and has parity 1, so the loader's first n waits return at once.
+
+**Not two phases late.** One who waits must not be two phases behind, for then the parity is the other one again, and
+the wait has no end. In a ring it cannot happen, since neither side runs a whole round ahead of the other. `Exchange`
+says why it does not happen there.
+
+**Arrivals.** `arrive` is executed by one thread. Triton puts a barrier of the role's warps before it, so that what all
+of them have read or written before is done.
+
+**Two paths to shared memory.** TMA and wgmma reach shared memory by another path, the async proxy, than ordinary loads
+and stores. After an ordinary store that they shall read, `fence_async_shared()` comes before the arrival or the copy.
+The same goes for a new barrier: it is written by an ordinary store, and TMA reports to it.
+
+The backward has two more of such things here: `OwnTiles` are keys and values, which a program loads once, and
+`Exchange` is how its consumers give each other their dS.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
+# ruff: noqa: RUF005  Gluon knows no unpacking
 # Without `from __future__ import annotations`: an aggregate checks its members by the annotations.
 
-import triton
 from torch import Tensor
 from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language import core
 
@@ -78,9 +102,9 @@ class Ring:
             load_tile(XRest, [b, row, h, 0], full, self.rest_tiles.index(at))
 
     @gluon.jit
-    def wait(self, i, condition=True):
-        """Wait until the tile of use `i` is full, on a condition."""
-        mbarrier.wait(self.full.index(i % self.stages), i // self.stages & 1, pred=condition)
+    def wait(self, i):
+        """Wait until the tile of use `i` is full."""
+        mbarrier.wait(self.full.index(i % self.stages), i // self.stages & 1)
 
     @gluon.jit
     def release(self, i):
@@ -98,13 +122,223 @@ class Ring:
         return self.rest_tiles.index(i % self.stages).reshape([self.rows, self.rest])
 
 
+@gluon.jit
+def new_ring(X, XRest, stages: gl.constexpr, readers: gl.constexpr):
+    """Return a ring for a tensor, given by the descriptors of its tiles; each tile is read by `readers` roles."""
+    full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(stages):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(free.index(i), count=readers)
+    tiles = gl.allocate_shared_memory(X.dtype, [stages] + X.block_type.shape, X.layout)
+    rest_tiles = tiles
+    rest: gl.constexpr = 0 if XRest is None else XRest.block_type.shape[3]
+    if rest:
+        rest_tiles = gl.allocate_shared_memory(X.dtype, [stages] + XRest.block_type.shape, XRest.layout)
+    return Ring(tiles, rest_tiles, full, free, stages, X.block_type.shape[1], X.block_type.shape[3], rest)
+
+
+@aggregate
+class RowRing:
+    """Blocks of queries of one tensor in shared memory, filled and read in turn as in a `Ring`: for the backward.
+
+    A block has `rows` rows in `tiles` tiles of `width` columns, and one float32 for each row: with q its log-sum-exp,
+    with dout its delta. A ring made without readers has no barriers `free`: the loader then learns in another way that
+    a place is free (backward.py, `_load`).
+    """
+
+    blocks: gl.shared_memory_descriptor
+    numbers: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    free: gl.shared_memory_descriptor
+    stages: gl.constexpr
+    rows: gl.constexpr
+    tiles: gl.constexpr
+    width: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, blocks, numbers, full, free, stages, rows, tiles, width):
+        self.blocks = blocks
+        self.numbers = numbers
+        self.full = full
+        self.free = free
+        self.stages = gl.constexpr(stages)
+        self.rows = gl.constexpr(rows)
+        self.tiles = gl.constexpr(tiles)
+        self.width = gl.constexpr(width)
+
+    @gluon.jit
+    def wait_free(self, i):
+        """Wait until the readers have released the block whose place block i takes."""
+        mbarrier.wait(self.free.index(i % self.stages), (i // self.stages & 1) ^ 1)
+
+    @gluon.jit
+    def load(self, i, X, Numbers, b, h, nheads, m):
+        """Start to load block i, the rows from m on of (batch, seqlen, nheads, headdim); its place must be free."""
+        at = i % self.stages
+        full = self.full.index(at)
+        mbarrier.expect(full, self.rows * (self.tiles * self.width * 2 + 4))
+        for j in gl.static_range(self.tiles):
+            load_tile(X, [b, m, h, j * self.width], full, self.blocks.index(at * self.tiles + j))
+        load_tile(Numbers, [b * nheads + h, m], full, self.numbers.index(at))
+
+    @gluon.jit
+    def wait(self, i):
+        """Wait until block i is full."""
+        mbarrier.wait(self.full.index(i % self.stages), i // self.stages & 1)
+
+    @gluon.jit
+    def release(self, i):
+        """Report that block i has been read."""
+        mbarrier.arrive(self.free.index(i % self.stages))
+
+    @gluon.jit
+    def tile(self, i, j):
+        """Return tile j of block i, (rows, width)."""
+        return self.blocks.index(i % self.stages * self.tiles + j).reshape([self.rows, self.width])
+
+    @gluon.jit
+    def numbers_of(self, i):
+        """Return the numbers of block i, (rows,)."""
+        return self.numbers.index(i % self.stages).reshape([self.rows])
+
+
+@gluon.jit
+def new_row_ring(X, Numbers, stages: gl.constexpr, tiles: gl.constexpr, readers: gl.constexpr):
+    """Return a ring for a tensor, given the descriptors of its tiles and of the numbers of its rows."""
+    blocks = gl.allocate_shared_memory(X.dtype, [stages * tiles] + X.block_type.shape, X.layout)
+    numbers = gl.allocate_shared_memory(gl.float32, [stages] + Numbers.block_type.shape, Numbers.layout)
+    full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(stages):
+        mbarrier.init(full.index(i), count=1)
+    free = full
+    if readers:
+        free = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(stages):
+            mbarrier.init(free.index(i), count=readers)
+    return RowRing(blocks, numbers, full, free, stages, X.block_type.shape[1], tiles, X.block_type.shape[3])
+
+
+@aggregate
+class OwnTiles:
+    """The keys and values of a program in shared memory: `rows` of each, in tiles of some columns."""
+
+    k_tiles: gl.shared_memory_descriptor
+    v_tiles: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    rows: gl.constexpr
+    tiles: gl.constexpr
+    width: gl.constexpr
+    tiles_v: gl.constexpr
+    width_v: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, k_tiles, v_tiles, full, rows, tiles, width, tiles_v, width_v):
+        self.k_tiles = k_tiles
+        self.v_tiles = v_tiles
+        self.full = full
+        self.rows = gl.constexpr(rows)
+        self.tiles = gl.constexpr(tiles)
+        self.width = gl.constexpr(width)
+        self.tiles_v = gl.constexpr(tiles_v)
+        self.width_v = gl.constexpr(width_v)
+
+    @gluon.jit
+    def load(self, K, V, b, row, h):
+        """Start to load the rows from `row` on of (batch, seqlen, nheads, headdim)."""
+        mbarrier.expect(self.full, self.rows * (self.tiles * self.width + self.tiles_v * self.width_v) * 2)
+        for j in gl.static_range(self.tiles):
+            load_tile(K, [b, row, h, j * self.width], self.full, self.k_tiles.index(j))
+        for j in gl.static_range(self.tiles_v):
+            load_tile(V, [b, row, h, j * self.width_v], self.full, self.v_tiles.index(j))
+
+    @gluon.jit
+    def wait(self):
+        """Wait until all tiles are full."""
+        mbarrier.wait(self.full, 0)
+
+    @gluon.jit
+    def k(self, j):
+        """Return tile j of the keys, (rows, width)."""
+        return self.k_tiles.index(j).reshape([self.rows, self.width])
+
+    @gluon.jit
+    def v(self, j):
+        """Return tile j of the values, (rows, width_v)."""
+        return self.v_tiles.index(j).reshape([self.rows, self.width_v])
+
+
+@gluon.jit
+def new_own_tiles(K, V, tiles: gl.constexpr, tiles_v: gl.constexpr):
+    """Return the memory of a program's keys and values, given the descriptors of their tiles and their numbers."""
+    k_tiles = gl.allocate_shared_memory(K.dtype, [tiles] + K.block_type.shape, K.layout)
+    v_tiles = gl.allocate_shared_memory(V.dtype, [tiles_v] + V.block_type.shape, V.layout)
+    full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(full, count=1)
+    rows: gl.constexpr = K.block_type.shape[1]
+    return OwnTiles(k_tiles, v_tiles, full, rows, tiles, K.block_type.shape[3], tiles_v, V.block_type.shape[3])
+
+
+@aggregate
+class Exchange:
+    """Where the consumers give each other their dS: two tiles of keys x queries in turn, and barriers of both.
+
+    Two are enough: when a consumer has written its dS of a block, it has read that of the block before. So neither
+    writes its dS of block i + 2 before the other has waited for that of block i.
+    """
+
+    tiles: gl.shared_memory_descriptor
+    written_0: gl.shared_memory_descriptor  # by consumer 0
+    written_1: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, tiles, written_0, written_1):
+        self.tiles = tiles
+        self.written_0 = written_0
+        self.written_1 = written_1
+
+    @gluon.jit
+    def tile(self, i):
+        """Return the tile of block i."""
+        return self.tiles.index(i & 1)
+
+    @gluon.jit
+    def tell(self, index: gl.constexpr, i):
+        """Report that consumer `index` has written its part of block i."""
+        fence_async_shared()  # wgmma reads what ordinary stores have written
+        written = self.written_1 if index else self.written_0
+        mbarrier.arrive(written.index(i & 1))
+
+    @gluon.jit
+    def wait(self, index: gl.constexpr, i, condition=True):
+        """Wait until consumer `index` has written its part of block i, on a condition.
+
+        The consumer must not have written that of block i + 2 yet, whose phase has the other parity: the wait would
+        have no end.
+        """
+        written = self.written_1 if index else self.written_0
+        mbarrier.wait(written.index(i & 1), i // 2 & 1, pred=condition)
+
+
+@gluon.jit
+def new_exchange(dtype: gl.constexpr, keys: gl.constexpr, queries: gl.constexpr):
+    """Return the memory in which two consumers exchange dS of so many keys and queries."""
+    tiles = gl.allocate_shared_memory(dtype, [2, keys, queries], gl.NVMMASharedLayout(128, 16, 2))
+    written_0 = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    written_1 = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        mbarrier.init(written_0.index(i), count=1)
+        mbarrier.init(written_1.index(i), count=1)
+    return Exchange(tiles, written_0, written_1)
+
+
 @aggregate
 class Sizes:
-    """What all roles of a program know of the problem."""
+    """The sizes of the problem and the mask, passed to every role."""
 
     seqlen_q: gl.tensor
     seqlen_k: gl.tensor
-    right: gl.tensor
+    right: gl.tensor  # with RIGHT query i sees the keys up to i + seqlen_k - seqlen_q + right; 0 is a causal mask
     nheads: gl.tensor
     group: gl.tensor  # query heads of a key head
     RIGHT: gl.constexpr
@@ -117,30 +351,6 @@ class Sizes:
         self.nheads = nheads
         self.group = group
         self.RIGHT = gl.constexpr(RIGHT)
-
-    @gluon.jit
-    def tiles_of_keys(self, start_m, M: gl.constexpr, N: gl.constexpr):
-        """Return how many tiles of N keys the M queries from `start_m` on see, at least 1."""
-        end = self.seqlen_k
-        if self.RIGHT:
-            end = gl.minimum(start_m + M + self.seqlen_k - self.seqlen_q + self.right, end)
-        return gl.maximum(gl.cdiv(end, N), 1)
-
-
-@gluon.jit
-def new_ring(X, XRest, stages: gl.constexpr, readers: gl.constexpr):
-    """Return a ring for a tensor, given by the descriptors of its tiles; each tile is read by `readers` roles."""
-    full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(stages):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(free.index(i), count=readers)
-    tiles = gl.allocate_shared_memory(X.dtype, [stages] + X.block_type.shape, X.layout)  # noqa: RUF005
-    rest_tiles = tiles
-    rest: gl.constexpr = 0 if XRest is None else XRest.block_type.shape[3]
-    if rest:
-        rest_tiles = gl.allocate_shared_memory(X.dtype, [stages] + XRest.block_type.shape, XRest.layout)  # noqa: RUF005
-    return Ring(tiles, rest_tiles, full, free, stages, X.block_type.shape[1], X.block_type.shape[3], rest)
 
 
 def tile_descriptor(x: Tensor, rows: int, width: int) -> TensorDescriptor:
@@ -156,13 +366,3 @@ def float_descriptor(x: Tensor, rows: int, width: int) -> TensorDescriptor:
     """Return the descriptor of a 2-dimensional float32 tensor in tiles of `rows` x `width`."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, width], layout)
-
-
-def head_widths(headdim: int, headdim_v: int) -> tuple[int, int]:
-    """Return (width, rest): q and k are read in tiles of `width` and `rest` columns, v and out in those of `width`.
-
-    Both are powers of two, and rest may be 0. A headdim of 192 is 128 and 64, not 256; other ones are padded.
-    """
-    if 128 < headdim <= 192 and headdim_v <= 128:
-        return 128, 64
-    return max(64, triton.next_power_of_2(max(headdim, headdim_v))), 0

@@ -121,7 +121,7 @@ def attention(
     options |= {"descale": descale, "sink": sink, "alibi_slopes": alibi_slopes, "named_mask": named_mask}
     problem = dense_problem(q, k, v, causal, window_size, **options)
     out, lse = _Attention.apply(q, k, v, sink, problem)
-    return (out, _natural_lse(lse)) if return_lse else out
+    return (out, natural_lse(lse)) if return_lse else out
 
 
 def attention_varlen(
@@ -155,10 +155,10 @@ def attention_varlen(
     cu_seqlens, max_seqlens = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
     problem = varlen_problem(q, k, v, cu_seqlens, max_seqlens, causal, window_size, **options)
     out, lse = _Attention.apply(q[None], k[None], v[None], sink, problem)
-    return (out[0], _natural_lse(lse[0])) if return_lse else out[0]
+    return (out[0], natural_lse(lse[0])) if return_lse else out[0]
 
 
-def _natural_lse(lse: Tensor) -> Tensor:
+def natural_lse(lse: Tensor) -> Tensor:
     """Return the log-sum-exp with base e and -inf for queries without keys; the kernels have base 2 and +inf."""
     return torch.where(lse == math.inf, -math.inf, lse * math.log(2))
 

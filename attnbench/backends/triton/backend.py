@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
-from attnbench.backends.libraries import installed_version, missing, probe_of_failed_import, version_numbers
+from attnbench.backends.libraries import installed_triton, is_interpreted, probe_triton, refusal_of_interpreter
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import slopes
 from attnbench.backends.paste import BSHD, THD, Paste
+from attnbench.backends.triton.padding import padded_queries
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace, cu_seqlens
 from attnbench.core.case import DTYPES, Case
 from attnbench.core.fp8 import quantize_inputs
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from attnbench.backends.triton.named_mask import NamedMask
     from attnbench.core.backend import Inputs
 
-MIN_TRITON = (3, 4)  # the first with tensor descriptors made on the host
+MIN_TRITON = "3.4"  # the first with tensor descriptors made on the host
 MIN_CAPABILITY_FP8 = (8, 9)
 MAX_LATENT = 512  # headdim_v of latent rows
 # Keys whose dk and dv are in fp32 at most, where the query heads of a key head are split: 8 programs for each of 148
@@ -83,17 +82,10 @@ class Triton(BackendBase):
     probe_imports = True
 
     def probe(self) -> Probe:
-        try:
-            import triton
-        except Exception as error:  # a broken build may raise any error
-            return probe_of_failed_import("triton", error, "pip install triton", ("triton",))
-        return _judged(triton.__version__)
+        return probe_triton(MIN_TRITON)
 
     def installed(self) -> Probe | None:
-        if importlib.util.find_spec("triton") is None:
-            return probe_of_failed_import("triton", missing("triton"), "pip install triton", ("triton",))
-        version = installed_version(("triton",))
-        return _judged(version) if version else None
+        return installed_triton(MIN_TRITON)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         reason = _interpreter_refusal(case, device) or _latent_refusal(case) or super().unsupported(case, device)
@@ -109,7 +101,8 @@ class Triton(BackendBase):
         keys = s.batch * s.nheads_k * s.seqlen_k
         splits = min(s.nheads // s.nheads_k, MAX_SPLIT_KEYS // keys)
         parts = splits * keys * 4 * (s.headdim + s.headdim_v) if splits > 1 else 0
-        return Workspace(nbytes=row * 3 + parts, what="log-sum-exp, delta and parts of dk and dv", passes=2.0)
+        padded = 4 * s.batch * s.nheads * padded_queries(s.seqlen_q)
+        return Workspace(nbytes=row + 2 * padded + parts, what="log-sum-exp, delta and parts of dk and dv", passes=2.0)
 
     def signature(self, case: Case, device: Device) -> Signature:
         if device.kind == "cpu":
@@ -203,10 +196,9 @@ def _by_keys(v: Tensor) -> Tensor:
 
 def _interpreter_refusal(case: Case, device: Device) -> str | None:
     """Return why TRITON_INTERPRET=1, Triton's switch to run kernels on a CPU in Python, and the device exclude this."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if device.kind != "cpu":
-        return "TRITON_INTERPRET=1 is set, so its kernels would not run on the GPU" if interpreted else None
-    if not interpreted:
+        return refusal_of_interpreter(device)
+    if not is_interpreted():
         return "Triton kernels need a GPU; the interpreter is for tests"
     if case.dtype == "fp8":
         return "Triton's interpreter rounds to e4m3 wrongly"
@@ -235,11 +227,3 @@ def _fp8_refusal(case: Case, device: Device) -> str | None:
     if device.capability is not None and device.capability < MIN_CAPABILITY_FP8:
         return f"fp8 needs compute capability 8.9 or newer, this GPU has {'.'.join(map(str, device.capability))}"
     return None
-
-
-def _judged(version: str) -> Probe:
-    """Return the probe of a version of Triton, which may be too old."""
-    if version_numbers(version) < MIN_TRITON:
-        reason = f"needs Triton 3.4 or newer, this is {version}"
-        return Probe(version=version, reason=reason, install="pip install 'triton>=3.4'")
-    return Probe(version=version)

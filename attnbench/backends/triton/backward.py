@@ -23,10 +23,8 @@ from attnbench.backends.triton.dkdv import _dk_dv
 from attnbench.backends.triton.dq import _dq
 from attnbench.backends.triton.launch import Part, can_use_tma, launch, launch_best, row_descriptors, tensor_descriptors
 from attnbench.backends.triton.named_mask import arguments
+from attnbench.backends.triton.padding import padded_queries
 from attnbench.backends.triton.problem import LOG2_E, Problem
-
-# Log-sum-exp and delta are padded to a multiple of this many queries, so that loading a block of them needs no mask.
-PADDING = 128
 
 
 def attention_backward(
@@ -125,13 +123,13 @@ def attention_backward(
 
 
 def padded_lse_and_delta(dout: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exp and delta = rowsum(out * dout), both (batch, nheads, seqlen_q padded to PADDING) in fp32.
+    """Return the log-sum-exp and delta = rowsum(out * dout), both (batch, nheads, padded_queries(seqlen_q)) in fp32.
 
     The padding is +inf for the log-sum-exp, (batch, nheads, seqlen_q), and 0 for delta. `dout` and `out` are (batch,
     seqlen_q, nheads, headdim_v), their last stride is 1.
     """
     batch, seqlen_q, nheads, headdim_v = out.shape
-    padded_q = triton.cdiv(seqlen_q, PADDING) * PADDING
+    padded_q = padded_queries(seqlen_q)
     padded, delta = torch.empty((2, batch, nheads, padded_q), dtype=torch.float32, device=out.device).unbind()
     launch(
         _delta,
