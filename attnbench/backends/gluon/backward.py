@@ -147,12 +147,15 @@ def _load(work, own, queries, douts, exchange, Q, K, V, DOut, Lse, Delta):
     # The wait below takes dS of block i - stages + 1 for the sign that block i - stages has been read. With 1 stage
     # that is block i, which is not loaded yet. With 4 or more a consumer may meanwhile have written its dS of two
     # blocks later: a wait sees only the parity, and this one would have no end.
-    gl.static_assert((queries.stages == 2) | (queries.stages == 3), "the exchange frees tiles of 2 or 3 stages only")
+    gl.static_assert(
+        (queries.barriers.stages == 2) | (queries.barriers.stages == 3),
+        "the exchange frees tiles of 2 or 3 stages only",
+    )
     for i in range(work.count):
         # A consumer that has written its dS of a block has done with the block before.
-        after = i - queries.stages + 1
+        after = i - queries.barriers.stages + 1
         for consumer in gl.static_range(2):
-            exchange.wait(consumer, after, i >= queries.stages)
+            exchange.wait(consumer, after, i >= queries.barriers.stages)
         queries.load(i, Q, Lse, b, h, nheads, m)
         douts.load(i, DOut, Delta, b, h, nheads, m)
         h, m = work.after(h, m)
@@ -191,25 +194,25 @@ def _compute(index: gl.constexpr, work, own, queries, douts, exchange, DQ, buffe
         all_k = own.k(zero)
         k = all_k.slice(index * KEYS, KEYS, 0)
         v = own.v(zero).slice(index * KEYS, KEYS, 0)
-        queries.wait(i)
+        queries.barriers.wait(i)
         scores = warpgroup_mma(k, q.permute((1, 0)), nothing, use_acc=False, is_async=True)
-        douts.wait(i)
+        douts.barriers.wait(i)
         dp = warpgroup_mma(v, dout.permute((1, 0)), nothing, use_acc=False, is_async=True)
         if M == 64:  # else there are too few registers to have these early
-            lse = queries.numbers_of(i).load(cols)
+            lse = queries.row_values_of(i).load(cols)
         scores = warpgroup_mma_wait(1, deps=(scores,))
         if M != 64:
-            lse = queries.numbers_of(i).load(cols)
+            lse = queries.row_values_of(i).load(cols)
         if m < first_unmasked:
             scores = work.mask(scores, keys, m, rows)
         p = gl.exp2(scores * scale_log2 - lse[None, :])
         weights = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, v_layout, 2))
         dv_sum = warpgroup_mma(weights, dout, dv_sum, is_async=True)
         dp = warpgroup_mma_wait(1, deps=(dp,))
-        delta = douts.numbers_of(i).load(cols)
+        delta = douts.row_values_of(i).load(cols)
         ds = (p * (dp - delta[None, :])).to(dtype)
         ds_tile.slice(index * KEYS, KEYS, 0).store(ds)
-        exchange.tell(index, i)
+        exchange.arrive(index, i)
         left = gl.convert_layout(ds, gl.DotOperandLayout(0, k_layout, 2))
         if by_rows:
             ds_part = ds_tile.slice(index * KEYS, KEYS, 1)

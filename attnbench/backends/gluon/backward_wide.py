@@ -81,9 +81,9 @@ def _load(work, own, queries, douts, Q, K, V, DOut, Lse, Delta):
     nheads = work.sizes.nheads
     own.load(K, V, b, work.start_n, h // work.sizes.group)
     for i in range(work.count):
-        queries.wait_free(i)
+        queries.barriers.wait_free(i)
         queries.load(i, Q, Lse, b, h, nheads, m)
-        douts.wait_free(i)
+        douts.barriers.wait_free(i)
         douts.load(i, DOut, Delta, b, h, nheads, m)
         h, m = work.after(h, m)
 
@@ -124,27 +124,27 @@ def _compute(
         zero = m >> 30
         p_tile = p_tiles.index(i & 1)
         ds_tile = exchange.tile(i)
-        queries.wait(i)
+        queries.barriers.wait(i)
         scores = gl.zeros([KEYS, HALF], gl.float32, s_layout)
         for j in gl.static_range(own.tiles):
             across = queries.tile(i, j).slice(index * HALF, HALF, 0).permute((1, 0))
             scores = warpgroup_mma(own.k(zero + j), across, scores, use_acc=j > 0, is_async=True)
-        douts.wait(i)
+        douts.barriers.wait(i)
         dp = gl.zeros([KEYS, HALF], gl.float32, s_layout)
         for j in gl.static_range(own.tiles_v):
             across = douts.tile(i, j).slice(index * HALF, HALF, 0).permute((1, 0))
             dp = warpgroup_mma(own.v(zero + j), across, dp, use_acc=j > 0, is_async=True)
         scores = warpgroup_mma_wait(own.tiles_v, deps=(scores,))
-        lse = queries.numbers_of(i).slice(index * HALF, HALF, 0).load(cols)
+        lse = queries.row_values_of(i).slice(index * HALF, HALF, 0).load(cols)
         if m < first_unmasked:
             scores = work.mask(scores, keys, m, rows)
         p = gl.exp2(scores * scale_log2 - lse[None, :])
         p_tile.slice(index * HALF, HALF, 1).store(p.to(dtype))
         dp = warpgroup_mma_wait(0, deps=(dp,))
-        delta = douts.numbers_of(i).slice(index * HALF, HALF, 0).load(cols)
+        delta = douts.row_values_of(i).slice(index * HALF, HALF, 0).load(cols)
         ds = (p * (dp - delta[None, :])).to(dtype)
         ds_tile.slice(index * HALF, HALF, 1).store(ds)
-        exchange.tell(index, i)
+        exchange.arrive(index, i)
         exchange.wait(1 - index, i)
         dv_first = warpgroup_mma(p_tile, douts.tile(i, first_v), dv_first, is_async=True)
         if two_v:
@@ -160,14 +160,14 @@ def _compute(
             dv_first, dv_second = warpgroup_mma_wait(4, deps=(dv_first, dv_second))
         else:
             dv_first = warpgroup_mma_wait(4, deps=(dv_first,))
-        douts.release(i)
+        douts.barriers.release(i)
         row = (number * 2 + index) * (16 + width // 4)
         dq_first = warpgroup_mma_wait(3, deps=(dq_first,))
         add_to_sum(DQ, row, dq_first, buffers.index(index), BUFFERS - 1)
         dq_second = warpgroup_mma_wait(2, deps=(dq_second,))
         add_to_sum(DQRest, row + 16, dq_second, buffers.index(index + 2 * (BUFFERS - 1)), BUFFERS - 1)
         dk_first, dk_second = warpgroup_mma_wait(0, deps=(dk_first, dk_second))
-        queries.release(i)
+        queries.barriers.release(i)
         number, m = work.number_after(number, m)
     dk.store(dk_first * scale, work.start_n, first * 64)
     dk.store(dk_second * scale, work.start_n, second * 64 + second_col)

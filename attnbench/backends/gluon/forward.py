@@ -213,15 +213,15 @@ def _compute(
             full_end = gl.minimum(first_m + seqlen_k - seqlen_q + sizes.right + 1, full_end)
         own = turn * GROUPS + index
         start_n = (count - 1) * N
-        queries.wait(own)
-        keys.wait(used)
+        queries.barriers.wait(own)
+        keys.barriers.wait(used)
         scores = _start_scores(queries, own, keys, used, s_layout)
-        if queries.stages > GROUPS:  # noqa: SIM102  the one at compile time, the other not
+        if queries.barriers.stages > GROUPS:  # noqa: SIM102  the one at compile time, the other not
             if turn > 0:  # the output of the block before has left its tile meanwhile
                 tma.store_wait(0)
-                queries.release(own - GROUPS)
+                queries.barriers.release(own - GROUPS)
         scores = warpgroup_mma_wait(0, deps=(scores,))
-        keys.release(used)
+        keys.barriers.release(used)
         scores = gl.where(start_n + cols[None, :] <= last[:, None], scores, float("-inf"))
         row_max = gl.max(scores, 1) * scale_log2
         # A row that has seen no key yet would compute -inf - -inf; with any finite maximum its p is 0, as it must be.
@@ -231,26 +231,26 @@ def _compute(
         acc = gl.zeros([ROWS, D], gl.float32, o_layout)
         for _ in range(1, count):
             start_n -= N
-            keys.wait(used + 1)
+            keys.barriers.wait(used + 1)
             scores = _start_scores(queries, own, keys, used + 1, s_layout)
-            values.wait(used)
+            values.barriers.wait(used)
             acc = warpgroup_mma(weights, values.tile(used), acc, is_async=True)
             scores = warpgroup_mma_wait(1, deps=(scores,))
-            keys.release(used + 1)
+            keys.barriers.release(used + 1)
             row_max, row_sum, alpha, p = _next_softmax(
                 scores, row_max, row_sum, start_n + cols, last, start_n + N > full_end, scale_log2, RIGHT
             )
             following = p.to(dtype)
             # With row_sum among what is waited for the compiler cannot move the wait before the exponentials.
             acc, row_sum = warpgroup_mma_wait(0, deps=(acc, row_sum))
-            values.release(used)
+            values.barriers.release(used)
             used += 1
             weights = gl.convert_layout(following, p_layout)
             acc = acc * gl.convert_layout(alpha, o_rows)[:, None]
-        values.wait(used)
+        values.barriers.wait(used)
         acc = warpgroup_mma(weights, values.tile(used), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=(acc,))
-        values.release(used)
+        values.barriers.release(used)
         used += 1
 
         empty = row_sum == 0.0
@@ -260,10 +260,10 @@ def _compute(
         out = acc / gl.convert_layout(total, o_rows)[:, None]
         queries.tile(own).store(out.to(dtype))  # the queries have been read: their shared memory takes the output
         fence_async_shared()  # TMA reads what ordinary stores have written
-        store_tile(Out, [b, first_m, h, 0], queries.tiles.index(own % queries.stages))
-        if queries.stages == GROUPS:
+        store_tile(Out, [b, first_m, h, 0], queries.tiles.index(own % queries.barriers.stages))
+        if queries.barriers.stages == GROUPS:
             tma.store_wait(0)
-            queries.release(own)
+            queries.barriers.release(own)
     tma.store_wait(0)
 
 

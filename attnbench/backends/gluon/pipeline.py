@@ -3,7 +3,7 @@
 In these kernels the warps of a program have roles. One warp, the loader, brings tiles to shared memory by the tensor
 memory accelerator (TMA), and groups of four warps, the consumers, compute with them. Between them are rings of tiles:
 `Ring` in the forward, `RowRing` in the backward. In a ring of n tiles use i takes tile i % n, for the (i // n)-th time.
-Each tile has two barriers in shared memory:
+Each tile has two barriers in shared memory (`Barriers`):
 
     loader                                        consumer
     wait(free[i % n])                             wait(full[i % n])
@@ -63,8 +63,63 @@ add_tile = getattr(tma, "async_atomic_add", _reduce_add)
 
 
 @aggregate
+class Barriers:
+    """The barriers of a ring of `stages` places; `i` counts the uses of the ring from 0.
+
+    Made without readers it has none `free`: the loader then learns in another way that a place is free (backward.py,
+    `_load`).
+    """
+
+    full: gl.shared_memory_descriptor
+    free: gl.shared_memory_descriptor
+    stages: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, full, free, stages):
+        self.full = full
+        self.free = free
+        self.stages = gl.constexpr(stages)
+
+    @gluon.jit
+    def wait_free(self, i):
+        """Wait until all readers have released the place that use `i` takes."""
+        mbarrier.wait(self.free.index(i % self.stages), (i // self.stages & 1) ^ 1)
+
+    @gluon.jit
+    def expect(self, i, nbytes):
+        """Return the barrier to which the copies of use `i`, `nbytes` in all, are to report."""
+        full = self.full.index(i % self.stages)
+        mbarrier.expect(full, nbytes)
+        return full
+
+    @gluon.jit
+    def wait(self, i):
+        """Wait until the place of use `i` is full."""
+        mbarrier.wait(self.full.index(i % self.stages), i // self.stages & 1)
+
+    @gluon.jit
+    def release(self, i):
+        """Report that one reader has read the place of use `i`."""
+        mbarrier.arrive(self.free.index(i % self.stages))
+
+
+@gluon.jit
+def new_barriers(stages: gl.constexpr, readers: gl.constexpr):
+    """Return the barriers of a ring of `stages` places, each read by `readers` roles."""
+    full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    free = full
+    if readers:
+        free = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(stages):
+        mbarrier.init(full.index(i), count=1)
+        if readers:
+            mbarrier.init(free.index(i), count=readers)
+    return Barriers(full, free, stages)
+
+
+@aggregate
 class Ring:
-    """Tiles of one tensor in shared memory, filled and read in turn; `i` counts the uses of the ring from 0.
+    """Tiles of one tensor in shared memory, filled and read in turn: for the forward.
 
     A tile has `rows` of `width` columns, and beside them `rest` more columns, if any, as a second tile: sizes are
     powers of two, and a headdim of 192 is 128 and 64.
@@ -72,20 +127,16 @@ class Ring:
 
     tiles: gl.shared_memory_descriptor
     rest_tiles: gl.shared_memory_descriptor
-    full: gl.shared_memory_descriptor
-    free: gl.shared_memory_descriptor
-    stages: gl.constexpr
+    barriers: Barriers
     rows: gl.constexpr
     width: gl.constexpr
     rest: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, tiles, rest_tiles, full, free, stages, rows, width, rest):
+    def __init__(self, tiles, rest_tiles, barriers, rows, width, rest):
         self.tiles = tiles
         self.rest_tiles = rest_tiles
-        self.full = full
-        self.free = free
-        self.stages = gl.constexpr(stages)
+        self.barriers = barriers
         self.rows = gl.constexpr(rows)
         self.width = gl.constexpr(width)
         self.rest = gl.constexpr(rest)
@@ -93,130 +144,87 @@ class Ring:
     @gluon.jit
     def load(self, i, X, XRest, b, row, h):
         """Start to load the rows from `row` on of (batch, seqlen, nheads, headdim), once the tile is free."""
-        at = i % self.stages
-        mbarrier.wait(self.free.index(at), (i // self.stages & 1) ^ 1)
-        full = self.full.index(at)
-        mbarrier.expect(full, self.rows * (self.width + self.rest) * 2)
+        at = i % self.barriers.stages
+        self.barriers.wait_free(i)
+        full = self.barriers.expect(i, self.rows * (self.width + self.rest) * 2)
         load_tile(X, [b, row, h, 0], full, self.tiles.index(at))
         if self.rest:
             load_tile(XRest, [b, row, h, 0], full, self.rest_tiles.index(at))
 
     @gluon.jit
-    def wait(self, i):
-        """Wait until the tile of use `i` is full."""
-        mbarrier.wait(self.full.index(i % self.stages), i // self.stages & 1)
-
-    @gluon.jit
-    def release(self, i):
-        """Report that the tile of use `i` has been read."""
-        mbarrier.arrive(self.free.index(i % self.stages))
-
-    @gluon.jit
     def tile(self, i):
         """Return the tile of use `i`, (rows, width)."""
-        return self.tiles.index(i % self.stages).reshape([self.rows, self.width])
+        return self.tiles.index(i % self.barriers.stages).reshape([self.rows, self.width])
 
     @gluon.jit
     def rest_tile(self, i):
         """Return the other columns of the tile of use `i`, (rows, rest)."""
-        return self.rest_tiles.index(i % self.stages).reshape([self.rows, self.rest])
+        return self.rest_tiles.index(i % self.barriers.stages).reshape([self.rows, self.rest])
 
 
 @gluon.jit
 def new_ring(X, XRest, stages: gl.constexpr, readers: gl.constexpr):
     """Return a ring for a tensor, given by the descriptors of its tiles; each tile is read by `readers` roles."""
-    full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(stages):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(free.index(i), count=readers)
     tiles = gl.allocate_shared_memory(X.dtype, [stages] + X.block_type.shape, X.layout)
     rest_tiles = tiles
     rest: gl.constexpr = 0 if XRest is None else XRest.block_type.shape[3]
     if rest:
         rest_tiles = gl.allocate_shared_memory(X.dtype, [stages] + XRest.block_type.shape, XRest.layout)
-    return Ring(tiles, rest_tiles, full, free, stages, X.block_type.shape[1], X.block_type.shape[3], rest)
+    barriers = new_barriers(stages, readers)
+    return Ring(tiles, rest_tiles, barriers, X.block_type.shape[1], X.block_type.shape[3], rest)
 
 
 @aggregate
 class RowRing:
-    """Blocks of queries of one tensor in shared memory, filled and read in turn as in a `Ring`: for the backward.
+    """Blocks of queries of one tensor in shared memory, filled and read in turn: for the backward.
 
     A block has `rows` rows in `tiles` tiles of `width` columns, and one float32 for each row: with q its log-sum-exp,
-    with dout its delta. A ring made without readers has no barriers `free`: the loader then learns in another way that
-    a place is free (backward.py, `_load`).
+    with dout its delta.
     """
 
     blocks: gl.shared_memory_descriptor
-    numbers: gl.shared_memory_descriptor
-    full: gl.shared_memory_descriptor
-    free: gl.shared_memory_descriptor
-    stages: gl.constexpr
+    row_values: gl.shared_memory_descriptor
+    barriers: Barriers
     rows: gl.constexpr
     tiles: gl.constexpr
     width: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, blocks, numbers, full, free, stages, rows, tiles, width):
+    def __init__(self, blocks, row_values, barriers, rows, tiles, width):
         self.blocks = blocks
-        self.numbers = numbers
-        self.full = full
-        self.free = free
-        self.stages = gl.constexpr(stages)
+        self.row_values = row_values
+        self.barriers = barriers
         self.rows = gl.constexpr(rows)
         self.tiles = gl.constexpr(tiles)
         self.width = gl.constexpr(width)
 
     @gluon.jit
-    def wait_free(self, i):
-        """Wait until the readers have released the block whose place block i takes."""
-        mbarrier.wait(self.free.index(i % self.stages), (i // self.stages & 1) ^ 1)
-
-    @gluon.jit
-    def load(self, i, X, Numbers, b, h, nheads, m):
+    def load(self, i, X, RowValues, b, h, nheads, m):
         """Start to load block i, the rows from m on of (batch, seqlen, nheads, headdim); its place must be free."""
-        at = i % self.stages
-        full = self.full.index(at)
-        mbarrier.expect(full, self.rows * (self.tiles * self.width * 2 + 4))
+        at = i % self.barriers.stages
+        full = self.barriers.expect(i, self.rows * (self.tiles * self.width * 2 + 4))
         for j in gl.static_range(self.tiles):
             load_tile(X, [b, m, h, j * self.width], full, self.blocks.index(at * self.tiles + j))
-        load_tile(Numbers, [b * nheads + h, m], full, self.numbers.index(at))
-
-    @gluon.jit
-    def wait(self, i):
-        """Wait until block i is full."""
-        mbarrier.wait(self.full.index(i % self.stages), i // self.stages & 1)
-
-    @gluon.jit
-    def release(self, i):
-        """Report that block i has been read."""
-        mbarrier.arrive(self.free.index(i % self.stages))
+        load_tile(RowValues, [b * nheads + h, m], full, self.row_values.index(at))
 
     @gluon.jit
     def tile(self, i, j):
         """Return tile j of block i, (rows, width)."""
-        return self.blocks.index(i % self.stages * self.tiles + j).reshape([self.rows, self.width])
+        return self.blocks.index(i % self.barriers.stages * self.tiles + j).reshape([self.rows, self.width])
 
     @gluon.jit
-    def numbers_of(self, i):
-        """Return the numbers of block i, (rows,)."""
-        return self.numbers.index(i % self.stages).reshape([self.rows])
+    def row_values_of(self, i):
+        """Return the values of the rows of block i, (rows,)."""
+        return self.row_values.index(i % self.barriers.stages).reshape([self.rows])
 
 
 @gluon.jit
-def new_row_ring(X, Numbers, stages: gl.constexpr, tiles: gl.constexpr, readers: gl.constexpr):
-    """Return a ring for a tensor, given the descriptors of its tiles and of the numbers of its rows."""
+def new_row_ring(X, RowValues, stages: gl.constexpr, tiles: gl.constexpr, readers: gl.constexpr):
+    """Return a ring for a tensor, given the descriptors of its tiles and of the values of its rows."""
     blocks = gl.allocate_shared_memory(X.dtype, [stages * tiles] + X.block_type.shape, X.layout)
-    numbers = gl.allocate_shared_memory(gl.float32, [stages] + Numbers.block_type.shape, Numbers.layout)
-    full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(stages):
-        mbarrier.init(full.index(i), count=1)
-    free = full
-    if readers:
-        free = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-        for i in gl.static_range(stages):
-            mbarrier.init(free.index(i), count=readers)
-    return RowRing(blocks, numbers, full, free, stages, X.block_type.shape[1], tiles, X.block_type.shape[3])
+    row_values = gl.allocate_shared_memory(gl.float32, [stages] + RowValues.block_type.shape, RowValues.layout)
+    barriers = new_barriers(stages, readers)
+    return RowRing(blocks, row_values, barriers, X.block_type.shape[1], tiles, X.block_type.shape[3])
 
 
 @aggregate
@@ -303,7 +311,7 @@ class Exchange:
         return self.tiles.index(i & 1)
 
     @gluon.jit
-    def tell(self, index: gl.constexpr, i):
+    def arrive(self, index: gl.constexpr, i):
         """Report that consumer `index` has written its part of block i."""
         fence_async_shared()  # wgmma reads what ordinary stores have written
         written = self.written_1 if index else self.written_0
