@@ -187,8 +187,8 @@ def test_filters_reach_figures_and_table(opened: Browser) -> None:
     assert set(column(opened, "mask")) == {"causal"}
     assert opened.texts("#shown") == [f"{len(rows(opened))} of {before} cells shown"]
     opened.js("document.querySelector('#speedup').scrollIntoView()")
-    opened.wait("!document.querySelector('#speedup .drawing').textContent.includes('full')")
-    assert "d64 causal fwd" in opened.texts("#speedup .drawing")[0]
+    drawing = "document.querySelector('#speedup .drawing').textContent"  # empty until it is drawn
+    opened.wait(f"{drawing}.includes('d64 causal fwd') && !{drawing}.includes('full')")
     opened.click("#reset")
     assert len(rows(opened)) == before
     opened.js("document.querySelector('#throughput').scrollIntoView()")
