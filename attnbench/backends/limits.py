@@ -18,6 +18,7 @@ class Limits:
     dtypes: tuple[str, ...] = ("bf16", "fp16")
     capability: Capability = (8, 0)  # the oldest compute capability
     capability_below: Capability | None = None  # the oldest compute capability that is too new
+    amd: bool = True  # AMD GPUs too, whose capability is the gfx number: that of gfx90a is 9.0
     bf16_capability: Capability = (5, 0)  # the oldest compute capability for bf16
     headdim: tuple[int, int] = (8, 256)  # least and most, for headdim and headdim_v
     headdim_multiple: int = 8  # headdim and headdim_v must be multiples of this
@@ -60,6 +61,8 @@ class Limits:
     def _device_refusal(self, device: Device) -> str | None:
         if device.kind == "cpu":
             return None if self.on_cpu else "needs a CUDA GPU"
+        if device.is_amd and not self.amd:
+            return f"needs an NVIDIA GPU, this is {device.name}"
         if device.capability is None:
             return None
         this = f"this GPU has {_dotted(device.capability)}"

@@ -33,6 +33,11 @@ class Device:
         return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
 
     @property
+    def is_amd(self) -> bool:
+        """Whether it is a GPU of AMD, by the name that ROCm reports."""
+        return self.kind == "cuda" and self.name.startswith("AMD")
+
+    @property
     def slug(self) -> str:
         """The name as used in file names, such as "nvidia-h200"."""
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")[:40]

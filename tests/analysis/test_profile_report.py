@@ -97,6 +97,11 @@ def rendered(found: Outcome, width: int = 120, encoding: str = "utf-8") -> str:
          "at::native::binary_internal::MulFunctor<float> >, std::array<char*, 3ul> >(int)", "MulFunctor"),
         ("void (anonymous namespace)::softmax_warp_forward<c10::BFloat16, float, 10, false>(c10::BFloat16*, int)",
          "softmax_warp_forward"),
+        ("void native::elementwise_kernel<128, 4, void native::gpu_kernel_impl_nocast<native::<unnamed>::"
+         "masked_fill_kernel(at::TensorIterator &, const c10::Scalar &)::[lambda() (instance 1)]>(int)>(int, T3)",
+         "masked_fill_kernel"),
+        ("void native::<unnamed>::cunn_SoftMaxBackwardSmem<8, native::<unnamed>::SoftMaxBackwardEpilogue>(T2 *, long)",
+         "cunn_SoftMaxBackwardSmem"),
         ("void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<128, 128> >(x)",
          "flash_fwd_kernel"),
         ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<2> > >(flash::Params)",

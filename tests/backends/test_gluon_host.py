@@ -170,6 +170,15 @@ def test_workspace_is_what_is_allocated(in_gluon: dict[str, list[Any]]) -> None:
         assert Gluon().workspace(Case(shape, "fp16", "bwd")).nbytes == backward, shape
 
 
+@pytest.mark.parametrize("capability", [(9, 0), (9, 4), None])
+def test_a_gpu_of_amd_is_refused(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> None:
+    """Its capability is its gfx number, and that of gfx90a is the one of Hopper."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    case = Case(Shape(1, 8, 8, 2, 1, 64, 64), "fp16", "fwd")
+    device = Device("cuda", 0, "AMD Instinct MI250X", 1 << 30, 1 << 30, capability)
+    assert Gluon().unsupported(case, device) == "needs an NVIDIA GPU, this is AMD Instinct MI250X"
+
+
 def test_the_interpreter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(Shape(1, 8, 8, 2, 1, 64, 64), "fp16", "fwd")
     hopper = Device("cuda", 0, "a device", 1 << 30, 1 << 30, (9, 0))

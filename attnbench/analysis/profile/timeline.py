@@ -37,7 +37,7 @@ def kernel_name(name: str) -> str:
     """
     if name.startswith(("Memset", "Memcpy")):
         return name
-    text = name.replace("(anonymous namespace)::", "").removeprefix("void ")
+    text = re.sub(r"\(anonymous namespace\)::|<unnamed>::", "", name).removeprefix("void ")  # CUPTI's word, and ncu's
     base = re.sub(r"[<(].*", "", text).rpartition("::")[2]
     if not WRAPPERS.fullmatch(base):
         return base

@@ -222,7 +222,7 @@ def _fp8_refusal(case: Case, device: Device) -> str | None:
         return None
     if case.has_backward:
         return "fp8 is forward only"
-    if device.name.startswith("AMD"):
+    if device.is_amd:
         return "no fp8 on AMD GPUs: the e4m3 of CDNA3 is another format (fnuz), and newer ones were not tried"
     if device.capability is not None and device.capability < MIN_CAPABILITY_FP8:
         return f"fp8 needs compute capability 8.9 or newer, this GPU has {'.'.join(map(str, device.capability))}"
