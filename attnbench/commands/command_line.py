@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -39,10 +40,11 @@ COMMANDS = (
 
 
 class Command(TyperCommand):
-    """A command whose help shows no types, and whose completion converts no values."""
+    """A command whose help fits the terminal and shows no types, and whose completion converts no values."""
 
     def get_help(self, ctx: Any) -> str:
         ends_with_its_reader()
+        self.help = _in_whole_paragraphs(self.help or "")
         return super().get_help(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -67,6 +69,12 @@ class Group(TyperGroup):
     def format_commands(self, _: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, (c.help or "").partition("\n\n")[0]) for name, c in self.commands.items()])
+
+
+def _in_whole_paragraphs(text: str) -> str:
+    """Return a docstring with a line for each paragraph, which rich wraps; examples keep their lines."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(p if p.startswith("attnbench ") else " ".join(p.split("\n")) for p in paragraphs)
 
 
 def _adapted(params: list[Any], ctx: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -38,6 +39,17 @@ def test_the_help_of_a_command_shows_no_type(tool: Tool, command: tuple[str, ...
     shown = tool(*command, "--help").out
     assert f"attnbench {' '.join(command)}" in shown
     assert not re.findall(r"<[\w\[\], |]+>|(?i:\bbool)", shown)
+
+
+@pytest.mark.parametrize("command", every_command(), ids=" ".join)
+def test_the_help_of_a_command_fills_the_lines_of_a_terminal(tool: Tool, command: tuple[str, ...]) -> None:
+    """However the docstring is broken into lines; examples keep theirs."""
+    lines = [line.rstrip() for line in tool(*command, "--help").out.splitlines()]
+    text, width = lines[: next(i for i, line in enumerate(lines) if line.startswith("╭"))], max(map(len, lines))
+    blocks = "\n".join(line[1:] for line in text).split("\n\n")
+    for prose in (block for block in blocks if not block.lstrip().startswith(("attnbench ", "Usage:"))):
+        for line, following in itertools.pairwise(prose.splitlines()):
+            assert len(line) + len(following.split()[0]) + 2 > width - 1, prose
 
 
 def test_the_metrics_are_listed_and_refused_alike_in_all_commands(tool: Tool) -> None:
