@@ -68,6 +68,9 @@ class Request:
     argv: tuple[str, ...] = ()
 
 
+NOT_TRIED = "not tried: one call is forecast to take"
+
+
 @dataclass(frozen=True)
 class Ended:
     """A search that was made or planned, its file (None for a dry run), and the code of an interrupt, else 0."""
@@ -110,8 +113,20 @@ def outcome(record: Record) -> Outcome:
 
 
 def known(records: Sequence[Record], key: Key, search: Search) -> dict[int, Record]:
-    """Return the records of a search by size; of several of a size the last counts."""
-    return {size_of(r.case, search.of): r for r in records if r.backend == key[0] and key_of(r, search.of) == key}
+    """Return the records of a search by size; of several of a size the last counts.
+
+    A size that was not tried, because a shorter call forecast it to be too slow, is not among them where the longest
+    call since forecasts it clearly below the limit: the time of short calls does not follow their FLOPs.
+    """
+    found = {size_of(r.case, search.of): r for r in records if r.backend == key[0] and key_of(r, search.of) == key}
+    longest = _longest(found)
+    return {size: record for size, record in found.items() if not (longest and _may_fit(record, longest, search))}
+
+
+def _may_fit(untried: Record, longest: Record, search: Search) -> bool:
+    """Whether a size was not tried, and would by the longest call take nine tenths of what is allowed at most."""
+    was_tried = not (untried.reason or "").startswith(NOT_TRIED)
+    return not was_tried and _call_forecast(untried.case, longest) <= 0.9 * search.call_limit
 
 
 def is_done(records: Sequence[Record], job: Job, search: Search) -> bool:
@@ -365,7 +380,7 @@ def _too_slow(case: Case, found: Mapping[int, Record], search: Search) -> str | 
     if forecast <= search.call_limit:
         return None
     limit = format_duration(search.call_limit)
-    return f"not tried: one call is forecast to take {format_duration(forecast)}, over the {limit} of --call-limit"
+    return f"{NOT_TRIED} {format_duration(forecast)}, over the {limit} of --call-limit"
 
 
 def _largest_in_time(size: int, sizes: Sequence[int], found: Mapping[int, Record], search: Search) -> int:

@@ -10,6 +10,7 @@ from tool import Tool
 
 FAKE = ("capacity", "--device", "fake", "-b", "fake")
 OWN = """
+import time
 import torch
 import torch.nn.functional as F
 
@@ -21,6 +22,12 @@ def overflows(q, k, v, *, causal, softmax_scale):
     out = right(q, k, v, causal=causal, softmax_scale=softmax_scale).clone()
     out[:, 1000:] = 0  # as an index that has wrapped leaves the end of a result
     return out
+
+def starts_slowly(q, k, v, *, causal, softmax_scale):
+    if q.shape[1] > 2048:
+        raise RuntimeError("no more than 2048")
+    time.sleep(0.1)
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
 
 def hungry(q, k, v, *, causal, softmax_scale):
     return right(q, k, v, causal=causal, softmax_scale=softmax_scale) + 0 * len(torch.empty(q.shape[1], 2**18))
@@ -58,6 +65,15 @@ def test_a_slow_call_stops_it_and_is_not_tried(tool: Tool) -> None:
     assert of["limit"] == "too slow"
     assert 0.8 < of["seconds"] <= 1.0
     assert "not tried: one call is forecast to take" in of["reason"]
+
+
+def test_a_forecast_by_a_short_call_is_outdated_by_a_longer_one(tool: Tool) -> None:
+    """A tenth of a second before each call: 4 times the length is forecast to take 16 times as long."""
+    tool.write("mine.py", OWN)
+    options = ("--nheads", "1", "--headdim", "16", "--pass", "fwd", "--call-limit", "1s", "--out", "a.jsonl")
+    (of,) = found(tool, "capacity", "--device", "cpu", "-b", "./mine.py:starts_slowly", *options)
+    assert "not tried: one call is forecast to take" in (tool.folder / "a.jsonl").read_text()
+    assert (of["fits"], of["limit"]) == (2048, "failed")
 
 
 def test_a_refusal_and_a_wrong_result_are_told_apart(tool: Tool) -> None:
