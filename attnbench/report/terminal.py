@@ -37,6 +37,7 @@ PROSE = 110  # characters; longer lines are hard to read
 FILE_WIDTH = 160  # characters of a table that goes to a file
 LEAST_WRAPPED = 30  # characters of a column whose entries go on in the next line, to be read with ease
 LEAST_FOLDED = 8  # characters of such a column, before figures too go on in the next line
+LONGEST_WORD = 16  # characters; longer ones, as paths, may go on in the next line
 BARS = (16, 64)  # characters of a bar chart, at least and at most
 
 _STYLES = {"": "", "strong": "bold", "quiet": "dim", "good": "green", "warning": "yellow", "bad": "bold red"}
@@ -171,10 +172,18 @@ class _Writer:
         drawn = [any(not isinstance(text, Text) for text in own) for own in columns]
         widths = [max(text.cell_len for text in own if isinstance(text, Text)) for own in columns]
 
+        words = [
+            max((len(word) for text in own if isinstance(text, Text) for word in text.plain.split()), default=0)
+            for own in columns
+        ]
+
         def least(wrapped: int) -> list[int]:
-            """Return the characters that each column needs, if entries that may wrap have so many."""
-            each = zip(table.columns, widths, drawn, strict=True)
-            return [BARS[0] if bars else min(width, wrapped) if column.wrap else width for column, width, bars in each]
+            """Return the characters that each column needs, if entries that may wrap have so many, and whole words."""
+            each = zip(table.columns, widths, words, drawn, strict=True)
+            return [
+                BARS[0] if bars else min(width, max(wrapped, min(word, LONGEST_WORD))) if column.wrap else width
+                for column, width, word, bars in each
+            ]
 
         if table.narrow and sum(least(LEAST_WRAPPED)) + 2 * (len(widths) - 1) > self.console.width:
             self.block(table.narrow)
@@ -183,23 +192,31 @@ class _Writer:
             self.paragraph((table.note, "dim"))
             taken = sum(width + 2 for width, bars in zip(widths, drawn, strict=True) if not bars)
             room = max(BARS[0], min(BARS[1], (self.console.width - taken + 2) // max(1, sum(drawn)) - 2))
-            first, *others = least(LEAST_FOLDED)
+            first, *others = needed = least(LEAST_FOLDED)
             for i, part in enumerate(_parts(first, others, 2, self.console.width)):
                 if i:
                     self.line(Text())
                 places = [0, *range(1, len(widths))[part]]
                 shown = [table.columns[j] for j in places]
-                if _span(first, others[part], 2) > self.console.width:
+                own = [needed[j] for j in places]
+                spare = self.console.width - _span(first, others[part], 2)
+                if spare < 0:
                     shown = [replace(column, wrap=True) for column in shown]  # so that no entry is cut
-                self.columns(shown, [[row[j] for j in places] for row in entries], room)
+                else:
+                    own = _widened(own, [room if drawn[j] else widths[j] for j in places], spare)
+                self.columns(shown, own, [[row[j] for j in places] for row in entries], room)
         for number, footnote in enumerate(table.footnotes, start=1):
             self.paragraph((f"{number:>3}", "dim"), (footnote, ""), indent=5)
 
-    def columns(self, columns: Sequence[Column], rows: Sequence[Sequence[Text | Drawing]], room: int) -> None:
-        """Print some columns of a table; bars have `room` characters."""
+    def columns(
+        self, columns: Sequence[Column], widths: Sequence[int], rows: Sequence[Sequence[Text | Drawing]], room: int
+    ) -> None:
+        """Print some columns of a table, which have so many characters where all of them fit; bars have `room`."""
+        fits = _span(widths[0], widths[1:], 2) <= self.console.width
         rich = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-        for column in columns:
-            rich.add_column(self.styled(column.heading), justify=column.align, overflow="fold", no_wrap=not column.wrap)
+        for column, width in zip(columns, widths, strict=True):
+            heading, own = self.styled(column.heading), width if fits else None
+            rich.add_column(heading, justify=column.align, overflow="fold", no_wrap=not column.wrap, width=own)
         for row in rows:
             rich.add_row(*(text if isinstance(text, Text) else self.drawing(text, room) for text in row))
         lines = self.console.render_lines(rich, pad=False)
@@ -328,6 +345,19 @@ def _no_command(line: Text) -> Text:
 def _span(corner: int, widths: Sequence[int], gap: int) -> int:
     """Return the characters of a first column and of others, with gaps between them."""
     return corner + sum(gap + width for width in widths)
+
+
+def _widened(needed: Sequence[int], wanted: Sequence[int], spare: int) -> list[int]:
+    """Return the widths of columns that need some characters, want more, and share those that are to spare.
+
+    What is lacking is taken from the widest.
+    """
+    room, widest = sum(needed) + spare, max(1, *wanted)
+    for most in range(widest, 0, -1):
+        widths = [max(need, min(want, most)) for need, want in zip(needed, wanted, strict=True)]
+        if sum(widths) <= room:
+            break
+    return widths
 
 
 def _parts(corner: int, widths: Sequence[int], gap: int, width: int) -> list[slice]:

@@ -220,6 +220,16 @@ def test_columns_that_may_wrap_do_before_figures_are_touched(width: int) -> None
     assert re.sub(r"\s", "", "".join([first[start:], *others])) == reason.replace(" ", "")
 
 
+@pytest.mark.parametrize("width", range(20, 90))
+def test_columns_that_wrap_keep_their_words_whole(width: int) -> None:
+    """Down to a width at which only some of the columns stand beside each other."""
+    headings = ("case", "stopped by", "growth", "one call")
+    row = ("fp32 d64 causal, heads 2", "not reached, unfinished", "quadratic", "980 ms")
+    found = blocks(Table("t", tuple(map(Column, headings)), (row, row)), width=width)
+    assert all(len(line) <= width for line in found.splitlines())
+    assert {*found.split()} == {*" ".join((*headings, *row)).split()}
+
+
 def test_a_table_too_wide_for_the_terminal_is_shown_by_its_narrow_form() -> None:
     narrow = Paragraphs((line("triton 1k"), line("1.00x")), indent=2)
     table = Table("t", COLUMNS, ROWS, "Speeds", narrow=narrow)
