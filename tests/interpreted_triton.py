@@ -1,6 +1,6 @@
-"""Import Triton for its interpreter where there is no GPU, before anything imports it otherwise.
+"""Import Triton and attnbench's kernels for its interpreter where there is no GPU, before anything imports them otherwise.
 
-Triton reads TRITON_INTERPRET when it is imported. Its interpreter patches triton.language at each launch and again at
+Triton reads TRITON_INTERPRET when it is imported, and again when a kernel is. Its interpreter patches triton.language at each launch and again at
 each call of a function from a kernel, which changes nothing and takes almost half of its time: here once a launch.
 """
 
@@ -48,3 +48,4 @@ if INTERPRET:
 
         if hasattr(interpreter, "_LangPatchScope"):  # not in every version
             _patch_once_a_launch(interpreter)
+        from attnbench.backends.triton import attention, paged  # noqa: F401
