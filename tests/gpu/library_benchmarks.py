@@ -1,0 +1,213 @@
+"""Compares attnbench with the benchmarks that libraries publish, on this GPU: calls of some 0.5 to 6 ms.
+
+    python tests/gpu/library_benchmarks.py flex                 attention-gym, examples/benchmark.py
+    python tests/gpu/library_benchmarks.py flashinfer-fa2       FlashInfer, benchmarks/bench_batch_decode.py
+    python tests/gpu/library_benchmarks.py fa2 fa3 fa4          flash-attention, benchmarks/benchmark_attn.py --varlen
+
+The libraries' calls are made here as in these files, of tensors of their own, and timed by the timers of these files,
+L2 cold. attnbench times its backend's call of the same case. Both run in turns in one process (peer_timers.py). A line
+has
+
+- the time by attnbench, and the library's benchmark's over it,
+- the same in cycles: a benchmark's loop without pauses lets the clock fall,
+- attnbench's call timed by the library's timer, over that of the library's call: what is left is the calls.
+
+Exit code 1 where a median of the last two is further than 3 % from 1, or a result is not right.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from peer_timers import PEER_TIMERS, Launch, PeerTimer, compare_timers
+
+from attnbench import backends
+from attnbench.core import stats
+from attnbench.core.case import Case, Shape, sizes_of
+from attnbench.core.policy import Policy
+from attnbench.results.case_names import case_name
+from attnbench.worker import environment, inputs
+from attnbench.worker.measure_cell import CellMeasurer
+
+MOST = 0.03  # by which medians may differ
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The benchmark of a library: its cases, its call of a case, and its timer."""
+
+    cases: Callable[[], Iterator[Case]]
+    call: Callable[[Case], Launch]
+    timer: PeerTimer
+
+
+def attention_gym_cases() -> Iterator[Case]:
+    shape = Shape(16, 8192, 8192, 16, 16, 64, 64)
+    for direction in ("fwd", "bwd"):
+        plain = Case(shape, "fp16", direction, causal=True)
+        yield from (plain, replace(plain, window_size=(1024, 0)), replace(plain, mask="prefix:1k"))
+
+
+def attention_gym_call(case: Case) -> Launch:
+    """Return the call of test_mask, whose backward adds to the gradients of the calls before."""
+    from attn_gym import masks  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    shape, mask = case.shape, masks.causal_mask
+    if case.window_size[0] is not None:
+        mask = masks.generate_sliding_window(window_size=case.window_size[0])
+    elif case.mask:
+        mask = masks.generate_prefix_lm_mask(prefix_length=1024)
+    block_mask = create_block_mask(mask, 1, 1, shape.seqlen_q, shape.seqlen_k, device="cuda")
+    size = (shape.batch, shape.nheads, shape.seqlen_q, shape.headdim)
+    q, k, v = (torch.randn(size, device="cuda", dtype=torch.float16, requires_grad=True) for _ in range(3))
+    attention = torch.compile(flex_attention, dynamic=False)
+    if case.direction == "fwd":
+        return lambda: attention(q, k, v, score_mod=None, block_mask=block_mask)
+    out, dout = attention(q, k, v, score_mod=None, block_mask=block_mask), torch.randn_like(q)
+    return lambda: out.backward(dout, retain_graph=True)
+
+
+def flashinfer_cases() -> Iterator[Case]:
+    for batch, seqlen in ((64, 8192), (32, 16384), (16, 32768), (128, 8192)):
+        yield Case(Shape(batch, 1, seqlen, 32, 8, 128, 128), "bf16", "fwd", causal=True, page_size=16)
+
+
+def flashinfer_call(case: Case) -> Launch:
+    """Return the call of bench_batch_decode, whose pages follow each other in memory."""
+    import flashinfer  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    shape, page = case.shape, case.page_size
+    pages = shape.seqlen_k // page  # of a sequence
+    indptr = torch.arange(shape.batch + 1, dtype=torch.int32, device="cuda") * pages
+    indices = torch.arange(shape.batch * pages, dtype=torch.int32, device="cuda")
+    last = torch.full((shape.batch,), page, dtype=torch.int32, device="cuda")
+    q = torch.rand(shape.batch, shape.nheads, shape.headdim, dtype=torch.bfloat16, device="cuda")
+    cache = torch.randn(len(indices), 2, page, shape.nheads_k, shape.headdim, device="cuda", dtype=torch.bfloat16)
+    workspace = torch.empty(128 << 20, dtype=torch.uint8, device="cuda")
+    decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, kv_layout="NHD", use_tensor_cores=True)
+    sizes = (shape.nheads, shape.nheads_k, shape.headdim, page)
+    decode.plan(indptr, indices, last, *sizes, data_type=torch.bfloat16, q_data_type=torch.bfloat16)
+    return lambda: decode.run(q, cache)
+
+
+def varlen_cases() -> Iterator[Case]:
+    for direction, lengths in (
+        ("fwd", ((8, 4096, 4096), (16, 1024, 1024))),
+        ("fwd", ((24, 2048, 2048), (8, 1000, 1000))),
+        ("bwd", ((4, 4096, 4096), (8, 1024, 1024))),
+        ("bwd", ((12, 2048, 2048), (4, 1000, 1000))),
+    ):
+        shape = Shape(*sizes_of(lengths), 16, 16, 128, 128)
+        yield Case(shape, "bf16", direction, causal=True, lengths=lengths)  # type: ignore[arg-type]
+
+
+def varlen_call(backend: str, case: Case) -> Launch:
+    if backend == "fa2":
+        from flash_attn import flash_attn_varlen_func as attention
+    elif backend == "fa3":
+        from flash_attn_interface import flash_attn_varlen_func as attention
+    else:
+        from flash_attn.cute.interface import flash_attn_varlen_func as attention
+    lengths = [seqlen for number, seqlen, _ in case.lengths for _ in range(number)]
+    ends = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+    size = (sum(lengths), case.shape.nheads, case.shape.headdim)
+    needs_grad = case.direction != "fwd"
+    q, k, v = (torch.randn(size, device="cuda", dtype=torch.bfloat16, requires_grad=needs_grad) for _ in range(3))
+    longest = {"max_seqlen_q": max(lengths), "max_seqlen_k": max(lengths)}
+    if backend == "fa4":
+        longest = {}
+
+    def forward() -> Any:
+        found = attention(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends, **longest, causal=True)
+        return found[0] if isinstance(found, tuple) else found
+
+    if not needs_grad:
+        return forward
+    out, dout = forward(), torch.randn_like(q)
+
+    def backward() -> None:
+        for tensor in (q, k, v):
+            tensor.grad = None
+        out.backward(dout, retain_graph=True)
+
+    return backward
+
+
+def _do_bench(launch: Launch) -> float:
+    """Return the seconds of a launch by do_bench with its defaults, 100 ms without a pause, as attention-gym."""
+    from triton.testing import do_bench
+
+    return float(do_bench(launch)) / 1e3
+
+
+def _read_other(read: Callable[[Launch], float], other: Launch, _: Launch) -> float:
+    return read(other)
+
+
+BENCHMARKS = {
+    "flex": Benchmark(attention_gym_cases, attention_gym_call, PeerTimer(_do_bench, "triton")),
+    "flashinfer-fa2": Benchmark(flashinfer_cases, flashinfer_call, PEER_TIMERS["flashinfer.testing"]),
+    **{
+        name: Benchmark(varlen_cases, partial(varlen_call, name), PEER_TIMERS["benchmark_attn.py"])
+        for name in ("fa2", "fa3", "fa4")
+    },
+}
+
+
+def compare(name: str, measurer: CellMeasurer, device: Any, policy: Policy) -> bool:
+    """Compare the cases of a backend, print a line of each, and return whether they agree."""
+    benchmark, backend = BENCHMARKS[name], backends.load(name, backends.BACKENDS[name])
+    agree, ratios = True, []
+    for case in benchmark.cases():
+        label = case_name("", case, dtype=True, batch=True).strip()
+        if reason := backend.unsupported(case, device):
+            print(f"{name}: {label}: skipped: {reason}")
+            continue
+        found = measurer.measure(backend, case, policy)
+        if found["status"] != "ok":
+            print(f"{name}: {label}: {found['status']}: {found.get('reason')}")
+            agree = False
+            continue
+        prepared = backend.prepare(case, inputs.make(case, str(measurer.device), 0))
+        prepared.launch()
+        theirs = replace(benchmark.timer, read=partial(_read_other, benchmark.timer.read, benchmark.call(case)))
+        against = compare_timers(measurer, prepared.launch, policy, theirs)
+        of_ours = compare_timers(measurer, prepared.launch, policy, benchmark.timer)
+        if against is None or of_ours is None:
+            print(f"{name}: {label}: too short to compare")
+            continue
+        calls = against.ratio / of_ours.ratio
+        ratios.append((against.cycles, calls))
+        clocks = f"{against.clock / 1e6:.0f} and {against.peer_clock / 1e6:.0f} MHz"
+        print(
+            f"{name}: {label}: {against.latency * 1e3:.3f} ms; benchmark over attnbench {1 / against.ratio:.4f}, "
+            f"in cycles {1 / against.cycles:.4f} ({clocks}), by one timer {1 / calls:.4f}",
+            flush=True,
+        )
+        del prepared, theirs
+    for words, values in zip(("in cycles", "by one timer"), zip(*ratios, strict=True), strict=False):
+        median = stats.median([1 / value for value in values])
+        print(f"{name}: median of {len(ratios)} {words}: {median:.4f}")
+        agree = agree and abs(median - 1) <= MOST
+    return agree and bool(ratios)
+
+
+def main() -> int:
+    """Compare the backends that are named, and return the exit code."""
+    if not (names := sys.argv[1:]) or not {*names} <= {*BENCHMARKS}:
+        print(f"{__doc__}\nnames: {', '.join(BENCHMARKS)}")
+        return 2
+    device = environment.with_quick_rates(environment.describe(environment.resolve_device("auto")).device)
+    measurer, policy = CellMeasurer(device), Policy(max_seconds=0.1)
+    agree = [compare(name, measurer, device, policy) for name in names]
+    return 0 if all(agree) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
