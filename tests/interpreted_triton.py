@@ -1,7 +1,8 @@
-"""Import Triton and attnbench's kernels for its interpreter where there is no GPU, before anything imports them otherwise.
+"""Import Triton and attnbench's kernels for its interpreter where there is no GPU, before anything else imports them.
 
-Triton reads TRITON_INTERPRET when it is imported, and again when a kernel is. Its interpreter patches triton.language at each launch and again at
-each call of a function from a kernel, which changes nothing and takes almost half of its time: here once a launch.
+Triton reads TRITON_INTERPRET when it is imported, and again when a kernel is. Its interpreter patches triton.language
+at each launch and again at each call of a function from a kernel, which changes nothing and takes almost half of its
+time: here once a launch.
 """
 
 from __future__ import annotations
