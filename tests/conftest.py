@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +21,18 @@ def _no_environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """A developer's own, which `attnbench env create` made, are none of the tests' (and go to no child)."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _switches_of_torch() -> Iterator[None]:
+    """Reset torch's switches after each test: a backend sets them for its process."""
+    if "torch" not in sys.modules:  # which takes a second to import
+        yield
+        return
+    import torch_switches
+
+    with torch_switches.kept():
         yield
 
 

@@ -57,6 +57,10 @@ class SeveralDevices(BackendBase):
         return self.on_one.runtime_checker
 
     @property
+    def probe_imports(self) -> bool:  # type: ignore[override]
+        return self.on_one.probe_imports
+
+    @property
     def distributions(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.on_one.distributions
 

@@ -6,20 +6,15 @@ while each test of this folder runs. It is not set at other times, because other
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
-import torch_switches
 from interpreted_triton import INTERPRET
 
 
 @pytest.fixture(autouse=True)
-def _as_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Reset torch's switches after each test: a backend may set them, as in a worker it has its own process."""
+def _as_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Multiply float32 exactly, as a worker does; tests/conftest.py restores that after each test."""
     if INTERPRET:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with torch_switches.kept():
-        torch.set_float32_matmul_precision("highest")
-        yield
+    torch.set_float32_matmul_precision("highest")

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 
-import torch_switches
 from attnbench.worker import instruments as module
-
-
-@pytest.fixture(autouse=True)
-def _switches() -> Iterator[None]:
-    """Reset torch's switches after each test: a backend sets them for its process."""
-    with torch_switches.kept():
-        yield
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,14 +31,6 @@ def case(arch: str = "llama", phase: str = "prefill", seqlen: int = 96) -> Case:
     text = f"{phase} small 2/4 arch={arch} hidden=128 intermediate=256 vocab=512{sizes}"
     shape = Shape(2, 1 if phase == "decode" else seqlen, seqlen, *heads)
     return Case(shape, "bf16", "fwd_bwd" if phase == "train" else "fwd", True, step=text, **rest)
-
-
-@pytest.fixture(autouse=True)
-def switches() -> Iterator[None]:
-    import torch_switches
-
-    with torch_switches.kept():
-        yield
 
 
 @pytest.fixture(scope="module")
