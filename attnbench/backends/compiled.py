@@ -112,7 +112,8 @@ class Flex(Compiled):
     paste = FLEX_PASTE
     efficiency = 0.5
     verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, torch 2.11",)
-    verified_paged = verified_scores = ("NVIDIA H200, torch 2.11",)
+    verified_ragged = ("NVIDIA H100, torch 2.11",)
+    verified_paged = verified_scores = verified
     limits: ClassVar = Limits(
         dtypes=("bf16", "fp16", "fp32"),
         headdim=(16, 256),

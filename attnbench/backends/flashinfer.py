@@ -226,7 +226,8 @@ class Fa2(FlashInfer):
     name = "flashinfer-fa2"
     paste = flashinfer_paste("fa2")
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
-    verified_paged = ("NVIDIA H100, flashinfer-python 0.6.13",)
+    verified_ragged = ("NVIDIA H100, flashinfer-python 0.6.13",)
+    verified_paged = (*verified_ragged, *verified)
     efficiency = 0.45
     backend = "fa2"
     forward_kernels = "(Single|Batch)PrefillWith\\w*KVCacheKernel"
@@ -237,7 +238,7 @@ class Decode(FlashInfer):
     """The decode wrapper without tensor cores; the other names read pages with them."""
 
     name = "flashinfer-decode"
-    verified: ClassVar = ("NVIDIA H100, flashinfer-python 0.6.13",)
+    verified: ClassVar = tuple(f"NVIDIA {gpu}, flashinfer-python 0.6.13" for gpu in ("H100", "H200"))
     verified_paged = verified_scores = verified
     paste = Paste(
         ("import torch", "from flashinfer import BatchDecodeWithPagedKVCacheWrapper"),
@@ -278,7 +279,8 @@ class Fa3(FlashInfer):
     name = "flashinfer-fa3"
     paste = flashinfer_paste("fa3")
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
-    verified_paged = ("NVIDIA H100, flashinfer-python 0.6.13",)
+    verified_ragged = ("NVIDIA H100, flashinfer-python 0.6.13",)
+    verified_paged = (*verified_ragged, *verified)
     efficiency = 0.75
     backend = "fa3"
     limits: ClassVar = Limits(

@@ -224,6 +224,7 @@ class Efficient(Sdpa):
 class Flash(Sdpa):
     name = "sdpa-flash"
     verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, torch 2.11", "x86 CPU, torch 2.13")
+    verified_ragged = ("NVIDIA H100, torch 2.11",)
     switch = "flash"
     paste = sdpa_paste("FLASH_ATTENTION", LOWER_RIGHT)
     runtime_checker = "torch"
@@ -239,6 +240,7 @@ class Flash(Sdpa):
 class Cudnn(Sdpa):
     name = "sdpa-cudnn"
     verified: ClassVar = ("NVIDIA H200, torch 2.11",)
+    verified_ragged = ("NVIDIA H100, torch 2.11",)
     switch = "cudnn"
     paste = sdpa_paste("CUDNN_ATTENTION")
     efficiency = 0.6

@@ -85,7 +85,7 @@ class SdpaFlash(Flash):
 
 class SdpaFlashAttention3(SdpaFlash):
     name = "sdpa-fa3"
-    verified: ClassVar = ("NVIDIA H100, torch 2.11, commit 0251105",)
+    verified: ClassVar = tuple(f"NVIDIA {gpu}, torch 2.11, commit 0251105" for gpu in ("H100", "H200"))
     paste = sdpa_paste("FLASH_ATTENTION", LOWER_RIGHT, ACTIVATE.format("FA3"), ACTIVATE_FROM)
     uses: ClassVar = FlashAttention3.distributions
     implementation = "FA3"

@@ -173,7 +173,8 @@ class Fused(TransformerEngine):
     """Its FusedAttention, which is cuDNN."""
 
     name = "transformer-engine-fused"
-    verified: ClassVar = ("NVIDIA H100, transformer-engine 2.20.2, forward",)
+    verified: ClassVar = ("NVIDIA H100, transformer-engine 2.20.2", "NVIDIA H200, transformer-engine 2.20.2")
+    verified_ragged = verified[:1]
     paste = te_paste("UNFUSED", "FLASH")
     switched_off: ClassVar = ("UNFUSED", "FLASH")
     forward_kernels = "cudnn.*fprop"
@@ -187,7 +188,9 @@ class Flash(TransformerEngine):
     limits: ClassVar = replace(TransformerEngine.limits, sink=False)
 
     name = "transformer-engine-flash"
-    verified: ClassVar = ("NVIDIA H100, transformer-engine 2.20.2, flash-attn 3",)
+    verified: ClassVar = tuple(f"NVIDIA {gpu}, transformer-engine 2.20.2, flash-attn 3" for gpu in ("H100", "H200"))
+    verified_ragged = verified[:1]
+    verified_scores = ("NVIDIA H200, transformer-engine 2.20.2, flash-attn 2.8.3",)
     paste = te_paste("UNFUSED", "FUSED")
     switched_off: ClassVar = ("UNFUSED", "FUSED")
     forward_kernels = FLASH_FORWARD

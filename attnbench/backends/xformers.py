@@ -210,7 +210,8 @@ class Fa2(XFormers):
 
 class Fa3(XFormers):
     name = "xformers-fa3"
-    verified: ClassVar = ("NVIDIA H100, xformers 0.0.35, commit 0251105",)
+    verified: ClassVar = tuple(f"NVIDIA {gpu}, xformers 0.0.35, commit 0251105" for gpu in ("H100", "H200"))
+    verified_ragged = verified[:1]
     paste = xformers_paste("flash3")
     efficiency = 0.75
     operator = "flash3"

@@ -221,4 +221,4 @@ def test_a_margin_below_what_units_differ_by_counts_as_that() -> None:
     assert margins.of("memory_peak", "triton 128 d128") == 0.01
     found = judge(on_unit("a"), on_unit("b"), Request(("latency",), Margins({"latency": 0.01})))
     assert {f.margin for f in found.findings} == {apart}
-    assert any("cells of two units differ by up to 3.0%" in note for note in found.notes)
+    assert any("cells of two units differ by up to 3%" in note for note in found.notes)

@@ -74,7 +74,7 @@ def attention_gym_call(case: Case) -> Launch:
 
 
 def flashinfer_cases() -> Iterator[Case]:
-    for batch, seqlen in ((64, 8192), (32, 16384), (16, 32768), (128, 8192)):
+    for batch, seqlen in ((96, 8192), (128, 8192), (64, 16384), (32, 32768)):
         yield Case(Shape(batch, 1, seqlen, 32, 8, 128, 128), "bf16", "fwd", causal=True, page_size=16)
 
 
