@@ -15,6 +15,7 @@ from rich.console import Console
 
 from attnbench.analysis.backends import support_document as shown
 from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
+from attnbench.backends.fa2 import FlashAttention2
 from attnbench.backends.sdpa_flash import SdpaFlashAttention3
 from attnbench.commands.backends import backends
 from attnbench.core import gpus
@@ -174,6 +175,8 @@ def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
 def test_every_mark_has_its_note_and_unverified_rows_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shown, "DOCUMENTED", "a100")
     monkeypatch.setattr(SdpaFlashAttention3, "verified", ())
+    monkeypatch.setattr(FlashAttention2, "verified_ragged", ())
+    monkeypatch.setattr(FlashAttention2, "verified_paged", ())
     _, _, text = shown.documented().partition("### a100, sizes")
     used = {int(part.partition("<")[0]) for part in text.split("<sup>")[1:]}
     listed = [line for line in text.splitlines() if line.partition(". ")[0].isdigit()]
