@@ -110,7 +110,7 @@ out = trtllm_fmha_v2_prefill(  # on Hopper
 class FlashInfer(Paged):
     name = "flashinfer"
     paste = flashinfer_paste("auto")
-    verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
+    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.6
     starts_compiler = True  # nvcc: fa3's kernels take 60 to 85 s on 16 cores, 180 s beside other compilations
     backend = "auto"

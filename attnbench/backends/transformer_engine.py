@@ -76,7 +76,7 @@ def te_paste(*switched_off: str) -> Paste:
 
 class TransformerEngine(Library):
     name = "transformer-engine"
-    verified: ClassVar = ("NVIDIA H100, transformer-engine 2.20.2, forward",)
+    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H100, transformer-engine 2.20.2, forward",)
     paste = te_paste()
     efficiency = 0.65
     runtime_checker = "Transformer Engine"

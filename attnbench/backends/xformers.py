@@ -62,8 +62,9 @@ def xformers_paste(operator: str = "", backward: bool = True) -> Paste:
 class XFormers(Library):
     name = "xformers"
     paste = xformers_paste()
-    verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
-    verified_ragged = verified_scores = ("NVIDIA H100, xformers 0.0.35",)
+    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, xformers 0.0.35",)
+    verified_ragged: ClassVar[tuple[str, ...]] = ("NVIDIA H100, xformers 0.0.35",)
+    verified_scores = verified_ragged
     efficiency = 0.45
     runtime_checker = "xFormers"
     operator_install = "python -m xformers.info says what is there"
