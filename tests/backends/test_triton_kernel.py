@@ -258,6 +258,24 @@ def test_bad_sequences_are_refused(cu_q: Tensor, cu_k: Tensor, longest: tuple[in
         attention_varlen(q, k, v, cu_q.to(DEVICE), cu_k.to(DEVICE), *longest)
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("tma", [False, True], ids=["pointers", "tma"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in the interpreter
+def test_nan_stays_in_its_sequence(tma: bool, causal: bool) -> None:
+    ends = torch.tensor([0, 37, 57, 102], dtype=torch.int32, device=DEVICE)
+    inputs = [t[0] for t in make(102, 102, 2, 1, 32, 32, torch.float32)]
+    for t in inputs:
+        t.data[37:57] = torch.nan
+    q, k, v = (t.detach().requires_grad_() for t in inputs[:3])
+    with kernels(32, 16, tma=tma), poisoned():
+        out, lse = attention_varlen(q, k, v, ends, ends, 45, 45, causal=causal, return_lse=True)
+        gradients = torch.autograd.grad(out, (q, k, v), inputs[3])
+    for begin, end in ((0, 37), (57, 102)):
+        of_each = (t[None, begin:end] for t in gradients)
+        own = tuple(t[None, begin:end] for t in inputs)
+        check((out.detach()[None, begin:end], lse[None, :, begin:end], *of_each), own, causal=causal)
+
+
 def test_minus_one_is_a_side_without_a_limit() -> None:
     q, k, v, _ = make(70, 90, 1, 1, 16, 16, torch.float32)
     assert torch.equal(attention(q, k, v, window_size=(9, -1)), attention(q, k, v, window_size=(9, None)))

@@ -53,9 +53,10 @@ def attention_backward(
     sequences = (problem.cu_seqlens_q, problem.cu_seqlens_k, problem.alibi_slopes)
     strides = (*problem.strides(q, k, v, dout), *problem.lse_strides(delta))
     scalars = (problem.softmax_scale, *problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window)
-    group, heads_k = nheads // nheads_k, problem.batch * nheads_k
+    group, heads_k = nheads // nheads_k, problem.heads_in_order(nheads_k)
     row_bytes = (q.shape[3] + v.shape[3]) * q.element_size()
-    use_tma = not problem.varlen and can_use_tma(q, k, v, dout)  # the reason is given in forward.py
+    use_tma = can_use_tma(q, k, v, dout)
+    rows_by_tma = use_tma and not problem.varlen  # of packed sequences, lse and delta are not padded
 
     dq: Any = torch.empty(q.shape, dtype=q.dtype, device=q.device) if need_dq else None
     dk: Any = torch.empty(k.shape, dtype=q.dtype, device=q.device) if need_dkv else None
@@ -66,17 +67,18 @@ def attention_backward(
         m, n, width, width_v = blocks.BLOCK_M, blocks.BLOCK_N, constants["BLOCK_D"], constants["BLOCK_DV"]
         return ((q, m, width), (dout, m, width_v)), ((k, n, width), (v, n, width_v))
 
-    def features(blocks: Blocks) -> dict[str, Any]:
-        tma = blocks.tma and use_tma
+    def features(blocks: Blocks, by_tma: bool) -> dict[str, Any]:
+        tma = blocks.tma and by_tma
         return {**constants, **problem.features, **problem.named_constants, "TMA": tma, "AHEAD": blocks.ahead}
 
     def run_dk_dv(blocks: Blocks) -> None:
         inputs: tuple[Any, ...] = (k, v, q, dout)
         rows: tuple[Any, ...] = (lse_padded, delta)
-        if blocks.tma and use_tma:
+        if blocks.tma and rows_by_tma:
             queries, keys = parts(blocks)
             inputs, rows = tensor_descriptors(keys, queries, resident=False), row_descriptors(rows, blocks.BLOCK_M)
-        programs = triton.cdiv(problem.seqlen_k, blocks.BLOCK_N) * heads_k
+        blocks_of_keys = problem.blocks_of_keys(k, blocks.BLOCK_N)
+        programs = blocks_of_keys * heads_k
         splits = query_splits(q, programs, group, triton.cdiv(problem.seqlen_q, blocks.BLOCK_M), blocks.num_warps)
         results = (dk, dv) if splits == 1 else tuple(empty_splits(x, splits) for x in (dk, dv))
         launch(
@@ -87,9 +89,10 @@ def attention_backward(
             *(inputs[2], *inputs[:2], inputs[3], *rows, *results, *sequences),
             *arguments(problem.named_mask, blocks.BLOCK_M, blocks.BLOCK_N, by_keys=True),
             *(*strides, *problem.strides(*results)),
-            *(*scalars, nheads, group // splits, None if splits == 1 else splits, heads_k * splits),
+            *(*scalars, nheads, group // splits, None if splits == 1 else splits),
+            *(problem.batch * nheads_k * splits, blocks_of_keys),
             heads_per_section(heads_k * splits, group // splits * problem.seqlen_q * row_bytes),
-            **features(blocks),
+            **features(blocks, rows_by_tma),
         )
         if splits > 1:
             add_splits(results[0], dk, splits)
@@ -99,23 +102,24 @@ def attention_backward(
         inputs: tuple[Any, ...] = (q, dout, k, v)
         if blocks.tma and use_tma:
             inputs = tensor_descriptors(*parts(blocks), blocks.resident)
+        blocks_of_queries = problem.blocks_of_queries(q, blocks.BLOCK_M)
         launch(
             _dq,
             blocks,
-            triton.cdiv(problem.seqlen_q, blocks.BLOCK_M) * heads_k * group,
+            blocks_of_queries * heads_k * group,
             q,
             *(inputs[0], *inputs[2:], inputs[1], lse_padded, delta, dq, *sequences),
             *arguments(problem.named_mask, blocks.BLOCK_M, blocks.BLOCK_N),
             *(*strides, *problem.strides(dq)),
-            *(*scalars, nheads, group, heads_k * group),
+            *(*scalars, nheads, group, problem.batch * nheads, blocks_of_queries),
             heads_per_section(heads_k, problem.seqlen_k * row_bytes) * group,
             problem.seqlen_k if problem.varlen else problem.seqlen_k - problem.seqlen_k % blocks.BLOCK_N,
             RESIDENT=blocks.resident,
-            **features(blocks),
+            **features(blocks, use_tma),
         )
 
     if need_dkv:
-        launch_best("dkdv", q, v, problem.mask_kind, use_tma, run_dk_dv)
+        launch_best("dkdv", q, v, problem.mask_kind, rows_by_tma, run_dk_dv)
     if need_dq:
         launch_best("dq", q, v, problem.mask_kind, use_tma, run_dq)
     dsink = _gradient_of_sink(problem.sink, lse_padded, delta) if need_dsink and problem.sink is not None else None

@@ -25,6 +25,50 @@ def block_and_head(blocks, heads, section):
 
 
 @triton.jit
+def block_of_program(
+    Cu, blocks, nheads, heads, section, LAST_FIRST: tl.constexpr, VARLEN: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Return (sequence, head, first row) of the block of BLOCK rows that this program computes.
+
+    `heads` is batch * nheads. `blocks` is the number of blocks of a sequence, or with VARLEN of all of them, as
+    Problem.blocks counts them. With LAST_FIRST the last block of a sequence is the first that is computed. A program
+    that no block is left for gets a row beyond the end of its sequence.
+    """
+    if VARLEN:
+        rank, h = block_and_head(blocks, nheads, section)
+        b = sequence_of_block(Cu, rank, heads // nheads, BLOCK)
+        begin = tl.load(Cu + b)
+        count = tl.cdiv(tl.load(Cu + b + 1) - begin, BLOCK)
+        rank -= begin // BLOCK + b
+        if LAST_FIRST:
+            rank = tl.where(rank < count, count - 1 - rank, rank)
+        b = b.to(tl.int64)
+    else:
+        rank, bh = block_and_head(blocks, heads, section)
+        b, h = bh // nheads, bh % nheads
+        if LAST_FIRST:
+            rank = blocks - 1 - rank
+    return b, h, rank * BLOCK
+
+
+@triton.jit
+def sequence_of_block(Cu, rank, batch, BLOCK: tl.constexpr):
+    """Return the sequence of a block: the last b whose first block, Cu[b] // BLOCK + b, is not after it.
+
+    These numbers leave room for every block of a sequence that does not begin at a multiple of BLOCK, and need no table
+    that would have to be computed from cu_seqlens first.
+    """
+    low, high = 0, batch
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(Cu + middle) // BLOCK + middle <= rank:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
 def sequence_bounds(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN: tl.constexpr):
     """Return (row of the first query, row of the first key, seqlen_q, seqlen_k) of sequence b."""
     first_q = 0
@@ -34,6 +78,36 @@ def sequence_bounds(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN: tl.constexpr):
         seqlen_q, seqlen_k = tl.load(Cu_q + b + 1) - begin_q, tl.load(Cu_k + b + 1) - begin_k
         first_q, first_k = begin_q.to(tl.int64), begin_k.to(tl.int64)  # 64 bits: rows times strides overflow 32
     return first_q, first_k, seqlen_q, seqlen_k
+
+
+@triton.jit
+def place_in_descriptor(b, first_q, first_k, VARLEN: tl.constexpr):
+    """Return (b, row of the first query, row of the first key) of a sequence in the tensors that descriptors are of.
+
+    Packed sequences are all in one batch entry. Without VARLEN the first key is None, and every key that a descriptor
+    gives is of this sequence, or zero beyond its end.
+    """
+    return (b * 0, first_q, first_k) if VARLEN else (b, 0, None)
+
+
+@triton.jit
+def key_row(first_key, start_n):
+    """Return where a block of keys begins in the tensors that descriptors are of; first_key of place_in_descriptor."""
+    return start_n if first_key is None else first_key + start_n
+
+
+@triton.jit
+def zero_beyond(tiles, limit, ROWS: tl.constexpr):
+    """Return tiles, a tuple of (ROWS, columns), with zeros from row `limit` on.
+
+    A descriptor of packed sequences loads rows of the next sequence there. They are multiplied by a weight of 0, which
+    is not 0 where they are infinite or NaN.
+    """
+    there = tl.arange(0, ROWS)[:, None] < limit
+    zeroed = ()
+    for i in tl.static_range(len(tiles)):
+        zeroed += (tl.where(there, tiles[i], 0.0).to(tiles[i].dtype),)
+    return zeroed
 
 
 @triton.jit
@@ -170,7 +244,7 @@ def load_block(Descriptor, b, h, start, column, ROWS: tl.constexpr, BLOCK_D: tl.
     The descriptor is of (batch, seqlen, nheads, headdim), with BY_HEAD of (batch, nheads, seqlen, headdim). Values
     beyond the end of the tensor are zero.
     """
-    b, h = b.to(tl.int32), h.to(tl.int32)
+    b, h, start = b.to(tl.int32), h.to(tl.int32), tl.cast(start, tl.int32)
     values = Descriptor.load([b, h, start, column]) if BY_HEAD else Descriptor.load([b, start, h, column])
     return values.reshape(ROWS, BLOCK_D)
 
@@ -249,7 +323,7 @@ def load_transposed_rows(
 @triton.jit
 def load_transposed_block(Descriptor, b, h, start, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
     """Load ROWS x BLOCK_D through the tensor descriptor of (batch, headdim, nheads, seqlen)."""
-    values = Descriptor.load([b.to(tl.int32), 0, h.to(tl.int32), start])
+    values = Descriptor.load([b.to(tl.int32), 0, h.to(tl.int32), tl.cast(start, tl.int32)])
     return tl.trans(values.reshape(BLOCK_D, ROWS))
 
 

@@ -11,7 +11,7 @@ from attnbench.backends.triton.device_functions import (
     add_alibi,
     add_dot_by_parts,
     alibi_slope,
-    block_and_head,
+    block_of_program,
     dot_of_parts,
     listed_blocks,
     load_block,
@@ -31,7 +31,7 @@ from attnbench.backends.triton.device_functions import (
 @triton.jit(
     do_not_specialize=[
         *("scale", "scale_tanh", "scale_log2", "seqlen_q", "seqlen_k", "left", "right"),
-        *("nheads", "group", "splits", "heads", "section"),
+        *("nheads", "group", "splits", "heads", "blocks", "section"),
     ]
 )
 def _dk_dv(
@@ -45,6 +45,7 @@ def _dk_dv(
     group,  # query heads of one program
     splits,  # programs that share a block of keys, None where it has one
     heads,  # batch * nheads_k * splits
+    blocks,  # of keys, Problem.blocks_of_keys
     section,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, ALIBI: tl.constexpr,
@@ -58,10 +59,8 @@ def _dk_dv(
     backward.py adds them).
     """
     # Under a causal mask the first keys are seen by the most queries, so the block with the most work is already first.
-    rank, bh = block_and_head(tl.cdiv(seqlen_k, BLOCK_N), heads, section)
-    start_n = rank * BLOCK_N
-    nheads_k = nheads // group  # times splits
-    b, h_k = bh // nheads_k, bh % nheads_k  # of dK and dV
+    nheads_k = nheads // group  # times splits, the heads of dK and dV
+    b, h_k, start_n = block_of_program(Cu_k, blocks, nheads_k, heads, section, False, VARLEN, BLOCK_N)
     h_kv = h_k if splits is None else h_k // splits  # of K and V
     first_q, first_k, seqlen_q, seqlen_k = sequence_bounds(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
     cols = tl.arange(0, BLOCK_N)
@@ -80,7 +79,7 @@ def _dk_dv(
     )
     if KIND:  # the loop below then counts the blocks of a list
         begin, full_begin = 0, 0
-        Listed, full_end, end = listed_blocks(Listed, rank, tl.cdiv(seqlen_q, BLOCK_M), BLOCK_M)
+        Listed, full_end, end = listed_blocks(Listed, start_n // BLOCK_N, tl.cdiv(seqlen_q, BLOCK_M), BLOCK_M)
     # Query m sees the keys from m - left to m + right, where keys are counted from the one with which query 0 is
     # aligned. `keys` are the positions of this program's keys in that count.
     keys = (start_n - (seqlen_k - seqlen_q) + cols)[:, None]

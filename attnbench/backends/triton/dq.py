@@ -11,8 +11,9 @@ from attnbench.backends.triton.device_functions import (
     add_alibi,
     add_dot_by_parts,
     alibi_slope,
-    block_and_head,
+    block_of_program,
     dot_of_parts,
+    key_row,
     keys_seen,
     listed_blocks,
     load_block,
@@ -21,9 +22,11 @@ from attnbench.backends.triton.device_functions import (
     load_rows,
     mask_by_name,
     mask_scores,
+    place_in_descriptor,
     sequence_bounds,
     store_row_parts,
     tanh,
+    zero_beyond,
     zero_parts,
 )
 
@@ -31,7 +34,7 @@ from attnbench.backends.triton.device_functions import (
 @triton.jit(
     do_not_specialize=[
         *("scale", "scale_tanh", "scale_log2", "seqlen_q", "seqlen_k", "left", "right"),
-        *("nheads", "group", "heads", "section", "whole"),
+        *("nheads", "group", "heads", "blocks", "section", "whole"),
     ]
 )
 def _dq(
@@ -41,6 +44,7 @@ def _dq(
     stride_gb, stride_gm, stride_gh, stride_lb, stride_lh, stride_dqb, stride_dqm, stride_dqh,
     scale, scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads, group,
     heads,  # batch * nheads
+    blocks,  # of queries, Problem.blocks_of_queries
     section,
     whole,  # seqlen_k rounded down to a multiple of BLOCK_N; with VARLEN the longest seqlen_k
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -48,17 +52,16 @@ def _dq(
     KIND: tl.constexpr, NUMBER: tl.constexpr, TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(seqlen_q, BLOCK_M)
-    rank, bh = block_and_head(blocks, heads, section)
-    start_m = (blocks - 1 - rank if RIGHT else rank) * BLOCK_M
-    b, h = bh // nheads, bh % nheads
+    b, h, start_m = block_of_program(Cu_q, blocks, nheads, heads, section, RIGHT, VARLEN, BLOCK_M)
     h_k = h // group
     first_q, first_k, seqlen_q, seqlen_k = sequence_bounds(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
     rows = tl.arange(0, BLOCK_M)
     limit_m, first_m = seqlen_q - start_m, start_m.to(tl.int64) + first_q
+    first_key = None
     if TMA:
-        q = load_block_parts(Q, b, h, start_m, BLOCK_M, BLOCK_D, PARTS, BY_HEAD=not RESIDENT)
-        dout = load_block(DOut, b, h, start_m, 0, BLOCK_M, BLOCK_DV, BY_HEAD=not RESIDENT)
+        b, first_row, first_key = place_in_descriptor(b, first_q, first_k, VARLEN)
+        q = load_block_parts(Q, b, h, first_row + start_m, BLOCK_M, BLOCK_D, PARTS, BY_HEAD=not RESIDENT)
+        dout = load_block(DOut, b, h, first_row + start_m, 0, BLOCK_M, BLOCK_DV, BY_HEAD=not RESIDENT)
     else:
         Q += b * stride_qb + h * stride_qh + first_m * stride_qm
         DOut += b * stride_gb + h * stride_gh + first_m * stride_gm
@@ -86,7 +89,7 @@ def _dq(
     for start in range(full_begin, full_end, BLOCK_N):
         start_n = tl.load(Listed + start // BLOCK_N) * BLOCK_N if KIND else start
         dq = _dq_block(
-            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first,
+            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle, first,
             last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, PARTS, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI,
             KIND, NUMBER, TMA, AHEAD, MASK=False,
         )  # fmt: skip
@@ -96,7 +99,7 @@ def _dq(
         if KIND:
             start_n = tl.load(Listed + start_n // BLOCK_N) * BLOCK_N
         dq = _dq_block(
-            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first,
+            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle, first,
             last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, PARTS, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI,
             KIND, NUMBER, TMA, AHEAD, MASK=True,
         )  # fmt: skip
@@ -113,7 +116,7 @@ def _dq_block(
     dout, lse, delta,
     K, V,
     stride_kn, stride_vn,
-    b, h_k,  # for TMA
+    b, h_k, first_key,  # for TMA
     scale_tanh, scale_log2,
     slope, middle,  # of ALiBi, and the key at which each query stands, (queries, 1)
     first, last,  # first and last key that each query sees, (queries, 1)
@@ -127,8 +130,10 @@ def _dq_block(
     cols = tl.arange(0, BLOCK_N)
     limit, offset = seqlen_k - start_n, tl.cast(start_n, tl.int64)
     if TMA:
-        k = load_block_parts(K, b, h_k, start_n, BLOCK_N, BLOCK_D, PARTS, BY_HEAD=False)
-        v = load_block(V, b, h_k, start_n, 0, BLOCK_N, BLOCK_DV, BY_HEAD=False)
+        k = load_block_parts(K, b, h_k, key_row(first_key, start_n), BLOCK_N, BLOCK_D, PARTS, BY_HEAD=False)
+        v = load_block(V, b, h_k, key_row(first_key, start_n), 0, BLOCK_N, BLOCK_DV, BY_HEAD=False)
+        if MASK and first_key is not None:
+            k, v = zero_beyond(k, limit, BLOCK_N), zero_beyond((v,), limit, BLOCK_N)[0]
     else:
         k = load_row_parts(K + offset * stride_kn, stride_kn, cols, limit, HEADDIM, BLOCK_D, PARTS, MASK)
         v = load_rows(V + offset * stride_vn, stride_vn, cols, limit, HEADDIM_V, BLOCK_DV, MASK)

@@ -15,8 +15,9 @@ from attnbench.backends.triton.block_sizes import Blocks, heads_per_section, til
 from attnbench.backends.triton.device_functions import (
     add_alibi,
     alibi_slope,
-    block_and_head,
+    block_of_program,
     dot_of_parts,
+    key_row,
     keys_seen,
     listed_blocks,
     load_block,
@@ -27,9 +28,11 @@ from attnbench.backends.triton.device_functions import (
     load_transposed_rows,
     mask_by_name,
     mask_scores,
+    place_in_descriptor,
     sequence_bounds,
     store_rows,
     tanh,
+    zero_beyond,
 )
 from attnbench.backends.triton.launch import can_use_tma, launch, launch_best, tensor_descriptors
 from attnbench.backends.triton.named_mask import arguments
@@ -47,13 +50,12 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tupl
     """
     out, lse = empty_results(q, v)
     nheads, nheads_k = q.shape[2], k.shape[2]
-    group, heads = nheads // nheads_k, problem.batch * nheads
+    group = nheads // nheads_k
     head_bytes = problem.seqlen_k * (k.shape[3] + v.shape[3]) * q.element_size()
     constants = tile_constants(q, v)
     width, width_v = constants["BLOCK_D"], constants["BLOCK_DV"]
     read = v_as_read(v)
-    # The kernel relies on zeros beyond the last key. A descriptor gives them at the end of a tensor, not of a sequence.
-    use_tma = not problem.varlen and can_use_tma(q, k, read)
+    use_tma = can_use_tma(q, k, read)
 
     def run(blocks: Blocks) -> None:
         inputs: tuple[Any, ...] = (q, k, v)
@@ -64,15 +66,16 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tupl
         launch(
             _forward,
             blocks,
-            triton.cdiv(problem.seqlen_q, blocks.BLOCK_M) * heads,
+            problem.blocks_of_queries(q, blocks.BLOCK_M) * problem.heads_in_order(nheads),
             q,
             *(*inputs, out, lse),
             *(problem.cu_seqlens_q, problem.cu_seqlens_k, *(problem.descale or (None, None, None))),
             *(problem.sink, problem.alibi_slopes),
             *arguments(problem.named_mask, blocks.BLOCK_M, blocks.BLOCK_N, forward=True),
             *(*problem.strides(q, k, read, out), *problem.lse_strides(lse)),
-            *(*problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window, nheads, group, heads),
-            heads_per_section(problem.batch * nheads_k, head_bytes) * group,
+            *(*problem.scales, problem.seqlen_q, problem.seqlen_k, *problem.window),
+            *(nheads, group, problem.batch * nheads, problem.blocks_of_queries(q, blocks.BLOCK_M)),
+            heads_per_section(problem.heads_in_order(nheads_k), head_bytes) * group,
             problem.seqlen_k if problem.varlen else problem.seqlen_k - problem.seqlen_k % blocks.BLOCK_N,
             **constants,
             **problem.features,
@@ -106,7 +109,7 @@ def empty_results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 @triton.jit(
     do_not_specialize=[
         *("scale_tanh", "scale_log2", "seqlen_q", "seqlen_k", "left", "right"),
-        *("nheads", "group", "heads", "section", "whole"),
+        *("nheads", "group", "heads", "blocks", "section", "whole"),
     ]
 )
 def _forward(
@@ -117,6 +120,7 @@ def _forward(
     stride_ob, stride_om, stride_oh, stride_lb, stride_lh,
     scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads, group,
     heads,  # batch * nheads
+    blocks,  # of queries, Problem.blocks_of_queries
     section,
     whole,  # seqlen_k rounded down to a multiple of BLOCK_N; with VARLEN the longest seqlen_k
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -124,18 +128,17 @@ def _forward(
     ALIBI: tl.constexpr, KIND: tl.constexpr, NUMBER: tl.constexpr, SINK: tl.constexpr,
     TMA: tl.constexpr, RESIDENT: tl.constexpr, AHEAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(seqlen_q, BLOCK_M)
-    rank, bh = block_and_head(blocks, heads, section)
     # Under a causal mask the last queries see the most keys, so they come first.
-    start_m = (blocks - 1 - rank if RIGHT else rank) * BLOCK_M
-    b, h = bh // nheads, bh % nheads
+    b, h, start_m = block_of_program(Cu_q, blocks, nheads, heads, section, RIGHT, VARLEN, BLOCK_M)
     h_k = h // group
     first_q, first_k, seqlen_q, seqlen_k = sequence_bounds(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
     rows = tl.arange(0, BLOCK_M)
     limit_m, first_m = seqlen_q - start_m, start_m.to(tl.int64) + first_q
 
+    first_key = None
     if TMA:
-        q = load_block_parts(Q, b, h, start_m, BLOCK_M, BLOCK_D, PARTS, BY_HEAD=not RESIDENT)
+        b, first_row, first_key = place_in_descriptor(b, first_q, first_k, VARLEN)
+        q = load_block_parts(Q, b, h, first_row + start_m, BLOCK_M, BLOCK_D, PARTS, BY_HEAD=not RESIDENT)
     else:
         Q += b * stride_qb + h * stride_qh + first_m * stride_qm
         K += b * stride_kb + h_k * stride_kh + first_k * stride_kn
@@ -162,21 +165,21 @@ def _forward(
         row_max, row_sum = softmax_of_sink(tl.load(Sink + h), row_sum)
     if AHEAD:  # compute S of the next block before the softmax of this one, to keep the tensor cores busy meanwhile
         scores = raw_scores(
-            q, K, stride_kn, b, h_k, full_begin, seqlen_k, HEADDIM, BLOCK_D, PARTS, BLOCK_N, TMA, CHECK=True
+            q, K, stride_kn, b, h_k, first_key, full_begin, seqlen_k, HEADDIM, BLOCK_D, PARTS, BLOCK_N, TMA, CHECK=True
         )
         for start_n in range(full_begin, full_end - BLOCK_N, BLOCK_N):
             following = raw_scores(
-                q, K, stride_kn, b, h_k, start_n + BLOCK_N, seqlen_k, HEADDIM, BLOCK_D, PARTS, BLOCK_N, TMA, CHECK=False
+                q, K, stride_kn, b, h_k, first_key, start_n + BLOCK_N, seqlen_k, HEADDIM, BLOCK_D, PARTS, BLOCK_N, TMA, CHECK=False
             )
             acc, row_max, row_sum = update_softmax(
-                acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first, last,
+                acc, row_max, row_sum, scores, V, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle, first, last,
                 start_n, seqlen_k, Kept, q[0].dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, KIND, NUMBER,
                 FP8, TMA, MASK=False,
             )  # fmt: skip
             scores = following
         if full_begin < full_end:
             acc, row_max, row_sum = update_softmax(
-                acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first, last,
+                acc, row_max, row_sum, scores, V, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle, first, last,
                 full_end - BLOCK_N, seqlen_k, Kept, q[0].dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI,
                 KIND, NUMBER, FP8, TMA, MASK=False,
             )  # fmt: skip
@@ -184,7 +187,7 @@ def _forward(
         for start in range(full_begin, full_end, BLOCK_N):
             start_n = tl.load(Listed + start // BLOCK_N) * BLOCK_N if KIND else start
             acc, row_max, row_sum = forward_block(
-                acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle,
+                acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle,
                 first, last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, PARTS, BLOCK_DV, BLOCK_N, LEFT,
                 SOFTCAP, ALIBI, KIND, NUMBER, FP8, TMA, MASK=False,
             )  # fmt: skip
@@ -195,7 +198,7 @@ def _forward(
         if KIND:
             start_n = tl.load(Listed + start_n // BLOCK_N) * BLOCK_N
         acc, row_max, row_sum = forward_block(
-            acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first,
+            acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle, first,
             last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, PARTS, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI,
             KIND, NUMBER, FP8, TMA, MASK=True,
         )  # fmt: skip
@@ -231,7 +234,7 @@ def forward_block(
     q,  # in parts
     K, V,
     stride_kn, stride_vn,
-    b, h_k,  # for TMA, whose descriptor is of the whole tensor
+    b, h_k, first_key,  # for TMA, whose descriptor is of the whole tensor: place_in_descriptor
     scale_tanh, scale_log2,
     slope,  # of ALiBi, a scalar or (queries, 1)
     middle, first, last,  # the key at which each query stands, and the first and last that it sees, (queries, 1)
@@ -242,9 +245,9 @@ def forward_block(
     NUMBER: tl.constexpr, FP8: tl.constexpr, TMA: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Return (acc, row_max, row_sum) of the online softmax with one block of keys added."""
-    scores = raw_scores(q, K, stride_kn, b, h_k, start_n, seqlen_k, HEADDIM, BLOCK_D, PARTS, BLOCK_N, TMA, MASK)
+    scores = raw_scores(q, K, stride_kn, b, h_k, first_key, start_n, seqlen_k, HEADDIM, BLOCK_D, PARTS, BLOCK_N, TMA, MASK)
     return update_softmax(
-        acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first, last,
+        acc, row_max, row_sum, scores, V, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle, first, last,
         start_n, seqlen_k, Kept, q[0].dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, KIND, NUMBER, FP8, TMA,
         MASK,
     )  # fmt: skip
@@ -252,13 +255,13 @@ def forward_block(
 
 @triton.jit
 def raw_scores(
-    q, K, stride_kn, b, h_k, start_n, seqlen_k,
+    q, K, stride_kn, b, h_k, first_key, start_n, seqlen_k,
     HEADDIM: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
     CHECK: tl.constexpr,
 ):  # fmt: skip
     """Return q k^T of one block of keys, not scaled. q is in parts."""
-    if TMA:  # zeros beyond seqlen_k and beyond the headdim
-        k = load_block_parts(K, b, h_k, start_n, BLOCK_N, BLOCK_D, PARTS, BY_HEAD=False)
+    if TMA:
+        k = load_block_parts(K, b, h_k, key_row(first_key, start_n), BLOCK_N, BLOCK_D, PARTS, BY_HEAD=False)
     else:
         offset, cols = tl.cast(start_n, tl.int64), tl.arange(0, BLOCK_N)
         k = load_row_parts(K + offset * stride_kn, stride_kn, cols, seqlen_k - start_n, HEADDIM, BLOCK_D, PARTS, CHECK)
@@ -267,7 +270,7 @@ def raw_scores(
 
 @triton.jit
 def update_softmax(
-    acc, row_max, row_sum, scores, V, stride_vn, b, h_k, scale_tanh, scale_log2, slope, middle, first, last,
+    acc, row_max, row_sum, scores, V, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle, first, last,
     start_n, seqlen_k, Kept,
     dtype: tl.constexpr,  # of q
     HEADDIM_V: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -294,17 +297,19 @@ def update_softmax(
     # Tensor cores take e4m3 only where the summed dimension, here the keys, is contiguous. Otherwise each block of v
     # would have to be transposed in the kernel.
     if TMA and FP8:
-        v = load_transposed_block(V, b, h_k, start_n, BLOCK_N, BLOCK_DV)
+        v = load_transposed_block(V, b, h_k, key_row(first_key, start_n), BLOCK_N, BLOCK_DV)
     elif FP8:
         offset = tl.multiple_of(
             tl.cast(start_n, tl.int64), 16
         )  # it is a multiple of BLOCK_N; wide loads must know of 16
         v = load_transposed_rows(V + offset, stride_vn, seqlen_k - start_n, HEADDIM_V, BLOCK_DV, BLOCK_N, MASK)
     elif TMA:
-        v = load_block(V, b, h_k, start_n, 0, BLOCK_N, BLOCK_DV, BY_HEAD=False)
+        v = load_block(V, b, h_k, key_row(first_key, start_n), 0, BLOCK_N, BLOCK_DV, BY_HEAD=False)
     else:
         offset = tl.cast(start_n, tl.int64)
         v = load_rows(V + offset * stride_vn, stride_vn, cols, seqlen_k - start_n, HEADDIM_V, BLOCK_DV, MASK)
+    if TMA and MASK and first_key is not None:
+        v = zero_beyond((v,), seqlen_k - start_n, BLOCK_N)[0]
     # Tensor cores of Hopper add e4m3 products to a sum with some 14 bits. Each block of keys has such a sum of its own,
     # which is added to acc in fp32; one over all keys is 0.2 off after 16k keys of values about 1.
     weights = p.to(v.dtype)

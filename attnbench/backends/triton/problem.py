@@ -90,6 +90,22 @@ class Problem:
         """The compile-time constants of the mask by name."""
         return self.named_mask.constants if self.named_mask else {"KIND": 0, "NUMBER": 0}
 
+    def blocks_of_queries(self, q: Tensor, size: int) -> int:
+        """Return the number of blocks of `size` queries: of a sequence, or where they differ in length of all of them.
+
+        The number for all is an upper bound, as their lengths are known on the device alone: a sequence can have one
+        block that is not full (device_functions.py, sequence_of_block).
+        """
+        return q.shape[1] // size + self.batch if self.varlen else -(-self.seqlen_q // size)
+
+    def blocks_of_keys(self, k: Tensor, size: int) -> int:
+        """Return the number of blocks of `size` keys, as blocks_of_queries counts them."""
+        return k.shape[1] // size + self.batch if self.varlen else -(-self.seqlen_k // size)
+
+    def heads_in_order(self, nheads: int) -> int:
+        """Return the number of heads that the programs of a kernel run through: of all sequences, or of each block."""
+        return nheads if self.varlen else self.batch * nheads
+
     def strides(self, *tensors: Tensor) -> tuple[int, ...]:
         """Return the strides of batch, seqlen and nheads of each tensor."""
         return tuple(n for t in tensors for n in (0 if self.varlen else t.stride(0), t.stride(1), t.stride(2)))
