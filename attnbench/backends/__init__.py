@@ -39,7 +39,12 @@ _RINGS: Mapping[str, str] = {  # one sequence on several GPUs, keys and values g
     f"ring-{method}-{kernel}": f"attnbench.backends.ring:{method.title()}{kernel.title()}"
     for method in ("allgather", "alltoall")
     for kernel in ("flash", "cudnn", "efficient")
-} | {"ring-flash-attn": "attnbench.backends.ring_flash_attn:RingFlashAttention"}
+} | {
+    "ring-flash-attn": "attnbench.backends.ring_flash_attn:RingFlashAttention",
+    "ring-transformer-engine-p2p": "attnbench.backends.ring_transformer_engine:RingP2p",
+    "ring-transformer-engine-allgather": "attnbench.backends.ring_transformer_engine:RingAllgather",
+    "ulysses-transformer-engine": "attnbench.backends.ring_transformer_engine:Ulysses",
+}
 _ULYSSES: Mapping[str, str] = {  # and with an all-to-all to parts of the heads
     "eager": "Eager",
     "sdpa": "Sdpa",

@@ -118,33 +118,16 @@ class TransformerEngine(Library):
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from torch.func import functional_call
-        from transformer_engine.pytorch import DotProductAttention
 
         s = case.shape
-        left, right = flash_window(case)
-        causal = _causal(case)
-        equal = all(of.seqlen_q == of.seqlen_k for of in case.sequences)
-        mask = "no_mask" if not causal else "causal" if equal else "causal_bottom_right"
         plan, lengths = None, dict[str, Any]()
         if case.is_ragged:
-            mask = f"padding_{mask}" if causal else "padding"
             plan = functools.partial(cu_seqlens, case, inputs.q.device)
             lengths = dict(zip(("cu_seqlens_q", "cu_seqlens_kv"), plan(), strict=True))
             lengths |= {"max_seqlen_q": s.seqlen_q, "max_seqlen_kv": s.seqlen_k}
-        attention = DotProductAttention(
-            num_attention_heads=s.nheads,
-            kv_channels=(s.headdim, s.headdim_v),
-            num_gqa_groups=s.nheads_k,
-            attention_dropout=case.dropout_p,
-            qkv_format="thd" if case.is_ragged else "bshd",
-            attn_mask_type=mask,
-            window_size=(left, 0 if causal else right),
-            softmax_scale=case.softmax_scale,
-            **({"softmax_type": "learnable"} if case.sink else {}),
-        )
+        attention = dot_product_attention(case)
         if case.alibi:
             lengths["core_attention_bias_type"] = "alibi"
-        attention.train(case.has_backward or case.dropout_p > 0)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, *sink: Tensor) -> Tensor:
             found: Tensor
@@ -155,18 +138,51 @@ class TransformerEngine(Library):
             return found
 
         def call(*given: Tensor) -> Tensor:
-            q = given[0]
-            try:
-                out = attend(*given)
-            except ValueError as error:
-                if "No dot product attention backend" not in str(error):
-                    raise
-                raise Unsupported(_refusal(lambda: attend(*given))) from None
-            if case.direction == "bwd":
-                _keep_for_each_backward(out)
-            return out.view(*q.shape[:-1], s.headdim_v)
+            return usable(case, attend, *given)
 
         return autograd_prepared(case, inputs, call, "thd" if case.is_ragged else "bshd", strided=True, plan=plan)
+
+
+def dot_product_attention(case: Case) -> Any:
+    """Return the module that computes a case: what it takes is (batch, seqlen, nheads, headdim), or ragged "thd"."""
+    from transformer_engine.pytorch import DotProductAttention
+
+    s = case.shape
+    left, right = flash_window(case)
+    causal = _causal(case)
+    equal = all(of.seqlen_q == of.seqlen_k for of in case.sequences)
+    mask = "no_mask" if not causal else "causal" if equal else "causal_bottom_right"
+    if case.is_ragged:
+        mask = f"padding_{mask}" if causal else "padding"
+    attention = DotProductAttention(
+        num_attention_heads=s.nheads,
+        kv_channels=(s.headdim, s.headdim_v),
+        num_gqa_groups=s.nheads_k,
+        attention_dropout=case.dropout_p,
+        qkv_format="thd" if case.is_ragged else "bshd",
+        attn_mask_type=mask,
+        window_size=(left, 0 if causal else right),
+        softmax_scale=case.softmax_scale,
+        **({"softmax_type": "learnable"} if case.sink else {}),
+    )
+    attention.train(case.has_backward or case.dropout_p > 0)
+    return attention
+
+
+def usable(case: Case, attend: Callable[..., Tensor], *given: Tensor) -> Tensor:
+    """Return out of a call of the module, with its heads as a dimension and with a backward that may run again.
+
+    Raises Unsupported, with the reasons of Transformer Engine's log, where no backend of its takes the case.
+    """
+    try:
+        out = attend(*given)
+    except ValueError as error:
+        if "No dot product attention backend" not in str(error):
+            raise
+        raise Unsupported(_refusal(lambda: attend(*given))) from None
+    if case.direction == "bwd":
+        _keep_for_each_backward(out)
+    return out.view(*given[0].shape[:-1], case.shape.headdim_v)
 
 
 class Fused(TransformerEngine):
@@ -216,12 +232,12 @@ class Flash(TransformerEngine):
 def _keep_for_each_backward(out: Tensor) -> None:
     """Let FusedAttention's backward run as often as it is asked for over one graph.
 
-    It drops what it keeps beside the saved tensors when it runs (2.20: FusedAttnFunc), also with retain_graph, so a
-    second one fails. That is put back before each.
+    It drops what it keeps beside the saved tensors when it runs (2.20: FusedAttnFunc, those of context_parallel.py),
+    also with retain_graph, so a second one fails. That is put back before each.
     """
     kept = ("backward_objects", "tensor_objects")
     node = out.grad_fn
-    while node is not None and not hasattr(node, kept[0]):  # views of its result come first
+    while node is not None and not any(hasattr(node, name) for name in kept):  # views of its result come first
         node = next((before for before, _ in node.next_functions if before is not None), None)
     if node is None:
         return

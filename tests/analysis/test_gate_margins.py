@@ -155,15 +155,15 @@ def test_a_library_that_no_backend_of_both_runs_uses_is_told(backend: str, spec:
     [
         (
             "flash-attn",
-            "fa1 fa2 ring-flash-attn ulysses-fa2 hf-flash_attention_2 step-flash_attention_2 transformer-engine* "
+            "fa1 fa2 ring-flash-attn ulysses-fa2 hf-flash_attention_2 step-flash_attention_2 *transformer-engine* "
             "xformers*",
         ),
-        ("flash-attn-3", "fa3 ulysses-fa3 sdpa-fa3 step-flash_attention_3 transformer-engine* xformers*"),
-        ("flash-attn-4", "fa4 ulysses-fa4 sdpa-fa4 flex-flash step-flash_attention_4 transformer-engine*"),
+        ("flash-attn-3", "fa3 ulysses-fa3 sdpa-fa3 step-flash_attention_3 *transformer-engine* xformers*"),
+        ("flash-attn-4", "fa4 ulysses-fa4 sdpa-fa4 flex-flash step-flash_attention_4 *transformer-engine*"),
         ("flashinfer-python", "flashinfer*"),
-        ("nvidia-cudnn-frontend", "cudnn* flashinfer* transformer-engine*"),
+        ("nvidia-cudnn-frontend", "cudnn* flashinfer* *transformer-engine*"),
         ("nvidia-cutlass-dsl", "fa4 ulysses-fa4 sdpa-fa4 flex-flash step-flash_attention_4 flashinfer*"),
-        ("transformer-engine", "transformer-engine*"),
+        ("transformer-engine", "*transformer-engine*"),
         ("transformers", "hf-* step-*"),
         ("xformers", "xformers*"),
         ("triton", "*"),  # which none names: torch compiles with it too

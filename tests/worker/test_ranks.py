@@ -15,6 +15,7 @@ import torch
 from split_methods import OWN_KEYS, WRONG
 
 from attnbench.analysis.profile.profile import Profile
+from attnbench.backends.ring_transformer_engine import Ulysses
 from attnbench.core import split_sequence
 from attnbench.core.case import Case, Shape
 from attnbench.core.json import from_json, to_json
@@ -27,6 +28,7 @@ from attnbench.run.workers import WorkerPool
 
 OWN = Path(__file__).with_name("split_methods.py")
 PACKAGE = Path(__file__).with_name("ring_package.py")
+TE = Path(__file__).with_name("te_package.py")
 RINGS = ("Ring", "RingAlltoall")
 POLICY = Policy(l2="warm", warmup_s=0.0, min_samples=3, max_samples=3, min_seconds=0.0, timeout_s=60.0)
 
@@ -39,6 +41,7 @@ def case(direction: str = "fwd", dtype: str = "fp32", seqlen: int = 256, nheads_
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
     specs = {name: f"{OWN}:{name}" for name in ("Ulysses", "GatheredKeys", *RINGS, "Wrong", "Fails")}
+    specs |= {name: f"{TE}:{name.removeprefix('te-')}" for name in ("te-P2p", "te-Ulysses")}
     made = WorkerPool({**specs, "ring-flash-attn": f"{PACKAGE}:OnACpu"})
     yield made
     made.close()
@@ -106,6 +109,30 @@ def test_ring_flash_attn_is_right(pool: WorkerPool, causal: bool, direction: str
     moved = keys * (ranks - 1) * (2 if direction == "fwd_bwd" else 1) + (0 if direction == "fwd" else 2 * keys * ranks)
     assert record.measurements["moved"].values == (moved,)
     assert record.measurements["compute"].values
+
+
+@pytest.mark.parametrize(
+    ("direction", "nheads_k", "causal", "ranks"),
+    [("fwd", 2, True, 2), ("fwd", 4, False, 2), ("bwd", 4, True, 2), ("fwd_bwd", 4, True, 4), ("fwd_bwd", 4, False, 4)],
+)
+def test_transformer_engines_context_parallel_is_right(
+    pool: WorkerPool, direction: str, nheads_k: int, causal: bool, ranks: int
+) -> None:
+    """Keys and values go to each other rank in each direction, and so do their gradients, in the inputs' dtype."""
+    of = case(direction, "bf16", nheads_k=nheads_k, causal=causal, ranks=ranks)
+    record = measured(pool, "te-P2p", of)
+    assert record.status == "ok", record.reason
+    keys = 2 * (256 // ranks) * nheads_k * 64 * 2
+    assert record.measurements["moved"].values == (keys * (ranks - 1) * {"fwd": 1, "bwd": 2, "fwd_bwd": 3}[direction],)
+    assert record.measurements["compute"].values
+
+
+def test_transformer_engines_all_to_all_moves_parts_of_heads(pool: WorkerPool) -> None:
+    record = measured(pool, "te-Ulysses", case("fwd_bwd", "bf16"))
+    assert record.status == "ok", record.reason
+    assert record.measurements["moved"].values == (8 * 128 * 4 * 64 * 2 // 2,)  # half of each of eight tensors
+    refused = Ulysses().cannot_split(case(nheads_k=1), cpu())
+    assert refused == "its all-to-all gives each rank as many heads: 4 and 1 over 2 ranks"
 
 
 def profiled(pool: WorkerPool, name: str, of: Case, keep: dict[str, str]) -> dict[str, Any]:

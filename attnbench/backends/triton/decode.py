@@ -151,17 +151,17 @@ def _decode(
         row_max, row_sum = softmax_of_sink(tl.load(Sink + h, mask=there, other=0.0), row_sum)
     for start_n in range(full_begin, full_end, BLOCK_N):
         acc, row_max, row_sum = forward_block(
-            acc, row_max, row_sum, (q,), K, V, stride_kn, stride_vn, b, h_k, None, scale_tanh, scale_log2, slope, middle,
-            first, last, start_n, seqlen_k, None, HEADDIM, HEADDIM_V, BLOCK_D, 1, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP,
-            ALIBI, 0, 0, FP8, TMA=False, MASK=False,
+            acc, row_max, row_sum, (q,), K, V, stride_kn, stride_vn, b, h_k, None, scale_tanh, scale_log2, slope,
+            middle, first, last, start_n, seqlen_k, None, HEADDIM, HEADDIM_V, BLOCK_D, 1, BLOCK_DV, BLOCK_N, LEFT,
+            SOFTCAP, ALIBI, 0, 0, FP8, TMA=False, MASK=False,
         )  # fmt: skip
     between = full_end - full_begin
     for start in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
         start_n = start + tl.where(start < full_begin, 0, between) if LEFT else start
         acc, row_max, row_sum = forward_block(
-            acc, row_max, row_sum, (q,), K, V, stride_kn, stride_vn, b, h_k, None, scale_tanh, scale_log2, slope, middle,
-            first, last, start_n, seqlen_k, None, HEADDIM, HEADDIM_V, BLOCK_D, 1, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP,
-            ALIBI, 0, 0, FP8, TMA=False, MASK=True,
+            acc, row_max, row_sum, (q,), K, V, stride_kn, stride_vn, b, h_k, None, scale_tanh, scale_log2, slope,
+            middle, first, last, start_n, seqlen_k, None, HEADDIM, HEADDIM_V, BLOCK_D, 1, BLOCK_DV, BLOCK_N, LEFT,
+            SOFTCAP, ALIBI, 0, 0, FP8, TMA=False, MASK=True,
         )  # fmt: skip
 
     acc, lse = finish_softmax(acc, row_max, row_sum, Descale_v, FP8)

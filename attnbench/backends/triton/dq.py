@@ -89,9 +89,9 @@ def _dq(
     for start in range(full_begin, full_end, BLOCK_N):
         start_n = tl.load(Listed + start // BLOCK_N) * BLOCK_N if KIND else start
         dq = _dq_block(
-            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle, first,
-            last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, PARTS, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI,
-            KIND, NUMBER, TMA, AHEAD, MASK=False,
+            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope,
+            middle, first, last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, PARTS, BLOCK_DV, BLOCK_N, LEFT,
+            SOFTCAP, ALIBI, KIND, NUMBER, TMA, AHEAD, MASK=False,
         )  # fmt: skip
     between = full_end - full_begin  # one loop for both edges, as in forward.py
     for start in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
@@ -99,9 +99,9 @@ def _dq(
         if KIND:
             start_n = tl.load(Listed + start_n // BLOCK_N) * BLOCK_N
         dq = _dq_block(
-            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle, first,
-            last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, PARTS, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI,
-            KIND, NUMBER, TMA, AHEAD, MASK=True,
+            dq, q, dout, lse, delta, K, V, stride_kn, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope,
+            middle, first, last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, PARTS, BLOCK_DV, BLOCK_N, LEFT,
+            SOFTCAP, ALIBI, KIND, NUMBER, TMA, AHEAD, MASK=True,
         )  # fmt: skip
 
     store_row_parts(

@@ -169,27 +169,28 @@ def _forward(
         )
         for start_n in range(full_begin, full_end - BLOCK_N, BLOCK_N):
             following = raw_scores(
-                q, K, stride_kn, b, h_k, first_key, start_n + BLOCK_N, seqlen_k, HEADDIM, BLOCK_D, PARTS, BLOCK_N, TMA, CHECK=False
-            )
+                q, K, stride_kn, b, h_k, first_key, start_n + BLOCK_N, seqlen_k, HEADDIM, BLOCK_D, PARTS, BLOCK_N, TMA,
+                CHECK=False,
+            )  # fmt: skip
             acc, row_max, row_sum = update_softmax(
-                acc, row_max, row_sum, scores, V, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle, first, last,
-                start_n, seqlen_k, Kept, q[0].dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, KIND, NUMBER,
-                FP8, TMA, MASK=False,
+                acc, row_max, row_sum, scores, V, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle,
+                first, last, start_n, seqlen_k, Kept, q[0].dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI,
+                KIND, NUMBER, FP8, TMA, MASK=False,
             )  # fmt: skip
             scores = following
         if full_begin < full_end:
             acc, row_max, row_sum = update_softmax(
-                acc, row_max, row_sum, scores, V, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle, first, last,
-                full_end - BLOCK_N, seqlen_k, Kept, q[0].dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI,
-                KIND, NUMBER, FP8, TMA, MASK=False,
+                acc, row_max, row_sum, scores, V, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle,
+                first, last, full_end - BLOCK_N, seqlen_k, Kept, q[0].dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT,
+                SOFTCAP, ALIBI, KIND, NUMBER, FP8, TMA, MASK=False,
             )  # fmt: skip
     else:
         for start in range(full_begin, full_end, BLOCK_N):
             start_n = tl.load(Listed + start // BLOCK_N) * BLOCK_N if KIND else start
             acc, row_max, row_sum = forward_block(
-                acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle,
-                first, last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, PARTS, BLOCK_DV, BLOCK_N, LEFT,
-                SOFTCAP, ALIBI, KIND, NUMBER, FP8, TMA, MASK=False,
+                acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope,
+                middle, first, last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, PARTS, BLOCK_DV, BLOCK_N,
+                LEFT, SOFTCAP, ALIBI, KIND, NUMBER, FP8, TMA, MASK=False,
             )  # fmt: skip
     # One loop for both edges, which halves the code: `between` skips the full blocks.
     between = full_end - full_begin
@@ -198,9 +199,9 @@ def _forward(
         if KIND:
             start_n = tl.load(Listed + start_n // BLOCK_N) * BLOCK_N
         acc, row_max, row_sum = forward_block(
-            acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle, first,
-            last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, PARTS, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI,
-            KIND, NUMBER, FP8, TMA, MASK=True,
+            acc, row_max, row_sum, q, K, V, stride_kn, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope,
+            middle, first, last, start_n, seqlen_k, Kept, HEADDIM, HEADDIM_V, BLOCK_D, PARTS, BLOCK_DV, BLOCK_N, LEFT,
+            SOFTCAP, ALIBI, KIND, NUMBER, FP8, TMA, MASK=True,
         )  # fmt: skip
 
     acc, lse = finish_softmax(acc, row_max, row_sum, Descale_v, FP8)
@@ -245,11 +246,13 @@ def forward_block(
     NUMBER: tl.constexpr, FP8: tl.constexpr, TMA: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Return (acc, row_max, row_sum) of the online softmax with one block of keys added."""
-    scores = raw_scores(q, K, stride_kn, b, h_k, first_key, start_n, seqlen_k, HEADDIM, BLOCK_D, PARTS, BLOCK_N, TMA, MASK)
+    scores = raw_scores(
+        q, K, stride_kn, b, h_k, first_key, start_n, seqlen_k, HEADDIM, BLOCK_D, PARTS, BLOCK_N, TMA, MASK
+    )
     return update_softmax(
-        acc, row_max, row_sum, scores, V, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle, first, last,
-        start_n, seqlen_k, Kept, q[0].dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, KIND, NUMBER, FP8, TMA,
-        MASK,
+        acc, row_max, row_sum, scores, V, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle, first,
+        last, start_n, seqlen_k, Kept, q[0].dtype, HEADDIM_V, BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, KIND, NUMBER,
+        FP8, TMA, MASK,
     )  # fmt: skip
 
 
