@@ -94,6 +94,7 @@ BACKENDS: Mapping[str, str] = {
     "transformer-engine": "attnbench.backends.transformer_engine:TransformerEngine",
     "transformer-engine-fused": "attnbench.backends.transformer_engine:Fused",
     "transformer-engine-flash": "attnbench.backends.transformer_engine:Flash",
+    "transformer-engine-fp8": "attnbench.backends.transformer_engine_fp8:Fp8",
     "hf-eager": "attnbench.backends.hf:Eager",
     "hf-sdpa": "attnbench.backends.hf:Sdpa",
     "hf-flash_attention_2": "attnbench.backends.hf:Flash2",

@@ -189,8 +189,8 @@ class Fused(TransformerEngine):
     """Its FusedAttention, which is cuDNN."""
 
     name = "transformer-engine-fused"
-    verified: ClassVar = ("NVIDIA H100, transformer-engine 2.20.2", "NVIDIA H200, transformer-engine 2.20.2")
-    verified_ragged = verified[:1]
+    verified: ClassVar[tuple[str, ...]] = tuple(f"NVIDIA {gpu}, transformer-engine 2.20.2" for gpu in ("H100", "H200"))
+    verified_ragged: ClassVar[tuple[str, ...]] = verified[:1]
     paste = te_paste("UNFUSED", "FLASH")
     switched_off: ClassVar = ("UNFUSED", "FLASH")
     forward_kernels = "cudnn.*fprop"

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from attnbench.backends import transformer_engine as transformer_engine_backend
 from attnbench.core.backend import Unsupported
@@ -48,6 +49,25 @@ def test_contract(name: str, case: Case) -> None:
     made = backend(name)
     made.probe()  # sets the variables that switch its backends off
     check(made, case)
+
+
+@pytest.mark.usefixtures("stand_in")
+@cases("transformer-engine-fp8")
+def test_fp8_contract(name: str, case: Case) -> None:
+    check(backend(name), case)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_fp8_reads_e4m3_and_keeps_the_scales_of_the_calls_before() -> None:
+    case = Case(Shape(1, 64, 64, 2, 2, 64, 64), "fp8", "fwd")
+    given = inputs.make(case, "cpu", seed=0)
+    prepared = backend("transformer-engine-fp8").prepare(case, given)
+    first, second = (prepared.canonical(prepared.launch()) for _ in range(2))
+    assert first["out"].dtype == torch.float8_e4m3fn
+    assert first["out"].float().abs().max() == 448  # that of the call before was no larger
+    assert torch.equal(first["descale_out"], second["descale_out"])
+    prepared.reads["v"].copy_(torch.zeros_like(given.v))
+    assert not prepared.canonical(prepared.launch())["out"].float().any()
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -29,6 +29,7 @@ LENGTHS = ((1, 48, 48), (1, 24, 24))
 CASES = {
     "full": Case(SQUARE, "bf16", "fwd"),
     "causal": Case(SQUARE, "bf16", "fwd", True),
+    "fp8": Case(SQUARE, "fp8", "fwd", True),
     "more-keys": Case(OTHER, "bf16", "fwd", True),
     "one-query": Case(replace(SQUARE, seqlen_q=1), "bf16", "fwd", True),
     "one-sequence": Case(replace(SQUARE, batch=1), "bf16", "fwd", True),

@@ -2,6 +2,8 @@
 
 With the format "thd" tensors are (total, nheads, headdim), the mask is a padding one, and the output is
 (total, nheads * headdim_v).
+
+In fp8 the scale of the output is that of the calls before, which `autocast` updates where gradients are on.
 """
 
 from __future__ import annotations
@@ -19,6 +21,64 @@ from standins import module
 from standins.attend import attend, check_half, opened
 
 VERSIONS = {"transformer-engine": "2.20.0"}
+E4M3 = object()  # DType.kFloat8E4M3
+
+
+class DelayedScaling:
+    def __init__(self, *, fp8_dpa: bool = False, fp8_mha: bool = False, reduce_amax: bool = True) -> None:
+        assert fp8_dpa
+        assert fp8_mha, "else it takes and returns 16 bits"
+        assert not reduce_amax
+
+
+class Float8Quantizer:
+    def __init__(
+        self, scale: Tensor, amax: Tensor, fp8_dtype: object, *, rowwise: bool = True, columnwise: bool = True
+    ) -> None:
+        assert scale.shape == amax.shape == (1,)
+        assert fp8_dtype is E4M3
+        assert rowwise
+        assert not columnwise
+        self.scale, self.amax = scale, amax
+
+    def __call__(self, t: Tensor) -> Float8Tensor:
+        assert t.is_contiguous()
+        self.amax.copy_(t.abs().max())
+        e4m3 = (t.float() * self.scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return Float8Tensor(e4m3.view(torch.uint8), 1 / self.scale)
+
+
+class Float8Tensor:
+    requires_grad = False
+
+    def __init__(self, data: Tensor, scale_inv: Tensor) -> None:
+        self._data, self._scale_inv, self.shape = data, scale_inv, data.shape
+
+    def view(self, *shape: int) -> Float8Tensor:
+        return Float8Tensor(self._data.view(*shape), self._scale_inv)
+
+    def dequantize(self) -> Tensor:
+        return self._data.view(torch.float8_e4m3fn).float() * self._scale_inv
+
+
+class autocast:  # noqa: N801  its name there
+    inside = False
+
+    def __init__(self, *, enabled: bool, recipe: DelayedScaling) -> None:
+        assert enabled
+        assert isinstance(recipe, DelayedScaling)
+
+    def __enter__(self) -> None:
+        autocast.inside = True
+
+    def __exit__(self, *_: object) -> None:
+        autocast.inside = False
+        if torch.is_grad_enabled():
+            for quantizer in _output_quantizers:
+                quantizer.scale = 448 / quantizer.amax
+
+
+_output_quantizers: list[Float8Quantizer] = []
 
 
 class DotProductAttention(torch.nn.Module):
@@ -67,6 +127,8 @@ class DotProductAttention(torch.nn.Module):
             torch.nn.Parameter(torch.zeros(num_attention_heads)) if softmax_type == "learnable" else None
         )
         self.channels, self.dropout, self.format = kv_channels, attention_dropout, qkv_format
+        self.of_output = Float8Quantizer(torch.ones(1), torch.zeros(1), E4M3, columnwise=False)
+        _output_quantizers.append(self.of_output)
 
     def forward(
         self,
@@ -82,8 +144,13 @@ class DotProductAttention(torch.nn.Module):
         max_seqlen_q: int | None = None,
         max_seqlen_kv: int | None = None,
         core_attention_bias_type: str = "no_bias",
-    ) -> Tensor:
+        fp8_output: bool = False,
+    ) -> Any:
         given = (query_layer, key_layer, value_layer)
+        assert autocast.inside == isinstance(query_layer, Float8Tensor) == fp8_output
+        if isinstance(query_layer, Float8Tensor):
+            self.alibi = False
+            return self.of_output(self._attend(*(t.dequantize() for t in given)))  # type: ignore[operator]
         check_half(*given)
         assert (query_layer.shape[-2], key_layer.shape[-2]) == (self.heads, self.groups)
         assert (query_layer.shape[-1], value_layer.shape[-1]) == self.channels
@@ -156,7 +223,15 @@ def version_2_20(*, flash_attn: str | None = "2.8.3") -> dict[str, Any]:
     choice = module(f"{package}.dot_product_attention", _attention_backends={})
     return {
         "transformer_engine": module("transformer_engine"),
-        "transformer_engine.pytorch": module("transformer_engine.pytorch", DotProductAttention=DotProductAttention),
+        "transformer_engine.pytorch": module(
+            "transformer_engine.pytorch",
+            DotProductAttention=DotProductAttention,
+            DType=SimpleNamespace(kFloat8E4M3=E4M3),
+            Float8Quantizer=Float8Quantizer,
+            autocast=autocast,
+        ),
+        "transformer_engine.common": module("transformer_engine.common"),
+        "transformer_engine.common.recipe": module("transformer_engine.common.recipe", DelayedScaling=DelayedScaling),
         "transformer_engine.pytorch.attention": module("transformer_engine.pytorch.attention"),
         package: module(package),
         utils.__name__: utils,
