@@ -3,8 +3,8 @@
 Checked against the source of 2.20.2. On Hopper its fp8 attention takes this recipe only: scales of the probabilities
 and of the output come from the calls before (Float8CurrentScaling needs Blackwell; its FlashAttention refuses the
 recipe). q, k and v are Float8Tensors, as between layers with fp8_mha, so that they are quantised outside of the time as
-those of other backends are, and the output is one too. `prepare` makes calls until the scales are those of the inputs; a launch
-leaves them as they are, since nothing is updated where gradients are off. Its backward in fp8 is not wired up.
+those of other backends are, and the output is one too. `prepare` makes calls until the scales are those of the inputs;
+a launch leaves them as they are, since nothing is updated where gradients are off. Its backward in fp8 is not wired up.
 """
 
 from __future__ import annotations
