@@ -3,8 +3,9 @@
 Checked against the source of 2.20.2. On Hopper its fp8 attention takes this recipe only: scales of the probabilities
 and of the output come from the calls before (Float8CurrentScaling needs Blackwell; its FlashAttention refuses the
 recipe). q, k and v are Float8Tensors, as between layers with fp8_mha, so that they are quantised outside of the time as
-those of other backends are, and the output is one too. `prepare` makes calls until the scales are those of the inputs;
-a launch leaves them as they are, since nothing is updated where gradients are off. Its backward in fp8 is not wired up.
+those of other backends are, and the output is one too. A call in `prepare` gives the probabilities their scale; a
+launch leaves the scales as they are, since nothing is updated where gradients are off. That of the output is v's, as in
+cudnn.py: one of earlier outputs would clip larger ones. Its backward in fp8 is not wired up.
 """
 
 from __future__ import annotations
@@ -30,8 +31,6 @@ from transformer_engine.pytorch import DotProductAttention, autocast
 
 {BSHD}with autocast(enabled=True, recipe=DelayedScaling(fp8_dpa=True)):  # of 16 bits, quantised in the call
     {CALL.replace(chr(10), chr(10) + "    ")}"""
-
-CALLS_BEFORE = 2  # the first has scales of 1; what it sees becomes the scales of the second
 
 
 class Fp8(Fused):
@@ -63,6 +62,7 @@ class Fp8(Fused):
         import torch
         from transformer_engine.common.recipe import DelayedScaling
         from transformer_engine.pytorch import DType, Float8Quantizer, autocast
+        from transformer_engine.pytorch.cpp_extensions.fused_attn import META_O
 
         def quantized(t: Tensor) -> Any:
             amax = torch.zeros(1, device=t.device)
@@ -80,9 +80,9 @@ class Fp8(Fused):
         def call() -> Any:
             return usable(case, attend, *given)
 
-        for _ in range(CALLS_BEFORE):
-            with torch.enable_grad():
-                call()
+        with torch.enable_grad():
+            call()  # with scales of 1; what it sees becomes the scales of the next
+        attention.quantizers["scaling_fwd"][META_O].scale.copy_(given[2]._scale_inv.reciprocal())
 
         def launch() -> Any:
             with torch.no_grad():

@@ -3,7 +3,8 @@
 With the format "thd" tensors are (total, nheads, headdim), the mask is a padding one, and the output is
 (total, nheads * headdim_v).
 
-In fp8 the scale of the output is that of the calls before, which `autocast` updates where gradients are on.
+In fp8 the scale of the output is that of the calls before, which `autocast` updates where gradients are on: larger
+values are clipped.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from standins.attend import attend, check_half, opened
 
 VERSIONS = {"transformer-engine": "2.20.0"}
 E4M3 = object()  # DType.kFloat8E4M3
+META_O = 3
 
 
 class DelayedScaling:
@@ -128,6 +130,7 @@ class DotProductAttention(torch.nn.Module):
         )
         self.channels, self.dropout, self.format = kv_channels, attention_dropout, qkv_format
         self.of_output = Float8Quantizer(torch.ones(1), torch.zeros(1), E4M3, columnwise=False)
+        self.quantizers = {"scaling_fwd": {META_O: self.of_output}}
         _output_quantizers.append(self.of_output)
 
     def forward(
@@ -229,6 +232,10 @@ def version_2_20(*, flash_attn: str | None = "2.8.3") -> dict[str, Any]:
             DType=SimpleNamespace(kFloat8E4M3=E4M3),
             Float8Quantizer=Float8Quantizer,
             autocast=autocast,
+        ),
+        "transformer_engine.pytorch.cpp_extensions": module("transformer_engine.pytorch.cpp_extensions"),
+        "transformer_engine.pytorch.cpp_extensions.fused_attn": module(
+            "transformer_engine.pytorch.cpp_extensions.fused_attn", META_O=META_O
         ),
         "transformer_engine.common": module("transformer_engine.common"),
         "transformer_engine.common.recipe": module("transformer_engine.common.recipe", DelayedScaling=DelayedScaling),

@@ -81,18 +81,11 @@ def sequence_bounds(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN: tl.constexpr):
 
 
 @triton.jit
-def place_in_descriptor(b, first_q, first_k, VARLEN: tl.constexpr):
-    """Return (b, row of the first query, row of the first key) of a sequence in the tensors that descriptors are of.
-
-    Packed sequences are all in one batch entry. Without VARLEN the first key is None, and every key that a descriptor
-    gives is of this sequence, or zero beyond its end.
-    """
-    return (b * 0, first_q, first_k) if VARLEN else (b, 0, None)
-
-
-@triton.jit
 def key_row(first_key, start_n):
-    """Return where a block of keys begins in the tensors that descriptors are of; first_key of place_in_descriptor."""
+    """Return where a block of keys begins in the tensors that descriptors are of.
+
+    `first_key` is the row of a packed sequence's first key, None where each sequence has a batch entry of its own.
+    """
     return start_n if first_key is None else first_key + start_n
 
 

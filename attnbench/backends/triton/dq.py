@@ -22,7 +22,6 @@ from attnbench.backends.triton.device_functions import (
     load_rows,
     mask_by_name,
     mask_scores,
-    place_in_descriptor,
     sequence_bounds,
     store_row_parts,
     tanh,
@@ -57,11 +56,11 @@ def _dq(
     first_q, first_k, seqlen_q, seqlen_k = sequence_bounds(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
     rows = tl.arange(0, BLOCK_M)
     limit_m, first_m = seqlen_q - start_m, start_m.to(tl.int64) + first_q
-    first_key = None
+    first_key = first_k if TMA and VARLEN else None
     if TMA:
-        b, first_row, first_key = place_in_descriptor(b, first_q, first_k, VARLEN)
-        q = load_block_parts(Q, b, h, first_row + start_m, BLOCK_M, BLOCK_D, PARTS, BY_HEAD=not RESIDENT)
-        dout = load_block(DOut, b, h, first_row + start_m, 0, BLOCK_M, BLOCK_DV, BY_HEAD=not RESIDENT)
+        b = b * 0 if VARLEN else b  # packed sequences are all in one batch entry
+        q = load_block_parts(Q, b, h, first_q + start_m, BLOCK_M, BLOCK_D, PARTS, BY_HEAD=not RESIDENT)
+        dout = load_block(DOut, b, h, first_q + start_m, 0, BLOCK_M, BLOCK_DV, BY_HEAD=not RESIDENT)
     else:
         Q += b * stride_qb + h * stride_qh + first_m * stride_qm
         DOut += b * stride_gb + h * stride_gh + first_m * stride_gm

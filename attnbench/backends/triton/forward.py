@@ -28,7 +28,6 @@ from attnbench.backends.triton.device_functions import (
     load_transposed_rows,
     mask_by_name,
     mask_scores,
-    place_in_descriptor,
     sequence_bounds,
     store_rows,
     tanh,
@@ -135,10 +134,10 @@ def _forward(
     rows = tl.arange(0, BLOCK_M)
     limit_m, first_m = seqlen_q - start_m, start_m.to(tl.int64) + first_q
 
-    first_key = None
+    first_key = first_k if TMA and VARLEN else None
     if TMA:
-        b, first_row, first_key = place_in_descriptor(b, first_q, first_k, VARLEN)
-        q = load_block_parts(Q, b, h, first_row + start_m, BLOCK_M, BLOCK_D, PARTS, BY_HEAD=not RESIDENT)
+        b = b * 0 if VARLEN else b  # packed sequences are all in one batch entry
+        q = load_block_parts(Q, b, h, first_q + start_m, BLOCK_M, BLOCK_D, PARTS, BY_HEAD=not RESIDENT)
     else:
         Q += b * stride_qb + h * stride_qh + first_m * stride_qm
         K += b * stride_kb + h_k * stride_kh + first_k * stride_kn
@@ -235,7 +234,7 @@ def forward_block(
     q,  # in parts
     K, V,
     stride_kn, stride_vn,
-    b, h_k, first_key,  # for TMA, whose descriptor is of the whole tensor: place_in_descriptor
+    b, h_k, first_key,  # for TMA, whose descriptor is of the whole tensor (key_row)
     scale_tanh, scale_log2,
     slope,  # of ALiBi, a scalar or (queries, 1)
     middle, first, last,  # the key at which each query stands, and the first and last that it sees, (queries, 1)
