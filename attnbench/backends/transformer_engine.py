@@ -29,7 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.base import autograd_prepared
+from attnbench.backends.base import Order, autograd_prepared
 from attnbench.backends.cudnn import alibi_refusal
 from attnbench.backends.libraries import Library, installed_version
 from attnbench.backends.limits import Limits
@@ -92,6 +92,7 @@ class TransformerEngine(Library):
     backward_kernels = f"cudnn.*bprop|{FLASH_BACKWARD}"
     other_kernels: ClassVar[tuple[str, ...]] = (UNFUSED_KERNELS,)
     switched_off: ClassVar[tuple[str, ...]] = ("UNFUSED",)  # of the backends
+    takes_views_of_bhsd: ClassVar[bool] = False  # FusedAttention reads such a view as if it were contiguous: wrong
 
     def probe(self) -> Probe:
         for backend in ("UNFUSED", "FUSED", "FLASH"):
@@ -140,7 +141,9 @@ class TransformerEngine(Library):
         def call(*given: Tensor) -> Tensor:
             return usable(case, attend, *given)
 
-        return autograd_prepared(case, inputs, call, "thd" if case.is_ragged else "bshd", strided=True, plan=plan)
+        order: Order = "thd" if case.is_ragged else "bshd"
+        views = case.layout != "bhsd" or self.takes_views_of_bhsd
+        return autograd_prepared(case, inputs, call, order, strided=views, plan=plan)
 
 
 def dot_product_attention(case: Case) -> Any:
@@ -202,6 +205,7 @@ class Flash(TransformerEngine):
     """Its FlashAttention, with the newest flash-attn that is installed and takes the case."""
 
     limits: ClassVar = replace(TransformerEngine.limits, sink=False)
+    takes_views_of_bhsd = True
 
     name = "transformer-engine-flash"
     verified: ClassVar = tuple(f"NVIDIA {gpu}, transformer-engine 2.20.2, flash-attn 3" for gpu in ("H100", "H200"))

@@ -82,7 +82,8 @@ class Fp8(Fused):
 
         with torch.enable_grad():
             call()  # with scales of 1; what it sees becomes the scales of the next
-        attention.quantizers["scaling_fwd"][META_O].scale.copy_(given[2]._scale_inv.reciprocal())
+        scale = attention.quantizers["scaling_fwd"][META_O].scale
+        scale.copy_(given[2]._scale_inv.reciprocal().view_as(scale))
 
         def launch() -> Any:
             with torch.no_grad():
