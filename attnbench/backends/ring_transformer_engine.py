@@ -20,6 +20,8 @@ from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from attnbench.core.backend import Inputs, Prepared
 
 # What its context parallel calls of torch.distributed, through functions of its own.
@@ -56,7 +58,12 @@ class ContextParallel(RingAttention):
         self._stream = self._stream or torch.cuda.Stream()
         group = dist.group.WORLD
         module.set_context_parallel_group(group, list(range(case.ranks)), self._stream, self.communication)
-        return lambda q, k, v: usable(case, module, q, k, v)
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with _kept_as_saved() if case.direction == "bwd" else contextlib.nullcontext():
+                return usable(case, module, q, k, v)
+
+        return call
 
     def prepare_rank(self, case: Case, inputs: Inputs) -> Prepared:
         return replace(super().prepare_rank(case, inputs), moved=self.bytes_moved(case, inputs))
@@ -78,6 +85,16 @@ class ContextParallel(RingAttention):
         finally:
             for name, function in usual.items():
                 setattr(dist, name, function)
+
+
+def _kept_as_saved() -> contextlib.AbstractContextManager[Any]:
+    """Let a backward run again over one graph: each gets tensors of its own of the values that were saved.
+
+    That of "p2p" changes the shape of the log-sum-exp that it saved in place, which autograd refuses the second time.
+    """
+    from torch.autograd.graph import saved_tensors_hooks
+
+    return saved_tensors_hooks(lambda t: t.detach(), lambda t: t.detach())
 
 
 def _nothing(*given: Any, **_: Any) -> Any:

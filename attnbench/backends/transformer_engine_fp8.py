@@ -3,9 +3,10 @@
 Checked against the source of 2.20.2. On Hopper its fp8 attention takes this recipe only: scales of the probabilities
 and of the output come from the calls before (Float8CurrentScaling needs Blackwell; its FlashAttention refuses the
 recipe). q, k and v are Float8Tensors, as between layers with fp8_mha, so that they are quantised outside of the time as
-those of other backends are, and the output is one too. A call in `prepare` gives the probabilities their scale; a
-launch leaves the scales as they are, since nothing is updated where gradients are off. That of the output is v's, as in
-cudnn.py: one of earlier outputs would clip larger ones. Its backward in fp8 is not wired up.
+those of other backends are, and the output is one too. The scales are those of the largest probability and output that
+there can be, 1 and the largest of v, as in cudnn.py: scales of one earlier call clip what is larger in the next, which
+the check of a second launch found. A launch leaves them as they are, since nothing is updated where gradients are off.
+Its backward in fp8 is not wired up.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Fp8(Fused):
         import torch
         from transformer_engine.common.recipe import DelayedScaling
         from transformer_engine.pytorch import DType, Float8Quantizer, autocast
-        from transformer_engine.pytorch.cpp_extensions.fused_attn import META_O
+        from transformer_engine.pytorch.cpp_extensions.fused_attn import META_O, META_S
 
         def quantized(t: Tensor) -> Any:
             amax = torch.zeros(1, device=t.device)
@@ -80,14 +81,14 @@ class Fp8(Fused):
         def call() -> Any:
             return usable(case, attend, *given)
 
-        with torch.enable_grad():
-            call()  # with scales of 1; what it sees becomes the scales of the next
-        scale = attention.quantizers["scaling_fwd"][META_O].scale
-        scale.copy_(given[2]._scale_inv.reciprocal().view_as(scale))
-
         def launch() -> Any:
             with torch.no_grad():
                 return call()
+
+        launch()  # makes the quantizers, with scales of 1
+        scales = {index: attention.quantizers["scaling_fwd"][index].scale for index in (META_S, META_O)}
+        scales[META_S].fill_(fp8.E4M3_MAX)
+        scales[META_O].copy_(given[2]._scale_inv.reciprocal().view_as(scales[META_O]))
 
         reads = {name: t._data.view(torch.float8_e4m3fn) for name, t in zip("qkv", given, strict=True)}
         return Prepared(launch, _result, reads=reads)

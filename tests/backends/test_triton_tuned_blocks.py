@@ -177,9 +177,13 @@ def test_hopper_has_one_candidate(architecture: str, few: bool, monkeypatch: pyt
     monkeypatch.setattr(config, "architecture", lambda _: architecture)
     monkeypatch.setattr(config, "has_tma", lambda _: architecture != "sm_80")
     monkeypatch.setattr(config, "_shared_memory_limit", lambda _: 227 * 1024.0)
-    found = config.candidates.__wrapped__("dkdv", 128, 128, 2, 0, True, True)
+    found = config.candidates.__wrapped__("dkdv", 128, 128, 2, 0, True, "causal")
     measured = config._HOPPER_MEASURED["dkdv"][128][1]
     plain = config._HALF_PRECISION["dkdv"][128]
     assert found == ((measured,) if few else plain if architecture == "sm_80" else (*plain, measured))
-    without = config.candidates.__wrapped__("dkdv", 128, 128, 2, 0, False, True)
+    without = config.candidates.__wrapped__("dkdv", 128, 128, 2, 0, False, "causal")
     assert without == (plain[:1] if few else plain)
+    ragged = config.candidates.__wrapped__("dkdv", 128, 128, 2, 0, False, "varlen")
+    assert ragged == (config._HOPPER_RAGGED["dkdv"][128] if few else plain)
+    of_fp32 = config.candidates.__wrapped__("dkdv", 128, 128, 4, 0, False, "varlen")
+    assert of_fp32[0] == config._SINGLE_PRECISION["dkdv"][128][0]

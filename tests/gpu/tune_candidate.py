@@ -228,7 +228,7 @@ def machine(candidates: dict[str, list[str]], dry: bool) -> dict[str, Any]:
         d, d_v, *_ = sizes_of(width)
         sizes: Any = (kernel, d, d_v, 2, index, not dry)
         for mask in ("full", "causal"):
-            now = config.candidates(*sizes, mask == "causal")[0]
+            now = config.candidates(*sizes, mask)[0]
             chosen = (t for t in texts if blocks_of(t) == now and not is_padded(t) and splits_of(t) is None)
             table[f"{key} {mask}"] = next(chosen, None)
     return {"device": device, "torch": torch.__version__, "triton": triton.__version__, "table": table}

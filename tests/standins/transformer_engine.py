@@ -23,7 +23,7 @@ from standins.attend import attend, check_half, opened
 
 VERSIONS = {"transformer-engine": "2.20.0"}
 E4M3 = object()  # DType.kFloat8E4M3
-META_O = 3
+META_O, META_S = 3, 6
 
 
 class DelayedScaling:
@@ -130,7 +130,8 @@ class DotProductAttention(torch.nn.Module):
         )
         self.channels, self.dropout, self.format = kv_channels, attention_dropout, qkv_format
         self.of_output = Float8Quantizer(torch.ones(1), torch.zeros(1), E4M3, columnwise=False)
-        self.quantizers = {"scaling_fwd": {META_O: self.of_output}}
+        self.of_scores = Float8Quantizer(torch.ones(1), torch.zeros(1), E4M3, columnwise=False)
+        self.quantizers = {"scaling_fwd": {META_O: self.of_output, META_S: self.of_scores}}
         _output_quantizers.append(self.of_output)
 
     def forward(
@@ -153,6 +154,7 @@ class DotProductAttention(torch.nn.Module):
         assert autocast.inside == isinstance(query_layer, Float8Tensor) == fp8_output
         if isinstance(query_layer, Float8Tensor):
             self.alibi = False
+            assert self.of_scores.scale in (1, 448), "of the first call, or of the largest probability"
             return self.of_output(self._attend(*(t.dequantize() for t in given)))  # type: ignore[operator]
         check_half(*given)
         assert (query_layer.shape[-2], key_layer.shape[-2]) == (self.heads, self.groups)
@@ -235,7 +237,7 @@ def version_2_20(*, flash_attn: str | None = "2.8.3") -> dict[str, Any]:
         ),
         "transformer_engine.pytorch.cpp_extensions": module("transformer_engine.pytorch.cpp_extensions"),
         "transformer_engine.pytorch.cpp_extensions.fused_attn": module(
-            "transformer_engine.pytorch.cpp_extensions.fused_attn", META_O=META_O
+            "transformer_engine.pytorch.cpp_extensions.fused_attn", META_O=META_O, META_S=META_S
         ),
         "transformer_engine.common": module("transformer_engine.common"),
         "transformer_engine.common.recipe": module("transformer_engine.common.recipe", DelayedScaling=DelayedScaling),

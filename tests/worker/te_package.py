@@ -51,16 +51,21 @@ class DotProductAttention(torch.nn.Module):
 
 
 class AllGather(torch.autograd.Function):
-    """Returns every rank's (batch, seqlen / ranks, nheads, headdim) one after the other, in the dimension of seqlen."""
+    """Returns every rank's (batch, seqlen / ranks, nheads, headdim) one after the other, in the dimension of seqlen.
+
+    Its backward changes the shape of a tensor that it saved, as that of "p2p" does.
+    """
 
     @staticmethod
     def forward(ctx: Any, t: Tensor) -> Tensor:
         found = t.new_empty(dist.get_world_size() * t.shape[0], *t.shape[1:])
         dist.all_gather_into_tensor(found, t.contiguous())
+        ctx.save_for_backward(torch.zeros(2))
         return found.unflatten(0, (-1, t.shape[0])).transpose(0, 1).flatten(1, 2)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        ctx.saved_tensors[0].unsqueeze_(-1)
         gradient = gradient.contiguous()
         dist.all_reduce(gradient)
         return gradient.chunk(dist.get_world_size(), 1)[dist.get_rank()]

@@ -23,7 +23,7 @@ def launch_best(kernel: Kernel, q: Tensor, v: Tensor, mask: str, use_tma: bool, 
     `mask` is Problem.mask_kind. `use_tma` says whether tensor descriptors can be made of all that the kernel reads.
     """
     sizes, device = block_sizes.padded_head_dims(q, v), block_sizes.device_index(q)
-    rows = block_sizes.candidates(kernel, *sizes, q.element_size(), device, use_tma, mask != "full")
+    rows = block_sizes.candidates(kernel, *sizes, q.element_size(), device, use_tma, mask)
     if len(rows) == 1 or device is None or mask == "named" or not tuned_blocks.search_enabled():
         return run(rows[0])
     architecture = block_sizes.architecture(device)

@@ -101,7 +101,7 @@ def make_lists(mask: NamedMask, q: Tensor, k: Tensor, v: Tensor, *, backward: bo
     kernels: tuple[Kernel, ...] = ("fwd", "dkdv", "dq") if backward else ("fwd",)
     tensors = (*padded_head_dims(q, v), q.element_size(), device_index(q), can_use_tma(q, k, v))
     for kernel in kernels:
-        blocks = candidates(kernel, *tensors, True)[0]
+        blocks = candidates(kernel, *tensors, "named")[0]
         mask.lists(blocks.BLOCK_M, blocks.BLOCK_N, by_keys=kernel == "dkdv", forward=kernel == "fwd")
 
 
