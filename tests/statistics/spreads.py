@@ -4,15 +4,17 @@
     python tests/statistics/spreads.py MINE/*.jsonl.gz         the devices of other run files
 
 Each run is of fresh processes. Runs are of one card where the device's UUID is the same; those that name none are left
-out, and searches (attnbench capacity), which time no cells. Those of unlike methods are apart. All figures are of the
-natural logarithm of a cell's latency in one round.
+out, and searches (attnbench capacity), which time no cells. Those of unlike methods are apart. Cells of several devices
+are left out, whose communication is no card's. All figures are of the natural logarithm of a cell's latency in one
+round.
 
 - **processes**: the standard deviation between rounds and runs of one card: of each cell the variance, and the root of
   their mean over cells, of the card where it is largest. Only cells of at most MOST_KERNELS kernels count: what moves a
   kernel averages out over a call of many (eager, sdpa-math), and those repeat to 0.1 or 0.2 %. Cards of which fewer
   than LEAST_CELLS were measured again do not count.
 - **units**: the same between cards of one model, less what processes explain; over all cells that two cards have in
-  common, by the method where it is largest.
+  common, by the method where it is largest. Those of attnbench's own kernels are left out, whose code changes from one
+  card's runs to another's.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from attnbench.results.uncertainty import Spread
 
 RESULTS = Path(__file__).parents[2] / "results"
 FILES = [*sorted(RESULTS.glob("*.jsonl.gz")), *sorted((RESULTS / "spreads").glob("*.jsonl.gz"))]
+OWN_KERNELS = ("triton", "gluon")
 MOST_KERNELS = 4
 LEAST_CELLS = 30
 
@@ -71,7 +74,7 @@ def card(runs: Sequence[Run]) -> Measured:
     kernels: dict[Key, int] = {}
     for run in runs:
         for cell in cells([run], beside=runs):
-            found = cell.rounds("latency") if cell.status == "ok" else {}
+            found = cell.rounds("latency") if cell.status == "ok" and cell.case.ranks == 1 else {}
             if found:
                 logs.setdefault(cell.key, []).extend(map(math.log, found.values()))
                 ran = min(sum(row.record.kernels.values()) for row in cell.ok)
@@ -94,7 +97,7 @@ def processes(cards: Iterable[Measured]) -> float:
 def between(one: Measured, other: Measured) -> tuple[list[float], float]:
     """Return the cells' differences between two cards, and the part of their variance that processes explain, for a
     standard deviation of 1 between these."""
-    keys = [key for key in one.logs if key in other.logs]
+    keys = [key for key in one.logs if key in other.logs and key[1] not in OWN_KERNELS]
     if not keys:
         return [], 0.0
     apart = [float(np.mean(other.logs[key]) - np.mean(one.logs[key])) for key in keys]
