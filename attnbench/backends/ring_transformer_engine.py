@@ -99,14 +99,28 @@ def _kept_as_saved() -> contextlib.AbstractContextManager[Any]:
 
 def _nothing(*given: Any, **_: Any) -> Any:
     """Take the place of a function of torch.distributed, and move nothing: what is received stays as it is."""
-    of_several = given and isinstance(given[0], list)
-    return [_Done()] * len(given[0]) if of_several else _Done()
+    several = bool(given) and isinstance(given[0], list)
+    return [_Done() for _ in given[0]] if several else _Done()
 
 
 class _Done:
-    """The handle of a communication that has ended."""
+    """The handle of a communication that takes no time: a stream that waits for it waits for the stream that began it.
+
+    So the second stream of "p2p", on which every other block is computed, starts no sooner than the call.
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        self._begun = torch.cuda.Event() if torch.cuda.is_available() else None
+        if self._begun is not None:
+            self._begun.record()
 
     def wait(self) -> bool:
+        import torch
+
+        if self._begun is not None:
+            torch.cuda.current_stream().wait_event(self._begun)
         return True
 
 
