@@ -182,6 +182,7 @@ class Flex(Compiled):
 class FlexFlash(Flex):
     name = "flex-flash"
     verified: ClassVar = tuple(f"NVIDIA {gpu}, torch 2.11, flash-attn-4 4.0.0b36, forward" for gpu in ("H100", "H200"))
+    verified_scores = ("NVIDIA H100, torch 2.11, flash-attn-4 4.0.0b36",)
     paste = replace(FLEX_PASTE, calls={"dense": FLEX_PASTE.calls["dense"].replace("{options}", FLASH)})
     efficiency = 0.65
     uses: ClassVar = (*FlashAttention4.distributions, *FlashAttention4.uses)

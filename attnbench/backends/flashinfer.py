@@ -111,6 +111,7 @@ class FlashInfer(Paged):
     name = "flashinfer"
     paste = flashinfer_paste("auto")
     verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, flashinfer-python 0.6.13",)
+    verified_scores: ClassVar[tuple[str, ...]] = ("NVIDIA H100, flashinfer-python 0.6.13",)
     efficiency = 0.6
     starts_compiler = True  # nvcc: fa3's kernels take 60 to 85 s on 16 cores, 180 s beside other compilations
     backend = "auto"
@@ -226,7 +227,7 @@ class Fa2(FlashInfer):
     name = "flashinfer-fa2"
     paste = flashinfer_paste("fa2")
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
-    verified_ragged = ("NVIDIA H100, flashinfer-python 0.6.13",)
+    verified_ragged = verified_scores = ("NVIDIA H100, flashinfer-python 0.6.13",)
     verified_paged = (*verified_ragged, *verified)
     efficiency = 0.45
     backend = "fa2"
@@ -279,7 +280,7 @@ class Fa3(FlashInfer):
     name = "flashinfer-fa3"
     paste = flashinfer_paste("fa3")
     verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
-    verified_ragged = ("NVIDIA H100, flashinfer-python 0.6.13",)
+    verified_ragged = verified_scores = ("NVIDIA H100, flashinfer-python 0.6.13",)
     verified_paged = (*verified_ragged, *verified)
     efficiency = 0.75
     backend = "fa3"

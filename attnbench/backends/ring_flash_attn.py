@@ -6,7 +6,8 @@ order; the rest is `ring_flash_attn_func`, on contiguous parts. The package's va
 striped order, are not here.
 
 Its import needs transformers below 5, from which it takes a name that 5 no longer has. Checked with the package itself
-over a flash-attn for CPUs (tests/worker/ring_package.py); not run on GPUs yet.
+over a flash-attn for CPUs (tests/worker/ring_package.py), and run on two H100s with flash-attn 2.8.3 and torch 2.11,
+where the one name of transformers stood in a module of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from attnbench.backends.libraries import Library
-from attnbench.backends.several_devices import RingAttention
+from attnbench.backends.several_devices import ON_TWO, RingAttention
 from attnbench.core.backend import Probe
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -34,6 +35,7 @@ class Package(Library):
 
 class RingFlashAttention(RingAttention):
     name = "ring-flash-attn"
+    verified = ON_TWO
     inner = "fa2"
 
     @property

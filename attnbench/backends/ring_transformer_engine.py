@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.several_devices import RingAttention
+from attnbench.backends.several_devices import ON_TWO, RingAttention
 from attnbench.backends.transformer_engine import dot_product_attention, usable
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -126,16 +126,19 @@ class _Done:
 
 class RingP2p(ContextParallel):
     name, communication = "ring-transformer-engine-p2p", "p2p"
+    verified = ON_TWO
 
 
 class RingAllgather(ContextParallel):
     name, communication = "ring-transformer-engine-allgather", "all_gather"
+    verified = ON_TWO
 
 
 class Ulysses(ContextParallel):
     """Its all-to-all to parts of the heads, and back."""
 
     name, communication = "ulysses-transformer-engine", "a2a"
+    verified = ON_TWO
 
     def cannot_split(self, case: Case, device: Device) -> str | None:
         s = case.shape

@@ -76,7 +76,9 @@ def te_paste(*switched_off: str) -> Paste:
 
 class TransformerEngine(Library):
     name = "transformer-engine"
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H100, transformer-engine 2.20.2, forward",)
+    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H100, transformer-engine 2.20.2",)
+    verified_ragged: ClassVar[tuple[str, ...]] = verified
+    verified_scores: ClassVar[tuple[str, ...]] = verified
     paste = te_paste()
     efficiency = 0.65
     runtime_checker = "Transformer Engine"
@@ -194,6 +196,7 @@ class Fused(TransformerEngine):
     name = "transformer-engine-fused"
     verified: ClassVar[tuple[str, ...]] = tuple(f"NVIDIA {gpu}, transformer-engine 2.20.2" for gpu in ("H100", "H200"))
     verified_ragged: ClassVar[tuple[str, ...]] = verified[:1]
+    verified_scores = verified
     paste = te_paste("UNFUSED", "FLASH")
     switched_off: ClassVar = ("UNFUSED", "FLASH")
     forward_kernels = "cudnn.*fprop"

@@ -132,6 +132,7 @@ class Eager(Ulysses):
 
 class Sdpa(Ulysses):
     name = "ulysses-sdpa"
+    verified = ON_TWO
 
 
 class SdpaMath(Ulysses):
@@ -164,10 +165,12 @@ class Gluon(Ulysses):
 
 class Fa2(Ulysses):
     name = "ulysses-fa2"
+    verified = ON_TWO
 
 
 class Fa3(Ulysses):
     name = "ulysses-fa3"
+    verified = ON_TWO
 
 
 class Fa4(Ulysses):

@@ -40,8 +40,8 @@ backward sees it in the log-sum-exp; its own gradient is the sum over the querie
 **Masks by name**: a program reads which blocks it visits from a list (named_mask.py), and computes the mask of each
 pair in those of which not all pairs are seen.
 
-**Variable lengths**: a program reads the start and the length of its sequence from cu_seqlens. Programs for blocks that
-the longest sequence has and their own sequence has not return without work.
+**Variable lengths**: a program finds its sequence, and reads where it begins and ends, in cu_seqlens. There are as many
+programs as blocks, and at most one more for each sequence (sequence_of_block in device_functions.py).
 
 **Few queries** (decode.py): the keys of one head are split over several programs, as in Flash-Decoding.
 
