@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.several_devices import ON_TWO, RingAttention
@@ -22,7 +21,7 @@ from attnbench.core.machine import Device
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnbench.core.backend import Inputs, Prepared
+    from attnbench.core.backend import Inputs
 
 # What its context parallel calls of torch.distributed, through functions of its own.
 COMMUNICATION = (
@@ -42,11 +41,9 @@ class ContextParallel(RingAttention):
 
     def cannot_split(self, case: Case, device: Device) -> str | None:
         s = case.shape
-        if case.dropout_p or case.sink or case.alibi:
-            return "Transformer Engine's context parallel: dropout, sinks and ALiBi are not wired up"
         if case.window_size != (None, None):
             return "Transformer Engine's context parallel: windows are not wired up"
-        if s.seqlen_q != s.seqlen_k or s.seqlen_q % (2 * case.ranks):
+        if s.seqlen_q % (2 * case.ranks):
             return f"Transformer Engine's context parallel takes a multiple of {2 * case.ranks} tokens"
         return None
 
@@ -64,9 +61,6 @@ class ContextParallel(RingAttention):
                 return usable(case, module, q, k, v)
 
         return call
-
-    def prepare_rank(self, case: Case, inputs: Inputs) -> Prepared:
-        return replace(super().prepare_rank(case, inputs), moved=self.bytes_moved(case, inputs))
 
     def bytes_moved(self, case: Case, inputs: Inputs) -> int:
         """Return the bytes that a rank sends: keys and values to each other rank, twice and with gradients to train."""
@@ -143,7 +137,7 @@ class Ulysses(ContextParallel):
     def cannot_split(self, case: Case, device: Device) -> str | None:
         s = case.shape
         if s.nheads % case.ranks or s.nheads_k % case.ranks:
-            return f"its all-to-all gives each rank as many heads: {s.nheads} and {s.nheads_k} over {case.ranks} ranks"
+            return f"its all-to-all needs heads that {case.ranks} ranks share evenly, not {s.nheads} and {s.nheads_k}"
         return super().cannot_split(case, device)
 
     def bytes_moved(self, case: Case, inputs: Inputs) -> int:

@@ -127,23 +127,23 @@ class RingAttention(SeveralDevices):
             with self.nothing_moved():
                 return prepared.launch()
 
-        return replace(prepared, moved=ring_bytes(case, inputs), compute=compute)
+        return replace(prepared, moved=self.bytes_moved(case, inputs), compute=compute)
+
+    def bytes_moved(self, case: Case, inputs: Inputs) -> int:
+        """Return the bytes that a rank sends; `inputs` are this rank's.
+
+        Here keys and values go to every other rank, in the forward and in the backward. Their gradients go all the way
+        around, in float32.
+        """
+        keys = inputs.k.nbytes + inputs.v.nbytes
+        moved = (case.ranks - 1) * keys * (case.has_forward + case.has_backward)
+        return moved + (case.ranks * keys * 4 // inputs.k.element_size() if case.has_backward else 0)
 
     def attention(self, case: Case) -> Callable[[Any, Any, Any], Any]:
         """Return attention of this rank's q, k and v over all ranks."""
         raise NotImplementedError
 
     def nothing_moved(self) -> AbstractContextManager[None]:
-        """Let the ring move nothing within the block: each rank gets its own keys and values back."""
+        """Let the ring move nothing within the block: each rank computes with its own keys and values, or with others
+        of the same size."""
         raise NotImplementedError
-
-
-def ring_bytes(case: Case, inputs: Inputs) -> int:
-    """Return the bytes that a rank sends in ring attention, whose `inputs` are this rank's.
-
-    Keys and values go to every other rank, in the forward and in the backward. Their gradients go all the way around,
-    in float32.
-    """
-    keys = inputs.k.nbytes + inputs.v.nbytes
-    moved = (case.ranks - 1) * keys * (case.has_forward + case.has_backward)
-    return moved + (case.ranks * keys * 4 // inputs.k.element_size() if case.has_backward else 0)

@@ -28,6 +28,7 @@ OTHERS = (
     *("fwd,90,192x128,bf16,RIGHT,TMA", "dkdv,90,192x128,bf16,RIGHT,TMA", "dq,90,192x128,bf16,RIGHT,TMA"),
     *("dq,90,128,bf16,RIGHT,TMA", "dkdv,90,64,bf16,RIGHT,TMA,SPLIT", "dq,90,256,bf16,LEFT,RIGHT,TMA"),
     *("fwd,90,128,bf16,RIGHT,TMA,VARLEN", "dq,90,128,bf16,RIGHT,TMA,VARLEN", "fwd,90,64,bf16,RIGHT,TMA,VARLEN"),
+    *("dkdv,90,64,bf16,RIGHT,VARLEN", "dkdv,90,128,bf16,RIGHT,VARLEN"),
     *("fwd,90,128,fp8e4nv,FP8,TMA", "paged,90,128,bf16,RIGHT", "paged,90,64,fp16,CACHE8", "paged,90,512,bf16,LATENT"),
 )
 

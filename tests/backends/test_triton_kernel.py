@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -258,22 +260,23 @@ def test_bad_sequences_are_refused(cu_q: Tensor, cu_k: Tensor, longest: tuple[in
         attention_varlen(q, k, v, cu_q.to(DEVICE), cu_k.to(DEVICE), *longest)
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (9, None)}], ids=["full", "causal", "left"])
 @pytest.mark.parametrize("tma", [False, True], ids=["pointers", "tma"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in the interpreter
-def test_nan_stays_in_its_sequence(tma: bool, causal: bool) -> None:
+def test_nan_stays_in_its_sequence_and_rows_beyond_the_last_are_not_written(tma: bool, options: dict[str, Any]) -> None:
     ends = torch.tensor([0, 37, 57, 102], dtype=torch.int32, device=DEVICE)
-    inputs = [t[0] for t in make(102, 102, 2, 1, 32, 32, torch.float32)]
+    inputs = [t[0] for t in make(150, 150, 2, 1, 32, 32, torch.float32)]
     for t in inputs:
         t.data[37:57] = torch.nan
     q, k, v = (t.detach().requires_grad_() for t in inputs[:3])
     with kernels(32, 16, tma=tma), poisoned():
-        out, lse = attention_varlen(q, k, v, ends, ends, 45, 45, causal=causal, return_lse=True)
+        out, lse = attention_varlen(q, k, v, ends, ends, 45, 45, **options, return_lse=True)
         gradients = torch.autograd.grad(out, (q, k, v), inputs[3])
     for begin, end in ((0, 37), (57, 102)):
         of_each = (t[None, begin:end] for t in gradients)
         own = tuple(t[None, begin:end] for t in inputs)
-        check((out.detach()[None, begin:end], lse[None, :, begin:end], *of_each), own, causal=causal)
+        check((out.detach()[None, begin:end], lse[None, :, begin:end], *of_each), own, **options)
+    assert all(t[102:].isnan().all() for t in (out, *gradients))
 
 
 def test_minus_one_is_a_side_without_a_limit() -> None:

@@ -71,6 +71,8 @@ def build(kernel: str, arch: str, headdims: str, dtype: str, features: set[str])
         blocks = next(iter(config.rows_of(measured, width * parts, width_v)), blocks)
         if kernel == "fwd" and parts > 1:  # as forward.py does
             blocks = blocks._replace(ahead=False)
+    if arch == "90" and "VARLEN" in features and itemsize == 2:
+        blocks = next(iter(config.rows_of(config._HOPPER_RAGGED.get(kernel, {}), width * parts, width_v)), blocks)
     for sizes in (name.split("x") for name in features if name[0].isdigit()):
         blocks = config.Blocks(*map(int, sizes), resident="RESIDENT" in features, ahead="AHEAD" in features)
     features = features | {name.upper() for name in ("resident", "ahead") if getattr(blocks, name)}

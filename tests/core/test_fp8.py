@@ -20,7 +20,7 @@ from standins.attend import attend
 from standins.contract import ADA, AMPERE, CPU, HOPPER
 
 CASE = Case(Shape(1, 96, 128, 4, 2, 32, 32), "fp8", "fwd", causal=True)
-TAKE_IT = {"fa3", "cudnn-fp8", "triton", "fake"}
+TAKE_IT = {"fa3", "cudnn-fp8", "transformer-engine-fp8", "triton", "fake"}
 
 
 def norm(t: torch.Tensor) -> float:

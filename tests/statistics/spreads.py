@@ -97,7 +97,7 @@ def processes(cards: Iterable[Measured]) -> float:
 def between(one: Measured, other: Measured) -> tuple[list[float], float]:
     """Return the cells' differences between two cards, and the part of their variance that processes explain, for a
     standard deviation of 1 between these."""
-    keys = [key for key in one.logs if key in other.logs and key[1] not in OWN_KERNELS]
+    keys = [key for key in one.logs if key in other.logs and key[1].removeprefix("ulysses-") not in OWN_KERNELS]
     if not keys:
         return [], 0.0
     apart = [float(np.mean(other.logs[key]) - np.mean(one.logs[key])) for key in keys]

@@ -59,16 +59,16 @@ def test_a_plan_is_timed_apart_from_the_launches(worker: Worker) -> None:
 
     def plan(_: Prepared) -> None:
         calls.append(None)
-        time.sleep(0.02)
+        time.sleep(0.1)  # longer than a launch on a busy machine
 
     record = measure(worker, Planned(plan))
     assert record.status == "ok", record.reason
     found = record.measurements["plan"]
     assert (found.unit, len(found.values), len(calls)) == ("s", PLANS, PLANS + 1)  # one more for its memory
     assert record.measurements["plan_memory"].unit == "B"
-    assert all(0.02 <= seconds < 1 for seconds in found.values)
-    assert max(record.measurements["time"].values) < 0.02
-    assert record.phases["plan"] >= 0.1
+    assert all(0.1 <= seconds < 1 for seconds in found.values)
+    assert max(record.measurements["time"].values) < 0.1
+    assert record.phases["plan"] >= 0.5
     assert not any("plan" in note for note in record.notes)
 
 

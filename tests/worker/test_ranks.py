@@ -132,7 +132,7 @@ def test_transformer_engines_all_to_all_moves_parts_of_heads(pool: WorkerPool) -
     assert record.status == "ok", record.reason
     assert record.measurements["moved"].values == (8 * 128 * 4 * 64 * 2 // 2,)  # half of each of eight tensors
     refused = Ulysses().cannot_split(case(nheads_k=1), cpu())
-    assert refused == "its all-to-all gives each rank as many heads: 4 and 1 over 2 ranks"
+    assert refused == "its all-to-all needs heads that 2 ranks share evenly, not 4 and 1"
 
 
 def profiled(pool: WorkerPool, name: str, of: Case, keep: dict[str, str]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def attention_backward(
     group, heads_k = nheads // nheads_k, problem.heads_in_order(nheads_k)
     row_bytes = (q.shape[3] + v.shape[3]) * q.element_size()
     use_tma = can_use_tma(q, k, v, dout)
-    rows_by_tma = use_tma and not problem.varlen  # of packed sequences, lse and delta are not padded
+    rows_by_tma = use_tma and not problem.varlen  # a descriptor would load rows of the next sequence
 
     dq: Any = torch.empty(q.shape, dtype=q.dtype, device=q.device) if need_dq else None
     dk: Any = torch.empty(k.shape, dtype=q.dtype, device=q.device) if need_dkv else None

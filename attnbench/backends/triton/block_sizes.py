@@ -1,7 +1,7 @@
 """Block sizes of the attention kernels: the tables, the choice for a device, and sizes that follow from them.
 
-For Hopper and 16-bit inputs one row is fixed: the fastest on an H200 (docs/triton-kernel.md). On another GPU the few
-rows that fit are timed at the first call that needs them (tuned_blocks.py), and that time is part of the call.
+For Hopper and 16-bit inputs one row is fixed: the fastest on an H200 or H100 (docs/triton-kernel.md). On another GPU
+the few rows that fit are timed at the first call that needs them (tuned_blocks.py), and that time is part of the call.
 
 How the other tables were made: they started from the block sizes that PyTorch's FlexAttention found by search on an
 H100 (torch/_inductor/template_heuristics/triton.py). Each row was then compiled for its GPU (sm_90, sm_80, sm_86;
@@ -10,7 +10,7 @@ Triton 3.6) and changed where `ptxas -v` showed spills inside a loop. The limits
 - **Registers.** A thread has 255. The accumulators stay in registers during the whole loop: forward
   BLOCK_M x headdim_v, dq BLOCK_M x headdim, dk and dv BLOCK_N x (headdim + headdim_v), in fp32, over 32 * num_warps
   threads. All rows keep these at 128 registers per thread or less, so that two blocks of scores fit too. On Hopper no
-  kernel with tensor descriptors spills.
+  kernel with tensor descriptors spills on a dense batch (Triton 3.6); of ragged ones those of headdim 192 and 256 do.
 - **Shared memory.** It holds the block that a program owns and num_stages of the blocks over which it loops, so that
   the next ones can be loaded meanwhile. `shared_memory` is an upper bound of that where num_stages > 1: at headdim 128
   on Hopper Triton allocates 128 of 128 KiB forward, 161 of 192 for dk/dv and 160 of 176 for dq; less on Ampere, which
@@ -121,11 +121,10 @@ _HOPPER_MEASURED: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
 }
 
 
-# Rows for ragged batches, where others are better: measured on an H100 over sequences of `uniform` and `documents`
-# lengths, mean 1k and 4k, causal (docs/triton-kernel.md). dk and dv have no tensor descriptors there.
+# Rows for ragged batches, where dk and dv have no tensor descriptors: the fastest of 4 or 5 candidates on an H100 over
+# sequences of `uniform` and `documents` lengths, mean 1k and 4k, causal (tests/gpu/time_ragged_tiles.py).
 _HOPPER_RAGGED: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
-    "fwd": {64: (Blocks(128, 64, 4, 3, tma=True, resident=True),)},  # 64 KiB
-    "dkdv": {64: (Blocks(64, 64, 4, 2),), 128: (Blocks(64, 128, 8, 2),)},  # 64, 144
+    "dkdv": {64: (Blocks(64, 64, 4, 2),), 128: (Blocks(64, 128, 8, 2),)},  # 48, 128
 }
 
 
@@ -177,7 +176,7 @@ def candidates(
     if architecture(device) != "sm_90":
         return fitting + measured
     ragged = rows_of(_HOPPER_RAGGED.get(kernel, {}), block_d, block_dv) if mask == "varlen" and itemsize == 2 else ()
-    return (tuple(row for row in ragged if use_tma or not row.tma) or measured or fitting)[:1]
+    return (ragged or measured or fitting)[:1]
 
 
 def rows_of(table: dict[int, tuple[Blocks, ...]], block_d: int, block_dv: int) -> tuple[Blocks, ...]:

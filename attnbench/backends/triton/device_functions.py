@@ -31,8 +31,8 @@ def block_of_program(
     """Return (sequence, head, first row) of the block of BLOCK rows that this program computes.
 
     `heads` is batch * nheads. `blocks` is the number of blocks of a sequence, or with VARLEN of all of them, as
-    Problem.blocks counts them. With LAST_FIRST the last block of a sequence is the first that is computed. A program
-    that no block is left for gets a row beyond the end of its sequence.
+    Problem.blocks_of_queries or blocks_of_keys counts them. With LAST_FIRST the last block of a sequence is the first
+    that is computed. A program that no block is left for gets a row beyond the end of its sequence.
     """
     if VARLEN:
         rank, h = block_and_head(blocks, nheads, section)
@@ -93,8 +93,8 @@ def key_row(first_key, start_n):
 def zero_beyond(tiles, limit, ROWS: tl.constexpr):
     """Return tiles, a tuple of (ROWS, columns), with zeros from row `limit` on.
 
-    A descriptor of packed sequences loads rows of the next sequence there. They are multiplied by a weight of 0, which
-    is not 0 where they are infinite or NaN.
+    A descriptor of packed sequences loads rows of the next sequence there. Their weight is 0, but 0 times infinity or
+    NaN is NaN.
     """
     there = tl.arange(0, ROWS)[:, None] < limit
     zeroed = ()

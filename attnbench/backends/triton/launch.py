@@ -27,7 +27,8 @@ def launch_best(kernel: Kernel, q: Tensor, v: Tensor, mask: str, use_tma: bool, 
     if len(rows) == 1 or device is None or mask == "named" or not tuned_blocks.search_enabled():
         return run(rows[0])
     architecture = block_sizes.architecture(device)
-    key = f"{architecture} triton-{triton.__version__} {kernel} {sizes[0]} {sizes[1]} {q.dtype} {mask}"
+    shape = f"{sizes[0]} {sizes[1]} {q.dtype} {mask}" + (" tma" if use_tma else "")
+    key = f"{architecture} triton-{triton.__version__} {kernel} {shape}"
     if key not in _choices:
         path = tuned_blocks.cache_file()
         known = tuned_blocks.read_choices(path).get(key, {}).get("blocks")

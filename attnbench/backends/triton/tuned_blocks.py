@@ -5,8 +5,9 @@
 
 The first call that needs a choice makes it: a few candidates are compiled and timed on the tensors of that call, so the
 search is part of the call's time. It ends after BUDGET_S seconds, or later where a compilation is under way, which
-cannot be interrupted. Choices are kept in a JSON file, by architecture, Triton version, kernel, head dims, dtype and
-mask. A file that cannot be read counts as empty; where it cannot be written, the next process searches again.
+cannot be interrupted. Choices are kept in a JSON file, by architecture, Triton version, kernel, head dims, dtype, mask,
+and whether tensor descriptors can be made. A file that cannot be read counts as empty; where it cannot be written, the
+next process searches again.
 ATTNBENCH_TUNE=0 switches the search off; the first candidate is then taken. So it is while a CUDA graph is captured,
 where there is no choice yet.
 """
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 BUDGET_S = 20.0  # seconds for one search
-FORMAT = 2  # version of the file, raised with the kernels' layouts too; a file of another version is not read
+FORMAT = 3  # version of the file, raised with the kernels' layouts too; a file of another version is not read
 
 Sizes = TypeVar("Sizes", bound=tuple[Any, ...])  # a Blocks
 
