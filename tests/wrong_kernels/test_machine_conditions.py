@@ -109,17 +109,21 @@ def test_replaced_clocks_of_python(cpu: MeasuringDevice, tmp_path: Path, names: 
     """Fault: on import it replaces Python's clocks by ones that run ten times slower.
 
     Found: attnbench's clock was imported earlier, or the record is marked. Without the fault the same file is ok, and
-    the report has no caution but noise.
+    the report has no caution but noise, in one of three runs: other work may delay the one call that a caution is of.
     """
     (tmp_path / "own.py").write_text(f"NAMES = {names}\n" + CLOCKS)
-    out = tmp_path / "run.jsonl"
-    command = [sys.executable, "-m", "attnbench", "run", "--device", "cpu", "-b", "own.py:asleep", "--out", out]
+    command = [sys.executable, "-m", "attnbench", "run", "--device", "cpu", "-b", "own.py:asleep"]
     command += ["--seqlen", "64", "--headdim", "16", "--nheads", "1", "--batch", "1", "--full"]
     command += ["--pass", "fwd", "--dtype", "fp32"]
     env = {"PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[2]}"}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env, timeout=120)
-    print(done.stdout, done.stderr)
-    (record,) = run_file.read(out)[0].records
+    for attempt in range(1 if names else 3):
+        out = tmp_path / f"run-{attempt}.jsonl"
+        run = [*command, "--out", out]
+        done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, env=env, timeout=120)
+        print(done.stdout, done.stderr)
+        (record,) = run_file.read(out)[0].records
+        if not cpu.objections(record):
+            break
     if not names:
         assert record.status == "ok", record.reason
         if (slept := stats.median(record.measurements["time"].values)) > 1.5 * 0.02:
