@@ -187,5 +187,7 @@ def test_hopper_has_one_candidate(architecture: str, few: bool, monkeypatch: pyt
     assert ragged == (config._HOPPER_RAGGED["dkdv"][128] if few else plain)
     forward = config.candidates.__wrapped__("fwd", 64, 64, 2, 0, True, "varlen")
     assert (forward == config._HOPPER_MEASURED["fwd"][64]) == few
+    of_short = config.candidates.__wrapped__("fwd", 64, 64, 2, 0, True, "varlen short")
+    assert of_short == (config._HOPPER_RAGGED_SHORT["fwd"][64] if few else forward)
     of_fp32 = config.candidates.__wrapped__("dkdv", 128, 128, 4, 0, False, "varlen")
     assert of_fp32[0] == config._SINGLE_PRECISION["dkdv"][128][0]

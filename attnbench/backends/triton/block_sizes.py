@@ -126,6 +126,12 @@ _HOPPER_MEASURED: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
 _HOPPER_RAGGED: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     "dkdv": {64: (Blocks(64, 64, 4, 2),), 128: (Blocks(64, 128, 8, 2),)},  # 48, 128
 }
+# The same where the longest sequence is short (Problem.mask_kind).
+_HOPPER_RAGGED_SHORT: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
+    **_HOPPER_RAGGED,
+    "fwd": {64: (Blocks(128, 64, 4, 3),)},  # 64
+}
+_HOPPER_BY_MASK = {"varlen": _HOPPER_RAGGED, "varlen short": _HOPPER_RAGGED_SHORT}
 
 
 def decode_blocks(q: Tensor, v: Tensor, rows: int) -> Blocks:
@@ -175,8 +181,8 @@ def candidates(
         measured = measured[:1] if mask == "full" else measured[1:]
     if architecture(device) != "sm_90":
         return fitting + measured
-    ragged = rows_of(_HOPPER_RAGGED.get(kernel, {}), block_d, block_dv) if mask == "varlen" and itemsize == 2 else ()
-    return (ragged or measured or fitting)[:1]
+    of_mask = _HOPPER_BY_MASK.get(mask, {}) if itemsize == 2 else {}
+    return (rows_of(of_mask.get(kernel, {}), block_d, block_dv) or measured or fitting)[:1]
 
 
 def rows_of(table: dict[int, tuple[Blocks, ...]], block_d: int, block_dv: int) -> tuple[Blocks, ...]:

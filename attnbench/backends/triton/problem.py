@@ -16,6 +16,7 @@ MIN_HEADDIM = 16  # what a tensor core's matmul takes at least
 MAX_HEADDIM = 256  # more would leave no room for the accumulators in registers
 MAX_HEADDIM_LATENT = 1024  # of which v has 512 at most: its accumulators are as wide
 FLOAT8 = torch.float8_e4m3fn
+SHORT = 2048  # keys of the longest sequence of a ragged batch
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, FLOAT8)
 
 Window = tuple[int | None, int | None]
@@ -69,9 +70,15 @@ class Problem:
 
     @property
     def mask_kind(self) -> str:
-        """The kind of mask, by which block sizes are chosen: "full", "causal", "window", "varlen" or "named"."""
-        if self.varlen or self.named_mask:
-            return "varlen" if self.varlen else "named"
+        """The kind of mask, by which block sizes are chosen.
+
+        It is "full", "causal", "window" or "named", and of ragged batches "varlen" or, where no sequence has more than
+        SHORT keys, "varlen short".
+        """
+        if self.varlen:
+            return "varlen short" if self.seqlen_k <= SHORT else "varlen"
+        if self.named_mask:
+            return "named"
         return "window" if self.left is not None else "full" if self.right is None else "causal"
 
     @property
