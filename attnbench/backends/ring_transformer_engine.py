@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.several_devices import ON_TWO, RingAttention
-from attnbench.backends.transformer_engine import dot_product_attention, usable
+from attnbench.backends.transformer_engine import call_module, dot_product_attention
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -58,7 +58,7 @@ class ContextParallel(RingAttention):
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             with _kept_as_saved() if case.direction == "bwd" else contextlib.nullcontext():
-                return usable(case, module, q, k, v)
+                return call_module(case, module, q, k, v)
 
         return call
 

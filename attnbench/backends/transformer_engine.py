@@ -11,7 +11,8 @@ With softmax_type "learnable" (2.8) the module has a parameter `softmax_offset`,
 place of a sink here; FlashAttention has none. Its ALiBi has the slopes of the paper: FusedAttention runs cuDNN's, which
 is causal and aligned top-left, and FlashAttention that of flash-attn 2.
 
-fp8 is not here: see docs/backends.md.
+Given views of (batch, nheads, seqlen, headdim) tensors, FusedAttention 2.20.2 reads them as if they were contiguous:
+they are copied in the call. fp8 is in transformer_engine_fp8.py.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class TransformerEngine(Library):
     backward_kernels = f"cudnn.*bprop|{FLASH_BACKWARD}"
     other_kernels: ClassVar[tuple[str, ...]] = (UNFUSED_KERNELS,)
     switched_off: ClassVar[tuple[str, ...]] = ("UNFUSED",)  # of the backends
-    takes_views_of_bhsd: ClassVar[bool] = False  # FusedAttention reads such a view as if it were contiguous: wrong
+    takes_views_of_bhsd: ClassVar[bool] = False
 
     def probe(self) -> Probe:
         for backend in ("UNFUSED", "FUSED", "FLASH"):
@@ -141,7 +142,7 @@ class TransformerEngine(Library):
             return found
 
         def call(*given: Tensor) -> Tensor:
-            return usable(case, attend, *given)
+            return call_module(case, attend, *given)
 
         order: Order = "thd" if case.is_ragged else "bshd"
         views = case.layout != "bhsd" or self.takes_views_of_bhsd
@@ -174,7 +175,7 @@ def dot_product_attention(case: Case) -> Any:
     return attention
 
 
-def usable(case: Case, attend: Callable[..., Tensor], *given: Tensor) -> Tensor:
+def call_module(case: Case, attend: Callable[..., Tensor], *given: Tensor) -> Tensor:
     """Return out of a call of the module, with its heads as a dimension and with a backward that may run again.
 
     Raises Unsupported, with the reasons of Transformer Engine's log, where no backend of its takes the case.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import BSHD, Paste
-from attnbench.backends.transformer_engine import CALL, Fused, dot_product_attention, usable
+from attnbench.backends.transformer_engine import CALL, Fused, call_module, dot_product_attention
 from attnbench.core import fp8
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
@@ -78,7 +78,7 @@ class Fp8(Fused):
                 return attention(q, k, v, fp8_output=True)
 
         def call() -> Any:
-            return usable(case, attend, *given)
+            return call_module(case, attend, *given)
 
         def launch() -> Any:
             with torch.no_grad():

@@ -52,6 +52,29 @@ def test_contract(name: str, case: Case) -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(
+    ("name", "layout", "contiguous"),
+    [(name, "bhsd", name != "transformer-engine-flash") for name in NAMES] + [("transformer-engine", "packed", False)],
+)
+def test_heads_first_views_are_copied_for_fused_attention(
+    name: str, layout: Any, contiguous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would read them as if they were contiguous; of a packed tensor it takes the parts as they are."""
+    seen = []
+    usual = transformer_engine.DotProductAttention.forward
+
+    def noted(self: Any, *given: Any, **options: Any) -> Any:
+        seen.append(all(t.is_contiguous() for t in given))
+        return usual(self, *given, **options)
+
+    monkeypatch.setattr(transformer_engine.DotProductAttention, "forward", noted)
+    made = backend(name)
+    made.probe()
+    check(made, replace(PLAIN, direction="fwd_bwd", layout=layout))
+    assert {*seen} == {contiguous}
+
+
+@pytest.mark.usefixtures("stand_in")
 @cases("transformer-engine-fp8")
 def test_fp8_contract(name: str, case: Case) -> None:
     check(backend(name), case)
