@@ -124,8 +124,7 @@ def test_the_flame_graph_has_the_function_that_launches(measurer: Any, tmp_path:
     assert not any(note.startswith("no flame graph") for note in notes)
     assert "attention_of_mine" in path.read_text()
     found = profiled(measurer, Function("own", attention_of_mine), case(), flame=str(tmp_path / "no" / "flame.html"))
-    (note,) = found.notes
-    assert note.startswith("no flame graph: [Errno 2]")
+    assert any(note.startswith("no flame graph: [Errno 2]") for note in found.notes)
 
 
 def test_without_pyinstrument_there_is_a_note(measurer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
