@@ -63,7 +63,10 @@ class ContextParallel(RingAttention):
         return call
 
     def bytes_moved(self, case: Case, inputs: Inputs) -> int:
-        """Return the bytes that a rank sends: keys and values to each other rank, twice and with gradients to train."""
+        """Return the bytes that a rank sends to the others.
+
+        In the forward these are keys and values; in the backward keys and values again, and their gradients.
+        """
         parts = (case.ranks - 1) * (inputs.k.nbytes + inputs.v.nbytes)
         return parts * (case.has_forward + 2 * case.has_backward)
 

@@ -157,7 +157,7 @@ def test_a_gpu_without_a_measured_row_is_timed_only_once(monkeypatch: pytest.Mon
     call("full")
     assert len(timed) == 6
     entry = json.loads(tuned_blocks.cache_file().read_text())["choices"]
-    assert any(key.startswith("sm_120 triton-") and "fwd 64 64 torch.float32 causal" in key for key in entry)
+    assert any(key.startswith("sm_120 triton-") and key.endswith("fwd 64 64 torch.float32 causal tma") for key in entry)
 
     launch._choices.clear()
     monkeypatch.setenv("ATTNBENCH_TUNE", "0")

@@ -3,8 +3,8 @@
 With the format "thd" tensors are (total, nheads, headdim), the mask is a padding one, and the output is
 (total, nheads * headdim_v).
 
-In fp8 the scale of the output is that of the calls before, which `autocast` updates where gradients are on: larger
-values are clipped.
+In fp8 the scale of the output is that of its quantizer, and what is larger is clipped. The update of scales after a
+call, which is made where gradients are on, is not here.
 """
 
 from __future__ import annotations
@@ -75,12 +75,7 @@ class autocast:  # noqa: N801  its name there
 
     def __exit__(self, *_: object) -> None:
         autocast.inside = False
-        if torch.is_grad_enabled():
-            for quantizer in _output_quantizers:
-                quantizer.scale = 448 / quantizer.amax
-
-
-_output_quantizers: list[Float8Quantizer] = []
+        assert not torch.is_grad_enabled(), "the scales would be updated"
 
 
 class DotProductAttention(torch.nn.Module):
@@ -132,7 +127,6 @@ class DotProductAttention(torch.nn.Module):
         self.of_output = Float8Quantizer(torch.ones(1), torch.zeros(1), E4M3, columnwise=False)
         self.of_scores = Float8Quantizer(torch.ones(1), torch.zeros(1), E4M3, columnwise=False)
         self.quantizers = {"scaling_fwd": {META_O: self.of_output, META_S: self.of_scores}}
-        _output_quantizers.append(self.of_output)
 
     def forward(
         self,

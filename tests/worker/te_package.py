@@ -99,6 +99,3 @@ class P2p(OnACpu, ring_transformer_engine.RingP2p):
 
 class Ulysses(OnACpu, ring_transformer_engine.Ulysses):
     name = "te-ulysses"
-
-    def unsupported(self, case: Any, device: Any) -> str | None:
-        return ring_transformer_engine.Ulysses.cannot_split(self, case, device) if case.ranks > 1 else None

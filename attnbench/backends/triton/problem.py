@@ -16,7 +16,7 @@ MIN_HEADDIM = 16  # what a tensor core's matmul takes at least
 MAX_HEADDIM = 256  # more would leave no room for the accumulators in registers
 MAX_HEADDIM_LATENT = 1024  # of which v has 512 at most: its accumulators are as wide
 FLOAT8 = torch.float8_e4m3fn
-SHORT = 2048  # keys of the longest sequence of a ragged batch
+SHORT_SEQLEN = 2048  # the most keys of a sequence in a ragged batch whose sequences count as short
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, FLOAT8)
 
 Window = tuple[int | None, int | None]
@@ -73,10 +73,10 @@ class Problem:
         """The kind of mask, by which block sizes are chosen.
 
         It is "full", "causal", "window" or "named", and of ragged batches "varlen" or, where no sequence has more than
-        SHORT keys, "varlen short".
+        SHORT_SEQLEN keys, "varlen short".
         """
         if self.varlen:
-            return "varlen short" if self.seqlen_k <= SHORT else "varlen"
+            return "varlen short" if self.seqlen_k <= SHORT_SEQLEN else "varlen"
         if self.named_mask:
             return "named"
         return "window" if self.left is not None else "full" if self.right is None else "causal"
@@ -110,7 +110,11 @@ class Problem:
         return k.shape[1] // size + self.batch if self.varlen else -(-self.seqlen_k // size)
 
     def heads_in_order(self, nheads: int) -> int:
-        """Return the number of heads that the programs of a kernel run through: of all sequences, or of each block."""
+        """Return how many heads a kernel's grid has for each block that blocks_of_queries or blocks_of_keys counts.
+
+        Blocks of a ragged batch are those of all its sequences, so that each has `nheads`; in a dense batch block i of
+        every sequence counts as one, with `nheads` for each sequence.
+        """
         return nheads if self.varlen else self.batch * nheads
 
     def strides(self, *tensors: Tensor) -> tuple[int, ...]:
