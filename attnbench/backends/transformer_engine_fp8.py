@@ -1,16 +1,20 @@
-"""`transformer-engine-fp8`: Transformer Engine's FusedAttention in e4m3, by its recipe DelayedScaling.
+"""`transformer-engine-fp8`: Transformer Engine's FusedAttention in fp8, by its recipe DelayedScaling.
 
-Checked against the source of 2.20.2. On Hopper its fp8 attention takes this recipe only: scales of the probabilities
-and of the output come from the calls before (Float8CurrentScaling needs Blackwell; its FlashAttention refuses the
-recipe). q, k and v are Float8Tensors, as between layers with fp8_mha, so that they are quantised outside of the time as
-those of other backends are, and the output is one too. The scales are those of the largest probability and output that
-there can be, 1 and the largest of v, as in cudnn.py: scales of one earlier call clip what is larger in the next, which
-the check of a second launch found. A launch leaves them as they are, since nothing is updated where gradients are off.
-Its backward in fp8 is not wired up.
+Checked against the source of 2.20.2. On Hopper its fp8 attention takes this recipe only: scales of what it computes
+come from the calls before (Float8CurrentScaling needs Blackwell; its FlashAttention refuses the recipe). The forward is
+in e4m3; dout, the gradient of the scores ("dP") and dq, dk and dv are in e5m2. q, k, v and dout are Float8Tensors, as
+between layers with fp8_mha, so that they are quantised outside of the time as those of other backends are, and so are
+the results. The scales of the forward are those of the largest probability and output that there can be, 1 and the
+largest of v, as in cudnn.py: scales of one earlier call clip what is larger in the next, which the check of a second
+launch found. That of dP is of the largest that there can be too, and that of dq, dk and dv of an earlier call's with a
+margin, since e5m2 loses nothing by one. A launch leaves all of them as they are: a region in which gradients are off
+updates none.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.limits import Limits
@@ -34,8 +38,11 @@ from transformer_engine.pytorch import DotProductAttention, autocast
     {CALL.replace(chr(10), chr(10) + "    ")}"""
 
 
+MARGIN = 2.0**5  # of the scale of dq, dk and dv, as in DelayedScaling(margin=5)
+
+
 class Fp8(Fused):
-    """Its FusedAttention in fp8, forward."""
+    """Its FusedAttention in fp8."""
 
     name = "transformer-engine-fp8"
     verified = ("NVIDIA H100, transformer-engine 2.20.2",)
@@ -48,7 +55,6 @@ class Fp8(Fused):
         headdim=(16, 256),
         headdim_multiple=16,
         headdim_v=True,
-        backward=False,
         unequal_causal=False,
         empty_rows=False,
     )
@@ -56,45 +62,82 @@ class Fp8(Fused):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
+        if case.has_backward and not (case.shape.headdim == case.shape.headdim_v == 128):
+            return "cuDNN's backward in fp8 needs headdim 128 on Hopper"
         return f"no layout {case.layout}" if case.layout != "native" else None
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
         from transformer_engine.common.recipe import DelayedScaling
         from transformer_engine.pytorch import DType, Float8Quantizer, autocast
-        from transformer_engine.pytorch.cpp_extensions.fused_attn import META_O, META_S
+        from transformer_engine.pytorch.cpp_extensions.fused_attn import META_DP, META_DQKV, META_O, META_S
 
-        def quantized(t: Tensor) -> Any:
+        formats = {DType.kFloat8E4M3: fp8.E4M3_MAX, DType.kFloat8E5M2: fp8.E5M2_MAX}
+
+        def quantized(t: Tensor, dtype: Any = DType.kFloat8E4M3) -> Any:
             amax = torch.zeros(1, device=t.device)
-            quantizer = Float8Quantizer(1 / fp8.descale(t), amax, DType.kFloat8E4M3, columnwise=False)
+            quantizer = Float8Quantizer(1 / fp8.descale(t, formats[dtype]), amax, dtype, columnwise=False)
             return quantizer(t.contiguous())
 
         attention = dot_product_attention(case)
         given = tuple(quantized(t) for t in (inputs.q, inputs.k, inputs.v))
+        reads = {name: t._data.view(torch.float8_e4m3fn) for name, t in zip("qkv", given, strict=True)}
         recipe = DelayedScaling(fp8_dpa=True, fp8_mha=True, reduce_amax=False)
 
         def attend(q: Any, k: Any, v: Any) -> Any:
-            with autocast(enabled=True, recipe=recipe):
+            with torch.no_grad(), autocast(enabled=True, recipe=recipe), torch.set_grad_enabled(case.has_backward):
                 return attention(q, k, v, fp8_output=True)
 
-        def call() -> Any:
+        def forward() -> Any:
             return call_module(case, attend, *given)
 
-        def launch() -> Any:
-            with torch.no_grad():
-                return call()
+        def scales(of: str, *indices: int) -> tuple[Tensor, ...]:
+            return tuple(attention.quantizers[of][index].scale for index in indices)
 
-        launch()  # makes the quantizers, with scales of 1
-        scales = {index: attention.quantizers["scaling_fwd"][index].scale for index in (META_S, META_O)}
-        scales[META_S].fill_(fp8.E4M3_MAX)
-        scales[META_O].copy_(given[2]._scale_inv.reciprocal().view_as(scales[META_O]))
+        forward()  # makes the quantizers, with scales of 1
+        of_scores, of_out = scales("scaling_fwd", META_S, META_O)
+        of_scores.fill_(fp8.E4M3_MAX)
+        of_out.copy_(given[2]._scale_inv.reciprocal().view_as(of_out))
+        if not case.has_backward:
+            return Prepared(forward, lambda out: _named({"out": out}), reads=reads)
 
-        reads = {name: t._data.view(torch.float8_e4m3fn) for name, t in zip("qkv", given, strict=True)}
-        return Prepared(launch, _result, reads=reads)
+        assert inputs.dout is not None
+        dout = quantized(inputs.dout, DType.kFloat8E5M2)
+        reads["dout"] = dout._data.view(torch.float8_e5m2)
+        for t in given:
+            t.requires_grad_()
+
+        def grads(out: Any, *, keep: bool) -> tuple[Any, ...]:
+            return torch.autograd.grad(out, given, dout, retain_graph=keep)
+
+        def named(out: Any, *found: Any) -> dict[str, Tensor]:
+            return _named({"out": out, **dict(zip(("dq", "dk", "dv"), found, strict=True))})
+
+        of_dp, of_gradients = scales("scaling_bwd", META_DP, META_DQKV)
+        # A gradient of a score is p (dout . v - dout . out), where p is at most 1 and out a mean of rows of v.
+        longest = [float(t.float().norm(dim=-1).amax()) for t in (inputs.dout, inputs.v)]
+        of_dp.fill_(fp8.E5M2_MAX / max(2 * math.prod(longest), 1e-12))
+        largest = max(float(t.dequantize().abs().amax()) for t in grads(forward(), keep=False))
+        of_gradients.fill_(fp8.E5M2_MAX / max(MARGIN * largest, 1e-12))
+
+        if case.direction == "fwd_bwd":
+
+            def both() -> tuple[Any, ...]:
+                out = forward()
+                return (out, *grads(out, keep=False))
+
+            return Prepared(both, lambda raw: named(*raw), forward, reads=reads)
+
+        out = forward()  # every timed backward runs over this one graph
+        return Prepared(lambda: grads(out, keep=True), lambda raw: named(out, *raw), forward, reads=reads)
 
 
-def _result(out: Any) -> dict[str, Tensor]:
-    """Return the e4m3 values of a Float8Tensor and the factor by which they must be multiplied."""
+def _named(results: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the 8-bit values of each Float8Tensor, and the factor by which they must be multiplied."""
     import torch
 
-    return {"out": out._data.view(torch.float8_e4m3fn).view(out.shape), "descale_out": out._scale_inv}
+    found: dict[str, Tensor] = {}
+    for name, t in results.items():
+        dtype = torch.float8_e4m3fn if name == "out" else torch.float8_e5m2
+        found |= {name: t._data.view(dtype).view(t.shape), f"descale_{name}": t._scale_inv}
+    return found

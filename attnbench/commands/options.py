@@ -124,7 +124,7 @@ class WhatToMeasure:
         str | None,
         shape(
             metavar="NAMES",
-            help="bf16,fp16,fp32,fp8; fp8 is forward only.",
+            help="bf16,fp16,fp32,fp8; few backends have a backward in fp8.",
             autocompletion=complete.several(DTYPES),
         ),
     ] = None

@@ -252,14 +252,15 @@ class Prepared:
 
     `launch` runs the case's direction one time and returns its raw results. `canonical` gives these their names ("out";
     "dq", "dk", "dv") as views of shape (batch, seqlen, nheads, headdim), and "dsink" (nheads,), which may be float32,
-    as where a library takes no other sink. Where "out" of an fp8 case is e4m3, "descale_out" is the float32 by which it
-    must be multiplied. Of an `ApproximateBackend` that selects, "selected" is what this launch chose.
+    as where a library takes no other sink. Where "out" of an fp8 case has 8 bits, "descale_out" is the float32 by which
+    it must be multiplied, "descale_dq" that of dq, and so on. Of an `ApproximateBackend` that selects, "selected" is
+    what this launch chose.
 
     `forward` runs the forward alone, keeps what the backward needs, and returns the object that holds it.
 
     `reads` names the tensors ("q", "k", "v", "dout", "sink"; headdim is the last dimension) that `launch` reads, where
     these are copies and not the memory of the inputs. The check changes them in place, and the results must follow. For
-    fp8 the e4m3 copies of q, k and v must be named.
+    fp8 the copies of q, k, v and, for a backward, dout must be named.
 
     `plan` builds once more what `prepare` built for the lengths of this batch and a model would build once a step, for
     all its layers: offsets, masks, a library's plan. Launches after it give the same results. None where there is

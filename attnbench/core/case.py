@@ -94,7 +94,7 @@ class Case:
 
     Query i stands at key position i + seqlen_k - seqlen_q (masks are aligned bottom-right). It sees the keys from
     `window_size[0]` positions before that to `window_size[1]` positions after it, and with `causal` none after it.
-    A query that sees no key has output 0. fp8 is forward only (core/fp8.py).
+    A query that sees no key has output 0. What has 8 bits in an fp8 case is in core/fp8.py.
 
     With a `page_size` k and v lie in a cache of pages, as a server keeps them (core/pages.py): the queries are the last
     of each sequence. With a `cache_dtype` the cache has numbers of that dtype, and one factor for k and one for v by

@@ -1,14 +1,16 @@
-"""fp8 cases: what they are, and how values are rounded to e4m3.
+"""fp8 cases: what they are, and how values are rounded to 8 bits.
 
-An fp8 case is a forward whose q, k and v are e4m3 (4 bits of exponent, 3 of mantissa: 8 steps between a power of two
-and the next, largest value 448). Its inputs are made in bf16. A backend rounds them in `prepare`, outside of the timed
-call, with one scale per tensor, and names its e4m3 copies in `Prepared.reads`. The result is bf16. A library that can
-write e4m3 only gives "descale_out" beside "out" in `canonical`: one float32 on the device, by which "out" must be
+In an fp8 case q, k and v are e4m3 (4 bits of exponent, 3 of mantissa: 8 steps between a power of two and the next,
+largest value 448), and in its backward dout is e5m2 (2 bits of mantissa, largest value 57344), as in Transformer
+Engine's recipes, or e4m3. Its inputs are made in bf16. A backend rounds them in `prepare`, outside of the timed call,
+with one scale per tensor, and names its copies in `Prepared.reads`. A result is bf16. A library that can write 8 bits
+only gives "descale_out" beside "out" in `canonical`, and so on: one float32 on the device, by which the result must be
 multiplied. Errors are measured against the exact attention of the inputs before rounding.
 
 Kernels also round the probabilities to e4m3, since the tensor cores multiply e4m3 by e4m3. They divide them by the
 largest of the row, so that they are at most 1, and scale them up to the range of the format (FlashAttention-3, arXiv
-2407.08608; its kernels scale by 2^8).
+2407.08608; its kernels scale by 2^8). In a backward the gradient of the scores is rounded to e5m2, for the same reason.
+The exponents of e5m2 reach from 2^-16 to 2^15, so that its scale matters little.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 E4M3_MAX = 448.0
+E5M2_MAX = 57344.0
 PROBABILITY_SCALE = 2.0**8  # the factor by which kernels multiply probabilities before they round them
 
 
-def descale(t: Tensor) -> Tensor:
-    """Return the divisor that makes the largest |value| of t equal to E4M3_MAX: float32 of shape (1,)."""
-    return (t.abs().amax().float() / E4M3_MAX).clamp(min=1e-12).reshape(1)
+def descale(t: Tensor, largest: float = E4M3_MAX) -> Tensor:
+    """Return the divisor that makes the largest |value| of t equal to `largest`: float32 of shape (1,)."""
+    return (t.abs().amax().float() / largest).clamp(min=1e-12).reshape(1)
 
 
 def quantize(t: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,6 +56,14 @@ def round_to_e4m3(t: Tensor, factor: Tensor) -> Tensor:
     import torch
 
     return (t / factor).to(torch.float8_e4m3fn).float() * factor
+
+
+def round_to_e5m2(t: Tensor) -> Tensor:
+    """Return t as it is after quantizing to e5m2 with one scale and back, in float32."""
+    import torch
+
+    factor = descale(t, E5M2_MAX)
+    return (t / factor).to(torch.float8_e5m2).float() * factor
 
 
 def round_probabilities(p: Tensor) -> Tensor:

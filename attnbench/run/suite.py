@@ -5,7 +5,7 @@ description: one line
 axes:                       # the product of all axes is measured
   seqlen: 1k-16k            # also 1k,3000,8k and 1k-8k:1k; seqlen_k, and seqlen_q unless that is given
   headdim: [64, 192-128]    # qk-v where they differ
-  dtype: bf16               # fp16, fp32, fp8 (forward only)
+  dtype: bf16               # fp16, fp32, fp8
   causal: [false, true]
   pass: [fwd, bwd]
   nheads_k: 4               # grouped heads; nheads where left out
@@ -193,15 +193,10 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     kept = tuple(c for c in cases if not any(matches(e, c) for e in exclude))
     if not kept:
         raise UserError("nothing to measure: no case is left; give --seqlen, or loosen the suite's exclude")
-    forward = tuple(c for c in kept if c.dtype != "fp8" or not c.has_backward)
-    if not forward:
-        raise UserError("pass: fp8 is forward only; give --pass fwd")
-    if left_out := len(kept) - len(forward):
-        notes += (f"fp8 is forward only: {left_out} {'case' if left_out == 1 else 'cases'} with a backward left out",)
-    laid = tuple(c for c in forward if c.layout != "packed" or packable(c.shape))
+    laid = tuple(c for c in kept if c.layout != "packed" or packable(c.shape))
     if not laid:
         raise UserError("layout: packed needs q, k and v of one length and one headdim; give another layout")
-    if left_out := len(forward) - len(laid):
+    if left_out := len(kept) - len(laid):
         notes += (f"packed inputs have one length and one headdim: {count(left_out, 'other case')} left out",)
     limit = parse_duration(merged.time_limit, "time_limit") if merged.time_limit else None
     policy = _policy(merged.policy)

@@ -177,6 +177,61 @@ def test_a_cpu_has_no_ceiling_in_e4m3() -> None:
     assert environment._matmul_rates(torch.device("cpu"), ["fp8"], 1024) == {}
 
 
+BACKWARD = Case(Shape(1, 96, 128, 4, 2, 32, 32), "fp8", "bwd", causal=True)
+
+
+def backward_of(given: Inputs) -> dict[str, torch.Tensor]:
+    """Return the results of a backward in float32, of the operands as they are."""
+    leaves = [getattr(given, name).float().requires_grad_() for name in "qkv"]
+    out = attend(*leaves, scale=BACKWARD.softmax_scale, right=0, dtype=torch.float32)[0]
+    grads = torch.autograd.grad(out, leaves, given.values["dout"].float())
+    return {"out": out.detach(), **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+
+
+def in_8_bits(given: Inputs) -> tuple[Inputs, dict[str, torch.Tensor]]:
+    """Return the inputs as they are after rounding, and the copies in e4m3 and e5m2."""
+    operands, descale = fp8.quantize_inputs(given)
+    of_dout = fp8.descale(given.values["dout"], fp8.E5M2_MAX)
+    operands["dout"] = (given.values["dout"] / of_dout).to(torch.float8_e5m2)
+    descale["dout"] = of_dout
+    return Inputs(**{name: t.float() * descale[name] for name, t in operands.items()}), operands
+
+
+def test_e5m2_has_two_bits_of_mantissa() -> None:
+    t = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    assert norm(fp8.round_to_e5m2(t) - t) / norm(t) == pytest.approx(0.052, abs=0.002)
+    assert torch.equal(fp8.round_to_e5m2(torch.zeros(3)), torch.zeros(3))
+
+
+def test_a_backward_has_the_error_of_its_operands() -> None:
+    """Gradients in e5m2 are right; those of other operands, or of a wrong kernel, are not."""
+    given = inputs.make(BACKWARD, "cpu", seed=0)
+    check = reference.ResultCheck(BACKWARD, given, 0)
+    wide, operands = in_8_bits(check.inputs)
+    rounded = backward_of(wide)
+    results = {"out": rounded["out"].bfloat16()}
+    for name in ("dq", "dk", "dv"):
+        factor = fp8.descale(rounded[name], fp8.E5M2_MAX)
+        results |= {name: (rounded[name] / factor).to(torch.float8_e5m2), f"descale_{name}": factor}
+    accuracy = check.check_first(results)
+    assert accuracy.ok, accuracy.problem()
+    assert all(0.04 < accuracy.errors[name].relative < 0.12 for name in ("dq", "dk", "dv"))
+    honest = Prepared(lambda: None, dict, reads=operands)
+    assert check.fp8_problem(honest, accuracy) is None
+    assert "no e5m2 or e4m3 copy of dout" in str(
+        check.fp8_problem(replace(honest, reads={n: operands[n] for n in "qkv"}), accuracy)
+    )
+    exact = {name: t.bfloat16() for name, t in backward_of(check.inputs).items()}
+    fine = check.check_first({**exact, "out": rounded["out"].bfloat16()})
+    assert "dq is off by" in str(check.fp8_problem(honest, fine))
+    for name, wrong in (
+        ("dq", 1.3 * rounded["dq"]),
+        ("dk", torch.cat([rounded["dk"][:, :112], 0 * rounded["dk"][:, 112:]], dim=1)),
+        ("dv", rounded["dv"].flip(2)),
+    ):
+        assert not check.check_first({**results, name: wrong.bfloat16()}).ok
+
+
 def test_a_device_without_e4m3_matmul_has_no_rate_for_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
     real = ceiling.matmul_launch
 

@@ -342,17 +342,6 @@ def test_the_default_suite_is_the_papers() -> None:
     assert {c.shape.nheads * c.shape.headdim for c in found} == {2048}
 
 
-def test_fp8_is_forward_only() -> None:
-    found = resolve({"axes": {**AXES, "dtype": "bf16,fp8", "pass": "fwd,bwd,fwd_bwd"}})
-    assert [(c.dtype, c.direction) for c in found.cases] == [
-        *(("bf16", direction) for direction in ("fwd", "bwd", "fwd_bwd")),
-        ("fp8", "fwd"),
-    ]
-    assert found.notes == ("fp8 is forward only: 2 cases with a backward left out",)
-    with pytest.raises(UserError, match="fp8 is forward only; give --pass fwd"):
-        resolve({"axes": {**AXES, "dtype": "fp8", "pass": "bwd"}})
-
-
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
 def test_the_ci_suite_is_half_of_all_combinations_and_every_two_choices_meet(kind: str) -> None:
     found = suite.resolve(suite.load_suite("ci"), kind).cases

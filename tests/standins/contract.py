@@ -175,6 +175,8 @@ SOME = [
         "d128-causal-fwd",
         "d128-window-equal-bwd",
         "fp8-gqa-full",
+        "fp8-d128-causal-bwd",
+        "fp8-d128-causal-fwd_bwd",
         "ragged-d64-full-bwd",
         "ragged-d128-gqa-causal-fwd_bwd",
         "pages-64-decode",

@@ -3,8 +3,8 @@
 With the format "thd" tensors are (total, nheads, headdim), the mask is a padding one, and the output is
 (total, nheads * headdim_v).
 
-In fp8 the scale of the output is that of its quantizer, and what is larger is clipped. The update of scales after a
-call, which is made where gradients are on, is not here.
+In fp8 the scales of the output and of the gradients are those of their quantizers, and what is larger is clipped. The
+update of scales after a call, which is made where gradients are on, is not here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from standins import module
 from standins.attend import attend, check_half, opened
 
 VERSIONS = {"transformer-engine": "2.20.0"}
-E4M3 = object()  # DType.kFloat8E4M3
+E4M3, E5M2 = "DType.kFloat8E4M3", "DType.kFloat8E5M2"
+FORMATS = {E4M3: (torch.float8_e4m3fn, 448), E5M2: (torch.float8_e5m2, 57344)}
 META_O, META_S = 3, 6
+META_DQKV, META_DO, META_DP = 0, 3, 5
 
 
 class DelayedScaling:
@@ -38,29 +40,76 @@ class Float8Quantizer:
         self, scale: Tensor, amax: Tensor, fp8_dtype: object, *, rowwise: bool = True, columnwise: bool = True
     ) -> None:
         assert scale.shape == amax.shape == (1,)
-        assert fp8_dtype is E4M3
         assert rowwise
         assert not columnwise
-        self.scale, self.amax = scale, amax
+        self.scale, self.amax, self.dtype = scale, amax, str(fp8_dtype)
 
     def __call__(self, t: Tensor) -> Float8Tensor:
         assert t.is_contiguous()
         self.amax.copy_(t.abs().max())
-        e4m3 = (t.float() * self.scale).clamp(-448, 448).to(torch.float8_e4m3fn)
-        return Float8Tensor(e4m3.view(torch.uint8), 1 / self.scale)
+        dtype, largest = FORMATS[self.dtype]
+        small = (t.float() * self.scale).clamp(-largest, largest).to(dtype)
+        return Float8Tensor.of(small.view(torch.uint8), 1 / self.scale, self.dtype)
 
 
-class Float8Tensor:
-    requires_grad = False
+class Float8Tensor(torch.Tensor):
+    """A bf16 tensor by its dtype; its values are those of `_data`."""
 
-    def __init__(self, data: Tensor, scale_inv: Tensor) -> None:
-        self._data, self._scale_inv, self.shape = data, scale_inv, data.shape
+    _data: Tensor
+    _scale_inv: Tensor
+    _format: str
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
-    def view(self, *shape: int) -> Float8Tensor:
-        return Float8Tensor(self._data.view(*shape), self._scale_inv)
+    @classmethod
+    def of(cls, data: Tensor, scale_inv: Tensor, name: str) -> Float8Tensor:
+        made: Float8Tensor = torch.empty(data.shape, dtype=torch.bfloat16).as_subclass(cls)
+        made._data, made._scale_inv, made._format = data, scale_inv, name
+        return made
+
+    def view(self, *shape: Any) -> Float8Tensor:
+        found: Float8Tensor = _View.apply(self, shape)
+        return found
 
     def dequantize(self) -> Tensor:
-        return self._data.view(torch.float8_e4m3fn).float() * self._scale_inv
+        return self._data.view(FORMATS[self._format][0]).float() * self._scale_inv
+
+
+class _View(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, t: Float8Tensor, shape: Any) -> Float8Tensor:
+        ctx.shape = t.shape
+        return Float8Tensor.of(t._data.view(*shape), t._scale_inv, t._format)
+
+    @staticmethod
+    def backward(ctx: Any, *dout: Any) -> Any:
+        (t,) = dout
+        return Float8Tensor.of(t._data.view(ctx.shape), t._scale_inv, t._format), None
+
+
+class _Fp8Attention(torch.autograd.Function):
+    """Attention of Float8Tensors, whose gradients are e5m2. Drops what its backward needs when that has run."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Float8Tensor, k: Float8Tensor, v: Float8Tensor, module: Any) -> Float8Tensor:
+        with torch.enable_grad():
+            given = [t.dequantize().requires_grad_() for t in (q, k, v)]
+            out = module._attend(*given)
+        ctx.backward_objects, ctx.tensor_objects, ctx.module = (out, given), [], module
+        found: Float8Tensor = module.of_output(out.detach())
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *dout: Any) -> Any:
+        assert ctx.tensor_objects is not None
+        (out, given), scaling = ctx.backward_objects, ctx.module.quantizers["scaling_bwd"]
+        assert dout[0]._format == E5M2
+        values = dout[0].dequantize()
+        v = given[2].repeat_interleave(ctx.module.heads // ctx.module.groups, dim=2)
+        products = values.view(*out.shape[:2], -1, v.shape[-1]).transpose(1, 2) @ v.permute(0, 2, 3, 1)
+        assert float(products.abs().max() * scaling[META_DP].scale) <= 57344
+        found = torch.autograd.grad(out, given, values, retain_graph=True)
+        ctx.backward_objects = ctx.tensor_objects = None
+        return (*(scaling[META_DQKV](t.contiguous()) for t in found), None)
 
 
 class autocast:  # noqa: N801  its name there
@@ -126,7 +175,13 @@ class DotProductAttention(torch.nn.Module):
         self.channels, self.dropout, self.format = kv_channels, attention_dropout, qkv_format
         self.of_output = Float8Quantizer(torch.ones(1), torch.zeros(1), E4M3, columnwise=False)
         self.of_scores = Float8Quantizer(torch.ones(1), torch.zeros(1), E4M3, columnwise=False)
-        self.quantizers = {"scaling_fwd": {META_O: self.of_output, META_S: self.of_scores}}
+        backward = (META_DQKV, META_DO, META_DP)
+        self.quantizers = {
+            "scaling_fwd": {META_O: self.of_output, META_S: self.of_scores},
+            "scaling_bwd": {
+                n: Float8Quantizer(torch.ones(1), torch.zeros(1), E5M2, columnwise=False) for n in backward
+            },
+        }
 
     def forward(
         self,
@@ -149,7 +204,8 @@ class DotProductAttention(torch.nn.Module):
         if isinstance(query_layer, Float8Tensor):
             self.alibi = False
             assert self.of_scores.scale in (1, 448), "of the first call, or of the largest probability"
-            return self.of_output(self._attend(*(t.dequantize() for t in given)))  # type: ignore[operator]
+            assert self.channels == (128, 128) or not self.training, "cuDNN's backward on Hopper"
+            return _Fp8Attention.apply(*given, self)
         check_half(*given)
         assert (query_layer.shape[-2], key_layer.shape[-2]) == (self.heads, self.groups)
         assert (query_layer.shape[-1], value_layer.shape[-1]) == self.channels
@@ -225,13 +281,17 @@ def version_2_20(*, flash_attn: str | None = "2.8.3") -> dict[str, Any]:
         "transformer_engine.pytorch": module(
             "transformer_engine.pytorch",
             DotProductAttention=DotProductAttention,
-            DType=SimpleNamespace(kFloat8E4M3=E4M3),
+            DType=SimpleNamespace(kFloat8E4M3=E4M3, kFloat8E5M2=E5M2),
             Float8Quantizer=Float8Quantizer,
             autocast=autocast,
         ),
         "transformer_engine.pytorch.cpp_extensions": module("transformer_engine.pytorch.cpp_extensions"),
         "transformer_engine.pytorch.cpp_extensions.fused_attn": module(
-            "transformer_engine.pytorch.cpp_extensions.fused_attn", META_O=META_O, META_S=META_S
+            "transformer_engine.pytorch.cpp_extensions.fused_attn",
+            META_O=META_O,
+            META_S=META_S,
+            META_DP=META_DP,
+            META_DQKV=META_DQKV,
         ),
         "transformer_engine.common": module("transformer_engine.common"),
         "transformer_engine.common.recipe": module("transformer_engine.common.recipe", DelayedScaling=DelayedScaling),

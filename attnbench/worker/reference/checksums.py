@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from attnbench.core.backend import Inputs, torch_dtype
+from attnbench.core.backend import Inputs
 from attnbench.core.case import Case
 from attnbench.core.record import TensorError
 from attnbench.worker.reference.exact_attention import (
@@ -31,7 +31,7 @@ from attnbench.worker.reference.exact_attention import (
 )
 from attnbench.worker.reference.precision import without_tf32
 from attnbench.worker.reference.rounding import rms_of_one_rounding
-from attnbench.worker.reference.tolerance import summation_error, worst
+from attnbench.worker.reference.tolerance import result_values, summation_error, worst
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,8 +50,10 @@ def compare_checksums(reference: Reference, inputs: Inputs, results: Mapping[str
     found = {}
     for name, keys, row_wise, rows in (("dv", inputs.v, "out", inputs.dout), ("dk", inputs.k, "dq", inputs.q)):
         eager_error = max(reference.relative_eager_error(name), reference.relative_eager_error(row_wise))
-        tolerance = 2 * eager_error + rms_of_one_rounding(torch_dtype(case)) + summation_error(case)
-        differ = [_difference(*heads) for heads in _by_heads(case, keys, results[name], results[row_wise], rows)]
+        rounding = max(rms_of_one_rounding(results[n].dtype) for n in (name, row_wise))
+        tolerance = 2 * eager_error + rounding + summation_error(case)
+        by_key, by_row = result_values(name, results), result_values(row_wise, results)
+        differ = [_difference(*heads) for heads in _by_heads(case, keys, by_key, by_row, rows)]
         found[name] = worst([TensorError(r, eager_error, tolerance, r) for r in torch.cat(differ).tolist()])
     return found
 

@@ -9,13 +9,14 @@ Rounding. In some places a right fused kernel is less exact than eager: `Referen
 fp8. There is no eager attention in fp8. Its place takes the error that no fp8 attention can avoid: q, k and v rounded
 to e4m3 with one scale per tensor, and the probabilities rounded as kernels do (core/fp8.py), with everything else in
 float32. For standard normal inputs this error is 4 to 6 % of the output in root mean square, of which q and k cause up
-to 3.7 %, v 2.6 % and the probabilities 2.6 %. The exact result is that of the inputs before rounding.
+to 3.7 %, v 2.6 % and the probabilities 2.6 %. In a backward dout and the gradient of the scores are rounded to e5m2,
+which costs 5.2 % each. The exact results are those of the inputs before rounding.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -229,7 +230,8 @@ def _compute_reference(
         storage = torch_dtype(case)
         if scales:
             q, k, v = (fp8.round_to_e4m3(t, scale) for t, scale in zip((q, k, v), scales, strict=True))
-            storage, options["round_probabilities"] = torch.float32, fp8.round_probabilities
+            dout = None if dout is None else fp8.round_to_e5m2(dout)
+            storage, options["in_fp8"] = torch.float32, True
         rounded, _ = _attend(case, rows, q, k, v, dout, storage=storage, accumulate=torch.float32, **options)
         if "dsink" in exact:
             dsink.add(head, exact.pop("dsink"), rounded["dsink"], exact.pop("dsink_terms"))
@@ -279,14 +281,14 @@ def _attend(
     sink: Tensor | None = None,
     slopes: Tensor | None = None,
     scores_in: Sequence[torch.dtype | None] = (),
-    round_probabilities: Callable[[Tensor], Tensor] | None = None,
+    in_fp8: bool = False,
 ) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
     """Compute attention of some key heads and their groups of query heads, rounding intermediates to `storage`.
 
     q: (pairs, count, group, headdim), k: (pairs, seqlen_k, headdim), v: (pairs, seqlen_k, headdim_v), dout: (pairs,
     count, group, headdim_v), sink and ALiBi's slopes: (pairs, group). Products are summed in `accumulate`, as tensor
-    cores do, so storage=bf16 gives what eager attention gives in bf16. `round_probabilities` rounds the probabilities
-    further before they multiply v.
+    cores do, so storage=bf16 gives what eager attention gives in bf16. With `in_fp8` the probabilities and the
+    gradient of the scores are rounded to 8 bits before they are multiplied (core/fp8.py).
 
     Return the results ("out"; with dout also "dq", and "dk" and "dv" unless `rows_only`; with a sink also "dsink",
     (pairs, group), of these rows, and "dsink_terms", the squares that the rounding of out multiplies in it), and for
@@ -323,7 +325,8 @@ def _attend(
         p, of_sink = (p, None) if sink is None else (p[..., :-1], p[..., -1].to(accumulate))
         dropped = None if kept is None else ~kept[:, at]
         weights = p if dropped is None else (p * dropout_scale).masked_fill(dropped, 0.0)
-        outs.append(times(round_probabilities(weights) if round_probabilities else weights, v))
+        factors = fp8.round_probabilities(weights) if in_fp8 else weights
+        outs.append(times(factors, v))
         computed = Rows(q[:, at], scores, p, weights, outs[-1])
         if dout is not None:
             do_rows = dout[:, at].to(storage).to(accumulate)
@@ -334,13 +337,15 @@ def _attend(
             slope = case.softmax_scale * (1 - (scores / case.softcap) ** 2 if case.softcap else 1)
             pdp = (p * dp).sum(-1, keepdim=True)
             ds = (p * (dp - pdp)).to(storage) * slope
+            if in_fp8:
+                ds = fp8.round_to_e5m2(ds)
             if of_sink is not None:
                 terms = (do_rows * outs[-1]).square().sum(-1).sqrt()
                 dsinks.append((-of_sink * pdp[..., 0], of_sink * terms))
             dqs.append(times(ds, k))
             if dk is not None and dv is not None:
                 dk += summed(ds, q[:, at])
-                dv += summed(weights, do_rows)
+                dv += summed(factors, do_rows)
             computed = replace(computed, dout=do_rows, dp=dp, dq=dqs[-1])
         for dtype, of_rows, of_keys in zip(scores_in, by_row, by_key, strict=True):
             found = rounding_variances(case, computed, k, v, scores_in=dtype, rows_only=rows_only)

@@ -67,21 +67,25 @@ class ResultCheck:
     def fp8_problem(self, prepared: Prepared, accuracy: Accuracy) -> str | None:
         """Return why the launch of an fp8 cell does not compute in fp8, in one line; None where nothing shows that.
 
-        The launch must name its e4m3 copies of q, k and v; they are changed in place after timing, and its results must
-        follow. And its error must be that of e4m3 operands, which no choice of scales avoids.
+        The launch must name its copies of q, k and v in e4m3, and of dout in e5m2 or e4m3; they are changed in place
+        after timing, and its results must follow. And its errors must be those of such operands, which no choice of
+        scales avoids.
         """
         import torch
 
         if self.case.dtype != "fp8":
             return None
-        for name in ("q", "k", "v"):
+        of_dout = {"dout": (torch.float8_e5m2, torch.float8_e4m3fn)} if self.case.has_backward else {}
+        for name, dtypes in {**dict.fromkeys("qkv", (torch.float8_e4m3fn,)), **of_dout}.items():
             copy = prepared.reads.get(name)
-            if copy is None or copy.dtype != torch.float8_e4m3fn:
-                return f"it names no e4m3 copy of {name} that its launch reads (Prepared.reads)"
-        found, unavoidable = accuracy.errors["out"].relative, self._reference.relative_eager_error("out")
-        if found < MIN_FP8_ERROR * unavoidable:
-            expected = f"where e4m3 operands cost {unavoidable:.2%}"
-            return f"out is off by {found:.2%} only, {expected}: it computed with other operands"
+            if copy is None or copy.dtype not in dtypes:
+                formats = " or ".join(str(t).removeprefix("torch.float8_").removesuffix("fn") for t in dtypes)
+                return f"it names no {formats} copy of {name} that its launch reads (Prepared.reads)"
+        for name, error in accuracy.errors.items():
+            unavoidable = self._reference.relative_eager_error(name)
+            if error.relative < MIN_FP8_ERROR * unavoidable:
+                expected = f"where operands in fp8 cost {unavoidable:.2%}"
+                return f"{name} is off by {error.relative:.2%} only, {expected}: it computed with other operands"
         return None
 
     def move_reference(self, device: str) -> None:

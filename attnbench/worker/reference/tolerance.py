@@ -39,7 +39,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attnbench.core.backend import cu_seqlens, operand_dtype, torch_dtype
+from attnbench.core.backend import cu_seqlens, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy, TensorError
 from attnbench.worker.reference.exact_attention import ROW_RESULTS, ErrorProfile, Reference
@@ -76,7 +76,7 @@ def compare(
     case, sample = reference.case, reference.sample
     for name in expected_results(case):
         _check_form(case, name, results)
-    values = {name: _compared_values(name, results) for name in expected_results(case)}
+    values = {name: result_values(name, results) for name in expected_results(case)}
     compared = names or expected_results(case)
     errors = {
         name: _worst_error(reference, name, values[name], results[name].dtype, (wide or {}).get(name))
@@ -156,7 +156,7 @@ def _check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
         raise ValueError(f"{name} is a {type(results[name]).__name__}, expected a plain torch.Tensor")
     if tuple(results[name].shape) != shape:
         raise ValueError(f"{name} has shape {tuple(results[name].shape)}, expected {shape}")
-    if case.dtype == "fp8" and results[name].dtype == operand_dtype(case):
+    if case.dtype == "fp8" and results[name].dtype.itemsize == 1:
         factor = results.get(f"descale_{name}")
         if factor is None or factor.numel() != 1 or factor.dtype != torch.float32:
             raise ValueError(f"{name} is {results[name].dtype}: it needs descale_{name}, one float32 to multiply it by")
@@ -164,8 +164,8 @@ def _check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
         raise ValueError(f"{name} is {results[name].dtype}, expected {torch_dtype(case)}")
 
 
-def _compared_values(name: str, results: Mapping[str, Tensor]) -> Tensor:
-    """Return the values of a result as they are compared: an e4m3 result is multiplied by its scale."""
+def result_values(name: str, results: Mapping[str, Tensor]) -> Tensor:
+    """Return the values of a result as they are compared: one of 8 bits is multiplied by its scale."""
     t = results[name]
     return t if t.dtype.itemsize > 1 else t.float() * results[f"descale_{name}"]
 
