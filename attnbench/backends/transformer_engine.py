@@ -301,6 +301,7 @@ def _refusal(again: Callable[[], object]) -> str:
     finally:
         log._log_level = level
         logger.removeHandler(handler)
-    found = [text.removeprefix("Disabling ").rstrip(". ") for text in messages if text.startswith("Disabling ")]
+    said = [" ".join(text.split()) for text in messages]  # cuDNN's own words have several lines
+    found = [text.removeprefix("Disabling ").rstrip(". ") for text in said if text.startswith("Disabling ")]
     own = [text for text in dict.fromkeys(found) if "due to NVTE_" not in text]
     return f"Transformer Engine takes no backend: {'; '.join(own)[:400] or 'it does not say why'}"

@@ -62,6 +62,8 @@ class Fp8(Fused):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
+        if case.shape.seqlen_q == 1:
+            return "cuDNN's fp8 takes no single query on Hopper"
         if case.has_backward and not (case.shape.headdim == case.shape.headdim_v == 128):
             return "cuDNN's backward in fp8 needs headdim 128 on Hopper"
         return f"no layout {case.layout}" if case.layout != "native" else None

@@ -167,7 +167,7 @@ def test_what_no_backend_takes_is_skipped_with_its_reasons(monkeypatch: pytest.M
         logger.setLevel(utils.AttentionLogging._log_level)
         logger.debug("Disabling UnfusedDotProductAttention due to NVTE_UNFUSED_ATTN=0")
         logger.debug("Disabling FlashAttention %s for dropout", 3)
-        logger.debug("Disabling FusedAttention as no backend supports the provided input")
+        logger.debug('Disabling FusedAttention: No valid engine\n{"engineId":2}\nReason: s_q=1 on Hopper')
         raise ValueError(said)
 
     monkeypatch.setattr(transformer_engine.DotProductAttention, "forward", refuse)
@@ -176,7 +176,7 @@ def test_what_no_backend_takes_is_skipped_with_its_reasons(monkeypatch: pytest.M
         prepared.launch()
     assert str(refusal.value) == (
         "Transformer Engine takes no backend: FlashAttention 3 for dropout; "
-        "FusedAttention as no backend supports the provided input"
+        'FusedAttention: No valid engine {"engineId":2} Reason: s_q=1 on Hopper'
     )
     assert utils.AttentionLogging._log_level == logging.WARNING
     said = "another"
