@@ -90,7 +90,7 @@ BACKENDS: Mapping[str, str] = {
     "flashinfer-cudnn": "attnbench.backends.flashinfer:Cudnn",
     "flashinfer-trtllm": "attnbench.backends.flashinfer:TrtLlm",
     "cudnn": "attnbench.backends.cudnn:Cudnn",
-    "cudnn-fp8": "attnbench.backends.cudnn:CudnnFp8",
+    "cudnn-fp8": "attnbench.backends.cudnn_fp8:CudnnFp8",
     "transformer-engine": "attnbench.backends.transformer_engine:TransformerEngine",
     "transformer-engine-fused": "attnbench.backends.transformer_engine:Fused",
     "transformer-engine-flash": "attnbench.backends.transformer_engine:Flash",

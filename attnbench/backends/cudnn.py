@@ -1,6 +1,6 @@
-"""`cudnn`, `cudnn-fp8`: cuDNN's attention as graphs of cudnn-frontend, forward and backward.
+"""`cudnn`: cuDNN's attention as graphs of cudnn-frontend, forward and backward; in fp8 it is in cudnn_fp8.py.
 
-Checked against nvidia-cudnn-frontend 1.32.0 and its samples (50_sdpa_forward, 51_sdpa_backward, test/python/sdpa/fp8).
+Checked against nvidia-cudnn-frontend 1.32.0 and its samples (50_sdpa_forward, 51_sdpa_backward).
 `prepare` validates, plans and builds the graphs and allocates their workspace; a launch allocates the outputs and
 executes. Tensors are (batch, seqlen, nheads, headdim) in memory; a graph sees them as (batch, nheads, seqlen, headdim).
 cuDNN's causal mask is aligned top-left unless bottom-right is set, which needs seqlen_q <= seqlen_k. The sequences of a
@@ -16,10 +16,6 @@ top-left and with a causal mask alone (include/cudnn_frontend/utils/attn_score_m
 
 A `block_mask` has a bit for each tile, none for its pairs, and is forward only (graph_properties.h,
 sdpa_support_surface.h). The frontend's modules block_sparse_attention and flex_attention are not wired up.
-
-In fp8 cuDNN writes e4m3 on Hopper, and bf16 from Blackwell on (cuDNN 9.13). Each row of the output is a mean of rows of
-v, so no value is larger than the largest of v. With v's own scale for the output nothing is therefore clipped, and
-little precision is lost.
 """
 
 from __future__ import annotations
@@ -34,7 +30,6 @@ from attnbench.backends.masks import effective_window
 from attnbench.backends.paste import BHSD, Paste
 from attnbench.core.backend import Prepared, Probe, Unsupported, cu_seqlens
 from attnbench.core.case import Case
-from attnbench.core.fp8 import E4M3_MAX, quantize_inputs
 from attnbench.core.machine import Device
 from attnbench.core.pages import queries
 
@@ -45,7 +40,6 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 Tensors = Mapping[str, "Tensor"]
-BLACKWELL = (10, 0)
 AMPERE, BLACKWELL_RTX = 8, 12  # major compute capabilities
 
 
@@ -165,43 +159,6 @@ class Cudnn(Library):
             return Prepared(lambda: backward(forward()), named, forward=forward, plan=plan, reads=reads)
         kept = forward()
         return Prepared(lambda: backward(kept), named, forward=forward, plan=plan, reads=reads)
-
-
-class CudnnFp8(Cudnn):
-    """cuDNN's forward in e4m3, with one scale per tensor."""
-
-    name = "cudnn-fp8"
-    min_version = "1.14"  # diagonal_alignment
-    verified: ClassVar = ("NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.19",)
-    efficiency = 1.1
-    limits: ClassVar = Limits(
-        dtypes=("fp8",),
-        capability=(9, 0),
-        headdim=(16, 256),
-        headdim_multiple=16,
-        backward=False,
-        empty_rows=False,
-        headdim_v=True,
-    )
-
-    def unsupported(self, case: Case, device: Device) -> str | None:
-        if reason := super().unsupported(case, device):
-            return reason
-        d, d_v = case.shape.headdim, case.shape.headdim_v
-        newer = device.capability is not None and device.capability >= BLACKWELL
-        if newer and max(d, d_v) > 128 and (d, d_v) != (192, 128):
-            return f"headdim {d} with headdim_v {d_v}: on Blackwell to 128, or 192-128"
-        return None
-
-    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        import torch
-
-        operands, descale = quantize_inputs(inputs)
-        if torch.cuda.get_device_capability(inputs.q.device) >= BLACKWELL:
-            run = fp8_graph(case, operands, descale, torch.bfloat16)
-            return Prepared(run, lambda raw: {"out": raw["out"]}, reads=operands)
-        run = fp8_graph(case, operands, descale, torch.float8_e4m3fn)
-        return Prepared(run, lambda raw: {"out": raw["out"], "descale_out": descale["v"]}, reads=operands)
 
 
 class Packing:
@@ -372,13 +329,13 @@ def forward_graph(case: Case, inputs: Inputs, packing: Packing | None = None) ->
         v=graph.input("v", inputs.v),
         generate_stats=case.has_backward,
         attn_scale=case.softmax_scale,
-        **_mask_options(case, graph.cudnn),
+        **mask_options(case, graph.cudnn),
         **_sink_options(graph, inputs),
         **(packing.options(graph) if packing else {}),
     )
     graph.output("out", out, (s.batch, s.seqlen_q, s.nheads, s.headdim_v), inputs.q.dtype)
     if case.has_backward:
-        graph.output("stats", stats, _stats_shape(case), torch.float32, by_head=packing is None)
+        graph.output("stats", stats, stats_shape(case), torch.float32, by_head=packing is None)
     return graph.build()
 
 
@@ -400,7 +357,7 @@ def _prepare_paged(case: Case, inputs: Inputs) -> Prepared:
         attn_scale=case.softmax_scale,
         **{f"paged_attention_{name[-1]}_table": graph.plain_input(name, t) for name, t in tables.items()},
         paged_attention_max_seq_len_kv=s.seqlen_k,
-        **_mask_options(case, graph.cudnn),
+        **mask_options(case, graph.cudnn),
         **_sink_options(graph, inputs),
         **packing.options(graph),
     )
@@ -445,7 +402,7 @@ def backward_graph(
     s, dtype = case.extent, inputs.q.dtype
     graph = Graph(inputs.q, packing)
     assert inputs.dout is not None
-    stats = torch.empty(_stats_shape(case), device="meta")
+    stats = torch.empty(stats_shape(case), device="meta")
     out = torch.empty(s.batch, s.seqlen_q, s.nheads, s.headdim_v, device="meta", dtype=dtype)
     totals = {"max_total_seq_len_q": s.seqlen_q, "max_total_seq_len_kv": s.seqlen_k}  # the workspace is of these sizes
     of_sink = {"dSink_token": graph.plain_output("dsink", _sink(inputs)["sink"])} if case.sink else {}
@@ -458,7 +415,7 @@ def backward_graph(
         dO=graph.input("dout", inputs.dout),
         stats=graph.input("stats", stats, by_head=packing is None),
         attn_scale=case.softmax_scale,
-        **_mask_options(case, graph.cudnn),
+        **mask_options(case, graph.cudnn),
         **_sink_options(graph, inputs),
         **of_sink,
         **(packing.options(graph) | {name: -(-n // 64) * 64 for name, n in totals.items()} if packing else {}),
@@ -469,7 +426,7 @@ def backward_graph(
     return graph.build()
 
 
-def _stats_shape(case: Case) -> tuple[int, int, int, int]:
+def stats_shape(case: Case) -> tuple[int, int, int, int]:
     """Return the shape of the log-sum-exp in memory: by heads, but by tokens where sequences are packed."""
     s = case.extent
     return (1, s.seqlen_q, s.nheads, 1) if case.is_ragged else (s.batch, s.nheads, s.seqlen_q, 1)
@@ -480,37 +437,6 @@ def _side(name: str) -> str:
     return "k" if name in ("k", "v", "dk", "dv") else "q"
 
 
-def fp8_graph(
-    case: Case, operands: Tensors, descale: Tensors, out_dtype: torch.dtype
-) -> Callable[[], dict[str, Tensor]]:
-    """Return the launch of the fp8 forward, with output "out" in `out_dtype`.
-
-    Probabilities are scaled by 448. An e4m3 output has the scale of v, a bf16 output none.
-    """
-    import torch
-
-    s = case.shape
-    one = torch.ones(1, 1, 1, 1, device=operands["q"].device)
-    scales = {f"descale_{name}": factor.view(1, 1, 1, 1) for name, factor in descale.items()}
-    scales |= {"descale_s": one / E4M3_MAX, "scale_s": one * E4M3_MAX}
-    scales["scale_o"] = one if out_dtype.itemsize > 1 else one / scales["descale_v"]
-    graph = Graph(operands["q"])
-    out, _, amax_s, amax_o = graph.graph.sdpa_fp8(
-        name="sdpa_fp8",
-        **{name: graph.input(name, t) for name, t in operands.items()},
-        **{name: graph.input(name, t) for name, t in scales.items()},
-        generate_stats=False,
-        attn_scale=case.softmax_scale,
-        **_mask_options(case, graph.cudnn, prefix=""),
-    )
-    graph.output("out", out, (s.batch, s.seqlen_q, s.nheads, s.headdim_v), out_dtype)
-    graph.output("amax_s", amax_s, (1, 1, 1, 1), torch.float32)
-    graph.output("amax_o", amax_o, (1, 1, 1, 1), torch.float32)
-    launch = graph.build()
-    given = {**operands, **scales}
-    return lambda: launch(given)
-
-
 @functools.cache
 def _handle() -> Any:
     """Return the cuDNN handle of this process; each launch sets its stream."""
@@ -519,7 +445,7 @@ def _handle() -> Any:
     return cudnn.create_handle()
 
 
-def _mask_options(case: Case, cudnn: Any, prefix: str = "diagonal_band_") -> dict[str, Any]:
+def mask_options(case: Case, cudnn: Any, prefix: str = "diagonal_band_") -> dict[str, Any]:
     """Return the mask options of an sdpa node. cuDNN's left bound counts the diagonal, window_size does not."""
     left, right = effective_window(case)
     if left is None and right is None:
@@ -548,6 +474,7 @@ def _data_type(cudnn: Any, dtype: torch.dtype) -> Any:
         torch.float16: "HALF",
         torch.float32: "FLOAT",
         torch.float8_e4m3fn: "FP8_E4M3",
+        torch.float8_e5m2: "FP8_E5M2",
         torch.int32: "INT32",
         torch.int64: "INT64",
     }

@@ -13,7 +13,6 @@ updates none.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,9 +35,6 @@ from transformer_engine.pytorch import DotProductAttention, autocast
 
 {BSHD}with autocast(enabled=True, recipe=DelayedScaling(fp8_dpa=True)):  # of 16 bits, quantised in the call
     {CALL.replace(chr(10), chr(10) + "    ")}"""
-
-
-MARGIN = 2.0**5  # of the scale of dq, dk and dv, as in DelayedScaling(margin=5)
 
 
 class Fp8(Fused):
@@ -116,11 +112,9 @@ class Fp8(Fused):
             return _named({"out": out, **dict(zip(("dq", "dk", "dv"), found, strict=True))})
 
         of_dp, of_gradients = scales("scaling_bwd", META_DP, META_DQKV)
-        # A gradient of a score is p (dout . v - dout . out), where p is at most 1 and out a mean of rows of v.
-        longest = [float(t.float().norm(dim=-1).amax()) for t in (inputs.dout, inputs.v)]
-        of_dp.fill_(fp8.E5M2_MAX / max(2 * math.prod(longest), 1e-12))
+        of_dp.fill_(fp8.E5M2_MAX / fp8.largest_score_gradient(inputs.dout, inputs.v))
         largest = max(float(t.dequantize().abs().amax()) for t in grads(forward(), keep=False))
-        of_gradients.fill_(fp8.E5M2_MAX / max(MARGIN * largest, 1e-12))
+        of_gradients.fill_(fp8.E5M2_MAX / max(fp8.GRADIENT_MARGIN * largest, 1e-12))
 
         if case.direction == "fwd_bwd":
 

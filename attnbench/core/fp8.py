@@ -15,17 +15,22 @@ The exponents of e5m2 reach from 2^-16 to 2^15, so that its scale matters little
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from attnbench.core.backend import Inputs
 from attnbench.core.layouts import find_packed, lay_out
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 E4M3_MAX = 448.0
 E5M2_MAX = 57344.0
 PROBABILITY_SCALE = 2.0**8  # the factor by which kernels multiply probabilities before they round them
+GRADIENT_MARGIN = (
+    2.0**5
+)  # how far gradients may exceed those from which their scale was taken; e5m2 loses nothing by it
 
 
 def descale(t: Tensor, largest: float = E4M3_MAX) -> Tensor:
@@ -33,22 +38,40 @@ def descale(t: Tensor, largest: float = E4M3_MAX) -> Tensor:
     return (t.abs().amax().float() / largest).clamp(min=1e-12).reshape(1)
 
 
-def quantize(t: Tensor) -> tuple[Tensor, Tensor]:
-    """Return t / descale(t) in float8_e4m3fn, and descale(t)."""
+def quantize(t: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """Return t in an 8-bit dtype, by default float8_e4m3fn, and the factor by which that must be multiplied."""
     import torch
 
-    factor = descale(t)
-    return (t / factor).to(torch.float8_e4m3fn), factor
+    dtype = dtype or torch.float8_e4m3fn
+    factor = descale(t, torch.finfo(dtype).max)
+    return (t / factor).to(dtype), factor
 
 
 def quantize_inputs(inputs: Inputs) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return q, k and v in e4m3 by name, in the layout of the inputs, and the descale factor of each by name."""
+    """Return q, k and v in e4m3 and dout, where there is one, in e5m2, by name, and the factor of each by name.
+
+    They are in the layout of the inputs.
+    """
+    import torch
+
     pairs = {name: quantize(getattr(inputs, name)) for name in ("q", "k", "v")}
     operands = {name: t for name, (t, _) in pairs.items()}
     if find_packed(inputs) is not None:
         packed = lay_out("packed", inputs.with_values(operands))
         operands = {"q": packed.q, "k": packed.k, "v": packed.v}
+    if inputs.dout is not None:
+        pairs["dout"] = quantize(inputs.dout, torch.float8_e5m2)
+        operands["dout"] = pairs["dout"][0]
     return operands, {name: factor for name, (_, factor) in pairs.items()}
+
+
+def largest_score_gradient(dout: Tensor, v: Tensor) -> float:
+    """Return what the gradient of no score exceeds, for (batch, seqlen, nheads, headdim_v) dout and v.
+
+    It is p (dout . v - dout . out), where p is at most 1 and out a mean of rows of v.
+    """
+    longest = (float(t.float().norm(dim=-1).amax()) for t in (dout, v))
+    return max(2 * math.prod(longest), 1e-12)
 
 
 def round_to_e4m3(t: Tensor, factor: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from standins.contract import AMPERE, BLACKWELL, HOPPER, RTX, TURING, backend, c
 
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 128, 128), "bf16", "fwd")
 RAGGED = Case(Shape(3, 64, 64, 2, 2, 128, 128), "bf16", "fwd", True, lengths=((1, 64, 64), (2, 1, 40)))
+D64 = Shape(1, 64, 64, 2, 2, 64, 64)
 MORE_QUERIES = Case(Shape(2, 48, 64, 2, 2, 128, 128), "bf16", "fwd", lengths=((1, 32, 64), (1, 48, 40)))
 
 
@@ -126,10 +127,16 @@ def test_a_graph_that_cudnn_refuses_is_a_skip() -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
 @cases("cudnn-fp8")
-def test_fp8_contract(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], name: str, case: Case) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+def test_fp8_contract(monkeypatch: pytest.MonkeyPatch, name: str, case: Case) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    check(backend(name), case)
+
+
+@pytest.mark.usefixtures("stand_in")
+@cases("cudnn-fp8", device=BLACKWELL)
+def test_fp8_contract_on_blackwell(monkeypatch: pytest.MonkeyPatch, name: str, case: Case) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (10, 0))
     check(backend(name), case)
 
 
@@ -176,7 +183,9 @@ def test_cudnn_fp8_takes_fp8_only() -> None:
         ("cudnn", replace(PLAIN, softcap=30.0), HOPPER, "no softcap"),
         ("cudnn", replace(PLAIN, dtype="fp32"), HOPPER, "no fp32"),
         ("cudnn-fp8", replace(PLAIN, dtype="fp8"), AMPERE, "9.0 or newer"),
-        ("cudnn-fp8", replace(PLAIN, dtype="fp8", direction="bwd"), HOPPER, "forward only"),
+        ("cudnn-fp8", replace(PLAIN, dtype="fp8", direction="bwd", shape=D64), HOPPER, "fp8 needs headdim 128"),
+        ("cudnn-fp8", replace(PLAIN, dtype="fp8", direction="bwd"), HOPPER, None),
+        ("cudnn-fp8", replace(PLAIN, dtype="fp8", direction="bwd"), BLACKWELL, "for Hopper only"),
         ("cudnn-fp8", replace(PLAIN, dtype="fp8", shape=Shape(1, 64, 64, 2, 2, 256, 256)), HOPPER, None),
         ("cudnn-fp8", replace(PLAIN, dtype="fp8", shape=Shape(1, 64, 64, 2, 2, 256, 256)), BLACKWELL, "to 128"),
         ("cudnn-fp8", replace(PLAIN, dtype="fp8", shape=Shape(1, 64, 64, 2, 2, 72, 72)), HOPPER, "multiple of 16"),

@@ -20,6 +20,7 @@ DTYPES = {
     "BFLOAT16": torch.bfloat16,
     "FLOAT": torch.float32,
     "FP8_E4M3": torch.float8_e4m3fn,
+    "FP8_E5M2": torch.float8_e5m2,
     "INT32": torch.int32,
     "INT64": torch.int64,
 }
@@ -211,7 +212,41 @@ class pygraph:  # noqa: N801
     ) -> tuple[Symbol, Symbol | None, Symbol, Symbol]:
         self.node = ("sdpa_fp8", q, k, v, descale_q, descale_k, descale_v, descale_s, scale_s, scale_o)
         self.band = (diagonal_alignment, left_bound, right_bound)
-        self.scale, self.results = attn_scale, (Symbol(), None, Symbol(), Symbol())
+        self.scale, self.results = attn_scale, (Symbol(), Symbol() if generate_stats else None, Symbol(), Symbol())
+        return self.results
+
+    def sdpa_fp8_backward(
+        self,
+        q: Symbol,
+        k: Symbol,
+        v: Symbol,
+        o: Symbol,
+        dO: Symbol,  # noqa: N803
+        stats: Symbol,
+        descale_q: Symbol,
+        descale_k: Symbol,
+        descale_v: Symbol,
+        descale_o: Symbol,
+        descale_dO: Symbol,  # noqa: N803
+        descale_s: Symbol,
+        descale_dP: Symbol,  # noqa: N803
+        scale_s: Symbol,
+        scale_dQ: Symbol,  # noqa: N803
+        scale_dK: Symbol,  # noqa: N803
+        scale_dV: Symbol,  # noqa: N803
+        scale_dP: Symbol,  # noqa: N803
+        *,
+        attn_scale: float | None = None,
+        diagonal_alignment: Any = diagonal_alignment.TOP_LEFT,
+        left_bound: int | None = None,
+        right_bound: int | None = None,
+        name: str = "",
+    ) -> tuple[Symbol, ...]:
+        factors = (descale_q, descale_k, descale_v, descale_o, descale_dO, descale_s, descale_dP)
+        factors += (scale_s, scale_dQ, scale_dK, scale_dV, scale_dP)
+        self.node = ("sdpa_fp8_backward", q, k, v, o, dO, stats, *factors)
+        self.band = (diagonal_alignment, left_bound, right_bound)
+        self.scale, self.results = attn_scale, tuple(Symbol() for _ in range(7))
         return self.results
 
     def __getattr__(self, name: str) -> Any:
@@ -296,17 +331,39 @@ class pygraph:  # noqa: N801
                 if self.dsink is not None:
                     assert dsink is not None
                     self.dsink.of(tensor_dict[self.dsink]).copy_(dsink.view(1, -1, 1, 1))
+            elif kind == "sdpa_fp8_backward":
+                made = self._fp8_backward(given, options)
             else:
                 descale_q, descale_k, descale_v, descale_s, scale_s, scale_o = (float(t) for t in given[3:])
                 assert abs(descale_s * scale_s - 1) < 1e-6
                 q, k, v = q.float() * descale_q, k.float() * descale_k, v.float() * descale_v
-                out = attend(q, k, v, **options)[0].transpose(1, 2)
-                made = [out * scale_o, None, torch.ones(1, 1, 1, 1), out.abs().amax().view(1, 1, 1, 1)]
+                out, lse = attend(q, k, v, **options)
+                made = [out.transpose(1, 2) * scale_o, lse.unsqueeze(-1), torch.ones(1, 1, 1, 1), _amax(out)]
             for symbol, value in zip(self.results, made, strict=True):
                 if symbol is not None:
                     assert symbol.is_output
                     assert value is not None
                     views[symbol].copy_(value)
+
+    def _fp8_backward(self, given: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
+        """Return dq, dk and dv with their scales, and the largest of each and of the gradient of the scores."""
+        q, k, v, out, dout, stats = given[:6]
+        assert dout.dtype == torch.float8_e5m2
+        assert q.shape[-1] == v.shape[-1] == 128
+        *descale, descale_s, descale_dp, scale_s, scale_dq, scale_dk, scale_dv, scale_dp = (float(t) for t in given[6:])
+        assert abs(descale_s * scale_s - 1) < 1e-6
+        assert abs(descale_dp * scale_dp - 1) < 1e-6
+        wide = [(t.float() * of).transpose(1, 2) for t, of in zip((q, k, v, out, dout), descale, strict=True)]
+        leaves = [t.requires_grad_() for t in wide[:3]]
+        again, lse = attend(*leaves, **options)
+        torch.testing.assert_close(stats.squeeze(-1), lse)
+        torch.testing.assert_close(wide[3], again, rtol=0.07, atol=0.01)
+        found = torch.autograd.grad(again, leaves, wide[4])
+        heads = wide[0].shape[2] // wide[2].shape[2]
+        dp = wide[4].transpose(1, 2) @ wide[2].repeat_interleave(heads, dim=2).permute(0, 2, 3, 1)
+        assert float(dp.detach().abs().max()) * scale_dp <= 57344
+        scaled = [(t.transpose(1, 2) * of, of) for t, of in zip(found, (scale_dq, scale_dk, scale_dv), strict=True)]
+        return [*(t.clamp(-57344, 57344) for t, _ in scaled), *(_amax(t / of) for t, of in scaled), _amax(dp)]
 
     def _sequences(self, tensors: dict[Symbol, Tensor]) -> Iterator[dict[Symbol, Tensor]]:
         """Yield the bound tensors as the graph sees them: at once, or of each sequence of a ragged batch."""
@@ -370,6 +427,10 @@ class pygraph:  # noqa: N801
         torch.testing.assert_close(out.transpose(1, 2), again)
         found = torch.autograd.grad(again, leaves, dout.transpose(1, 2))
         return [t.transpose(1, 2) for t in found[:3]], found[3] if self.sink is not None else None
+
+
+def _amax(t: Tensor) -> Tensor:
+    return t.detach().abs().amax().view(1, 1, 1, 1)
 
 
 def _slopes(heads: int) -> list[float]:
