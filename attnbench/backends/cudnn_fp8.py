@@ -35,7 +35,7 @@ class CudnnFp8(Cudnn):
 
     name = "cudnn-fp8"
     min_version = "1.14"  # diagonal_alignment
-    verified: ClassVar = ("NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.19",)
+    verified: ClassVar = tuple(f"NVIDIA {gpu}, cudnn-frontend 1.32.0, cuDNN 9.19" for gpu in ("H100", "H200"))
     efficiency = 1.1
     limits: ClassVar = Limits(
         dtypes=("fp8",),
