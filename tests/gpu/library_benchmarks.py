@@ -10,7 +10,9 @@ has
 
 - the time by attnbench, and the library's benchmark's over it,
 - the same in cycles: a benchmark's loop without pauses lets the clock fall,
-- attnbench's call timed by the library's timer, over that of the library's call: what is left is the calls.
+- attnbench's call timed by the library's timer, over that of the library's call: what is left is the calls,
+- the same with the library's call alone, where its benchmark does more: attention-gym's backward adds to the gradients
+  of the calls before.
 
 Exit code 1 where a median of the last two is further than 3 % from 1, or a result is not right.
 """
@@ -44,6 +46,7 @@ class Benchmark:
     cases: Callable[[], Iterator[Case]]
     call: Callable[[Case], Launch]
     timer: PeerTimer
+    alone: Callable[[Case], Launch] | None = None  # the call of a backward without what the benchmark does beside it
 
 
 def attention_gym_cases() -> Iterator[Case]:
@@ -53,8 +56,8 @@ def attention_gym_cases() -> Iterator[Case]:
         yield from (plain, replace(plain, window_size=(1024, 0)), replace(plain, mask="prefix:1k"))
 
 
-def attention_gym_call(case: Case) -> Launch:
-    """Return the call of test_mask, whose backward adds to the gradients of the calls before."""
+def attention_gym_call(case: Case, *, adds: bool = True) -> Launch:
+    """Return the call of test_mask, whose backward adds to the gradients of the calls before; not so without `adds`."""
     from attn_gym import masks  # type: ignore[import-not-found,import-untyped,unused-ignore]
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -70,6 +73,8 @@ def attention_gym_call(case: Case) -> Launch:
     if case.direction == "fwd":
         return lambda: attention(q, k, v, score_mod=None, block_mask=block_mask)
     out, dout = attention(q, k, v, score_mod=None, block_mask=block_mask), torch.randn_like(q)
+    if not adds:
+        return lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
     return lambda: out.backward(dout, retain_graph=True)
 
 
@@ -151,7 +156,12 @@ def _read_other(read: Callable[[Launch], float], other: Launch, _: Launch) -> fl
 
 
 BENCHMARKS = {
-    "flex": Benchmark(attention_gym_cases, attention_gym_call, PeerTimer(_do_bench, "triton")),
+    "flex": Benchmark(
+        attention_gym_cases,
+        attention_gym_call,
+        PeerTimer(_do_bench, "triton"),
+        alone=partial(attention_gym_call, adds=False),
+    ),
     "flashinfer-fa2": Benchmark(flashinfer_cases, flashinfer_call, PEER_TIMERS["flashinfer.testing"]),
     **{
         name: Benchmark(varlen_cases, partial(varlen_call, name), PEER_TIMERS["benchmark_attn.py"])
@@ -183,15 +193,21 @@ def compare(name: str, measurer: CellMeasurer, device: Any, policy: Policy) -> b
             print(f"{name}: {label}: too short to compare")
             continue
         calls = against.ratio / of_ours.ratio
-        ratios.append((against.cycles, calls))
+        alone = None
+        if benchmark.alone is not None and case.has_backward:
+            timer = replace(benchmark.timer, read=partial(_read_other, benchmark.timer.read, benchmark.alone(case)))
+            if (found_alone := compare_timers(measurer, prepared.launch, policy, timer)) is not None:
+                alone = found_alone.ratio / of_ours.ratio
+        ratios.append((against.cycles, alone or calls))
         clocks = f"{against.clock / 1e6:.0f} and {against.peer_clock / 1e6:.0f} MHz"
         print(
             f"{name}: {label}: {against.latency * 1e3:.3f} ms; benchmark over attnbench {1 / against.ratio:.4f}, "
-            f"in cycles {1 / against.cycles:.4f} ({clocks}), by one timer {1 / calls:.4f}",
+            f"in cycles {1 / against.cycles:.4f} ({clocks}), by one timer {1 / calls:.4f}"
+            + (f", its call alone {1 / alone:.4f}" if alone else ""),
             flush=True,
         )
         del prepared, theirs
-    for words, values in zip(("in cycles", "by one timer"), zip(*ratios, strict=True), strict=False):
+    for words, values in zip(("in cycles", "by one timer, calls alone"), zip(*ratios, strict=True), strict=False):
         median = stats.median([1 / value for value in values])
         print(f"{name}: median of {len(ratios)} {words}: {median:.4f}")
         agree = agree and abs(median - 1) <= MOST
