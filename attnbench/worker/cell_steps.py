@@ -208,7 +208,9 @@ class CellSteps:
             self.renewal.renew()
         self.laps.end("check")
         if self.timing is not None:
-            self.timing.notes += kernel_trace.check_later_calls(self.instruments, self.prepared, self.timing)
+            self.timing.notes += kernel_trace.check_later_calls(
+                self.instruments, self.prepared, self.timing, self.renewal.renew
+            )
         return None
 
     def record(self) -> Fields:

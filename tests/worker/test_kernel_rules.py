@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -393,6 +394,27 @@ def test_samples_much_slower_than_a_later_call_get_a_note(trace_launch: Callable
     assert slow.note.startswith("samples much slower than a later call")
     assert trace_launch(call(FLASH), call(), latency=165e-6).note is None
     assert trace_launch(call(FLASH), call(), latency=200e-6, host_bound=True).note is None  # the host explains it
+
+
+@pytest.mark.parametrize(("on_new_inputs", "noted"), [((0.011,), False), ((0.5, 0.011), False), ((0.5, 0.5), True)])
+def test_a_cpu_that_is_slow_on_new_inputs_twice_gets_a_note(on_new_inputs: tuple[float, ...], noted: bool) -> None:
+    """Samples take 10 ms. Other work on the CPU may delay one call on new inputs."""
+    measurer, calls = object.__new__(CellMeasurer), [*on_new_inputs]
+    measurer.device = torch.device("cpu")
+    renewed = []
+
+    def next_call(_: object, n: int) -> list[float]:
+        assert n == 1
+        return [calls.pop(0)]
+
+    measurer.timer = SimpleNamespace(samples=next_call)  # type: ignore[assignment]
+    timing = Timing(measurements(time=[0.01] * 30), "perf_counter", "cold", [])
+    ready = Prepared(lambda: None, lambda _: {})
+    notes = kernel_trace.check_later_calls(measurer, ready, timing, lambda: renewed.append(True))
+    assert (notes != []) == noted
+    assert all("may remember inputs" in note for note in notes)
+    assert not calls
+    assert len(renewed) == len(on_new_inputs)
 
 
 def test_a_launch_that_cannot_be_traced_gets_a_note(trace_launch: Callable[..., Any]) -> None:
