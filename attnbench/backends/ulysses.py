@@ -128,6 +128,7 @@ def _named(raw: Any) -> Mapping[str, Tensor]:
 
 class Eager(Ulysses):
     name = "ulysses-eager"
+    verified = ON_TWO
 
 
 class Sdpa(Ulysses):
@@ -137,6 +138,7 @@ class Sdpa(Ulysses):
 
 class SdpaMath(Ulysses):
     name = "ulysses-sdpa-math"
+    verified = ON_TWO
 
 
 class SdpaFlash(Ulysses):
@@ -151,6 +153,7 @@ class SdpaCudnn(Ulysses):
 
 class SdpaEfficient(Ulysses):
     name = "ulysses-sdpa-efficient"
+    verified = ON_TWO
 
 
 class Triton(Ulysses):
@@ -175,3 +178,4 @@ class Fa3(Ulysses):
 
 class Fa4(Ulysses):
     name = "ulysses-fa4"
+    verified = ON_TWO
