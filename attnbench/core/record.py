@@ -141,10 +141,10 @@ class Record:
     - "clock_sm", "clock_mem" (Hz), "power" (W), "temperature" (C): NVML's readings while sampling
     - "sustained" (s): one call without pauses; "sustained_power" (W) and "sustained_power_error" (a ratio)
     - of several ranks, "time" is that of the slowest rank, call by call, and "time_rank0", ... (s) that of each;
-      "compute" (s): the same launch without its communication, the slowest rank's; "moved" (B): what one rank sends in
-      a call, at most; "memory_peak" is the largest of the ranks, "memory_ranks" (B) has each;
-      "clock_ranks" (Hz): the median of "clock_held" of each; "ceiling_bus" (B/s): what each rank sends in a large
-      all-to-all
+      "compute" (s): the same launch without its communication, the slowest rank's, and "clock_compute" (Hz): the SM
+      clock of rank 0 meanwhile; "moved" (B): what one rank sends in a call, at most; "memory_peak" is the largest of
+      the ranks, "memory_ranks" (B) has each; "clock_ranks" (Hz): the median of "clock_held" of each; "ceiling_bus"
+      (B/s): what each rank sends in a large all-to-all
     - "ceiling_matmul" (FLOP/s, in the case's dtype), "ceiling_copy" (B/s), "ceiling_exp" (1/s): the machine's own
       limits, read in some jobs
     """

@@ -519,9 +519,15 @@ def tracing(row: Row) -> float | None:
 
 @metric("Communication exposed", "", "lower", formats.share, sure_as="latency")
 def exposed(row: Row) -> float | None:
-    """With several ranks: the share of the latency that the same launch without its communication does not take."""
+    """With several ranks: the share of the latency that the same launch without its communication does not take.
+
+    In clock cycles where the clocks of both are known, since a GPU at its power cap runs the two at different ones.
+    """
     seconds, alone = latency(row), row.one_value("compute")
-    return None if alone is None or not seconds else split_sequence.exposed(seconds, alone)
+    if alone is None or not seconds:
+        return None
+    held, of_compute = clock_held(row), row.one_value("clock_compute")
+    return split_sequence.exposed(seconds, alone * of_compute / held if held and of_compute else alone)
 
 
 @metric("Sent by each rank", "GB/s", "higher", formats.digits, sure_as="latency")

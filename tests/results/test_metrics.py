@@ -84,6 +84,17 @@ def test_the_reading_stands_where_the_span_is_no_better() -> None:
     assert value("latency", short(measurements=measurements(span=8e-6))) is None
 
 
+def test_communication_is_exposed_in_cycles_where_both_clocks_are_known() -> None:
+    """At a power cap the launch without communication runs at another clock."""
+    taken = measurements(time=1.0, compute=0.8, clock_held=1.5e9, clock_compute=1.8e9)
+    assert value("exposed", record(measurements=taken)) == pytest.approx(1 - 0.8 * 1.8 / 1.5)
+    assert value(
+        "exposed", record(measurements=measurements(time=1.0, compute=0.8, clock_held=1.5e9))
+    ) == pytest.approx(0.2)
+    assert value("exposed", record(measurements=measurements(time=1.0, compute=1.1))) == 0
+    assert value("exposed", record((1.0,))) is None
+
+
 def test_utilisation_three_ways() -> None:
     taken = measurements(time=2e-6, clock_held=(1.4e9, 1.5e9, 1.6e9), clock_sm=1e9)
     rates = Rates(peak=1e15, clock=2e9, ceiling=8e14)

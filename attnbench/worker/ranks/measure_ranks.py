@@ -182,6 +182,8 @@ def measure_ranks(
         if prepared.compute is not None:
             alone = instruments.time(TimedLaunch(prepared.compute, _no_copies, 0, 0), policy)
             measurements["compute"] = alone.measurements["time"]
+            if clock := alone.measurements.get("clock_held"):
+                measurements["clock_compute"] = clock
         measurements["ceiling_bus"] = Measurement("B/s", tuple(_bus(instruments, group)))
         cell.laps.end("timing")
     if changed := cell.first_changed():
