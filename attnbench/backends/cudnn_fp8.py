@@ -5,18 +5,20 @@ bf16 from Blackwell on (cuDNN 9.13). Each row of the output is a mean of rows of
 largest of v. With v's own scale for the output nothing is therefore clipped, and little precision is lost.
 
 In the backward dout, the gradient of the scores ("dP") and dq, dk and dv are e5m2. The scale of dP is of the largest
-that there can be, those of dq, dk and dv of what a first backward gives, with a margin.
+that there can be, those of dq, dk and dv of what a first backward gives, with a margin. Probabilities in it are exp(s -
+lse) times 448, so that those of long sequences without a mask fall below e4m3's range (docs/backends.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.cudnn import Cudnn, Graph, Tensors, mask_options, stats_shape
 from attnbench.backends.limits import Limits
 from attnbench.core import fp8
-from attnbench.core.backend import Prepared
+from attnbench.core.backend import Prepared, Signature
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 BLACKWELL = (10, 0)
 GRADIENTS = ("dq", "dk", "dv")
+ONE_QUERY = "cuDNN's fp8 takes no single query before Blackwell"
 
 
 class CudnnFp8(Cudnn):
@@ -35,7 +38,10 @@ class CudnnFp8(Cudnn):
 
     name = "cudnn-fp8"
     min_version = "1.14"  # diagonal_alignment
-    verified: ClassVar = tuple(f"NVIDIA {gpu}, cudnn-frontend 1.32.0, cuDNN 9.19" for gpu in ("H100", "H200"))
+    verified: ClassVar = (
+        "NVIDIA H100, cudnn-frontend 1.32.0, cuDNN 9.19",
+        "NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.19, forward",
+    )
     efficiency = 1.1
     limits: ClassVar = Limits(
         dtypes=("fp8",),
@@ -49,8 +55,12 @@ class CudnnFp8(Cudnn):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
-        d, d_v = case.shape.headdim, case.shape.headdim_v
+        s, d, d_v = case.shape, case.shape.headdim, case.shape.headdim_v
         newer = device.capability is not None and device.capability >= BLACKWELL
+        if not newer and s.seqlen_q == 1:
+            return ONE_QUERY
+        if not newer and case.causal and s.seqlen_q != s.seqlen_k:
+            return "its causal mask in fp8 is not bottom-right aligned when seqlen_q != seqlen_k, before Blackwell"
         if newer and case.has_backward:
             return "its backward in fp8 is wired up for Hopper only"
         if newer and max(d, d_v) > 128 and (d, d_v) != (192, 128):
@@ -58,6 +68,9 @@ class CudnnFp8(Cudnn):
         if case.has_backward and (d, d_v) != (128, 128):
             return "its backward in fp8 needs headdim 128"
         return None
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        return in_8_bits(super().signature(case, device), case, device)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
@@ -87,9 +100,8 @@ class CudnnFp8(Cudnn):
         first = backward(kept)  # with gradients as they are
         factors = {}
         for name in GRADIENTS:
-            largest = first[name].float().abs().amax().clamp(min=1e-12)
-            factors[f"descale_{name}"] = (largest * fp8.GRADIENT_MARGIN / fp8.E5M2_MAX).reshape(1)
-            given[f"scale_{name}"].copy_(1 / factors[f"descale_{name}"].view(1, 1, 1, 1))
+            scale = given[f"scale_{name}"].fill_(fp8.gradient_scale(first[name]))
+            factors[f"descale_{name}"] = (1 / scale).view(1)
         del first
 
         def named(raw: Tensors) -> dict[str, Tensor]:
@@ -98,6 +110,17 @@ class CudnnFp8(Cudnn):
         if case.direction == "fwd_bwd":
             return Prepared(lambda: backward(forward()), named, forward, reads=operands)
         return Prepared(lambda: backward(kept), named, forward, reads=operands)
+
+
+def in_8_bits(found: Signature, case: Case, device: Device) -> Signature:
+    """Return a signature whose kernels say in their names that they multiply 8 bits, as those of Hopper do.
+
+    Errors alone cannot tell: those of a result in 8 bits are large with any operands.
+    """
+    if device.capability is None or device.capability >= BLACKWELL:
+        return found
+    passes = {"fprop": case.has_forward, "bprop": case.has_backward}
+    return replace(found, runs=tuple(f"cudnn.*{name}.*_f8" for name, runs in passes.items() if runs))
 
 
 def _forward_scales(descale: Tensors, out_dtype: torch.dtype) -> dict[str, Tensor]:
@@ -166,7 +189,7 @@ def backward_graph(case: Case, operands: Tensors, scales: Tensors) -> Callable[[
     graph.output("dq", dq, (s.batch, s.seqlen_q, s.nheads, s.headdim), torch.float8_e5m2)
     graph.output("dk", dk, (s.batch, s.seqlen_k, s.nheads_k, s.headdim), torch.float8_e5m2)
     graph.output("dv", dv, (s.batch, s.seqlen_k, s.nheads_k, s.headdim_v), torch.float8_e5m2)
-    _amax_outputs(graph, **dict(zip(("amax_dq", "amax_dk", "amax_dv", "amax_dp"), amax, strict=False)))
+    _amax_outputs(graph, **dict(zip(("amax_dq", "amax_dk", "amax_dv", "amax_dp"), amax, strict=True)))
     return graph.build()
 
 

@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from attnbench.backends.cudnn_fp8 import BLACKWELL, ONE_QUERY, in_8_bits
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import BSHD, Paste
 from attnbench.backends.transformer_engine import CALL, Fused, call_module, dot_product_attention
 from attnbench.core import fp8
-from attnbench.core.backend import Prepared
+from attnbench.core.backend import Prepared, Signature
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -58,11 +59,17 @@ class Fp8(Fused):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
-        if case.shape.seqlen_q == 1:
-            return "cuDNN's fp8 takes no single query on Hopper"
+        newer = device.capability is not None and device.capability >= BLACKWELL
+        if not newer and case.shape.seqlen_q == 1:
+            return ONE_QUERY
+        if newer and case.has_backward:
+            return "its backward in fp8 is wired up for Hopper only"
         if case.has_backward and not (case.shape.headdim == case.shape.headdim_v == 128):
-            return "cuDNN's backward in fp8 needs headdim 128 on Hopper"
+            return "cuDNN's backward in fp8 needs headdim 128"
         return f"no layout {case.layout}" if case.layout != "native" else None
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        return in_8_bits(super().signature(case, device), case, device)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
@@ -113,8 +120,7 @@ class Fp8(Fused):
 
         of_dp, of_gradients = scales("scaling_bwd", META_DP, META_DQKV)
         of_dp.fill_(fp8.E5M2_MAX / fp8.largest_score_gradient(inputs.dout, inputs.v))
-        largest = max(float(t.dequantize().abs().amax()) for t in grads(forward(), keep=False))
-        of_gradients.fill_(fp8.E5M2_MAX / max(fp8.GRADIENT_MARGIN * largest, 1e-12))
+        of_gradients.fill_(fp8.gradient_scale(*(t.dequantize() for t in grads(forward(), keep=False))))
 
         if case.direction == "fwd_bwd":
 

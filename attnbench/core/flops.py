@@ -139,10 +139,10 @@ def ideal_bytes(case: Case) -> int:
     Forward reads q, k, v and writes out. Backward reads q, k, v, out, dout and writes dq, dk, dv. fwd_bwd is the sum.
     k, v and their gradients have nheads_k heads. Results are written in full, zeros too. Rows of an input that are in
     no unmasked pair (as keys older than the window of a decode step) need not be read and are not counted. The
-    log-sum-exp is not counted: whether and how to keep it is the implementation's choice. For fp8, q, k and v have one
-    byte per element and out two. v of a latent case is a part of k; a page table is not counted. What is appended to a
-    cache is written to it, and read as an operand of its own. A mask that leaves some keys of the band counts those of
-    a single query exactly, and of more queries all keys of the band.
+    log-sum-exp is not counted: whether and how to keep it is the implementation's choice. For fp8, q, k, v and dout
+    have one byte per element, out and gradients two. v of a latent case is a part of k; a page table is not counted.
+    What is appended to a cache is written to it, and read as an operand of its own. A mask that leaves some keys of the
+    band counts those of a single query exactly, and of more queries all keys of the band.
     """
     if case.model_step:
         return _step_bytes(case, case.model_step)
@@ -165,10 +165,11 @@ def ideal_bytes(case: Case) -> int:
     if case.append:
         results += s.batch * s.seqlen_q * s.nheads_k * (d + dv)
     if case.has_backward:
-        results += seen_q * 2 * dv  # out, dout
+        results += seen_q * dv  # out
         results += rows_q * d + rows_k * (d + dv)  # dq, dk, dv
     operands = of_q * ITEMSIZE[case.dtype] + of_k * case.cache_itemsize
-    return passes * operands + results * RESULT_ITEMSIZE[case.dtype]
+    of_dout = seen_q * dv * ITEMSIZE[case.dtype] if case.has_backward else 0
+    return passes * operands + of_dout + results * RESULT_ITEMSIZE[case.dtype]
 
 
 def heads_of(case: Case) -> Heads:

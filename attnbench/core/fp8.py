@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 E4M3_MAX = 448.0
 E5M2_MAX = 57344.0
 PROBABILITY_SCALE = 2.0**8  # the factor by which kernels multiply probabilities before they round them
-GRADIENT_MARGIN = (
-    2.0**5
-)  # how far gradients may exceed those from which their scale was taken; e5m2 loses nothing by it
+# How far gradients may exceed those from which their scale was taken. e5m2 loses nothing by it.
+GRADIENT_MARGIN = 2.0**5
 
 
 def descale(t: Tensor, largest: float = E4M3_MAX) -> Tensor:
@@ -63,6 +62,12 @@ def quantize_inputs(inputs: Inputs) -> tuple[dict[str, Tensor], dict[str, Tensor
         pairs["dout"] = quantize(inputs.dout, torch.float8_e5m2)
         operands["dout"] = pairs["dout"][0]
     return operands, {name: factor for name, (_, factor) in pairs.items()}
+
+
+def gradient_scale(*gradients: Tensor) -> float:
+    """Return the factor for e5m2 that leaves GRADIENT_MARGIN above the largest |value| of these; 1 where all are 0."""
+    largest = max(float(t.float().abs().amax()) for t in gradients)
+    return E5M2_MAX / (GRADIENT_MARGIN * largest) if largest else 1.0
 
 
 def largest_score_gradient(dout: Tensor, v: Tensor) -> float:

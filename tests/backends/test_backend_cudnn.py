@@ -24,7 +24,7 @@ from standins.contract import AMPERE, BLACKWELL, HOPPER, RTX, TURING, backend, c
 
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 128, 128), "bf16", "fwd")
 RAGGED = Case(Shape(3, 64, 64, 2, 2, 128, 128), "bf16", "fwd", True, lengths=((1, 64, 64), (2, 1, 40)))
-D64 = Shape(1, 64, 64, 2, 2, 64, 64)
+D64, ONE_QUERY, MORE_KEYS = (Shape(1, q, k, 2, 2, d, d) for q, k, d in ((64, 64, 64), (1, 64, 128), (64, 96, 128)))
 MORE_QUERIES = Case(Shape(2, 48, 64, 2, 2, 128, 128), "bf16", "fwd", lengths=((1, 32, 64), (1, 48, 40)))
 
 
@@ -159,6 +159,20 @@ def test_fp8_out_is_bf16_on_blackwell_and_has_the_scale_of_v_on_hopper(monkeypat
     assert 0.01 < apart.norm() / wide["out"].float().norm() < 0.04  # one rounding to 3 bits
 
 
+@pytest.mark.parametrize("name", ["cudnn-fp8", "transformer-engine-fp8"])
+def test_kernels_in_fp8_say_so_in_their_names_on_hopper(name: str) -> None:
+    """Errors cannot tell bf16 operands where results have 8 bits."""
+    found = backend(name).signature(replace(PLAIN, dtype="fp8", direction="fwd_bwd"), HOPPER)
+    for kernel in ("fprop", "bprop"):
+        of_8, of_16 = (f"cudnn_generated_fort_native_sdpa_sm90_flash_{kernel}_wgmma_{t}_knob" for t in ("f8", "f16"))
+        assert sum(bool(re.search(pattern, of_8)) for pattern in found.runs) == 1
+        assert not any(re.search(pattern, of_16) for pattern in found.runs)
+    backward = backend(name).signature(replace(PLAIN, dtype="fp8", direction="bwd"), HOPPER)
+    assert backward.runs == found.runs[1:]
+    unknown = backend(name).signature(replace(PLAIN, dtype="fp8"), BLACKWELL)
+    assert "_f8" not in "".join(unknown.runs)
+
+
 def test_cudnn_fp8_takes_fp8_only() -> None:
     assert backend("cudnn-fp8").unsupported(PLAIN, HOPPER) == "no bf16, only fp8"
 
@@ -186,6 +200,14 @@ def test_cudnn_fp8_takes_fp8_only() -> None:
         ("cudnn-fp8", replace(PLAIN, dtype="fp8", direction="bwd", shape=D64), HOPPER, "fp8 needs headdim 128"),
         ("cudnn-fp8", replace(PLAIN, dtype="fp8", direction="bwd"), HOPPER, None),
         ("cudnn-fp8", replace(PLAIN, dtype="fp8", direction="bwd"), BLACKWELL, "for Hopper only"),
+        ("cudnn-fp8", replace(PLAIN, dtype="fp8", shape=ONE_QUERY), HOPPER, "no single query"),
+        ("cudnn-fp8", replace(PLAIN, dtype="fp8", shape=ONE_QUERY), BLACKWELL, None),
+        ("cudnn-fp8", replace(PLAIN, dtype="fp8", shape=MORE_KEYS), HOPPER, None),
+        ("cudnn-fp8", replace(PLAIN, dtype="fp8", shape=MORE_KEYS, causal=True), HOPPER, "not bottom-right"),
+        ("cudnn-fp8", replace(PLAIN, dtype="fp8", shape=MORE_KEYS, causal=True), BLACKWELL, None),
+        ("transformer-engine-fp8", replace(PLAIN, dtype="fp8", shape=ONE_QUERY), HOPPER, "no single query"),
+        ("transformer-engine-fp8", replace(PLAIN, dtype="fp8", direction="bwd"), HOPPER, None),
+        ("transformer-engine-fp8", replace(PLAIN, dtype="fp8", direction="bwd"), BLACKWELL, "for Hopper only"),
         ("cudnn-fp8", replace(PLAIN, dtype="fp8", shape=Shape(1, 64, 64, 2, 2, 256, 256)), HOPPER, None),
         ("cudnn-fp8", replace(PLAIN, dtype="fp8", shape=Shape(1, 64, 64, 2, 2, 256, 256)), BLACKWELL, "to 128"),
         ("cudnn-fp8", replace(PLAIN, dtype="fp8", shape=Shape(1, 64, 64, 2, 2, 72, 72)), HOPPER, "multiple of 16"),

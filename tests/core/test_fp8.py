@@ -191,9 +191,6 @@ def backward_of(given: Inputs) -> dict[str, torch.Tensor]:
 def in_8_bits(given: Inputs) -> tuple[Inputs, dict[str, torch.Tensor]]:
     """Return the inputs as they are after rounding, and the copies in e4m3 and e5m2."""
     operands, descale = fp8.quantize_inputs(given)
-    of_dout = fp8.descale(given.values["dout"], fp8.E5M2_MAX)
-    operands["dout"] = (given.values["dout"] / of_dout).to(torch.float8_e5m2)
-    descale["dout"] = of_dout
     return Inputs(**{name: t.float() * descale[name] for name, t in operands.items()}), operands
 
 
@@ -201,6 +198,12 @@ def test_e5m2_has_two_bits_of_mantissa() -> None:
     t = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
     assert norm(fp8.round_to_e5m2(t) - t) / norm(t) == pytest.approx(0.052, abs=0.002)
     assert torch.equal(fp8.round_to_e5m2(torch.zeros(3)), torch.zeros(3))
+
+
+def test_a_scale_of_gradients_leaves_a_margin() -> None:
+    scale = fp8.gradient_scale(torch.tensor([0.5, -4.0]), torch.tensor([1.0]))
+    assert scale * 4.0 * 32 == fp8.E5M2_MAX
+    assert fp8.gradient_scale(torch.zeros(3)) == 1
 
 
 def test_a_backward_has_the_error_of_its_operands() -> None:
@@ -225,7 +228,7 @@ def test_a_backward_has_the_error_of_its_operands() -> None:
     fine = check.check_first({**exact, "out": rounded["out"].bfloat16()})
     assert "dq is off by" in str(check.fp8_problem(honest, fine))
     for name, wrong in (
-        ("dq", 1.3 * rounded["dq"]),
+        ("dq", 1.2 * rounded["dq"]),
         ("dk", torch.cat([rounded["dk"][:, :112], 0 * rounded["dk"][:, 112:]], dim=1)),
         ("dv", rounded["dv"].flip(2)),
     ):

@@ -36,7 +36,7 @@ def facts(cells: Sequence[Cell]) -> list[Caution]:
         *about(
             [c for c in measured if c.case.dtype == "fp8" and c.case.has_backward],
             "A backward in fp8 has dout and the gradient of the scores in e5m2, in {cells}.",
-            "That has 2 bits of mantissa where e4m3 has 3, so gradients are off by about twice as much as out.",
+            "That has 2 bits of mantissa where e4m3 has 3, so gradients are off by more than out.",
             "docs/backends.md has the tolerance.",
         ),
         *_approximations(measured),

@@ -231,7 +231,7 @@ def _compute_reference(
         if scales:
             q, k, v = (fp8.round_to_e4m3(t, scale) for t, scale in zip((q, k, v), scales, strict=True))
             dout = None if dout is None else fp8.round_to_e5m2(dout)
-            storage, options["in_fp8"] = torch.float32, True
+            storage, options["fp8_out"] = torch.float32, scales[2]  # out has the scale of v
         rounded, _ = _attend(case, rows, q, k, v, dout, storage=storage, accumulate=torch.float32, **options)
         if "dsink" in exact:
             dsink.add(head, exact.pop("dsink"), rounded["dsink"], exact.pop("dsink_terms"))
@@ -281,14 +281,15 @@ def _attend(
     sink: Tensor | None = None,
     slopes: Tensor | None = None,
     scores_in: Sequence[torch.dtype | None] = (),
-    in_fp8: bool = False,
+    fp8_out: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
     """Compute attention of some key heads and their groups of query heads, rounding intermediates to `storage`.
 
     q: (pairs, count, group, headdim), k: (pairs, seqlen_k, headdim), v: (pairs, seqlen_k, headdim_v), dout: (pairs,
     count, group, headdim_v), sink and ALiBi's slopes: (pairs, group). Products are summed in `accumulate`, as tensor
-    cores do, so storage=bf16 gives what eager attention gives in bf16. With `in_fp8` the probabilities and the
-    gradient of the scores are rounded to 8 bits before they are multiplied (core/fp8.py).
+    cores do, so storage=bf16 gives what eager attention gives in bf16. With `fp8_out`, the factor of out in e4m3,
+    the probabilities and the gradient of the scores are rounded to 8 bits before they are multiplied, and so is out
+    where a backward reads it (core/fp8.py).
 
     Return the results ("out"; with dout also "dq", and "dk" and "dv" unless `rows_only`; with a sink also "dsink",
     (pairs, group), of these rows, and "dsink_terms", the squares that the rounding of out multiplies in it), and for
@@ -325,7 +326,7 @@ def _attend(
         p, of_sink = (p, None) if sink is None else (p[..., :-1], p[..., -1].to(accumulate))
         dropped = None if kept is None else ~kept[:, at]
         weights = p if dropped is None else (p * dropout_scale).masked_fill(dropped, 0.0)
-        factors = fp8.round_probabilities(weights) if in_fp8 else weights
+        factors = weights if fp8_out is None else fp8.round_probabilities(weights)
         outs.append(times(factors, v))
         computed = Rows(q[:, at], scores, p, weights, outs[-1])
         if dout is not None:
@@ -336,8 +337,10 @@ def _attend(
             p = p.to(accumulate)
             slope = case.softmax_scale * (1 - (scores / case.softcap) ** 2 if case.softcap else 1)
             pdp = (p * dp).sum(-1, keepdim=True)
+            if fp8_out is not None:
+                pdp = (do_rows * fp8.round_to_e4m3(outs[-1], fp8_out)).sum(-1, keepdim=True)
             ds = (p * (dp - pdp)).to(storage) * slope
-            if in_fp8:
+            if fp8_out is not None:
                 ds = fp8.round_to_e5m2(ds)
             if of_sink is not None:
                 terms = (do_rows * outs[-1]).square().sum(-1).sqrt()

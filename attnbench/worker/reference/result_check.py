@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 LEAN_SHARE = 0.125  # of SCORE_BUDGET of a GPU: dk and dv of the sampled heads are moved to the host and back
 SECOND_SHARE = 0.25  # of SCORE_BUDGET for the rows that are recomputed after timing
-# Share of the error that rounding to e4m3 costs. With 16-bit operands a twentieth of it is left, with one operand of
-# three in e4m3 a half.
+# Share of the error that rounding to 8 bits costs. With operands and results of 16 bits a twentieth of it is left, with
+# one operand of three in e4m3 a half, and a half or more with a result in 8 bits.
 MIN_FP8_ERROR = 0.25
 
 
@@ -67,9 +67,10 @@ class ResultCheck:
     def fp8_problem(self, prepared: Prepared, accuracy: Accuracy) -> str | None:
         """Return why the launch of an fp8 cell does not compute in fp8, in one line; None where nothing shows that.
 
-        The launch must name its copies of q, k and v in e4m3, and of dout in e5m2 or e4m3; they are changed in place
-        after timing, and its results must follow. And its errors must be those of such operands, which no choice of
-        scales avoids.
+        The launch must name its copies of q, k and v in e4m3, and of dout in e5m2 or e4m3; those that it reads are
+        changed in place after timing, and its results must follow. And its errors must be those of such operands, which
+        no choice of scales avoids. That tells little of a result in 8 bits, whose own rounding is as large: there the
+        kernels' names must say it (backends/cudnn_fp8.py).
         """
         import torch
 

@@ -15,7 +15,8 @@ values of early rows large, and their tolerance would hide errors in late rows:
   square of 1.37 times eager's, with 64 of 1.73. Where rows differ in size, n is less (_effective_counts). Below
   FEW, where eager's own error may be small by chance, it is twice eager's, plus one rounding.
 
-Where eager's place is taken by another estimate (fp8) the root mean square may be twice that, plus one rounding.
+Where eager's place is taken by another estimate (fp8) the root mean square may be twice that and one rounding of every
+value, added up in squares.
 For rows that were chosen for their errors (screen.py), and on hard inputs on a GPU, it may too.
 
 Both bounds are raised by:
@@ -76,18 +77,17 @@ def compare(
     case, sample = reference.case, reference.sample
     for name in expected_results(case):
         _check_form(case, name, results)
-    values = {name: result_values(name, results) for name in expected_results(case)}
-    compared = names or expected_results(case)
-    errors = {
-        name: _worst_error(reference, name, values[name], results[name].dtype, (wide or {}).get(name))
-        for name in compared
-        if name != "dsink"
-    }
-    if "dsink" in compared:
-        errors["dsink"] = _error_of_dsink(reference, values["dsink"])
-    unwritten = tuple(name for name in expected_results(case) if not _is_finite(values[name]))
+    errors, unwritten = {}, []
+    for name in expected_results(case):  # one after the other, as the values of 8 bits take four times their memory
+        values = result_values(name, results)
+        if name == "dsink" and name in (names or (name,)):
+            errors[name] = _error_of_dsink(reference, values)
+        elif name in (names or (name,)):
+            errors[name] = _worst_error(reference, name, values, results[name].dtype, (wide or {}).get(name))
+        if not _is_finite(values):
+            unwritten.append(name)
     rows = sample.rows.shape[1]
-    return Accuracy(errors, rows=rows, heads=sample.heads, unwritten=unwritten, seed=sample.seed)
+    return Accuracy(errors, rows=rows, heads=sample.heads, unwritten=tuple(unwritten), seed=sample.seed)
 
 
 def in_parts(t: Tensor) -> tuple[Tensor, ...]:
@@ -218,7 +218,8 @@ def _worst_error(
     root_mean_squares = []
     for (error, by_eager, value, deviation), count in zip(rms_by_section, counts, strict=True):
         if wide or case.dtype == "fp8" or count < FEW:
-            bound = (wide or 2) * by_eager * (_slack(count) if count < FEW else 1) + one_rounding * value
+            most = (wide or 2) * by_eager * (_slack(count) if count < FEW else 1)
+            bound = math.hypot(most, one_rounding * value) if case.dtype == "fp8" else most + one_rounding * value
         else:
             bound = max(math.sqrt(EXTRA_ROUNDINGS) * by_eager, one_rounding * value) * _slack(count)
         root_mean_squares.append(TensorError(error, by_eager, bound + DEVIATIONS_RMS * deviation + floor, relative))
