@@ -27,7 +27,7 @@ def main(paths: list[str]) -> None:
         ranked = group.sort_values("tflops", ascending=False)
         first = ranked.iloc[0]
         lead = f", {first.tflops / ranked.iloc[1].tflops:.2f}x of {ranked.iloc[1].backend}" if len(ranked) > 1 else ""
-        print(*shown, f"{first.backend} {first.tflops:.0f} TFLOP/s{lead}")
+        print(*shown, f"{first.backend} {first.tflops:.3g} TFLOP/s{lead}")
 
 
 if __name__ == "__main__":

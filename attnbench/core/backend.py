@@ -118,7 +118,7 @@ def refusal(backend: Backend, case: Case, device: Device) -> str | None:
     split over several, whatever it says of the case.
     """
     if case.ranks > 1 and not getattr(backend, "several", False):
-        return f"it computes on one device, and the sequence is split over {case.ranks}"
+        return f"it computes on one device, the sequence is split over {case.ranks}; -b 'ring-*,ulysses-*' can split it"
     if case.step and not getattr(backend, "steps", False):
         return "it computes attention alone, and the case is a step of a whole model"
     return backend.unsupported(case, device)
