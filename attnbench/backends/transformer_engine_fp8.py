@@ -5,7 +5,7 @@ come from the calls before (Float8CurrentScaling needs Blackwell; its FlashAtten
 in e4m3; dout, the gradient of the scores ("dP") and dq, dk and dv are in e5m2. q, k, v and dout are Float8Tensors, as
 between layers with fp8_mha, so that they are quantised outside of the time as those of other backends are, and so are
 the results. The scales of the forward are those of the largest probability and output that there can be, 1 and the
-largest of v, as in cudnn_fp8.py: scales of one earlier call clip what is larger in the next, which the check of a second
+largest of v, as in cudnn_fp8.py: scales of an earlier call clip what is larger in the next, which the check of a second
 launch found. That of dP is of the largest that there can be too, and that of dq, dk and dv of an earlier call's with a
 margin, since e5m2 loses nothing by one. A launch leaves all of them as they are: a region in which gradients are off
 updates none.
