@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 BLACKWELL = (10, 0)
 GRADIENTS = ("dq", "dk", "dv")
-ONE_QUERY = "cuDNN's fp8 takes no single query before Blackwell"
 
 
 class CudnnFp8(Cudnn):
@@ -55,18 +54,14 @@ class CudnnFp8(Cudnn):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
+        if reason := fp8_refusal(case, device):
+            return reason
         s, d, d_v = case.shape, case.shape.headdim, case.shape.headdim_v
-        newer = device.capability is not None and device.capability >= BLACKWELL
-        if not newer and s.seqlen_q == 1:
-            return ONE_QUERY
+        newer = _is_blackwell(device)
         if not newer and case.causal and s.seqlen_q != s.seqlen_k:
             return "its causal mask in fp8 is not bottom-right aligned when seqlen_q != seqlen_k, before Blackwell"
-        if newer and case.has_backward:
-            return "its backward in fp8 is wired up for Hopper only"
         if newer and max(d, d_v) > 128 and (d, d_v) != (192, 128):
             return f"headdim {d} with headdim_v {d_v}: on Blackwell to 128, or 192-128"
-        if case.has_backward and (d, d_v) != (128, 128):
-            return "its backward in fp8 needs headdim 128"
         return None
 
     def signature(self, case: Case, device: Device) -> Signature:
@@ -112,12 +107,28 @@ class CudnnFp8(Cudnn):
         return Prepared(lambda: backward(kept), named, forward, reads=operands)
 
 
+def fp8_refusal(case: Case, device: Device) -> str | None:
+    """Return why cuDNN's attention in fp8, by whichever library, refuses a case; None where it may take it."""
+    if not _is_blackwell(device) and case.shape.seqlen_q == 1:
+        return "cuDNN's fp8 takes no single query before Blackwell"
+    if _is_blackwell(device) and case.has_backward:
+        return "cuDNN's backward in fp8 is wired up for Hopper only"
+    if case.has_backward and (case.shape.headdim, case.shape.headdim_v) != (128, 128):
+        return "cuDNN's backward in fp8 needs headdim 128"
+    return None
+
+
+def _is_blackwell(device: Device) -> bool:
+    """Return whether a GPU is of Blackwell or newer; a device whose capability is not known counts as older."""
+    return device.capability is not None and device.capability >= BLACKWELL
+
+
 def in_8_bits(found: Signature, case: Case, device: Device) -> Signature:
     """Return a signature whose kernels say in their names that they multiply 8 bits, as those of Hopper do.
 
     Errors alone cannot tell: those of a result in 8 bits are large with any operands.
     """
-    if device.capability is None or device.capability >= BLACKWELL:
+    if device.capability is None or _is_blackwell(device):
         return found
     passes = {"fprop": case.has_forward, "bprop": case.has_backward}
     return replace(found, runs=tuple(f"cudnn.*{name}.*_f8" for name, runs in passes.items() if runs))

@@ -117,7 +117,7 @@ def _own_module() -> Any:
     return importlib.import_module(f"{package}._attention")
 
 
-FORWARD_ON_TWO = tuple(f"{where}, forward" for where in ON_TWO)
+FORWARD_ON_TWO = tuple(f"{where}, forward" for where in ON_TWO)  # torch's backward is wrong: docs/several-gpus.md
 
 
 class AllgatherFlash(Ring):
@@ -132,7 +132,7 @@ class AllgatherCudnn(Ring):
 
 class AllgatherEfficient(Ring):
     name, method, kernel = "ring-allgather-efficient", "allgather", "efficient"
-    verified = FORWARD_ON_TWO  # torch's backward is wrong: docs/several-gpus.md
+    verified = FORWARD_ON_TWO
 
 
 class AlltoallFlash(Ring):
@@ -147,4 +147,4 @@ class AlltoallCudnn(Ring):
 
 class AlltoallEfficient(Ring):
     name, method, kernel = "ring-alltoall-efficient", "alltoall", "efficient"
-    verified = FORWARD_ON_TWO  # torch's backward is wrong: docs/several-gpus.md
+    verified = FORWARD_ON_TWO

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.cudnn_fp8 import BLACKWELL, ONE_QUERY, in_8_bits
+from attnbench.backends.cudnn_fp8 import fp8_refusal, in_8_bits
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import BSHD, Paste
 from attnbench.backends.transformer_engine import CALL, Fused, call_module, dot_product_attention
@@ -59,13 +59,8 @@ class Fp8(Fused):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
-        newer = device.capability is not None and device.capability >= BLACKWELL
-        if not newer and case.shape.seqlen_q == 1:
-            return ONE_QUERY
-        if newer and case.has_backward:
-            return "its backward in fp8 is wired up for Hopper only"
-        if case.has_backward and not (case.shape.headdim == case.shape.headdim_v == 128):
-            return "cuDNN's backward in fp8 needs headdim 128"
+        if reason := fp8_refusal(case, device):
+            return reason
         return f"no layout {case.layout}" if case.layout != "native" else None
 
     def signature(self, case: Case, device: Device) -> Signature:

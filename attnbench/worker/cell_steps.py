@@ -205,7 +205,6 @@ class CellSteps:
             accuracy = self.check.check_restored(self.prepared.canonical(self._checked.launch()))
             if not accuracy.ok:
                 return self._wrong(accuracy, f"{self._later}on the old inputs again: ")
-            self.renewal.renew()
         self.laps.end("check")
         if self.timing is not None:
             self.timing.notes += kernel_trace.check_later_calls(

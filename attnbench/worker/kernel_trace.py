@@ -118,14 +118,15 @@ def check_later_calls(
     """
     times = timing.measurements["time"].values
     notes = []
-
     limit = MAX_FIRST_CALL_CPU * stats.percentile(times, 90) + 1e-3
 
     def is_slow_on_new_inputs() -> bool:
         renew()
         return instruments.timer.samples(prepared.launch, 1)[0] > limit
 
-    if instruments.device.type != "cuda" and is_slow_on_new_inputs() and is_slow_on_new_inputs():
+    if instruments.device.type == "cuda":
+        renew()
+    elif is_slow_on_new_inputs() and is_slow_on_new_inputs():
         notes.append("its first call on new inputs is much slower than its samples: it may remember inputs")
     if len(times) <= FEW_SAMPLES and stats.median(times) < TOO_LONG_TO_REPEAT:
         count = 3 if stats.median(times) < LONG_CALL else 1

@@ -14,7 +14,7 @@ has
 - the same with the library's call alone, where its benchmark does more: attention-gym's backward adds to the gradients
   of the calls before.
 
-Exit code 1 where a median of the last two is further than 3 % from 1, or a result is not right.
+Exit code 1 where the median in cycles, or that of the calls alone, is further than 3 % from 1, or a result is wrong.
 """
 
 from __future__ import annotations
