@@ -180,13 +180,21 @@ def test_backends_that_were_not_asked_for_do_not_compete_but_compare() -> None:
     assert problem.gain.value == pytest.approx(4 / 3)
 
 
+def test_a_run_that_ended_before_says_so() -> None:
+    """A forward without its backward: nothing failed, so no reason stands in the report."""
+    forward = ok(CASE, "sdpa", FAST)
+    backward = replace(ok(replace(CASE, direction="bwd"), "fa2", SLOW))
+    text = told(document(cells([run([forward, backward])])))
+    assert "No backend has a right figure there. The run ended before; attnbench run --resume goes on." in text
+
+
 @pytest.mark.parametrize(
     ("records", "said"),
     [
         ([], "Nothing was measured: there are no records."),
         (
             [ended(CASE, "fa2", "wrong", "out is off"), ended(CASE, "sdpa", "oom", "out of memory")],
-            "On NVIDIA H200 nothing can be recommended: no exact backend gave a right result.",
+            "On NVIDIA H200 nothing can be recommended: no exact backend has a right figure.",
         ),
     ],
 )
@@ -276,8 +284,9 @@ def test_every_default_ships() -> None:
 
 def test_the_same_kernels_under_another_name_are_told() -> None:
     records = [ok(CASE, "sdpa", SLOW, kernels=CUDNN), ok(CASE, "sdpa-cudnn", FAST, kernels=CUDNN)]
-    text = told(document(cells([run(records)])))
-    assert "In 1 case PyTorch's default ran the same kernels as what is to use (sdpa-cudnn)." in text
+    shown = document(cells([run(records)]))
+    assert "In 1 case PyTorch's default ran the same kernels as what was faster (sdpa-cudnn)." in told(shown)
+    assert [row["use"] for row in shown.rows] == ["sdpa"], "a noisy figure is no reason to change the call"
     records[1] = replace(records[1], kernels=FLASH)
     assert "the same kernels" not in told(document(cells([run(records)])))
     records = [replace(record, kernels={}) for record in records]
@@ -293,7 +302,8 @@ def layers_of_gemma(backend: str, local: float, full: float, direction: Any = "f
     plain = case(8192, causal=True, direction=direction, softcap=GEMMA.softcap, **sizes)
     # gemma-2-9b has 1 / sqrt(256), the usual scale
     windowed = replace(plain, window_size=(4095, 0))
-    return [ok(windowed, backend, local, kernels=CUDNN), ok(plain, backend, full, kernels=CUDNN)]
+    kernels = {f"{backend}_kernel": 1}
+    return [ok(windowed, backend, local, kernels=kernels), ok(plain, backend, full, kernels=kernels)]
 
 
 def test_a_model_s_step_has_one_backend_for_all_its_layers() -> None:

@@ -181,6 +181,9 @@ def test_cudnn_fp8_takes_fp8_only() -> None:
     ("name", "case", "device", "reason"),
     [
         ("cudnn", replace(PLAIN, mask="dilated:2"), HOPPER, "hides whole tiles, and no pairs of a tile"),
+        ("cudnn", replace(PLAIN, mask="random:0.1"), HOPPER, None),
+        ("cudnn", replace(PLAIN, mask="random:0.1", direction="bwd"), HOPPER, "forward only"),
+        ("cudnn", replace(PLAIN, mask="random:0.1", shape=MORE_KEYS), HOPPER, "begins with the first query"),
         ("cudnn", PLAIN, TURING, "8.0 or newer"),
         ("cudnn", replace(PLAIN, shape=Shape(1, 64, 64, 4, 2, 192, 128)), HOPPER, None),
         ("cudnn", replace(PLAIN, shape=Shape(1, 64, 32, 2, 2, 64, 64), window_size=(8, 40)), HOPPER, "window needs"),

@@ -68,7 +68,7 @@ def test_a_short_run_of_a_simulated_gpu(tool: Tool) -> None:
 def test_a_short_run_whose_results_are_wrong_recommends_nothing(tool: Tool) -> None:
     options = ("recommend", "--device", "fake", "--seqlen", "2k", "--causal", "--out", "r.jsonl")
     done = tool(*options, ATTNBENCH_FAKE="wrong@2k", code=1)
-    assert "nothing can be recommended: no exact backend gave a right result" in " ".join(done.out.split())
+    assert "nothing can be recommended: no exact backend has a right figure" in " ".join(done.out.split())
     assert "WRONG" in done.out
     assert tool("recommend", "r.jsonl", code=1).out == done.out
 

@@ -208,6 +208,7 @@ BLOCKS = Shape(1, 136, 200, 2, 1, 32, 32)  # of random:P, which has blocks of 12
 MASKED["mask-random"] = Case(BLOCKS, "fp32", "fwd_bwd", mask="random:0.3")
 MASKED["mask-random-aligned"] = Case(Shape(1, 144, 144, 1, 1, 32, 32), "fp32", "fwd_bwd", True, mask="random:0.1")
 MASKED["mask-random-causal"] = Case(BLOCKS, "fp16", "bwd", True, mask="random:0.1")
+MASKED["mask-random-tiles"] = Case(Shape(2, 200, 1224, 4, 2, 64, 64), "bf16", "fwd", mask="random:0.3")
 MASKED["mask-sink_tokens"] = Case(SHAPES["square"], "fp32", "fwd_bwd", True, (16, 0), mask="sink_tokens:4")
 MASKED["mask-softcap"] = replace(MASKED["mask-strided:16-gqa-bf16-fwd_bwd-causal"], softcap=2.0, dtype="fp16")
 MASKED["mask-alibi-sink"] = replace(MASKED["mask-dilated:2-more-keys-fp32-fwd_bwd-causal"], alibi=True, sink=True)

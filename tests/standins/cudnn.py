@@ -21,6 +21,7 @@ DTYPES = {
     "FLOAT": torch.float32,
     "FP8_E4M3": torch.float8_e4m3fn,
     "FP8_E5M2": torch.float8_e5m2,
+    "UINT8": torch.uint8,
     "INT32": torch.int32,
     "INT64": torch.int64,
 }
@@ -28,6 +29,8 @@ DTYPES = {
 data_type = enum.Enum("data_type", list(DTYPES))
 heur_mode = enum.Enum("heur_mode", ["A", "B", "FALLBACK"])
 diagonal_alignment = enum.Enum("diagonal_alignment", ["TOP_LEFT", "BOTTOM_RIGHT"])
+attention_implementation = enum.Enum("attention_implementation", ["AUTO", "COMPOSITE", "UNIFIED"])
+TILE = 128
 
 
 class cudnnGraphNotSupportedError(RuntimeError):  # noqa: N801
@@ -111,6 +114,8 @@ class pygraph:  # noqa: N801
         self.totals: tuple[int | None, int | None] = (None, None)
         self.tables: tuple[Symbol | None, Symbol | None] = (None, None)
         self.longest: int | None = None
+        self.block_mask: Symbol | None = None
+        self.unified = False
         self.sink: Symbol | None = None
         self.dsink: Symbol | None = None
         self.alibi = False
@@ -148,9 +153,12 @@ class pygraph:  # noqa: N801
         paged_attention_max_seq_len_kv: int | None = None,
         use_alibi_mask: bool = False,
         sink_token: Symbol | None = None,
+        block_mask: Symbol | None = None,
+        implementation: Any = attention_implementation.AUTO,
         name: str = "",
         generate_stats: bool | None = None,
     ) -> tuple[Symbol, Symbol | None]:
+        self.block_mask, self.unified = block_mask, implementation is attention_implementation.UNIFIED
         self.tables, self.longest = (paged_attention_k_table, paged_attention_v_table), paged_attention_max_seq_len_kv
         self.lengths = (seq_len_q, seq_len_kv) if use_padding_mask else None
         self.node, self.sink, self.dsink, self.alibi = ("sdpa", q, k, v), sink_token, None, use_alibi_mask
@@ -270,10 +278,26 @@ class pygraph:  # noqa: N801
                 raise cudnnGraphNotSupportedError("diagonal_band_right_bound needs to be set to 0; no bottom right")
             if self.sink is not None:
                 self._check_sink(q)
+            if self.block_mask is not None:
+                self._check_block_mask(q, k)
             if self.band[1] is not None and self.band[1] <= 0:
                 raise ValueError("Left bound (Sliding window length) should be greater than zero when set.")
 
         return advance
+
+    def _check_block_mask(self, q: Symbol, k: Symbol) -> None:
+        assert q.dim is not None
+        assert k.dim is not None
+        assert self.block_mask is not None
+        if not self.unified:
+            raise cudnnGraphNotSupportedError("Composite SDPA node doesn't support Block_mask input")
+        if self.band[1:] != (None, None):
+            raise cudnnGraphNotSupportedError("Left bound or right bound for unified SDPA node requires cuDNN 9.21.0")
+        if self.sink is not None:
+            raise cudnnGraphNotSupportedError("Unified SDPA node doesn't yet support inputs other than Q, K, V")
+        rows, columns = (-(-n // TILE) for n in (q.dim[2], k.dim[2]))
+        assert self.block_mask.dim == [*q.dim[:2], rows, -(-columns // 8)]
+        assert self.block_mask.dtype is data_type.UINT8
 
     def _check_sink(self, q: Symbol) -> None:
         assert q.dim is not None
@@ -301,6 +325,13 @@ class pygraph:  # noqa: N801
             if table.dim != [q.dim[0], 1, pages, 1] or table.dtype is not data_type.INT32:
                 raise ValueError("Paged cache load: block table size must equal ceil(s_kv/block_size)")
 
+    def _visible(self, tiles: Tensor, q: Symbol, k: Symbol) -> Tensor:
+        """Return which pairs a block mask leaves, (batch, nheads, seqlen_q, seqlen_k)."""
+        assert q.dim is not None
+        assert k.dim is not None
+        kept = ((tiles[..., None] >> torch.arange(8)) & 1).bool().flatten(-2)
+        return kept.repeat_interleave(TILE, 2).repeat_interleave(TILE, 3)[:, :, : q.dim[2], : k.dim[2]]
+
     def get_workspace_size(self) -> int:
         assert self.stage == len(STAGES)
         return 16
@@ -318,6 +349,8 @@ class pygraph:  # noqa: N801
         }
         if self.alibi:
             options |= {"slopes": torch.tensor(_slopes(symbols[0].dim[1])), "signed": True}
+        if self.block_mask is not None:
+            options["visible"] = self._visible(tensor_dict[self.block_mask], *symbols[:2])
         if self.sink is not None:
             options["sink"] = self.sink.of(tensor_dict[self.sink]).flatten()
         for views in self._sequences(tensor_dict):
@@ -442,6 +475,7 @@ def _slopes(heads: int) -> list[float]:
 
 def version_1_32() -> dict[str, Any]:
     enums = {"data_type": data_type, "heur_mode": heur_mode, "diagonal_alignment": diagonal_alignment}
+    enums["attention_implementation"] = attention_implementation
     made = module("cudnn", pygraph=pygraph, create_handle=create_handle, set_stream=set_stream, **enums)
     made.backend_version = backend_version  # type: ignore[attr-defined]
     made.cudnnGraphNotSupportedError = cudnnGraphNotSupportedError  # type: ignore[attr-defined]

@@ -44,7 +44,7 @@ from attnbench.run import yaml_file
 from attnbench.run.axes import STRICT, Axes, expand, overlay
 from attnbench.run.select import select_backends
 from attnbench.run.shipped_suites import shipped_claims
-from attnbench.run.suite import Block, Suite
+from attnbench.run.suite import Block, Settings, Suite
 
 ANY_GPU = "any"
 TOLERANCES = {"text": 0.05, "table": 0.05, "figure": 0.10}  # where a claim names none
@@ -307,4 +307,5 @@ def suite_of(settings: Sequence[Setting], sustained_s: float) -> Suite:
         raise UserError("none of these claims can be tried; attnbench claims --list says why")
     blocks = [Block(**setting.axes.model_dump(exclude_none=True), backends=[*setting.backends]) for setting in tried]
     names = dict.fromkeys(name for setting in tried for name in setting.backends)
-    return Suite(name="claims", backends=[*names], cases=blocks, policy={"sustained_s": sustained_s})
+    on_cpu = Settings(time_limit="10m")  # claims are of GPUs; a CPU would need days for all
+    return Suite(name="claims", backends=[*names], cases=blocks, policy={"sustained_s": sustained_s}, on_cpu=on_cpu)

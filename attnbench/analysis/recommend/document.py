@@ -91,7 +91,7 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
         answered = [problem for problem in own if problem.use]
         where = f"On {device}{f' in {dtype}' if dtype else ''}{f', all layers of {model}' if model else ''}"
         if not answered:
-            yield f"{where} nothing can be recommended: no exact backend gave a right result."
+            yield f"{where} nothing can be recommended: no exact backend has a right figure."
         elif len(answered) == 1:
             yield _of_one(answered[0])
         else:
@@ -261,8 +261,8 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
     if lost := [problem for problem in found if not problem.candidates]:
         yield Caution(
             f"Nothing is recommended in {count(len(lost), 'case')} ({some([_name(problem) for problem in lost])}).",
-            "No backend gave a right result there.",
-            "Below is why.",
+            "No backend has a right figure there.",
+            _why(cells),
         )
     without = [problem for problem in answered if not problem.default]
     tried = {(cell.device, cell.case) for cell in cells if cell.backend in DEFAULTS}
@@ -275,7 +275,7 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
     if failed := len(without) - len(unknown):
         yield Caution(
             f"{DEFAULT} has no right figure in {count(failed, 'case')}, so there is nothing to compare with.",
-            todo="Below is why.",
+            todo=_why(cells),
         )
     if other := {problem.default.backend for problem in answered if problem.default} - {DEFAULTS[0]}:
         yield Caution(
@@ -292,9 +292,10 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
             f"Nothing is known of the uncertainty of a latency in {count(len(unsure), 'case')}, so it ties with none.",
             todo="Measure with more samples, or with --rounds 5.",
         )
-    if same := [problem for problem in answered if problem.gain and _alike_kernels(problem)]:
+    if same := [problem for problem in answered if problem.use is problem.default not in problem.fastest]:
+        faster = list(dict.fromkeys(problem.fastest[0].name for problem in same))
         yield Caution(
-            f"In {count(len(same), 'case')} {DEFAULT} ran the same kernels as what is to use ({some(_used(same))}).",
+            f"In {count(len(same), 'case')} {DEFAULT} ran the same kernels as what was faster ({some(faster)}).",
             "What sets them apart is the time to choose, or noise that the uncertainty does not hold.",
             "Measure again with --rounds 5.",
         )
@@ -312,8 +313,10 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
         )
 
 
-def _alike_kernels(problem: Problem) -> bool:
-    return bool(problem.use and problem.default and problem.use.kernels == problem.default.kernels != set())
+def _why(cells: Sequence[Cell]) -> str:
+    """Return where a reader finds why there is no figure."""
+    ended = all(cell.status == "ok" for cell in cells)
+    return "The run ended before; attnbench run --resume goes on." if ended else "Each has its reason in this report."
 
 
 def _lacking(found: Sequence[Problem], cells: Sequence[Cell], models: Sequence[Model], tp: int) -> Iterator[Caution]:
