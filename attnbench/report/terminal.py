@@ -192,14 +192,18 @@ class _Writer:
             self.paragraph((table.note, "dim"))
             taken = sum(width + 2 for width, bars in zip(widths, drawn, strict=True) if not bars)
             room = max(BARS[0], min(BARS[1], (self.console.width - taken + 2) // max(1, sum(drawn)) - 2))
-            first, *others = needed = least(LEAST_FOLDED)
-            for i, part in enumerate(_parts(first, others, 2, self.console.width)):
+            needed = least(LEAST_FOLDED)
+            corner, labels = _span(needed[0], needed[1 : table.labels], 2), table.labels
+            if corner > self.console.width // 2:
+                corner, labels = needed[0], 1
+            others = needed[labels:]
+            for i, part in enumerate(_parts(corner, others, 2, self.console.width)):
                 if i:
                     self.line(Text())
-                places = [0, *range(1, len(widths))[part]]
+                places = [*range(labels), *range(labels, len(widths))[part]]
                 shown = [table.columns[j] for j in places]
                 own = [needed[j] for j in places]
-                spare = self.console.width - _span(first, others[part], 2)
+                spare = self.console.width - _span(corner, others[part], 2)
                 if spare < 0:
                     shown = [replace(column, wrap=True) for column in shown]  # so that no entry is cut
                 else:
@@ -361,7 +365,7 @@ def _widened(needed: Sequence[int], wanted: Sequence[int], spare: int) -> list[i
 
 
 def _parts(corner: int, widths: Sequence[int], gap: int, width: int) -> list[slice]:
-    """Return as few parts of columns as fit a width, each beside the first column, and of about equal numbers.
+    """Return as few parts of columns as fit a width, each beside the columns that name rows, of about equal numbers.
 
     A column that fits nowhere is alone.
     """

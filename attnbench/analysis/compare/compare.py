@@ -71,8 +71,12 @@ class Comparison:
 
     def fastest_ratio(self, machine: Machine, cases: Sequence[Case]) -> Ratio:
         """Return the ratio of a machine over some cases in bursts, both with their fastest backends."""
-        ours, theirs = (equal_weights([m.fastest[case] for case in cases]) for m in (self.reference, machine))
-        return speed_ratio(self.reference, ours, machine, theirs)
+        return _fastest_ratio(self.reference, machine, cases)
+
+    def sustained_ratio(self, machine: Machine, case: Case) -> Ratio | None:
+        """Return the ratio of a machine in one case without pauses, both with what is fastest so; None where not known."""
+        pair = self.reference.sustained, machine.sustained
+        return _fastest_ratio(*pair, [case]) if all(case in one.fastest for one in pair) else None
 
     def same_ratio(self, machine: Machine, key: Key) -> Ratio:
         """Return the ratio of a machine in one cell in bursts, so with the same backend on both."""
@@ -140,6 +144,11 @@ class Comparison:
         offer = self.offer(label)
         seconds = figures.workload.seconds_a_token(figures.machines[label]) if figures.workload else None
         return offer.million_tokens(seconds) if offer and seconds else None
+
+
+def _fastest_ratio(reference: Machine, machine: Machine, cases: Sequence[Case]) -> Ratio:
+    ours, theirs = (equal_weights([m.fastest[case] for case in cases]) for m in (reference, machine))
+    return speed_ratio(reference, ours, machine, theirs)
 
 
 def compare(

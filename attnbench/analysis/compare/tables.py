@@ -206,8 +206,10 @@ def _cases(c: Comparison, every: bool) -> Table:
     backend = _MachineColumn("backend", "{}", lambda case, machine: c.backend_name(machine.fastest[case][1], machine))
     tflops = _MachineColumn("TFLOP/s", "TFLOP/s", lambda case, machine: digits(machine.tflops(machine.fastest[case])))
     sustained = _MachineColumn("without pauses", "without pauses", _without_pauses)
-    speed = _speed(c, lambda case, machine: c.fastest_ratio(machine, [case]))
-    return _by_machine(c, table, shown, [backend, tflops, sustained], [speed])
+    speeds = [_speed(c, lambda case, machine: c.fastest_ratio(machine, [case]))]
+    if any(c.sustained_ratio(machine, case) for machine in c.others for case in shown):
+        speeds.append(_speed(c, lambda case, machine: c.sustained_ratio(machine, case), "speed without pauses"))
+    return _by_machine(c, table, shown, [backend, tflops, sustained], speeds)
 
 
 def _without_pauses(case: Case, machine: Machine) -> str:
@@ -312,7 +314,8 @@ def _by_machine(c: Comparison, table: Table, compared: Sequence[Any], *groups: S
                 narrow.append((*compared_texts, label, *entries))
                 compared_texts = ("",) * len(row)
     added = [_column("machine", "machine"), *(_column(column.heading, column.heading) for column in columns)]
-    by_row = replace(table, columns=(*table.columns, *added), rows=tuple(narrow))
+    labels = len(table.columns) + 1
+    by_row = replace(table, columns=(*table.columns, *added), rows=tuple(narrow), labels=labels)
     if len(c.machines) > MOST_COLUMNS:
         return by_row
     added = [_column(column.own.replace("{}", machine.label), column.heading) for machine, column in own]
