@@ -15,7 +15,8 @@ the log-sum-exp counts it. ALiBi's slopes are those of its paper, and its bias i
 top-left and with a causal mask alone (include/cudnn_frontend/utils/attn_score_modifiers.h, _sdpa_validate.py).
 
 A `block_mask` has a bit for each tile of 128 x 128, none for its pairs; only the forward of the "unified" node takes it,
-before cuDNN 9.21 without any other mask (graph_properties.h, sdpa_support_surface.h, test/python/sdpa/fp16_ref.py). The
+before cuDNN 9.21 without any other mask (graph_properties.h, sdpa_support_surface.h, test/python/sdpa/fp16_ref.py). On an
+H200 cuDNN 9.19 planned none of 15 such graphs, and all without the mask. The
 frontend's modules block_sparse_attention and flex_attention are not wired up.
 """
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 Tensors = Mapping[str, "Tensor"]
-AMPERE, BLACKWELL_RTX = 8, 12  # major compute capabilities
+AMPERE, HOPPER, BLACKWELL_RTX = 8, 9, 12  # major compute capabilities
 
 
 CALL = """\
@@ -126,7 +127,7 @@ class Cudnn(Library):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
-        if case.mask and (reason := block_mask_refusal(case)):
+        if case.mask and (reason := block_mask_refusal(case, device)):
             return reason
         if case.window_size != (None, None) and any(of.seqlen_q > of.seqlen_k for of in case.sequences):
             return "its sliding window needs seqlen_q <= seqlen_k"
@@ -403,12 +404,14 @@ def _prepare_masked(case: Case, inputs: Inputs) -> Prepared:
     )
 
 
-def block_mask_refusal(case: Case) -> str | None:
-    """Return why a mask by name is not one of cuDNN's tiles, which begin with the first query and the first key."""
+def block_mask_refusal(case: Case, device: Device) -> str | None:
+    """Return why cuDNN cannot compute a mask by name: its tiles begin with the first query and the first key."""
     if masks.find(case.mask).kept_blocks(1) is None:
         return "its block_mask hides whole tiles, and no pairs of a tile"
     if (case.shape.seqlen_k - case.shape.seqlen_q) % masks.BLOCK:
         return f"its block_mask begins with the first query, so seqlen_k - seqlen_q must be a multiple of {masks.BLOCK}"
+    if device.capability and device.capability[0] == HOPPER:
+        return "cuDNN 9.19 has no engine for a block_mask on Hopper"
     return None
 
 

@@ -57,9 +57,12 @@ class RankWorkers:
         return self._receive(timeout, START_GRACE)
 
     def _receive(self, timeout: float, grace: float) -> dict[str, Any]:
-        """Return the answer of rank 0, or of the rank that failed; all answer within `grace` seconds of the first."""
+        """Return the answer of rank 0, or of the rank that failed.
+
+        All answer within `grace` seconds of the first, and within GRACE of the first that failed.
+        """
         answers: dict[int, dict[str, Any]] = {}
-        deadline, first = time.monotonic() + timeout, True
+        deadline = time.monotonic() + timeout
         while len(answers) < len(self._ranks):
             for number, rank in enumerate(self._ranks):
                 if number in answers:
@@ -67,12 +70,12 @@ class RankWorkers:
                 try:
                     if rank.answered(POLL / len(self._ranks)):
                         answers[number] = rank.receive(1.0)
+                        left = min(grace, GRACE) if _failed(answers[number]) else grace
+                        deadline = min(deadline, time.monotonic() + left)
                 except WorkerDied as death:
                     self._failed = number
                     self.kill()
                     raise type(death)(f"rank {number}: {death}") from None
-            if answers and first:
-                deadline, first = min(deadline, time.monotonic() + grace), False
             if time.monotonic() > deadline:
                 if not answers:
                     self.kill()
@@ -97,6 +100,8 @@ class RankWorkers:
             return answer
         if "error" in answer:
             return {"error": f"rank {number}: {answer['error']}"}
+        if "probe" in answer:
+            return {"error": f"rank {number}: {answer['probe']['reason']}"}
         record = {**answer["record"], "reason": f"rank {number}: {answer['record'].get('reason')}"}
         return {**answer, "record": record, "fatal": True}  # the others may have stopped anywhere
 
@@ -123,4 +128,5 @@ class RankWorkers:
 
 def _failed(answer: Mapping[str, Any]) -> bool:
     """Whether an answer is of a rank that failed by itself; other endings are agreed on."""
-    return "error" in answer or answer.get("record", {}).get("status") in ("failed", "oom")
+    lacks_library = answer.get("probe", {}).get("reason") is not None
+    return "error" in answer or lacks_library or answer.get("record", {}).get("status") in ("failed", "oom")

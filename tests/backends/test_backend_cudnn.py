@@ -20,7 +20,7 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.worker import inputs
 from standins import cudnn, install
-from standins.contract import AMPERE, BLACKWELL, HOPPER, RTX, TURING, backend, cases, check
+from standins.contract import AMPERE, BLACKWELL, CASES, HOPPER, RTX, TURING, backend, cases, check
 
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 128, 128), "bf16", "fwd")
 RAGGED = Case(Shape(3, 64, 64, 2, 2, 128, 128), "bf16", "fwd", True, lengths=((1, 64, 64), (2, 1, 40)))
@@ -46,6 +46,13 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @cases("cudnn")
 def test_contract(name: str, case: Case) -> None:
     check(backend(name), case)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_block_mask() -> None:
+    case = CASES["blocks-random:0.3-d128-fwd"]
+    assert backend("cudnn").unsupported(case, BLACKWELL) is None
+    check(backend("cudnn"), case)
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -181,7 +188,8 @@ def test_cudnn_fp8_takes_fp8_only() -> None:
     ("name", "case", "device", "reason"),
     [
         ("cudnn", replace(PLAIN, mask="dilated:2"), HOPPER, "hides whole tiles, and no pairs of a tile"),
-        ("cudnn", replace(PLAIN, mask="random:0.1"), HOPPER, None),
+        ("cudnn", replace(PLAIN, mask="random:0.1"), BLACKWELL, None),
+        ("cudnn", replace(PLAIN, mask="random:0.1"), HOPPER, "no engine for a block_mask on Hopper"),
         ("cudnn", replace(PLAIN, mask="random:0.1", direction="bwd"), HOPPER, "forward only"),
         ("cudnn", replace(PLAIN, mask="random:0.1", shape=MORE_KEYS), HOPPER, "begins with the first query"),
         ("cudnn", PLAIN, TURING, "8.0 or newer"),

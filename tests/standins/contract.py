@@ -83,7 +83,7 @@ CASES |= {  # of several blocks each way, for libraries that visit blocks
         ("random:0.4", 512, 512, 64, 64, True, (None, None)),
         ("random:0.3", 300, 400, 64, 64, False, (None, None)),
         ("random:0.3", 300, 400, 192, 192, True, (None, None)),
-        ("random:0.3", 200, 1224, 64, 64, False, (None, None)),
+        ("random:0.3", 200, 1224, 128, 128, False, (None, None)),
         ("strided:200", 300, 400, 256, 256, True, (None, None)),
     )
     for direction in ("fwd", "fwd_bwd")

@@ -13,7 +13,7 @@ from attnbench.backends.ring import AllgatherFlash, _own_module
 from attnbench.backends.several_devices import SeveralDevices
 from attnbench.backends.ulysses import Sdpa
 from attnbench.core import split_sequence
-from attnbench.core.backend import Prepared
+from attnbench.core.backend import Prepared, Probe
 
 OWN_KEYS = 192  # tokens
 WRONG = {  # tokens of a rank's part -> what is wrong
@@ -140,3 +140,14 @@ class Fails(Ulysses):
                 raise MemoryError("no more memory")
             case 512:
                 time.sleep(600)
+
+
+class InOneProcess(Ulysses):
+    """Its library can be imported by the process alone that makes a file first."""
+
+    def probe(self) -> Probe:
+        try:
+            os.close(os.open(os.environ["ATTNBENCH_TEST_FIRST"], os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return Probe(reason="fails at import")
+        return super().probe()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -194,6 +195,17 @@ def test_a_rank_that_fails_costs_one_record(
     assert said in str(record.reason)
     assert ("Fails", 2) not in pool._workers or not pool._workers["Fails", 2].alive
     assert measured(pool, "Ulysses", case()).status == "ok"
+
+
+def test_a_library_that_one_rank_cannot_import_is_named_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ATTNBENCH_TEST_FIRST", str(tmp_path / "first"))
+    pool = WorkerPool({"InOneProcess": f"{OWN}:InOneProcess"})
+    record = measured(pool, "InOneProcess", case())
+    pool.close()
+    assert record.status == "failed"
+    assert re.fullmatch("its worker would not start: rank [01]: fails at import", str(record.reason))
 
 
 def test_a_group_is_opened_ahead() -> None:

@@ -47,7 +47,7 @@ def _fastest(cells: Sequence[Cell], where: str) -> str:
     said = [f"{backend} in {wins[backend]}" for backend in ranked]
     if ties := [(first, second) for first, second in contested if first.alike(second)]:
         most = max(_latency(second) / _latency(first) - 1 for first, second in ties)
-        said.append(f"alike within {percent(most)}, so none, in {len(ties)}")
+        said.append(f"none in {len(ties)}, alike within {percent(most)}")
     return f"Fastest of {count(len(contested), 'case')}{where}: {', '.join(said)}."
 
 

@@ -35,8 +35,8 @@ def machines(cells: Sequence[Cell]) -> list[Machine]:
             ", ".join(text for text in texts if text not in told) for texts in (_machine(group), _instruments(group))
         )
         against = _agreement(_against(first, group))
-        agrees = f"agrees with {alike} within {against}" if against else ""
-        found.append(Machine(device, machine, "; ".join(filter(None, [method, agrees]))))
+        differs = f"differs from {alike} by {against}" if against else ""
+        found.append(Machine(device, machine, "; ".join(filter(None, [method, differs]))))
     return found
 
 
