@@ -14,10 +14,10 @@ A sink is (1, nheads, 1, 1) in float32, and so is its gradient (test/python/sdpa
 the log-sum-exp counts it. ALiBi's slopes are those of its paper, and its bias is slope * (key - query), aligned
 top-left and with a causal mask alone (include/cudnn_frontend/utils/attn_score_modifiers.h, _sdpa_validate.py).
 
-A `block_mask` has a bit for each tile of 128 x 128, none for its pairs; only the forward of the "unified" node takes it,
-before cuDNN 9.21 without any other mask (graph_properties.h, sdpa_support_surface.h, test/python/sdpa/fp16_ref.py). On an
-H200 cuDNN 9.19 planned none of 15 such graphs, and all without the mask. The
-frontend's modules block_sparse_attention and flex_attention are not wired up.
+A `block_mask` has a bit for each tile of 128 x 128, none for its pairs. Only the forward of the "unified" node takes
+it, before cuDNN 9.21 without any other mask (graph_properties.h, sdpa_support_surface.h, test/python/sdpa/fp16_ref.py).
+On an H200 cuDNN 9.19 planned none of 15 such graphs, and all of them without the mask. The frontend's modules
+block_sparse_attention and flex_attention are not wired up.
 """
 
 from __future__ import annotations
@@ -424,7 +424,7 @@ def block_mask(case: Case, device: torch.device) -> Tensor:
 
     kept, s = _kept_tiles(case, device), case.shape
     bits = torch.nn.functional.pad(kept, (0, -kept.shape[1] % 8)).unflatten(1, (-1, 8)).to(torch.uint8)
-    of_head = (bits << torch.arange(8, dtype=torch.uint8, device=device)).sum(-1, dtype=torch.uint8)
+    of_head: Tensor = (bits << torch.arange(8, dtype=torch.uint8, device=device)).sum(-1, dtype=torch.uint8)
     return of_head.repeat(s.batch, s.nheads, 1, 1)
 
 

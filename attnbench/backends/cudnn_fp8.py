@@ -39,7 +39,7 @@ class CudnnFp8(Cudnn):
     min_version = "1.14"  # diagonal_alignment
     verified: ClassVar = (
         "NVIDIA H100, cudnn-frontend 1.32.0, cuDNN 9.19",
-        "NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.19, forward",
+        "NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.19",
     )
     efficiency = 1.1
     limits: ClassVar = Limits(

@@ -87,7 +87,7 @@ class StepBackend(HuggingFace):
 
 class Eager(StepBackend):
     name = "step-eager"
-    verified: ClassVar = ("NVIDIA H100, transformers 5.17", "NVIDIA H200, transformers 5.17")
+    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H100, transformers 5.17", "NVIDIA H200, transformers 5.17")
     implementation = "eager"
 
     def workspace(self, case: Case) -> Workspace:
@@ -102,7 +102,7 @@ class Sdpa(StepBackend):
     """SDPA with the backend that torch chooses in each layer."""
 
     name = "step-sdpa"
-    verified: ClassVar = ("NVIDIA H100, transformers 5.17", "NVIDIA H200, transformers 5.17")
+    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H100, transformers 5.17", "NVIDIA H200, transformers 5.17")
     implementation = "sdpa"
     limits: ClassVar = replace(ANY, softcap=False, sink=False)
     forward_kernels = sdpa.Choice.forward_kernels
@@ -112,7 +112,7 @@ class Sdpa(StepBackend):
 
 class SdpaMath(Sdpa):
     name = "step-sdpa-math"
-    verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
+    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, transformers 5.17",)
     switch = sdpa.Math.switch
     forward_kernels = sdpa.Math.forward_kernels
     backward_kernels = sdpa.Math.backward_kernels
@@ -124,7 +124,7 @@ class SdpaMath(Sdpa):
 
 class SdpaEfficient(Sdpa):
     name = "step-sdpa-efficient"
-    verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
+    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, transformers 5.17",)
     switch = sdpa.Efficient.switch
     limits: ClassVar = replace(sdpa.Efficient.limits, window=True, gqa=True)
     forward_kernels = sdpa.Efficient.forward_kernels
@@ -138,7 +138,7 @@ class SdpaEfficient(Sdpa):
 
 class SdpaFlash(Sdpa):
     name = "step-sdpa-flash"
-    verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
+    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, transformers 5.17",)
     switch = sdpa.Flash.switch
     forward_kernels = sdpa.Flash.forward_kernels
     backward_kernels = sdpa.Flash.backward_kernels
@@ -152,7 +152,7 @@ class SdpaFlash(Sdpa):
 
 class SdpaCudnn(Sdpa):
     name = "step-sdpa-cudnn"
-    verified: ClassVar = ("NVIDIA H100, transformers 5.17", "NVIDIA H200, transformers 5.17")
+    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H100, transformers 5.17", "NVIDIA H200, transformers 5.17")
     switch = sdpa.Cudnn.switch
     limits: ClassVar = replace(sdpa.Cudnn.limits, window=True, unequal_causal=True)
     forward_kernels = sdpa.Cudnn.forward_kernels
@@ -162,7 +162,7 @@ class SdpaCudnn(Sdpa):
 
 class Flash2(StepBackend):
     name = "step-flash_attention_2"
-    verified: ClassVar = ("NVIDIA H200, transformers 5.17, flash-attn 2.8.3",)
+    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, transformers 5.17, flash-attn 2.8.3",)
     uses: ClassVar = (*FlashAttention2.distributions, *FlashAttention2.uses)
     implementation = "flash_attention_2"
     kernel = FlashAttention2
@@ -174,7 +174,7 @@ class Flash2(StepBackend):
 
 class Flash3(StepBackend):
     name = "step-flash_attention_3"
-    verified: ClassVar = ("NVIDIA H100, transformers 5.17", "NVIDIA H200, transformers 5.17")
+    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H100, transformers 5.17", "NVIDIA H200, transformers 5.17")
     uses: ClassVar = (*FlashAttention3.distributions, *FlashAttention3.uses)
     implementation = "flash_attention_3"
     kernel = FlashAttention3
@@ -186,7 +186,7 @@ class Flash3(StepBackend):
 
 class Flash4(StepBackend):
     name = "step-flash_attention_4"
-    verified: ClassVar = ("NVIDIA H200, transformers 5.17, flash-attn-4 4.0.0b36",)
+    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, transformers 5.17, flash-attn-4 4.0.0b36",)
     uses: ClassVar = (*FlashAttention4.distributions, *FlashAttention4.uses)
     implementation = "flash_attention_4"
     kernel = FlashAttention4
@@ -200,7 +200,7 @@ class Flex(StepBackend):
     """FlexAttention, which transformers compiles. It has no backward on a CPU, and no sinks there."""
 
     name = "step-flex_attention"
-    verified: ClassVar = ("NVIDIA H100, transformers 5.17", "NVIDIA H200, transformers 5.17")
+    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H100, transformers 5.17", "NVIDIA H200, transformers 5.17")
     implementation = "flex_attention"
     starts_compiler = True
     forward_kernels = compiled.Flex.forward_kernels

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.several_devices import ON_TWO, SeveralDevices
+from attnbench.backends.several_devices import ON_FOUR, SeveralDevices
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -128,54 +128,54 @@ def _named(raw: Any) -> Mapping[str, Tensor]:
 
 class Eager(Ulysses):
     name = "ulysses-eager"
-    verified = ON_TWO
+    verified = ON_FOUR
 
 
 class Sdpa(Ulysses):
     name = "ulysses-sdpa"
-    verified = ON_TWO
+    verified = ON_FOUR
 
 
 class SdpaMath(Ulysses):
     name = "ulysses-sdpa-math"
-    verified = ON_TWO
+    verified = ON_FOUR
 
 
 class SdpaFlash(Ulysses):
     name = "ulysses-sdpa-flash"
-    verified = ON_TWO
+    verified = ON_FOUR
 
 
 class SdpaCudnn(Ulysses):
     name = "ulysses-sdpa-cudnn"
-    verified = ON_TWO
+    verified = ON_FOUR
 
 
 class SdpaEfficient(Ulysses):
     name = "ulysses-sdpa-efficient"
-    verified = ON_TWO
+    verified = ON_FOUR
 
 
 class Triton(Ulysses):
     name = "ulysses-triton"
-    verified = ON_TWO
+    verified = ON_FOUR
 
 
 class Gluon(Ulysses):
     name = "ulysses-gluon"
-    verified = ON_TWO
+    verified = ON_FOUR
 
 
 class Fa2(Ulysses):
     name = "ulysses-fa2"
-    verified = ON_TWO
+    verified = ON_FOUR
 
 
 class Fa3(Ulysses):
     name = "ulysses-fa3"
-    verified = ON_TWO
+    verified = ON_FOUR
 
 
 class Fa4(Ulysses):
     name = "ulysses-fa4"
-    verified = ON_TWO
+    verified = ON_FOUR

@@ -115,8 +115,14 @@ def refusal(backend: Backend, case: Case, device: Device) -> str | None:
     """Return why a backend cannot run a case on a device, or None where it can.
 
     What computes attention alone refuses steps of a model, and what computes on one device refuses a sequence that is
-    split over several, whatever it says of the case.
+    split over several, whatever it says of the case. What is simulated runs on the simulated device, and nothing else
+    does.
     """
+    simulated = getattr(backend, "simulated", False)
+    if device.kind == "fake" and not simulated:
+        return "the simulated device runs only simulated backends"
+    if device.kind != "fake" and simulated:
+        return "it is simulated; only --device fake runs it"
     if case.ranks > 1 and not getattr(backend, "several", False):
         return f"it computes on one device, the sequence is split over {case.ranks}; -b 'ring-*,ulysses-*' can split it"
     if case.step and not getattr(backend, "steps", False):

@@ -37,8 +37,6 @@ def profile(measurer: CellMeasurer, backend: Backend, case: Case, keep: Mapping[
 
     `keep` has the paths of the files to write: a Chrome trace ("trace"), a flame graph of the host ("flame").
     """
-    if getattr(backend, "simulated", False):
-        return {"refused": "it is simulated: nothing runs, so there is nothing to profile"}
     if case.ranks > 1:
         from attnbench.worker.ranks.group import RankGroup
         from attnbench.worker.ranks.profile_ranks import profile_ranks

@@ -135,11 +135,6 @@ class Worker:
         """
         assert self.backend is not None
         reason = refusal(self.backend, case, device)
-        is_simulated = getattr(self.backend, "simulated", False)
-        if device.kind == "fake" and not is_simulated:
-            reason = "the simulated device runs only simulated backends"
-        if device.kind != "fake" and is_simulated:
-            reason = "it is simulated, for --device fake alone: its figures mean nothing beside measured ones"
         workspace = self.backend.workspace(case) if hasattr(self.backend, "workspace") else Workspace()
         efficiency = getattr(self.backend, "efficiency", 0.4)
         name = self.backend.name

@@ -67,7 +67,7 @@ def test_runs_of_the_same_machine_say_how_well_they_agree() -> None:
     assert again == Machine(
         "NVIDIA H200 (run of 2026-07-02)",
         "2026-07-02",
-        "agrees with NVIDIA H200 (run of 2026-07-01 10:00) within 2% in the median cell, 2% in the 95th percentile "
+        "differs from NVIDIA H200 (run of 2026-07-01 10:00) by 2% in the median cell, 2% in the 95th percentile "
         "and 2% in the worst",
     )
     other = replace(second, environment=environment(torch="2.12.0"))

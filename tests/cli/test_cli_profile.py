@@ -97,7 +97,9 @@ def test_mistakes_are_one_line(tool: Tool, args: tuple[str, ...], said: str) -> 
     assert said in line
 
 
-@pytest.mark.parametrize(("backend", "why"), [("fake", "nothing to profile"), ("sdpa-cudnn", "needs a CUDA GPU")])
+@pytest.mark.parametrize(
+    ("backend", "why"), [("fake", "only --device fake runs it"), ("sdpa-cudnn", "needs a CUDA GPU")]
+)
 def test_nothing_to_profile_is_one_line(tool: Tool, backend: str, why: str) -> None:
     found = tool(*ON_CPU, "-b", backend, code=1)
     (line,) = found.out.splitlines()

@@ -74,7 +74,7 @@ class Comparison:
         return _fastest_ratio(self.reference, machine, cases)
 
     def sustained_ratio(self, machine: Machine, case: Case) -> Ratio | None:
-        """Return the ratio of a machine in one case without pauses, both with what is fastest so; None where not known."""
+        """Return the ratio of a machine in one case without pauses, both with what is fastest so; None if not known."""
         pair = self.reference.sustained, machine.sustained
         return _fastest_ratio(*pair, [case]) if all(case in one.fastest for one in pair) else None
 

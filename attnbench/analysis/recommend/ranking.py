@@ -128,9 +128,7 @@ class Problem:
 
     @property
     def use(self) -> Candidate | None:
-        """The candidate to use: PyTorch's default, which needs no change, where it ties with the fastest or ran the same
-        kernels; else the fastest.
-        """
+        """The candidate to use: PyTorch's default if it ties with the fastest or ran its kernels, else the fastest."""
         if not self.candidates:
             return None
         first, default = self.fastest[0], self.default
