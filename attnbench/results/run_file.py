@@ -184,6 +184,8 @@ def unpacked(path: Path) -> tuple[bytes, list[str]]:
             raise _not_ours(path, "it is a device")
         content = path.read_bytes()
     except OSError as error:
+        if path.is_dir():
+            raise UserError(f"{path} is a folder; give its run files: {path / '*.jsonl*'}") from None
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     if not content.startswith(_GZIP):
         return content.removeprefix(codecs.BOM_UTF8), []

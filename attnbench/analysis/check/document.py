@@ -38,7 +38,6 @@ NOTE = "Beside each result: its largest error as a share of the error allowed."
 MAX_TRACEBACKS = 2
 TRACEBACK = "Traceback (most recent call last):\n"
 MAX_PRINTED = 8  # lines
-_THEIR_CALL = re.compile(r'  File ".*[/\\]attnbench[/\\]backends[/\\]function.py"')  # of a person's function
 _OUR_FRAME = re.compile(r'  File ".*[/\\]attnbench[/\\](worker|backends)[/\\]')
 LEVELS: Mapping[int, Level] = {EXIT_DONE: "good", EXIT_WRONG_RESULT: "bad"}
 
@@ -145,15 +144,15 @@ def _tracebacks(records: Sequence[Record]) -> Iterator[Code]:
 
 
 def _own_frames(stderr: str) -> str:
-    """Return the end of a traceback: the frames after attnbench's own; all of it where there are none.
+    """Return the end of a traceback: the frames after attnbench's own; all of it where none is attnbench's.
 
-    Where a call of a person's function failed before it began, by its parameters, no frame tells anything.
+    Where attnbench raised the error, as of a result's shape, no frame tells anything.
     """
     lines = stderr.splitlines()
     frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
     ours = [i for i in frames if _OUR_FRAME.match(lines[i])]
     later = [i for i in frames if ours and i > ours[-1]]
-    if ours and not later and _THEIR_CALL.match(lines[ours[-1]]):
+    if ours and not later:
         return "\n".join(lines[next(i for i in range(ours[-1] + 1, len(lines)) if not lines[i].startswith(" ")) :])
     return "\n".join(lines[later[0] :]) if later else stderr
 
