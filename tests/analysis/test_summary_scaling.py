@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import builders
-from attnbench.analysis.summary.scaling import crossovers, sections
+from attnbench.analysis.summary.scaling import OTHER_RUN, crossovers, sections, tables
 from attnbench.results.cells import Cell, cells
 
 LENGTHS = (4096, 16384, 65536)
@@ -31,6 +31,19 @@ def test_from_which_length_two_ranks_are_faster(speedups: tuple[float, ...], sai
     assert rest.startswith(f"2 ranks are {said} (")
 
 
+def test_one_length_has_no_crossover() -> None:
+    (line,) = crossovers(two_ranks((1.9,)))
+    assert line == "ulysses-fa4 d128 causal fwd bf16: 2 ranks at one length only (4k 1.90x)"
+
+
+def test_one_rank_of_another_run_is_told() -> None:
+    one, two = (builders.run([of.rows[0].record]) for of in two_ranks((1.9,)))
+    table, _ = tables(cells([one, replace(two, started=one.started)]))
+    assert table.note.endswith(OTHER_RUN)  # type: ignore[union-attr]
+    table, _ = tables(two_ranks((1.9,)))
+    assert not table.note.endswith(OTHER_RUN)  # type: ignore[union-attr]
+
+
 def test_the_figure_has_all_points_within_it() -> None:
     (section,) = sections(two_ranks((0.5, 1.5, 2.5)))
     (plot,) = section.blocks
@@ -43,7 +56,7 @@ def test_the_figure_has_all_points_within_it() -> None:
 def two_ranks(speedups: tuple[float, ...]) -> list[Cell]:
     """Return cells of one and two ranks, with these speedups at LENGTHS."""
     records = []
-    for seqlen, speedup in zip(LENGTHS, speedups, strict=True):
+    for seqlen, speedup in zip(LENGTHS, speedups, strict=False):
         one = builders.case(seqlen, causal=True)
         records.append(builders.ok(one, "ulysses-fa4", 400.0))
         records.append(builders.ok(replace(one, ranks=2), "ulysses-fa4", 400.0 * speedup))

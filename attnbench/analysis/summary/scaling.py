@@ -2,7 +2,7 @@
 
 Strong scaling is the same sequence on more devices: efficiency = latency on one / (ranks x latency on `ranks`). Weak
 scaling keeps the tokens of each device: the FLOP/s of each of `ranks` devices over those of one device on 1 / ranks of
-the tokens. Both are of the same backend in the same run.
+the tokens. Both are of the same backend on devices of one name, also where these are of several runs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ NOTE = (
     "use beside them."
 )
 
+OTHER_RUN = " Some ran on one rank in another run, perhaps on another card of the model."
+
 Key = tuple[Case, str, str]  # backend, device
 
 
@@ -47,7 +49,7 @@ def tables(cells: Sequence[Cell]) -> list[Table | Paragraphs]:
         columns,
         tuple(_row(c, known, dtypes) for c in order),
         title="One sequence over several ranks",
-        note=NOTE,
+        note=NOTE + (OTHER_RUN if any(_is_of_another_run(c, known) for c in several) else ""),
     )
     lines = [(Span(line),) for line in crossovers(cells)]
     return [table, Paragraphs(tuple(lines), title="From which length they are faster")] if lines else [table]
@@ -61,6 +63,9 @@ def crossovers(cells: Sequence[Cell]) -> Iterator[str]:
         measured = ", ".join(f"{_size(cell)} {formats.times(speedup)}" for cell, speedup in curve)
         faster = [speedup > 1 and not cell.alike(known[_on_one(cell)]) for cell, speedup in curve]
         first = next((i for i in range(len(curve)) if all(faster[i:])), None)  # from which all are faster
+        if len(curve) == 1:
+            yield f"{name}: {ranks} ranks at one length only ({measured})"
+            continue
         if not any(faster):
             said = "at no length faster than one"
         elif first is None:
@@ -139,6 +144,11 @@ def _by_key(cells: Sequence[Cell]) -> dict[Key, Cell]:
 def _on_one(cell: Cell) -> Key:
     """Return the key of the cell of the same sequence on one device."""
     return replace(cell.case, ranks=1), cell.backend, cell.device
+
+
+def _is_of_another_run(cell: Cell, known: Mapping[Key, Cell]) -> bool:
+    one = known.get(_on_one(cell))
+    return one is not None and one.run is not cell.run
 
 
 def _weak(cell: Cell, known: Mapping[Key, Cell]) -> Cell | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from attnbench.core.record import Job, Record
 from attnbench.core.text import no_command, printable
 from attnbench.results import case_names
 
+IN_A_PIPE_EVERY = 10.0  # seconds, at least, between lines that say what goes on
+
 
 class ProgressLine:
     """A line on a terminal that says what goes on now. Close it before printing anything else."""
@@ -21,15 +24,17 @@ class ProgressLine:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._said = time.monotonic()
         self._live = Live(console=console, transient=True, refresh_per_second=8) if console.is_terminal else None
         if self._live:
             self._live.start()
 
     def say(self, text: str, *, also_in_a_pipe: bool = False) -> None:
-        """Show what goes on now, until the next call. Most of it would only be noise in a pipe, and is not printed."""
+        """Show what goes on now, until the next call; in a pipe, where most of it would be noise, from time to time."""
         if self._live:
             self._live.update(Text(printable(text), style="dim"), refresh=True)
-        elif also_in_a_pipe:
+        elif also_in_a_pipe or time.monotonic() - self._said >= IN_A_PIPE_EVERY:
+            self._said = time.monotonic()
             self._print(Text(text))
 
     def close(self) -> None:
