@@ -10,6 +10,7 @@ from attnbench.analysis.capacity.findings import Finding, findings, memory
 from attnbench.core.case import Case
 from attnbench.core.record import Run
 from attnbench.core.sizes import format_bytes, format_duration, format_size
+from attnbench.core.text import some
 from attnbench.report.document import (
     Caution,
     Column,
@@ -170,10 +171,14 @@ def _who(of: Finding) -> str:
 
 
 def _reasons(found: Sequence[Finding]) -> Iterator[Reason]:
+    """Yield what stopped each search; searches that stopped for one reason share a line."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
     for of in found:
         if of.reason and of.limit != "wrong":
-            at = f" at {_size(of, of.next)}" if of.next else ""
-            yield Reason(of.limit, f"{_who(of)}{at}", of.reason)
+            groups.setdefault((of.limit, of.reason), []).append(of)
+    for (limit, reason), alike in groups.items():
+        named = (f"{_who(of)}{f' at {_size(of, of.next)}' if of.next and limit != 'refused' else ''}" for of in alike)
+        yield Reason(limit, some(named), reason)
 
 
 def _plot(of: Finding) -> Plot | None:
