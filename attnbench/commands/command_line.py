@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -39,7 +40,26 @@ COMMANDS = (
 )
 
 
-class Command(TyperCommand):
+class OneLine:
+    """Tells in one line what is wrong with options and arguments."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        try:
+            return super().make_context(info_name, args, parent, **extra)  # type: ignore[misc]
+        except Exception as error:  # of click, or of the copy of it that newer typers have
+            if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
+                raise
+            names, above = [info_name or ""], parent
+            while above:
+                names, above = [above.info_name, *names], above.parent
+            command = " ".join(["attnbench", *names[1:]])
+            said = re.sub(
+                r"Input should be (.*?)(, unable to .*)?$", r"it should be \1", error.format_message().rstrip(".")
+            )
+            raise UserError(f"{said[:1].lower()}{said[1:]}; {command} --help shows what there is") from None
+
+
+class Command(OneLine, TyperCommand):
     """A command whose help fits the terminal and shows no types, and whose completion converts no values."""
 
     def get_help(self, ctx: Any) -> str:
@@ -51,7 +71,7 @@ class Command(TyperCommand):
         return _adapted(super().get_params(ctx), ctx)
 
 
-class Group(TyperGroup):
+class Group(OneLine, TyperGroup):
     """Several commands; in plain text each is listed with the whole first sentence of its help."""
 
     def get_help(self, ctx: Any) -> str:

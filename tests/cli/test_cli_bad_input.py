@@ -73,7 +73,7 @@ BAD_OPTIONS = {
     "--resume=nope.jsonl": "cannot read nope.jsonl: No such file or directory",
     "--resume=occupied": "occupied is not an attnbench run file",
     "--resume=packed.jsonl.gz": "packed.jsonl.gz is a damaged gzip file",
-    "--resume=.": "cannot read .: Is a directory",
+    "--resume=.": ". is a folder; give its run files",
 }
 
 
@@ -164,7 +164,7 @@ BAD_REPORTS = {
     "nope.jsonl": "cannot read nope.jsonl: No such file or directory",
     "occupied": "occupied is not an attnbench run file",
     "/dev/zero": "/dev/zero is not an attnbench run file (it is a device)",
-    ".": "cannot read .: Is a directory",
+    ".": ". is a folder; give its run files",
     "run.jsonl --format=pdf": "--format: unknown 'pdf'; known: table, md, html, json, csv",
     "run.jsonl --metric=tflop": "--metric: unknown 'tflop'; did you mean \"tflops\"?",
     "run.jsonl --metric=latency,nix": "--metric: unknown 'nix'; known: ",

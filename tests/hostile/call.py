@@ -85,13 +85,12 @@ def problem(args: Sequence[str], code: Any, out: str, err: str) -> str:
         return f"exit code {code!r} is not documented for {command or 'this command'}"
     if code == 2 and not (err.strip() or out.startswith("Usage:") or "Usage: attnbench" in out):
         return "exit code 2 without a word"
-    ours = err.split("Usage: ")[0]  # below a usage line are the words of typer, which takes pydantic's for numbers
-    if leaked := [word for word in LEAKS if word in ours]:
+    if leaked := [word for word in LEAKS if word in err]:
         return f"stderr has {leaked[0]!r}, which is not for people"
     said = err.split("\n\nResults: ")[0]  # where a run kept what it measured, which it says after what went wrong
     if code == 2 and "\nattnbench: " in f"\n{said}" and not said.splitlines()[-1].startswith("attnbench: "):
         return "an error is not one line"
-    found = live.in_log(ours)
+    found = live.in_log(err)
     if code != 2 and command not in ("", "suites"):  # which prints a file that a person names
         found += _live(args, out)
     return "; ".join(found[:3])
