@@ -16,8 +16,8 @@ top-left and with a causal mask alone (include/cudnn_frontend/utils/attn_score_m
 
 A `block_mask` has a bit for each tile of 128 x 128, none for its pairs. Only the forward of the "unified" node takes
 it, before cuDNN 9.21 without any other mask (graph_properties.h, sdpa_support_surface.h, test/python/sdpa/fp16_ref.py).
-On an H200 cuDNN 9.19 planned none of 15 such graphs, and all of them without the mask. The frontend's modules
-block_sparse_attention and flex_attention are not wired up.
+cuDNN 9.19 planned no graph with it on an H200, and each without it, so that it has run on no GPU. The frontend's
+modules block_sparse_attention and flex_attention are not wired up.
 """
 
 from __future__ import annotations
@@ -339,6 +339,8 @@ def forward_graph(
     graph = Graph(inputs.q, packing)
     options = packing.options(graph) if packing else {}
     if tiles is not None:
+        if not hasattr(graph.cudnn, "attention_implementation"):
+            raise Unsupported("this cudnn-frontend has no block_mask; newer ones do")
         options["implementation"] = graph.cudnn.attention_implementation.UNIFIED
         options["block_mask"] = graph.plain_input("block_mask", tiles)
     out, stats = graph.graph.sdpa(
@@ -394,13 +396,12 @@ def _prepare_masked(case: Case, inputs: Inputs) -> Prepared:
     plan = functools.partial(block_mask, case, inputs.q.device)
     tiles = plan()
     run = forward_graph(case, inputs, tiles=tiles)
-    given = {**inputs.values, **_sink(inputs), "block_mask": tiles}
+    given = {**inputs.values, "block_mask": tiles}
     return Prepared(
         lambda: run(given),
         lambda raw: {"out": raw["out"]},
         plan=plan,
         pairs=lambda: int(_kept_tiles(case, tiles.device).sum()) * masks.BLOCK**2,
-        reads=_reads(given),
     )
 
 
@@ -410,6 +411,8 @@ def block_mask_refusal(case: Case, device: Device) -> str | None:
         return "its block_mask hides whole tiles, and no pairs of a tile"
     if (case.shape.seqlen_k - case.shape.seqlen_q) % masks.BLOCK:
         return f"its block_mask begins with the first query, so seqlen_k - seqlen_q must be a multiple of {masks.BLOCK}"
+    if effective_window(case) != (None, None) or case.sink or case.alibi:
+        return "its block_mask goes with no other mask, and with neither a sink nor ALiBi"
     if device.capability and device.capability[0] == HOPPER:
         return "cuDNN 9.19 has no engine for a block_mask on Hopper"
     return None

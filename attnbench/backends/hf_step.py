@@ -87,7 +87,10 @@ class StepBackend(HuggingFace):
 
 class Eager(StepBackend):
     name = "step-eager"
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H100, transformers 5.17", "NVIDIA H200, transformers 5.17")
+    verified: ClassVar[tuple[str, ...]] = (
+        "NVIDIA H100, transformers 5.17, forward",
+        "NVIDIA H200, transformers 5.17, forward",
+    )
     implementation = "eager"
 
     def workspace(self, case: Case) -> Workspace:
@@ -200,7 +203,10 @@ class Flex(StepBackend):
     """FlexAttention, which transformers compiles. It has no backward on a CPU, and no sinks there."""
 
     name = "step-flex_attention"
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H100, transformers 5.17", "NVIDIA H200, transformers 5.17")
+    verified: ClassVar[tuple[str, ...]] = (
+        "NVIDIA H100, transformers 5.17, forward",
+        "NVIDIA H200, transformers 5.17, forward",
+    )
     implementation = "flex_attention"
     starts_compiler = True
     forward_kernels = compiled.Flex.forward_kernels

@@ -70,7 +70,7 @@ class RankWorkers:
                 try:
                     if rank.answered(POLL / len(self._ranks)):
                         answers[number] = rank.receive(1.0)
-                        left = min(grace, GRACE) if _failed(answers[number]) else grace
+                        left = GRACE if _failed(answers[number]) else grace
                         deadline = min(deadline, time.monotonic() + left)
                 except WorkerDied as death:
                     self._failed = number

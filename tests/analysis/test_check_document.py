@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from attnbench.analysis.check import check
-from attnbench.analysis.check.document import document, worst_error
+from attnbench.analysis.check.document import _tracebacks, document, worst_error
 from attnbench.core.record import Accuracy, TensorError
 from attnbench.report import terminal
 from builders import case, ended, ok, run
@@ -54,3 +54,24 @@ def test_the_worst_error_is_the_largest_share_of_what_is_allowed() -> None:
     assert "WRONG 150%" in terminal.text(document(run([record])))
     errors["out"] = TensorError(float("nan"), 0.1, 1.0, float("nan"))
     assert "WRONG NaN" in terminal.text(document(run([replace(record, accuracy=Accuracy(errors, 1, 1))])))
+
+
+SERVE = '  File "/opt/attnbench/worker/serve.py", line 1, in run\n    measure()\n'
+CALL = '  File "/opt/attnbench/backends/function.py", line 2, in launch\n    function(q)\n'
+MINE = '  File "/home/me/mine.py", line 3, in f\n    attention(q)\n'
+KERNEL = '  File "/opt/attnbench/backends/triton/attention.py", line 4, in attention\n    raise ValueError\n'
+
+
+@pytest.mark.parametrize(
+    ("frames", "shown"),
+    [
+        (SERVE + CALL + MINE, MINE),
+        (SERVE + CALL + MINE + KERNEL, MINE + KERNEL),  # attnbench's own kernel in a person's function
+        (SERVE + CALL, ""),
+        (MINE, "Traceback (most recent call last):\n" + MINE),
+    ],
+)
+def test_the_frames_that_tell_something(frames: str, shown: str) -> None:
+    stderr = f"Traceback (most recent call last):\n{frames}ValueError: headdim 96\n"
+    (code,) = _tracebacks([replace(ended(case(), "mine", "failed", "ValueError"), stderr=stderr)])
+    assert code.text == f"{shown}ValueError: headdim 96"

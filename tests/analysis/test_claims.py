@@ -90,6 +90,7 @@ def test_all_shipped_claims_can_be_read_and_measured() -> None:
     jobs = [(case, name) for case, names in resolved.only.items() for name in names]
     seconds = sum(2.0 + 40 * flops(case) / (5e13 if name == "eager" else 3e14) for case, name in jobs)
     assert seconds < 15 * 60
+    assert resolve(claim_file.suite_of(settings, 1.0), "cpu").time_limit == 600, "all would take a CPU days"
 
 
 @pytest.mark.parametrize(

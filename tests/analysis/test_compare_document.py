@@ -222,6 +222,8 @@ def test_machines_are_rows_where_columns_would_be_too_wide_to_read() -> None:
     assert re.search(r"case +GPU0 +TFLOP/s +GPU1 +TFLOP/s +speed\n", wide)
     assert re.search(r"1k d128 full fwd +triton +400 +triton +360 +0\.90\dx \(\S+ to \S+\)\n", wide)
     assert "machine  backend" in shown(70, 2)
+    *_, second = shown(60, 2).partition("The fastest backend of each case")[2].split("\n\n")[:2]
+    assert re.match(r"case +machine +.*speed / GPU0\n1k d128 full fwd +GPU0\n +GPU1 +0\.90", second), second
     assert "machine  backend" in shown(1000, 5)
     narrow = shown(100, 10)
     assert re.search(r"cases of +cases +machine +speed / GPU0\n", narrow)
@@ -381,6 +383,9 @@ def test_figures_without_pauses_stand_beside_those_in_bursts() -> None:
     (cases,) = [table for table in tables(found) if table.name == "cases"]
     assert [column.heading for column in cases.columns].count("without pauses") == 2
     assert [entry for entry in cases.rows[0] if "sdpa-cudnn" in str(entry)] == ["110 sdpa-cudnn"]
+    speeds = [str(entry) for entry in cases.rows[0][-2:]]
+    assert [column.heading for column in cases.columns][-2:] == ["speed", "speed without pauses"]
+    assert [speed.partition(" ")[0] for speed in speeds] == ["1.000x", "0.500x"]
     (changed,) = [line for line in warnings(found) if "rank" in line]
     assert changed.startswith("Bursts and runs without pauses rank backends differently on H200 in 1 pair of cells")
     assert [of["machines"][1]["ratio"] for of in json_of(found)["figures"]] == pytest.approx([0.5, 1.0])

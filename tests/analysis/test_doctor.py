@@ -33,6 +33,7 @@ class Examined(module.WorkerPool):
             raise UserError(f"{name}: the worker crashed (SIGSEGV)")
         return {"facts": self.facts}
 
+    # the A/A test is of the simulated backend, which the simulated device alone runs
     def survey(self, probes: Any, cases: Any, device: Any) -> Any:
         return super().survey(probes, cases, replace(device, kind="fake"))
 

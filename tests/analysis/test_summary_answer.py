@@ -35,3 +35,5 @@ def test_rounds_and_runs_are_counted() -> None:
 
 def test_nothing_measured() -> None:
     assert answered(run([])) == answered() == ("Nothing was measured: there are no records.",)
+    skipped = run([ended(case(), "triton", "skipped", "needs a GPU")])
+    assert answered(skipped) == ("1 cell: 1 skipped.", "Nothing was measured; the reasons are in this report.")

@@ -190,6 +190,7 @@ def test_cudnn_fp8_takes_fp8_only() -> None:
         ("cudnn", replace(PLAIN, mask="dilated:2"), HOPPER, "hides whole tiles, and no pairs of a tile"),
         ("cudnn", replace(PLAIN, mask="random:0.1"), BLACKWELL, None),
         ("cudnn", replace(PLAIN, mask="random:0.1"), HOPPER, "no engine for a block_mask on Hopper"),
+        ("cudnn", replace(PLAIN, mask="random:0.1", causal=True), BLACKWELL, "goes with no other mask"),
         ("cudnn", replace(PLAIN, mask="random:0.1", direction="bwd"), HOPPER, "forward only"),
         ("cudnn", replace(PLAIN, mask="random:0.1", shape=MORE_KEYS), HOPPER, "begins with the first query"),
         ("cudnn", PLAIN, TURING, "8.0 or newer"),

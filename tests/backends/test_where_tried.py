@@ -10,13 +10,10 @@ from attnbench.run.support_matrix import CPU, support_matrix
 from standins.contract import backend
 
 DOCS = Path(__file__).parents[2] / "docs"
-VERIFIED = {
-    name: " ".join(made.verified)
-    for name in BACKENDS
-    if name not in (*APPROXIMATE, *STEPS, *SEVERAL)  # docs/approximate.md, docs/step.md, docs/several-gpus.md
-    and not getattr(made := backend(name), "simulated", False)
-}
-UNVERIFIED = {name for name, where in VERIFIED.items() if not where}
+EVERY = {name: " ".join(made.verified) for name in BACKENDS if not getattr(made := backend(name), "simulated", False)}
+ELSEWHERE = (*APPROXIMATE, *STEPS, *SEVERAL)  # docs/approximate.md, docs/step.md, docs/several-gpus.md
+VERIFIED = {name: where for name, where in EVERY.items() if name not in ELSEWHERE}
+UNVERIFIED = {name for name, where in EVERY.items() if not where}
 
 
 def named(text: str) -> set[str]:
@@ -33,7 +30,7 @@ def tried(start: str) -> str:
 def test_the_gpu_that_it_was_tried_on() -> None:
     said, words, _ = tried("**An NVIDIA H200**").partition("; `profile`")
     assert words
-    elsewhere = {name for name, where in VERIFIED.items() if where and "NVIDIA H200" not in where}
+    elsewhere = {name for name, where in EVERY.items() if where and "NVIDIA H200" not in where}
     assert named(said) == elsewhere
     assert elsewhere <= named(tried("**An NVIDIA H100**"))
 

@@ -38,6 +38,7 @@ BAD_OPTIONS = {
     "--pass=foward": "unknown pass 'foward'; did you mean \"fwd\"?",
     "--suite=quik": "no suite 'quik'; did you mean \"quick\"?",
     "--suite=nope.yaml": "no suite 'nope.yaml'",
+    "--suite=packed.jsonl.gz": "packed.jsonl.gz is a run file and no suite; --resume packed.jsonl.gz goes on",
     "--backend=sdpa-flush": "no backend 'sdpa-flush'; did you mean \"sdpa-flash\"?",
     "--backend=!fake": "no backend is left of 'fake,!fake'",
     "--device=gpu": "--device: 'gpu' is not auto, cpu, cuda, cuda:N or fake",

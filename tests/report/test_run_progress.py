@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from attnbench.core.record import Job, Run
+from attnbench.report.progress import progress_line
 from attnbench.report.progress.run_progress import RunProgress, plan_summary
 from builders import CPU, case, decode, ended, job, ok, run
 
@@ -109,6 +112,21 @@ def test_a_terminal_gets_one_line_that_never_wraps() -> None:
     progress.close()
     assert "fa4 16k d128 full fwd  FAIL" in stream.getvalue()
     assert "triton 16k d128 full fwd  300 TFLOP/s" not in stream.getvalue()  # no line a job
+
+
+def test_a_pipe_gets_from_time_to_time_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_line, "IN_A_PIPE_EVERY", 0.2)
+    stream = io.StringIO()
+    line = progress_line.ProgressLine(Console(file=stream, width=80))
+    line.say("importing fa3")
+    line.say("opening the device")
+    assert stream.getvalue() == ""
+    time.sleep(0.5)
+    line.close()
+    assert stream.getvalue() == "opening the device\n", "what goes on now, and once"
+    line.say("after the end")
+    time.sleep(0.3)
+    assert stream.getvalue() == "opening the device\n"
 
 
 def test_what_a_pipe_gets_of_what_goes_on() -> None:

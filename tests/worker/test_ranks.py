@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -25,6 +26,7 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
 from attnbench.run import rank_workers
 from attnbench.run.device_probe import probe_device
+from attnbench.run.process import WorkerDied
 from attnbench.run.workers import WorkerPool
 
 OWN = Path(__file__).with_name("split_methods.py")
@@ -206,6 +208,48 @@ def test_a_library_that_one_rank_cannot_import_is_named_at_once(
     pool.close()
     assert record.status == "failed"
     assert re.fullmatch("its worker would not start: rank [01]: fails at import", str(record.reason))
+
+
+class Answers:
+    """A rank that answers at once with what it is given, or never."""
+
+    def __init__(self, answer: dict[str, Any] | None) -> None:
+        self.answer = answer
+
+    def answered(self, timeout: float) -> bool:
+        return self.answer is not None
+
+    def receive(self, timeout: float) -> dict[str, Any]:
+        assert self.answer is not None
+        return self.answer
+
+    def send_kill(self) -> None: ...
+
+    kill = send_kill
+
+
+@pytest.mark.parametrize(
+    ("first", "seconds", "said"),
+    [
+        ({"probe": {"reason": "fails at import"}}, 0.2, {"error": "rank 1: fails at import"}),
+        ({"error": "of the library"}, 0.2, {"error": "rank 1: of the library"}),
+        ({"probe": {"reason": None}}, 1.0, None),
+    ],
+)
+def test_others_have_less_time_after_a_rank_that_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, first: dict[str, Any], seconds: float, said: dict[str, Any] | None
+) -> None:
+    monkeypatch.setattr(rank_workers, "GRACE", 0.2)
+    monkeypatch.setattr(rank_workers, "START_GRACE", 1.0)
+    group = object.__new__(rank_workers.RankWorkers)
+    group._ranks, group._folder, group._failed = [Answers(None), Answers(first)], tmp_path / "group", 0  # type: ignore[list-item]
+    began = time.monotonic()
+    if said:
+        assert group.receive(60.0) == said
+    else:
+        with pytest.raises(WorkerDied, match="rank 0 gave no answer when rank 1 had ended the job"):
+            group.receive(60.0)
+    assert seconds <= time.monotonic() - began < seconds + 0.6
 
 
 def test_a_group_is_opened_ahead() -> None:

@@ -146,15 +146,17 @@ def _tracebacks(records: Sequence[Record]) -> Iterator[Code]:
 def _own_frames(stderr: str) -> str:
     """Return the end of a traceback: the frames after attnbench's own; all of it where none is attnbench's.
 
-    Where attnbench raised the error, as of a result's shape, no frame tells anything.
+    Where attnbench raised the error, it is all from a person's frame on; with none, as of a result's shape, no frame.
     """
     lines = stderr.splitlines()
     frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
     ours = [i for i in frames if _OUR_FRAME.match(lines[i])]
     later = [i for i in frames if ours and i > ours[-1]]
-    if ours and not later:
-        return "\n".join(lines[next(i for i in range(ours[-1] + 1, len(lines)) if not lines[i].startswith(" ")) :])
-    return "\n".join(lines[later[0] :]) if later else stderr
+    theirs = later or [i for i in frames if ours and i > ours[0] and i not in ours]
+    if theirs or not ours:
+        return "\n".join(lines[theirs[0] :]) if theirs else stderr
+    message = (i for i in range(ours[-1] + 1, len(lines)) if not lines[i].startswith(" "))
+    return "\n".join(lines[next(message, len(lines)) :])
 
 
 def _verdict(run: Run, names: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from attnbench.analysis.models.step_time import unmeasured
@@ -262,7 +263,7 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
         yield Caution(
             f"Nothing is recommended in {count(len(lost), 'case')} ({some([_name(problem) for problem in lost])}).",
             "No backend has a right figure there.",
-            _why(cells),
+            _why(lost, cells),
         )
     without = [problem for problem in answered if not problem.default]
     tried = {(cell.device, cell.case) for cell in cells if cell.backend in DEFAULTS}
@@ -275,7 +276,7 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
     if failed := len(without) - len(unknown):
         yield Caution(
             f"{DEFAULT} has no right figure in {count(failed, 'case')}, so there is nothing to compare with.",
-            todo=_why(cells),
+            todo="Each has its reason in this report.",
         )
     if other := {problem.default.backend for problem in answered if problem.default} - {DEFAULTS[0]}:
         yield Caution(
@@ -292,10 +293,9 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
             f"Nothing is known of the uncertainty of a latency in {count(len(unsure), 'case')}, so it ties with none.",
             todo="Measure with more samples, or with --rounds 5.",
         )
-    if same := [problem for problem in answered if problem.use is problem.default not in problem.fastest]:
-        faster = list(dict.fromkeys(problem.fastest[0].name for problem in same))
+    if same := [problem for problem in answered if problem.gain and _alike_kernels(problem)]:
         yield Caution(
-            f"In {count(len(same), 'case')} {DEFAULT} ran the same kernels as what was faster ({some(faster)}).",
+            f"In {count(len(same), 'case')} {DEFAULT} ran the same kernels as what is to use ({some(_used(same))}).",
             "What sets them apart is the time to choose, or noise that the uncertainty does not hold.",
             "Measure again with --rounds 5.",
         )
@@ -313,10 +313,19 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
         )
 
 
-def _why(cells: Sequence[Cell]) -> str:
-    """Return where a reader finds why there is no figure."""
-    ended = all(cell.status == "ok" for cell in cells)
-    return "The run ended before; attnbench run --resume goes on." if ended else "Each has its reason in this report."
+def _alike_kernels(problem: Problem) -> bool:
+    return bool(problem.use and problem.default and problem.use.kernels == problem.default.kernels != set())
+
+
+def _why(lost: Sequence[Problem], cells: Sequence[Cell]) -> str:
+    """Return where a reader finds why problems have no figure."""
+    of_lost = {(problem.device, replace(problem.case, direction="fwd")) for problem in lost}
+    own = [cell for cell in cells if (cell.device, replace(cell.case, direction="fwd")) in of_lost]
+    if any(cell.status != "ok" for cell in own):
+        return "Each has its reason in this report."
+    if any(not cell.is_exact for cell in own):
+        return "An approximation is not recommended."
+    return "The run ended before; attnbench run --resume FILE goes on."
 
 
 def _lacking(found: Sequence[Problem], cells: Sequence[Cell], models: Sequence[Model], tp: int) -> Iterator[Caution]:

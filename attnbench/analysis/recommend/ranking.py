@@ -128,14 +128,10 @@ class Problem:
 
     @property
     def use(self) -> Candidate | None:
-        """The candidate to use: PyTorch's default if it ties with the fastest or ran its kernels, else the fastest."""
+        """The candidate to use: of those that tie, PyTorch's default, which needs no change; else the fastest."""
         if not self.candidates:
             return None
-        first, default = self.fastest[0], self.default
-        if default and default in self.candidates:
-            same = default.kernels == first.kernels != set()
-            return default if same or default in self.fastest else first
-        return first
+        return self.default if self.default in self.fastest else self.fastest[0]
 
     @property
     def gain(self) -> Gain | None:

@@ -26,7 +26,7 @@ NOTE = (
     "use beside them."
 )
 
-OTHER_RUN = " Some ran on one rank in another run, perhaps on another card of the model."
+OTHER_RUN = " The one rank of some rows is of another run, perhaps on another card of the model."
 
 Key = tuple[Case, str, str]  # backend, device
 
@@ -61,11 +61,11 @@ def crossovers(cells: Sequence[Cell]) -> Iterator[str]:
     for (backend, _, ranks, _), curve in _curves(cells).items():
         name = f"{backend} {_kind(curve[0][0].case)}"
         measured = ", ".join(f"{_size(cell)} {formats.times(speedup)}" for cell, speedup in curve)
-        faster = [speedup > 1 and not cell.alike(known[_on_one(cell)]) for cell, speedup in curve]
-        first = next((i for i in range(len(curve)) if all(faster[i:])), None)  # from which all are faster
         if len(curve) == 1:
             yield f"{name}: {ranks} ranks at one length only ({measured})"
             continue
+        faster = [speedup > 1 and not cell.alike(known[_on_one(cell)]) for cell, speedup in curve]
+        first = next((i for i in range(len(curve)) if all(faster[i:])), None)  # from which all are faster
         if not any(faster):
             said = "at no length faster than one"
         elif first is None:
@@ -147,8 +147,8 @@ def _on_one(cell: Cell) -> Key:
 
 
 def _is_of_another_run(cell: Cell, known: Mapping[Key, Cell]) -> bool:
-    one = known.get(_on_one(cell))
-    return one is not None and one.run is not cell.run
+    """Return whether what it is compared with, of one rank, was measured in another run."""
+    return any(one and one.run is not cell.run for one in (known.get(_on_one(cell)), _weak(cell, known)))
 
 
 def _weak(cell: Cell, known: Mapping[Key, Cell]) -> Cell | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from attnbench.core.record import Job, Record
 from attnbench.core.text import no_command, printable
 from attnbench.results import case_names
 
-IN_A_PIPE_EVERY = 10.0  # seconds, at least, between lines that say what goes on
+IN_A_PIPE_EVERY = 10.0  # seconds between lines that say what goes on
 
 
 class ProgressLine:
@@ -24,25 +24,36 @@ class ProgressLine:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._said = time.monotonic()
+        self._now = ""  # what goes on, until it was printed
+        self._closed = threading.Event()
         self._live = Live(console=console, transient=True, refresh_per_second=8) if console.is_terminal else None
         if self._live:
             self._live.start()
+        else:
+            threading.Thread(target=self._say_from_time_to_time, daemon=True).start()
 
     def say(self, text: str, *, also_in_a_pipe: bool = False) -> None:
         """Show what goes on now, until the next call; in a pipe, where most of it would be noise, from time to time."""
         if self._live:
             self._live.update(Text(printable(text), style="dim"), refresh=True)
-        elif also_in_a_pipe or time.monotonic() - self._said >= IN_A_PIPE_EVERY:
-            self._said = time.monotonic()
+        elif also_in_a_pipe:
             self._print(Text(text))
+        else:
+            self._now = text
+
+    def _say_from_time_to_time(self) -> None:
+        while not self._closed.wait(IN_A_PIPE_EVERY):
+            if self._now:
+                self._print(Text(self._now))
 
     def close(self) -> None:
+        self._closed.set()
         if self._live:
             self._live.stop()
 
     def _print(self, text: Text) -> None:
         """Print a line, without the escape sequences that a name or a message may quote."""
+        self._now = ""
         if (shown := no_command(printable(text.plain))) != text.plain:
             text = Text(shown, style=text.style)
         self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)
