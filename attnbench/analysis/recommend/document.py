@@ -320,7 +320,8 @@ def _alike_kernels(problem: Problem) -> bool:
 def _why(lost: Sequence[Problem], cells: Sequence[Cell]) -> str:
     """Return where a reader finds why problems have no figure."""
     of_lost = {(problem.device, replace(problem.case, direction="fwd")) for problem in lost}
-    own = [cell for cell in cells if (cell.device, replace(cell.case, direction="fwd")) in of_lost]
+    measured = [cell for cell in cells if not cell.case.step]
+    own = [cell for cell in measured if (cell.device, replace(cell.case, direction="fwd")) in of_lost]
     if any(cell.status != "ok" for cell in own):
         return "Each has its reason in this report."
     if any(not cell.is_exact for cell in own):
