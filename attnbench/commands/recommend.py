@@ -15,6 +15,7 @@ from attnbench.commands.shared import command_line, ends_with_its_reader, live, 
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, UserError
 
 if TYPE_CHECKING:
+    from attnbench.core.record import Run
     from attnbench.run.run_suite import Outcome
     from attnbench.run.suite import Settings
 
@@ -86,7 +87,7 @@ def recommend(
         raise UserError(f"{' and '.join(given)}: of a short run; with run files nothing is measured, leave it out")
     settings = parse_options({**what.settings, **which.settings, "time_limit": time_limit})
     outcome = None if results else _measured(what.suite, settings, device, rounds, out, python or ())
-    runs = [outcome.run] if outcome else [read(path) for path in results or ()]
+    runs = [outcome.run] if outcome else _with_latencies([read(path) for path in results or ()])
     ends_with_its_reader()
     from attnbench.analysis.recommend.asked_for import asked_for, competing
     from attnbench.analysis.recommend.document import document
@@ -97,11 +98,23 @@ def recommend(
     if results:
         cells = asked_for(cells, settings)
         competes = competing(what.backend, cells)
-    shown = document(cells, competes, [*map(find, settings.models or ())], settings.tp or 1)
+    models = [*map(find, settings.models or ())]
+    shown = document(cells, competes, models, settings.tp or 1, outcome.path if outcome else None)
     unwritten = output.write(shown, wanted)
     useless = EXIT_NOTHING_MEASURED * (not any(row["use"] for row in shown.rows))
     ended = outcome.exit_code if outcome and outcome.exit_code in EXIT_BY_SIGNAL else 0
     raise typer.Exit(ended or unwritten or useless)
+
+
+def _with_latencies(runs: Sequence[Run]) -> Sequence[Run]:
+    """Return the runs without searches for what fits and steps of models. Raises UserError where none is left."""
+    found = [run for run in runs if run.search is None]
+    found = [run for run in found if not run.records or not all(record.case.step for record in run.records)]
+    if runs and not found:
+        raise UserError(
+            "there is nothing to choose from: attnbench capacity ranks searches, attnbench step ranks steps of models"
+        )
+    return found
 
 
 def _measured(
@@ -117,4 +130,6 @@ def _measured(
     with live(RunProgress, "anything was measured") as progress:
         outcome = runs.run_suite(request, progress)
     tell(f"Results: {outcome.path}")
+    if outcome.exit_code in EXIT_BY_SIGNAL:
+        tell(f"Interrupted; attnbench run --resume {outcome.path} goes on, attnbench recommend {outcome.path} follows")
     return outcome

@@ -56,7 +56,8 @@ def differences(one: Run, other: Run) -> list[str]:
 
 def phrase(name: str, before: Any, after: Any) -> str:
     """Return a difference as messages say it."""
-    was, now = ("not there" if value in (None, "") else value for value in (before, after))
+    form = size if name == "device memory" else str
+    was, now = ("not there" if value in (None, "") else form(value) for value in (before, after))
     return f"{name} was {was} and is {now}"
 
 

@@ -27,7 +27,7 @@ from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.results.uncertainty import of_sum
 from attnbench.run.suite import parse_options
-from builders import case, ended, environment, ok, run
+from builders import case, ended, environment, job, ok, run
 
 RESULTS = Path(__file__).parents[2] / "results"
 LIBRARIES = RESULTS / "20261121-174520-libraries-nvidia-h200.jsonl.gz"
@@ -186,6 +186,13 @@ def test_a_run_that_ended_before_says_so() -> None:
     backward = replace(ok(replace(CASE, direction="bwd"), "fa2", SLOW))
     text = told(document(cells([run([forward, backward])])))
     assert "No backend has a right figure there. The run ended before; attnbench run --resume FILE goes on." in text
+
+
+def test_a_run_that_is_not_complete_is_told() -> None:
+    plan = [job(CASE, "sdpa"), job(CASE, "fa2")]
+    text = told(document(cells([run([ok(CASE, "sdpa", FAST)], plan=plan)]), file=Path("r.jsonl")))
+    assert 'Incomplete: 1 of 2 jobs to measure of suite "quick" have no record.' in text
+    assert "attnbench run --resume r.jsonl" in text
 
 
 @pytest.mark.parametrize(

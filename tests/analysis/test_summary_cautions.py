@@ -98,7 +98,7 @@ def test_the_state_of_the_machine() -> None:
 def test_an_incomplete_run_says_how_to_finish_it() -> None:
     plan = [job(case(), "eager"), job(case(2048), "eager"), replace(job(case(4096), "eager"), skip="too large")]
     text = warned(ok(case(), "eager", 30.0), plan=plan)
-    assert '1 of 3 planned jobs of suite "quick" have no record.' in text
+    assert '1 of 2 jobs to measure of suite "quick" have no record.' in text
     assert "attnbench run --resume FILE" in text
     late = ended(case(), "eager", "skipped", "no time left", resumable=True)
     assert "1 job skipped for want of time" in warned(late)

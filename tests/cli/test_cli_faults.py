@@ -228,7 +228,7 @@ def test_a_damaged_line_is_reported_with_its_number_and_measured_again(tool: Too
     tool.write("run.jsonl", "".join([*lines[:2], "garbage\n", *lines[3:]]))
     shown = tool("report", "run.jsonl")
     assert "run.jsonl:3: damaged line left out" in shown.err
-    assert "1 of 6 planned jobs" in shown.out
+    assert "1 of 6 jobs to measure" in shown.out
     assert "run.jsonl:3: damaged line left out" in tool("run", "--resume", "run.jsonl").err
     assert len((tool.folder / "run.jsonl").read_text().splitlines()) == 8
 

@@ -102,7 +102,7 @@ def test_in_a_github_workflow_it_annotates_by_itself(runs: Tool, tmp_path: Path)
     ("options", "said"),
     [
         (["a.jsonl", "none.jsonl"], "cannot read none.jsonl"),
-        (["a.jsonl", "."], "cannot read ."),
+        (["a.jsonl", "."], "is a folder; give its run files"),
         (["a.jsonl", "same.jsonl", "-m", "latencx"], 'did you mean "latency"'),
         (["a.jsonl", "same.jsonl", "-m", "tflops"], "--metric: unknown 'tflops'; known: latency, "),
         (["a.jsonl", "same.jsonl", "--margin", "3"], "300 %"),

@@ -55,6 +55,12 @@ def test_two_devices_in_every_format(tool: Tool) -> None:
         assert "SDPBackend.CUDNN_ATTENTION" in (tool.folder / file).read_text()
 
 
+def test_searches_and_steps_of_models_are_ranked_elsewhere(tool: Tool) -> None:
+    for name in ("20261124-030327-capacity-nvidia-h100.jsonl.gz", "20261124-025920-step-nvidia-h100.jsonl.gz"):
+        assert "attnbench capacity ranks searches, attnbench step" in tool("recommend", RESULTS / name, code=2).err
+    assert tool("recommend", LIBRARIES, RESULTS / name).out == tool("recommend", LIBRARIES).out
+
+
 def test_a_short_run_of_a_simulated_gpu(tool: Tool) -> None:
     done = tool("recommend", "--device", "fake", "--seqlen", "2k,4k", "--causal", "--pass", "fwd,bwd")
     assert "use fake in 4" in done.out

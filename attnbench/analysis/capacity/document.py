@@ -94,7 +94,7 @@ def _answers(found: Sequence[Finding]) -> Iterator[str]:
         best = max(members, key=lambda of: of.largest or 0)
         who = f"{what}, {PASSES[case.direction]}, {device}"
         if best.largest is None:
-            yield f"{who}: nothing fits"
+            yield f"{who}: {'nothing fits' if all(of.is_done for of in members) else 'not searched to the end'}"
             continue
         also = [of.backend for of in members if of.largest == best.largest]
         least = "at least " if not best.is_done or best.limit == "not reached" else ""

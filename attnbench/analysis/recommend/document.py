@@ -11,10 +11,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from attnbench.analysis.models.step_time import unmeasured
 from attnbench.analysis.recommend.ranking import DEFAULTS, TRAINING, Candidate, Gain, Problem, model_problems, problems
+from attnbench.analysis.summary.cautions import incomplete
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.analysis.summary.reasons import reasons
 from attnbench.core.case import Case
@@ -48,10 +50,11 @@ def document(
     wanted: Callable[[str], bool] = lambda _: True,
     models: Sequence[Model] = (),
     tp: int = 1,
+    file: Path | None = None,
 ) -> Document:
     """Return what to use for the cases of some cells, and for the steps of models on one of `tp` devices.
 
-    `wanted` says which backends may be recommended.
+    `wanted` says which backends may be recommended; `file` is that of the run, where there is one.
     """
     found = [step for model in models for step in model_problems(cells, model, tp, wanted)]
     found += problems(cells, wanted)
@@ -59,7 +62,12 @@ def document(
     rows = [_row(problem) for problem in found]
     answer = tuple(_answer(found))
     blocks: tuple[Block, ...] = (*_tables(found), *_codes(found))
-    cautions = (*_cautions(found, shown), *_lacking(found, cells, models, tp))
+    runs = {id(cell.run): cell.run for cell in cells}
+    cautions = (
+        *incomplete(runs.values(), [file] if file else []),
+        *_cautions(found, shown),
+        *_lacking(found, cells, models, tp),
+    )
     return Document(
         command="recommend",
         title=f"What to use on {', '.join(dict.fromkeys(p.device for p in found)) or 'no device'}",

@@ -37,7 +37,7 @@ def cautions(cells: Sequence[Cell], runs: Sequence[Run], files: Sequence[Path] =
             "Its speed under this name would mislead, so none is shown.",
             "See above what ran; leave those cases out, or choose the backend whose kernel it is.",
         ),
-        *_incomplete(runs, files),
+        *incomplete(runs, files),
         *_half_ok(measured),
         *_ecc(measured),
         *_reduced(runs),
@@ -101,7 +101,7 @@ def _relative(spec: str) -> str:
     return f".{os.sep}{spec.removeprefix(folder)}" if spec.startswith(folder) else spec
 
 
-def _incomplete(runs: Iterable[Run], files: Iterable[Path]) -> Iterator[Caution]:
+def incomplete(runs: Iterable[Run], files: Iterable[Path]) -> Iterator[Caution]:
     """Tell where planned jobs have no final record; run.turns are those of an A/B, which cannot be resumed."""
     for run, file in zip_longest(runs, files, fillvalue="FILE"):
         assert isinstance(run, Run)
@@ -113,7 +113,8 @@ def _incomplete(runs: Iterable[Run], files: Iterable[Path]) -> Iterator[Caution]
             todo = "attnbench gate A B says what that means for the comparison; an A/B is not resumed."
             yield Caution(f"Incomplete: {what}: it ended early.", "", todo)
         elif unrecorded:
-            what = f'{unrecorded} of {count(len(run.plan), "planned job")} of suite "{run.suite}" have no record'
+            to_measure = sum(job.skip is None for job in run.plan)
+            what = f'{unrecorded} of {count(to_measure, "job")} to measure of suite "{run.suite}" have no record'
             todo = f"Finish with: {resume}"
             yield Caution(f"Incomplete: {what}.", "What is missing may change who is fastest.", todo)
         elif later := sum(ended for _, ended in missing):
