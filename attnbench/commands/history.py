@@ -50,14 +50,23 @@ def history(
 
 
 def _each_once(runs: Iterable[Run]) -> list[Run]:
-    """Return runs without those given again, as a file beside its folder or a copy: they would look like no noise."""
+    """Return runs without those given again, as a copy, a baseline, a file beside its folder: they look like no noise."""
     found: list[Run] = []
     again = 0
     for run in runs:
-        if any(run.started == other.started and run == other for other in found):
-            again += 1
-        else:
+        twin = next((i for i, other in enumerate(found) if _is_the_same(run, other)), None)
+        again += twin is not None
+        if twin is None:
             found.append(run)
+        elif found[twin].reduced:
+            found[twin] = run  # it has the samples
     if again:
         print(f"attnbench: left out: {count(again, 'file')} of a run that was given already", file=sys.stderr)
     return found
+
+
+def _is_the_same(run: Run, other: Run) -> bool:
+    """Return whether two are one run; a baseline has not all of it."""
+    if run.started != other.started or not (run.reduced or other.reduced):
+        return run.started == other.started and run == other
+    return (run.suite, run.environment.device.uuid) == (other.suite, other.environment.device.uuid)

@@ -65,3 +65,12 @@ def test_a_run_counts_once_however_often_it_is_given(tool: Tool) -> None:
     done = tool("history", *runs, runs[1], str(copy), "--join-units")
     assert "left out: 2 files of a run that was given already" in done.err
     assert done.out == tool("history", *runs, "--join-units").out
+
+
+def test_a_saved_baseline_is_no_other_run(tool: Tool) -> None:
+    tool("run", "--device", "fake", "-b", "fake", "--seqlen", "4k", *SMALL, "--out", "one.jsonl")
+    tool("baseline", "save", "one.jsonl", "--dir", "kept")
+    for order in (("one.jsonl", "kept"), ("kept", "one.jsonl")):
+        done = tool("history", *order)
+        assert "left out: 1 file of a run that was given already" in done.err
+        assert "1 run, " in done.out
