@@ -50,7 +50,7 @@ def history(
 
 
 def _each_once(runs: Iterable[Run]) -> list[Run]:
-    """Return runs without those given again, as a copy, a baseline, a file beside its folder: they look like no noise."""
+    """Return runs without those given again, as a copy, baseline or file beside its folder: they look like no noise."""
     found: list[Run] = []
     again = 0
     for run in runs:
