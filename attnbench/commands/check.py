@@ -68,8 +68,8 @@ def check(
     attnbench check ./mine.py:attention --headdim 64 --pass fwd --dtype bf16
     attnbench check 'sdpa-*' triton
 
-    Exit code 0: right; 5: wrong; 1: a case failed, or nothing could be checked. A function says that it does not
-    support a case by raising NotImplementedError.
+    Exit code 0: right; 5: wrong; 1: a case failed, or nothing could be checked, or nothing of one of your functions. A
+    function says that it does not support a case by raising NotImplementedError.
     """
     wanted = output_to.wanted()
     from attnbench.analysis.check.check import check as checked

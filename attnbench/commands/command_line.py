@@ -52,7 +52,7 @@ class OneLine:
             names, above = [info_name or ""], parent
             while above:
                 names, above = [above.info_name, *names], above.parent
-            command = " ".join(["attnbench", *names[1:]])
+            command = " ".join(["attnbench", *(names[1:] if parent or isinstance(self, TyperGroup) else names)])
             said = re.sub(
                 r"Input should be (.*?)(, unable to .*)?$", r"it should be \1", error.format_message().rstrip(".")
             )

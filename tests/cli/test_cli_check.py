@@ -170,6 +170,14 @@ def test_exit_codes(tool: Tool, script: str, code: int, verdict: str) -> None:
     assert out.splitlines()[-1] == verdict
 
 
+def test_each_function_of_ones_own_must_be_checked(mine: Tool) -> None:
+    mine.write("none.py", "def none(q, k, v, *, causal, softmax_scale):\n    raise NotImplementedError\n")
+    out = mine("check", "eager", "./none.py:none", "--device", "cpu", *ONE_KIND, code=1).out
+    assert "eager is RIGHT" in out
+    assert "none: nothing could be checked" in out
+    assert "is RIGHT" in mine("check", "eager", "sdpa-cudnn", "--device", "cpu", *ONE_KIND).out
+
+
 def test_a_backend_that_keeps_crashing_is_given_up(tool: Tool) -> None:
     out = tool(*FAKE, fake="crash@256", code=1).out
     assert "(3 cases" in out

@@ -84,7 +84,7 @@ def test_ctrl_c_stops_the_children_and_keeps_the_files(tool: Tool) -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("--sweet", "quick"), "No such option: --sweet"),
+        (("--sweet", "quick"), "no such option: --sweet"),
         (("--suite", "quik"), 'did you mean "quick"'),
         (("-b", "no-such"), "no-such"),
         (("--address", "localhost:1"), "--address localhost:1: no Ray cluster answers there"),

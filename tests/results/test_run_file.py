@@ -382,8 +382,8 @@ def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
     for bad in (tmp_path / "file" / "run.jsonl", tmp_path / ("x" * 300)):
         with pytest.raises(UserError, match=r"cannot write .*--out"):
             run_file.RunFile.create(bad, RUN)
-    for bad in (tmp_path, tmp_path / "missing.jsonl"):
-        with pytest.raises(UserError, match="cannot read"):
+    for bad, said in ((tmp_path, "is a folder; give its run files"), (tmp_path / "missing.jsonl", "cannot read")):
+        with pytest.raises(UserError, match=said):
             run_file.read(bad)
         with pytest.raises(UserError, match="cannot append to"):
             run_file.RunFile.reopen(bad)

@@ -113,8 +113,16 @@ def _jobs(cases: Sequence[Case], answers: Mapping[str, Sequence[CaseSupport]]) -
 
 
 def exit_code(run: Run) -> int:
-    """Return 5 where a result is wrong, 1 where a case failed or none could be checked, else 0."""
+    """Return 5 where a result is wrong, 1 where a case failed or nothing could be checked, else 0.
+
+    Of a person's own code each function must be checked; of attnbench's backends some may not run here.
+    """
     if wrong_records(run):
         return EXIT_WRONG_RESULT
-    statuses = {record.status for record in run.records}
-    return EXIT_DONE if "ok" in statuses and not statuses & {*FAILED} else EXIT_NOTHING_MEASURED
+    statuses: dict[str, set[str]] = {}
+    for record in run.records:
+        statuses.setdefault(record.backend, set()).add(record.status)
+    failed = any(of & {*FAILED} for of in statuses.values())
+    unchecked = [name for name, of in statuses.items() if "ok" not in of]
+    own = [name for name in unchecked if is_user_code(run.specs.get(name, ""))]
+    return EXIT_NOTHING_MEASURED if failed or own or len(unchecked) == len(statuses) else EXIT_DONE

@@ -93,12 +93,15 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
     if not found:
         yield NOTHING_MEASURED
     several = len({problem.case.dtype for problem in found}) > 1  # which do not compete with each other
-    groups: dict[tuple[str, str, str], list[Problem]] = {}
+    groups: dict[tuple[str, int, str, str], list[Problem]] = {}
     for problem in found:
-        groups.setdefault((problem.device, problem.case.dtype if several else "", problem.model), []).append(problem)
-    for (device, dtype, model), own in groups.items():
+        case = problem.case
+        key = (problem.device, case.ranks, case.dtype if several else "", problem.model)
+        groups.setdefault(key, []).append(problem)
+    for (device, ranks, dtype, model), own in groups.items():
         answered = [problem for problem in own if problem.use]
-        where = f"On {device}{f' in {dtype}' if dtype else ''}{f', all layers of {model}' if model else ''}"
+        devices = f"{ranks} x {device}" if ranks > 1 else device
+        where = f"On {devices}{f' in {dtype}' if dtype else ''}{f', all layers of {model}' if model else ''}"
         if not answered:
             yield f"{where} nothing can be recommended: no exact backend has a right figure."
         elif len(answered) == 1:
