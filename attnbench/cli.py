@@ -38,8 +38,6 @@ def main() -> None:
 
             words = _words_to_complete() if COMPLETION in os.environ else sys.argv[1:]
             asked = [name for name in words[:1] if name in COMMANDS]  # to build all commands takes 40 ms
-            if words[:1] == ["--install-completion"] and os.path.basename(sys.argv[0]) == "__main__.py":
-                raise UserError("as python -m attnbench a shell cannot complete it; attnbench --install-completion can")
             try:
                 command_line(*asked)(complete_var=COMPLETION)
             except SystemExit as end:

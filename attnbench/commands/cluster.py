@@ -141,7 +141,7 @@ def _plan(words: Sequence[str], out: Path | None, *, patience: str, **given: Any
     from attnbench.run.suite import load_suite, parse_options
 
     program: Any = typer.main.get_command(command_line("run"))
-    params = program.commands["run"].make_context("run", [*words]).params
+    params = program.commands["run"].make_context("attnbench run", [*words]).params
     for name in ONE_FILE:
         if params[name]:
             raise UserError(f"--{name} is of a single run file; go on with one by attnbench run --resume FILE there")

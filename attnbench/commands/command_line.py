@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
 from importlib import import_module
@@ -40,8 +41,8 @@ COMMANDS = (
 )
 
 
-class OneLine:
-    """Tells in one line what is wrong with options and arguments."""
+class OneLineErrors:
+    """Mixin of commands: a mistake in options or arguments is a UserError, one line, and no usage in a box."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         try:
@@ -49,17 +50,14 @@ class OneLine:
         except Exception as error:  # of click, or of the copy of it that newer typers have
             if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
                 raise
-            names, above = [info_name or ""], parent
-            while above:
-                names, above = [above.info_name, *names], above.parent
-            command = " ".join(["attnbench", *(names[1:] if parent or isinstance(self, TyperGroup) else names)])
+            command = f"{parent.command_path} {info_name}" if parent else info_name
             said = re.sub(
                 r"Input should be (.*?)(, unable to .*)?$", r"it should be \1", error.format_message().rstrip(".")
             )
             raise UserError(f"{said[:1].lower()}{said[1:]}; {command} --help shows what there is") from None
 
 
-class Command(OneLine, TyperCommand):
+class Command(OneLineErrors, TyperCommand):
     """A command whose help fits the terminal and shows no types, and whose completion converts no values."""
 
     def get_help(self, ctx: Any) -> str:
@@ -71,7 +69,7 @@ class Command(OneLine, TyperCommand):
         return _adapted(super().get_params(ctx), ctx)
 
 
-class Group(OneLine, TyperGroup):
+class Group(OneLineErrors, TyperGroup):
     """Several commands; in plain text each is listed with the whole first sentence of its help."""
 
     def get_help(self, ctx: Any) -> str:
@@ -80,6 +78,11 @@ class Group(OneLine, TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _adapted(super().get_params(ctx), ctx)
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        if args[:1] == ["--install-completion"] and os.path.basename(sys.argv[0]) == "__main__.py":
+            raise UserError("as python -m attnbench a shell cannot complete it; attnbench --install-completion can")
+        return super().make_context(info_name, args, parent, **extra)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:

@@ -66,7 +66,9 @@ def _each_once(runs: Iterable[Run]) -> list[Run]:
 
 
 def _is_the_same(run: Run, other: Run) -> bool:
-    """Return whether two are one run; a baseline has not all of it."""
-    if run.started != other.started or not (run.reduced or other.reduced):
-        return run.started == other.started and run == other
-    return (run.suite, run.environment.device.uuid) == (other.suite, other.environment.device.uuid)
+    """Return whether two are one run, of which a baseline keeps a part only."""
+    if run.started != other.started:
+        return False
+    if run.reduced or other.reduced:
+        return (run.suite, run.environment.device.uuid) == (other.suite, other.environment.device.uuid)
+    return run == other

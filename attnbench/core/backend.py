@@ -115,8 +115,8 @@ def refusal(backend: Backend, case: Case, device: Device) -> str | None:
     """Return why a backend cannot run a case on a device, or None where it can.
 
     What computes attention alone refuses steps of a model, and what computes on one device refuses a sequence that is
-    split over several, whatever it says of the case. What is simulated runs on the simulated device, and nothing else
-    does.
+    split over several, whatever it says of the case. A simulated backend runs on the simulated device alone, and no
+    other backend runs there.
     """
     simulated = getattr(backend, "simulated", False)
     if device.kind == "fake" and not simulated:

@@ -274,7 +274,7 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
         yield Caution(
             f"Nothing is recommended in {count(len(lost), 'case')} ({some([_name(problem) for problem in lost])}).",
             "No backend has a right figure there.",
-            _why(lost, cells),
+            "Each has its reason in this report." if _have_reasons(lost, cells) else "",
         )
     without = [problem for problem in answered if not problem.default]
     tried = {(cell.device, cell.case) for cell in cells if cell.backend in DEFAULTS}
@@ -328,16 +328,11 @@ def _alike_kernels(problem: Problem) -> bool:
     return bool(problem.use and problem.default and problem.use.kernels == problem.default.kernels != set())
 
 
-def _why(lost: Sequence[Problem], cells: Sequence[Cell]) -> str:
-    """Return where a reader finds why problems have no figure."""
+def _have_reasons(lost: Sequence[Problem], cells: Sequence[Cell]) -> bool:
+    """Return whether some cell of these problems ended without a figure, as none does that was not reached."""
     of_lost = {(problem.device, replace(problem.case, direction="fwd")) for problem in lost}
-    measured = [cell for cell in cells if not cell.case.step]
-    own = [cell for cell in measured if (cell.device, replace(cell.case, direction="fwd")) in of_lost]
-    if any(cell.status != "ok" for cell in own):
-        return "Each has its reason in this report."
-    if any(not cell.is_exact for cell in own):
-        return "An approximation is not recommended."
-    return "The run ended before; attnbench run --resume FILE goes on."
+    ended = [cell for cell in cells if cell.status != "ok" and not cell.case.step]
+    return any((cell.device, replace(cell.case, direction="fwd")) in of_lost for cell in ended)
 
 
 def _lacking(found: Sequence[Problem], cells: Sequence[Cell], models: Sequence[Model], tp: int) -> Iterator[Caution]:

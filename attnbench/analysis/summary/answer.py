@@ -13,8 +13,6 @@ from attnbench.report.document import NOTHING_MEASURED
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
 
-NONE_MEASURED = "Nothing was measured; the reasons are in this report."
-
 
 def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
     """Return sentences that sum the report up: how many cells ended how, and which backend is fastest how often."""
@@ -25,13 +23,14 @@ def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
     rounds = max(len(cell.rows) for cell in cells)
     in_rounds = f" in {rounds} rounds" if rounds > 1 else ""
     from_runs = f" from {count(len(runs), 'run')}" if len(runs) > 1 else ""
+    counted = f"{count(len(cells), 'cell')}{in_rounds}{from_runs}"
+    if not endings["measured"]:
+        return f"{counted}: {ended}.", "Nothing was measured; the reasons are in this report."
     by_dtype: dict[str, list[Cell]] = {}  # which do not compete with each other
     for cell in cells:
         by_dtype.setdefault(cell.case.dtype, []).append(cell)
-    if not endings["measured"]:
-        return f"{count(len(cells), 'cell')}{in_rounds}{from_runs}: {ended}.", NONE_MEASURED
     said = (_fastest(of_one, f" in {dtype}" if len(by_dtype) > 1 else "") for dtype, of_one in by_dtype.items())
-    return (f"{count(len(cells), 'cell')}{in_rounds}{from_runs}: {ended}.", *filter(None, said))
+    return (f"{counted}: {ended}.", *filter(None, said))
 
 
 def _fastest(cells: Sequence[Cell], where: str) -> str:

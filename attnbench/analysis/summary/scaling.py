@@ -26,7 +26,7 @@ NOTE = (
     "use beside them."
 )
 
-OTHER_RUN = " The one rank of some rows is of another run, perhaps on another card of the model."
+OTHER_RUN = " Some rows compare with one rank of another run, perhaps on another card of the model."
 
 Key = tuple[Case, str, str]  # backend, device
 
