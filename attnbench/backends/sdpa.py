@@ -265,8 +265,8 @@ class Choice(Sdpa):
     """SDPA with the backend that torch chooses for the case: some fused kernel, or math's products and softmax."""
 
     name = "sdpa"
-    verified: ClassVar = ("NVIDIA H100, torch 2.11",)
-    verified_ragged = verified_scores = verified
+    verified: ClassVar = ("NVIDIA H100, torch 2.11", "NVIDIA H200, torch 2.11")
+    verified_ragged = verified_scores = verified[:1]
     paste = sdpa_paste()
     runtime_checker = "torch"
     limits: ClassVar = Math.limits

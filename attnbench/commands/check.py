@@ -84,7 +84,7 @@ def check(
     # Nothing is timed, so threads that wait may sleep. Beside other work those that spin cost four times the time.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with live(ProgressLine, "the check was complete") as line:
-        run = checked(
+        run, interrupt = checked(
             [*(what or ()), *(backend or ())],
             parse_options({"axes": axes}),
             line.say,
@@ -93,4 +93,4 @@ def check(
             pythons=python or (),
         )
     unwritten = output.write(document(run), wanted)
-    raise typer.Exit(exit_code(run) or unwritten)
+    raise typer.Exit(interrupt or exit_code(run) or unwritten)

@@ -14,7 +14,7 @@ from attnbench.commands import complete, options, output
 from attnbench.commands.shared import ENDINGS, command_line, ends_with_its_reader, live, one_of, read, tell
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
 from attnbench.core.step import PHASES
-from attnbench.core.text import count
+from attnbench.core.text import count, listed
 
 if TYPE_CHECKING:
     from attnbench.run.run_suite import Outcome
@@ -111,7 +111,7 @@ def step(
     }
     given |= {"--seqlen": seqlen != "4k", "--batch": batch != "1", "--dtype": dtype != "bf16"}
     if runs and (len(runs) < len(models) or (measuring := [option for option, value in given.items() if value])):
-        also = "models" if len(runs) < len(models) else " and ".join(measuring)
+        also = "models" if len(runs) < len(models) else listed(measuring)
         raise UserError(f"{also}: of measuring; with run files nothing is measured")
 
     from attnbench.analysis.step.document import document

@@ -23,6 +23,12 @@ def count(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
+def listed(names: Iterable[str]) -> str:
+    """Return all names as a sentence has them: "a", "a and b", "a, b and c"."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def some(names: Iterable[str], limit: int = 3) -> str:
     """Return the first names and how many more there are: "a, b, c and 4 more"."""
     names = list(names)

@@ -41,6 +41,15 @@ def test_verdicts_and_exit_codes(statuses: list[str], verdict: str, code: int) -
     assert check.exit_code(checked) == code
 
 
+def test_a_check_that_was_interrupted_says_so() -> None:
+    records = [ok(case(), "mine", 1.0)]
+    whole = run([*records, ok(case(2), "mine", 1.0), ok(case(4), "mine", 1.0)])
+    verdict = document(replace(whole, records=tuple(records))).verdict
+    assert verdict is not None
+    assert verdict.text == "mine is RIGHT in 1 case; interrupted, 2 cases not checked"
+    assert verdict.level == "warning"
+
+
 def test_the_worst_error_is_the_largest_share_of_what_is_allowed() -> None:
     errors = {
         "out": TensorError(0.5, 0.1, 1.0, 0.1),

@@ -34,6 +34,14 @@ def test_latencies_tie_within_their_uncertainty() -> None:
     assert row(300.0).count("*") == 0
 
 
+def test_a_figure_that_is_hardly_known_gets_no_star() -> None:
+    """Its interval holds the best one too, as it does any."""
+    scattered = ok(case(), "fa2", 100.0, time=[1e-5, 1e-3, 3e-2])
+    records = [ok(case(), "triton", 300.0), scattered, ok(case(), "eager", 50.0)]
+    (line,) = [line for line in shown([run(records)]).splitlines() if line.startswith("    1k")]
+    assert line.count("*") == 1
+
+
 def test_other_figures_tie_as_they_are_written_and_a_star_on_most_is_none() -> None:
     def stars(*mib: float) -> int:
         records = [ok(case(), name, 300, memory_peak=2**20 * n) for name, n in zip(SIX, mib, strict=False)]

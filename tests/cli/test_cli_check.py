@@ -97,6 +97,21 @@ def test_what_a_function_does_not_implement_is_skipped_with_its_reason(mine: Too
     assert out.splitlines()[-1] == "picky is RIGHT in 8 cases, 12 not supported"
 
 
+def test_what_was_checked_before_an_interrupt_is_shown(mine: Tool) -> None:
+    mine.write(
+        "stopped.py",
+        "import os, signal, time\nfrom mine import right\n"
+        "def stops(q, k, v, *, causal, softmax_scale):\n"
+        "    if q.shape[1] == 203:\n"
+        "        os.kill(os.getppid(), signal.SIGINT)\n"
+        "        time.sleep(60)\n"
+        "    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)\n",
+    )
+    done = mine("check", "./stopped.py:stops", "--device", "cpu", *ONE_KIND, code=130)
+    assert done.out.splitlines()[-1].startswith("stops is RIGHT in 1 case; interrupted, ")
+    assert entries(done.out) == {"256 d64 full": done.out.split("256 d64 full")[1].splitlines()[0].strip()}
+
+
 def test_a_failure_shows_its_place(mine: Tool) -> None:
     out = check(mine, "broken", "--dtype", "fp32", "--pass", "fwd", "--headdim", "64", code=1)
     line = MINE.splitlines().index("    return q @ k") + 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from attnbench.core.case import Case
-from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
+from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, Interrupted, UserError
 from attnbench.core.policy import METHOD, Policy
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.run.device_probe import DeviceProbe
@@ -53,11 +53,11 @@ def check(
     device: str = "auto",
     timeout: float = Policy.timeout_s,
     pythons: Sequence[str] = (),
-) -> Run:
+) -> tuple[Run, int]:
     """Return a run whose records have the checks of each case on each backend, and no measurements.
 
-    `settings` narrow the cases, `timeout` is of one case in seconds, `say` is told what goes on. Raises UserError for
-    what a person can mend.
+    With it the exit code of an interrupt, after which the records are those of before, else 0. `settings` narrow the
+    cases, `timeout` is of one case in seconds, `say` is told what goes on. Raises UserError for what a person can mend.
     """
     device = parse_device(device)
     if not patterns:
@@ -79,17 +79,23 @@ def check(
         policy = Policy(timeout_s=timeout)
         records: list[Record] = []
         lost = dict.fromkeys(specs, 0)
-        for number, job in enumerate(jobs, start=1):
-            say(f"checking {job.backend}, {number} of {len(jobs)}")
-            if job.skip is None and lost[job.backend] >= MAX_LOST:
-                given_up = f"not tried: {MAX_LOST} cases before ended its process"
-                records.append(skipped_record(replace(job, skip=given_up)))
-            elif job.skip:
-                records.append(skipped_record(job))
-            else:
-                records.append(pool.check(job, policy, environment.device))
-                lost[job.backend] += pool.lost(job.backend)
-    return Run(
+        interrupt = EXIT_DONE
+        try:
+            for number, job in enumerate(jobs, start=1):
+                say(f"checking {job.backend}, {number} of {len(jobs)}")
+                if job.skip is None and lost[job.backend] >= MAX_LOST:
+                    given_up = f"not tried: {MAX_LOST} cases before ended its process"
+                    records.append(skipped_record(replace(job, skip=given_up)))
+                elif job.skip:
+                    records.append(skipped_record(job))
+                else:
+                    records.append(pool.check(job, policy, environment.device))
+                    lost[job.backend] += pool.lost(job.backend)
+        except Interrupted as end:
+            if not records:
+                raise
+            interrupt = end.exit_code
+    run = Run(
         environment=environment,
         suite=SUITE.name,
         policy=policy,
@@ -101,6 +107,7 @@ def check(
         interpreters=pool.interpreters,
         method=METHOD,
     )
+    return run, interrupt
 
 
 def _jobs(cases: Sequence[Case], answers: Mapping[str, Sequence[CaseSupport]]) -> tuple[Job, ...]:

@@ -16,7 +16,7 @@ from attnbench.core.errors import EXIT_DONE, EXIT_WRONG_RESULT
 from attnbench.core.formats import digits
 from attnbench.core.json import to_json
 from attnbench.core.record import Record, Run, TensorError
-from attnbench.core.text import count, template
+from attnbench.core.text import count, listed, template
 from attnbench.report.document import (
     Code,
     Column,
@@ -53,10 +53,15 @@ def document(run: Run) -> Document:
         machines=(Machine(device.name, f"torch {run.environment.torch}" if run.environment.torch else ""),),
         blocks=(*(_table(run, name) for name in names), *_tracebacks(run.records)),
         reasons=tuple(reasons(cells([run]))),
-        verdict=Verdict(_verdict(run, names), LEVELS.get(exit_code(run), "warning")),
+        verdict=Verdict(_verdict(run, names), _level(run)),
         data=[to_json(record) for record in run.records],
         rows=rows,
     )
+
+
+def _level(run: Run) -> Level:
+    found = LEVELS.get(exit_code(run), "warning")
+    return "warning" if found == "good" and len(run.records) < len(run.plan) else found
 
 
 def worst_error(record: Record) -> tuple[str, TensorError] | None:
@@ -160,7 +165,10 @@ def _own_frames(stderr: str) -> str:
 
 
 def _verdict(run: Run, names: Sequence[str]) -> str:
-    return "; ".join(_verdict_of(name, [r.status for r in run.records if r.backend == name]) for name in names)
+    found = [_verdict_of(name, [r.status for r in run.records if r.backend == name]) for name in names]
+    if left := len(run.plan) - len(run.records):
+        found.append(f"interrupted, {count(left, 'case')} not checked")
+    return "; ".join(found)
 
 
 def _verdict_of(name: str, statuses: Sequence[str]) -> str:
@@ -176,8 +184,7 @@ def _verdict_of(name: str, statuses: Sequence[str]) -> str:
     parts = [f"is WRONG in {wrong}"] if wrong else []
     parts += [f"runs WRONG KERNELS in {other_kernel}"] if other_kernel else []
     parts += [f"FAILS in {failed}"] if failed else []
-    *first, last = parts
-    return f"{name} {' and '.join(filter(None, (', '.join(first), last)))} of {count(tried, 'case')}"
+    return f"{name} {listed(parts)} of {count(tried, 'case')}"
 
 
 def _rows(run: Run) -> Iterator[Mapping[str, Any]]:

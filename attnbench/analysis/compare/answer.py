@@ -16,7 +16,7 @@ from attnbench.analysis.compare.speed_ratio import EXACTLY_ONE, Ratio
 from attnbench.core import stats
 from attnbench.core.formats import digits, percent
 from attnbench.core.sizes import format_size
-from attnbench.core.text import count, some
+from attnbench.core.text import count, listed, some
 from attnbench.results import case_names
 
 OWN = "each machine's own fastest backend"
@@ -111,7 +111,7 @@ def _fastest(ratios: Sequence[tuple[Ratio, str]], home: str) -> str:
     if len(level) == len(everyone):
         return "None of the machines was shown to be faster than another"
     if len(level) > 1:
-        named = " and ".join(level) if len(level) < 4 else some(level)
+        named = listed(level) if len(level) < 4 else some(level)
         return f"Fastest are {named}, not shown to differ"
     return f"Fastest is {label}"
 

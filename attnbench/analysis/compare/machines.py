@@ -20,6 +20,7 @@ from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.machine import Environment
 from attnbench.core.record import Record, Run
+from attnbench.core.text import listed
 from attnbench.results import run_file
 from attnbench.results.cells import Cell, Key, by_key, cells
 from attnbench.results.run_setup import differences, setup_texts, unique_labels
@@ -196,7 +197,7 @@ def reference(machines: Sequence[Machine], name: str | None) -> Machine:
     fit = named(machines, name, "--to")
     if len(fit) > 1:
         labels = [machine.label for machine in machines]
-        several = " and ".join(machine.label for machine in fit)
+        several = listed(machine.label for machine in fit)
         raise UserError(f"--to: {name!r} fits several machines: {several}{did_you_mean(name, labels)}")
     return fit[0]
 

@@ -28,7 +28,7 @@ from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.models import Layers, Model, Phase, find
 from attnbench.core.sizes import format_size, parse_size
-from attnbench.core.text import count
+from attnbench.core.text import count, listed
 from attnbench.results import case_names
 from attnbench.run.axes import AXES, matches
 from attnbench.run.model_axes import layer_axes
@@ -58,7 +58,7 @@ class Requests:
 
 def is_in_words(text: str) -> bool:
     """Whether a text is a workload in words, and no file."""
-    return re.search(r"(^|[:,])\s*\S+ in\s*,|,\s*\S+ in\s*$", text) is not None
+    return re.search(r"(^|[:,])\s*\S+ (in|out)\s*($|,)", text) is not None
 
 
 def parse(text: str) -> Requests:
@@ -72,7 +72,7 @@ def parse(text: str) -> Requests:
         match = re.fullmatch(_WORDS.get(word, r"(.*)"), part.strip())
         found[word] = match[1] if match else ""
     if missing := [word for word in ("in", "out", "model", "batch") if not found.get(word)]:
-        raise UserError(f"--workload: {text!r} does not say {' and '.join(missing)}; write {EXAMPLE!r}")
+        raise UserError(f"--workload: {text!r} does not say {listed(missing)}; write {EXAMPLE!r}")
     model, tp = find(found["model"]), parse_size(found.get("tp", "1"), "tp")
     model.heads(tp)
     if lacking := model.lacks("decode"):

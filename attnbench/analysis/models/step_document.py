@@ -11,7 +11,7 @@ from attnbench.core import formats
 from attnbench.core.case import DTYPES, Case
 from attnbench.core.errors import UserError
 from attnbench.core.models import Model
-from attnbench.core.text import count
+from attnbench.core.text import count, listed
 from attnbench.report.document import Caution, Document, Ending, Figure, Grid, Grids
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
@@ -65,7 +65,7 @@ def _answer(times: Sequence[StepTime], model: Model) -> list[str]:
         case = max((time.case for time in ours), key=lambda case: (case.extent.seqlen_k * case.extent.batch, case.key))
         best = _best([time for time in ours if time.case == case])
         name = f"{case_names.lengths(case)}, batch {case.shape.batch}, {case.dtype}, {direction}"
-        names = " and ".join(time.backend for time in best)
+        names = listed(time.backend for time in best)
         said.append(f"{model.name}, {name} on {device}: {formats.duration(best[0].seconds)} with {names}.")
     return said
 

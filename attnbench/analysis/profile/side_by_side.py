@@ -14,6 +14,7 @@ from attnbench.analysis.profile.profile import Profile
 from attnbench.core import stats
 from attnbench.core.flops import Roofline
 from attnbench.core.formats import duration, percent, size, times
+from attnbench.core.text import listed
 from attnbench.report.document import Column, Entry, Span, Table
 
 MORE = 1.1
@@ -91,7 +92,7 @@ def difference(profiles: Sequence[Profile]) -> str:
     start = f"{slow.backend} takes {times(slow.latency / fast.latency)} the time of {fast.backend}"
     if not named:
         return f"{start}; none of the figures here says why: both do as much."
-    return f"{start}, and has {_listed(named)}."
+    return f"{start}, and has {listed(named)}."
 
 
 def _slow_and_fast(profiles: Sequence[Profile]) -> tuple[Profile, Profile] | None:
@@ -104,7 +105,3 @@ def _slow_and_fast(profiles: Sequence[Profile]) -> tuple[Profile, Profile] | Non
 def _ratio(quantity: Quantity, slow: Profile, fast: Profile) -> float | None:
     ours, theirs = quantity.of(slow), quantity.of(fast)
     return ours / theirs if ours and theirs else None
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))

@@ -99,15 +99,16 @@ def _clock_of_peak(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 def _uncertainty(cells: Sequence[Cell]) -> Iterator[Caution]:
     """Yield what the latencies are sure to, by where that is known from."""
-    found: dict[str, list[float]] = {}
+    found: dict[tuple[str, str], list[float]] = {}
     for cell in cells:
         known = cell.uncertainty
+        where = "card" if cell.source.run.environment.device.kind == "cuda" else "machine"
         if known and known.total:
-            found.setdefault(str(known), []).append(known.total)
-    for how, halves in found.items():
+            found.setdefault((str(known), where), []).append(known.total)
+    for (how, where), halves in found.items():
         yield Caution(
             f"Uncertainty of the latency: {percent(stats.median(halves))} in the median of "
-            f"{count(len(halves), 'cell')}, {percent(max(halves))} at most; 95 %, for other processes on this card.",
+            f"{count(len(halves), 'cell')}, {percent(max(halves))} at most; 95 %, for other processes on this {where}.",
             "Two latencies that differ by less than both uncertainties, added in quadrature, are alike.",
             f"{how[0].upper()}{how[1:]}.",
         )
