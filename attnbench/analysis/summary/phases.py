@@ -8,13 +8,16 @@ from attnbench.core.sizes import format_duration
 from attnbench.report.document import Column, Table
 from attnbench.results.cells import Cell
 
+AROUND_SAMPLES = "warm-up, pauses in which the clock recovers, cold caches and traces"
 REST = "other"  # of a job: the request, the answer, freeing memory
 
 
 def phases(cells: Sequence[Cell]) -> list[Table]:
     """Return a table of the seconds that each phase took, over all jobs of a backend; none where no record has any."""
     spent: dict[str, dict[str, float]] = {}
+    timed = 0.0
     for row in (row for cell in cells for row in cell.rows if row.record.phases):
+        timed += sum(row.record.measurements["time"].values) if "time" in row.record.measurements else 0.0
         own = spent.setdefault(row.record.backend, {})
         known = dict(row.record.phases)
         if row.record.seconds:
@@ -35,4 +38,5 @@ def phases(cells: Sequence[Cell]) -> list[Table]:
         )
         for phase, seconds in sorted(total.items(), key=lambda item: -item[1])
     )
-    return [Table("phases", columns, rows, title=f"Where {format_duration(everything)} of jobs went")]
+    note = f"Of timing, {format_duration(timed)} are the calls that are the samples; the rest is {AROUND_SAMPLES}."
+    return [Table("phases", columns, rows, title=f"Where {format_duration(everything)} of jobs went", note=note)]
