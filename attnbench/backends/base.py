@@ -177,6 +177,14 @@ def autograd_prepared(
             return torch.autograd.grad(out, (*leaves, *beside), dout if native else accept(dout), retain_graph=keep)
         except NotImplementedError as refusal:
             raise Unsupported(f"no backward: {str(refusal).partition(chr(10))[0]}") from None
+        except RuntimeError as error:
+            unused = re.search(r"Tensor at index (\d+) appears to not have been used", str(error))
+            if unused is None:
+                raise
+            name = (*(("qkv",) if packed else "qkv"), "sink")[int(unused[1])]
+            raise RuntimeError(
+                f"no gradient of {name}: the backward returns None for it, or nothing depends on it"
+            ) from None
 
     def named(out: Tensor, *found: Tensor) -> dict[str, Tensor]:
         ours, of_sink = (found[:-1], {"dsink": found[-1]}) if beside else (found, {})

@@ -47,7 +47,7 @@ class WorkerPool:
     _workers: dict[Key, WorkerProcess | RankWorkers] = field(default_factory=dict)
     _failed_starts: dict[str, int] = field(default_factory=dict)
     _ceilings_due: dict[str, float] = field(default_factory=dict)  # dtype -> time.monotonic() of its next reading
-    _compilers: set[str] = field(default_factory=set)  # backends that start a compiler
+    compilers: set[str] = field(default_factory=set)  # backends that start a compiler, of those that were loaded
     _loading: bool = False  # all workers load, and their answers were not received yet
     _importing: bool = False  # and then import what measuring needs
     _opened: set[Key] = field(default_factory=set)  # workers that were told to open the device
@@ -210,7 +210,7 @@ class WorkerPool:
             self._failed_starts[job.backend] = self._failed_starts.get(job.backend, 0) + 1
             return replace(base, reason=f"its worker would not start: {error or 'no answer'}")
         limits = {5 * job.forecast.seconds: "5 times its forecast", policy.timeout_s: "--timeout, policy timeout_s"}
-        if policy.caches == "fresh" or job.backend in self._compilers:
+        if policy.caches == "fresh" or job.backend in self.compilers:
             limits[COLD_TIMEOUT] = "it may have had kernels to compile"
         timeout = max(limits)
         try:
@@ -300,7 +300,7 @@ class WorkerPool:
     def _note_compiler(self, name: str, answer: Mapping[str, Any]) -> None:
         """Remember from the answer to "load" whether the backend starts a compiler."""
         if answer["compiler"]:
-            self._compilers.add(name)
+            self.compilers.add(name)
 
     def _failed(self, record: Record, worker: WorkerProcess | RankWorkers, began: float) -> Record:
         """Kill a worker that gave no record; return one with the end of its stderr."""
@@ -375,10 +375,13 @@ def measure_jobs(
 ) -> Iterator[tuple[Job, Record | None]]:
     """Measure jobs in their order; yield (job, None) when one starts, then (job, its record).
 
-    A new round has new workers. Jobs that `limit` does not allow are kept until the end. What then fits is measured,
-    fastest first; the rest are skipped, and --resume measures them. So a forecast that was too low costs the slowest
-    jobs only, and one that was too high costs nothing.
+    A new round has new workers. With a `limit` backends that may compile for minutes come last in their round, so that
+    they do not take the time of the others. Jobs that `limit` does not allow are kept until the end. What then fits is
+    measured, fastest first; the rest are skipped, and --resume measures them. So a forecast that was too low costs the
+    slowest jobs only, and one that was too high costs nothing.
     """
+    if limit:
+        jobs = sorted(jobs, key=lambda job: (job.round, job.backend in pool.compilers))
     round_: int | None = None
     waiting: list[Job] = []
 

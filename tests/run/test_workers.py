@@ -417,6 +417,21 @@ def test_a_forecast_that_was_too_high_costs_nothing(new_pool: NewPool) -> None:
     assert [(r.case, r.status, r.resumable) for r in records] == [(cheap.case, "ok", False), (dear.case, "ok", False)]
 
 
+def test_with_a_limit_backends_that_start_a_compiler_come_last(new_pool: NewPool) -> None:
+    pool = new_pool(FAKE, compiles="Compiles")
+    pool.probe()
+    jobs = [job(8, "compiles"), job(8), job(9, "compiles"), job(8, "compiles", 1), job(8, round_=1)]
+    found = run(pool, *jobs, limit=TimeLimit(100.0, clock=lambda: 0.0))
+    assert [(r.round, r.backend) for r in found] == [
+        (0, "fake"),
+        (0, "compiles"),
+        (0, "compiles"),
+        (1, "fake"),
+        (1, "compiles"),
+    ]
+    assert [r.backend for r in run(pool, *jobs[:2])] == ["compiles", "fake"]
+
+
 def test_the_slowest_jobs_are_skipped_where_the_forecast_was_too_low() -> None:
     """A tenth of the forecast took half of the time: fast jobs are still measured, slow ones are not."""
     now = [0.0]
