@@ -25,6 +25,7 @@ from attnbench.core.machine import Device
 from attnbench.core.policy import METHOD
 from attnbench.core.record import WRONG, Job, Record, Run
 from attnbench.core.sizes import format_duration, format_size, parse_duration
+from attnbench.core.text import some
 from attnbench.results import run_file
 from attnbench.results.run_setup import differences
 from attnbench.run import numpy_rates, venvs
@@ -39,6 +40,7 @@ from attnbench.run.workers import TimeLimit, WorkerPool, closing_workers, has_nv
 MAX_ROUNDS = 1000
 MAX_JOBS = 50_000  # to plan and store them takes five seconds
 NO_LIMIT = "the time limit of the run does not apply to what is left; --time-limit TIME sets one"
+MAY_COMPILE = "may compile for minutes in a first call, which the forecast leaves out; with --time-limit they come last"
 OTHER_UNIT = "measured on another unit of this GPU model than the run began on: units differ by some percent"
 
 
@@ -225,6 +227,9 @@ def _planned(
         only=chosen.only,
         devices=devices,
     )
+    compiling = dict.fromkeys(job.backend for job in jobs if not job.skip and job.backend in pool.compilers)
+    if compiling:
+        chosen = replace(chosen, notes=(*chosen.notes, f"{some(compiling)} {MAY_COMPILE}"))
     if capped := _cap_note(chosen, jobs):
         chosen = replace(chosen, notes=(*chosen.notes, capped))
     for name in opened - {job.backend for job in jobs if not job.skip}:

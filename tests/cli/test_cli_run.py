@@ -78,6 +78,12 @@ def test_on_a_cpu_the_time_limit_caps_the_sequence_lengths_and_says_so(tool: Too
     assert "skip" not in result.out.replace("skipped", "")
 
 
+def test_what_may_compile_for_minutes_is_said_before(tool: Tool) -> None:
+    tool.write("own.py", "from attnbench.backends.fake import Fake\nclass Compiles(Fake): starts_compiler = True\n")
+    said = tool("run", "--device", "fake", "-b", "fake,./own.py:Compiles", "--seqlen", "1k", *SMALL, "--dry-run").err
+    assert "Compiles may compile for minutes in a first call, which the forecast leaves out" in " ".join(said.split())
+
+
 def test_a_dry_run_as_json_is_the_jobs(tool: Tool) -> None:
     result = tool(*FAKE, "--seqlen", "1k,2k", *SMALL, "--dry-run", "--json")
     assert {j["case"]["shape"]["seqlen_k"] for j in json.loads(result.out)} == {1024, 2048}
