@@ -13,6 +13,7 @@ from attnbench.core.backend import Prepared, Probe, Signature, Unsupported, Work
 from attnbench.core.case import ITEMSIZE, Case
 from attnbench.core.layouts import find_packed, lay_out, parts_of_packed, split_packed
 from attnbench.core.machine import Device
+from attnbench.core.text import listed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -174,17 +175,16 @@ def autograd_prepared(
         if not out.requires_grad:
             raise Unsupported("not differentiable: its output has no gradient")
         try:
-            return torch.autograd.grad(out, (*leaves, *beside), dout if native else accept(dout), retain_graph=keep)
+            found = torch.autograd.grad(
+                out, (*leaves, *beside), dout if native else accept(dout), retain_graph=keep, allow_unused=True
+            )
         except NotImplementedError as refusal:
             raise Unsupported(f"no backward: {str(refusal).partition(chr(10))[0]}") from None
-        except RuntimeError as error:
-            unused = re.search(r"Tensor at index (\d+) appears to not have been used", str(error))
-            if unused is None:
-                raise
-            name = (*(("qkv",) if packed else "qkv"), "sink")[int(unused[1])]
-            raise RuntimeError(
-                f"no gradient of {name}: the backward returns None for it, or nothing depends on it"
-            ) from None
+        if any(of_one is None for of_one in found):
+            names = (*(("q, k and v",) if packed else "qkv"), "the sink")
+            lacking = listed(name for name, of_one in zip(names, found, strict=False) if of_one is None)
+            raise RuntimeError(f"no gradient of {lacking}: the backward returns None, or out does not depend on it")
+        return found
 
     def named(out: Tensor, *found: Tensor) -> dict[str, Tensor]:
         ours, of_sink = (found[:-1], {"dsink": found[-1]}) if beside else (found, {})

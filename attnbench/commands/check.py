@@ -69,7 +69,8 @@ def check(
     attnbench check 'sdpa-*' triton
 
     Exit code 0: right; 5: wrong; 1: a case failed, or nothing could be checked, or nothing of one of your functions. A
-    function says that it does not support a case by raising NotImplementedError.
+    function says that it does not support a case by raising NotImplementedError. After Ctrl-C (130) it shows what it
+    has found.
     """
     wanted = output_to.wanted()
     from attnbench.analysis.check.check import check as checked

@@ -24,9 +24,9 @@ def count(n: int, what: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return all names as a sentence has them: "a", "a and b", "a, b and c"."""
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
+    """Return all names as a sentence has them: "", "a", "a and b", "a, b and c"."""
+    names = list(names)
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def some(names: Iterable[str], limit: int = 3) -> str:

@@ -227,6 +227,8 @@ def _planned(
         only=chosen.only,
         devices=devices,
     )
+    if request.settings.time_limit:  # which compilers would take from the others
+        jobs = tuple(sorted(jobs, key=lambda job: (job.round, job.backend in pool.compilers)))
     compiling = dict.fromkeys(job.backend for job in jobs if not job.skip and job.backend in pool.compilers)
     if compiling:
         chosen = replace(chosen, notes=(*chosen.notes, f"{some(compiling)} {MAY_COMPILE}"))

@@ -375,13 +375,10 @@ def measure_jobs(
 ) -> Iterator[tuple[Job, Record | None]]:
     """Measure jobs in their order; yield (job, None) when one starts, then (job, its record).
 
-    A new round has new workers. With a `limit` backends that may compile for minutes come last in their round, so that
-    they do not take the time of the others. Jobs that `limit` does not allow are kept until the end. What then fits is
-    measured, fastest first; the rest are skipped, and --resume measures them. So a forecast that was too low costs the
-    slowest jobs only, and one that was too high costs nothing.
+    A new round has new workers. Jobs that `limit` does not allow are kept until the end. What then fits is measured,
+    fastest first, those that may compile for minutes last; the rest are skipped, and --resume measures them. So a
+    forecast that was too low costs the slowest jobs only, and one that was too high costs nothing.
     """
-    if limit:
-        jobs = sorted(jobs, key=lambda job: (job.round, job.backend in pool.compilers))
     round_: int | None = None
     waiting: list[Job] = []
 
@@ -408,7 +405,7 @@ def measure_jobs(
             yield job, skipped_record(job)
         else:
             yield from run(job)
-    for job in sorted(waiting, key=lambda j: (j.round, j.forecast.seconds)):
+    for job in sorted(waiting, key=lambda j: (j.round, j.backend in pool.compilers, j.forecast.seconds)):
         if limit and limit.allows(job):
             yield from run(replace(job, skip=None, resumable=False))
         else:

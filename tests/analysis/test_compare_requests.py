@@ -100,6 +100,7 @@ def test_every_kind_of_layers_is_a_part() -> None:
         ("2k in, 300 out, batch 32", "does not say model; write 'chat: 2k in"),
         ("chat: 2k in, 300 out, llama-3.1-8b", "does not say batch"),
         ("chat: 2k in", "does not say out, model and batch"),
+        ("llama-3.1-8b, batch 32", "does not say in and out"),
         ("300 out", "does not say in, model and batch"),
         ("chat: 2k in, 1k in, 3 out, llama-3.1-8b, batch 2", "says in a second time"),
         ("chat: 2k in, 300 out, llama-9, batch 32", "no model 'llama-9'"),

@@ -30,6 +30,8 @@ def test_how_sure_latencies_are_and_where_that_is_known_from() -> None:
     assert "Between processes: not measured on this device; GPUs, assumed: twice the H200's." in said(
         calm, device=unknown
     )
+    assert "95 %, for other processes on this card." in text
+    assert "95 %, for other processes on this machine." in said(calm, device=CPU)
     rounds = [ok(case(), "triton", 300.0 + i, round=i) for i in range(3)]
     assert said(*rounds).endswith("From 3 rounds.")
     simulated = said(calm, device=replace(H200, kind="fake", name="fake"))

@@ -80,8 +80,11 @@ def test_on_a_cpu_the_time_limit_caps_the_sequence_lengths_and_says_so(tool: Too
 
 def test_what_may_compile_for_minutes_is_said_before(tool: Tool) -> None:
     tool.write("own.py", "from attnbench.backends.fake import Fake\nclass Compiles(Fake): starts_compiler = True\n")
-    said = tool("run", "--device", "fake", "-b", "fake,./own.py:Compiles", "--seqlen", "1k", *SMALL, "--dry-run").err
-    assert "Compiles may compile for minutes in a first call, which the forecast leaves out" in " ".join(said.split())
+    asked = ("run", "--device", "fake", "-b", "fake,./own.py:Compiles", "--seqlen", "1k,2k,4k", *SMALL, "--dry-run")
+    said = " ".join(tool(*asked).err.split())
+    assert "Compiles may compile for minutes in a first call, which the forecast leaves out; with --time-limit" in said
+    jobs = json.loads(tool(*asked, "--time-limit", "5m", "--json").out)
+    assert [job["backend"] for job in jobs] == [*["fake"] * 3, *["Compiles"] * 3]
 
 
 def test_a_dry_run_as_json_is_the_jobs(tool: Tool) -> None:

@@ -417,19 +417,14 @@ def test_a_forecast_that_was_too_high_costs_nothing(new_pool: NewPool) -> None:
     assert [(r.case, r.status, r.resumable) for r in records] == [(cheap.case, "ok", False), (dear.case, "ok", False)]
 
 
-def test_with_a_limit_backends_that_start_a_compiler_come_last(new_pool: NewPool) -> None:
+def test_of_jobs_that_waited_those_that_may_compile_for_minutes_come_last(new_pool: NewPool) -> None:
+    """Their forecasts leave compiling out."""
     pool = new_pool(FAKE, compiles="Compiles")
     pool.probe()
-    jobs = [job(8, "compiles"), job(8), job(9, "compiles"), job(8, "compiles", 1), job(8, round_=1)]
+    first, second = (Forecast(seconds, 0.1, 1) for seconds in (60.0, 70.0))
+    jobs = [job(8, "compiles", forecast=first), job(8, forecast=second), job(9, forecast=first)]
     found = run(pool, *jobs, limit=TimeLimit(100.0, clock=lambda: 0.0))
-    assert [(r.round, r.backend) for r in found] == [
-        (0, "fake"),
-        (0, "compiles"),
-        (0, "compiles"),
-        (1, "fake"),
-        (1, "compiles"),
-    ]
-    assert [r.backend for r in run(pool, *jobs[:2])] == ["compiles", "fake"]
+    assert [(r.backend, r.case.shape.seqlen_q) for r in found] == [("fake", 9), ("fake", 8), ("compiles", 8)]
 
 
 def test_the_slowest_jobs_are_skipped_where_the_forecast_was_too_low() -> None:

@@ -164,6 +164,11 @@ def of_card(name: str, one: Measured) -> None:
         print(f"{half:.2%} for the median figure, {both:.2%} for the median difference")
 
 
+def compared(cards: Sequence[Measured]) -> int:
+    """Return how many of the cards have a cell in common with another."""
+    return sum(any(between(one, other)[0] for other in cards if other is not one) for one in cards)
+
+
 def main(arguments: Sequence[str]) -> None:
     for device, by_method in cards(map(Path, arguments) if arguments else FILES).items():
         for method, of_method in by_method.items():
@@ -172,7 +177,7 @@ def main(arguments: Sequence[str]) -> None:
                 of_card(f"{name}, card {number}", one)
             found = [between(*pair)[0] for pair in itertools.combinations(of_method, 2)]
             if apart := [difference for of_pair in found for difference in of_pair]:
-                print(f"{name}, {len(found)} pairs of cards, {len(apart)} differences: {three(apart)}")
+                print(f"{name}, {compared(of_method)} cards, {len(apart)} differences: {three(apart)}")
         print(f"{device}: processes {{:.4f}}, units {{:.4f}}".format(*entry(by_method)))
 
 

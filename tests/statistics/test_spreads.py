@@ -46,18 +46,13 @@ def test_the_table_is_what_the_files_give(cards: dict[str, dict[int, list[spread
         "H100 SXM": [[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 4, 5, 5]],
         "H200 SXM": [[1, 1, 1, 2], [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 5, 5, 7, 7, 9]],
     }
-    assert {name: [compared(of) for of in by.values()] for name, by in cards.items()} == {
+    assert {name: [spreads.compared(of) for of in by.values()] for name, by in cards.items()} == {
         "H100 SXM": [13],
         "H200 SXM": [4, 16],
     }
     assert ENTRY.source.startswith("ten runs on two cards; twenty cards, of two methods, against each other (")
     h100 = uncertainty.MEASURED["H100 SXM"].source
     assert h100.startswith("five runs on one card; thirteen cards against each other (")
-
-
-def compared(cards: Sequence[spreads.Measured]) -> int:
-    """Return how many of the cards have a cell in common with another."""
-    return sum(any(spreads.between(one, other)[0] for other in cards if other is not one) for one in cards)
 
 
 def test_entries_are_of_known_devices() -> None:

@@ -96,6 +96,7 @@ def raises(error: Exception) -> Callable[..., Tensor]:
         (lambda q, k, v, **_: torch.zeros_like(v), "bwd", "skipped", "not differentiable"),
         (lambda q, k, v, **_: torch.zeros_like(v), "fwd_bwd", "skipped", "not differentiable"),
         (lambda q, k, v, **_: q + v, "bwd", "failed", "RuntimeError: no gradient of k: the backward returns None"),
+        (lambda q, k, v, **_: 1 * q, "fwd_bwd", "failed", "RuntimeError: no gradient of k and v: the backward"),
         (raises(Unsupported("headdim 16 is too small for me")), "fwd", "skipped", "headdim 16 is too small for me"),
         (raises(Unsupported("not\n  this one")), "bwd", "skipped", "not this one"),
         (raises(Unsupported()), "fwd", "skipped", "without a reason"),

@@ -54,10 +54,10 @@ def check(
     timeout: float = Policy.timeout_s,
     pythons: Sequence[str] = (),
 ) -> tuple[Run, int]:
-    """Return a run whose records have the checks of each case on each backend, and no measurements.
+    """Return a run whose records have the checks of each case on each backend and no measurements, and an exit code.
 
-    With it the exit code of an interrupt, after which the records are those of before, else 0. `settings` narrow the
-    cases, `timeout` is of one case in seconds, `say` is told what goes on. Raises UserError for what a person can mend.
+    That is 0, or that of an interrupt, which ends the records. `settings` narrow the cases, `timeout` is of one case in
+    seconds, `say` is told what goes on. Raises UserError for what a person can mend.
     """
     device = parse_device(device)
     if not patterns:
@@ -117,6 +117,11 @@ def _jobs(cases: Sequence[Case], answers: Mapping[str, Sequence[CaseSupport]]) -
         for name, own in answers.items()
         for case, answer in zip(cases, own, strict=True)
     )
+
+
+def left_out(run: Run) -> int:
+    """Return how many cases that can be checked an interrupt left out."""
+    return sum(job.skip is None for job in run.plan[len(run.records) :])
 
 
 def exit_code(run: Run) -> int:

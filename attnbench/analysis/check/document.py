@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attnbench.analysis.check.check import FAILED, exit_code
+from attnbench.analysis.check.check import FAILED, exit_code, left_out
 from attnbench.analysis.summary.reasons import reasons
 from attnbench.core import formats
 from attnbench.core.case import DIRECTIONS, Case
@@ -61,7 +61,7 @@ def document(run: Run) -> Document:
 
 def _level(run: Run) -> Level:
     found = LEVELS.get(exit_code(run), "warning")
-    return "warning" if found == "good" and len(run.records) < len(run.plan) else found
+    return "warning" if found == "good" and left_out(run) else found
 
 
 def worst_error(record: Record) -> tuple[str, TensorError] | None:
@@ -166,7 +166,7 @@ def _own_frames(stderr: str) -> str:
 
 def _verdict(run: Run, names: Sequence[str]) -> str:
     found = [_verdict_of(name, [r.status for r in run.records if r.backend == name]) for name in names]
-    if left := len(run.plan) - len(run.records):
+    if left := left_out(run):
         found.append(f"interrupted, {count(left, 'case')} not checked")
     return "; ".join(found)
 

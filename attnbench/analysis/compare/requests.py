@@ -58,7 +58,7 @@ class Requests:
 
 def is_in_words(text: str) -> bool:
     """Whether a text is a workload in words, and no file."""
-    return re.search(r"(^|[:,])\s*\S+ (in|out)\s*($|,)", text) is not None
+    return re.search(r"(^|[:,])\s*(\S+ (in|out)|batch \S+)\s*($|,)", text) is not None
 
 
 def parse(text: str) -> Requests:

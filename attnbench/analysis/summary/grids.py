@@ -32,7 +32,7 @@ FEWEST_LINES = 200
 FRAME = 5  # lines of a grid beside its rows
 ALL_SHOWN = "attnbench report --all shows every one, -f csv and -f json have every cell, fewer run files make fewer."
 _TIMES = ("tflops", "gbps", "latency", "speedup")  # beside which stands how far an approximation is off
-HARDLY_KNOWN = 0.5  # half the 95 % interval of the logarithm: such a figure ties with any
+HARDLY_KNOWN = math.log(1.5)  # half the 95 % interval of the logarithm of a figure that nearly any ties with
 ABREAST = 9  # with more backends than this they are rows instead of columns
 
 
@@ -295,16 +295,18 @@ def _entry(cell: Cell, metric: Metric, best: bool) -> Figure | Ending:
 def _best(metric: Metric, rivals: Sequence[Cell]) -> Sequence[Cell]:
     """Return the cells with the best figure and those that tie with it; none where no value is better.
 
-    Latency, energy and what follows from them tie within their uncertainty (Cell.alike), those left out that are hardly
-    known and so tie with any; other figures at the digits shown, and where more than half are that good there is no
-    best.
+    Latency, energy and what follows from them tie within their uncertainty (Cell.alike); what is known to no better
+    than a factor of 1.5 is left out. Other figures tie at the digits shown, and where more than half are that good
+    there is no best.
     """
     if metric.better is None or len(rivals) < 2:
         return ()
-    first = (max if metric.better == "higher" else min)(rivals, key=lambda cell: cell.value(metric.name) or 0.0)
+    best_of = max if metric.better == "higher" else min
     if metric.sure_as:
-        known = [cell for cell in rivals if (cell.half_interval(metric.sure_as) or 0.0) <= HARDLY_KNOWN]
-        return [cell for cell in rivals if cell is first or (cell in known and cell.alike(first, metric.sure_as))]
+        known = [cell for cell in rivals if (cell.half_interval(metric.sure_as) or 0.0) < HARDLY_KNOWN]
+        first = best_of(known, key=lambda cell: cell.value(metric.name) or 0.0, default=None)
+        return [cell for cell in known if cell is first or (first and cell.alike(first, metric.sure_as))]
+    first = best_of(rivals, key=lambda cell: cell.value(metric.name) or 0.0)
     texts = [metric.format(cell.value(metric.name) or 0.0) for cell in rivals]
     best = metric.format(first.value(metric.name) or 0.0)
     return (
