@@ -142,6 +142,8 @@ def load(name: str, spec: str) -> Backend:
     except AttributeError:
         raise AttributeError(f"{where} has no {attribute!r}{functions_of(module, attribute)}") from None
     if inspect.isclass(obj):
+        if {"forward", "backward"} <= {*vars(obj)}:
+            raise TypeError(f"{spec} is a torch.autograd.Function; give a function that calls {attribute}.apply")
         obj = obj()
     if hasattr(obj, "prepare"):
         backend = cast("Backend", obj)

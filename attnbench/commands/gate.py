@@ -159,6 +159,8 @@ def gate(
     if chosen != baseline:
         tell(f"attnbench: baseline: {chosen}")
     judgement = judge(read(chosen), now, request)
+    if chosen.resolve() == current.resolve():
+        tell(f"attnbench: {current} is judged against itself, which passes whatever it holds")
     if damaged and (gone := judgement.only_missing()):
         raise UserError(
             f"{current}: {count(damaged, 'line')} of it cannot be read, and {some(gone)} may be among them; restore "

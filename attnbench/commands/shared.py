@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from attnbench.core.errors import Interrupted, UserError, did_you_mean
-from attnbench.core.text import count, no_command, printable
+from attnbench.core.text import no_command, printable
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
@@ -80,7 +80,7 @@ def _of_folder(folder: Path) -> list[tuple[Path, Run]]:
     if not found:
         raise UserError(f"{folder} has no run file; attnbench run --out {folder}/NAME.jsonl writes one")
     if others:
-        more = f", and {count(len(others) - 1, 'more')}" if len(others) > 1 else ""
+        more = f", and {len(others) - 1} more" if len(others) > 1 else ""
         tell(f"attnbench: left out: {others[0]}{more}")
     return found
 

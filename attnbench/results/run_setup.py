@@ -9,6 +9,9 @@ from typing import Any
 from attnbench.core.formats import size
 from attnbench.core.record import Run
 
+# Of `setup`, what is one in all run files that a person calls those of one machine.
+OF_ONE_MACHINE = ("device kind", "device name", "device memory", "power_limit_w", "timer", "l2", "method")
+
 
 def seconds_started(run: Run) -> float | None:
     """Return when a run was started, in seconds since 1970; None where it does not say so."""
@@ -52,6 +55,12 @@ def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, t
 def differences(one: Run, other: Run) -> list[str]:
     """Return what differs between the setups of two runs, each as a phrase: "driver was 580.82 and is 590.10"."""
     return [phrase(name, *values) for name, values in differing(setup(one), setup(other)).items()]
+
+
+def clashes(one: Run, other: Run) -> list[str]:
+    """Return the differences that make two runs those of two machines, whatever a person calls them: device, method."""
+    found = differing(setup(one), setup(other))
+    return [phrase(name, *both) for name, both in found.items() if name in OF_ONE_MACHINE]
 
 
 def phrase(name: str, before: Any, after: Any) -> str:

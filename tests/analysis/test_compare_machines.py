@@ -71,6 +71,16 @@ def test_a_name_joins_and_parts() -> None:
         made(a_run(), a_run(H100), names=lab)
 
 
+def test_files_of_one_name_may_differ_in_software_and_it_is_told() -> None:
+    runs = (a_run(), a_run(packages={"flash-attn": "2.8"}, cpu="another"), a_run(H100))
+    names = {Path("0.jsonl"): "lab", Path("1.jsonl"): "lab"}
+    assert [(m.label, len(m.files)) for m in made(*runs, names=names)] == [("lab", 2), ("H100 80GB HBM3", 1)]
+    found = cautions(compare([Path(f"{i}.jsonl") for i in range(3)], runs, names=["0.jsonl=lab", "1.jsonl=lab"]))
+    (said,) = [str(one) for one in found if "by --name" in str(one)]
+    assert said.startswith("The files of lab are of one machine by --name: cpu was ")
+    assert said.endswith("flash-attn was not there and is 2.8.")
+
+
 @pytest.mark.parametrize(
     ("option", "said"),
     [("x.jsonl=lab", "is none of the files"), ("lab", "is not FILE=LABEL"), ("a.jsonl=", "is not FILE=LABEL")],

@@ -295,6 +295,25 @@ def test_cells_beside_are_said_and_not_judged() -> None:
     assert any("in the current run only, not compared: triton 4k" in note for note in judgement.notes)
 
 
+def test_a_run_that_ended_before_its_first_record_lacks_its_cells() -> None:
+    """As one with some records does."""
+    plan = run(rounds()).plan
+    judgement = judge(run(rounds()), run([], plan=plan), Request(("latency",)))
+    assert {f.reason for f in judgement.findings} == {"planned, and not measured yet"}
+    assert judgement.exit_code == 1
+
+
+@pytest.mark.parametrize(("rate", "told"), [(8e14, False), (7.6e14, False), (3e14, True)])
+def test_ceilings_that_differ_are_told(rate: float, told: bool) -> None:
+    """As on a machine that did other work in one of the runs."""
+    before = rounds(ceiling_matmul=[8e14] * 3, ceiling_copy=[4e12] * 3)
+    after = rounds(ceiling_matmul=[rate] * 3, ceiling_copy=[4e12] * 3)
+    said = [note for note in gate(before, after).notes if note.startswith("What no kernel changes")]
+    assert bool(said) == told
+    if said:
+        assert "in the baseline: matmul bf16 0.38x, copy 1x. So" in said[0]
+
+
 def test_nothing_in_common_is_bad_input() -> None:
     with pytest.raises(UserError, match="no cell in common"):
         gate(rounds(seqlens=(1024,)), rounds(seqlens=(2048,)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -92,12 +94,22 @@ def test_what_is_wrong_is_one_line(tool: Tool, options: tuple[object, ...], said
     assert len(err.splitlines()) == 1
 
 
-def test_the_example_of_the_document_is_what_is_printed(tool: Tool) -> None:
+def test_the_examples_of_the_document_are_what_is_printed(tool: Tool) -> None:
     text = (RESULTS.parent / "docs" / "compare.md").read_text()
-    (command,) = [line.strip() for line in text.splitlines() if line.startswith("    attnbench compare results/")]
-    words = [str(RESULTS.parent / word) if word.startswith("results/") else word for word in command.split()[1:]]
+
+    def printed(command: str) -> str:
+        words = shlex.split(command)[1:]
+        words = [str(RESULTS.parent / word) if word.startswith("results/") else word for word in words]
+        return " ".join(tool(*words).out.split())
+
+    quoted, in_words = [line for line in text.splitlines() if line.startswith("    attnbench compare results/")]
     quote = [line.removeprefix(">") for line in text.splitlines() if line.startswith(">")]
-    assert " ".join(tool(*words).out.split()).startswith(" ".join(" ".join(quote).split()))
+    assert printed(quoted).startswith(" ".join(" ".join(quote).split()))
+    said = " ".join(text.partition(in_words)[2].partition("## ")[0].split())
+    answer = printed(in_words)
+    for figure in re.findall(r"\d\.\d+x(?: \([^)]*\))?|\$\d\.\d+/h", said):
+        assert figure in answer
+    assert "0.732x (0.721 to 0.744)" in said
 
 
 def test_it_never_loads_torch(tool: Tool) -> None:

@@ -148,6 +148,9 @@ class Module:
 made = Full()
 number = 3
 
+class Mine:
+    forward = backward = staticmethod(lambda ctx, *_: None)
+
 def function(q, k, v, *, causal, softmax_scale):
     return neighbour.answer
 """
@@ -182,6 +185,8 @@ def test_loading_what_is_not_there(own: str) -> None:
         backends.load("x", f"{own}:missing")
     with pytest.raises(TypeError, match="neither a function"):
         backends.load("x", f"{own}:number")
+    with pytest.raises(TypeError, match=r"is a torch.autograd.Function; give a function that calls Mine.apply"):
+        backends.load("x", f"{own}:Mine")
     with pytest.raises(FileNotFoundError, match="no such file"):
         backends.load("x", f"{own[:-3]}_gone.py:function")
     with pytest.raises(ModuleNotFoundError):

@@ -170,6 +170,8 @@ def _money(c: Comparison) -> str:
     said = [_bought(c), _worth(c), _tokens(c)]
     if not any(said) and len(c.others) == 1 and (ratio := c.main.ratio(c.others[0].label)):
         said = [f"{c.others[0].label} is worth it below {ratio_text(ratio)} of the price of {c.reference.label}"]
+        if c.prices:
+            said.append(f"{c.reference.label} has no price: --price {c.reference.label.lower()}=...")
     ratios = {machine.label: c.main.per_watt(machine.label) for machine in c.others}
     said.append(
         _given("per watt", {label: c.main.tflops_per_watt(label) for label in c.labels}, "TFLOP/s/W", c, ratios)

@@ -13,7 +13,7 @@ from attnbench.core.formats import percent
 from attnbench.core.text import count
 from attnbench.report.document import Caution
 from attnbench.results import case_names
-from attnbench.results.run_setup import setup, setup_texts
+from attnbench.results.run_setup import differences, setup, setup_texts
 from attnbench.results.uncertainty import NORMAL, Spread, spread
 
 FROM_ROUNDS = Caution("Intervals are 95 %, from rounds.")  # nothing to doubt
@@ -26,10 +26,19 @@ def cautions(c: Comparison) -> list[Caution]:
         *_intervals(c),
         *(Caution(note) for note in (c.workload.notes if c.workload else ())),
         *_setups(c.machines),
+        *_joined(c.machines),
         *_clocks_held_down(c),
         *(caution for machine in c.machines for caution in rank_change(machine.cells.values(), machine.label)),
         *_no_power(c),
     ]
+
+
+def _joined(machines: Sequence[Machine]) -> Iterator[Caution]:
+    """Yield in what the files of a machine differ that has them by --name."""
+    for machine in machines:
+        first, *others = machine.files
+        if found := dict.fromkeys(text for file in others for text in differences(first.run, file.run)):
+            yield Caution(f"The files of {machine.label} are of one machine by --name: {'; '.join(found)}.")
 
 
 def _intervals(c: Comparison) -> list[Caution]:

@@ -53,7 +53,8 @@ def check_common_cases(machines: Sequence[Machine]) -> None:
             fewer = min(first, machine, key=lambda m: len(m.fastest))
             raise UserError(
                 f"{first.label} and {machine.label} have no case in common: {_differing_axes(first, machine)}; "
-                f"measure the same on both, as in {_run_command(fewer.fastest)}"
+                "give files of one machine one name (--name FILE=LABEL), or measure the same on both, as in "
+                f"{_run_command(fewer.fastest)}"
             )
     raise UserError(
         "no case is common to all machines, though each has some in common with another: "

@@ -176,7 +176,7 @@ def compare(
     home = reference(found, to)
     costs = parse_prices(prices, found)
     check_common_cases(found)
-    figures = all_figures(found, home, _workload(workload, found) if workload else None)
+    figures = all_figures(found, home, _workload(workload, found) if workload is not None else None)
     watts = {machine.label: figures[0].watts(machine.label) for machine in found}
     return Comparison(
         machines=tuple(found),
@@ -196,4 +196,6 @@ def _workload(text: str, found: Sequence[Machine]) -> Workload:
     """Return the workload of a file, or of requests in words."""
     from attnbench.analysis.compare import requests, workload  # pydantic takes longer than most comparisons
 
+    if not text.strip():
+        raise UserError(f"--workload is empty; name a file, or write {requests.EXAMPLE!r}")
     return requests.workload(requests.parse(text), found) if requests.is_in_words(text) else workload.load(Path(text))

@@ -23,7 +23,7 @@ from attnbench.core.record import Record, Run
 from attnbench.core.text import listed
 from attnbench.results import run_file
 from attnbench.results.cells import Cell, Key, by_key, cells
-from attnbench.results.run_setup import differences, setup_texts, unique_labels
+from attnbench.results.run_setup import clashes, differences, setup_texts, unique_labels
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")
@@ -152,9 +152,9 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, s
 
 
 def files_by_setup(files: Iterable[File], labels: Mapping[Path, str] | None = None) -> list[list[File]]:
-    """Return the files in groups of one setup and one given label, or none.
+    """Return the files in groups of one given label, or of none and one setup.
 
-    Raises UserError where the setups of files with one label differ.
+    Raises UserError where files with one label are of different devices or methods.
     """
     labels = labels or {}
     groups: list[list[File]] = []
@@ -164,7 +164,7 @@ def files_by_setup(files: Iterable[File], labels: Mapping[Path, str] | None = No
             first = group[0]
             if labels.get(first.path) != label:
                 continue
-            found = differences(first.run, file.run)
+            found = clashes(first.run, file.run) if label else differences(first.run, file.run)
             if found and label:
                 raise UserError(f"--name: {file.path} is not of the same machine as {first.path}: {'; '.join(found)}")
             if not found:

@@ -103,7 +103,7 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
     if refused:
         found = in_order(wrong)
         return Judgement(baseline, current, request, found, tuple(expected), tuple(refused), tuple(told), heading)
-    if before.keys().isdisjoint(after) and not wrong:
+    if before.keys().isdisjoint(after) and not wrong and planned.isdisjoint(before):
         raise UserError(
             f"the two runs have no cell in common ({count(len(before), 'cell')} in the baseline, "
             f"{len(after)} in the current run); measure the same suite in both"
@@ -133,6 +133,7 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
         *notes.incomplete("baseline", baseline),
         *notes.incomplete("current run", current),
         *notes.units(margins, current),
+        *notes.ceilings(before.values(), after.values()),
         *told,
     ]
     return Judgement(baseline, current, request, findings, tuple(expected), notes=tuple(said), heading=heading)

@@ -15,6 +15,7 @@ from attnbench.results import run_file, uncertainty
 from attnbench.results.cells import Cell
 
 ROUNDS = 5  # a side, for which docs/gate.md states the error rates
+ALIKE = 1.1  # how far ceilings of quiet runs lie apart at most
 TOGETHER = 10  # cells, from which on a change that they have in common is worth a note
 
 
@@ -114,3 +115,25 @@ def units(margins: Margins, current: Run) -> list[str]:
         f"{percent(margins.units)}, which no round shows ({uncertainty.spread(current.environment.device)}). A smaller "
         "margin of latency counts as that; for a smaller one measure the baseline on this unit too."
     ]
+
+
+def ceilings(before: Iterable[Cell], after: Iterable[Cell]) -> list[str]:
+    """Return a note where a matmul or a copy, which no change of a kernel touches, was not as fast in both runs."""
+    then, now = (_ceilings(cells) for cells in (before, after))
+    ratios = {name: now[name] / then[name] for name in then if name in now}
+    if all(1 / ALIKE < ratio < ALIKE for ratio in ratios.values()):
+        return []
+    said = ", ".join(f"{name} {ratio:.2g}x" for name, ratio in ratios.items())
+    return [
+        f"What no kernel changes was not as fast in the current run as in the baseline: {said}. So one of them was "
+        "disturbed, or the machine is another; measure both again with nothing beside."
+    ]
+
+
+def _ceilings(cells: Iterable[Cell]) -> dict[str, float]:
+    """Return the ceilings that a run measured, by what they are of."""
+    found: dict[str, float] = {}
+    for source in {id(cell.source): cell.source for cell in cells}.values():
+        found |= {f"matmul {dtype}": rate for dtype, rate in source.matmul_ceilings.items()}
+        found |= {"copy": source.copy_ceiling} if source.copy_ceiling else {}
+    return found
