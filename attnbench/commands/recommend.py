@@ -132,4 +132,6 @@ def _measured(
     tell(f"Results: {outcome.path}")
     if outcome.exit_code in EXIT_BY_SIGNAL:
         tell(f"Interrupted; attnbench run --resume {outcome.path} goes on, attnbench recommend {outcome.path} follows")
+        if not any(record.status == "ok" for record in outcome.run.records):
+            raise typer.Exit(outcome.exit_code)
     return outcome

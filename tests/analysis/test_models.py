@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -88,6 +89,16 @@ def test_the_document_says_the_fastest_and_marks_ties() -> None:
         ("42.0", "ms", True),
     ]
     assert [row["backend"] for row in shown.rows] == ["eager", "triton", "fa3"]
+
+
+def test_why_a_backend_has_no_step_is_said() -> None:
+    local, everywhere = cases()
+    records = [measured(case, "triton", 1e-3) for case in (local, everywhere)]
+    records += [measured(everywhere, "fa3", 1e-3), Record(local, "fa3", 0, "skipped", "no sliding window")]
+    other = dataclasses.replace(local, softcap=0.0)
+    shown = step_document.document(cells([*records, Record(other, "gluon", 0, "skipped", "of no layer")]), GEMMA, 1)
+    assert [reason.reason for reason in shown.reasons] == ["no sliding window"]
+    assert [row["backend"] for row in shown.rows] == ["triton"]
 
 
 def test_a_step_that_is_not_whole_says_what_is_missing() -> None:

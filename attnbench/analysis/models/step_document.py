@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from attnbench.analysis.models.step_time import BOTH, StepTime, step_times, unmeasured
+from attnbench.analysis.models.step_time import BOTH, StepTime, is_of, step_times, unmeasured
+from attnbench.analysis.summary.reasons import reasons
 from attnbench.core import formats
 from attnbench.core.case import DTYPES, Case
 from attnbench.core.errors import UserError
@@ -36,6 +37,7 @@ def document(cells: Sequence[Cell], model: Model, tp: int) -> Document:
         missing = unmeasured(cells, model, tp)
         what = "; ".join(_layers(of.count, of.window) for of in missing) or "all kinds of layers on one backend"
         raise UserError(f"report: --model {model.name}: not measured here: {what}; {measure} measures it")
+    of_model = [cell for cell in cells if any(is_of(layers, model, tp, cell.case) for layers in model.layers)]
     one = f", one of {tp} devices" if tp > 1 else ""
     heading = f"Attention of {model.name} in one step: {_depth(model)}{one}"
     return Document(
@@ -43,6 +45,7 @@ def document(cells: Sequence[Cell], model: Model, tp: int) -> Document:
         title=f"{model.name} on {', '.join(dict.fromkeys(time.device for time in times))}",
         answer=tuple(_answer(times, model)),
         blocks=tuple(_blocks(times, heading)),
+        reasons=tuple(reasons(of_model)),
         facts=(SUM, *((PLANS,) if any(time.plan for time in times) else ())),
         data=(rows := [_row(time, model, tp) for time in times]),
         rows=rows,
