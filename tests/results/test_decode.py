@@ -46,10 +46,10 @@ def plainly(line: bytes) -> Record:
 @pytest.mark.parametrize("path", RESULTS, ids=run_file.name)
 def test_both_readers_agree_on_every_record(path: Path) -> None:
     for line in lines(path):
-        expected = plainly(line)
-        assert decode.record(line) == expected
-        packed = {"type": "record", **decode.packed(to_json(expected))}
-        assert decode.record(text(packed)) == plainly(text(packed)) == expected
+        expected = repr(plainly(line))  # a result that is not finite has an error that equals nothing
+        assert repr(decode.record(line)) == expected
+        packed = {"type": "record", **decode.packed(to_json(plainly(line)))}
+        assert repr(decode.record(text(packed))) == repr(plainly(text(packed))) == expected
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=run_file.name)
