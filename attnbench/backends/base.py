@@ -181,7 +181,7 @@ def autograd_prepared(
         except NotImplementedError as refusal:
             raise Unsupported(f"no backward: {str(refusal).partition(chr(10))[0]}") from None
         if any(of_one is None for of_one in found):
-            names = (*(("q, k and v",) if packed else "qkv"), "the sink")
+            names = (["q, k and v"] if packed else ["q", "k", "v"]) + ["the sink"]
             lacking = listed(name for name, of_one in zip(names, found, strict=False) if of_one is None)
             raise RuntimeError(f"no gradient of {lacking}: the backward returns None, or out does not depend on it")
         return found

@@ -9,7 +9,7 @@ from typing import Any
 from attnbench.core.formats import size
 from attnbench.core.record import Run
 
-# Of `setup`, what is one in all run files that a person calls those of one machine.
+# The parts of `setup` in which run files must agree that a person names as one machine.
 OF_ONE_MACHINE = ("device kind", "device name", "device memory", "power_limit_w", "timer", "l2", "method")
 
 
@@ -58,7 +58,7 @@ def differences(one: Run, other: Run) -> list[str]:
 
 
 def clashes(one: Run, other: Run) -> list[str]:
-    """Return the differences that make two runs those of two machines, whatever a person calls them: device, method."""
+    """Return the differences of two runs that cannot be of one machine and method: OF_ONE_MACHINE."""
     found = differing(setup(one), setup(other))
     return [phrase(name, *both) for name, both in found.items() if name in OF_ONE_MACHINE]
 

@@ -227,7 +227,7 @@ def _planned(
         only=chosen.only,
         devices=devices,
     )
-    if request.settings.time_limit:  # which compilers would take from the others
+    if request.settings.time_limit:  # compiling for minutes would leave no time for the other backends
         jobs = tuple(sorted(jobs, key=lambda job: (job.round, job.backend in pool.compilers)))
     compiling = dict.fromkeys(job.backend for job in jobs if not job.skip and job.backend in pool.compilers)
     if compiling:

@@ -34,7 +34,7 @@ def cautions(c: Comparison) -> list[Caution]:
 
 
 def _joined(machines: Sequence[Machine]) -> Iterator[Caution]:
-    """Yield in what the files of a machine differ that has them by --name."""
+    """Yield how the setups of the files differ that --name made one machine."""
     for machine in machines:
         first, *others = machine.files
         if found := dict.fromkeys(text for file in others for text in differences(first.run, file.run)):

@@ -126,7 +126,7 @@ def ceilings(before: Iterable[Cell], after: Iterable[Cell]) -> list[str]:
     said = ", ".join(f"{name} {ratio:.2g}x" for name, ratio in ratios.items())
     return [
         f"What no kernel changes was not as fast in the current run as in the baseline: {said}. So one of them was "
-        "disturbed, or the machine is another; measure both again with nothing beside."
+        "disturbed, or the machine is another; measure both again with nothing else running."
     ]
 
 

@@ -32,7 +32,7 @@ FEWEST_LINES = 200
 FRAME = 5  # lines of a grid beside its rows
 ALL_SHOWN = "attnbench report --all shows every one, -f csv and -f json have every cell, fewer run files make fewer."
 _TIMES = ("tflops", "gbps", "latency", "speedup")  # beside which stands how far an approximation is off
-HARDLY_KNOWN = math.log(1.5)  # half the 95 % interval of the logarithm of a figure that nearly any ties with
+HARDLY_KNOWN = math.log(1.5)  # half of a 95 % interval so wide that the figure would tie with nearly any other
 ABREAST = 9  # with more backends than this they are rows instead of columns
 
 
