@@ -67,6 +67,10 @@ class Shapes:
     nheads: Annotated[str | None, options.shape(metavar="SIZES", help="Query heads. Default: 2048 / headdim.")] = None
     nheads_k: Annotated[str | None, options.shape(metavar="SIZES", help="Key and value heads.")] = None
     window: Annotated[str | None, options.shape(metavar="SIZES", help="Sliding windows, as of `attnbench run`.")] = None
+    ranks: Annotated[
+        str | None,
+        options.shape(metavar="NUMBERS", help="Devices that split each sequence: 1,2,4. With -b 'ring-*,ulysses-*'."),
+    ] = None
 
 
 @options.grouped
@@ -81,7 +85,8 @@ def capacity(
         str, options.how(metavar="TIME", help="A size is too slow where one call takes longer.")
     ] = "10s",
     memory: Annotated[
-        str | None, options.how(metavar="SIZE", help="Search what fits in so much: 24g, 512m. Default: all there is.")
+        str | None,
+        options.how(metavar="SIZE", help="Search what fits in so much of each device: 24g, 512m. Default: all."),
     ] = None,
     time_limit: Annotated[
         str | None, options.how(metavar="TIME", help="Begin no step after this time, as in 10m; --resume goes on.")
@@ -108,6 +113,7 @@ def capacity(
     attnbench capacity -b 'sdpa-*,fa*' --time-limit 10m
     attnbench capacity --model llama-3.1-8b --phase train -b fa4,cudnn
     attnbench capacity --of batch --seqlen 8k -b triton
+    attnbench capacity --ranks 1,2,4 -b ulysses-fa3 --memory 8g
     attnbench capacity results/*-capacity-*.jsonl --html capacity.html
     attnbench capacity --device fake -b fake
 
@@ -181,7 +187,7 @@ def _searched(
     from attnbench.run import capacity as searches
     from attnbench.run.suite import parse_options
 
-    names = ("headdim", "dtype", "causal", "direction", "nheads", "nheads_k", "window", "batch", "seqlen")
+    names = ("headdim", "dtype", "causal", "direction", "nheads", "nheads_k", "window", "batch", "seqlen", "ranks")
     axes: dict[str, Any] = {name: getattr(what, name) for name in names}
     settings = parse_options({"backends": what.backend, "axes": axes, **which.settings})
     with live(ProgressLine, "anything was measured") as line:

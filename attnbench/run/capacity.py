@@ -27,9 +27,9 @@ from attnbench.results import run_file
 from attnbench.results.run_setup import differences
 from attnbench.run.capacity_search import UNIT, Outcome, bracket, grid, next_size
 from attnbench.run.device_probe import DeviceProbe
-from attnbench.run.plan import CONTEXT, CaseSupport, forecast_job, skipped_record
+from attnbench.run.plan import CONTEXT, CaseSupport, forecast_job, skipped_record, too_few_devices
 from attnbench.run.run_suite import check_output_path, new_run_paths, resolve_suite_for, wrong_records
-from attnbench.run.select import is_user_code, parse_device, select_backends, select_interpreters
+from attnbench.run.select import is_user_code, parse_devices, select_backends, select_interpreters
 from attnbench.run.suite import Settings, parse_suite, resolve
 from attnbench.run.workers import WorkerPool, closing_workers
 
@@ -147,7 +147,7 @@ def exit_code(run: Run, *, allow_wrong: bool) -> int:
 
 def search_capacity(request: Request, say: Say) -> Ended:
     """Search the largest size of each case on each backend. Raises UserError for what a person can correct."""
-    device = parse_device(request.device)
+    device, *others = parse_devices(request.device)
     specs = select_backends(resolve_suite_for(SUITE, device, request.settings)[0].backends)
     check_output_path(request.out)
     pool = WorkerPool(specs, select_interpreters(request.pythons, list(specs)))
@@ -156,6 +156,8 @@ def search_capacity(request: Request, say: Say) -> Ended:
         pool.start_loading()
         environment = device_probe.describe()
         cases = _cases(request, environment.device.kind)
+        pool.peers = device_probe.peers(environment.device, max(case.ranks for case in cases), others)
+        environment = replace(environment, peers=pool.peers)
         probes = pool.probe()
         for name, probe in probes.items():
             if is_user_code(specs[name]) and not probe.usable:
@@ -167,7 +169,7 @@ def search_capacity(request: Request, say: Say) -> Ended:
             environment=environment,
             suite=SUITE.name,
             policy=policy,
-            plan=_plan(cases, pool, probes, environment.device, policy, request.search),
+            plan=_plan(cases, pool, probes, environment, policy, request.search),
             started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             argv=request.argv,
             versions={name: p.version for name, p in probes.items() if p.version},
@@ -194,7 +196,7 @@ def resume(path: Path, say: Say, *, time_limit: float | None = None, dry_run: bo
             raise UserError(f"cannot resume {path}: {name} ran in {python}, which is gone; make it again there")
     file = run_file.RunFile.reopen(path)
     old = run_file.read(path)[0]
-    pool = WorkerPool(old.specs, old.interpreters)
+    pool = WorkerPool(old.specs, old.interpreters, peers=old.environment.peers)
     with closing_workers(pool), DeviceProbe(str(old.environment.device)) as device_probe:
         say(f"importing {', '.join(old.specs)}")
         now: Environment = device_probe.describe()
@@ -224,7 +226,7 @@ def _plan(
     cases: Sequence[Case],
     pool: WorkerPool,
     probes: Mapping[str, Probe],
-    device: Device,
+    environment: Environment,
     policy: Policy,
     search: Search,
 ) -> tuple[Job, ...]:
@@ -232,13 +234,16 @@ def _plan(
 
     All searches of a backend follow each other, so that one worker at a time has the device open.
     """
+    device = environment.device
+    devices = 1 + len(environment.peers) if device.kind == "cuda" else None
     sizes = [2**i * UNIT[search.of] for i in range(20)]
     tried = [at_size(case, search.of, size) for case in cases for size in sizes]
     jobs = []
     for name, answers in pool.survey(probes, tried, device).items():
         for index, case in enumerate(cases):
             own = answers[index * len(sizes) : (index + 1) * len(sizes)]
-            jobs.append(_first_job(name, case, dict(zip(sizes, own, strict=True)), device, policy, search))
+            job = _first_job(name, case, dict(zip(sizes, own, strict=True)), device, policy, search)
+            jobs.append(replace(job, skip=job.skip or too_few_devices(case, devices)))
     return tuple(jobs)
 
 
@@ -280,7 +285,7 @@ def _measured(
     deadline = time.monotonic() + time_limit if time_limit else None
     try:
         for before, job in zip((None, *planned.plan), planned.plan, strict=False):
-            if before and before.backend != job.backend:
+            if before and (before.backend, before.case.ranks) != (job.backend, job.case.ranks):
                 pool.close_worker(before.backend)  # it holds memory of the device
             for record in _steps(planned, job, records, pool, probes, deadline, say):
                 record = replace(record, version=planned.versions.get(job.backend))
@@ -313,7 +318,7 @@ def _steps(
         return
     sizes = grid(UNIT[search.of])
     confirmed: set[int] = set()  # sizes that a process measured that had run nothing before
-    is_fresh = not any(record.backend == first.backend for record in records)
+    is_fresh = not any((r.backend, r.case.ranks) == (first.backend, first.case.ranks) for r in records)
     while deadline is None or time.monotonic() < deadline:
         found = known(records, key, search)
         outcomes = {size: outcome(record) for size, record in found.items()}
@@ -329,7 +334,7 @@ def _steps(
         case = at_size(first.case, search.of, size)
         answer = pool.survey({first.backend: probes[first.backend]}, [case], device)[first.backend][0]
         job = Job(case, first.backend, 0, _forecast(case, answer, device, planned.policy))
-        say(f"{first.backend} {case.direction}: {search.of} {format_size(size)}{_so_far(outcomes)}")
+        say(f"{first.backend} {case.direction}{_on_ranks(case)}: {search.of} {format_size(size)}{_so_far(outcomes)}")
         if answer.reason:
             yield skipped_record(replace(job, skip=answer.reason))
             continue
@@ -339,7 +344,7 @@ def _steps(
         if is_fresh:
             confirmed.add(size)
         record = pool.fit(job, planned.policy, device, search.memory)
-        is_fresh = False
+        is_fresh = case.ranks > 1 and record.status == "oom"  # then all of its processes were ended
         if record.status not in ("ok", "oom", "skipped"):
             pool.close_worker(first.backend)
             is_fresh = True
@@ -356,7 +361,12 @@ def _end(records: Sequence[Record], job: Job, search: Search | None) -> str:
     assert search is not None
     found = known(records, key_of(job, search.of), search)
     at = _so_far({size: outcome(record) for size, record in found.items()})
-    return f"{job.backend} {job.case.dtype} {job.case.direction}, {search.of}{at or '; nothing tried'}"
+    of = f"{job.backend} {job.case.dtype} {job.case.direction}{_on_ranks(job.case)}"
+    return f"{of}, {search.of}{at or '; nothing tried'}"
+
+
+def _on_ranks(case: Case) -> str:
+    return f" on {case.ranks} ranks" if case.ranks > 1 else ""
 
 
 def _so_far(outcomes: Mapping[int, Outcome]) -> str:

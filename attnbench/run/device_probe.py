@@ -55,7 +55,12 @@ class DeviceProbe:
         return tuple(found)
 
     def peers(self, first: Device, ranks: int, named: Sequence[str] = ()) -> tuple[Device, ...]:
-        """Return the devices of the ranks after the first: those named, else the next ones, as many as are there."""
+        """Return the devices of the ranks after the first: those named, else the next ones, as many as are there.
+
+        Raises UserError where some are named and there is one rank.
+        """
+        if ranks == 1 and named:
+            raise UserError("--device: several devices are for --ranks; name one, or give --ranks 1,2")
         if ranks == 1 or first.kind != "cuda":
             return ()
         return self.describe_others(named or [f"cuda:{first.index + i}" for i in range(1, ranks)])[: ranks - 1]

@@ -105,7 +105,7 @@ def forecast_job(
         seconds += 10 * call + (5.0 if device.kind != "fake" else 0.0)
     if device.kind == "cuda":
         seconds += policy.cross_check * 24 * max(2.5 * call, 0.04)
-    tensors = _tensor_bytes(case) // case.ranks if with_copies else _tensor_bytes(case) // 2
+    tensors = _tensor_bytes(case) // case.ranks // (1 if with_copies else 2)
     return Forecast(seconds, call, tensors + int(answer.workspace.nbytes))
 
 

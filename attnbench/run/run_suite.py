@@ -255,8 +255,6 @@ def _planned(
 def _peers(checked: _Checked, device_probe: DeviceProbe, first: Device) -> tuple[Device, ...]:
     """Return the devices of the ranks after the first: those that were named, else the next ones, as many as needed."""
     ranks = max(case.ranks for resolved in checked.resolved for case in resolved.cases)
-    if ranks == 1 and checked.others:
-        raise UserError("--device: several devices are for --ranks; name one, or give --ranks 1,2")
     return device_probe.peers(first, ranks, checked.others)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.core.backend import Backend, Inputs
 from attnbench.core.case import Case
 from attnbench.core.policy import Policy
-from attnbench.core.record import NO_ROOM_TO_CHECK, fit_measurements
+from attnbench.core.record import NO_ROOM_TO_CHECK, Accuracy, Measurement, fit_measurements
 from attnbench.worker import failures, inputs
 from attnbench.worker.reference import ResultCheck, in_parts
 
@@ -42,30 +42,26 @@ def fit(instruments: Instruments, backend: Backend, case: Case, policy: Policy, 
     if not getattr(backend, "exact", True):
         return {"status": "skipped", "reason": "approximates attention; capacity checks exact attention only"}
     instruments.memory.empty_cache()
-    with _at_most(instruments, memory):
+    with at_most(instruments, memory):
         return _fit(instruments, backend, case, policy)
 
 
 def _fit(instruments: Instruments, backend: Backend, case: Case, policy: Policy) -> dict[str, Any]:
     memory, device = instruments.memory, str(instruments.device)
-    given = inputs.make(case, device, policy.seed)
-    is_dense = not (case.is_ragged or case.is_paged)
-    if is_dense and case.layout == "native" and getattr(backend, "order", "bshd") == "bhsd":
-        for name in [name for name, t in given.values.items() if t.dim() == 4]:  # in turn: one is there twice at most
-            given = given.with_values({name: given.values[name].transpose(1, 2).contiguous().transpose(1, 2)})
+    given = in_order_of(backend, case, inputs.make(case, device, policy.seed))
     nbytes = given.nbytes
-    with _of_the_check():
+    with of_the_check():
         check = ResultCheck(case, given, policy.seed, lean=True)
         check.move_reference("cpu")
     memory.empty_cache()
-    before = _checksums(given)
+    before = checksums(given)
     call = [0.0]
     with memory.job_window():
         prepared = backend.prepare(case, given)
         prepared.launch()  # compiles and tunes, which may take memory of its own
         instruments.synchronize()
 
-        launch = partial(_timed, instruments, prepared.launch, call)
+        launch = partial(timed, instruments, prepared.launch, call)
         notes: tuple[str, ...] = ()
         try:
             found, _, raw = memory.measure_peak(launch, case)
@@ -77,29 +73,43 @@ def _fit(instruments: Instruments, backend: Backend, case: Case, policy: Policy)
             gc.collect()
             found, _, raw = memory.measure_peak(launch, case, fill=False)
     results = {name: value.detach() for name, value in prepared.canonical(raw).items()}
-    changed = next((name for name, total in _checksums(given).items() if total != before[name]), None)
+    changed = next((name for name, total in checksums(given).items() if total != before[name]), None)
     fp8 = prepared if case.dtype == "fp8" else None
     del prepared, launch, raw, given, check.inputs
     gc.collect()
     memory.empty_cache()
-    with _of_the_check():
+    with of_the_check():
         check.move_reference(device)
         accuracy = check.check_first(results)
-    record = {
-        "accuracy": accuracy,
-        "notes": (*check.notes, *notes),
-        "measurements": fit_measurements(call[0], nbytes, found),
-    }
+    measured = fit_measurements(call[0], nbytes, found)
+    record = fields(accuracy, changed, (*check.notes, *notes), measured)
+    if record["status"] == "ok" and fp8 is not None and (problem := check.fp8_problem(fp8, accuracy)):
+        return {**record, "status": "wrong-kernel", "reason": problem}
+    return record
+
+
+def fields(
+    accuracy: Accuracy, changed: str | None, notes: Sequence[str], measurements: Mapping[str, Measurement]
+) -> dict[str, Any]:
+    """Return the fields of the record of a call that was made; `changed` is the name of an input that it wrote to."""
+    record = {"accuracy": accuracy, "notes": tuple(notes), "measurements": measurements}
     if not accuracy.ok:
         return {**record, "status": "wrong", "reason": accuracy.problem()}
     if changed:
         return {**record, "status": "wrong", "reason": f"it wrote to its input {changed}"}
-    if fp8 is not None and (problem := check.fp8_problem(fp8, accuracy)):
-        return {**record, "status": "wrong-kernel", "reason": problem}
     return {**record, "status": "ok"}
 
 
-def _timed(instruments: Instruments, launch: Callable[[], Any], call: list[float]) -> Any:
+def in_order_of(backend: Backend, case: Case, given: Inputs) -> Inputs:
+    """Return the inputs of a dense batch in the order of dimensions that the backend takes; others as they are."""
+    is_dense = not (case.is_ragged or case.is_paged)
+    if is_dense and case.layout == "native" and getattr(backend, "order", "bshd") == "bhsd":
+        for name in [name for name, t in given.values.items() if t.dim() == 4]:  # in turn: one is there twice at most
+            given = given.with_values({name: given.values[name].transpose(1, 2).contiguous().transpose(1, 2)})
+    return given
+
+
+def timed(instruments: Instruments, launch: Callable[[], Any], call: list[float]) -> Any:
     """Return the result of a launch; `call` gets its seconds."""
     began = time.perf_counter()
     result = launch()
@@ -109,7 +119,8 @@ def _timed(instruments: Instruments, launch: Callable[[], Any], call: list[float
 
 
 @contextmanager
-def _of_the_check() -> Iterator[None]:
+def of_the_check() -> Iterator[None]:
+    """Raise NoRoomToCheckError where what is in the block runs out of memory."""
     try:
         yield
     except Exception as error:
@@ -119,7 +130,7 @@ def _of_the_check() -> Iterator[None]:
 
 
 @contextmanager
-def _at_most(instruments: Instruments, memory: int | None) -> Iterator[None]:
+def at_most(instruments: Instruments, memory: int | None) -> Iterator[None]:
     """Let torch's allocator of a GPU give out at most so many bytes; None: all."""
     import torch
 
@@ -134,7 +145,7 @@ def _at_most(instruments: Instruments, memory: int | None) -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(1.0, instruments.device)
 
 
-def _checksums(given: Inputs) -> dict[str, int]:
+def checksums(given: Inputs) -> dict[str, int]:
     """Return a sum of the bits of each input, which a kernel that writes to it changes."""
     import torch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnbench.core.backend import Backend, operand_dtype
 from attnbench.core.case import Case
@@ -14,6 +14,9 @@ from attnbench.core.record import Measurement
 from attnbench.worker import fit_cell, reference
 from attnbench.worker.cell_steps import CellSteps
 from attnbench.worker.instruments import Instruments
+
+if TYPE_CHECKING:
+    from attnbench.worker.ranks.group import RankGroup
 
 
 class CellMeasurer(Instruments):
@@ -77,12 +80,18 @@ class CellMeasurer(Instruments):
         self, backend: Backend, case: Case, policy: Policy, *, timed: bool, ceilings: bool
     ) -> dict[str, Any]:
         """Do what `measure` does for a sequence that is split over several ranks, of which this process is one."""
-        from attnbench.worker.ranks.group import RankGroup
         from attnbench.worker.ranks.measure_ranks import measure_ranks
 
-        assert isinstance(self.together, RankGroup)
         limits = self.ceilings(operand_dtype(case)) if ceilings else {}
-        return _rounded(measure_ranks(self, self.together, backend, case, policy, timed=timed), limits)
+        return _rounded(measure_ranks(self, self._group, backend, case, policy, timed=timed), limits)
+
+    @property
+    def _group(self) -> RankGroup:
+        """The ranks that this process has joined."""
+        from attnbench.worker.ranks.group import RankGroup
+
+        assert isinstance(self.together, RankGroup)
+        return self.together
 
     def recover(self) -> bool:
         """Free memory after a job, failed or not. Return False where the CUDA context or torch's state is broken."""
@@ -99,6 +108,10 @@ class CellMeasurer(Instruments):
 
     def fit(self, backend: Backend, case: Case, policy: Policy, memory: int | None) -> dict[str, Any]:
         """Find out whether a cell fits in memory, `memory` bytes of it if given, and is right; return its fields."""
+        if case.ranks > 1:
+            from attnbench.worker.ranks.fit_ranks import fit_ranks
+
+            return fit_ranks(self, self._group, backend, case, policy, memory)
         return fit_cell.fit(self, backend, case, policy, memory)
 
 

@@ -258,7 +258,8 @@ def simulate_fit(prepared: Prepared, job: Job, most: int) -> dict[str, Any]:
     s = job.case.extent
     tokens = s.nheads * s.seqlen_q * (s.headdim + s.headdim_v * job.case.has_backward)
     tokens += s.nheads_k * s.seqlen_k * (s.headdim + s.headdim_v)
-    inputs, peak = s.batch * tokens * RESULT_ITEMSIZE[job.case.dtype], int(simulation.memory["memory_peak"])
+    inputs = s.batch * tokens * RESULT_ITEMSIZE[job.case.dtype] // job.case.ranks
+    peak = int(simulation.memory["memory_peak"])
     if inputs + peak > most:
         raise MemoryError(f"simulated: out of memory, {format_bytes(inputs + peak)} of {format_bytes(most)}")
     prepared.launch()

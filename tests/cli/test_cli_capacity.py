@@ -60,6 +60,25 @@ def test_a_lack_of_memory_was_seen_by_a_process_of_its_own(tool: Tool) -> None:
     assert 2**18 < size < 2**18 * 1.06
 
 
+def test_more_ranks_hold_a_longer_sequence(tool: Tool) -> None:
+    ranks = found(tool, *FAKE, "--ranks", "1,2,4", "--memory", "4g", "--pass", "fwd", "--out", "a.jsonl")
+    assert [(of["ranks"], of["fits"], of["limit"]) for of in ranks] == [(n, n * 2**18, "memory") for n in (1, 2, 4)]
+    said = " ".join(tool("capacity", "a.jsonl", COLUMNS="200").out.split())
+    assert "fake 256k tokens 512k tokens, 2.00x 1m tokens, 4.00x" in said
+    assert "over several devices" not in tool(*FAKE, "--pass", "fwd").out.lower()
+
+
+def test_several_ranks_on_a_cpu(tool: Tool) -> None:
+    options = ("--pass", "fwd", "--nheads", "2", "--headdim", "16", "--call-limit", "1s", "--out", "a.jsonl")
+    (of,) = found(tool, "capacity", "--device", "cpu", "-b", "ulysses-sdpa", "--ranks", "2", *options)
+    assert of["limit"] == "too slow"
+    assert of["fits"]
+    lines = (tool.folder / "a.jsonl").read_text().splitlines(keepends=True)
+    tool.write("part.jsonl", "".join(lines[:3]))
+    (again,) = found(tool, "capacity", "--resume", "part.jsonl")
+    assert (again["ranks"], again["limit"]) == (2, "too slow")
+
+
 def test_a_slow_call_stops_it_and_is_not_tried(tool: Tool) -> None:
     (of,) = found(tool, *FAKE, "--pass", "fwd", "--call-limit", "1s")
     assert of["limit"] == "too slow"
@@ -157,6 +176,7 @@ def test_bad_input(tool: Tool) -> None:
     for args, said in (
         (("--of", "heads"), "--of: unknown 'heads'"),
         (("--seqlen", "4k"), "--of batch"),
+        (("--ranks", "3"), "a multiple of 3 tokens"),
         (("--memory", "4"), "--memory: '4' is not a size"),
         (("--resume", "none.jsonl"), "--resume uses the settings"),
         (("none.jsonl",), "leave out the options of a search"),

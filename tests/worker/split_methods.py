@@ -106,7 +106,7 @@ class Wrong(Ulysses):
     kept: Any = None
 
     def before(self, call: int, inputs: Any) -> None:
-        if dist.get_rank() and WRONG[inputs.q.shape[1]] == "writes to its input" and call == 3:
+        if dist.get_rank() and WRONG[inputs.q.shape[1]] == "writes to its input" and call == 2:
             inputs.v[0, -1, 0, 0] += 1
 
     def spoil(self, results: dict[str, Any], call: int) -> dict[str, Any]:

@@ -199,6 +199,46 @@ def test_a_rank_that_fails_costs_one_record(
     assert measured(pool, "Ulysses", case()).status == "ok"
 
 
+def fitted(pool: WorkerPool, name: str, of: Case) -> Record:
+    return pool.fit(Job(of, name, 0, Forecast(0.1, 0.001, 2**20)), POLICY, cpu(), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [
+        ("Ulysses", case("fwd_bwd", nheads_k=2)),
+        ("Ulysses", case(ranks=4)),
+        ("Ring", case()),
+        ("te-P2p", case("fwd_bwd", "bf16")),
+    ],
+    ids=["ulysses-training", "ulysses-of-4", "ring", "transformer-engine"],
+)
+def test_what_fits_on_several_ranks_has_the_memory_of_one(pool: WorkerPool, name: str, of: Case) -> None:
+    """A rank has its part of q, k and v, and of dout."""
+    record = fitted(pool, name, of)
+    assert record.status == "ok", record.reason
+    found = {name: measurement.values[0] for name, measurement in record.measurements.items()}
+    s, size = of.shape, 4 if of.dtype == "fp32" else 2
+    heads = s.nheads * (1 + of.has_backward) + 2 * s.nheads_k
+    assert found["memory_inputs"] == 256 // of.ranks * heads * 64 * size
+    assert found["memory_peak"] >= 256 // of.ranks * s.nheads * 64 * size  # of the results, at least out
+    assert 0 < found["call"] < 10
+
+
+@pytest.mark.parametrize("part", [part for part, what in WRONG.items() if "earlier" not in what], ids=WRONG.get)
+def test_what_is_wrong_in_one_rank_does_not_fit(pool: WorkerPool, part: int) -> None:
+    record = fitted(pool, "Wrong", case("fwd_bwd" if "dk" in WRONG[part] else "fwd", seqlen=2 * part))
+    assert record.status == "wrong", record.reason
+
+
+def test_a_rank_without_room_does_not_fit(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_workers, "GRACE", 1.0)
+    record = fitted(pool, "Fails", case(seqlen=512))
+    assert record.status == "oom"
+    assert "rank 1: " in str(record.reason)
+    assert fitted(pool, "Ulysses", case()).status == "ok"
+
+
 def test_a_library_that_one_rank_cannot_import_is_named_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from attnbench.analysis.capacity.findings import Finding, findings, memory
 from attnbench.core.case import Case
 from attnbench.core.record import Run
 from attnbench.core.sizes import format_bytes, format_duration, format_size
-from attnbench.core.text import some
+from attnbench.core.text import count, some
 from attnbench.report.document import (
     Caution,
     Column,
@@ -48,7 +49,7 @@ def document(runs: Sequence[Run]) -> Document:
         title=f"What fits: {', '.join(devices)}",
         answer=tuple(_answers(found)),
         machines=tuple(Machine(name, "") for name in devices),
-        blocks=(_table(found, several=len(devices) > 1),) if found else (),
+        blocks=(_table(found, several=len(devices) > 1), *_over_ranks(found)) if found else (),
         reasons=tuple(_reasons(found)),
         cautions=tuple(
             Caution(
@@ -133,6 +134,32 @@ def _table_row(of: Finding, *, several: bool) -> tuple[Entry, ...]:
         f"{of.forecast_error:+.0%}" if of.forecast_error is not None else "",
         format_seconds(of.call) if of.call is not None else "",
     )
+
+
+def _over_ranks(found: Sequence[Finding]) -> Iterator[Table]:
+    """Yield the table of how the largest size grows with the ranks, where a search is of several."""
+    ranks = sorted({of.case.ranks for of in found})
+    if max(ranks, default=1) == 1:
+        return
+    methods: dict[tuple[str, ...], dict[int, Finding]] = {}
+    for of in found:
+        alone = replace(of, case=replace(of.case, ranks=1))
+        named = (of.run.environment.device.name, _case(alone), PASSES[of.case.direction], of.backend)
+        methods.setdefault(named, {})[of.case.ranks] = of
+    first = 0 if len({named[0] for named in methods}) > 1 else 1  # without the device where there is one
+    names = (*map(Column, ("device", "case", "pass")), Column("backend", wrap=False))[first:]
+    columns = (*names, *(Column(count(n, "rank"), "right") for n in ranks))
+    rows = [(*named[first:], *(_of_one_rank(of.get(n), of.get(1)) for n in ranks)) for named, of in methods.items()]
+    note = "The largest size that fits, over that of one rank. What stops each is in the table before."
+    yield Table("ranks", columns, tuple(rows), title="Over several devices", note=note)
+
+
+def _of_one_rank(of: Finding | None, one: Finding | None) -> Entry:
+    """Return the largest size on several ranks: "36k tokens, 1.9x" of what fits on one."""
+    if of is None or of.largest is None:
+        return Span("nothing", "warning") if of else ""
+    times = f", {of.largest / one.largest:.2f}x" if one and one.largest and of is not one else ""
+    return Span(_size(of, of.largest) + times, "strong")
 
 
 def tokens(of: Finding) -> int:
