@@ -34,20 +34,16 @@ class NoRoomToCheckError(Exception):
     """Raised where the check, and not the call, ran out of memory."""
 
 
-def fit(instruments: Instruments, backend: Backend, case: Case, policy: Policy, memory: int | None) -> dict[str, Any]:
+def fit(instruments: Instruments, backend: Backend, case: Case, policy: Policy, most: int | None) -> dict[str, Any]:
     """Return the fields of the record of one cell. Raises what the library raises, out of memory too.
 
-    On a GPU torch's allocator gives out at most `memory` bytes; on a CPU the worker has set that limit.
+    On a GPU torch's allocator gives out at most `most` bytes for the call, its inputs included, and what there is for
+    the check; on a CPU the worker has set that limit for both.
     """
     if not getattr(backend, "exact", True):
         return {"status": "skipped", "reason": "approximates attention; capacity checks exact attention only"}
-    instruments.memory.empty_cache()
-    with at_most(instruments, memory):
-        return _fit(instruments, backend, case, policy)
-
-
-def _fit(instruments: Instruments, backend: Backend, case: Case, policy: Policy) -> dict[str, Any]:
     memory, device = instruments.memory, str(instruments.device)
+    held = held_before(instruments)
     given = in_order_of(backend, case, inputs.make(case, device, policy.seed))
     nbytes = given.nbytes
     with of_the_check():
@@ -56,7 +52,7 @@ def _fit(instruments: Instruments, backend: Backend, case: Case, policy: Policy)
     memory.empty_cache()
     before = checksums(given)
     call = [0.0]
-    with memory.job_window():
+    with at_most(instruments, most, held), memory.job_window():
         prepared = backend.prepare(case, given)
         prepared.launch()  # compiles and tunes, which may take memory of its own
         instruments.synchronize()
@@ -129,16 +125,24 @@ def of_the_check() -> Iterator[None]:
         raise NoRoomToCheckError(NO_ROOM_TO_CHECK) from None
 
 
+def held_before(instruments: Instruments) -> int:
+    """Return the bytes of a GPU that torch's allocator holds before a cell: buffers of the instruments."""
+    import torch
+
+    instruments.memory.empty_cache()
+    return torch.cuda.memory_reserved(instruments.device) if instruments.device.type == "cuda" else 0
+
+
 @contextmanager
-def at_most(instruments: Instruments, memory: int | None) -> Iterator[None]:
-    """Let torch's allocator of a GPU give out at most so many bytes; None: all."""
+def at_most(instruments: Instruments, memory: int | None, beside: int) -> Iterator[None]:
+    """Let torch's allocator of a GPU give out at most `memory` bytes beside those that it held; None: all."""
     import torch
 
     if memory is None or instruments.device.type != "cuda":
         yield
         return
     total = torch.cuda.get_device_properties(instruments.device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), instruments.device)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (beside + memory) / total), instruments.device)
     try:
         yield
     finally:

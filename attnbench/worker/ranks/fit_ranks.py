@@ -54,7 +54,7 @@ def fit_ranks(
     On GPUs torch's allocator gives out at most `memory` bytes of each for the calls; on a CPU the worker has set that
     limit.
     """
-    instruments.memory.empty_cache()
+    held = fit_cell.held_before(instruments)
     cell = LeanCell(instruments, group, backend, case, policy)
     if flaw := next((flaw for flaw in cell.flaws if flaw), None):
         return {"status": "failed", "reason": flaw}
@@ -63,7 +63,7 @@ def fit_ranks(
     instruments.memory.empty_cache()
     before, nbytes, part = fit_cell.checksums(cell.given), cell.given.nbytes, part_of(case)
     call = [0.0]
-    with fit_cell.at_most(instruments, memory), instruments.memory.job_window():
+    with fit_cell.at_most(instruments, memory, held), instruments.memory.job_window():
         kept, prepared = instruments.memory.measure_held(cell.prepare)  # no inputs, which are in the order it takes
         prepared.launch()  # compiles and tunes, which may take memory of its own
         instruments.synchronize()
