@@ -12,7 +12,7 @@ import typer
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import live
 from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, LAYOUTS
-from attnbench.core.errors import EXIT_NOTHING_MEASURED
+from attnbench.core.errors import EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT
 from attnbench.core.lengths import PATTERNS
 from attnbench.core.masks import MASKS
 
@@ -145,6 +145,8 @@ def profile(
     attnbench profile -b eager,sdpa-flash,triton --seqlen 4k --pass bwd
     attnbench profile -b sdpa-cudnn,triton --seqlen 16k --causal --counters
     attnbench profile -b ring-allgather-cudnn,ulysses-sdpa-cudnn --ranks 2 --seqlen 64k --batch 1 --causal
+
+    Exit code 0: done; 1: there is no profile; 2: bad input, or output that cannot be written; 5: a result is wrong.
     """
     wanted = output_to.wanted()
     from attnbench.analysis.profile import profile as profiles
@@ -158,4 +160,6 @@ def profile(
             settings, line.say, device=device, keep=keep, traffic=ncu, counters=counters, pythons=python or ()
         )
     unwritten = output.write(document(outcome), wanted)
+    if any(profile.wrong for profile in outcome.profiles):
+        raise typer.Exit(EXIT_WRONG_RESULT)
     raise typer.Exit(unwritten if outcome.profiles else EXIT_NOTHING_MEASURED)

@@ -9,7 +9,8 @@
 | 2        | bad input, or output that cannot be written                                                  |
 | 3        | inconclusive (gate, ab); unfit (doctor); too few units (cluster report)                      |
 | 4        | not comparable (gate, ab)                                                                    |
-| 5        | a wrong result (run, check, capacity, claims, step, gate, ab, cluster), unless allowed       |
+| 5        | a wrong result (run, check, profile, capacity, claims, step, gate, ab, cluster), unless      |
+|          | allowed                                                                                      |
 | 129      | hung up (SIGHUP: the terminal is gone)                                                       |
 | 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM)                                                   |
 """

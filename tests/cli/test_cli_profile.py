@@ -72,7 +72,7 @@ def test_a_call_that_waits_for_a_result_is_named(tool: Tool) -> None:
 
 def test_a_wrong_kernel(tool: Tool) -> None:
     tool.write("mine.py", MINE)
-    lines = tool(*ON_CPU, "-b", "./mine.py:zeros").out.splitlines()
+    lines = tool(*ON_CPU, "-b", "./mine.py:zeros,eager", code=5).out.splitlines()
     assert any(line.startswith("WRONG  zeros: out is off by") for line in lines)
 
 
