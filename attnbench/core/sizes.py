@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from attnbench.core.errors import UserError
 from attnbench.core.text import shortened
@@ -42,7 +43,8 @@ def parse_size(text: str, what: str = "size") -> int:
 def parse_sizes(text: str, what: str = "size") -> tuple[int, ...]:
     """Return the sizes of a comma-separated list, in the order given, each one time.
 
-    An entry is a size, a range a-b (the powers of two in it) or a range with a step, a-b:step. Raises UserError.
+    An entry is a size, a range a-b of powers of two, both ends included, or a range with a step, a-b:step. Raises
+    UserError.
     """
     found: list[int] = []
     for part in str(text).split(","):
@@ -62,6 +64,8 @@ def parse_sizes(text: str, what: str = "size") -> tuple[int, ...]:
             powers = [2**i for i in range(28) if low <= 2**i <= high]
             if not powers:
                 raise UserError(f"{what}: there is no power of two in {part.strip()}; give a step, as in {part}:64")
+            if (low, high) != (powers[0], powers[-1]):
+                raise _no_power_of_two(part.strip(), (low, high), powers, what)
             found += powers
         elif re.search(r"[-:\s]", part.strip().lstrip("+-")):  # more than a number was meant
             raise UserError(
@@ -71,6 +75,16 @@ def parse_sizes(text: str, what: str = "size") -> tuple[int, ...]:
         else:
             found.append(parse_size(part, what))
     return tuple(dict.fromkeys(found))
+
+
+def _no_power_of_two(part: str, ends: Sequence[int], powers: Sequence[int], what: str) -> UserError:
+    """Return the error of a range whose ends are not both powers of two, so that it would leave an end out."""
+    inner = "-".join(dict.fromkeys(map(format_size, (powers[0], powers[-1]))))
+    low, high = ([format_size(end)] if end not in powers else [] for end in ends)
+    return UserError(
+        f"{what}: {part} is a range of powers of two and leaves out {' and '.join([*low, *high])}; "
+        f"write {inner}, or {','.join([*low, inner, *high])}"
+    )
 
 
 def parse_headdims(text: str, what: str = "headdim") -> tuple[tuple[int, int], ...]:
