@@ -63,9 +63,9 @@ def models() -> Iterable[str]:
 
 def step_models() -> Iterable[str]:
     """Return the models of `attnbench step`."""
-    from attnbench.core.models import MODELS
+    from attnbench.core.models import MODELS, TINY
 
-    return ("tiny", *(name for name, model in MODELS.items() if model.step))
+    return (TINY.name, *(name for name, model in MODELS.items() if model.step))
 
 
 def step_backends() -> Iterable[str]:

@@ -115,6 +115,10 @@ def find(name: str) -> Model:
     """Return the model of a name, in upper or lower case. Raises UserError for one that is not in the table."""
     model = MODELS.get(name.strip().lower())
     if model is None:
+        if name.strip().lower() == TINY.name:
+            raise UserError(
+                f"{TINY.name} is no published model; only attnbench step has it: attnbench step {TINY.name}"
+            )
         raise UserError(f"no model {name.strip()!r}{did_you_mean(name.strip(), MODELS)}")
     return model
 
@@ -132,3 +136,7 @@ def _read(file: Path) -> dict[str, Model]:
 
 
 MODELS: Mapping[str, Model] = _read(Path(__file__).with_name("models.json"))
+_SMALL = {"arch": "llama", "hidden": 128, "intermediate": 256, "vocab": 512}
+TINY = Model(  # of `attnbench step` only
+    "tiny", (Layers(2),), 4, 2, 32, 32, source="none: it is for trying the command", read="", date="", step=_SMALL
+)

@@ -8,17 +8,12 @@ from collections.abc import Sequence
 from attnbench.core import step
 from attnbench.core.case import ITEMSIZE
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.models import MODELS, Layers, Model
+from attnbench.core.models import MODELS, TINY, Model
 from attnbench.core.sizes import parse_sizes
 from attnbench.core.step import Heads, Phase, Step
 from attnbench.run.axes import parse_dtypes
 from attnbench.run.model_axes import layer_axes
 from attnbench.run.suite import Block
-
-_SMALL = {"arch": "llama", "hidden": 128, "intermediate": 256, "vocab": 512}
-TINY = Model(
-    "tiny", (Layers(2),), 4, 2, 32, 32, source="none: it is for trying the command", read="", date="", step=_SMALL
-)
 
 
 def models() -> dict[str, Model]:
@@ -34,6 +29,8 @@ def step_blocks(
     """
     known = models()
     if unknown := next((name for name in names if name not in known), None):
+        if unknown in MODELS:
+            raise UserError(f"no step of {unknown} can be built, only of {', '.join(known)}")
         raise UserError(f"no model {unknown!r}{did_you_mean(unknown, known)}")
     if (shortest := min(parse_sizes(seqlen, "seqlen"))) < 2:
         raise UserError(f"--seqlen: a step is of two tokens or more, not {shortest}")

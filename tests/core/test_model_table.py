@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from attnbench.core.errors import UserError
 from attnbench.core.models import MODELS, find
 
 # Configurations of transformers whose defaults are a model of the table.
@@ -36,6 +37,11 @@ def test_models_of_every_kind_are_there() -> None:
 
 def test_a_name_is_found_in_any_case() -> None:
     assert find(" Llama-3.1-8B ") is MODELS["llama-3.1-8b"]
+
+
+def test_the_model_of_steps_only_is_told_so() -> None:
+    with pytest.raises(UserError, match="only attnbench step has it: attnbench step tiny"):
+        find("Tiny")
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
