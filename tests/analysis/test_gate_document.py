@@ -266,6 +266,18 @@ def test_an_ab_of_several_dtypes_names_them_as_it_goes() -> None:
     assert "triton 1k d128 full fwd FAIL: no luck" in said("bf16")
 
 
+def test_while_it_runs_every_cell_is_settled_open_or_left_out() -> None:
+    made, stream = run(cells({"calm": 1.0})), io.StringIO()
+    live = AbProgress(Console(file=stream, width=200))
+    live.begun(made, made, 24, (), ())
+    live.turn(1, "A", jobs=20, open_cells=20, left=60.0)
+    live.looked(4, settled=12, open_cells=6)
+    live.close()
+    *_, turn, looked = stream.getvalue().splitlines()
+    assert turn == "turn 1 (A): 20 jobs, 0 settled, 20 open, 4 left out, 1m00s left"
+    assert looked == "after 4 pairs: 12 settled, 6 open, 6 left out"
+
+
 HOSTILE = (
     *("x\n::error title=a::b", "::error::a", "##[error]a", "@team https://x.example", "<img src=x onerror=a()>", "a|b"),
     *("\x00\x1b[31m\x9b1m\ufffe\ud800", "\u202egnp.exe", "]]>&amp;<b>", "%0A::error::x", "`a` [b](c)", "x\r\n\r\n# y"),

@@ -22,10 +22,11 @@ class AbProgress(JobProgress):
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._turn = ""
-        self._settled = self._open = 0  # cells
+        self._cells = self._settled = self._open = 0
         self._deadline = 0.0
 
     def begun(self, a: Run, b: Run, cells: int, paths: Sequence[Path], notes: Sequence[str]) -> None:
+        self._cells = cells
         self._several_dtypes = len({job.case.dtype for job in a.plan}) > 1
         torches = dict.fromkeys(f"torch {run.environment.torch}" for run in (a, b) if run.environment.torch)
         suite = f"{a.suite}: {count(cells, 'cell')} in turns A B, B A, B A, A B, ..."
@@ -38,7 +39,7 @@ class AbProgress(JobProgress):
             self._live.update(self)
         else:
             rest = format_duration(max(0.0, left))
-            self._print(Text(f"{self._turn}: {count(jobs, 'job')}, {open_cells} open, {rest} left"))
+            self._print(Text(f"{self._turn}: {count(jobs, 'job')}, {self._counts()}, {rest} left"))
 
     def ended(self, job: Job, record: Record) -> None:
         self._done += 1
@@ -51,7 +52,12 @@ class AbProgress(JobProgress):
         self._settled += settled
         self._open = open_cells
         if not self._live:
-            self._print(Text(f"after {pairs} pairs: {self._settled} settled, {open_cells} open"))
+            self._print(Text(f"after {pairs} pairs: {self._counts()}"))
+
+    def _counts(self) -> str:
+        """Return how many cells are settled, open, and left out because they failed or for want of time."""
+        left_out = self._cells - self._settled - self._open
+        return f"{self._settled} settled, {self._open} open" + (f", {left_out} left out" if left_out else "")
 
     def __rich__(self) -> Text:
         """Return the line as it is now; rich asks for it several times a second."""
@@ -59,4 +65,4 @@ class AbProgress(JobProgress):
         if self._running:
             line.append(self._name(self._running), style="cyan")
         left = format_duration(round(max(0.0, self._deadline - time.monotonic())))
-        return self._fitted(line.append(f"  {self._settled} settled, {self._open} open, {left} left", style="dim"))
+        return self._fitted(line.append(f"  {self._counts()}, {left} left", style="dim"))
