@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, live, read, tell
+from attnbench.commands.shared import command_line, ends_with_its_reader, jobs_left, live, read, tell
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
-from attnbench.core.text import count
 
 if TYPE_CHECKING:
     from attnbench.analysis.claims.claim_file import Setting
@@ -140,7 +139,6 @@ def _measured(
     from attnbench.analysis.claims.claim_file import suite_of
     from attnbench.core.sizes import parse_duration
     from attnbench.report.progress.run_progress import RunProgress
-    from attnbench.results.run_file import missing
     from attnbench.run import run_suite as runs
     from attnbench.run.suite import parse_options
 
@@ -160,7 +158,7 @@ def _measured(
         outcome = runs.run_suite(request, progress)
     if outcome.path:
         tell(f"Results: {outcome.path}")
-        if left := [job for job in missing(outcome.run) if job.skip is None or job.resumable]:
+        if left := jobs_left(outcome.run):
             again = f"attnbench run --resume {outcome.path}, then attnbench claims {outcome.path}"
-            tell(f"{count(len(left), 'job')} left; to measure them: {again}")
+            tell(f"{left}; to measure what is left: {again}")
     return outcome

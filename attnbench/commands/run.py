@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, live
+from attnbench.commands.shared import command_line, ends_with_its_reader, jobs_left, live
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_WRONG_RESULT
 
 if TYPE_CHECKING:
@@ -177,18 +177,17 @@ def _epilogue(console: Console, outcome: Outcome) -> None:
     from attnbench.analysis.summary.forecast import forecast_line
     from attnbench.core.text import count, printable, some
     from attnbench.results.case_names import case_name
-    from attnbench.results.run_file import missing
     from attnbench.run.run_suite import wrong_records
 
     console.print()
     if line := forecast_line(outcome.run):
         console.print(printable(line), markup=False, style="dim")
     console.print(printable(f"Results: {outcome.path}"), markup=False, soft_wrap=True)
-    if left := [job for job in missing(outcome.run) if job.skip is None or job.resumable]:
+    if left := jobs_left(outcome.run):
         if outcome.exit_code in EXIT_BY_SIGNAL:
-            console.print(f"Interrupted; what was measured is kept. Go on with the {count(len(left), 'job')} left:")
+            console.print(f"Interrupted; what was measured is kept. Go on with the {left}:")
         else:
-            console.print(f"{count(len(left), 'job')} did not fit the time limit. To measure what is left:")
+            console.print(f"{left}, beyond the time limit. To measure them:")
         console.print(printable(f"  attnbench run --resume {outcome.path}"), markup=False, soft_wrap=True)
     if wrong := wrong_records(outcome.run):
         several = len({record.case.dtype for record in outcome.run.records}) > 1

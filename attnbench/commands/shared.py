@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from attnbench.core.errors import Interrupted, UserError, did_you_mean
-from attnbench.core.text import no_command, printable
+from attnbench.core.text import count, no_command, printable
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
@@ -35,6 +35,16 @@ def command_line() -> tuple[str, ...]:
 def tell(line: str) -> None:
     """Print a line on stderr, whatever the names in it are."""
     print(no_command(printable(line)), file=sys.stderr)
+
+
+def jobs_left(run: Run) -> str:
+    """Return what a run has not measured but could: "2 jobs left (forecast 3m05s)"; "" where nothing is left."""
+    from attnbench.core.sizes import format_duration
+    from attnbench.results.run_file import missing
+
+    left = [job for job in missing(run) if job.skip is None or job.resumable]
+    forecast = format_duration(sum(job.forecast.seconds for job in left))
+    return f"{count(len(left), 'job')} left (forecast {forecast})" if left else ""
 
 
 def read(path: Path) -> Run:

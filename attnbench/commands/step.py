@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import ENDINGS, command_line, ends_with_its_reader, live, one_of, read, tell
+from attnbench.commands.shared import ENDINGS, command_line, ends_with_its_reader, jobs_left, live, one_of, read, tell
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
 from attnbench.core.step import PHASES
-from attnbench.core.text import count, listed
+from attnbench.core.text import listed
 
 if TYPE_CHECKING:
     from attnbench.run.run_suite import Outcome
@@ -181,7 +181,6 @@ def _measured(
     """Measure steps; stderr says what goes on, which file it wrote, and what is left."""
     from attnbench.core.sizes import parse_duration
     from attnbench.report.progress.run_progress import RunProgress
-    from attnbench.results.run_file import missing
     from attnbench.run import run_suite as runs
     from attnbench.run.suite import parse_options
 
@@ -202,7 +201,7 @@ def _measured(
         outcome = runs.run_suite(request, progress)
     if outcome.path:
         tell(f"Results: {outcome.path}")
-        if left := [job for job in missing(outcome.run) if job.skip is None or job.resumable]:
+        if left := jobs_left(outcome.run):
             again = f"attnbench run --resume {outcome.path}, then attnbench step {outcome.path}"
-            tell(f"{count(len(left), 'job')} left; to measure them: {again}")
+            tell(f"{left}; to measure what is left: {again}")
     return outcome

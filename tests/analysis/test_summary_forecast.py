@@ -36,7 +36,7 @@ def test_what_is_left_of_an_interrupted_run_does_not_count_what_it_would_skip() 
     console = Console(file=io.StringIO(), width=100)
     _epilogue(console, Outcome(run([ok(case(), "eager", 30.0)], plan=jobs), Path("run.jsonl"), EXIT_INTERRUPTED))
     assert isinstance(console.file, io.StringIO)
-    assert "Go on with the 2 jobs left:" in console.file.getvalue()
+    assert "Go on with the 2 jobs left (forecast 2.0s):" in console.file.getvalue()
 
 
 def test_a_forecast_names_the_dtype_of_its_worst_job_where_there_are_several() -> None:

@@ -30,7 +30,7 @@ from attnbench.results.cells import Cell
 from attnbench.results.metrics import METRICS
 
 Outcome = Literal["reproduced", "not reproduced", "cannot be tried here"]
-NOT_THERE = "not among these results; attnbench claims measures it"
+NOT_THERE = "not among these results; attnbench claims measures it, given the time"
 SUSTAINED = {"latency": "sustained_latency", "tflops": "sustained_tflops"}  # metric -> the same without pauses
 
 
