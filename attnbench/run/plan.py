@@ -11,7 +11,7 @@ import fnmatch
 import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from attnbench.core.backend import MASK_LAUNCHES, Workspace
@@ -48,14 +48,15 @@ def make_plan(
     rounds: int = 1,
     only: Mapping[Case, Sequence[str]] | None = None,
     devices: int | None = None,
+    last: Collection[str] = (),
 ) -> tuple[Job, ...]:
     """Return a job for every case, backend and round; `answers` has one answer of each backend for each case.
 
     A case in `only` has jobs of those backends alone that have one of its names or patterns.
-    In each round the cases are in another random order, and so are the backends of each case. Jobs whose memory does
-    not fit are skipped, as are those of more ranks than there are `devices`, and with `time_limit` (seconds) also the
-    slowest jobs. On a CPU, where the longest sequences take hours, the limit first leaves out the longest sequence
-    lengths: these have no jobs.
+    In each round the cases are in another random order, and so are the backends of each case; the backends of `last`
+    come after all others. Jobs whose memory does not fit are skipped, as are those of more ranks than there are
+    `devices`, and with `time_limit` (seconds) also the slowest jobs. On a CPU, where the longest sequences take hours,
+    the limit first leaves out the longest sequence lengths: these have no jobs.
     """
     jobs: list[Job] = []
     workers = len(answers) * len({case.ranks for case in cases})
@@ -73,6 +74,7 @@ def make_plan(
                 forecast = forecast_job(case, answer, device, policy)
                 skip = answer.reason or too_few_devices(case, devices) or _too_large(forecast, answer.workspace, free)
                 jobs.append(Job(case, name, round_, forecast, skip))
+    jobs.sort(key=lambda job: (job.round, job.backend in last))
     if not time_limit:
         return tuple(jobs)
     return tuple(_within(_without_longest(jobs, time_limit) if device.kind == "cpu" else jobs, time_limit))

@@ -226,9 +226,9 @@ def _planned(
         rounds=request.rounds,
         only=chosen.only,
         devices=devices,
+        # compiling for minutes would leave no time for the other backends
+        last=pool.compilers if request.settings.time_limit else (),
     )
-    if request.settings.time_limit:  # compiling for minutes would leave no time for the other backends
-        jobs = tuple(sorted(jobs, key=lambda job: (job.round, job.backend in pool.compilers)))
     compiling = dict.fromkeys(job.backend for job in jobs if not job.skip and job.backend in pool.compilers)
     if compiling:
         chosen = replace(chosen, notes=(*chosen.notes, f"{some(compiling)} {MAY_COMPILE}"))
