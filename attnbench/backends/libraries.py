@@ -139,6 +139,8 @@ def probe_of_failed_import(module: str, error: Exception, install: str, distribu
         absent = f"{module}.".startswith(f"{error.name}.")
         if absent or _requirement_missing(distributions):
             return Probe(reason=reason, install=install)
+        if error.name == "triton":  # comes with a torch for CUDA, so that libraries do not require it
+            return Probe(reason=reason, install="pip install triton")
     if "NVIDIA's driver" in reason:
         return Probe(reason=reason, install="install the driver (nvidia-smi shows it), or leave the backend out")
     return Probe(reason=reason, install=_with_pip_options(install, REINSTALL))

@@ -179,6 +179,7 @@ def test_a_version_that_is_too_old_is_refused(name: str, monkeypatch: pytest.Mon
     [
         (ModuleNotFoundError("No module named 'a'", name="a"), "pip install a-kernels"),
         (ModuleNotFoundError("No module named 'a_2_cuda'", name="a_2_cuda"), REINSTALL),
+        (ModuleNotFoundError("No module named 'triton'", name="triton"), "pip install triton"),
         (ImportError("/x.so: undefined symbol: _ZN3c10"), REINSTALL),
         (
             ImportError("libcuda.so.1: cannot open shared object file"),
