@@ -66,12 +66,14 @@ def create(
         with closing_workers(pool):
             line.say(f"importing {', '.join(names)}")
             probes = pool.probe()
-    print(f"{made.name}: {made.path}, with torch {made.torch}; its backends run there from now on")
+    usable = any(probe.usable for probe in probes.values())
+    how = "its backends run there from now on" if usable else "none of its backends can be used there"
+    print(f"{made.name}: {made.path}, with torch {made.torch}; {how}")
     for backend, probe in probes.items():
         print(f"  {backend}: {probe.why_not or probe.version}")
     for wheel in Path(made.path, "wheels").glob("*.whl"):
         print(f"  the wheel is {wheel}: --source installs it elsewhere, pip install --no-deps beside other libraries")
-    raise typer.Exit(0 if any(probe.usable for probe in probes.values()) else EXIT_NOTHING_MEASURED)
+    raise typer.Exit(0 if usable else EXIT_NOTHING_MEASURED)
 
 
 @app.command("list")

@@ -95,6 +95,19 @@ def test_it_sees_the_present_torch_and_is_remembered(
         venvs.remove("fa4")
 
 
+def test_one_whose_library_cannot_be_imported_is_not_said_to_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"flash_attn/cute/__init__.py": "import nothing_of_this_name\n"}
+    wheel(tmp_path / "wheels", "flash_attn_4", "4.0.0b40", files, "torch>=2")
+    with pytest.raises(typer.Exit) as done:
+        env.create("fa4", offline(tmp_path / "wheels"), tmp_path / "env")
+    assert done.value.exit_code == 1
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.endswith("none of its backends can be used there")
+    assert all("needs nothing_of_this_name, which is not installed" in line for line in others)
+
+
 def test_a_torch_beside_the_present_one_is_pips_refusal_in_one_line(tmp_path: Path) -> None:
     """Nothing is left behind, so that it can be created again."""
     wheel(tmp_path / "wheels", "flash_attn_4", "4.0.0b40", FA4, "torch==1.0")
