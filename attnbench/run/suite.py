@@ -45,7 +45,7 @@ from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.layouts import packable
 from attnbench.core.policy import INSTRUMENTS, Policy
-from attnbench.core.sizes import format_size, parse_duration
+from attnbench.core.sizes import format_size, parse_duration, parse_size
 from attnbench.core.text import count, shortened
 from attnbench.run import yaml_file
 from attnbench.run.axes import FORWARD_ONLY, LATENT, STRICT, Axes, Item, Text, expand, matches, overlay, parsed
@@ -161,7 +161,10 @@ def parse_suite(data: Mapping[str, Any], where: str) -> Suite:
 
 
 def parse_options(options: Mapping[str, Any]) -> Settings:
-    """Return command-line options as settings; None and {} stand for options that are not given."""
+    """Return command-line options as settings; None and {} stand for options that are not given.
+
+    Raises UserError that names the option whose value cannot be read.
+    """
     axes = {k: v for k, v in options.get("axes", {}).items() if v is not None}
     if axes.get("latent"):
         axes = {**LATENT, **axes}
@@ -170,7 +173,14 @@ def parse_options(options: Mapping[str, Any]) -> Settings:
         if name in policy:
             policy[name] = parse_duration(policy[name], option)
     given = {k: v for k, v in options.items() if v is not None}
-    return Settings.model_validate({**given, "axes": axes, "policy": policy})
+    settings = Settings.model_validate({**given, "axes": axes, "policy": policy})
+    try:
+        parsed(settings.axes)
+    except UserError as error:  # which names the axis
+        raise UserError(f"--{error}") from None
+    if settings.tokens is not None:
+        parse_size(str(settings.tokens), "--tokens")
+    return settings
 
 
 def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
