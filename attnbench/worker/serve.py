@@ -34,6 +34,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -52,6 +53,8 @@ from attnbench.worker.measure.sampling import (  # imported before any backend, 
     CpuTimer,
     collect_samples,
 )
+
+SMALL = 128  # tokens of a case that fits wherever one does
 
 
 class Worker:
@@ -166,7 +169,7 @@ class Worker:
         if device.kind == "cpu":
             if op == "fit":
                 most = memory_cap.most_bytes_to_fit(memory)
-                self._held = self._held or memory_cap.held_bytes()
+                self._held = self._held or self._held_when_warm(job.case, policy, device)
             else:
                 most = memory_cap.most_bytes(job)
         try:
@@ -198,6 +201,18 @@ class Worker:
         return Record(
             job.case, job.backend, job.round, forecast=job.forecast, seconds=time.monotonic() - began, **found
         )
+
+    def _held_when_warm(self, case: Case, policy: Policy, device: Device) -> int | None:
+        """Return the bytes that this process holds on a CPU after a small case, which loads and compiles code."""
+        assert self.backend is not None
+        if self.will_measure:
+            measurer, s = self.measurer(device), case.shape
+            small = replace(s, batch=1, seqlen_q=min(s.seqlen_q, SMALL), seqlen_k=min(s.seqlen_k, SMALL))
+            if case.ranks == 1:  # of several, one that fails would leave the others waiting
+                with contextlib.suppress(BaseException):
+                    measurer.fit(self.backend, replace(case, shape=small), policy, None)
+            measurer.recover()
+        return memory_cap.held_bytes()
 
     def measurer(self, device: Device) -> Any:
         """Return the CellMeasurer of this worker; the first call opens the device."""

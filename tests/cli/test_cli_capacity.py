@@ -156,6 +156,13 @@ def test_a_cpu(tool: Tool) -> None:
     assert 768 <= hungry["fits"] <= 1024  # of 1 MiB each
 
 
+def test_what_the_process_takes_for_itself_is_not_of_the_limit(tool: Tool) -> None:
+    """The next size that the grid has takes a tenth more than what fits, and the check some beside that."""
+    small = ("--device", "cpu", "--memory", "512m", "--pass", "fwd", "--nheads", "1", "--headdim", "16")
+    (of,) = found(tool, "capacity", "-b", "sdpa-math", *small)
+    assert 0.6 * 2**29 < of["bytes"] < 2**29
+
+
 def test_compare_has_the_limits(tool: Tool) -> None:
     cases = ("--seqlen", "4k,16k", "--causal", "--headdim", "128", "--pass", "fwd")
     tool("run", "--device", "fake", "-b", "fake", *cases, "--batch", "1", "--out", "run.jsonl")

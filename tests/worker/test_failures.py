@@ -137,3 +137,14 @@ def test_out_of_memory() -> None:
     assert failures.reason(allocator, "") == "RuntimeError: no memory for 64 MiB"
     assert failures.is_out_of_memory(MemoryError())
     assert not failures.is_out_of_memory(ValueError("memory"))
+
+
+def test_an_allocation_of_flash_attn_3_that_fails_is_out_of_memory() -> None:
+    """Its message on an H200, of torch's stable interface, which leaves out why; other calls fail for other reasons."""
+    said = "{}( self.get(), size.data(),\n &target_dtype, &ret0) API call failed at torch/csrc/stable/ops.h, line 139"
+    for name in ("aoti_torch_aten_new_empty", "aoti_torch_empty_strided", "aoti_torch_new_zeros"):
+        error = RuntimeError(said.format(name))
+        assert failures.is_out_of_memory(error)
+        assert failures.reason(error, "") == "RuntimeError: an allocation by torch's stable interface failed"
+    for name in ("aoti_torch_call_dispatcher", "aoti_torch_get_device_type"):
+        assert not failures.is_out_of_memory(RuntimeError(said.format(name)))
