@@ -160,6 +160,6 @@ def profile(
             settings, line.say, device=device, keep=keep, traffic=ncu, counters=counters, pythons=python or ()
         )
     unwritten = output.write(document(outcome), wanted)
-    if any(profile.wrong for profile in outcome.profiles):
+    if outcome.wrong:
         raise typer.Exit(EXIT_WRONG_RESULT)
     raise typer.Exit(unwritten if outcome.profiles else EXIT_NOTHING_MEASURED)

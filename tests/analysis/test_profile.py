@@ -187,12 +187,28 @@ def test_one_backend_that_fails_costs_its_own_profile_only(tmp_path: Path) -> No
     files = profile.kept_files(tmp_path, ["good"])
     trace = files["good"]["trace"]
     trace.write_text("of an earlier profile")
-    profiles, _ = profile.profile_backends(pool, builders.case(), builders.H200, files, lambda _: None)
+    profiles, _, _ = profile.profile_backends(pool, builders.case(), builders.H200, files, lambda _: None)
     assert profiles[0].kept == {}  # no file came of it
     pool.writes_trace = True
-    profiles, refused = profile.profile_backends(pool, builders.case(), builders.H200, files, lambda _: None)
+    profiles, refused, wrong = profile.profile_backends(pool, builders.case(), builders.H200, files, lambda _: None)
     assert [(p.backend, p.version, p.kept) for p in profiles] == [("good", "1", {"trace": str(trace)})]
     assert refused == {"dies": "the worker crashed", "says": "too large", "refuses": "not here"}
+    assert wrong == []
+
+
+def test_wrong_results_are_named_with_a_profile_and_without() -> None:
+    shown = {
+        "timer": "events",
+        "l2": "cold",
+        "times": [1e-3],
+        "first_call": 0.5,
+        "memory_peak": 7,
+        "wrong": "dq is off",
+    }
+    pool = FakePool({"one": "x:y", "several": "x:y"})
+    pool.answers = {"one": shown, "several": {"refused": "wrong: out is off", "wrong": True}}
+    profiles, refused, wrong = profile.profile_backends(pool, builders.case(), builders.H200, {}, lambda _: None)
+    assert ([p.backend for p in profiles], [*refused], wrong) == (["one"], ["several"], ["one", "several"])
 
 
 def count(monkeypatch: pytest.MonkeyPatch, found: str | None, answers: dict[str, Any]) -> tuple[list[Profile], Any]:

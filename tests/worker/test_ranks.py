@@ -157,7 +157,9 @@ def test_a_profile_has_the_communication_of_rank_0(pool: WorkerPool, tmp_path: P
 
 
 def test_no_profile_of_a_wrong_result_of_several_ranks(pool: WorkerPool) -> None:
-    assert "wrong: out is off" in profiled(pool, "GatheredKeys", case(seqlen=OWN_KEYS), {})["refused"]
+    found = profiled(pool, "GatheredKeys", case(seqlen=OWN_KEYS), {})
+    assert "wrong: out is off" in found["refused"]
+    assert found["wrong"] is True
 
 
 def test_a_head_tail_order_is_right(pool: WorkerPool) -> None:

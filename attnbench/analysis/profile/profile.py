@@ -121,6 +121,7 @@ class Outcome:
     profiles: tuple[Profile, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()  # backends whose results are wrong, with a profile or without
 
 
 def profile(
@@ -160,7 +161,7 @@ def profile(
             environment = probe.measure_rates(known, sorted({case.dtype for case, _ in cases.values()}))
         here, pool.peers = environment.device, environment.peers
         case, notes = cases[here.kind]
-        profiles, refused = profile_backends(pool, case, here, files, say)
+        profiles, refused, wrong = profile_backends(pool, case, here, files, say)
         pool.close()
         lost = [files[p.backend]["trace"] for p in profiles if p.backend in files and "trace" not in p.kept]
         notes += tuple(f"--keep: {path} could not be written; choose another place" for path in lost)
@@ -177,7 +178,7 @@ def profile(
                 if files and profiles and (counters or tool != "ncu"):
                     profiles, problems = add_report(tool, profiles, pool, case, here, files, say)
                     notes += problems
-    return Outcome(environment, case, roofline(case, here, profiles), tuple(profiles), refused, notes)
+    return Outcome(environment, case, roofline(case, here, profiles), tuple(profiles), refused, notes, tuple(wrong))
 
 
 def one_case(settings: Settings, kind: str) -> tuple[Case, tuple[str, ...]]:
@@ -242,14 +243,18 @@ def _roofline(case: Case, device: Device, profiles: Sequence[Profile]) -> Roofli
 
 def profile_backends(
     pool: WorkerPool, case: Case, device: Device, files: Mapping[str, Mapping[str, Path]], say: Callable[[str], Any]
-) -> tuple[list[Profile], dict[str, str]]:
-    """Return the profile of each backend of the pool, and backend -> why there is none. `files`: where each writes."""
+) -> tuple[list[Profile], dict[str, str], list[str]]:
+    """Return the profile of each backend of the pool, backend -> why there is none, and whose results are wrong.
+
+    `files`: where each writes.
+    """
     say(f"importing {', '.join(pool.specs)}")
     probes = pool.probe()
     devices = 1 + len(pool.peers) if device.kind == "cuda" else None
     jobs = plan.make_plan([case], pool.survey(probes, [case], device), device, Policy(), devices=devices)
     profiles: list[Profile] = []
     refused: dict[str, str] = {}
+    wrong: list[str] = []
     for job in sorted(jobs, key=lambda j: list(pool.specs).index(j.backend)):
         name = job.backend
         if job.skip:
@@ -268,6 +273,8 @@ def profile_backends(
         except UserError as error:
             refused[name] = str(error).removeprefix(f"{name}: ")
             continue
+        if found.get("wrong"):
+            wrong.append(name)
         if "refused" in found:
             refused[name] = found["refused"]
         else:
@@ -276,7 +283,7 @@ def profile_backends(
             }  # torch says nothing if it cannot
             own = {"backend": name, "version": probes[name].version, "kept": written}
             profiles.append(from_json(Profile, {**found, **own}))
-    return profiles, refused
+    return profiles, refused, wrong
 
 
 def add_traffic(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.core.backend import operand_dtype
 from attnbench.core.case import Case
 from attnbench.core.policy import Policy
+from attnbench.core.record import WRONG
 from attnbench.worker import timeline
 from attnbench.worker.measure_cell import CellMeasurer
 from attnbench.worker.ranks import split_inputs
@@ -26,14 +27,14 @@ WARMUPS = 3
 def profile_ranks(
     measurer: CellMeasurer, group: RankGroup, backend: Any, case: Case, keep: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return in rank 0 what profile_call.profile does, and "refused" too where the results are wrong.
+    """Return in rank 0 what profile_call.profile does, and "refused", with "wrong", too where the results are wrong.
 
     `keep` may have the path of a Chrome trace ("trace"), of rank 0.
     """
     ceilings = measurer.ceilings(operand_dtype(case))
     record = measure_ranks(measurer, group, backend, case, Policy())
     if "measurements" not in record:
-        return {"refused": f"{record['status']}: {record['reason']}"}
+        return {"refused": f"{record['status']}: {record['reason']}", "wrong": record["status"] in WRONG}
     spans = backend.spans(case, group.rank)
     prepared = backend.prepare(case, split_inputs.make_part(case, spans, str(measurer.device), Policy().seed))
     for _ in range(WARMUPS):
