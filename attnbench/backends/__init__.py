@@ -45,21 +45,16 @@ _RINGS: Mapping[str, str] = {  # one sequence on several GPUs, keys and values g
     "ring-transformer-engine-allgather": "attnbench.backends.ring_transformer_engine:RingAllgather",
     "ulysses-transformer-engine": "attnbench.backends.ring_transformer_engine:Ulysses",
 }
-_ULYSSES: Mapping[str, str] = {  # and with an all-to-all to parts of the heads
-    "eager": "Eager",
-    "sdpa": "Sdpa",
-    "sdpa-math": "SdpaMath",
-    "sdpa-flash": "SdpaFlash",
-    "sdpa-cudnn": "SdpaCudnn",
-    "sdpa-efficient": "SdpaEfficient",
-    "triton": "Triton",
-    "gluon": "Gluon",
-    "fa2": "Fa2",
-    "fa3": "Fa3",
-    "fa4": "Fa4",
-}
-SEVERAL = (*_RINGS, *(f"ulysses-{name}" for name in _ULYSSES))  # docs/several-gpus.md
-BACKENDS: Mapping[str, str] = {
+ULYSSES = "ulysses-"  # before a backend's name: that backend on several GPUs, with an all-to-all to parts of the heads
+_ULYSSES = tuple(  # tried on GPUs; others of one device are taken too
+    f"{ULYSSES}{name}"
+    for name in (
+        *("eager", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient"),
+        *("triton", "gluon", "fa2", "fa3", "fa4"),
+    )
+)
+SEVERAL = (*_RINGS, *_ULYSSES)  # docs/several-gpus.md
+_OF_ONE: Mapping[str, str] = {
     "eager": "attnbench.backends.eager:Eager",
     "sdpa": "attnbench.backends.sdpa:Choice",
     "sdpa-math": "attnbench.backends.sdpa:Math",
@@ -99,9 +94,12 @@ BACKENDS: Mapping[str, str] = {
     "hf-sdpa": "attnbench.backends.hf:Sdpa",
     "hf-flash_attention_2": "attnbench.backends.hf:Flash2",
     "hf-flex_attention": "attnbench.backends.hf:Flex",
+}
+BACKENDS: Mapping[str, str] = {
+    **_OF_ONE,
     **{f"step-{name}": f"attnbench.backends.hf_step:{kind}" for name, kind in _STEPS.items()},
     **_RINGS,
-    **{f"ulysses-{name}": f"attnbench.backends.ulysses:{kind}" for name, kind in _ULYSSES.items()},
+    **{name: _OF_ONE[name.removeprefix(ULYSSES)] for name in _ULYSSES},
     "linformer": "attnbench.backends.linformer:Linformer",
     "streaming": "attnbench.backends.streaming:Streaming",
     "reformer": "attnbench.backends.reformer:Reformer",
@@ -130,11 +128,25 @@ def load(name: str, spec: str) -> Backend:
     """Import a backend, give it this name, and return it.
 
     `spec` is "package.module:object" or "path/file.py:object". The object is a class (or instance) of the Backend
-    protocol, or a function f(q, k, v, *, causal, softmax_scale) on (batch, seqlen, nheads, headdim) tensors.
+    protocol, or a function f(q, k, v, *, causal, softmax_scale) on (batch, seqlen, nheads, headdim) tensors. For a name
+    that begins with ULYSSES it is what computes on each device.
 
     Raises what the import raises, AttributeError where the module has no such object, and TypeError for an object that
-    is neither.
+    is neither, or is to compute on each device and is no BackendBase.
     """
+    found = _load(name.removeprefix(ULYSSES), spec)
+    if not name.startswith(ULYSSES) or getattr(found, "several", False):
+        found.name = name
+        return found
+    from attnbench.backends.base import BackendBase
+    from attnbench.backends.ulysses import Ulysses
+
+    if not isinstance(found, BackendBase):
+        raise TypeError(f"{ULYSSES}NAME goes around a function or a subclass of BackendBase; {spec} is neither")
+    return Ulysses(found)
+
+
+def _load(name: str, spec: str) -> Backend:
     where, _, attribute = spec.rpartition(":")
     module = load_file(Path(where)) if where.endswith(".py") else _import_module(where)
     try:

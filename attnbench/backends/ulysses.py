@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from attnbench.backends import SEVERAL, ULYSSES
+from attnbench.backends.base import BackendBase
 from attnbench.backends.several_devices import ON_FOUR, SeveralDevices
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
@@ -27,11 +29,12 @@ if TYPE_CHECKING:
 
 
 class Ulysses(SeveralDevices):
-    """All-to-all from parts of the sequence to parts of the heads, and back."""
+    """All-to-all from parts of the sequence to parts of the heads, and back, around any backend of one device."""
 
-    @property
-    def inner(self) -> str:
-        return type(self).name.removeprefix("ulysses-")
+    def __init__(self, on_one: BackendBase) -> None:
+        self.on_one = on_one
+        self.name = f"{ULYSSES}{on_one.name}"
+        self.verified = ON_FOUR if self.name in SEVERAL else ()  # type: ignore[misc]
 
     def cannot_split(self, case: Case, device: Device) -> str | None:
         s, ranks = case.shape, case.ranks
@@ -124,58 +127,3 @@ def tokens_from_heads(whole: Tensor, ranks: int) -> Tensor:
 def _named(raw: Any) -> Mapping[str, Tensor]:
     results: Mapping[str, Tensor] = raw
     return results
-
-
-class Eager(Ulysses):
-    name = "ulysses-eager"
-    verified = ON_FOUR
-
-
-class Sdpa(Ulysses):
-    name = "ulysses-sdpa"
-    verified = ON_FOUR
-
-
-class SdpaMath(Ulysses):
-    name = "ulysses-sdpa-math"
-    verified = ON_FOUR
-
-
-class SdpaFlash(Ulysses):
-    name = "ulysses-sdpa-flash"
-    verified = ON_FOUR
-
-
-class SdpaCudnn(Ulysses):
-    name = "ulysses-sdpa-cudnn"
-    verified = ON_FOUR
-
-
-class SdpaEfficient(Ulysses):
-    name = "ulysses-sdpa-efficient"
-    verified = ON_FOUR
-
-
-class Triton(Ulysses):
-    name = "ulysses-triton"
-    verified = ON_FOUR
-
-
-class Gluon(Ulysses):
-    name = "ulysses-gluon"
-    verified = ON_FOUR
-
-
-class Fa2(Ulysses):
-    name = "ulysses-fa2"
-    verified = ON_FOUR
-
-
-class Fa3(Ulysses):
-    name = "ulysses-fa3"
-    verified = ON_FOUR
-
-
-class Fa4(Ulysses):
-    name = "ulysses-fa4"
-    verified = ON_FOUR

@@ -28,10 +28,13 @@ def select_backends(patterns: Sequence[str]) -> dict[str, str]:
     """Return the selected backends in the order of the patterns: name -> "module:object".
 
     Patterns, and the word "all", match all backends except simulated and approximate ones, which must be named. If all
-    patterns leave something out, they leave it out of these. Raises UserError for a pattern that matches nothing.
+    patterns leave something out, they leave it out of these. Before a backend of one device, own code too, "ulysses-"
+    makes it one of several. Raises UserError for a pattern that matches nothing.
     """
-    known = backends.available()
-    usual = [name for name in known if name not in backends.NOT_BY_DEFAULT]
+    available = backends.available()
+    usual = [name for name in available if name not in backends.NOT_BY_DEFAULT]
+    split = {f"{backends.ULYSSES}{name}": available[name] for name in usual}
+    known = {**split, **available}
     named = [p.strip() for pattern in patterns for p in pattern.split(",") if p.strip()]
     wanted = ["*" if p == "all" else p for p in named]
     chosen: dict[str, str] = {}
@@ -41,14 +44,13 @@ def select_backends(patterns: Sequence[str]) -> dict[str, str]:
         chosen = {name: known[name] for name in usual}
     for pattern in wanted:
         if ":" in pattern or pattern.endswith(".py"):
-            spec = _own_spec(pattern)
-            chosen = _with_own(chosen, pattern, spec, known)
+            chosen = _with_own(chosen, pattern, known)
             continue
         bare = pattern.removeprefix("!")
         matches = fnmatch.filter(known, bare) if bare in known else fnmatch.filter(usual, bare)
-        matches = matches or fnmatch.filter(backends.SEVERAL, bare)  # ring-*, ulysses-*
+        matches = matches or fnmatch.filter(backends.SEVERAL, bare) or fnmatch.filter(split, bare)  # ring-*, ulysses-*
         if not matches:
-            raise UserError(f"no backend {bare!r}{_meant(bare, usual, known)}")
+            raise UserError(f"no backend {bare!r}{_meant(bare, usual, available)}")
         for name in matches:
             if pattern.startswith("!"):
                 chosen.pop(name, None)
@@ -145,17 +147,19 @@ def possible_kinds(device: str) -> tuple[str, ...]:
     return kinds.get(device, ("cuda",))
 
 
-def _with_own(chosen: Mapping[str, str], pattern: str, spec: str, known: Mapping[str, str]) -> dict[str, str]:
-    """Return the chosen backends with own code added: as what follows the colon.
+def _with_own(chosen: Mapping[str, str], pattern: str, known: Mapping[str, str]) -> dict[str, str]:
+    """Return the chosen backends with own code added: as what follows the colon, after "ulysses-" where it has that.
 
     Where another backend has that name, it is the whole text; where that is own code of another file, each has the
     name of its file before it, as in good.py:tiled and slow.py:tiled.
     """
-    name = pattern.rpartition(":")[2]
+    split = backends.ULYSSES if pattern.startswith(backends.ULYSSES) else ""
+    spec = _own_spec(pattern.removeprefix(split))
+    name = split + pattern.rpartition(":")[2]
     other = {**known, **chosen}.get(name, spec)
     if other == spec:
         return {**chosen, name: spec}
-    ours, theirs = os.path.basename(spec), os.path.basename(other)
+    ours, theirs = split + os.path.basename(spec), split + os.path.basename(other)
     if name in known or ours == theirs or {ours, theirs} & {*chosen}:
         return {**chosen, pattern: spec}
     return {**{theirs if n == name else n: s for n, s in chosen.items()}, ours: spec}

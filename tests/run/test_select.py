@@ -96,10 +96,29 @@ def test_own_code_does_not_replace_a_backend_of_its_name() -> None:
     assert len(chosen) == 2
 
 
+def test_a_backend_of_one_device_is_one_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.py", "b.py"):
+        Path(name).write_text("def mine(q, k, v): ...\n")
+    shipped = select.select_backends(["ulysses-flex,ulysses-xformers-f*,ulysses-sdpa-*"])
+    of_torch = [f"ulysses-sdpa-{kernel}" for kernel in ("math", "flash", "cudnn", "efficient")]
+    assert [*shipped] == ["ulysses-flex", "ulysses-xformers-fa2", "ulysses-xformers-fa3", *of_torch]
+    assert all(spec == BACKENDS[name.removeprefix("ulysses-")] for name, spec in shipped.items())
+    assert [*select.select_backends(["ulysses-*"])] == [n for n in backends.SEVERAL if n.startswith("ulysses-")]
+    own = select.select_backends(["ulysses-./a.py:mine,./a.py:mine"])
+    assert own == {"ulysses-mine": f"{tmp_path}/a.py:mine", "mine": f"{tmp_path}/a.py:mine"}
+    two = select.select_backends(["ulysses-./a.py:mine,ulysses-./b.py:mine"])
+    assert two == {f"ulysses-{name}:mine": f"{tmp_path}/{name}:mine" for name in ("a.py", "b.py")}
+    for name in ("ulysses-nsa", "ulysses-step-sdpa", "ulysses-ring-flash-attn", "ulysses-fake"):
+        with pytest.raises(UserError, match=f"no backend '{name}'"):
+            select.select_backends([name])
+
+
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [
         ("./gone.py:mine", "no such file: ./gone.py"),
+        ("ulysses-./gone.py:mine", "no such file: ./gone.py"),
         ("pkg.mod:", "is not pkg.mod:object or file.py:function"),
         ("pkg.mod:a-b", "is not pkg.mod:object or file.py:function"),
         ("pkg.mod:a()", "is not pkg.mod:object or file.py:function"),
@@ -178,6 +197,18 @@ def test_loading_what_was_chosen(own: str) -> None:
         loaded = backends.load("full", f"{own}:{name}")
         assert type(loaded).__name__ == "Full"
         assert loaded.name == "full"
+
+
+def test_loading_a_backend_of_one_device_as_one_of_several(own: str) -> None:
+    for name, spec in (("ulysses-f", f"{own}:function"), ("ulysses-flex", BACKENDS["flex"])):
+        loaded = backends.load(name, spec)
+        assert loaded.name == name
+        assert loaded.several  # type: ignore[attr-defined]
+        assert loaded.on_one.name == name.removeprefix("ulysses-")  # type: ignore[attr-defined]
+    te = "ulysses-transformer-engine"  # the library's own
+    assert type(backends.load(te, BACKENDS[te])).__module__ == "attnbench.backends.ring_transformer_engine"
+    with pytest.raises(TypeError, match="a function or a subclass of BackendBase"):
+        backends.load("ulysses-full", f"{own}:Full")
 
 
 def test_loading_what_is_not_there(own: str) -> None:

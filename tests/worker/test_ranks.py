@@ -45,6 +45,7 @@ def case(direction: str = "fwd", dtype: str = "fp32", seqlen: int = 256, nheads_
 def pool() -> Iterator[WorkerPool]:
     specs = {name: f"{OWN}:{name}" for name in ("Ulysses", "GatheredKeys", *RINGS, "Wrong", "Fails")}
     specs |= {name: f"{TE}:{name.removeprefix('te-')}" for name in ("te-P2p", "te-Ulysses")}
+    specs["ulysses-attend"] = f"{OWN}:attend"
     made = WorkerPool({**specs, "ring-flash-attn": f"{PACKAGE}:OnACpu"})
     yield made
     made.close()
@@ -84,6 +85,17 @@ def test_ulysses_is_right(pool: WorkerPool, of: Case) -> None:
     assert found["memory_peak"].values == (max(found["memory_ranks"].values),)
     assert found["compute"].values
     assert found["ceiling_bus"].values
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_ulysses_around_an_own_function_is_right(pool: WorkerPool, direction: str) -> None:
+    record = measured(pool, "ulysses-attend", case(direction))
+    assert record.status == "ok", record.reason
+
+
+def test_ulysses_around_an_own_function_that_is_wrong(pool: WorkerPool) -> None:
+    record = measured(pool, "ulysses-attend", case(causal=False))
+    assert record.status == "wrong"
 
 
 def test_what_ulysses_moves(pool: WorkerPool) -> None:
