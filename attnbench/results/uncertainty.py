@@ -34,10 +34,11 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from attnbench.core import gpus, stats
 from attnbench.core.machine import Device
@@ -47,7 +48,10 @@ MIN_SAMPLES_INTERVAL = 6  # below, not even the whole range is a 95 % interval o
 NORMAL = 1.96  # 97.5 % quantile of the normal distribution
 FREEDOM = 4.0  # of the table's prior; from it follows the variance
 MEDIAN = math.sqrt(math.pi / 2)
+HARDLY_KNOWN = math.log(1.5)  # half of a 95 % interval so wide that the figure would tie with nearly any other
 STEADY = 0.005  # of a time without pauses: its halves differ by at most twice that (worker/measure/energy.py)
+
+Rival = TypeVar("Rival")
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,26 @@ def apart(one: float, other: float, of_one: float | None, of_other: float | None
     if of_one is None or of_other is None or one <= 0 or other <= 0:
         return one != other
     return abs(math.log(one / other)) > math.hypot(of_one, of_other)
+
+
+def best(
+    rivals: Iterable[Rival],
+    figure: Callable[[Rival], float | None],
+    half: Callable[[Rival], float | None],
+    *,
+    higher: bool = False,
+) -> list[Rival]:
+    """Return the rival with the least figure, or the highest, then those that tie with it within their uncertainties.
+
+    `half` is the uncertainty of a figure. What is known to no better than a factor of 1.5 is left out, so there may be
+    none. A figure of unknown uncertainty ties with none.
+    """
+    known = [(one, figure(one) or 0.0, of) for one in rivals if ((of := half(one)) or 0.0) < HARDLY_KNOWN]
+    if not known:
+        return []
+    first, least, of_first = (max if higher else min)(known, key=lambda each: each[1])
+    ties = [one for one, value, of in known if one is not first and not apart(value, least, of, of_first)]
+    return [first, *ties]
 
 
 @lru_cache(maxsize=256)

@@ -134,3 +134,14 @@ def test_one_model_in_full(name: str) -> None:
     shown = document.in_full(find(name))
     assert shown.title == name
     assert shown.data["source"].startswith("https://")
+
+
+def test_a_step_that_is_hardly_known_is_not_the_fastest() -> None:
+    def scattered(case: Case, name: str) -> Record:
+        return Record(case, name, 0, "ok", measurements={"time": Measurement("s", (1e-6, 1e-3, 1e-1))})
+
+    loud = [scattered(case, "fa3") for case in cases()]
+    known = [measured(case, "triton", 2e-3) for case in cases()]
+    assert step_document.document(cells([*known, *loud]), GEMMA, 1).answer[0].endswith("84.0 ms with triton.")
+    (said,) = step_document.document(cells(loud), GEMMA, 1).answer
+    assert said == "gemma-2-9b, 8k, batch 2, bf16, fwd on NVIDIA H200: known to no better than a factor of 1.5."

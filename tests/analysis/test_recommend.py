@@ -392,3 +392,19 @@ def test_what_is_built_once_a_step_is_told() -> None:
     text = told(document(cells([run([record, ok(CASE, "sdpa", SLOW)])])))
     assert "Built once a step, for all layers, and not in the latency: flashinfer up to 200 us." in text
     assert "Built once a step" not in told(document(cells([run([ok(CASE, "sdpa", SLOW)])])))
+
+
+def test_what_is_hardly_known_is_not_recommended() -> None:
+    loud = [1e-9, 1e-5, 3e-2]
+    scattered = ok(CASE, "sdpa", FAST, time=loud)
+    problem = one(scattered, ok(CASE, "fa2", SLOW), ok(CASE, "triton", 100))
+    assert [candidate.backend for candidate in problem.fastest] == ["fa2"]
+    assert used([problem]) == ["fa2"], "also where the default is known worse still"
+    shown = document(cells([run([scattered, ok(CASE, "fa2", FAST, time=loud)])]))
+    assert shown.answer == (
+        "On NVIDIA H200 nothing can be recommended: no latency is known to better than a factor of 1.5.",
+    )
+    assert [row["use"] for row in shown.rows] == [None]
+    assert "hardly known" in told(shown)
+    assert "Nothing is recommended in 1 case (4k d128 causal fwd). No latency is known to better" in told(shown)
+    assert "No backend has a right figure" not in told(shown)

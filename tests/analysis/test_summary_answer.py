@@ -37,3 +37,11 @@ def test_nothing_measured() -> None:
     assert answered(run([])) == answered() == ("Nothing was measured: there are no records.",)
     skipped = run([ended(case(), "triton", "skipped", "needs a GPU")])
     assert answered(skipped) == ("1 cell: 1 skipped.", "Nothing was measured; the reasons are in this report.")
+
+
+def test_a_latency_that_is_hardly_known_is_not_the_fastest() -> None:
+    loud = ok(case(), "fa2", 100.0, time=[1e-9, 1e-5, 3e-2])
+    assert answered(run([loud, ok(case(), "eager", 50.0)]))[1] == "Fastest of 1 case: eager in 1."
+    both = run([loud, ok(case(), "eager", 1.0, time=[1e-9, 1e-5, 3e-2])])
+    said = "not known in 1, where no latency is known to better than a factor of 1.5."
+    assert answered(both)[1] == f"Fastest of 1 case: {said}"

@@ -14,7 +14,7 @@ from report_pages import page, small
 
 import builders
 from attnbench.core.errors import UserError
-from attnbench.core.record import Approximation
+from attnbench.core.record import Approximation, Record
 from attnbench.report.html import figures, image, palette, vega_spec
 from attnbench.report.html.charts import METRICS, Charts, charts
 from attnbench.results import metrics
@@ -318,3 +318,14 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 def test_shown_metrics_exist() -> None:
     assert set(METRICS) <= set(metrics.METRICS)
+
+
+def test_the_fastest_is_marked_where_a_table_has_a_star() -> None:
+    def marks(*records: Record) -> dict[str, str]:
+        return {row["backend"]: row["best"] for row in charts(cells([run(records)])).rows if row["best"]}
+
+    loud = [1e-9, 1e-5, 3e-2]  # known to no factor
+    assert marks(ok(case(), "triton", 300), ok(case(), "eager", 100)) == {"triton": "best"}
+    assert marks(ok(case(), "triton", 300), ok(case(), "fa2", 300)) == {"triton": "= best", "fa2": "= best"}
+    assert marks(ok(case(), "triton", 300), ok(case(), "fa2", 100, time=loud)) == {"triton": "best"}
+    assert marks(ok(case(), "triton", 1, time=loud), ok(case(), "fa2", 1, time=loud)) == {}

@@ -12,7 +12,7 @@ from scipy import stats as scipy_stats  # type: ignore[import-untyped]
 from attnbench.results import uncertainty
 from attnbench.results.cells import Cell, cells
 from attnbench.results.noise import Prior
-from attnbench.results.uncertainty import FREEDOM, NORMAL, Spread, apart, student, within_process
+from attnbench.results.uncertainty import FREEDOM, HARDLY_KNOWN, NORMAL, Spread, apart, best, student, within_process
 from attnbench.results.uncertainty import uncertainty as of
 from builders import CPU, H200, case, ok, run
 
@@ -120,3 +120,14 @@ def test_two_figures_are_apart_beyond_both_uncertainties() -> None:
     assert apart(1.015, 1.0, 0.01, 0.01)
     assert apart(1.0, 1.001, None, 0.01), "unknown: nothing is called alike without a reason"
     assert not apart(1.0, 1.0, None, None)
+
+
+def test_the_best_is_among_what_is_known_and_what_ties_with_it() -> None:
+    def found(*rivals: tuple[float, float | None], higher: bool = False) -> list[float]:
+        return [value for value, _ in best(rivals, lambda r: r[0], lambda r: r[1], higher=higher)]
+
+    assert found((2.0, 0.01), (1.01, 0.01), (1.0, 0.01)) == [1.0, 1.01]
+    assert found((2.0, 0.01), (1.01, 0.01), (1.0, 0.01), higher=True) == [2.0]
+    assert found((2.0, 0.01), (1.0, HARDLY_KNOWN), (1.9, 0.4)) == [1.9, 2.0]
+    assert found((2.0, None), (2.01, 0.3)) == [2.0], "nothing is called alike without a reason"
+    assert found((1.0, HARDLY_KNOWN)) == found() == []

@@ -16,7 +16,7 @@ from attnbench.core.text import count, listed
 from attnbench.report.document import Caution, Document, Ending, Figure, Grid, Grids
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
-from attnbench.results.uncertainty import apart
+from attnbench.results.uncertainty import best
 
 DIRECTIONS = ("fwd", "bwd", "fwd_bwd", BOTH)
 SUM = Caution(
@@ -66,10 +66,12 @@ def _answer(times: Sequence[StepTime], model: Model) -> list[str]:
     for device, direction in dict.fromkeys((time.device, time.direction) for time in times):
         ours = [time for time in times if (time.device, time.direction) == (device, direction)]
         case = max((time.case for time in ours), key=lambda case: (case.extent.seqlen_k * case.extent.batch, case.key))
-        best = _best([time for time in ours if time.case == case])
+        found = _best([time for time in ours if time.case == case])
         name = f"{case_names.lengths(case)}, batch {case.shape.batch}, {case.dtype}, {direction}"
-        names = listed(time.backend for time in best)
-        said.append(f"{model.name}, {name} on {device}: {formats.duration(best[0].seconds)} with {names}.")
+        told = "known to no better than a factor of 1.5"
+        if found:
+            told = f"{formats.duration(found[0].seconds)} with {listed(time.backend for time in found)}"
+        said.append(f"{model.name}, {name} on {device}: {told}.")
     return said
 
 
@@ -103,8 +105,8 @@ def _grid(title: str, times: Sequence[StepTime]) -> Grid:
     rows = []
     for case in cases:
         ours = {time.backend: time for time in times if time.case == case}
-        best = {time.backend for time in _best([*ours.values()])} if len(ours) > 1 else set()
-        figures = tuple(_figure(ours[name], name in best) if name in ours else Ending("-") for name in columns)
+        starred = {time.backend for time in _best([*ours.values()])} if len(ours) > 1 else set()
+        figures = tuple(_figure(ours[name], name in starred) if name in ours else Ending("-") for name in columns)
         rows.append((_label(case), figures))
     s = cases[0].shape
     details = f"{s.nheads} heads" + (f", {s.nheads_k} of keys" if s.nheads != s.nheads_k else "")
@@ -121,13 +123,8 @@ def _figure(time: StepTime, best: bool) -> Figure:
 
 
 def _best(times: Sequence[StepTime]) -> list[StepTime]:
-    """Return the fastest step, and those that tie with it within their uncertainties."""
-    first = min(times, key=lambda time: time.seconds)
-    return [first] + [
-        time
-        for time in times
-        if time is not first and not apart(time.seconds, first.seconds, time.uncertainty, first.uncertainty)
-    ]
+    """Return the fastest step, then those that tie with it; none where no step is known well enough."""
+    return best(times, lambda time: time.seconds, lambda time: time.uncertainty)
 
 
 def _row(time: StepTime, model: Model, tp: int) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from attnbench.results.metrics import METRICS
 
 DEFAULT = "PyTorch's default"
 SAME = "the default"
+KNOWN_TO = "no latency is known to better than a factor of 1.5"
 MOST_CODES = 8  # blocks of code; a reader wants those of a few cases, and JSON has all
 COLUMNS = (
     *("device", "model", "step", *CASE_COLUMNS, "use", "ran", "version", "alike", "measured"),
@@ -103,7 +104,8 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
         devices = f"{ranks} x {device}" if ranks > 1 else device
         where = f"On {devices}{f' in {dtype}' if dtype else ''}{f', all layers of {model}' if model else ''}"
         if not answered:
-            yield f"{where} nothing can be recommended: no exact backend has a right figure."
+            why = KNOWN_TO if any(p.candidates for p in own) else "no exact backend has a right figure"
+            yield f"{where} nothing can be recommended: {why}."
         elif len(answered) == 1:
             yield _of_one(answered[0])
         else:
@@ -224,7 +226,8 @@ def _entries(problem: Problem) -> dict[str, Entry]:
     of_default = "" if not default else default.ran or duration(default.latency)
     found: dict[str, Entry] = {**dict.fromkeys(FIGURES, NOTHING), "default": of_default, "alike with it": ""}
     if not use:
-        return found | {"use": Span("nothing right", "bad")}
+        unknown = Span("hardly known", "warning") if problem.candidates else Span("nothing right", "bad")
+        return found | {"use": unknown}
     metric, rate = use.rate
     if rate is not None:
         found["speed"] = f"{METRICS[metric].format(rate)} {METRICS[metric].unit}".strip()
@@ -275,6 +278,12 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
             f"Nothing is recommended in {count(len(lost), 'case')} ({some([_name(problem) for problem in lost])}).",
             "No backend has a right figure there.",
             "Each has its reason in this report." if _have_reasons(lost, cells) else "",
+        )
+    if noisy := [problem for problem in found if problem.candidates and not problem.use]:
+        yield Caution(
+            f"Nothing is recommended in {count(len(noisy), 'case')} ({some([_name(problem) for problem in noisy])}).",
+            f"{KNOWN_TO[0].upper()}{KNOWN_TO[1:]} there.",
+            "Measure with more samples, or with --rounds 5, and nothing else running.",
         )
     without = [problem for problem in answered if not problem.default]
     tried = {(cell.device, cell.case) for cell in cells if cell.backend in DEFAULTS}

@@ -18,7 +18,7 @@ from attnbench.core.models import Model
 from attnbench.core.record import Run
 from attnbench.results.case_names import case_rank
 from attnbench.results.cells import Cell
-from attnbench.results.uncertainty import apart, of_sum
+from attnbench.results.uncertainty import best, of_sum
 from attnbench.run.shipped_backends import chosen, code
 
 DEFAULTS = ("sdpa", "hf-sdpa")  # PyTorch's default; where the first was not measured, the next that was
@@ -95,10 +95,6 @@ class Candidate:
         cases = dict.fromkeys(replace(cell.case, direction="fwd") for cell in self.cells)
         return {case: code(self.run, self.backend, case) for case in cases}
 
-    def alike(self, other: Candidate) -> bool:
-        """Return whether two latencies differ by no more than their uncertainties explain."""
-        return self is other or not apart(self.latency, other.latency, self.half, other.half)
-
 
 @dataclass(frozen=True)
 class Gain:
@@ -122,14 +118,13 @@ class Problem:
 
     @cached_property
     def fastest(self) -> tuple[Candidate, ...]:
-        """The fastest, and those that tie with it, in the order of their latency."""
-        first = self.candidates[:1]
-        return tuple(one for one in self.candidates if one.alike(first[0]))
+        """The fastest, then those that tie with it; empty where no latency is known well enough (uncertainty.best)."""
+        return tuple(best(self.candidates, lambda one: one.latency, lambda one: one.half))
 
     @property
     def use(self) -> Candidate | None:
         """The candidate to use: of those that tie, PyTorch's default, which needs no change; else the fastest."""
-        if not self.candidates:
+        if not self.fastest:
             return None
         return self.default if self.default in self.fastest else self.fastest[0]
 

@@ -12,6 +12,7 @@ from attnbench.core.text import count
 from attnbench.report.document import NOTHING_MEASURED
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
+from attnbench.results.uncertainty import best
 
 
 def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
@@ -36,22 +37,28 @@ def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
 def _fastest(cells: Sequence[Cell], where: str) -> str:
     """Return how many cases each backend is fastest of, among the cases that several backends were measured on.
 
-    Where the second is alike within the uncertainty, none is.
+    Where others are alike within the uncertainty, none is.
     """
     rivals: dict[tuple[str, Case], list[Cell]] = {}
     for cell in cells:
         if cell.is_exact and cell.value("latency") is not None:
             rivals.setdefault((cell.device, cell.case), []).append(cell)
-    contested = [sorted(of_case, key=_latency)[:2] for of_case in rivals.values() if len(of_case) > 1]
+    contested = [_best(of_case) for of_case in rivals.values() if len(of_case) > 1]
     if not contested:
         return ""
-    wins = Counter(first.backend_name for first, second in contested if not first.alike(second))
+    wins = Counter(found[0].backend_name for found in contested if len(found) == 1)
     ranked = sorted(wins, key=lambda backend: (-wins[backend], case_names.backend_rank(backend)))
     said = [f"{backend} in {wins[backend]}" for backend in ranked]
-    if ties := [(first, second) for first, second in contested if first.alike(second)]:
-        most = max(_latency(second) / _latency(first) - 1 for first, second in ties)
+    if ties := [sorted(map(_latency, found)) for found in contested if len(found) > 1]:
+        most = max(second / first - 1 for first, second, *_ in ties)
         said.append(f"none in {len(ties)}, alike within {percent(most)}")
+    if unknown := sum(not found for found in contested):
+        said.append(f"not known in {unknown}, where no latency is known to better than a factor of 1.5")
     return f"Fastest of {count(len(contested), 'case')}{where}: {', '.join(said)}."
+
+
+def _best(cells: Sequence[Cell]) -> list[Cell]:
+    return best(cells, _latency, lambda cell: cell.half_interval("latency"))
 
 
 def _latency(cell: Cell) -> float:

@@ -22,6 +22,7 @@ from attnbench.report.document import Ending, Figure, Grid, Grids
 from attnbench.results import case_names, metrics
 from attnbench.results.cells import Cell
 from attnbench.results.metrics import METRICS, Metric
+from attnbench.results.uncertainty import best
 
 COMPILED = {
     "fresh": "each in a new process, no kernel compiled before",
@@ -32,7 +33,6 @@ FEWEST_LINES = 200
 FRAME = 5  # lines of a grid beside its rows
 ALL_SHOWN = "attnbench report --all shows every one, -f csv and -f json have every cell, fewer run files make fewer."
 _TIMES = ("tflops", "gbps", "latency", "speedup")  # beside which stands how far an approximation is off
-HARDLY_KNOWN = math.log(1.5)  # half of a 95 % interval so wide that the figure would tie with nearly any other
 ABREAST = 9  # with more backends than this they are rows instead of columns
 
 
@@ -261,11 +261,11 @@ def _grid(cells: Sequence[Cell], several: bool, metric: Metric, axes: tuple[str,
     rivals: dict[Any, list[Cell]] = {}
     for key in (key for key in values if "backend" in axes and at[key].is_exact):
         rivals.setdefault(key[case], []).append(at[key])
-    best = {id(cell) for found in rivals.values() for cell in _best(metric, found)}
+    starred = {id(cell) for found in rivals.values() for cell in _best(metric, found)}
 
     details, row_extra, column_extra = _details(cells, row, column)
     of_row, of_column = {r: cell for (r, _), cell in at.items()}, {c: cell for (_, c), cell in at.items()}
-    figures = {key: _entry(cell, metric, id(cell) in best) for key, cell in at.items()}
+    figures = {key: _entry(cell, metric, id(cell) in starred) for key, cell in at.items()}
     return Grid(
         title=_title(cells[0], several, axes),
         details=details,
@@ -295,25 +295,21 @@ def _entry(cell: Cell, metric: Metric, best: bool) -> Figure | Ending:
 def _best(metric: Metric, rivals: Sequence[Cell]) -> Sequence[Cell]:
     """Return the cells with the best figure and those that tie with it; none where no value is better.
 
-    Latency, energy and what follows from them tie within their uncertainty (Cell.alike); what is known to no better
-    than a factor of 1.5 is left out. Other figures tie at the digits shown, and where more than half are that good
-    there is no best.
+    Latency, energy and what follows from them tie within their uncertainty (uncertainty.best). Other figures tie at the
+    digits shown, and where more than half are that good there is no best.
     """
     if metric.better is None or len(rivals) < 2:
         return ()
-    best_of = max if metric.better == "higher" else min
-    if metric.sure_as:
-        known = [cell for cell in rivals if (cell.half_interval(metric.sure_as) or 0.0) < HARDLY_KNOWN]
-        first = best_of(known, key=lambda cell: cell.value(metric.name) or 0.0, default=None)
-        return [cell for cell in known if cell is first or (first and cell.alike(first, metric.sure_as))]
+    higher = metric.better == "higher"
+    if sure_as := metric.sure_as:
+        return best(rivals, lambda c: c.value(metric.name), lambda c: c.half_interval(sure_as), higher=higher)
+    best_of = max if higher else min
     first = best_of(rivals, key=lambda cell: cell.value(metric.name) or 0.0)
     texts = [metric.format(cell.value(metric.name) or 0.0) for cell in rivals]
-    best = metric.format(first.value(metric.name) or 0.0)
-    return (
-        [c for c, text in zip(rivals, texts, strict=True) if text == best]
-        if 2 * texts.count(best) <= len(texts)
-        else ()
-    )
+    top = metric.format(first.value(metric.name) or 0.0)
+    if 2 * texts.count(top) > len(texts):
+        return ()
+    return [cell for cell, text in zip(rivals, texts, strict=True) if text == top]
 
 
 def _title(cell: Cell, several: bool, axes: tuple[str, str]) -> str:

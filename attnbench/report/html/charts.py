@@ -22,6 +22,7 @@ from attnbench.core.sizes import format_size
 from attnbench.core.text import one_line
 from attnbench.results import case_names, metrics
 from attnbench.results.cells import Cell
+from attnbench.results.uncertainty import best
 
 Row = dict[str, Any]
 Key = TypeVar("Key")
@@ -107,8 +108,8 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
             slot = marks[length] if marked else None
             marks[length] += marked
             titles = {"panel": panel, "shape": f"{panel} {format_size(length)}", "roof": _title(cell, roof_parts)}
-            best = {"best": fastest[length].get(id(cell)), "near": titles["shape"] if length in near else None}
-            rows.append(titles | best | _row(cell, slot, eager.get((cell.device, cell.case))))
+            mark = {"best": fastest[length].get(id(cell)), "near": titles["shape"] if length in near else None}
+            rows.append(titles | mark | _row(cell, slot, eager.get((cell.device, cell.case))))
     common = [part(cells[0]) for name, part in _TITLE_PARTS.items() if name not in title_parts] if cells else []
     by_roof = _grouped(cells, lambda c: _title(c, roof_parts))
     return Charts(
@@ -151,9 +152,8 @@ def _split(
 def _fastest(rivals: Sequence[Cell]) -> dict[int, str]:
     """Return id -> "best" of the fastest cell of one shape, or "= best" of it and those alike within uncertainty."""
     measured = [cell for cell in rivals if cell.is_exact and cell.value("latency")]
-    first = min(measured, key=lambda cell: cell.value("latency") or 0.0, default=None)
-    best = [cell for cell in measured if first and len(measured) > 1 and (cell is first or cell.alike(first))]
-    return {id(cell): "best" if len(best) == 1 else "= best" for cell in best}
+    found = best(measured, lambda c: c.value("latency"), lambda c: c.half_interval("latency"))
+    return {id(cell): "best" if len(found) == 1 else "= best" for cell in found if len(measured) > 1}
 
 
 def _grouped(cells: Iterable[Cell], key: Callable[[Cell], Key]) -> dict[Key, list[Cell]]:
