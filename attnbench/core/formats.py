@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+FAR = 10  # times a figure: an end of its interval that is further away has no meaning but that little is known
+
 
 def digits(number: float) -> str:
     """Return a number with three significant digits, whole from 100 on, with an exponent below 1e-4 only."""

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from attnbench.analysis.gate.document import sentence
-from attnbench.analysis.gate.findings import full_name, signed
+from attnbench.analysis.gate.findings import full_name, interval, signed
+from attnbench.analysis.gate.hypothesis_tests import Decision
 from attnbench.analysis.gate.judge import Judgement, Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
 from attnbench.analysis.gate.round_values import round_values
@@ -447,6 +448,26 @@ def test_names_tell_all_cells_apart() -> None:
 )
 def test_changes_have_three_digits(change: float, said: str) -> None:
     assert signed(change) == said
+
+
+@pytest.mark.parametrize(
+    ("low", "change", "high", "said"),
+    [
+        (0.01, 0.02, 0.03, "+1.00% to +3.00%"),
+        (-0.9, 0.0, 9.0, "-90.0% to +900%"),
+        (11.0, 13.0, 15.0, "+1100% to +1500%"),
+        (-1.0, 0.4, 1e12, "not known"),
+        (-0.2, 10.0, 150.0, "-20.0% to more than 10 times"),
+        (-0.999, -0.95, 0.1, "less than 1/10 to +10.0%"),
+        (50.0, 1000.0, 2e5, "more than 10 times"),
+        (-1.0, -1.0, -1.0, "-100% to -100%"),
+        (None, 0.02, None, "unknown"),
+    ],
+)
+def test_an_interval_is_in_words_where_it_is_wider_than_a_factor_of_ten(
+    low: float | None, change: float, high: float | None, said: str
+) -> None:
+    assert interval(Decision("inconclusive", change, low, high, 0.1)) == said
 
 
 def test_values_have_units() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import replace
 
 import numpy as np
+import pytest
+from scipy import stats as scipy_stats  # type: ignore[import-untyped]
 
-from attnbench.analysis.gate.hypothesis_tests import Rounds, decide
+from attnbench.analysis.gate.hypothesis_tests import FDR, Rounds, decide
 from attnbench.analysis.gate.repeated_looks import LOOKS, decide_in_looks
 
 FIRST = LOOKS[0]
@@ -80,6 +83,19 @@ def test_one_pair_or_two_decide_nothing_that_is_noisy() -> None:
         assert (decision.verdict, decision.noise, decision.low, n) == ("inconclusive", None, None, pairs)
     exact = Rounds([0.0], [0.5], 0.01, "", paired=True)
     assert decide_in_looks([exact])[0][0].verdict == "regressed"
+
+
+def test_three_noisy_pairs_have_the_interval_of_student_at_two_degrees_of_freedom() -> None:
+    """Which is a factor of 54,000 here: the level of a look is a seventh of the error rate."""
+    differences = [1.0, -0.8, 0.9]
+    ((found, pairs),) = decide_in_looks([Rounds([0.0] * 3, differences, 0.03, "latency", paired=True)])
+    half = scipy_stats.t.ppf(1 - FDR / len(LOOKS), 2) * statistics.stdev(differences) / math.sqrt(3)
+    assert (pairs, found.verdict) == (3, "inconclusive")
+    assert found.low is not None
+    assert found.high is not None
+    mean = statistics.mean(differences)
+    assert (found.low, found.high) == pytest.approx((math.expm1(mean - half), math.expm1(mean + half)))
+    assert found.high > 5e4
 
 
 def test_cells_with_few_pairs_leave_the_noise_of_the_others_alone() -> None:

@@ -400,6 +400,8 @@ def test_what_is_hardly_known_is_not_recommended() -> None:
     problem = one(scattered, ok(CASE, "fa2", SLOW), ok(CASE, "triton", 100))
     assert [candidate.backend for candidate in problem.fastest] == ["fa2"]
     assert used([problem]) == ["fa2"], "also where the default is known worse still"
+    told_gain = told(document(cells([run([scattered, ok(CASE, "fa2", SLOW)])])))
+    assert re.search(r"\dx \(hardly known\) as fast as PyTorch's default \(sdpa\)", told_gain)
     shown = document(cells([run([scattered, ok(CASE, "fa2", FAST, time=loud)])]))
     assert shown.answer == (
         "On NVIDIA H200 nothing can be recommended: no latency is known to better than a factor of 1.5.",

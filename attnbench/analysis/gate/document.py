@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from attnbench.analysis.gate.findings import VERDICTS, Finding, signed
+from attnbench.analysis.gate.findings import VERDICTS, Finding, interval, signed
 from attnbench.analysis.gate.judge import Judgement
 from attnbench.analysis.gate.plots import rounds_section
 from attnbench.analysis.gate.run_differences import Difference
@@ -153,9 +153,8 @@ def _entries(finding: Finding) -> tuple[str, ...]:
     figures: tuple[str, ...] = ("",) * 6
     if d and f.metric and f.margin is not None:
         change = signed(d.change) + (HELD_DOWN if f.held_down else "")
-        interval = "unknown" if d.low is None or d.high is None else f"{signed(d.low)} to {signed(d.high)}"
         values = ("-" if value is None else METRICS[f.metric].format(value) for value in (f.baseline, f.current))
-        figures = (*values, change, interval, percent(f.margin), "+".join(map(str, f.rounds)))
+        figures = (*values, change, interval(d), percent(f.margin), "+".join(map(str, f.rounds)))
     return (f.metric or "", f.name, *figures, f.reason)
 
 
@@ -163,8 +162,8 @@ def _figures(finding: Finding) -> str:
     """Return the figures and the reason of a finding in one line, without its verdict."""
     if not finding.decision:
         return ": ".join(filter(None, (finding.metric, finding.reason)))
-    metric, _, baseline, current, change, interval, margin, _, reason = _entries(finding)
-    line = f"{metric} {change} ({interval}, margin {margin}), {baseline} -> {current}"
+    metric, _, baseline, current, change, known, margin, _, reason = _entries(finding)
+    line = f"{metric} {change} ({known}, margin {margin}), {baseline} -> {current}"
     return line + (f"; {reason}" if reason else "")
 
 

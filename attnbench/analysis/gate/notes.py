@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from attnbench.analysis.gate.findings import TIMED, Finding, signed
 from attnbench.analysis.gate.margins import Margins
 from attnbench.core import stats
-from attnbench.core.formats import percent
+from attnbench.core.formats import FAR, percent
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
 from attnbench.results import run_file, uncertainty
@@ -88,7 +88,9 @@ def _one_round(judged: Sequence[Finding]) -> str:
             f"run --rounds {ROUNDS}."
         )
     halves = [math.log1p(high) - math.log1p(change) for high, change in intervals]
-    known = f"the typical change is known to {percent(stats.median(halves))}"
+    half = stats.median(halves)
+    known = f"no better than a factor of {FAR}" if half > math.log(FAR) else percent(half)
+    known = f"the typical change is known to {known}"
     if any(max(f.rounds) > 1 for f in judged):
         return f"One side has one round only, so its noise is taken to be the other's; {known}. Run --rounds {ROUNDS}."
     return (

@@ -20,7 +20,7 @@ from attnbench.analysis.summary.cautions import incomplete
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.analysis.summary.reasons import reasons
 from attnbench.core.case import Case
-from attnbench.core.formats import digits, duration, percent, size, times
+from attnbench.core.formats import FAR, digits, duration, percent, size, times
 from attnbench.core.models import Model
 from attnbench.core.text import count, one_line, some
 from attnbench.report.document import NOTHING_MEASURED, Block, Caution, Code, Column, Document, Entry, Span, Table
@@ -168,9 +168,11 @@ def _with_choice(one: Candidate) -> str:
 
 
 def _gain_text(gain: Gain) -> str:
-    """Return a gain with its interval: "1.18x (1.15 to 1.21)"."""
+    """Return a gain with its interval, where that says something: "1.18x (1.15 to 1.21)"."""
     if gain.low is None or gain.high is None:
         return times(gain.value)
+    if gain.high > FAR * gain.value:
+        return f"{times(gain.value)} (hardly known)"
     return f"{times(gain.value)} ({digits(gain.low)} to {digits(gain.high)})"
 
 
