@@ -58,12 +58,21 @@ def recommend(
     out: Annotated[
         Path | None, files(metavar="FILE", help="The run file of the short run. Default: a new file in results/.")
     ] = None,
+    every: Annotated[
+        bool,
+        files(
+            "--all",
+            metavar="",
+            help="In table all machines, cases and columns, as md, html, json and csv have them.",
+        ),
+    ] = False,
     output_to: output.Output,
 ) -> None:
     """Say which backend to use: the fastest right one by case, its gain over PyTorch's default, the code to paste.
 
     From run files, of which the options choose cases and backends, it needs no GPU. Without files it measures the
     suite quick with your shapes first, as `attnbench run` does. What ties within the uncertainty is shown as a tie.
+    Of many cases and machines the table has those that tell most.
 
     attnbench recommend results/*.jsonl.gz
     attnbench recommend results/*.jsonl.gz --headdim 128 --causal --pass fwd
@@ -99,8 +108,11 @@ def recommend(
         cells = asked_for(cells, settings)
         competes = competing(what.backend, cells)
     models = [*map(find, settings.models or ())]
-    shown = document(cells, competes, models, settings.tp or 1, outcome.path if outcome else None)
-    unwritten = output.write(shown, wanted)
+    made = partial(document, cells, competes, models, settings.tp or 1, outcome.path if outcome else None)
+    shown = made(every=every)
+    tables = [(name, path) for name, path in wanted if name == "table"]
+    others = [(name, path) for name, path in wanted if name != "table"]
+    unwritten = (output.write(made(), others) if others else 0) or output.write(shown, tables)
     useless = EXIT_NOTHING_MEASURED * (not any(row["use"] for row in shown.rows))
     ended = outcome.exit_code if outcome and outcome.exit_code in EXIT_BY_SIGNAL else 0
     raise typer.Exit(ended or unwritten or useless)

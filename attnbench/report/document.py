@@ -93,6 +93,7 @@ class Column:
     heading: str
     align: Align = "left"
     wrap: bool = True  # whether entries may go on in the next line, where the table is too wide
+    optional: int = 0  # above 0: a terminal that is too narrow leaves it out, of several the highest first
 
 
 @dataclass(frozen=True)

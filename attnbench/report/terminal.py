@@ -167,6 +167,7 @@ class _Writer:
 
     def table(self, table: Table) -> None:
         """Print a table, or what it has for a narrow terminal; one that is too wide goes on below, column by column."""
+        table, left_out = self.without_optional(table)
         entries = [[self.entry(entry) for entry in row] for row in table.rows]
         columns = [[self.styled(column.heading), *own] for column, *own in zip(table.columns, *entries, strict=True)]
         drawn = [any(not isinstance(text, Text) for text in own) for own in columns]
@@ -209,8 +210,35 @@ class _Writer:
                 else:
                     own = _widened(own, [room if drawn[j] else widths[j] for j in places], spare)
                 self.columns(shown, own, [[row[j] for j in places] for row in entries], room)
+        if left_out:
+            self.paragraph((f"Left out for want of width: {', '.join(left_out)}.", "dim"))
         for number, footnote in enumerate(table.footnotes, start=1):
             self.paragraph((f"{number:>3}", "dim"), (footnote, ""), indent=5)
+
+    def without_optional(self, table: Table) -> tuple[Table, list[str]]:
+        """Return a table with the optional columns that fit beside the others, and the headings of those that do not.
+
+        The most needed are tried first.
+        """
+        needed = [self.wanted_width(column, [row[i] for row in table.rows]) for i, column in enumerate(table.columns)]
+        kept = [i for i, column in enumerate(table.columns) if not column.optional]
+        for i in sorted({*range(len(needed))} - {*kept}, key=lambda i: table.columns[i].optional):
+            if sum(needed[j] + 2 for j in (*kept, i)) - 2 <= self.console.width:
+                kept.append(i)
+        if len(kept) == len(needed):
+            return table, []
+        shown = replace(
+            table,
+            columns=tuple(column for i, column in enumerate(table.columns) if i in kept),
+            rows=tuple(tuple(entry for i, entry in enumerate(row) if i in kept) for row in table.rows),
+        )
+        return shown, [column.heading for i, column in enumerate(table.columns) if i not in kept]
+
+    def wanted_width(self, column: Column, entries: Sequence[Entry]) -> int:
+        """Return the characters in which a column is read with ease, and without wrapping where it is always shown."""
+        texts = [self.styled(column.heading), *map(self.entry, entries)]
+        width = max(text.cell_len if isinstance(text, Text) else BARS[0] for text in texts)
+        return min(width, LEAST_WRAPPED) if column.wrap and column.optional else width
 
     def columns(
         self, columns: Sequence[Column], widths: Sequence[int], rows: Sequence[Sequence[Text | Drawing]], room: int

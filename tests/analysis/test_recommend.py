@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import builders
 from attnbench.analysis.recommend.asked_for import asked_for
 from attnbench.analysis.recommend.document import COLUMNS, document
 from attnbench.analysis.recommend.ranking import TRAINING, Problem, model_problems, problems
@@ -410,3 +411,73 @@ def test_what_is_hardly_known_is_not_recommended() -> None:
     assert "hardly known" in told(shown)
     assert "Nothing is recommended in 1 case (4k d128 causal fwd). No latency is known to better" in told(shown)
     assert "No backend has a right figure" not in told(shown)
+
+
+def tables_of(shown: Document) -> list[Table]:
+    return [block for block in shown.blocks if isinstance(block, Table)]
+
+
+LENGTHS = [2**n for n in range(10, 17)]
+MANY = [case(n, headdim=d, causal=c) for n in LENGTHS for d in (64, 128) for c in (False, True)]
+
+
+def test_a_screen_has_cases_of_each_kind_from_the_shortest_to_the_longest() -> None:
+    every = cells([run([ok(c, b, s) for c in MANY for b, s in (("fa2", FAST), ("sdpa", SLOW))])])
+    full, short = document(every), document(every, every=False)
+    (table,) = tables_of(short)
+    labels = [str(row[0]) for row in table.rows]
+    assert labels == [
+        f"{n} {kind}" for kind in ("d64 full", "d64 causal", "d128 full", "d128 causal") for n in ("1k", "8k", "64k")
+    ]
+    assert "Not shown: 16 cases. attnbench recommend --all shows everything" in told(short)
+    assert short.answer == full.answer
+    assert (short.data, short.rows) == (full.data, full.rows)
+    assert len(tables_of(full)[0].rows) == len(MANY)
+
+
+def test_a_screen_of_few_cases_lacks_nothing() -> None:
+    records = [ok(c, "fa2", FAST) for c in MANY[:12]]
+    short = document(cells([run(records)]), every=False)
+    assert len(tables_of(short)[0].rows) == 12
+    assert "Not shown" not in told(short)
+
+
+def test_where_there_are_many_kinds_those_with_the_most_backends_are_chosen() -> None:
+    plain = [case(4096, headdim=d) for d in range(16, 16 * 21, 16)]
+    rivals = [ok(c, "triton", SLOW) for c in plain[-5:]]
+    (table,) = tables_of(document(cells([run([*(ok(c, "fa2", FAST) for c in plain), *rivals])]), every=False))
+    assert len(table.rows) == 12
+    assert [str(row[0]).split()[1] for row in table.rows[-5:]] == [f"d{c.shape.headdim}" for c in plain[-5:]]
+
+
+def test_forward_and_training_step_share_the_table_of_a_screen() -> None:
+    both = [ok(replace(CASE, direction=way), "fa2", FAST) for way in ("fwd", "bwd")]
+    (table,) = tables_of(document(cells([run(both)]), every=False))
+    assert [row[0] for row in table.rows] == ["4k d128 causal fwd", "4k d128 causal fwd + bwd"]
+
+
+def test_of_many_machines_the_newest_are_shown_and_the_others_are_one_sentence() -> None:
+    starts = [f"2026-07-0{day}T10:00:00+00:00" for day in (3, 1, 5, 2, 4)]
+    runs = [run([ok(CASE, "fa2", FAST), ok(CASE, "sdpa", SLOW)], started=start) for start in starts]
+    other = run(
+        [ok(CASE, "triton", FAST)],
+        started="2026-06-01T10:00:00+00:00",
+        device=replace(builders.H200, name="NVIDIA H100"),
+    )
+    full, short = document(cells([*runs, other])), document(cells([*runs, other]), every=False)
+    assert len(full.answer) == 6
+    assert short.answer[-1] == "On the other 3 machines or runs, of 3 cases: use fa2 in 3."
+    shown = " ".join(machine.label for machine in short.machines)
+    assert [day for day in range(1, 6) if f"2026-07-0{day}" in shown] == [4, 5]
+    assert "NVIDIA H100" in shown, "the newest of each model"
+    assert not short.reasons
+    assert not any(isinstance(block, Code) for block in short.blocks)
+    assert "Not shown: 3 cases and 2 code blocks." in told(short)
+    assert (short.data, short.rows) == (full.data, full.rows)
+
+
+def test_batch_and_heads_stay_where_they_alone_tell_cases_apart() -> None:
+    several = [case(4096, batch=batch) for batch in (1, 8)]
+    (table,) = tables_of(document(cells([run([ok(c, "fa2", FAST) for c in several])]), every=False))
+    optional = {column.heading: column.optional for column in table.columns}
+    assert optional["batch"] == 0 < optional["speed"]

@@ -99,6 +99,7 @@ def _commands() -> dict[str, tuple[str, ...]]:
     for ending in ("txt", "md", "csv", "json", "html"):
         kind = {"txt": "table"}.get(ending, ending)
         found[f"recommend-libraries.{ending}"] = ("recommend", _file(LIBRARIES), "-f", kind)
+    found["recommend-libraries-all.txt"] = ("recommend", _file(LIBRARIES), "--all")
     found["recommend-two-cards.txt"] = ("recommend", *cards, "--seqlen", "8k")
     found["recommend-two-cards.csv"] = ("recommend", *cards, "-f", "csv")
     experiment = "results/ci-experiment"

@@ -400,3 +400,17 @@ def test_ascii_gets_ascii() -> None:
     assert "=====" in found
     assert "#####" in found
     assert "5 ? 3" in found
+
+
+def test_optional_columns_are_left_out_where_they_do_not_fit_and_named() -> None:
+    columns = (Column("case"), Column("seen", optional=2), Column("memory", optional=1), Column("use"))
+    table = Table("t", columns, (("16k d128", "a" * 12, "64.0 MiB", "triton"),))
+    assert "Left out" not in blocks(table, width=60)
+    assert "aaaa" in blocks(table, width=60)
+    narrow = blocks(table, width=30)
+    assert "64.0 MiB" in narrow
+    assert "aaaa" not in narrow
+    assert "Left out for want of width: seen." in " ".join(narrow.split())
+    least = blocks(table, width=20)
+    assert least.splitlines()[1].split() == ["16k", "d128", "triton"]
+    assert "Left out for want of width: seen, memory." in " ".join(least.split())

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.analysis.models.step_time import unmeasured
+from attnbench.analysis.recommend.most_telling import FEW_CASES, MOST_CASES, most_telling, newest_devices
 from attnbench.analysis.recommend.ranking import DEFAULTS, TRAINING, Candidate, Gain, Problem, model_problems, problems
 from attnbench.analysis.summary.cautions import incomplete
 from attnbench.analysis.summary.machine_summary import machines
@@ -22,8 +23,8 @@ from attnbench.analysis.summary.reasons import reasons
 from attnbench.core.case import Case
 from attnbench.core.formats import FAR, digits, duration, percent, size, times
 from attnbench.core.models import Model
-from attnbench.core.text import count, one_line, some
-from attnbench.report.document import NOTHING_MEASURED, Block, Caution, Code, Column, Document, Entry, Span, Table
+from attnbench.core.text import count, listed, one_line, some
+from attnbench.report.document import NOTHING_MEASURED, Caution, Code, Column, Document, Entry, Span, Table
 from attnbench.results import case_names
 from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Cell
@@ -34,6 +35,7 @@ DEFAULT = "PyTorch's default"
 SAME = "the default"
 KNOWN_TO = "no latency is known to better than a factor of 1.5"
 MOST_CODES = 8  # blocks of code; a reader wants those of a few cases, and JSON has all
+FEW_CODES, FEW_REASONS, FEW_CAUTIONS = 2, 4, 3  # on a screen
 COLUMNS = (
     *("device", "model", "step", *CASE_COLUMNS, "use", "ran", "version", "alike", "measured"),
     *("latency", "ci", "tflops", "gbps", "memory_peak"),
@@ -41,7 +43,16 @@ COLUMNS = (
 )
 SIZES = ("batch", "heads", "dtype")
 FIGURES = ("latency", "speed", "gain", "memory")
-COLUMNS_OF_TABLE = ("case", *SIZES, "use", "gain", "default", "latency", "speed", "memory", "alike with it")
+COLUMNS_OF_TABLE = ("case", *SIZES, "use", "gain", "95 %", "default", "latency", "speed", "memory", "alike with it")
+LESS_NEEDED = (
+    "95 %",
+    "alike with it",
+    "batch",
+    "heads",
+    "default",
+    "memory",
+    "speed",
+)  # on a screen, the most needed first
 TEXT, WRAPPED = ("case", "use", "default", "alike with it"), ("use", "default", "alike with it")
 MORE = "What to doubt in the figures of a run: attnbench report FILE. How to read this: docs/recommend.md."
 
@@ -52,42 +63,101 @@ def document(
     models: Sequence[Model] = (),
     tp: int = 1,
     file: Path | None = None,
+    every: bool = True,
 ) -> Document:
     """Return what to use for the cases of some cells, and for the steps of models on one of `tp` devices.
 
-    `wanted` says which backends may be recommended; `file` is that of the run, where there is one.
+    `wanted` says which backends may be recommended; `file` is that of the run, where there is one. Without `every` its
+    text is as short as a screen (most_telling.py); what it has for programs is complete.
     """
     found = [step for model in models for step in model_problems(cells, model, tp, wanted)]
     found += problems(cells, wanted)
     shown = [cell for cell in cells if wanted(cell.backend) or cell.backend in DEFAULTS]
+    lacking = tuple(_lacking(found, cells, models, tp))
+    complete = _document(found, shown, file, lacking)
+    return complete if every else _shortened(complete, found, shown, file, lacking)
+
+
+def _document(
+    found: Sequence[Problem], cells: Sequence[Cell], file: Path | None, lacking: Sequence[Caution]
+) -> Document:
+    """Return all that is to be said of some problems, from the cells of the backends that are shown."""
     rows = [_row(problem) for problem in found]
     answer = tuple(_answer(found))
-    blocks: tuple[Block, ...] = (*_tables(found), *_codes(found))
+    missing = tuple(reasons(cells))
     runs = {id(cell.run): cell.run for cell in cells}
-    cautions = (
-        *incomplete(runs.values(), [file] if file else []),
-        *_cautions(found, shown),
-        *_lacking(found, cells, models, tp),
-    )
+    cautions = (*incomplete(runs.values(), [file] if file else []), *_cautions(found, cells), *lacking)
+    codes = _codes(found)
+    left = len(codes) - MOST_CODES
+    more = [Code("-f json has the code of every case.", f"{count(left, 'more block')} of code")] if left > 0 else []
     return Document(
         command="recommend",
         title=f"What to use on {', '.join(dict.fromkeys(p.device for p in found)) or 'no device'}",
         answer=answer,
-        machines=tuple(machines(shown)),
-        blocks=blocks,
-        reasons=tuple(reasons(shown)),
+        machines=tuple(machines(cells)),
+        blocks=(*_tables(found), *codes[:MOST_CODES], *more),
+        reasons=missing,
         cautions=cautions,
         facts=(*_facts(found), *_plans(found)),
         notes=((Span(MORE, "quiet"),),),
         data={
             "answer": answer,
             "recommendations": rows,
-            "missing": [{"ending": r.word, "who": r.who, "reason": r.reason} for r in reasons(shown)],
+            "missing": [{"ending": r.word, "who": r.who, "reason": r.reason} for r in missing],
             "warnings": [one_line(str(caution)) for caution in cautions],
         },
         rows=rows,
         columns=COLUMNS,
     )
+
+
+def _shortened(
+    complete: Document, found: Sequence[Problem], cells: Sequence[Cell], file: Path | None, lacking: Sequence[Caution]
+) -> Document:
+    """Return a document as short as a screen, with all data for programs.
+
+    It has the newest machines, and of them the cases that tell most. Where there are other machines, it has no code and
+    no reasons, and few cautions.
+    """
+    answered = {problem.device for problem in found}
+    devices = newest_devices([cell for cell in cells if cell.device in answered])
+    own, others = ([p for p in found if (p.device in devices) == is_own] for is_own in (True, False))
+    chosen, codes = most_telling(own, FEW_CASES if others else MOST_CASES), _codes(own)
+    shown, most_codes, most_reasons, most_cautions = complete, FEW_CODES, FEW_REASONS, len(complete.cautions)
+    if others:
+        shown = _document(own, [cell for cell in cells if cell.device in devices], file, lacking)
+        shown = replace(shown, answer=(*shown.answer, _of_others(others)))
+        most_codes, most_reasons, most_cautions = 0, 0, FEW_CAUTIONS
+    left = (
+        (len(found) - len(chosen), "case"),
+        (len(codes) - most_codes, "code block"),
+        (len(shown.cautions) - most_cautions, "warning"),
+        (len(shown.reasons) - most_reasons, "reason"),
+    )
+    said = listed(count(number, what) for number, what in left if number > 0)
+    again = f"attnbench recommend {file} --all" if file else "attnbench recommend --all"
+    more = f"Not shown: {said}. {again} shows everything, -f csv has a row for each case; --seqlen, --headdim and the "
+    more += "like, or fewer files, choose."
+    return replace(
+        shown,
+        blocks=(*_tables(chosen, short=True), *codes[:most_codes]),
+        reasons=shown.reasons[:most_reasons],
+        cautions=shown.cautions[:most_cautions],
+        facts=tuple(_plans(own)),
+        notes=(*([(Span(more, "warning"),)] if said else []), *shown.notes),
+        data=complete.data,
+        rows=complete.rows,
+    )
+
+
+def _of_others(found: Sequence[Problem]) -> str:
+    """Return what to use on the machines that are not shown, in one sentence."""
+    devices = {problem.device for problem in found}
+    answered = [problem for problem in found if problem.use]
+    uses = Counter(problem.use.backend for problem in answered if problem.use)
+    said = some((f"{backend} in {number}" for backend, number in uses.most_common()), 4)
+    where = f"On the other {len(devices)} machines or runs" if len(devices) > 1 else "On one other machine or run"
+    return f"{where}, of {count(len(answered), 'case')}: use {said or 'none'}."
 
 
 def _answer(found: Sequence[Problem]) -> Iterator[str]:
@@ -186,23 +256,35 @@ def _name(problem: Problem) -> str:
     return " ".join((*told, *case_names.extras(case), *([case.dtype] if case.dtype != "bf16" else [])))
 
 
-def _tables(found: Sequence[Problem]) -> Iterator[Table]:
-    """Yield a table for each device, model and step."""
+def _tables(found: Sequence[Problem], short: bool = False) -> Iterator[Table]:
+    """Yield a table for each device, model and step; in short one for all steps, whose rows name theirs."""
     groups: dict[tuple[str, str, str], list[Problem]] = {}
     for problem in found:
-        groups.setdefault((problem.device, problem.model, problem.step), []).append(problem)
+        groups.setdefault((problem.device, problem.model, "" if short else problem.step), []).append(problem)
     several = len({device for device, _, _ in groups}) > 1
-    for number, ((device, model, step), own) in enumerate(groups.items(), start=1):
-        title = f"{step}, all layers of {model}" if model else step
-        yield _table(f"recommend-{number}", f"{title} on {device}" if several else title, own)
+    for number, ((device, model, _), own) in enumerate(groups.items(), start=1):
+        steps = {problem.step for problem in own}
+        parts = [*(steps if len(steps) == 1 else ()), *([f"all layers of {model}"] if model else [])]
+        title = " on ".join(filter(None, (", ".join(parts), device if several else "")))
+        yield _table(f"recommend-{number}", title, own, short)
 
 
-def _table(name: str, title: str, own: Sequence[Problem]) -> Table:
-    rows = [{"case": _label(problem), **_sizes(problem), **_entries(problem)} for problem in own]
+def _table(name: str, title: str, own: Sequence[Problem], short: bool) -> Table:
+    one_step = len({problem.step for problem in own}) == 1
+    labels = [_label(problem) + ("" if one_step else f" {problem.step}") for problem in own]
+    rows = [{"case": label, **_sizes(p), **_entries(p, short)} for label, p in zip(labels, own, strict=True)]
     told = [column for column in COLUMNS_OF_TABLE if any(row[column] != rows[0][column] for row in rows)]
     shown = [column for column in COLUMNS_OF_TABLE if column in told or _is_told(column, rows[0][column])]
-    columns = tuple(Column(column, "left" if column in TEXT else "right", wrap=column in WRAPPED) for column in shown)
-    return Table(name, columns, tuple(tuple(row[c] for c in shown) for row in rows), title=title, note=_note(own))
+    alike = len({(row["case"], row["dtype"]) for row in rows}) < len(rows)  # but for batch and heads
+    rank = {column: place for place, column in enumerate(LESS_NEEDED, 1) if short and not (alike and column in SIZES)}
+    columns = (
+        Column(
+            c, "left" if c in TEXT else "right", wrap=c in WRAPPED or (short and c == "case"), optional=rank.get(c, 0)
+        )
+        for c in shown
+    )
+    note = _note(own) if not short else _note_on_gain(own)
+    return Table(name, tuple(columns), tuple(tuple(row[c] for c in shown) for row in rows), title=title, note=note)
 
 
 def _is_told(column: str, entry: Entry) -> bool:
@@ -223,10 +305,16 @@ def _label(problem: Problem) -> str:
     return " ".join(told)
 
 
-def _entries(problem: Problem) -> dict[str, Entry]:
+def _entries(problem: Problem, short: bool) -> dict[str, Entry]:
+    """Return the entries of a row but its case and sizes; in short the interval of the gain is a column of its own."""
     use, default = problem.use, problem.default
     of_default = "" if not default else default.ran or duration(default.latency)
-    found: dict[str, Entry] = {**dict.fromkeys(FIGURES, NOTHING), "default": of_default, "alike with it": ""}
+    found: dict[str, Entry] = {
+        **dict.fromkeys(FIGURES, NOTHING),
+        "95 %": "",
+        "default": of_default,
+        "alike with it": "",
+    }
     if not use:
         unknown = Span("hardly known", "warning") if problem.candidates else Span("nothing right", "bad")
         return found | {"use": unknown}
@@ -236,17 +324,23 @@ def _entries(problem: Problem) -> dict[str, Entry]:
     if use is default:
         found["gain"] = Span(SAME, "quiet")
     elif problem.gain:
-        found["gain"] = _gain_text(problem.gain)
+        text = _gain_text(problem.gain)
+        found["gain"], _, interval = text.partition(" ") if short else (text, "", "")
+        found["95 %"] = interval.strip("()")
     if use.memory is not None:
         found["memory"] = size(use.memory)
     others = ", ".join(one.name for one in problem.fastest if one is not use)
     return found | {"use": Span(use.name, "strong"), "latency": duration(use.latency), "alike with it": others}
 
 
-def _note(own: Sequence[Problem]) -> str:
+def _note_on_gain(own: Sequence[Problem]) -> str:
     defaults = {problem.default.backend for problem in own if problem.default}
-    text = "" if not defaults else f"Gain: times as fast as {DEFAULT} ({' and '.join(sorted(defaults))}), 95 %; "
-    text += "default: what it ran. " if defaults else ""
+    return f"Gain: times as fast as {DEFAULT} ({' and '.join(sorted(defaults))})." if defaults else ""
+
+
+def _note(own: Sequence[Problem]) -> str:
+    of_gain = _note_on_gain(own)
+    text = f"{of_gain[:-1]}, 95 %; default: what it ran. " if of_gain else ""
     text += "Memory: the most in use beside the inputs."
     if any(problem.model for problem in own):
         text += " A step is the sum of its layers, each measured alone, with one backend for all."
@@ -255,8 +349,8 @@ def _note(own: Sequence[Problem]) -> str:
     return text
 
 
-def _codes(found: Sequence[Problem]) -> Iterator[Code]:
-    """Yield the code of the backends to use, that of the most cases first; a model has several kinds of layers."""
+def _codes(found: Sequence[Problem]) -> list[Code]:
+    """Return the code of the backends to use, that of the most cases first; a model has several kinds of layers."""
     groups: dict[tuple[str, str], dict[Case, Candidate]] = {}
     every: dict[str, dict[Case, None]] = {}
     for use in (problem.use for problem in found if problem.use):
@@ -264,13 +358,13 @@ def _codes(found: Sequence[Problem]) -> Iterator[Code]:
             groups.setdefault((use.backend, code), {})[case] = use
             every.setdefault(use.backend, {})[case] = None
     ranked = sorted((group for group in groups.items() if group[0][1]), key=lambda group: -len(group[1]))
-    for (backend, code), cases in ranked[:MOST_CODES]:
+    blocks = []
+    for (backend, code), cases in ranked:
         version = next(iter(cases.values())).version
         where = case_names.where([*cases], [*every[backend]])
         title = f"{backend}{f' ({version})' if version else ''}, {count(len(cases), 'case')}"
-        yield Code(code, f"{title}: {where}" if where else title)
-    if len(ranked) > MOST_CODES:
-        yield Code("-f json has the code of every case.", f"{count(len(ranked) - MOST_CODES, 'more block')} of code")
+        blocks.append(Code(code, f"{title}: {where}" if where else title))
+    return blocks
 
 
 def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Caution]:

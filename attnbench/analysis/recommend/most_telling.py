@@ -1,0 +1,60 @@
+"""What of a recommendation fits on a screen: the newest machines, and of each the cases that tell most."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
+from attnbench.analysis.recommend.ranking import Problem
+from attnbench.results import case_names
+from attnbench.results.cells import Cell
+
+MOST_MACHINES = 3
+MOST_CASES, FEW_CASES = 12, 4  # of a machine; few where there are more machines than are shown
+
+
+def newest_devices(cells: Sequence[Cell]) -> list[str]:
+    """Return the devices with the newest runs, at most MOST_MACHINES; the newest of each model of GPU comes first."""
+    started: dict[str, str] = {}
+    for cell in cells:
+        started[cell.device] = max(cell.run.started, started.get(cell.device, ""))
+    names = {cell.device: cell.run.environment.device.name for cell in cells}
+    seen = Counter[str]()  # newer ones of a model
+    ranked = []
+    for device in sorted(started, key=lambda device: started[device], reverse=True):
+        ranked.append((seen[names[device]], device))
+        seen[names[device]] += 1
+    return [device for _, device in sorted(ranked, key=lambda pair: pair[0])[:MOST_MACHINES]]
+
+
+def most_telling(problems: Sequence[Problem], most: int) -> list[Problem]:
+    """Return that many problems of each device and model, in their order: of many kinds, and spread over the lengths.
+
+    Where there are too many kinds (all of a case but its lengths and batch), those with the most backends are taken.
+    """
+    groups: dict[tuple[str, str], dict[Hashable, list[Problem]]] = {}
+    for problem in problems:
+        kinds = groups.setdefault((problem.device, problem.model), {})
+        kinds.setdefault(_kind(problem), []).append(problem)
+    chosen: set[int] = set()
+    for kinds in groups.values():
+        ranked = sorted(kinds.values(), key=lambda of: -max(len(problem.candidates) for problem in of))[:most]
+        each, more = divmod(most, len(ranked))
+        for place, of in enumerate(ranked):
+            chosen.update(map(id, _spread(of, each + (place < more))))
+    return [problem for problem in problems if id(problem) in chosen]
+
+
+def _kind(problem: Problem) -> Hashable:
+    case, shape = problem.case, problem.case.shape
+    told = case.dtype, case_names.headdim(case), case_names.mask(case), *case_names.extras(case)
+    return (problem.step, *told, shape.nheads, shape.nheads_k, case.is_decode, case_names.pattern(case))
+
+
+def _spread(of: Sequence[Problem], number: int) -> list[Problem]:
+    """Return a number of problems from the first to the last, at about equal distances; of one, that in the middle."""
+    if number >= len(of):
+        return [*of]
+    if number == 1:
+        return [of[len(of) // 2]]
+    return [of[round(i * (len(of) - 1) / (number - 1))] for i in range(number)]
