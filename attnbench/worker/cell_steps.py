@@ -101,7 +101,8 @@ class CellSteps:
         self.memory = {name: value + (0 if name == "memory_saved" else kept) for name, value in found.items()}
         self.laps.end("memory")
         if not self.accuracy.ok:
-            return self._wrong(self.accuracy, "in the second launch: " if self._first.ok else "")
+            others = ", on the case's own inputs (it was right on hard inputs)" if self.check.hard else ""
+            return self._wrong(self.accuracy, f"in the second launch{others}: " if self._first.ok else "")
         if problem := self.check.fp8_problem(self.prepared, self.accuracy):
             return {"status": "wrong-kernel", "reason": problem, "accuracy": self.accuracy}
         return None if self._first.ok else self._wrong(self._first, "on hard inputs: ")

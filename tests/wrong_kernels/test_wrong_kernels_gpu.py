@@ -39,7 +39,7 @@ pytestmark = [
 ]
 
 POLICY = Policy(target=0.05)
-IN_A_LATER_LAUNCH = ("in the second launch: ", "in call ", "after timing")
+IN_A_LATER_LAUNCH = ("in the second launch", "in call ", "after timing")
 MIB = 2**20
 OTHER_PROCESS = """
 import torch

@@ -23,7 +23,7 @@ from attnbench.worker import reference
 
 AFTER_TIMING = "after timing"
 QUICK = Policy(l2="warm", warmup_s=0.0, min_samples=3, max_samples=3, min_seconds=0.0)
-IN_A_LATER_LAUNCH = ("in the second launch: ", "in call ", AFTER_TIMING)
+IN_A_LATER_LAUNCH = ("in the second launch", "in call ", AFTER_TIMING)
 SAMPLED = 2**8  # score elements that the check may recompute: so few that it takes a sample of the rows
 BUDGETS = pytest.mark.parametrize("budget", [2**23, SAMPLED], ids=["all rows", "sampled"])
 
@@ -444,7 +444,7 @@ def test_work_left_to_a_thread(steady_cpu: MeasuringDevice, buffer: bool) -> Non
     record = steady_cpu.measure(kernel, case())
     kernel.join()
     assert record.status == "wrong"
-    assert str(record.reason).startswith("in the second launch: " if buffer else "out")
+    assert str(record.reason).startswith("in the second launch" if buffer else "out")
 
 
 # Changed inputs
