@@ -160,6 +160,5 @@ def profile(
             settings, line.say, device=device, keep=keep, traffic=ncu, counters=counters, pythons=python or ()
         )
     unwritten = output.write(document(outcome), wanted)
-    if outcome.wrong:
-        raise typer.Exit(EXIT_WRONG_RESULT)
-    raise typer.Exit(unwritten if outcome.profiles else EXIT_NOTHING_MEASURED)
+    useless = EXIT_WRONG_RESULT if outcome.wrong else EXIT_NOTHING_MEASURED * (not outcome.profiles)
+    raise typer.Exit(unwritten or useless)

@@ -320,11 +320,10 @@ def _check_ranks(at: Mapping[str, Any], *, is_ragged: bool) -> None:
     other = other or (at["mask"] and f"mask {at['mask']}") or (at["layout"] != "native" and f"layout {at['layout']}")
     if other:
         raise UserError(f"ranks: {other} is not measured on several devices; leave out one of them")
-    if at["seqlen_q"] not in (None, seqlen) or seqlen % ranks:
-        raise UserError(
-            f"ranks: {ranks} of them take as many queries as keys, and a multiple of {ranks} tokens, not "
-            f"{at['seqlen_q'] or seqlen}; choose another --seqlen"
-        )
+    if at["seqlen_q"] not in (None, seqlen):
+        raise UserError(f"ranks: what is split has as many queries as keys, not {at['seqlen_q']} and {seqlen}")
+    if seqlen % ranks:
+        raise UserError(f"ranks: {seqlen} tokens are no multiple of {ranks}; give other lengths, or 2, 4 or 8 ranks")
 
 
 def _check_mask(at: Mapping[str, Any], *, is_ragged: bool) -> None:

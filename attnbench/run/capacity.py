@@ -2,7 +2,7 @@
 
 Each step is a job of a worker (worker/fit_cell.py) and a record of the run file, so a search goes on from its records.
 A worker serves the steps of its backend until one fails, is wrong or hangs. What ends a search was seen by a process
-that had run nothing before.
+that had run nothing before, on a CPU nothing but a small case.
 """
 
 from __future__ import annotations
@@ -256,7 +256,8 @@ def _forecast(case: Case, answer: CaseSupport, device: Device, policy: Policy) -
 def _first_job(
     name: str, case: Case, answers: Mapping[int, CaseSupport], device: Device, policy: Policy, search: Search
 ) -> Job:
-    free = min(device.free - (CONTEXT if device.kind == "cuda" else 0), search.memory or device.free)
+    free = device.free // case.ranks if device.kind == "cpu" else device.free  # the ranks share a host's memory
+    free = min(free - (CONTEXT if device.kind == "cuda" else 0), search.memory or free)
     best: Job | None = None
     for size, answer in answers.items():
         of_size = at_size(case, search.of, size)

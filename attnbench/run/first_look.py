@@ -34,7 +34,7 @@ def first_look(
         if not found.usable:
             known[name] = found, [CaseSupport(reason=found.why_not)] * len(cases)
             continue
-        answers = [CaseSupport(refusal(backend, c, device), backend.workspace(c), backend.efficiency) for c in cases]
+        answers = [_answer(backend, case, device) for case in cases]
         if not backend.probe_imports or all(answer.reason for answer in answers):
             known[name] = found, answers
     rest = replace(pool, specs={name: spec for name, spec in pool.specs.items() if name not in known})
@@ -42,3 +42,8 @@ def first_look(
     answered = rest.survey(probes, cases, device)
     known |= {name: (probes[name], answered[name]) for name in probes}
     return {name: known[name][0] for name in pool.specs}, {name: known[name][1] for name in pool.specs}
+
+
+def _answer(backend: Any, case: Case, device: Device) -> CaseSupport:
+    reason = refusal(backend, case, device)
+    return CaseSupport(reason) if reason else CaseSupport(None, backend.workspace(case), backend.efficiency)

@@ -34,50 +34,49 @@ class NoRoomToCheckError(Exception):
     """Raised where the check, and not the call, ran out of memory."""
 
 
-def fit(instruments: Instruments, backend: Backend, case: Case, policy: Policy, most: int | None) -> dict[str, Any]:
+def fit(instruments: Instruments, backend: Backend, case: Case, policy: Policy, memory: int | None) -> dict[str, Any]:
     """Return the fields of the record of one cell. Raises what the library raises, out of memory too.
 
-    On a GPU torch's allocator gives out at most `most` bytes for the call, its inputs included, and what there is for
+    On a GPU torch's allocator gives out at most `memory` bytes for the call, its inputs included, and what there is for
     the check; on a CPU the worker has set that limit for both.
     """
     if not getattr(backend, "exact", True):
         return {"status": "skipped", "reason": "approximates attention; capacity checks exact attention only"}
-    memory, device = instruments.memory, str(instruments.device)
-    held = held_before(instruments)
+    of_memory, device = instruments.memory, str(instruments.device)
+    of_memory.empty_cache()
     given = in_order_of(backend, case, inputs.make(case, device, policy.seed))
     nbytes = given.nbytes
     with of_the_check():
         check = ResultCheck(case, given, policy.seed, lean=True)
         check.move_reference("cpu")
-    memory.empty_cache()
     before = checksums(given)
     call = [0.0]
-    with at_most(instruments, most, held), memory.job_window():
-        prepared = backend.prepare(case, given)
+    with at_most(instruments, memory, nbytes), of_memory.job_window():
+        kept, prepared = of_memory.measure_held(partial(backend.prepare, case, given))
         prepared.launch()  # compiles and tunes, which may take memory of its own
         instruments.synchronize()
 
         launch = partial(timed, instruments, prepared.launch, call)
         notes: tuple[str, ...] = ()
         try:
-            found, _, raw = memory.measure_peak(launch, case)
+            found, _, raw = of_memory.measure_peak(launch, case)
         except Exception as error:
             if not failures.is_out_of_memory(error):
                 raise
             notes = (NOT_FILLED,)
         if notes:
             gc.collect()
-            found, _, raw = memory.measure_peak(launch, case, fill=False)
+            found, _, raw = of_memory.measure_peak(launch, case, fill=False)
     results = {name: value.detach() for name, value in prepared.canonical(raw).items()}
     changed = next((name for name, total in checksums(given).items() if total != before[name]), None)
     fp8 = prepared if case.dtype == "fp8" else None
     del prepared, launch, raw, given, check.inputs
     gc.collect()
-    memory.empty_cache()
+    of_memory.empty_cache()
     with of_the_check():
         check.move_reference(device)
         accuracy = check.check_first(results)
-    measured = fit_measurements(call[0], nbytes, found)
+    measured = fit_measurements(call[0], nbytes, {name: kept + beside for name, beside in found.items()})
     record = fields(accuracy, changed, (*check.notes, *notes), measured)
     if record["status"] == "ok" and fp8 is not None and (problem := check.fp8_problem(fp8, accuracy)):
         return {**record, "status": "wrong-kernel", "reason": problem}
@@ -98,8 +97,9 @@ def fields(
 
 def in_order_of(backend: Backend, case: Case, given: Inputs) -> Inputs:
     """Return the inputs of a dense batch in the order of dimensions that the backend takes; others as they are."""
+    takes = getattr(backend, "on_one", backend) if case.ranks == 1 else backend  # on one rank its kernel alone
     is_dense = not (case.is_ragged or case.is_paged)
-    if is_dense and case.layout == "native" and getattr(backend, "order", "bshd") == "bhsd":
+    if is_dense and case.layout == "native" and getattr(takes, "order", "bshd") == "bhsd":
         for name in [name for name, t in given.values.items() if t.dim() == 4]:  # in turn: one is there twice at most
             given = given.with_values({name: given.values[name].transpose(1, 2).contiguous().transpose(1, 2)})
     return given
@@ -125,22 +125,19 @@ def of_the_check() -> Iterator[None]:
         raise NoRoomToCheckError(NO_ROOM_TO_CHECK) from None
 
 
-def held_before(instruments: Instruments) -> int:
-    """Return the bytes of a GPU that torch's allocator holds before a cell: buffers of the instruments."""
+@contextmanager
+def at_most(instruments: Instruments, memory: int | None, inputs: int) -> Iterator[None]:
+    """Let torch's allocator of a GPU give out at most `memory` bytes for a call and the bytes of its `inputs`.
+
+    What it holds beside those inputs, for instruments and matrix products, does not count. None: all there is.
+    """
     import torch
 
     instruments.memory.empty_cache()
-    return torch.cuda.memory_reserved(instruments.device) if instruments.device.type == "cuda" else 0
-
-
-@contextmanager
-def at_most(instruments: Instruments, memory: int | None, beside: int) -> Iterator[None]:
-    """Let torch's allocator of a GPU give out at most `memory` bytes beside those that it held; None: all."""
-    import torch
-
     if memory is None or instruments.device.type != "cuda":
         yield
         return
+    beside = torch.cuda.memory_reserved(instruments.device) - inputs
     total = torch.cuda.get_device_properties(instruments.device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, (beside + memory) / total), instruments.device)
     try:

@@ -32,12 +32,15 @@ def most_bytes(job: Job) -> int | None:
     return min(ROOM + threads + 2 * job.forecast.nbytes + SCORES * scores, int(SHARE * free))
 
 
-def most_bytes_to_fit(memory: int | None) -> int | None:
-    """Return how many bytes a job may take that looks for the limit of memory, or of `memory` bytes of it."""
+def most_bytes_to_fit(memory: int | None, ranks: int = 1) -> int | None:
+    """Return how many bytes a job may take that looks for the limit of memory, or of `memory` bytes of it.
+
+    It is of one of so many `ranks`, which share what is free.
+    """
     free = host_free()
     if free is None:
         return memory
-    return min(int(SHARE * free), memory or free)
+    return min(int(SHARE * free) // ranks, memory or free)
 
 
 def held_bytes() -> int | None:

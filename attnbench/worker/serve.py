@@ -138,7 +138,8 @@ class Worker:
         """
         assert self.backend is not None
         reason = refusal(self.backend, case, device)
-        workspace = self.backend.workspace(case) if hasattr(self.backend, "workspace") else Workspace()
+        asked = reason is None and hasattr(self.backend, "workspace")
+        workspace = self.backend.workspace(case) if asked else Workspace()
         efficiency = getattr(self.backend, "efficiency", 0.4)
         name = self.backend.name
         if reason is not None and not (isinstance(reason, str) and reason.strip()):
@@ -168,7 +169,7 @@ class Worker:
         most = None
         if device.kind == "cpu":
             if op == "fit":
-                most = memory_cap.most_bytes_to_fit(memory)
+                most = memory_cap.most_bytes_to_fit(memory, job.case.ranks)
                 self._held = self._held or self._held_when_warm(job.case, policy, device)
             else:
                 most = memory_cap.most_bytes(job)
@@ -208,9 +209,9 @@ class Worker:
         if self.will_measure:
             measurer, s = self.measurer(device), case.shape
             small = replace(s, batch=1, seqlen_q=min(s.seqlen_q, SMALL), seqlen_k=min(s.seqlen_k, SMALL))
-            if case.ranks == 1:  # of several, one that fails would leave the others waiting
-                with contextlib.suppress(BaseException):
-                    measurer.fit(self.backend, replace(case, shape=small), policy, None)
+            with contextlib.suppress(BaseException):  # of several ranks each alone, so that none waits for another
+                on_one = getattr(self.backend, "on_one", self.backend)
+                measurer.fit(on_one, replace(case, shape=small, ranks=1), policy, None)
             measurer.recover()
         return memory_cap.held_bytes()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from attnbench.analysis.capacity.findings import Finding, findings, memory
 from attnbench.core.case import Case
-from attnbench.core.record import Run
+from attnbench.core.record import Run, Search
 from attnbench.core.sizes import format_bytes, format_duration, format_size
 from attnbench.core.text import count, some
 from attnbench.report.document import (
@@ -32,6 +32,7 @@ from attnbench.run.capacity import at_size, size_of
 
 PASSES = {"fwd": "forward", "bwd": "backward", "fwd_bwd": "training"}
 STYLES: Mapping[str, Style] = {"wrong": "bad", "failed": "bad", "unchecked": "warning", "not reached": "warning"}
+PLACES = ("case", "pass", "backend")  # columns of every table over ranks
 NOTE = (
     "Of the attention of one layer alone: its inputs, results and workspace. Weights and what other layers keep are "
     "not counted. Each size in the column fits was compared with the reference at that size."
@@ -138,28 +139,44 @@ def _table_row(of: Finding, *, several: bool) -> tuple[Entry, ...]:
 
 def _over_ranks(found: Sequence[Finding]) -> Iterator[Table]:
     """Yield the table of how the largest size grows with the ranks, where a search is of several."""
-    ranks = sorted({of.case.ranks for of in found})
-    if max(ranks, default=1) == 1:
-        return
-    methods: dict[tuple[str, ...], dict[int, Finding]] = {}
+    methods: dict[tuple[Any, ...], dict[int, Finding]] = {}
     for of in found:
         alone = replace(of, case=replace(of.case, ranks=1))
-        named = (of.run.environment.device.name, _case(alone), PASSES[of.case.direction], of.backend)
-        methods.setdefault(named, {})[of.case.ranks] = of
-    first = 0 if len({named[0] for named in methods}) > 1 else 1  # without the device where there is one
-    names = (*map(Column, ("device", "case", "pass")), Column("backend", wrap=False))[first:]
+        device = of.run.environment.device.name
+        named = (device, _case(alone), PASSES[of.case.direction], of.backend, _of_each(of.search))
+        methods.setdefault((*named, of.search), {})[of.case.ranks] = of
+    several = {named: members for named, members in methods.items() if len(members) > 1}
+    if not several:
+        return
+    ranks = sorted({n for members in several.values() for n in members})
+    headings = ("device", "case", "pass", "backend", "of each")
+    told = [i for i, name in enumerate(headings) if name in PLACES or len({named[i] for named in several}) > 1]
+    names = (Column(headings[i], wrap=headings[i] != "backend") for i in told)
     columns = (*names, *(Column(count(n, "rank"), "right") for n in ranks))
-    rows = [(*named[first:], *(_of_one_rank(of.get(n), of.get(1)) for n in ranks)) for named, of in methods.items()]
-    note = "The largest size that fits, over that of one rank. What stops each is in the table before."
+    rows = [
+        (*(named[i] for i in told), *(_of_fewest(members.get(n), members[min(members)]) for n in ranks))
+        for named, members in several.items()
+    ]
+    note = "The largest size that fits, over that of the fewest ranks where memory stops both."
     yield Table("ranks", columns, tuple(rows), title="Over several devices", note=note)
 
 
-def _of_one_rank(of: Finding | None, one: Finding | None) -> Entry:
-    """Return the largest size on several ranks: "36k tokens, 1.9x" of what fits on one."""
+def _of_each(search: Search) -> str:
+    """Return how much of each device is searched."""
+    return format_bytes(search.memory) if search.memory else "all memory"
+
+
+def _of_fewest(of: Finding | None, fewest: Finding) -> Entry:
+    """Return the largest size on some ranks: "36k tokens, 1.90x" of what fits on the fewest, or what stops it."""
     if of is None or of.largest is None:
         return Span("nothing", "warning") if of else ""
-    times = f", {of.largest / one.largest:.2f}x" if one and one.largest and of is not one else ""
-    return Span(_size(of, of.largest) + times, "strong")
+    size = _size(of, of.largest)
+    if not of.is_done:
+        return Span(f"at least {size}", "strong")
+    if of.limit != "memory":
+        return f"{size}, {of.limit}"
+    both = of is not fewest and fewest.largest and fewest.is_done and fewest.limit == "memory"
+    return Span(size + (f", {of.largest / fewest.largest:.2f}x" if both and fewest.largest else ""), "strong")
 
 
 def tokens(of: Finding) -> int:

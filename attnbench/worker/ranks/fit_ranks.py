@@ -27,23 +27,25 @@ if TYPE_CHECKING:
 
 
 class LeanCell(RankCell):
-    """One case on one rank, near the limit of its memory: no second copy of inputs, none of a reference's on it."""
+    """One case on one rank, near the limit of its memory: one whole head at a time beside its part of the inputs."""
 
     def put_checked_heads(self) -> None:
-        """Compute the reference of the heads that are compared, and put their inputs into all ranks."""
+        """Put the inputs of the heads that are compared into all ranks; their references wait in rank 0's host."""
         self.given = fit_cell.in_order_of(self.backend, self.case, self.given)
-        self.use(self._lean_check)
-        for check in self.checks.values():
+        for head in self.heads:
+            if self.group.rank:
+                self.put(head, None)
+                continue
+            check = ResultCheck(split_inputs.head_case(self.case), self._head(head), self.policy.seed, lean=True)
+            self.put(head, check.inputs)
             check.move_reference("cpu")
             del check.inputs
+            self.checks[head] = check
 
     def move_references(self) -> None:
         """Move the references back to the device."""
         for check in self.checks.values():
             check.move_reference(str(self.instruments.device))
-
-    def _lean_check(self, head: int) -> ResultCheck:
-        return ResultCheck(split_inputs.head_case(self.case), self._head(head), self.policy.seed, lean=True)
 
 
 def fit_ranks(
@@ -54,17 +56,15 @@ def fit_ranks(
     On GPUs torch's allocator gives out at most `memory` bytes of each for the calls; on a CPU the worker has set that
     limit.
     """
-    held = fit_cell.held_before(instruments)
-    cell = LeanCell(instruments, group, backend, case, policy)
-    if flaw := next((flaw for flaw in cell.flaws if flaw), None):
-        return {"status": "failed", "reason": flaw}
     with fit_cell.of_the_check():
+        cell = LeanCell(instruments, group, backend, case, policy)
+        if flaw := next((flaw for flaw in cell.flaws if flaw), None):
+            return {"status": "failed", "reason": flaw}
         cell.put_checked_heads()
-    instruments.memory.empty_cache()
     before, nbytes, part = fit_cell.checksums(cell.given), cell.given.nbytes, part_of(case)
     call = [0.0]
-    with fit_cell.at_most(instruments, memory, held), instruments.memory.job_window():
-        kept, prepared = instruments.memory.measure_held(cell.prepare)  # no inputs, which are in the order it takes
+    with fit_cell.at_most(instruments, memory, nbytes), instruments.memory.job_window():
+        kept, prepared = instruments.memory.measure_held(cell.prepare)
         prepared.launch()  # compiles and tunes, which may take memory of its own
         instruments.synchronize()
         can_fill = all(group.all(_can_fill(instruments, part)))  # all or none: a launch is a collective

@@ -71,8 +71,12 @@ class RankCell:
                 else:
                     self.checks[head].drop_masked_dout()
                     whole = self._head(head)
-            split_inputs.put_head(self.case, self.given, head, whole, self.spans, self.instruments.device)
+            self.put(head, whole)
         self.laps.end("reference")
+
+    def put(self, head: int, whole: Inputs | None) -> None:
+        """Put rank 0's inputs of a head (None in the others) into all ranks."""
+        split_inputs.put_head(self.case, self.given, head, whole, self.spans, self.instruments.device)
 
     def prepare(self) -> Prepared:
         prepared: Prepared = self.backend.prepare(self.case, self.given)

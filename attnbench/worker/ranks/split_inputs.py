@@ -38,12 +38,14 @@ def make_head(case: Case, head: int, device: str, seed: int) -> Inputs:
 
 def make_part(case: Case, spans: Spans, device: str, seed: int) -> Inputs:
     """Return the inputs of the positions `spans`, all heads."""
-    import torch
-
-    heads = (make_head(case, head, device, seed) for head in range(case.shape.nheads_k))
-    taken = [{name: take(t, spans) for name, t in of.values.items()} for of in heads]
-    whole = {name: torch.cat([of[name] for of in taken], 2) for name in taken[0]}
-    return Inputs(whole["q"], whole["k"], whole["v"], whole.get("dout"))
+    s, part = case.shape, {}
+    for head in range(s.nheads_k):  # in turn, so that one whole head is there beside the part
+        for name, t in make_head(case, head, device, seed).values.items():
+            own = take(t, spans)
+            if head == 0:
+                part[name] = own.new_empty(*own.shape[:2], s.nheads_k * own.shape[2], own.shape[3])
+            part[name][:, :, columns(case, name, head)] = own
+    return Inputs(part["q"], part["k"], part["v"], part.get("dout"))
 
 
 def take(t: Tensor, spans: Spans) -> Tensor:
