@@ -86,7 +86,10 @@ def capacity(
     ] = "10s",
     memory: Annotated[
         str | None,
-        options.how(metavar="SIZE", help="Search what fits in so much of each device: 24g, 512m; on a CPU with its check. Default: all."),
+        options.how(
+            metavar="SIZE",
+            help="Search what fits in so much of each device: 24g, 512m; on a CPU with its check. Default: all.",
+        ),
     ] = None,
     time_limit: Annotated[
         str | None, options.how(metavar="TIME", help="Begin no step after this time, as in 10m; --resume goes on.")

@@ -24,6 +24,14 @@ RATES: dict[str, Any] = {"matmul": {"bf16": 7e14, "fp32": 5e13}, "copy": 4e12}
 PROBE = "probe"
 
 
+def test_several_devices_are_for_ranks() -> None:
+    probe = object.__new__(device_probe.DeviceProbe)
+    with pytest.raises(UserError, match="several devices are for --ranks"):
+        probe.peers(H200, 1, ["cuda:1"])
+    assert probe.peers(H200, 1) == ()
+    assert probe.peers(CPU, 4) == ()
+
+
 class SimulatedWorker:
     """A worker process without a process. `log` has each request, each answer and each end, with the worker's name."""
 

@@ -58,10 +58,8 @@ def test_the_backends_of_a_case_follow_each_other() -> None:
 def test_backends_that_come_last_do_so_in_each_round() -> None:
     answers = {name: CaseSupport() for name in "abc"}
     usual, jobs = make(answers, rounds=2), make(answers, rounds=2, last={"b"})
-    for round_ in (0, 1):
-        ours = [j for j in usual if j.round == round_]
-        others, last = ([j for j in ours if (j.backend == "b") == is_last] for is_last in (False, True))
-        assert [j for j in jobs if j.round == round_] == [*others, *last]
+    order = [(0, False), (0, True), (1, False), (1, True)]  # rounds, and whether the backend is of the last
+    assert [*jobs] == [job for at in order for job in usual if (job.round, job.backend == "b") == at]
 
 
 def test_order_is_shuffled_by_the_seed() -> None:

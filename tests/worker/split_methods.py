@@ -16,6 +16,7 @@ from attnbench.core import split_sequence
 from attnbench.core.backend import Prepared, Probe
 
 OWN_KEYS = 192  # tokens
+KEPT = 2**26
 WRONG = {  # tokens of a rank's part -> what is wrong
     32: "out is 2 % too large",
     64: "dk is 2 % too large",
@@ -117,7 +118,7 @@ class Wrong(Ulysses):
 
     def before(self, call: int, inputs: Any) -> None:
         if dist.get_rank() and WRONG[inputs.q.shape[1]] == "writes to its input" and call == 2:
-            inputs.v[0, -1, 0, 0] += 1
+            inputs.v[0, -1, 0, 0] += 1e-6  # less than a result would show
 
     def spoil(self, results: dict[str, Any], call: int) -> dict[str, Any]:
         if not dist.get_rank():
@@ -133,6 +134,14 @@ class Wrong(Ulysses):
             case "leaves a row unwritten":
                 results["out"][0, 0, :, 0] = float("nan")
         return results
+
+
+class Keeps(Ulysses):
+    """Right; rank 1 keeps KEPT bytes, rank 0 half of them."""
+
+    def prepare_rank(self, case: Any, inputs: Any) -> Prepared:
+        self.workspace = torch.empty(KEPT // (2 - dist.get_rank()), dtype=torch.uint8)
+        return super().prepare_rank(case, inputs)
 
 
 class Fails(Ulysses):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,6 +144,44 @@ def test_a_check_without_room_is_no_lack_of_memory_of_the_call(monkeypatch: pyte
     with pytest.raises(fit_cell.NoRoomToCheckError, match=NO_ROOM_TO_CHECK) as caught:
         fit(lambda *_: None)
     assert not fit_cell.failures.is_out_of_memory(caught.value)
+
+
+def test_the_limit_on_a_gpu_is_of_the_call_and_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100 bytes the allocator holds 30, of which 20 are the inputs, so that 50 for the call are 60 in all."""
+    host, shares = Host(), []
+    host.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=100))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, _: shares.append(share))
+    with fit_cell.at_most(host, 50, 20):  # type: ignore[arg-type]
+        assert shares == [0.6]
+    assert shares == [0.6, 1.0]
+    with fit_cell.at_most(host, None, 20):  # type: ignore[arg-type]
+        pass
+    assert shares == [0.6, 1.0]
+
+
+def test_what_prepare_keeps_counts() -> None:
+    kept = 2**24
+
+    class Keeps(Spoiled):
+        def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+            workspace, prepared = torch.empty(kept, dtype=torch.uint8), super().prepare(case, inputs)
+            return Prepared(lambda: (workspace, prepared.launch())[1], prepared.canonical)
+
+    case, usual = Case(SHAPE, "fp32", "fwd", causal=True), fit(lambda *_: None)
+    found = fit_cell.fit(Host(), Keeps(lambda *_: None), case, Policy(), None)  # type: ignore[arg-type]
+    assert found["measurements"]["memory_peak"].values[0] == usual["measurements"]["memory_peak"].values[0] + kept
+
+
+@pytest.mark.parametrize("backend", ["ulysses-sdpa-math", "ulysses-eager"])
+def test_on_one_rank_a_method_takes_what_its_kernel_takes(backend: str) -> None:
+    case, found = Case(SHAPE, "fp32", "fwd", causal=True), []
+    for name in (backend, backend.removeprefix("ulysses-")):
+        one = backends.load(name, backends.BACKENDS[name])
+        found.append(fit_cell.fit(Host(), one, case, Policy(), None)["measurements"])  # type: ignore[arg-type]
+    for name in ("memory_inputs", "memory_peak"):
+        assert found[0][name] == found[1][name]
 
 
 def test_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

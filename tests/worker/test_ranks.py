@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from split_methods import OWN_KEYS, WRONG
+from split_methods import KEPT, OWN_KEYS, WRONG
 
 from attnbench.analysis.profile.profile import Profile
 from attnbench.backends.ring_transformer_engine import Ulysses
@@ -43,7 +43,7 @@ def case(direction: str = "fwd", dtype: str = "fp32", seqlen: int = 256, nheads_
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    specs = {name: f"{OWN}:{name}" for name in ("Ulysses", "GatheredKeys", *RINGS, "Wrong", "Fails")}
+    specs = {name: f"{OWN}:{name}" for name in ("Ulysses", "GatheredKeys", *RINGS, "Wrong", "Fails", "Keeps")}
     specs |= {name: f"{TE}:{name.removeprefix('te-')}" for name in ("te-P2p", "te-Ulysses")}
     specs["ulysses-attend"] = f"{OWN}:attend"
     made = WorkerPool({**specs, "ring-flash-attn": f"{PACKAGE}:OnACpu"})
@@ -239,10 +239,16 @@ def test_what_fits_on_several_ranks_has_the_memory_of_one(pool: WorkerPool, name
     assert 0 < found["call"] < 10
 
 
+def test_the_memory_is_that_of_the_rank_that_takes_most(pool: WorkerPool) -> None:
+    usual, keeps = (fitted(pool, name, case()).measurements["memory_peak"].values[0] for name in ("Ulysses", "Keeps"))
+    assert keeps - usual == pytest.approx(KEPT, rel=0.02)
+
+
 @pytest.mark.parametrize("part", [part for part, what in WRONG.items() if "earlier" not in what], ids=WRONG.get)
 def test_what_is_wrong_in_one_rank_does_not_fit(pool: WorkerPool, part: int) -> None:
     record = fitted(pool, "Wrong", case("fwd_bwd" if "dk" in WRONG[part] else "fwd", seqlen=2 * part))
     assert record.status == "wrong", record.reason
+    assert ("wrote to its input v" in str(record.reason)) == ("input" in WRONG[part])
 
 
 def test_a_rank_without_room_does_not_fit(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
