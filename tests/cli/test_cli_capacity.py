@@ -74,9 +74,9 @@ def test_several_ranks_on_a_cpu(tool: Tool) -> None:
     assert of["limit"] == "too slow"
     assert of["fits"]
     lines = (tool.folder / "a.jsonl").read_text().splitlines(keepends=True)
-    tool.write("part.jsonl", "".join(lines[:3]))
+    tool.write("part.jsonl", "".join(lines[:-2]))
     (again,) = found(tool, "capacity", "--resume", "part.jsonl")
-    assert (again["ranks"], again["limit"]) == (2, "too slow")
+    assert (again["ranks"], again["done"]) == (2, True)
 
 
 def test_a_slow_call_stops_it_and_is_not_tried(tool: Tool) -> None:
@@ -158,9 +158,9 @@ def test_a_cpu(tool: Tool) -> None:
 
 def test_what_the_process_takes_for_itself_is_not_of_the_limit(tool: Tool) -> None:
     """The next size that the grid has takes a tenth more than what fits, and the check some beside that."""
-    small = ("--device", "cpu", "--memory", "512m", "--pass", "fwd", "--nheads", "1", "--headdim", "16")
+    small = ("--device", "cpu", "--memory", "256m", "--pass", "fwd", "--nheads", "1", "--headdim", "16")
     (of,) = found(tool, "capacity", "-b", "sdpa-math", *small)
-    assert 0.6 * 2**29 < of["bytes"] < 2**29
+    assert 0.6 * 2**28 < of["bytes"] < 2**28
 
 
 def test_compare_has_the_limits(tool: Tool) -> None:
