@@ -54,7 +54,7 @@ _ULYSSES = tuple(  # tried on GPUs; others of one device are taken too
     )
 )
 SEVERAL = (*_RINGS, *_ULYSSES)  # docs/several-gpus.md
-_OF_ONE: Mapping[str, str] = {
+_OF_ONE: Mapping[str, str] = {  # of one device
     "eager": "attnbench.backends.eager:Eager",
     "sdpa": "attnbench.backends.sdpa:Choice",
     "sdpa-math": "attnbench.backends.sdpa:Math",
