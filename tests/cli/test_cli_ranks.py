@@ -60,6 +60,20 @@ def test_a_cpu(tool: Tool) -> None:
     assert "moved" not in one["measurements"]
 
 
+def test_too_few_heads_are_a_skip_of_their_case_alone(tool: Tool) -> None:
+    """The backend is asked without a worker for a dry run of `run`, and in one for that of `capacity`."""
+    options = ("-b", "ulysses-sdpa", "--device", "cpu", "--ranks", "1,4", "--nheads", "2", "--pass", "fwd", "--dry-run")
+    planned = json.loads(tool("run", *options, "--seqlen", "256", "--headdim", "64", "--causal", "--json").out)
+    skips = {job["case"].get("ranks", 1): job.get("skip") for job in planned}
+    searched = {
+        ranks: job["skip"]
+        for ranks, job in zip((1, 4), json.loads(tool("capacity", *options, "--json").out), strict=True)
+    }
+    for found in (skips, searched):
+        assert found[1] is None
+        assert "2 are no multiple of 4" in found[4]
+
+
 def test_ab_refuses_ranks(tool: Tool) -> None:
     said = tool("ab", "--a", "fake", "--b", "fake", "--device", "fake", "--ranks", "2", "--seqlen", "4k", code=2).err
     assert "--ranks: ab measures on one device" in said

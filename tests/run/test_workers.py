@@ -375,7 +375,13 @@ def test_survey(new_pool: NewPool) -> None:
     assert "no_such_module_of_ours" in str(answers["gone"][1].reason)
     assert "cannot tell" in str(answers["unsure"][0].reason)
     assert answers["eager"][0].reason == "the simulated device runs only simulated backends"
-    assert answers["eager"][0].workspace.nbytes > 0
+    assert answers["eager"][0].workspace.nbytes == 0  # it is not asked about what it refuses
+    assert (
+        pool.survey({"eager": pool.probe()["eager"]}, [case(8)], Device("cpu", 0, "CPU", 2**30, 2**30))["eager"][
+            0
+        ].workspace.nbytes
+        > 0
+    )
     assert run(pool, job(8))[0].status == "ok"
 
 
