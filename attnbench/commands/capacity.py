@@ -88,7 +88,7 @@ def capacity(
         str | None,
         options.how(
             metavar="SIZE",
-            help="Search what fits in so much of each device: 24g, 512m; on a CPU with its check. Default: all.",
+            help="Search what fits in so much of each device: 24g, 512m; on a CPU the check is in it. Default: all.",
         ),
     ] = None,
     time_limit: Annotated[

@@ -49,6 +49,7 @@ NORMAL = 1.96  # 97.5 % quantile of the normal distribution
 FREEDOM = 4.0  # of the table's prior; from it follows the variance
 MEDIAN = math.sqrt(math.pi / 2)
 HARDLY_KNOWN = math.log(1.5)  # half of a 95 % interval so wide that the figure would tie with nearly any other
+NONE_KNOWN = "no latency is known to better than a factor of 1.5"  # where `best` returns nothing
 STEADY = 0.005  # of a time without pauses: its halves differ by at most twice that (worker/measure/energy.py)
 
 Rival = TypeVar("Rival")

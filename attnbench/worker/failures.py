@@ -13,7 +13,7 @@ from attnbench.core.text import one_line, printable
 
 LONGEST = 400  # characters of a message
 ATTNBENCH = Path(__file__).resolve().parents[1]
-STABLE_ALLOCATION = re.compile(r"aoti_torch_(aten_)?(new_)?(empty|zeros)\w*\(.*api call failed", re.DOTALL)
+STABLE_ALLOCATION = re.compile(r"aoti_torch_(aten_)?(new_)?(empty|zeros)\w*\(.*API call failed.*", re.DOTALL)
 NOT_OWN = ("site-packages", "dist-packages", "torchinductor_")  # how such folders begin, within a person's folder too
 
 
@@ -24,7 +24,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     text = _text(error).lower()
     words = ("out of memory", "can't allocate memory", "cudnn_status_alloc_failed", "cublas_status_alloc_failed")
-    return isinstance(error, MemoryError) or any(word in text for word in words) or bool(STABLE_ALLOCATION.match(text))
+    return (
+        isinstance(error, MemoryError)
+        or any(word in text for word in words)
+        or bool(STABLE_ALLOCATION.match(_text(error)))
+    )
 
 
 def reason(error: BaseException, spec: str) -> str:
@@ -34,9 +38,7 @@ def reason(error: BaseException, spec: str) -> str:
     """
     text = one_line(_text(error).split("\n\n")[0])
     text = re.sub(r"(Tried to allocate [\d.]+ \w+\.).*?of which ([\d.]+ \w+) is free.*", r"\1 \2 free", text)
-    text = re.sub(
-        r"(?i)^" + STABLE_ALLOCATION.pattern + r".*", "an allocation by torch's stable interface failed", text
-    )
+    text = STABLE_ALLOCATION.sub("an allocation by torch's stable interface failed", text)
     text = re.sub(r".*DefaultCPUAllocator: .*?tried to allocate (\d+) bytes.*", _no_memory, text)
     kind = type(error).__name__
     if isinstance(error, SyntaxError) and error.text and error.offset:

@@ -175,8 +175,9 @@ def _of_fewest(of: Finding | None, fewest: Finding) -> Entry:
         return Span(f"at least {size}", "strong")
     if of.limit != "memory":
         return f"{size}, {of.limit}"
-    both = of is not fewest and fewest.largest and fewest.is_done and fewest.limit == "memory"
-    return Span(size + (f", {of.largest / fewest.largest:.2f}x" if both and fewest.largest else ""), "strong")
+    if of is not fewest and fewest.largest and fewest.is_done and fewest.limit == "memory":
+        size += f", {of.largest / fewest.largest:.2f}x"
+    return Span(size, "strong")
 
 
 def tokens(of: Finding) -> int:

@@ -16,7 +16,7 @@ from attnbench.core.text import count, listed
 from attnbench.report.document import Caution, Document, Ending, Figure, Grid, Grids
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
-from attnbench.results.uncertainty import best
+from attnbench.results.uncertainty import NONE_KNOWN, best
 
 DIRECTIONS = ("fwd", "bwd", "fwd_bwd", BOTH)
 SUM = Caution(
@@ -68,7 +68,7 @@ def _answer(times: Sequence[StepTime], model: Model) -> list[str]:
         case = max((time.case for time in ours), key=lambda case: (case.extent.seqlen_k * case.extent.batch, case.key))
         found = _best([time for time in ours if time.case == case])
         name = f"{case_names.lengths(case)}, batch {case.shape.batch}, {case.dtype}, {direction}"
-        told = "known to no better than a factor of 1.5"
+        told = NONE_KNOWN
         if found:
             told = f"{formats.duration(found[0].seconds)} with {listed(time.backend for time in found)}"
         said.append(f"{model.name}, {name} on {device}: {told}.")

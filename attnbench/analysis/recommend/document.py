@@ -30,10 +30,10 @@ from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Cell
 from attnbench.results.export_rows import CASE_COLUMNS, case_columns
 from attnbench.results.metrics import METRICS
+from attnbench.results.uncertainty import NONE_KNOWN
 
 DEFAULT = "PyTorch's default"
 SAME = "the default"
-KNOWN_TO = "no latency is known to better than a factor of 1.5"
 MOST_CODES = 8  # blocks of code; a reader wants those of a few cases, and JSON has all
 FEW_CODES, FEW_REASONS, FEW_CAUTIONS = 2, 4, 3  # on a screen
 COLUMNS = (
@@ -44,15 +44,8 @@ COLUMNS = (
 SIZES = ("batch", "heads", "dtype")
 FIGURES = ("latency", "speed", "gain", "memory")
 COLUMNS_OF_TABLE = ("case", *SIZES, "use", "gain", "95 %", "default", "latency", "speed", "memory", "alike with it")
-LESS_NEEDED = (
-    "95 %",
-    "alike with it",
-    "batch",
-    "heads",
-    "default",
-    "memory",
-    "speed",
-)  # on a screen, the most needed first
+# Columns that a narrow terminal may leave out in the short form, the most needed first
+LESS_NEEDED = ("95 %", "alike with it", "batch", "heads", "default", "memory", "speed")
 TEXT, WRAPPED = ("case", "use", "default", "alike with it"), ("use", "default", "alike with it")
 MORE = "What to doubt in the figures of a run: attnbench report FILE. How to read this: docs/recommend.md."
 
@@ -174,7 +167,7 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
         devices = f"{ranks} x {device}" if ranks > 1 else device
         where = f"On {devices}{f' in {dtype}' if dtype else ''}{f', all layers of {model}' if model else ''}"
         if not answered:
-            why = KNOWN_TO if any(p.candidates for p in own) else "no exact backend has a right figure"
+            why = NONE_KNOWN if any(p.candidates for p in own) else "no exact backend has a right figure"
             yield f"{where} nothing can be recommended: {why}."
         elif len(answered) == 1:
             yield _of_one(answered[0])
@@ -238,12 +231,16 @@ def _with_choice(one: Candidate) -> str:
 
 
 def _gain_text(gain: Gain) -> str:
-    """Return a gain with its interval, where that says something: "1.18x (1.15 to 1.21)"."""
+    """Return a gain with its interval, where that is known: "1.18x (1.15 to 1.21)"."""
+    interval = _interval_text(gain)
+    return times(gain.value) + (f" ({interval})" if interval else "")
+
+
+def _interval_text(gain: Gain) -> str:
+    """Return the interval of a gain: "1.15 to 1.21"."""
     if gain.low is None or gain.high is None:
-        return times(gain.value)
-    if gain.high > FAR * gain.value:
-        return f"{times(gain.value)} (hardly known)"
-    return f"{times(gain.value)} ({digits(gain.low)} to {digits(gain.high)})"
+        return ""
+    return "hardly known" if gain.high > FAR * gain.value else f"{digits(gain.low)} to {digits(gain.high)}"
 
 
 def _name(problem: Problem) -> str:
@@ -277,14 +274,12 @@ def _table(name: str, title: str, own: Sequence[Problem], short: bool) -> Table:
     shown = [column for column in COLUMNS_OF_TABLE if column in told or _is_told(column, rows[0][column])]
     alike = len({(row["case"], row["dtype"]) for row in rows}) < len(rows)  # but for batch and heads
     rank = {column: place for place, column in enumerate(LESS_NEEDED, 1) if short and not (alike and column in SIZES)}
-    columns = (
-        Column(
-            c, "left" if c in TEXT else "right", wrap=c in WRAPPED or (short and c == "case"), optional=rank.get(c, 0)
-        )
-        for c in shown
+    wrapped = (*WRAPPED, *(["case"] if short else []))
+    columns = tuple(
+        Column(c, "left" if c in TEXT else "right", wrap=c in wrapped, optional=rank.get(c, 0)) for c in shown
     )
-    note = _note(own) if not short else _note_on_gain(own)
-    return Table(name, tuple(columns), tuple(tuple(row[c] for c in shown) for row in rows), title=title, note=note)
+    entries = tuple(tuple(row[c] for c in shown) for row in rows)
+    return Table(name, columns, entries, title=title, note=_note(own, short))
 
 
 def _is_told(column: str, entry: Entry) -> bool:
@@ -324,23 +319,21 @@ def _entries(problem: Problem, short: bool) -> dict[str, Entry]:
     if use is default:
         found["gain"] = Span(SAME, "quiet")
     elif problem.gain:
-        text = _gain_text(problem.gain)
-        found["gain"], _, interval = text.partition(" ") if short else (text, "", "")
-        found["95 %"] = interval.strip("()")
+        found["gain"] = times(problem.gain.value) if short else _gain_text(problem.gain)
+        found["95 %"] = _interval_text(problem.gain) if short else ""
     if use.memory is not None:
         found["memory"] = size(use.memory)
     others = ", ".join(one.name for one in problem.fastest if one is not use)
     return found | {"use": Span(use.name, "strong"), "latency": duration(use.latency), "alike with it": others}
 
 
-def _note_on_gain(own: Sequence[Problem]) -> str:
+def _note(own: Sequence[Problem], short: bool) -> str:
+    """Return what the columns of a table mean; in short the gain alone."""
     defaults = {problem.default.backend for problem in own if problem.default}
-    return f"Gain: times as fast as {DEFAULT} ({' and '.join(sorted(defaults))})." if defaults else ""
-
-
-def _note(own: Sequence[Problem]) -> str:
-    of_gain = _note_on_gain(own)
-    text = f"{of_gain[:-1]}, 95 %; default: what it ran. " if of_gain else ""
+    text = f"Gain: times as fast as {DEFAULT} ({' and '.join(sorted(defaults))})" if defaults else ""
+    if short:
+        return text and f"{text}."
+    text += ", 95 %; default: what it ran. " if text else ""
     text += "Memory: the most in use beside the inputs."
     if any(problem.model for problem in own):
         text += " A step is the sum of its layers, each measured alone, with one backend for all."
@@ -378,7 +371,7 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
     if noisy := [problem for problem in found if problem.candidates and not problem.use]:
         yield Caution(
             f"Nothing is recommended in {count(len(noisy), 'case')} ({some([_name(problem) for problem in noisy])}).",
-            f"{KNOWN_TO[0].upper()}{KNOWN_TO[1:]} there.",
+            f"{NONE_KNOWN.capitalize()} there.",
             "Measure with more samples, or with --rounds 5, and nothing else running.",
         )
     without = [problem for problem in answered if not problem.default]

@@ -12,7 +12,7 @@ from attnbench.core.text import count
 from attnbench.report.document import NOTHING_MEASURED
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
-from attnbench.results.uncertainty import best
+from attnbench.results.uncertainty import NONE_KNOWN, best
 
 
 def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ def _fastest(cells: Sequence[Cell], where: str) -> str:
         most = max(second / first - 1 for first, second, *_ in ties)
         said.append(f"none in {len(ties)}, alike within {percent(most)}")
     if unknown := sum(not found for found in contested):
-        said.append(f"not known in {unknown}, where no latency is known to better than a factor of 1.5")
+        said.append(f"not known in {unknown}, where {NONE_KNOWN}")
     return f"Fastest of {count(len(contested), 'case')}{where}: {', '.join(said)}."
 
 
