@@ -70,7 +70,7 @@ skip   sdpa-math (all): needs a CUDA GPU
 
 i  Uncertainty of the latency: 0.73% in the median of 17 cells, 0.73% at most; 95 %, for other
    processes on this card.  Two latencies that differ by less than both uncertainties, added in
-   quadrature, are alike. Between processes: H200 SXM, measured: ten runs on two cards; twenty
+   quadrature, are alike. Between processes: H200 SXM, measured: ten runs on two cards; twenty-two
    cards, of two methods, against each other (tests/statistics/spreads.py).
 i  The peak of bf16 holds at 1830 MHz.  sdpa-cudnn 16k d128 causal fwd has 63% of it, and 65% of
    the peak at the clock it held. -m utilization_clock has the latter by cell.

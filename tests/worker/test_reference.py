@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -374,6 +375,34 @@ def test_checksums_hold_for_true_gradients(dtype: str, more: dict[str, object]) 
 def test_checksums_find_wrong_gradients(name: str, change: Callable[[Tensor], object], dtype: str) -> None:
     c = case(96, 96, h=4, h_k=2, d=16, d_v=16, batch=2, dtype=dtype, causal=True)
     assert checksums_hold(c, lambda results: change(results[name])) == {"dk": name != "dk", "dv": name != "dv"}
+
+
+@pytest.mark.parametrize(("shrunk", "ok"), [(1, True), (8, False)])
+def test_checksums_hold_for_sums_on_tensor_cores(monkeypatch: pytest.MonkeyPatch, shrunk: float, ok: bool) -> None:
+    """A tensor core adds 8 products at a time to a sum in float32 and cuts off the rest: dv of 2^20 rows is too small.
+
+    Where nothing is allowed for that, it is wrong; 8 times as much is wrong all the same.
+    """
+    c = case(2**20, 16, h=1, dtype="fp16", direction="bwd")
+    given = inputs.make(c, "cpu", 0)
+    sample = reference.choose_rows(c, CPU, 0)
+    answer = reference.compute_reference(c, reference.check_inputs(c, given, sample), sample)
+    q, k, v, dout = (t[0, :, 0].double().requires_grad_() for t in (given.q, given.k, given.v, given.dout))
+    p = torch.softmax(q @ k.mT / math.sqrt(8), -1)
+    out = p @ v
+    exact = dict(zip(("dq", "dk", "dv"), torch.autograd.grad(out, (q, k, v), dout), strict=True))
+    added = (p.unflatten(0, (-1, 8)).mT @ dout.unflatten(0, (-1, 8))).detach().numpy()
+    dv = np.zeros((16, 8))
+    for products in added:
+        dv += products
+        dv.view(np.int64)[:] &= -(2**29)  # 23 of the 52 bits of a float64 remain
+    shrinking = 1 - float((torch.tensor(dv) * exact["dv"]).sum() / exact["dv"].square().sum())
+    assert 5e-4 < shrinking < 8e-3  # more than a rounding to fp16, at most half a unit in the last place each time
+    results = {"out": out.detach(), **exact, "dv": exact["dv"] + shrunk * (torch.tensor(dv) - exact["dv"])}
+    results = rounded(c, {name: t[None, :, None] for name, t in results.items()})
+    assert reference.compare_checksums(answer, given, results)["dv"].ok == ok
+    monkeypatch.setattr(checksums, "ADDED_AT_ONCE", math.inf)
+    assert not reference.compare_checksums(answer, given, results)["dv"].ok
 
 
 def test_checksums_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
