@@ -1,0 +1,87 @@
+"""Measures by how much long sums on tensor cores are too small: out and dv of kernels against exact ones.
+
+    python tests/gpu/long_sums.py --seqlen 65536,262144,1048576 --kernel efficient,flash,cudnn,fa3
+
+One head of headdim 128, causal, standard normal data; every row and key is compared. For groups of keys and of rows it
+prints the relative error in root mean square and the gain, <kernel, exact> / <exact, exact> - 1: roundings leave it
+near 0, sums that are too small make it negative. worker/reference/checksums.py has what it found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+KERNELS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+HEADDIM = 128
+SCORES = 2**31  # computed at a time
+TERMS = 2**16  # of a sum in float32
+EDGES = (0, 16, 256, 4096, 16384, 65536, 262144)
+
+
+def exact_results(q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+    """Return out and dv in float64, for (seqlen, headdim) each, of probabilities in float32."""
+    q, k, v, dout = (t.float() for t in (q, k, v, dout))
+    seqlen, places = len(q), torch.arange(len(q), device=q.device)
+    out, dv = (torch.zeros_like(t, dtype=torch.float64) for t in (q, v))
+    for rows in places.split(max(256, min(2048, SCORES // seqlen))):
+        end = int(rows[-1]) + 1
+        p = (q[rows] @ k[:end].T) / math.sqrt(HEADDIM)
+        p.masked_fill_(places[:end] > rows[:, None], -math.inf)
+        p.sub_(p.amax(1, keepdim=True)).exp_()
+        p /= p.sum(1, keepdim=True, dtype=torch.float64).float()
+        for keys in places[:end].split(TERMS):
+            out[rows] += (p[:, keys] @ v[keys]).double()
+        dv[:end] += (p.T @ dout[rows]).double()
+    return out, dv
+
+
+def kernel_results(kernel: str, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+    """Return out and dv of a kernel, (seqlen, headdim) each."""
+    q, k, v = (t[None, None].detach().requires_grad_() for t in (q, k, v))
+    if kernel == "fa3":
+        from flash_attn_interface import flash_attn_func
+
+        out = flash_attn_func(*(t.transpose(1, 2) for t in (q, k, v)), causal=True)
+        out = (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+    else:
+        with sdpa_kernel(KERNELS[kernel]):
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    (dv,) = torch.autograd.grad(out, v, dout[None, None])
+    return out[0, 0].detach().double(), dv[0, 0].double()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seqlen", default="65536,262144")
+    parser.add_argument("--kernel", default="efficient,flash,cudnn")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--device", default="cuda")
+    given = parser.parse_args()
+    for seqlen in map(int, given.seqlen.split(",")):
+        generator = torch.Generator(given.device).manual_seed(1)
+        size, dtype = (seqlen, HEADDIM), getattr(torch, given.dtype)
+        inputs = [torch.randn(size, device=given.device, generator=generator).to(dtype) for _ in range(4)]
+        exact = exact_results(*inputs)
+        edges = [*(edge for edge in EDGES if edge < seqlen), seqlen]
+        for kernel in given.kernel.split(","):
+            for name, found, true in zip(("out", "dv"), kernel_results(kernel, *inputs), exact, strict=True):
+                print(f"{kernel} {seqlen} {name}, from: error, gain", end="")
+                for start, end in itertools.pairwise(edges):
+                    x, y = found[start:end], true[start:end]
+                    error, gain = (x - y).norm() / y.norm(), (x * y).sum() / y.square().sum() - 1
+                    print(f"; {start}: {float(error):.1e}, {float(gain):+.1e}", end="")
+                print(flush=True)
+
+
+if __name__ == "__main__":
+    main()
