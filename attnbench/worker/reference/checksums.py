@@ -17,9 +17,9 @@ twice eager's, plus one rounding. Errors in many keys exceed that; an error in o
 Eager's errors are those of sums over the sampled rows; a kernel sums all. A tensor core adds some products at a time to
 the sum in float32 (8 on an A100) and cuts off what does not fit (Fasi et al., "Numerical behavior of NVIDIA tensor
 cores", 2021): half a unit in the last place on average, always towards zero. So a sum becomes too small by a share that
-grows with the number of rows. In bf16, causal, on an H200 (tests/gpu/long_sums.py): of a million rows dv became too small by 0.42 % in
-SDPA's efficient kernel, which adds the largest terms first, by 0.21 % in cuDNN's and flash-attn 3, and by less than
-0.05 % in flash-attn 2, which adds them last; of 262,144 rows by a fourth of that. `_cut_off` is allowed for it.
+grows with the number of rows. In bf16, causal, on an H200 (tests/gpu/long_sums.py) dv of a million rows became too
+small by 0.42 % in SDPA's efficient kernel, by 0.21 % in cuDNN's and flash-attn 3, and by less than 0.05 % in
+flash-attn 2, which adds the largest terms last; of 262,144 rows by a fourth of that. `_cut_off` is allowed for it.
 """
 
 from __future__ import annotations
