@@ -174,19 +174,28 @@ def compute_reference(
     rows_only: bool = False,
     kept: Tensor | None = None,
     hard: bool = False,
+    out: Tensor | None = None,
 ) -> Reference:
     """Compute the exact results on the sample, and eager's errors for the same inputs.
 
     With `rows_only` dk and dv are left out. `kept` is the dropout mask, (pairs, count, group, seqlen_k) bool, True
     where a probability stays; without it nothing is dropped. Where scores are large, as with
-    outliers in the case's data and with `hard` inputs, and with dropout, `rounding` is computed (rounding.py).
+    outliers in the case's data and with `hard` inputs, and with dropout, `rounding` is computed (rounding.py); with the
+    `out` of a kernel, (batch, seqlen_q, nheads, headdim_v), it includes what the error of that makes of dq and dk.
     """
     with pages.appended(case, inputs), without_tf32():
-        return _compute_reference(case, inputs, sample, rows_only=rows_only, kept=kept, hard=hard)
+        return _compute_reference(case, inputs, sample, rows_only=rows_only, kept=kept, hard=hard, out=out)
 
 
 def _compute_reference(
-    case: Case, inputs: Inputs, sample: RowSample, *, rows_only: bool, kept: Tensor | None, hard: bool
+    case: Case,
+    inputs: Inputs,
+    sample: RowSample,
+    *,
+    rows_only: bool,
+    kept: Tensor | None,
+    hard: bool,
+    out: Tensor | None,
 ) -> Reference:
     import torch
 
@@ -225,6 +234,7 @@ def _compute_reference(
             storage=precise,
             accumulate=precise,
             scores_in=scores_in,
+            found_out=None if out is None else rows_of(case, out, batch, head, rows),
             **options,
         )
         storage = torch_dtype(case)
@@ -281,15 +291,16 @@ def _attend(
     sink: Tensor | None = None,
     slopes: Tensor | None = None,
     scores_in: Sequence[torch.dtype | None] = (),
+    found_out: Tensor | None = None,
     fp8_out: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
     """Compute attention of some key heads and their groups of query heads, rounding intermediates to `storage`.
 
-    q: (pairs, count, group, headdim), k: (pairs, seqlen_k, headdim), v: (pairs, seqlen_k, headdim_v), dout: (pairs,
-    count, group, headdim_v), sink and ALiBi's slopes: (pairs, group). Products are summed in `accumulate`, as tensor
-    cores do, so storage=bf16 gives what eager attention gives in bf16. With `fp8_out`, the factor of out in e4m3,
-    the probabilities and the gradient of the scores are rounded to 8 bits before they are multiplied, and so is out
-    where a backward reads it (core/fp8.py).
+    q: (pairs, count, group, headdim), k: (pairs, seqlen_k, headdim), v: (pairs, seqlen_k, headdim_v), dout and
+    found_out: (pairs, count, group, headdim_v), sink and ALiBi's slopes: (pairs, group). Products are summed in
+    `accumulate`, as tensor cores do, so storage=bf16 gives what eager attention gives in bf16. With `fp8_out`, the
+    factor of out in e4m3, the probabilities and the gradient of the scores are rounded to 8 bits before they are
+    multiplied, and so is out where a backward reads it (core/fp8.py). `found_out` is that of a kernel (rounding.py).
 
     Return the results ("out"; with dout also "dq", and "dk" and "dv" unless `rows_only`; with a sink also "dsink",
     (pairs, group), of these rows, and "dsink_terms", the squares that the rounding of out multiplies in it), and for
@@ -350,6 +361,8 @@ def _attend(
                 dk += summed(ds, q[:, at])
                 dv += summed(factors, do_rows)
             computed = replace(computed, dout=do_rows, dp=dp, dq=dqs[-1])
+            if found_out is not None:
+                computed = replace(computed, found_out=found_out[:, at].to(accumulate))
         for dtype, of_rows, of_keys in zip(scores_in, by_row, by_key, strict=True):
             found = rounding_variances(case, computed, k, v, scores_in=dtype, rows_only=rows_only)
             for name, variance in found.items():
