@@ -22,6 +22,7 @@ from attnbench.results import bounds, decode, run_file
 from builders import case, ok, run
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl*"))
+LATEST = next(path for path in RESULTS if path.name.startswith("20261126-091952-models-"))  # of the present schema
 
 
 def text(data: Any) -> bytes:
@@ -76,7 +77,7 @@ def test_repetition_is_packed_and_nothing_is_lost() -> None:
 
 
 def test_what_has_no_word_in_json_is_read_too() -> None:
-    data = next(data for data in map(json.loads, lines(RESULTS[-1])) if "accuracy" in data)
+    data = next(data for data in map(json.loads, lines(LATEST)) if "accuracy" in data)
     data["accuracy"]["errors"]["out"]["max_error"] = "nan"
     found = decode.record(text(data))
     assert found is not None
@@ -85,7 +86,7 @@ def test_what_has_no_word_in_json_is_read_too() -> None:
 
 
 def test_a_field_of_the_case_that_is_not_known_makes_it_another() -> None:
-    data = json.loads(next(lines(RESULTS[-1])))
+    data = json.loads(next(lines(LATEST)))
     with pytest.raises(ValueError, match="a newer attnbench's case, with sinks"):
         decode.record(text({**data, "case": {**data["case"], "sinks": 4}}))
     with pytest.raises(ValueError, match="shape: a newer attnbench's shape, with sinks"):
@@ -96,17 +97,17 @@ def test_a_field_of_the_case_that_is_not_known_makes_it_another() -> None:
 
 @pytest.mark.parametrize("number", [2**63, 2**64, -(2**63) - 1])
 def test_a_number_beyond_64_bits_makes_a_line_a_damaged_one(number: int) -> None:
-    data = json.loads(next(lines(RESULTS[-1])))
+    data = json.loads(next(lines(LATEST)))
     with pytest.raises(ValueError, match=r"round: -?[0-9]+ is beyond 64 bits"):
         decode.record(text({**data, "round": number}))
 
 
 def test_half_of_a_surrogate_pair_is_replaced() -> None:
     """The record of an exception whose text has one is kept, and every file can hold what is shown of it."""
-    data = json.loads(next(lines(RESULTS[-1])))
+    data = json.loads(next(lines(LATEST)))
     read = decode.record(json.dumps({**data, "reason": "a \ud800 b", "kernels": {"\udfff": 1}}).encode())
     assert (read.reason, dict(read.kernels)) == ("a \ufffd b", {"\ufffd": 1})
-    header = json.loads(run_file.unpacked(RESULTS[-1])[0].partition(b"\n")[0])
+    header = json.loads(run_file.unpacked(LATEST)[0].partition(b"\n")[0])
     header["plan"][0]["backend"] = header["suite"] = "a \ud800"
     found = decode.run(decode.fields(json.dumps(header).encode()))
     assert found.suite == found.plan[0].backend == "a \ufffd"
@@ -115,7 +116,7 @@ def test_half_of_a_surrogate_pair_is_replaced() -> None:
 def test_both_readers_refuse_the_same_damaged_lines() -> None:
     """Bytes of real lines are changed at random: each reader returns the same record, or raises one of DAMAGE."""
     chance = random.Random(0)
-    whole = [line for line in lines(RESULTS[-1]) if len(line) < 6000][:20]
+    whole = [line for line in lines(LATEST) if len(line) < 6000][:20]
     refused = 0
     for _ in range(600):
         line = bytearray(chance.choice(whole))
@@ -244,7 +245,7 @@ def test_what_is_no_list_of_samples_is_damage(damage: bytes) -> None:
 
 
 def test_a_case_is_one_object_for_all_its_records() -> None:
-    line = next(lines(RESULTS[-1]))
+    line = next(lines(LATEST))
     first, second = decode.record(line), decode.record(line)
     assert first is not None
     assert second is not None
