@@ -31,7 +31,7 @@ itself there and is not rounded; with dropout it is v / (1 - p), while eager's d
 Long sums. Out itself may be off by more than that: in a sum over many keys, terms that are small beside it are cut off
 (checksums.py) or rounded away. Where v has a mean, the errors of all columns have one sign, and dq is off by them in
 the outlier channel: on an H200, in fp16 with 256k keys, out by 0.1 % and all of dq by 22 to 28 %. Out has a tolerance
-of its own. What its error makes of D is known where out is: dout times that error.
+of its own. What its error, that of its rounding too, makes of D is known where out is: dout times that error.
 
 The tolerance (tolerance.py) adds all of this where scores are large, and the rounding of out alone with dropout on
 other data. Elsewhere nothing is added: eager's error has the same size.
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCORE_ROUNDINGS, CAP_ROUNDINGS = 2, 3  # of a score once it is summed: to store and to scale it; to cap it
+KNOWN = 2.0  # standard deviations as which a known error counts: what a root mean square may be (tolerance.py)
 
 
 def rms_of_one_rounding(dtype: torch.dtype) -> float:
@@ -113,10 +114,12 @@ def rounding_variances(
     pdp = p * rows.dp
     ds = pdp - p * pdp.sum(-1, keepdim=True)
     of_sums = of_float32 * case.shape.headdim_v  # of dP and D, products with dout
-    of_d = (of_out + of_sums) * (rows.dout * rows.out).square().sum(-1, keepdim=True)
+    of_d = of_sums * (rows.dout * rows.out).square().sum(-1, keepdim=True)
     of_d += (of_scores * ds.square() + of_p * pdp.square()).sum(-1, keepdim=True)
-    if rows.found_out is not None:
-        of_d += (rows.dout * (rows.found_out - rows.out)).sum(-1, keepdim=True).square()
+    if rows.found_out is None:
+        of_d += of_out * (rows.dout * rows.out).square().sum(-1, keepdim=True)
+    else:
+        of_d += ((rows.dout * (rows.found_out - rows.out)).sum(-1, keepdim=True) / KNOWN).square()
     of_dp = of_sums * _times(rows.dout.square(), v.square().mT)
     slopes = slope**2 if capped is None else slope**2 + (2 * case.softmax_scale * capped / case.softcap) ** 2
     of_ds = of_scores * ds.square() * slopes + of_dp * (weights * slope).square()
