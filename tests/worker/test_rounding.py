@@ -95,7 +95,9 @@ def test_dq_may_be_off_by_what_the_error_of_out_makes_of_it(monkeypatch: pytest.
     accuracy = check.check_first(found)
     assert accuracy.ok, accuracy.problem()
     assert not check.check_first(fused(case, check.inputs, first, first, cut_off=3e-6, seen=False)).ok
-    assert not check.check_first({**found, "dq": found["dq"] * 1.01}).ok
+    for factor in (0.0, 0.5, 1.01):
+        assert not check.check_first({**found, "dq": found["dq"] * factor}).ok
+        assert not check.check_first({**found, "dk": found["dk"] * factor}).ok
     assert not check.check_first(fused(case, check.inputs, first, first, cut_off=1e-4)).ok
 
 

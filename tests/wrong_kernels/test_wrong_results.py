@@ -234,6 +234,14 @@ def test_a_backward_that_saturates(steady_cpu: MeasuringDevice, dtype: str, caus
     assert {name for name, error in record.accuracy.errors.items() if not error.ok} <= {"dq", "dk"}
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_backward_that_writes_to_dout_on_outliers(steady_cpu: MeasuringDevice, dtype: str) -> None:
+    """Fault: gradients of twice the dout, which it overwrites. Found: wrong on hard inputs."""
+    record = steady_cpu.measure(wrong_results.doubles_dout, hard_case(direction="bwd", dtype=dtype))
+    assert record.status == "wrong"
+    assert str(record.reason).startswith("on hard inputs: ")
+
+
 class Capped(Function):
     """An own function that accepts a case with a softcap."""
 

@@ -180,8 +180,10 @@ def compute_reference(
 
     With `rows_only` dk and dv are left out. `kept` is the dropout mask, (pairs, count, group, seqlen_k) bool, True
     where a probability stays; without it nothing is dropped. Where scores are large, as with
-    outliers in the case's data and with `hard` inputs, and with dropout, `rounding` is computed (rounding.py); with the
-    `out` of a kernel, (batch, seqlen_q, nheads, headdim_v), it includes what the error of that makes of dq and dk.
+    outliers in the case's data and with `hard` inputs, and with dropout, `rounding` is computed (rounding.py).
+
+    With the `out` of a kernel, (batch, seqlen_q, nheads, headdim_v), the exact dq and dk are those of a fused backward
+    that has this out: the row sums of P dP are dout out', which is the same for the exact out.
     """
     with pages.appended(case, inputs), without_tf32():
         return _compute_reference(case, inputs, sample, rows_only=rows_only, kept=kept, hard=hard, out=out)
@@ -300,7 +302,7 @@ def _attend(
     found_out: (pairs, count, group, headdim_v), sink and ALiBi's slopes: (pairs, group). Products are summed in
     `accumulate`, as tensor cores do, so storage=bf16 gives what eager attention gives in bf16. With `fp8_out`, the
     factor of out in e4m3, the probabilities and the gradient of the scores are rounded to 8 bits before they are
-    multiplied, and so is out where a backward reads it (core/fp8.py). `found_out` is that of a kernel (rounding.py).
+    multiplied, and so is out where a backward reads it (core/fp8.py). `found_out` is that of a kernel.
 
     Return the results ("out"; with dout also "dq", and "dk" and "dv" unless `rows_only`; with a sink also "dsink",
     (pairs, group), of these rows, and "dsink_terms", the squares that the rounding of out multiplies in it), and for
@@ -348,6 +350,8 @@ def _attend(
             p = p.to(accumulate)
             slope = case.softmax_scale * (1 - (scores / case.softcap) ** 2 if case.softcap else 1)
             pdp = (p * dp).sum(-1, keepdim=True)
+            if found_out is not None:
+                pdp = (do_rows * found_out[:, at].to(accumulate)).sum(-1, keepdim=True)
             if fp8_out is not None:
                 pdp = (do_rows * fp8.round_to_e4m3(outs[-1], fp8_out)).sum(-1, keepdim=True)
             ds = (p * (dp - pdp)).to(storage) * slope
@@ -361,8 +365,6 @@ def _attend(
                 dk += summed(ds, q[:, at])
                 dv += summed(factors, do_rows)
             computed = replace(computed, dout=do_rows, dp=dp, dq=dqs[-1])
-            if found_out is not None:
-                computed = replace(computed, found_out=found_out[:, at].to(accumulate))
         for dtype, of_rows, of_keys in zip(scores_in, by_row, by_key, strict=True):
             found = rounding_variances(case, computed, k, v, scores_in=dtype, rows_only=rows_only)
             for name, variance in found.items():

@@ -17,12 +17,18 @@ have both signs. Here, in addition to standard normal values:
 The values of column 0 of k are exact in every dtype: in bf16, fp16, and in e4m3 with one scale for the tensor. Where q
 is not shifted, and where one key takes all attention, eager attention is nearly as exact as on other data, so that its
 error still tells; each of eight sections of the sequence has its own tolerance (tolerance.py).
+
+A fused backward takes the row sums of P dP to be dout out'. Sums over very many keys lose what is small beside them, so
+that out is off by the same share in all columns of a v with a mean. Out has its tolerance for that. In dq that error is
+multiplied by column 0 of k: on an H200, in fp16 with 256k keys, out was off by 0.1 % and all of dq by 22 to 28 %. So
+where dq and dk are not those of the exact out, they may be those of the kernel's own out.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core import pages
@@ -62,15 +68,17 @@ class HardInputsCheck:
     def check_first(self, results: Mapping[str, Tensor]) -> Accuracy:
         """Compare the results of a launch on `inputs`. On a GPU out may be off by twice eager's error.
 
-        Where out is right, dq and dk may be off by what its error makes of them (rounding.py, "Long sums").
+        Where dq and dk alone are wrong, they may be those of a right backward with the kernel's own out.
         """
         case, sample = self.reference.case, self.reference.sample
         wide = None if self.inputs.q.device.type == "cpu" else {"out": 2.0}
         accuracy = compare(self.reference, results, wide=wide)
-        if accuracy.ok or accuracy.unwritten or not case.has_backward or not accuracy.errors["out"].ok:
+        wrong = {name for name, error in accuracy.errors.items() if not error.ok}
+        if not wrong or accuracy.unwritten or not wrong <= {"dq", "dk"}:
             return accuracy
-        out = result_values("out", results)
-        return compare(compute_reference(case, self.inputs, sample, hard=True, out=out), results, wide=wide)
+        with_own_out = compute_reference(case, self.inputs, sample, out=result_values("out", results))
+        again = compare(replace(self.reference, parts=with_own_out.parts), results, ("dq", "dk"))
+        return replace(accuracy, errors={**accuracy.errors, **again.errors}) if again.ok else accuracy
 
 
 def make_hard(case: Case, device: torch.device, seed: int) -> Inputs:

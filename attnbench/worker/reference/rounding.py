@@ -28,11 +28,6 @@ Out and probabilities. D is also off because a forward rounds out, and the proba
 by one rounding of each dout * out and P_j dP_j. It matters most for a query that sees one key. Without dropout out is v
 itself there and is not rounded; with dropout it is v / (1 - p), while eager's dq is exactly zero.
 
-Long sums. Out itself may be off by more than that: in a sum over many keys, terms that are small beside it are cut off
-(checksums.py) or rounded away. Where v has a mean, the errors of all columns have one sign, and dq is off by them in
-the outlier channel: on an H200, in fp16 with 256k keys, out by 0.1 % and all of dq by 22 to 28 %. Out has a tolerance
-of its own. What its error, that of its rounding too, makes of D is known where out is: dout times that error.
-
 The tolerance (tolerance.py) adds all of this where scores are large, and the rounding of out alone with dropout on
 other data. Elsewhere nothing is added: eager's error has the same size.
 """
@@ -51,7 +46,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCORE_ROUNDINGS, CAP_ROUNDINGS = 2, 3  # of a score once it is summed: to store and to scale it; to cap it
-KNOWN = 2.0  # standard deviations as which a known error counts: what a root mean square may be (tolerance.py)
 
 
 def rms_of_one_rounding(dtype: torch.dtype) -> float:
@@ -59,6 +53,13 @@ def rms_of_one_rounding(dtype: torch.dtype) -> float:
     import torch
 
     return torch.finfo(dtype).eps / math.sqrt(12)
+
+
+def rms_of_subnormals(dtype: torch.dtype) -> float:
+    """Return the root mean square of the error of one rounding of a number below the normal ones of a dtype."""
+    import torch
+
+    return rms_of_one_rounding(dtype) * torch.finfo(dtype).smallest_normal
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,6 @@ class Rows:
     dout: Tensor | None = None
     dp: Tensor | None = None
     dq: Tensor | None = None
-    found_out: Tensor | None = None  # that of a kernel, beside the exact `out`
 
 
 def rounding_variances(
@@ -114,12 +114,8 @@ def rounding_variances(
     pdp = p * rows.dp
     ds = pdp - p * pdp.sum(-1, keepdim=True)
     of_sums = of_float32 * case.shape.headdim_v  # of dP and D, products with dout
-    of_d = of_sums * (rows.dout * rows.out).square().sum(-1, keepdim=True)
+    of_d = (of_out + of_sums) * (rows.dout * rows.out).square().sum(-1, keepdim=True)
     of_d += (of_scores * ds.square() + of_p * pdp.square()).sum(-1, keepdim=True)
-    if rows.found_out is None:
-        of_d += of_out * (rows.dout * rows.out).square().sum(-1, keepdim=True)
-    else:
-        of_d += ((rows.dout * (rows.found_out - rows.out)).sum(-1, keepdim=True) / KNOWN).square()
     of_dp = of_sums * _times(rows.dout.square(), v.square().mT)
     slopes = slope**2 if capped is None else slope**2 + (2 * case.softmax_scale * capped / case.softcap) ** 2
     of_ds = of_scores * ds.square() * slopes + of_dp * (weights * slope).square()
