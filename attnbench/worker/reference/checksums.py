@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ADDED_AT_ONCE = 8  # products that a tensor core adds to a sum
-MOST_CUT_OFF = 0.01
+MOST_CUT_OFF = 0.01  # of a sum
 
 
 @without_tf32()
