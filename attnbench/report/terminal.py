@@ -195,7 +195,7 @@ class _Writer:
             room = max(BARS[0], min(BARS[1], (self.console.width - taken + 2) // max(1, sum(drawn)) - 2))
             needed = least(LEAST_FOLDED)
             corner, labels = _span(needed[0], needed[1 : table.labels], 2), table.labels
-            if corner > self.console.width // 2:
+            if corner > self.console.width * 2 // 3:
                 corner, labels = needed[0], 1
             others = needed[labels:]
             for i, part in enumerate(_parts(corner, others, 2, self.console.width)):

@@ -44,6 +44,17 @@ def test_one_rank_of_another_run_is_told() -> None:
     assert not table.note.endswith(OTHER_RUN)  # type: ignore[union-attr]
 
 
+def test_what_all_cases_share_is_in_the_title() -> None:
+    forward = two_ranks((1.9, 2.0))
+    backward = [replace(cell, case=replace(cell.case, direction="bwd")) for cell in forward]
+    table, *_ = tables(forward)
+    assert table.title == "One sequence over several ranks, d128 causal fwd bf16"
+    assert [row[1] for row in table.rows] == ["4k", "16k"]  # type: ignore[union-attr]
+    table, *_ = tables([*forward, *backward])
+    assert table.title == "One sequence over several ranks, d128 causal bf16"
+    assert [row[1] for row in table.rows] == ["4k fwd", "16k fwd", "4k bwd", "16k bwd"]  # type: ignore[union-attr]
+
+
 def test_the_figure_has_all_points_within_it() -> None:
     (section,) = sections(two_ranks((0.5, 1.5, 2.5)))
     (plot,) = section.blocks

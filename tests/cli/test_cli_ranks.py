@@ -25,7 +25,8 @@ def test_scaling_is_what_the_figures_say(tool: Tool) -> None:
     flops = 4 * two["nheads"] * two["headdim"] * 65536 * 65537 / 2
     assert two["tflops"] == pytest.approx(flops / two["latency"] / 2 / 1e12)
     shown = tool("report", "a.jsonl", COLUMNS="200").out
-    (line,) = re.findall(r"fake +64k d128 causal fwd +2 .*", shown)
+    assert "One sequence over several ranks, d128 causal fwd bf16" in shown
+    (line,) = re.findall(r"fake +64k +2 .*", shown)
     strong, weak, exposed = (float(share) for share in re.findall(r"(\d+)%", line)[:3])
     assert strong == round(100 * one["latency"] / two["latency"] / 2)
     assert weak == round(100 * two["tflops"] / half["tflops"])

@@ -37,19 +37,25 @@ def tables(cells: Sequence[Cell]) -> list[Table | Paragraphs]:
     if not several:
         return []
     known = _by_key(cells)
-    dtypes = len({cell.case.dtype for cell in several}) > 1
+    facts = {cell.case: _facts(cell.case) for cell in several}
+    alike = [next(iter(values)) for values in map(set, zip(*facts.values(), strict=True)) if len(values) == 1]
+    names = {
+        case: " ".join([case_names.lengths(case), *(fact for fact in of if fact not in alike)])
+        for case, of in facts.items()
+    }
+    figures = ("ranks", "latency", "TFLOP/s", "strong", "weak", "exposed", "sent", "of the bus", "memory", "error")
     columns = (
-        *map(Column, ("backend", "case")),
-        *(Column(name, "right") for name in ("ranks", "latency", "TFLOP/s", "strong", "weak", "exposed", "sent")),
-        *(Column(name, "right") for name in ("of the bus", "memory", "error")),
+        *(Column(name, wrap=False) for name in ("backend", "case")),
+        *(Column(name, "right", wrap=False) for name in figures),
     )
     order = sorted(several, key=lambda c: (case_names.backend_rank(c.backend), case_names.case_rank(c.case)))
     table = Table(
         "scaling",
         columns,
-        tuple(_row(c, known, dtypes) for c in order),
-        title="One sequence over several ranks",
+        tuple(_row(c, known, names[c.case]) for c in order),
+        title=" ".join(["One sequence over several ranks,", *alike]).removesuffix(","),
         note=NOTE + (OTHER_RUN if any(_is_of_another_run(c, known) for c in several) else ""),
+        labels=3,
     )
     lines = [(Span(line),) for line in crossovers(cells)]
     return [table, Paragraphs(tuple(lines), title="From which length they are faster")] if lines else [table]
@@ -116,7 +122,7 @@ def _plot(name: str, curves: Sequence[tuple[int, Sequence[tuple[Cell, float]]]])
     )
 
 
-def _row(cell: Cell, known: Mapping[Key, Cell], dtypes: bool) -> tuple[Entry, ...]:
+def _row(cell: Cell, known: Mapping[Key, Cell], name: str) -> tuple[Entry, ...]:
     one, weak = known.get(_on_one(cell)), _weak(cell, known)
     seconds, rate = cell.value("latency") or 0.0, cell.value("tflops")
     strong = (one.value("latency") or 0.0) / (cell.case.ranks * seconds) if one and seconds else None
@@ -134,7 +140,7 @@ def _row(cell: Cell, known: Mapping[Key, Cell], dtypes: bool) -> tuple[Entry, ..
         (error, lambda n: f"{n:.1e}"),
     )
     texts = (form(value) if value is not None else "" for value, form in figures)
-    return (cell.backend_name, _name(cell.case, dtypes), str(cell.case.ranks), *texts)
+    return (cell.backend_name, name, str(cell.case.ranks), *texts)
 
 
 def _by_key(cells: Sequence[Cell]) -> dict[Key, Cell]:
@@ -191,9 +197,9 @@ def _size(cell: Cell) -> str:
 
 
 def _kind(case: Case) -> str:
-    return f"d{case_names.headdim(case)} {case_names.mask(case)} {case.direction} {case.dtype}"
+    return " ".join(_facts(case))
 
 
-def _name(case: Case, dtypes: bool) -> str:
-    said = f"{case_names.lengths(case)} d{case_names.headdim(case)} {case_names.mask(case)} {case.direction}"
-    return f"{said} {case.dtype}" if dtypes else said
+def _facts(case: Case) -> tuple[str, ...]:
+    """Return what is told of a case beside its length."""
+    return f"d{case_names.headdim(case)}", case_names.mask(case), case.direction, case.dtype
