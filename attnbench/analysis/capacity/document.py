@@ -32,7 +32,6 @@ from attnbench.run.capacity import at_size, size_of
 
 PASSES = {"fwd": "forward", "bwd": "backward", "fwd_bwd": "training"}
 STYLES: Mapping[str, Style] = {"wrong": "bad", "failed": "bad", "unchecked": "warning", "not reached": "warning"}
-PLACES = ("case", "pass", "backend")  # columns of every table over ranks
 NOTE = (
     "Of the attention of one layer alone: its inputs, results and workspace. Weights and what other layers keep are "
     "not counted. Each size in the column fits was compared with the reference at that size."
@@ -50,7 +49,7 @@ def document(runs: Sequence[Run]) -> Document:
         title=f"What fits: {', '.join(devices)}",
         answer=tuple(_answers(found)),
         machines=tuple(Machine(name, "") for name in devices),
-        blocks=(_table(found, several=len(devices) > 1), *_over_ranks(found)) if found else (),
+        blocks=(_table(found), *_over_ranks(found)) if found else (),
         reasons=tuple(_reasons(found)),
         cautions=tuple(
             Caution(
@@ -104,30 +103,41 @@ def _answers(found: Sequence[Finding]) -> Iterator[str]:
         yield f"{who}: {least}{_size(best, best.largest)} with {' and '.join(also)}{stop}"
 
 
-def _table(found: Sequence[Finding], *, several: bool) -> Table:
-    columns = [
-        *([Column("device")] if several else []),
-        Column("case"),
-        Column("pass"),
-        Column("backend", wrap=False),
+def _table(found: Sequence[Finding]) -> Table:
+    headings = ("device", "case", "pass", "backend", "ranks")
+    named = [
+        (of.run.environment.device.name, _case(_on_one(of)), PASSES[of.case.direction], of.backend, str(of.case.ranks))
+        for of in found
+    ]
+    told = _told(headings, named)
+    columns = (
+        *(Column(headings[i], "right" if headings[i] == "ranks" else "left", wrap=False) for i in told),
         *(Column(name, "right") for name in ("fits", "next", "memory", "per token")),
         Column("stopped by"),
         Column("growth"),
         *(Column(name, "right") for name in ("forecast", "one call")),
-    ]
-    rows = tuple(_table_row(of, several=several) for of in found)
+    )
+    rows = tuple((*(name[i] for i in told), *_figures(of)) for name, of in zip(named, found, strict=True))
     note = "Forecast: the error of the forecast of memory at the size that fits, without copies of the inputs."
-    return Table("capacity", tuple(columns), rows, note=note)
+    if any(of.search.of == "seqlen" for of in found):
+        note = f"Fits, next: tokens of a sequence. {note}"
+    title = ", ".join(named[0][i] for i in (1, 2) if i not in told)
+    return Table("capacity", columns, rows, title=title, note=note, labels=len(told))
 
 
-def _table_row(of: Finding, *, several: bool) -> tuple[Entry, ...]:
+def _told(headings: Sequence[str], named: Sequence[Sequence[str]]) -> list[int]:
+    """Return which columns of names a table shows: the backend, and those in which rows differ."""
+    return [i for i, name in enumerate(headings) if name == "backend" or len({row[i] for row in named}) > 1]
+
+
+def _on_one(of: Finding) -> Finding:
+    return replace(of, case=replace(of.case, ranks=1))
+
+
+def _figures(of: Finding) -> tuple[Entry, ...]:
     return (
-        *([of.run.environment.device.name] if several else []),
-        _case(of),
-        PASSES[of.case.direction],
-        of.backend,
-        Span(_size(of, of.largest), "strong") if of.largest else Span("nothing", "warning"),
-        _size(of, of.next) if of.next else "",
+        Span(_short(of, of.largest), "strong") if of.largest else Span("nothing", "warning"),
+        _short(of, of.next) if of.next else "",
         format_bytes(of.nbytes) if of.nbytes else "",
         format_bytes(round(of.nbytes / tokens(of))) if of.nbytes else "",
         Span(of.limit if of.is_done else f"{of.limit}, unfinished", STYLES.get(of.limit, "")),
@@ -141,16 +151,15 @@ def _over_ranks(found: Sequence[Finding]) -> Iterator[Table]:
     """Yield the table of how the largest size grows with the ranks, where a search is of several."""
     methods: dict[tuple[Any, ...], dict[int, Finding]] = {}
     for of in found:
-        alone = replace(of, case=replace(of.case, ranks=1))
         device = of.run.environment.device.name
-        named = (device, _case(alone), PASSES[of.case.direction], of.backend, _of_each(of.search))
+        named = (device, _case(_on_one(of)), PASSES[of.case.direction], of.backend, _of_each(of.search))
         methods.setdefault((*named, of.search), {})[of.case.ranks] = of
     several = {named: members for named, members in methods.items() if len(members) > 1}
     if not several:
         return
     ranks = sorted({n for members in several.values() for n in members})
     headings = ("device", "case", "pass", "backend", "of each")
-    told = [i for i, name in enumerate(headings) if name in PLACES or len({named[i] for named in several}) > 1]
+    told = _told(headings, [*several])
     names = (Column(headings[i], wrap=headings[i] != "backend") for i in told)
     columns = (*names, *(Column(count(n, "rank"), "right") for n in ranks))
     rows = [
@@ -194,7 +203,11 @@ def format_seconds(seconds: float) -> str:
 def _size(of: Finding, size: int | None) -> str:
     if size is None:
         return "nothing"
-    return f"batch {size}" if of.search.of == "batch" else f"{_tokens(size)} tokens"
+    return _short(of, size) if of.search.of == "batch" else f"{_tokens(size)} tokens"
+
+
+def _short(of: Finding, size: int) -> str:
+    return f"batch {size}" if of.search.of == "batch" else _tokens(size)
 
 
 def _tokens(size: int) -> str:
