@@ -66,6 +66,8 @@ def test_more_ranks_hold_a_longer_sequence(tool: Tool) -> None:
     said = " ".join(tool("capacity", "a.jsonl", COLUMNS="200").out.split())
     assert "fake 256k tokens 512k tokens, 2.00x 1m tokens, 4.00x" in said
     assert "over several devices" not in tool(*FAKE, "--pass", "fwd").out.lower()
+    said = tool(*FAKE, "--pass", "fwd", "--ranks", "2", COLUMNS="200").out.splitlines()
+    assert "bf16 d128 causal ranks 2, heads 16, forward" in said
 
 
 def test_several_ranks_on_a_cpu(tool: Tool) -> None:

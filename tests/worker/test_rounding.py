@@ -99,6 +99,10 @@ def test_dq_may_be_off_by_what_the_error_of_out_makes_of_it(monkeypatch: pytest.
         assert not check.check_first({**found, "dq": found["dq"] * factor}).ok
         assert not check.check_first({**found, "dk": found["dk"] * factor}).ok
     assert not check.check_first(fused(case, check.inputs, first, first, cut_off=1e-4)).ok
+    doubled = replace(check.inputs, v=2 * check.inputs.v)  # by the backward; half of its out is that of the forward
+    found = {**fused(case, doubled, first, first, cut_off=0.5), "dv": found["dv"]}
+    check.inputs.v.mul_(2)
+    assert not check.check_first(found).ok
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -105,8 +105,15 @@ def _answers(found: Sequence[Finding]) -> Iterator[str]:
 
 def _table(found: Sequence[Finding]) -> Table:
     headings = ("device", "case", "pass", "backend", "ranks")
+    by_ranks = len({of.case.ranks for of in found}) > 1  # then they have a column; else the case's name has them
     named = [
-        (of.run.environment.device.name, _case(_on_one(of)), PASSES[of.case.direction], of.backend, str(of.case.ranks))
+        (
+            of.run.environment.device.name,
+            _case(_on_one(of) if by_ranks else of),
+            PASSES[of.case.direction],
+            of.backend,
+            str(of.case.ranks),
+        )
         for of in found
     ]
     told = _told(headings, named)
@@ -121,7 +128,7 @@ def _table(found: Sequence[Finding]) -> Table:
     note = "Forecast: the error of the forecast of memory at the size that fits, without copies of the inputs."
     if any(of.search.of == "seqlen" for of in found):
         note = f"Fits, next: tokens of a sequence. {note}"
-    title = ", ".join(named[0][i] for i in (1, 2) if i not in told)
+    title = ", ".join(named[0][i] for i, name in enumerate(headings) if name in ("case", "pass") and i not in told)
     return Table("capacity", columns, rows, title=title, note=note, labels=len(told))
 
 

@@ -24,7 +24,7 @@ Eager's errors are those of the sampled rows, in sums of few terms. Two errors o
   by a fourth of that. One side of the equation may be smaller than the other by that share (`_cut_off`), but by no more
   than MOST_CUT_OFF: what is further off is wrong, whatever the cause.
 - In fp16 the probabilities of a long sequence are subnormal: P and dS are rounded to multiples of 2^-24, where those of
-  a million keys are about 10^-6. Such errors, of every visible pair, are added to the tolerance.
+  a million keys are about 10^-6. Such errors, of all pairs of a row and a key, are added to the tolerance.
 """
 
 from __future__ import annotations
