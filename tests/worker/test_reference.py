@@ -17,7 +17,7 @@ from attnbench.core.backend import Inputs, Prepared, torch_dtype
 from attnbench.core.case import Case, Shape
 from attnbench.core.record import Accuracy
 from attnbench.worker import inputs, reference
-from attnbench.worker.reference import checksums, exact_attention
+from attnbench.worker.reference import checksums, exact_attention, truncation
 
 CPU = torch.device("cpu")
 Results = dict[str, Tensor]
@@ -408,21 +408,9 @@ def test_checksums_hold_for_sums_on_tensor_cores(monkeypatch: pytest.MonkeyPatch
     assert not holds(exact["dv"] + 4 * (dv - exact["dv"]))
     assert not holds(exact["dv"] - (dv - exact["dv"]))
     assert not holds(dv * torch.where(torch.arange(16) == 5, 0.98, 1.0)[:, None])  # one key of 16
-    monkeypatch.setattr(checksums, "ADDED_AT_ONCE", math.inf)
+    monkeypatch.setattr(truncation, "ADDED_AT_ONCE", math.inf)
     assert not holds(dv)
     assert holds(exact["dv"])
-
-
-def test_how_much_tensor_cores_may_cut_off() -> None:
-    """Half a unit in the last place for each 8 terms: of the rows that a key sees, in all heads of its group."""
-    share = checksums._cut_off
-    assert share(case(dtype="bf16"), 8 * 1024) == 2**10 * 2**-24
-    assert share(case(dtype="fp16"), 8 * 1024, 4) == 4 * 2**10 * 2**-24
-    assert share(case(dtype="bf16", causal=True, window_size=(1023, None)), 8 * 1024) == 2**7 * 2**-24
-    assert share(case(dtype="bf16", window_size=(1023, 1024)), 8 * 1024) == 2**8 * 2**-24
-    assert share(case(dtype="bf16", window_size=(1023, None)), 8 * 1024) == 2**10 * 2**-24
-    assert share(case(dtype="fp32"), 8 * 1024) == 0
-    assert share(case(dtype="bf16"), 2**20, 128) == checksums.MOST_CUT_OFF
 
 
 def test_checksums_hold_for_subnormal_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,8 @@ twice eager's, plus one rounding. Errors in many keys exceed that; an error in o
 
 Eager's errors are those of the sampled rows, in sums of few terms. Two errors of a right kernel do not show there:
 
-- A tensor core adds some products at a time to a sum in float32 (8 on an A100) and cuts off what does not fit (Fasi et
-  al., "Numerical behavior of NVIDIA tensor cores", 2021): half a unit in the last place on average, always towards
-  zero. So a sum becomes too small by a share that grows with its terms. In bf16, causal, on an H200
-  (tests/gpu/long_sums.py) dv of a million rows became too small by 0.42 % in SDPA's efficient kernel, by 0.21 % in
-  cuDNN's and flash-attn 3, and by less than 0.05 % in flash-attn 2, which adds the largest terms last; of 262,144 rows
-  by a fourth of that. One side of the equation may be smaller than the other by that share (`_cut_off`), but by no more
-  than MOST_CUT_OFF: what is further off is wrong, whatever the cause.
+- Sums of many terms become too small on tensor cores (truncation.py): dv of a million rows by up to 0.42 %. One side of
+  the equation may be smaller than the other by what that explains, and no more.
 - In fp16 the probabilities of a long sequence are subnormal: P and dS are rounded to multiples of 2^-24, where those of
   a million keys are about 10^-6. Such errors, of all pairs of a row and a key, are added to the tolerance.
 """
@@ -43,13 +38,11 @@ from attnbench.worker.reference.exact_attention import (
 )
 from attnbench.worker.reference.precision import without_tf32
 from attnbench.worker.reference.rounding import rms_of_one_rounding, rms_of_subnormals
-from attnbench.worker.reference.tolerance import FLOAT32_UNIT, result_values, summation_error, worst
+from attnbench.worker.reference.tolerance import result_values, summation_error, worst
+from attnbench.worker.reference.truncation import most_cut_off
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-ADDED_AT_ONCE = 8  # products that a tensor core adds to a sum
-MOST_CUT_OFF = 0.01  # of a sum
 
 
 @without_tf32()
@@ -60,7 +53,7 @@ def compare_checksums(reference: Reference, inputs: Inputs, results: Mapping[str
     """
     case, s = reference.case, reference.case.shape
     assert inputs.dout is not None
-    least, most = 1 - _cut_off(case, s.seqlen_q, s.nheads // s.nheads_k), 1 + _cut_off(case, s.seqlen_k)
+    least, most = 1 - most_cut_off(case, s.seqlen_q, s.nheads // s.nheads_k), 1 + most_cut_off(case, s.seqlen_k)
     found = {}
     for name, keys, row_wise, rows in (("dv", inputs.v, "out", inputs.dout), ("dk", inputs.k, "dq", inputs.q)):
         eager_error = max(reference.relative_eager_error(name), reference.relative_eager_error(row_wise))
@@ -74,17 +67,6 @@ def compare_checksums(reference: Reference, inputs: Inputs, results: Mapping[str
                 errors.append(TensorError(error, eager_error, tolerance + of_subnormals * subnormal, error))
         found[name] = worst(errors)
     return found
-
-
-def _cut_off(case: Case, terms: int, group: int = 1) -> float:
-    """Return by which share sums of so many terms in each head of a group may be too small on tensor cores.
-
-    Half a unit in the last place is at most FLOAT32_UNIT of a sum. In fp32 kernels add one product at a time and round.
-    """
-    left, right = case.window_size[0], 0 if case.causal else case.window_size[1]
-    if left is not None and right is not None:
-        terms = min(terms, left + right + 1)
-    return 0.0 if case.dtype == "fp32" else min(FLOAT32_UNIT * terms * group / ADDED_AT_ONCE, MOST_CUT_OFF)
 
 
 def _by_heads(case: Case, keys: Tensor, by_key: Tensor, by_row: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -110,6 +110,10 @@ class SinkGradient:
         for whole, part in ((self.exact, exact), (self.eager, eager), (self.terms, terms)):
             whole.index_add_(0, head, part.to(whole.dtype))
 
+    def moved_to(self, exact: Tensor) -> SinkGradient:
+        """Return the gradient with another exact one, from which eager's differs as it does from this."""
+        return SinkGradient(exact, exact + self.eager - self.exact, self.terms)
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -129,6 +133,11 @@ class Reference:
         """Return eager's error over the size of the exact values, both in root mean square; 0 for a result of zeros."""
         error, size = float(self.eager[name].square.sum()), float(self.size[name].square.sum())
         return math.sqrt(error / size) if size else 0.0
+
+    def of_other_exact(self, other: Reference) -> Reference:
+        """Return the reference with the exact results of another of the same inputs; eager's errors stay."""
+        dsink = None if self.dsink is None or other.dsink is None else self.dsink.moved_to(other.dsink.exact)
+        return replace(self, parts=other.parts, dsink=dsink)
 
     def without_dk_dv(self) -> Reference:
         """Return the reference without dk and dv: they hold for the masked dout only, and are as large as k and v."""
@@ -182,8 +191,9 @@ def compute_reference(
     where a probability stays; without it nothing is dropped. Where scores are large, as with
     outliers in the case's data and with `hard` inputs, and with dropout, `rounding` is computed (rounding.py).
 
-    With the `out` of a kernel, (batch, seqlen_q, nheads, headdim_v), the exact dq and dk are those of a fused backward
-    that has this out: the row sums of P dP are dout out', which is the same for the exact out.
+    With the `out` of a kernel, (batch, seqlen_q, nheads, headdim_v), the exact gradients are those of a fused backward
+    that has this out: the row sums of P dP are dout out', which is the same for the exact out. Eager's errors are then
+    not computed, and 0.
     """
     with pages.appended(case, inputs), without_tf32():
         return _compute_reference(case, inputs, sample, rows_only=rows_only, kept=kept, hard=hard, out=out)
@@ -239,12 +249,13 @@ def _compute_reference(
             found_out=None if out is None else rows_of(case, out, batch, head, rows),
             **options,
         )
-        storage = torch_dtype(case)
+        storage, rounded = torch_dtype(case), dict(exact)
         if scales:
             q, k, v = (fp8.round_to_e4m3(t, scale) for t, scale in zip((q, k, v), scales, strict=True))
             dout = None if dout is None else fp8.round_to_e5m2(dout)
             storage, options["fp8_out"] = torch.float32, scales[2]  # out has the scale of v
-        rounded, _ = _attend(case, rows, q, k, v, dout, storage=storage, accumulate=torch.float32, **options)
+        if out is None:
+            rounded, _ = _attend(case, rows, q, k, v, dout, storage=storage, accumulate=torch.float32, **options)
         if "dsink" in exact:
             dsink.add(head, exact.pop("dsink"), rounded["dsink"], exact.pop("dsink_terms"))
         for name, values in exact.items():
@@ -441,6 +452,17 @@ def visible_keys(case: Case, rows: Tensor) -> Tensor:
     mask, blocks = masks.find(case.mask), masks.kept_blocks(case.mask, case.shape.seqlen_k, rows.device)
     by_name: Tensor = masks.sees(mask, seen, bounds.place[rows][..., None], keys, blocks)
     return by_name
+
+
+def most_visible_keys(case: Case, rows: Tensor) -> Tensor:
+    """Return how many keys causal and window let each query row of `rows` (...) see; with a mask by name, all keys."""
+    import torch
+
+    if case.mask:
+        return torch.full_like(rows, case.extent.seqlen_k)
+    bounds = _key_bounds(case, rows.device)
+    seen: Tensor = (bounds.last[rows] - bounds.first[rows] + 1).clamp(min=0)
+    return seen
 
 
 def count_pairs(case: Case, device: torch.device) -> int:
