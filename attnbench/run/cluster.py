@@ -15,6 +15,8 @@ import os
 import re
 import signal
 import socket
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -115,10 +117,15 @@ def connected(address: str | None) -> Iterator[None]:
     _check_address(address)
     options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    said: list[str] = []
     try:
-        ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **options)
+        with _held_back(said):
+            ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **options)
     except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
-        raise UserError(f"--address {address}: {one_line(str(error))[:200]}") from None
+        why = one_line(str(error))[:200]
+        if "InvalidAuthToken" in said[0]:
+            why = "the cluster asks for a token: set RAY_AUTH_MODE=token, with the head's ~/.ray/auth_token here"
+        raise UserError(f"--address {address}: {why}") from None
     finally:  # Ray takes the signals for itself
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -127,6 +134,23 @@ def connected(address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _held_back(said: list[str]) -> Iterator[None]:
+    """Add to `said` what the process writes to stderr meanwhile: Ray's own log, a line for each second of trying."""
+    sys.stderr.flush()
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(shown, 2)
+            os.close(shown)
+            file.seek(0)
+            said.append(file.read().decode(errors="replace"))
 
 
 def _check_address(address: str) -> None:

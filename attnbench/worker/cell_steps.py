@@ -79,7 +79,7 @@ class CellSteps:
         self.instruments.synchronize()
         self.laps.end("hard inputs")
         self._kept_by_first, self._first = self.instruments.memory.measure_held(lambda: self._launch_and_give_up(check))
-        self.check.notes += notes_on_data(self.case, is_hard)
+        self.check.notes += (*(check.notes if is_hard else ()), *notes_on_data(self.case, is_hard))
         return None if is_hard or self._first.ok else self._wrong(self._first)
 
     def launch_to_check(self) -> Fields | None:

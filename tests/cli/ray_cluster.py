@@ -33,11 +33,15 @@ class Nodes:
 
 
 @contextmanager
-def nodes(*names: tuple[str, str]) -> Iterator[tuple[Nodes, str]]:
-    """Give a cluster with these nodes, of (name, ATTNBENCH_FAKE), and the address of its head."""
+def nodes(*names: tuple[str, str], asks_for_token: bool = False) -> Iterator[tuple[Nodes, str]]:
+    """Give a cluster with these nodes, of (name, ATTNBENCH_FAKE), and the address of its head.
+
+    One that asks for a token asks for that in RAY_AUTH_TOKEN.
+    """
     command = [sys.executable, str(Path(__file__))]
+    environment = {**os.environ, "RAY_AUTH_MODE": "token" if asks_for_token else "disabled"}
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
     ) as process:
         try:
             cluster, address = Nodes(process), ""

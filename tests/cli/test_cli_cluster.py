@@ -28,9 +28,13 @@ def wait_for(what: Callable[[], bool], seconds: float = 90) -> None:
         time.sleep(0.1)
 
 
-def test_three_nodes_of_which_one_is_slow_and_one_wrong(tool: Tool) -> None:
+def test_three_nodes_of_which_one_is_slow_and_one_wrong(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They ask for a token."""
     pytest.importorskip("ray", reason="needs Ray: pip install ray")
-    with nodes(("alpha", ""), ("beta", "speed=0.9"), ("gamma", "wrong@4k")) as (_, address):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    each = (("alpha", ""), ("beta", "speed=0.9"), ("gamma", "wrong@4k"))
+    with nodes(*each, asks_for_token=True) as (_, address):
         again = ("--address", address, "--seqlen", "1k,2k,4k", "--rounds", "2")
         dry = tool(*RUN, *again, "--dry-run", "-f", "csv")
         assert [line.split(",")[0] for line in dry.out.splitlines()] == ["file", *(f"{n}.jsonl" for n in NAMES)]

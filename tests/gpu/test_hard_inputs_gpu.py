@@ -2,9 +2,9 @@
 
     python -m pytest -s tests/gpu/test_hard_inputs_gpu.py          on a GPU: every backend that works there, in 60 s
 
-On a GPU a run judges out on hard inputs by twice eager's error, and dq and dk beside those of the kernel's own out. The
-table tells whether the bounds of a CPU, for all results, would hold there too. It has data "outliers" besides, which
-are judged by the bounds of a CPU on every device. Backends are all in this process.
+On a GPU a run judges out on hard inputs by twice eager's error, and what is wrong then once more, by what sums on
+tensor cores lose. The table tells whether the bounds of a CPU, for all results, would hold there too. It has data
+"outliers" besides, which are judged by the bounds of a CPU on every device. Backends are all in this process.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT
+from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
 from attnbench.results import run_file
 from attnbench.run import cluster
 from builders import H200, case, environment, ok, run
@@ -104,3 +105,21 @@ def test_lines_that_come_are_on_the_disk_and_counted(tmp_path: Path) -> None:
         "",
         "done: 2 of 2 jobs measured",
     ]
+
+
+def test_a_cluster_that_asks_for_a_token_is_named_and_its_log_held_back(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install ray")
+
+    def refused(*_: object, **__: object) -> None:
+        os.write(2, b"gcs_client.cc:210: Unauthenticated: RPC error: InvalidAuthToken\n" * 20)
+        raise ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
+
+    monkeypatch.setattr(ray, "init", refused)
+    monkeypatch.setattr(cluster, "_check_address", lambda address: None)
+    asks = "the cluster asks for a token: set RAY_AUTH_MODE=token"
+    with pytest.raises(UserError, match=asks), cluster.connected("10.0.0.1:6379"):
+        pass
+    os.write(2, b"shown again\n")
+    assert capfd.readouterr().err == "shown again\n"

@@ -1,18 +1,18 @@
 """What roundings do to a fused backward on data with large scores: eager's error says little of it, rounding.py does.
 
-The fused backward here is right and in float64, but for its scores. They have the errors of float32 sums in an order of
-its own, in the forward and in the backward.
+The fused backward here (fused_kernel.py) is right and in float64, but for its scores. They have the errors of float32
+sums in an order of its own, in the forward and in the backward.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from fused_kernel import first, fused, last
 from torch import Tensor
 
 from attnbench.core.backend import Inputs
@@ -21,50 +21,6 @@ from attnbench.worker import inputs, reference
 from attnbench.worker.reference import hard_inputs
 
 CPU = torch.device("cpu")
-Order = Callable[[int], Sequence[int]]
-
-
-def first(headdim: int) -> Sequence[int]:
-    """The order that adds column 0 first, which is the large one."""
-    return range(headdim)
-
-
-def last(headdim: int) -> Sequence[int]:
-    """The order that adds column 0 last."""
-    return range(headdim)[::-1]
-
-
-def fused(
-    case: Case, given: Inputs, forward: Order, backward: Order, cut_off: float = 0.0, seen: bool = True
-) -> dict[str, Tensor]:
-    """Return the results of a fused kernel that sums scores in float32 in these orders.
-
-    Its backward has an out that is too small by a share, `cut_off`; so has its result where that is `seen`.
-    """
-    q, k, v, dout = (t.transpose(1, 2) for t in (given.q, given.k, given.v, given.dout))
-    s = case.shape
-
-    def scores(order: Order) -> Tensor:
-        total = torch.zeros(s.batch, s.nheads, s.seqlen_q, s.seqlen_k)
-        for d in order(s.headdim):
-            total += q[..., d, None] * k[..., None, :, d]
-        total = total.double() * case.softmax_scale
-        visible = torch.ones(s.seqlen_q, s.seqlen_k, dtype=torch.bool).tril() if case.causal else True
-        return total.masked_fill(~torch.as_tensor(visible), -math.inf)
-
-    before, after = scores(forward), scores(backward)
-    q, k, v, dout = (t.double() for t in (q, k, v, dout))
-    log_sum = before.logsumexp(-1, keepdim=True)
-    sink = None if given.sink is None else given.sink.double()[:, None, None]
-    log_sum = log_sum if sink is None else torch.logaddexp(log_sum, sink)
-    exact = (before - log_sum).exp() @ v
-    out = exact * (1 - cut_off)
-    p = (after - log_sum).exp()
-    row_sums = (dout * out).sum(-1, keepdim=True)
-    ds = p * (dout @ v.mT - row_sums) * case.softmax_scale
-    results = {"out": out if seen else exact, "dq": ds @ k, "dk": ds.mT @ q, "dv": p.mT @ dout}
-    of_sink = {} if sink is None else {"dsink": -((sink - log_sum).exp() * row_sums).sum((0, 2, 3)).float()}
-    return {name: t.transpose(1, 2).float() for name, t in results.items()} | of_sink
 
 
 def made(data: str, causal: bool, headdim: int = 128, sink: bool = False) -> tuple[Case, Inputs, reference.Reference]:
@@ -94,20 +50,20 @@ def test_dq_may_be_off_by_what_the_error_of_out_makes_of_it(monkeypatch: pytest.
     case = made("hard", causal=True, sink=sink)[0]
     monkeypatch.setattr(hard_inputs, "draw_seed", lambda: 0)
     check = hard_inputs.HardInputsCheck(case, CPU)
-    found = fused(case, check.inputs, first, first, cut_off=3e-6)
+    found = fused(case, check.inputs, first, first, lost=3e-6)
     alone = reference.compare(check.reference, found)
     assert alone.errors["out"].ok
     assert not any(error.ok for name, error in alone.errors.items() if name in hard_inputs.FROM_ROW_SUMS)
     accuracy = check.check_first(found)
     assert accuracy.ok, accuracy.problem()
-    assert not check.check_first(fused(case, check.inputs, first, first, cut_off=3e-6, seen=False)).ok
+    assert not check.check_first(fused(case, check.inputs, first, first, lost=3e-6, seen=False)).ok
     for factor in (0.0, 0.5, 1.01):
         assert not check.check_first({**found, "dq": found["dq"] * factor}).ok
         assert not check.check_first({**found, "dk": found["dk"] * factor}).ok
         assert not sink or not check.check_first({**found, "dsink": found["dsink"] * factor}).ok
-    assert not check.check_first(fused(case, check.inputs, first, first, cut_off=1e-4)).ok
+    assert not check.check_first(fused(case, check.inputs, first, first, lost=1e-4)).ok
     doubled = replace(check.inputs, v=2 * check.inputs.v)  # by the backward; half of its out is that of the forward
-    found = {**fused(case, doubled, first, first, cut_off=0.5), "dv": found["dv"]}
+    found = {**fused(case, doubled, first, first, lost=0.5), "dv": found["dv"]}
     check.inputs.v.mul_(2)
     assert not check.check_first(found).ok
 

@@ -158,6 +158,7 @@ def measure_ranks(
         first_call = time.perf_counter() - started
         cell.laps.end("first call")
         hard = cell.check_first(prepared.canonical(raw))
+        on_hard = dict.fromkeys(note for check in cell.checks.values() for note in check.notes)
         del raw, prepared
         cell.use(cell.new_check)
         held, prepared = memory.measure_held(cell.prepare)
@@ -216,7 +217,7 @@ def measure_ranks(
         return {**record, "status": "wrong-kernel", "reason": problem}
     checked = f"checked: {len(cell.heads)} of {case.shape.nheads_k} key heads, as whole sequences"
     untraced = () if activities else ("what ran is not known: no kernel was traced",)
-    record["notes"] = (checked, *notes_on_data(case, is_hard_checked=True), *untraced)
+    record["notes"] = (checked, *on_hard, *notes_on_data(case, is_hard_checked=True), *untraced)
     if timing is None:
         return record
     errors = (instruments.state.ecc_errors() or 0) - errors_before if errors_before is not None else 0

@@ -192,8 +192,8 @@ def compute_reference(
     outliers in the case's data and with `hard` inputs, and with dropout, `rounding` is computed (rounding.py).
 
     With the `out` of a kernel, (batch, seqlen_q, nheads, headdim_v), the exact gradients are those of a fused backward
-    that has this out: the row sums of P dP are dout out', which is the same for the exact out. Eager's errors are then
-    not computed, and 0.
+    that has this out: the row sums of P dP are dout out', which is the same for the exact out. Eager's errors are not
+    computed then, so that the reference is one for `of_other_exact` only.
     """
     with pages.appended(case, inputs), without_tf32():
         return _compute_reference(case, inputs, sample, rows_only=rows_only, kept=kept, hard=hard, out=out)
@@ -249,12 +249,13 @@ def _compute_reference(
             found_out=None if out is None else rows_of(case, out, batch, head, rows),
             **options,
         )
-        storage, rounded = torch_dtype(case), dict(exact)
-        if scales:
-            q, k, v = (fp8.round_to_e4m3(t, scale) for t, scale in zip((q, k, v), scales, strict=True))
-            dout = None if dout is None else fp8.round_to_e5m2(dout)
-            storage, options["fp8_out"] = torch.float32, scales[2]  # out has the scale of v
+        rounded = dict(exact)
         if out is None:
+            storage = torch_dtype(case)
+            if scales:
+                q, k, v = (fp8.round_to_e4m3(t, scale) for t, scale in zip((q, k, v), scales, strict=True))
+                dout = None if dout is None else fp8.round_to_e5m2(dout)
+                storage, options["fp8_out"] = torch.float32, scales[2]  # out has the scale of v
             rounded, _ = _attend(case, rows, q, k, v, dout, storage=storage, accumulate=torch.float32, **options)
         if "dsink" in exact:
             dsink.add(head, exact.pop("dsink"), rounded["dsink"], exact.pop("dsink_terms"))
@@ -454,15 +455,12 @@ def visible_keys(case: Case, rows: Tensor) -> Tensor:
     return by_name
 
 
-def most_visible_keys(case: Case, rows: Tensor) -> Tensor:
-    """Return how many keys causal and window let each query row of `rows` (...) see; with a mask by name, all keys."""
+def count_visible(case: Case, rows: Tensor) -> Tensor:
+    """Return how many keys each query row of `rows` (...) sees."""
     import torch
 
-    if case.mask:
-        return torch.full_like(rows, case.extent.seqlen_k)
-    bounds = _key_bounds(case, rows.device)
-    seen: Tensor = (bounds.last[rows] - bounds.first[rows] + 1).clamp(min=0)
-    return seen
+    chunks = rows.flatten().split(max(1, CHUNK // case.extent.seqlen_k))
+    return torch.cat([visible_keys(case, chunk).sum(-1) for chunk in chunks]).view_as(rows)
 
 
 def count_pairs(case: Case, device: torch.device) -> int:
