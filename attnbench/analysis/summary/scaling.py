@@ -23,7 +23,7 @@ NOTE = (
     "A rank is one device. TFLOP/s are of each. Strong: the speedup over one rank, over the ranks. Weak: TFLOP/s of "
     "each rank over those of one with as many tokens. Exposed: the share of the time that the same launch without "
     "communication does not take. Sent: by each rank, over the time. Memory: of each rank, its inputs and the most in "
-    "use beside them."
+    "use beside them. Error: relative, of the result where it is largest."
 )
 
 OTHER_RUN = " Some rows compare with one rank of another run, perhaps on another card of the model."
@@ -127,7 +127,6 @@ def _row(cell: Cell, known: Mapping[Key, Cell], name: str) -> tuple[Entry, ...]:
     seconds, rate = cell.value("latency") or 0.0, cell.value("tflops")
     strong = (one.value("latency") or 0.0) / (cell.case.ranks * seconds) if one and seconds else None
     weakly = rate / alone if weak and rate and (alone := weak.value("tflops")) else None
-    error = next((row.record.accuracy.errors["out"].relative for row in cell.ok if row.record.accuracy), None)
     figures = (
         (seconds, formats.duration),
         (rate, formats.digits),
@@ -137,7 +136,7 @@ def _row(cell: Cell, known: Mapping[Key, Cell], name: str) -> tuple[Entry, ...]:
         (cell.value("bus_gbps"), lambda n: f"{formats.digits(n)} GB/s"),
         (cell.value("bus_share"), formats.share),
         (cell.value("memory_total"), formats.size),
-        (error, lambda n: f"{n:.1e}"),
+        (cell.value("relative_error"), formats.percent),
     )
     texts = (form(value) if value is not None else "" for value, form in figures)
     return (cell.backend_name, name, str(cell.case.ranks), *texts)
