@@ -19,9 +19,7 @@ torch's own checks (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp) that i
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,6 +31,7 @@ from attnbench.backends.masks import effective_window, mask_plan, visibility_mas
 from attnbench.backends.nested import nested_prepared, nested_refusal
 from attnbench.backends.paste import BHSD, THD, Paste
 from attnbench.core.backend import Prepared, Unsupported, Workspace
+from attnbench.core.captured_stderr import captured_stderr
 from attnbench.core.case import ITEMSIZE, Case
 from attnbench.core.machine import Device
 
@@ -140,7 +139,7 @@ class Sdpa(BackendBase):
     def _objections(self, inputs: Inputs, options: dict[str, Any]) -> list[str]:
         """Return what torch's own check of a fused CUDA kernel objects to.
 
-        torch writes it to the process's stderr only, so stderr goes to a file meanwhile.
+        torch writes it to the process's stderr only.
         """
         import torch
 
@@ -150,16 +149,9 @@ class Sdpa(BackendBase):
         q, k, v = (t.transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v))
         mask, causal = options.get("attn_mask"), options.get("is_causal", False)
         parameters = torch.backends.cuda.SDPAParams(q, k, v, mask, options["dropout_p"], causal, options["enable_gqa"])
-        with tempfile.TemporaryFile() as file:
-            stderr = os.dup(2)
-            os.dup2(file.fileno(), 2)
-            try:
-                check(parameters, debug=True)
-            finally:
-                os.dup2(stderr, 2)
-                os.close(stderr)
-            file.seek(0)
-            return re.findall(r"Warning: (.*)", file.read().decode(errors="replace"))
+        with captured_stderr() as said:
+            check(parameters, debug=True)
+        return re.findall(r"Warning: (.*)", said[0])
 
     def _mask(self, case: Case, inputs: Inputs) -> dict[str, Any]:
         s = case.shape

@@ -15,14 +15,13 @@ import os
 import re
 import signal
 import socket
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from attnbench.core.captured_stderr import captured_stderr
 from attnbench.core.errors import (
     EXIT_BAD_INPUT,
     EXIT_DONE,
@@ -117,9 +116,8 @@ def connected(address: str | None) -> Iterator[None]:
     _check_address(address)
     options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    said: list[str] = []
     try:
-        with _held_back(said):
+        with captured_stderr() as said:  # Ray's own log: a line for each second of trying
             ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **options)
     except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
         why = one_line(str(error))[:200]
@@ -134,23 +132,6 @@ def connected(address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-@contextlib.contextmanager
-def _held_back(said: list[str]) -> Iterator[None]:
-    """Add to `said` what the process writes to stderr meanwhile: Ray's own log, a line for each second of trying."""
-    sys.stderr.flush()
-    shown = os.dup(2)
-    with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(shown, 2)
-            os.close(shown)
-            file.seek(0)
-            said.append(file.read().decode(errors="replace"))
 
 
 def _check_address(address: str) -> None:

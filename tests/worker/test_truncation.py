@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnbench.core.case import Case, Shape
 from attnbench.worker import reference
-from attnbench.worker.reference import HardInputsCheck, exact_attention, truncation
+from attnbench.worker.reference import HardInputsCheck, exact_attention, hard_inputs, truncation
 
 CPU = torch.device("cpu")
 KEYS = 256
@@ -88,7 +88,9 @@ def test_out_may_lose_what_the_sums_over_its_keys_do(monkeypatch: pytest.MonkeyP
     ],
     ids=str,
 )
-def test_gradients_may_be_those_of_an_out_that_lost_as_much(more: Any) -> None:
+def test_gradients_may_be_those_of_an_out_that_lost_as_much(monkeypatch: pytest.MonkeyPatch, more: Any) -> None:
+    """The seed is given: in 1 of 100 dsink, a sum of both signs, is so small that a fifth of it is no error."""
+    monkeypatch.setattr(hard_inputs, "draw_seed", lambda: 0)
     which = case(direction="bwd", **more)
     check = HardInputsCheck(which, CPU)
     found = fused(which, check.inputs, lost=rows_lose(which))

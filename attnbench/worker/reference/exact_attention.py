@@ -134,7 +134,7 @@ class Reference:
         error, size = float(self.eager[name].square.sum()), float(self.size[name].square.sum())
         return math.sqrt(error / size) if size else 0.0
 
-    def of_other_exact(self, other: Reference) -> Reference:
+    def with_exact_of(self, other: Reference) -> Reference:
         """Return the reference with the exact results of another of the same inputs; eager's errors stay."""
         dsink = None if self.dsink is None or other.dsink is None else self.dsink.moved_to(other.dsink.exact)
         return replace(self, parts=other.parts, dsink=dsink)
@@ -193,7 +193,7 @@ def compute_reference(
 
     With the `out` of a kernel, (batch, seqlen_q, nheads, headdim_v), the exact gradients are those of a fused backward
     that has this out: the row sums of P dP are dout out', which is the same for the exact out. Eager's errors are not
-    computed then, so that the reference is one for `of_other_exact` only.
+    computed then, so that the reference is one for `with_exact_of` only.
     """
     with pages.appended(case, inputs), without_tf32():
         return _compute_reference(case, inputs, sample, rows_only=rows_only, kept=kept, hard=hard, out=out)
@@ -467,9 +467,7 @@ def count_pairs(case: Case, device: torch.device) -> int:
     """Return how many keys the queries of one head of a dense batch see together."""
     import torch
 
-    rows = torch.arange(case.shape.seqlen_q, device=device)
-    chunks = rows.split(max(1, CHUNK // case.shape.seqlen_k))
-    return sum(int(visible_keys(case, chunk).sum()) for chunk in chunks)
+    return int(count_visible(case, torch.arange(case.shape.seqlen_q, device=device)).sum())
 
 
 class _KeyBounds(NamedTuple):
