@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 
-from attnbench.report.document import Bar, Drawing, Steps
+from attnbench.report.document import Bar, Drawing, Figure, Steps
 
-BEST, HELD_DOWN, MEMORY_BOUND = "*", "~", "m"  # marks of figures
+BEST, HELD_DOWN, MEMORY_BOUND, HARDLY_KNOWN = "*", "~", "m", "?"  # marks of figures
 NO_FIGURES = "No cell has a figure for this."
 _UTF_HEIGHTS, _ASCII_HEIGHTS = " ▁▂▃▄▅▆▇█", " .:-=+*#"
+
+
+def marks(figure: Figure) -> str:
+    """Return what stands behind the digits of a figure: that its clock was held down, that it is hardly known."""
+    return (HELD_DOWN if figure.held_down else "") + (HARDLY_KNOWN if figure.hardly_known else "")
 
 
 def drawing(entry: Drawing, width: int, *, utf: bool) -> str:

@@ -41,6 +41,7 @@ class Figure:
     best: bool = False  # whether it is the best of those that it competes with
     held_down: bool = False  # the clock was below its best
     memory_bound: bool = False  # the aside is the share of the roofline
+    hardly_known: bool = False  # its uncertainty is so large that it says who is best of nothing
 
     @property
     def text(self) -> str:
@@ -136,10 +137,11 @@ class Grids:
         """All figures of all grids."""
         return [f for grid in self.grids for _, row in grid.rows for f in row if isinstance(f, Figure)]
 
-    def legend(self, best: str, held_down: str) -> str:
-        """Return what the marks mean that occur; `best` and `held_down` are the renderer's own marks."""
+    def legend(self, best: str, held_down: str, hardly_known: str) -> str:
+        """Return what the marks mean that occur; the arguments are the renderer's own marks."""
         parts = [f"{best} best of its {self.competing}"] if any(f.best for f in self.figures) else []
         parts += [f"{held_down} clock held down"] if any(f.held_down for f in self.figures) else []
+        parts += [f"{hardly_known} hardly known"] if any(f.hardly_known for f in self.figures) else []
         return ", ".join(parts)
 
 

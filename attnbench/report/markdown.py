@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from attnbench.core.text import one_line, printable
-from attnbench.report.characters import HELD_DOWN, MEMORY_BOUND, NO_FIGURES, drawing
+from attnbench.report.characters import HARDLY_KNOWN, HELD_DOWN, MEMORY_BOUND, NO_FIGURES, drawing, marks
 from attnbench.report.document import (
     Block,
     Caution,
@@ -137,7 +137,7 @@ def _entry(entry: Entry) -> str:
 
 
 def _grids(block: Grids) -> list[str]:
-    legend = safe(block.legend("bold:", HELD_DOWN))
+    legend = safe(block.legend("bold:", HELD_DOWN, HARDLY_KNOWN))
     parts = [f"### {safe(block.heading)}" + (f" ({legend})" if legend else "")]
     parts += [_grid(grid) for grid in block.grids] or [NO_FIGURES]
     return parts + ([safe(block.more)] if block.more else [])
@@ -160,5 +160,5 @@ def _figure(entry: Figure | Ending) -> str:
     if isinstance(entry, Ending):
         return safe(entry.word)
     figure = f"**{safe(entry.digits)}**" if entry.best else safe(entry.digits)
-    figure += safe(HELD_DOWN) if entry.held_down else ""
+    figure += safe(marks(entry))
     return f"{figure} {safe(entry.aside)}{MEMORY_BOUND if entry.memory_bound else ''}".strip()

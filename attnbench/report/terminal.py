@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from attnbench.core.text import no_command, printable
-from attnbench.report.characters import BEST, HELD_DOWN, MEMORY_BOUND, NO_FIGURES, drawing
+from attnbench.report.characters import BEST, HARDLY_KNOWN, HELD_DOWN, MEMORY_BOUND, NO_FIGURES, drawing, marks
 from attnbench.report.document import (
     Bar,
     Block,
@@ -274,7 +274,7 @@ class _Writer:
             self.paragraph(*line)
 
     def grids(self, block: Grids) -> None:
-        self.titled(block.heading, "bold cyan", block.legend(BEST, HELD_DOWN), "green")
+        self.titled(block.heading, "bold cyan", block.legend(BEST, HELD_DOWN, HARDLY_KNOWN), "green")
         if not block.grids:
             self.paragraph((NO_FIGURES, ""))
             return
@@ -314,15 +314,16 @@ class _Writer:
         units = any(f.aside and not f.aside.endswith("%") for f in figures)  # points do not line up across units
         fractions = {f: 0 if units else len(f.digits) - len(f.digits.partition(".")[0]) for f in figures}
         fraction, aside = max(fractions.values(), default=0), max((len(f.aside) for f in figures), default=0)
-        held_down, memory_bound = any(f.held_down for f in figures), any(f.memory_bound for f in figures)
+        marked = max((len(marks(f)) for f in figures), default=0)
+        memory_bound = any(f.memory_bound for f in figures)
         texts: dict[Figure | Ending, Text] = {}
         for entry in entries:
             if isinstance(entry, Ending):
                 texts[entry] = self.styled(entry.word, _STYLES[entry.style])
         for figure, own in fractions.items():
             text = Text((BEST if figure.best else "") + figure.digits, "bold green" if figure.best else "")
-            text.append(HELD_DOWN if figure.held_down else "")
-            text.append(" " * (fraction - own + held_down - figure.held_down))
+            text.append(marks(figure))
+            text.append(" " * (fraction - own + marked - len(marks(figure))))
             if aside:
                 text.append(" " + figure.aside.rjust(aside), "not bold green" if figure.best else "dim")
             if memory_bound:

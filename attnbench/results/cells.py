@@ -28,6 +28,11 @@ assert {*_HEAVIEST_FIRST} == {*STATUSES}
 Key = tuple[Case, str]  # what names a cell among those of a device: its case and backend
 
 
+def heaviest(statuses: Iterable[Status]) -> Status:
+    """Return the status that tells most of several."""
+    return min(statuses, key=_HEAVIEST_FIRST.index)
+
+
 @dataclass(frozen=True, eq=False)
 class Cell:
     """All rounds of one case on one backend, of one run. Two cells are equal only if they are one object."""
@@ -80,7 +85,7 @@ class Cell:
     @cached_property
     def status(self) -> Status:
         """The status of the cell as a whole: wrong or wrong-kernel if any round was, else ok if any round was."""
-        return min((row.record.status for row in self.rows), key=_HEAVIEST_FIRST.index)
+        return heaviest(row.record.status for row in self.rows)
 
     @cached_property
     def ok(self) -> list[Row]:

@@ -38,10 +38,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from attnbench.core import gpus, stats
+from attnbench.core.formats import FAR, percent
 from attnbench.core.machine import Device
+from attnbench.core.text import some
 from attnbench.results.noise import Prior, moderated
 
 MIN_SAMPLES_INTERVAL = 6  # below, not even the whole range is a 95 % interval of the median
@@ -49,7 +51,7 @@ NORMAL = 1.96  # 97.5 % quantile of the normal distribution
 FREEDOM = 4.0  # of the table's prior; from it follows the variance
 MEDIAN = math.sqrt(math.pi / 2)
 HARDLY_KNOWN = math.log(1.5)  # half of a 95 % interval so wide that the figure would tie with nearly any other
-NONE_KNOWN = "no latency is known to better than a factor of 1.5"  # where `best` returns nothing
+NONE_KNOWN = "no latency is known to better than a factor of 1.5"
 STEADY = 0.005  # of a time without pauses: its halves differ by at most twice that (worker/measure/energy.py)
 
 Rival = TypeVar("Rival")
@@ -190,24 +192,60 @@ def apart(one: float, other: float, of_one: float | None, of_other: float | None
     return abs(math.log(one / other)) > math.hypot(of_one, of_other)
 
 
-def best(
+def hardly_known(half: float | None) -> bool:
+    """Return whether an uncertainty is unknown, or no better than a factor of 1.5."""
+    return half is None or half >= HARDLY_KNOWN
+
+
+@dataclass(frozen=True)
+class Contest(Generic[Rival]):
+    """The rivals that can be the best: the best of those known well, and what reads better but is hardly known."""
+
+    known: tuple[Rival, ...]  # the best, then those that tie with it within their uncertainties
+    doubtful: tuple[Rival, ...]  # hardly known, and reads better than all of `known`
+
+    @property
+    def winners(self) -> tuple[Rival, ...]:
+        """The best rival, then those that tie with it; none where what reads better is hardly known."""
+        return () if self.doubtful else self.known
+
+
+def contest(
     rivals: Iterable[Rival],
     figure: Callable[[Rival], float | None],
     half: Callable[[Rival], float | None],
     *,
     higher: bool = False,
-) -> list[Rival]:
-    """Return the rival with the least figure, or the highest, then those that tie with it within their uncertainties.
+) -> Contest[Rival]:
+    """Return who has the least figure, or the highest. `half` is the uncertainty of a figure.
 
-    `half` is the uncertainty of a figure. What is known to no better than a factor of 1.5 is left out, so there may be
-    none. A figure of unknown uncertainty ties with none.
+    What is hardly known and reads no better than the best is left out: it cannot change who reads best.
     """
-    known = [(one, figure(one) or 0.0, of) for one in rivals if ((of := half(one)) or 0.0) < HARDLY_KNOWN]
-    if not known:
-        return []
-    first, least, of_first = (max if higher else min)(known, key=lambda each: each[1])
-    ties = [one for one, value, of in known if one is not first and not apart(value, least, of, of_first)]
-    return [first, *ties]
+    sign = -1.0 if higher else 1.0
+    found = [(sign * (figure(one) or 0.0), one) for one in rivals]
+    sure = [(value, one) for value, one in found if not hardly_known(half(one))]
+    unsure = [(value, one) for value, one in found if hardly_known(half(one))]
+    if not sure:
+        return Contest((), tuple(one for _, one in unsure))
+    least, first = min(sure, key=lambda pair: pair[0])
+    ties = (one for v, one in sure if one is not first and not apart(abs(v), abs(least), half(one), half(first)))
+    return Contest((first, *ties), tuple(one for value, one in unsure if value < least))
+
+
+def doubt(
+    contests: Sequence[Contest[Rival]], name: Callable[[Rival], str], half: Callable[[Rival], float | None]
+) -> str:
+    """Return why contests of latencies have no winner; "" where all have one."""
+    without = [one for one in contests if not one.winners]
+    doubtful = [rival for one in without if one.known for rival in one.doubtful]
+    said = [NONE_KNOWN] if any(not one.known for one in without) else []
+    if names := list(dict.fromkeys(map(name, doubtful))):
+        halves = [half(one) for one in doubtful]
+        reads, is_ = ("reads", "is") if len(names) == 1 else ("read", "are")
+        most = math.inf if None in halves else max(filter(None, halves))
+        how = f"{is_} hardly known" if most > FAR else f"{is_} known to ±{percent(most)} only"
+        said.append(f"{some(names)} {reads} faster, but {how}")
+    return ", or ".join(said)
 
 
 @lru_cache(maxsize=256)

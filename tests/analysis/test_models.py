@@ -142,7 +142,8 @@ def test_a_step_that_is_hardly_known_is_not_the_fastest() -> None:
 
     loud = [scattered(case, "fa3") for case in cases()]
     known = [measured(case, "triton", 2e-3) for case in cases()]
-    assert step_document.document(cells([*known, *loud]), GEMMA, 1).answer[0].endswith("84.0 ms with triton.")
+    (said,) = step_document.document(cells([*known, *loud]), GEMMA, 1).answer
+    assert said.endswith("fwd on NVIDIA H200: fa3 reads faster, but is hardly known.")
     (said,) = step_document.document(cells(loud), GEMMA, 1).answer
     assert (
         said == "gemma-2-9b, 8k, batch 2, bf16, fwd on NVIDIA H200: no latency is known to better than a factor of 1.5."

@@ -22,7 +22,7 @@ from attnbench.core.errors import UserError
 from attnbench.core.models import find
 from attnbench.core.record import Measurement, Record, Run
 from attnbench.report import json_and_csv, markdown, terminal
-from attnbench.report.document import Code, Document, Table
+from attnbench.report.document import Code, Document, Span, Table
 from attnbench.report.html import html_page
 from attnbench.results import run_file
 from attnbench.results.cells import cells
@@ -163,14 +163,23 @@ def test_no_default_and_no_rival_are_told() -> None:
     assert "was not measured" not in text
 
 
-def test_a_latency_without_uncertainty_ties_with_none() -> None:
-    problem = one(ok(CASE, "fa2", FAST, n=1), ok(CASE, "sdpa", 599.99, n=1))
-    assert used([problem]) == ["fa2"]
-    assert problem.gain is not None
-    assert problem.gain.low is None
-    assert "so it ties with none" in told(
-        document(cells([run([ok(CASE, "fa2", FAST, n=1), ok(CASE, "sdpa", 599, n=1)])]))
-    )
+def test_a_latency_without_uncertainty_is_not_recommended() -> None:
+    assert used([one(ok(CASE, "fa2", SLOW, n=1), ok(CASE, "sdpa", FAST))]) == ["sdpa"]
+    shown = document(cells([run([ok(CASE, "fa2", FAST, n=1), ok(CASE, "sdpa", SLOW)])]))
+    assert shown.answer == ("On NVIDIA H200 nothing can be recommended: fa2 reads faster, but is hardly known.",)
+
+
+def test_what_stands_in_a_table_says_why_there_is_no_backend_to_use() -> None:
+    def shown(*records: Record) -> object:
+        (table,) = tables_of(document(cells([run([*records, ok(case(8192, causal=True), "sdpa", FAST)])])))
+        use = [column.heading for column in table.columns].index("use")
+        return {row[0]: row[use] for row in table.rows}["4k d128 causal"]
+
+    skipped = ended(CASE, "sdpa", "skipped", "--time-limit 1s leaves no time for it")
+    wrong = ended(CASE, "triton", "wrong", "out is off by 3")
+    assert shown(skipped) == Span("not measured", "warning")
+    assert shown(skipped, ended(CASE, "eager", "oom", "needs 90 GiB")) == Span("out of memory", "warning")
+    assert shown(skipped, wrong) == Span("nothing right", "bad")
 
 
 def test_backends_that_were_not_asked_for_do_not_compete_but_compare() -> None:
@@ -399,9 +408,12 @@ def test_what_is_hardly_known_is_not_recommended() -> None:
     loud = [1e-9, 1e-5, 3e-2]
     scattered = ok(CASE, "sdpa", FAST, time=loud)
     problem = one(scattered, ok(CASE, "fa2", SLOW), ok(CASE, "triton", 100))
-    assert [candidate.backend for candidate in problem.fastest] == ["fa2"]
-    assert used([problem]) == ["fa2"], "also where the default is known worse still"
-    told_gain = told(document(cells([run([scattered, ok(CASE, "fa2", SLOW)])])))
+    assert problem.fastest == ()
+    assert used([problem]) == [None], "nor is what reads slower, though it is known well"
+    known = document(cells([run([scattered, ok(CASE, "fa2", SLOW)])])).answer
+    assert known == ("On NVIDIA H200 nothing can be recommended: sdpa reads faster, but is hardly known.",)
+    slow = ok(CASE, "sdpa", 100, time=[1e-3, 1.0, 30.0])
+    told_gain = told(document(cells([run([slow, ok(CASE, "fa2", SLOW)])])))
     assert re.search(r"\dx \(hardly known\) as fast as PyTorch's default \(sdpa\)", told_gain)
     shown = document(cells([run([scattered, ok(CASE, "fa2", FAST, time=loud)])]))
     assert shown.answer == (

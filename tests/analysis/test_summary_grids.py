@@ -34,16 +34,16 @@ def test_latencies_tie_within_their_uncertainty() -> None:
     assert row(300.0).count("*") == 0
 
 
-def test_a_figure_that_is_hardly_known_gets_no_star() -> None:
-    """Its interval holds the best one too, as it does any."""
+def test_a_figure_that_is_hardly_known_has_a_mark_and_no_star() -> None:
+    """Its interval holds the best one too, as it does any; where it reads better than that, none has a star."""
     scattered = ok(case(), "fa2", 100.0, time=[1e-5, 1e-3, 3e-2])
     records = [ok(case(), "triton", 300.0), scattered, ok(case(), "eager", 50.0)]
     (line,) = [line for line in shown([run(records)]).splitlines() if line.startswith("    1k")]
-    assert line.split() == ["1k", "50.0", "5%", "*300", "30%", "137", "14%"]
+    assert line.split() == ["1k", "50.0", "5%", "*300", "30%", "137?", "14%"]
     best = ok(case(), "fa2", 100.0, time=[1e-9, 1e-5, 3e-2])
     (line,) = [line for line in shown([run([records[0], best])]).splitlines() if line.startswith("    1k")]
-    assert "*" not in line.partition("*300")[0] + line.partition("*300")[2]
-    assert "*300" in line
+    assert "*" not in line
+    assert line.count("?") == 1
 
 
 def test_other_figures_tie_as_they_are_written_and_a_star_on_most_is_none() -> None:

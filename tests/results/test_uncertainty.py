@@ -12,7 +12,7 @@ from scipy import stats as scipy_stats  # type: ignore[import-untyped]
 from attnbench.results import uncertainty
 from attnbench.results.cells import Cell, cells
 from attnbench.results.noise import Prior
-from attnbench.results.uncertainty import FREEDOM, HARDLY_KNOWN, NORMAL, Spread, apart, best, student, within_process
+from attnbench.results.uncertainty import FREEDOM, HARDLY_KNOWN, NORMAL, Spread, apart, contest, student, within_process
 from attnbench.results.uncertainty import uncertainty as of
 from builders import CPU, H200, case, ok, run
 
@@ -124,10 +124,11 @@ def test_two_figures_are_apart_beyond_both_uncertainties() -> None:
 
 def test_the_best_is_among_what_is_known_and_what_ties_with_it() -> None:
     def found(*rivals: tuple[float, float | None], higher: bool = False) -> list[float]:
-        return [value for value, _ in best(rivals, lambda r: r[0], lambda r: r[1], higher=higher)]
+        return [value for value, _ in contest(rivals, lambda r: r[0], lambda r: r[1], higher=higher).winners]
 
     assert found((2.0, 0.01), (1.01, 0.01), (1.0, 0.01)) == [1.0, 1.01]
     assert found((2.0, 0.01), (1.01, 0.01), (1.0, 0.01), higher=True) == [2.0]
-    assert found((2.0, 0.01), (1.0, HARDLY_KNOWN), (1.9, 0.4)) == [1.9, 2.0]
-    assert found((2.0, None), (2.01, 0.3)) == [2.0], "nothing is called alike without a reason"
+    assert found((2.0, 0.01), (3.0, HARDLY_KNOWN), (1.9, 0.4)) == [1.9, 2.0]
+    assert found((2.0, 0.01), (1.0, HARDLY_KNOWN), (1.9, 0.4)) == [], "what reads better is hardly known"
+    assert found((2.0, 0.01), (3.0, HARDLY_KNOWN), higher=True) == found((2.0, 0.01), (1.0, None)) == []
     assert found((1.0, HARDLY_KNOWN)) == found() == []

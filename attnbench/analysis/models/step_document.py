@@ -16,7 +16,7 @@ from attnbench.core.text import count, listed
 from attnbench.report.document import Caution, Document, Ending, Figure, Grid, Grids
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
-from attnbench.results.uncertainty import NONE_KNOWN, best
+from attnbench.results.uncertainty import Contest, contest, doubt, hardly_known
 
 DIRECTIONS = ("fwd", "bwd", "fwd_bwd", BOTH)
 SUM = Caution(
@@ -66,11 +66,11 @@ def _answer(times: Sequence[StepTime], model: Model) -> list[str]:
     for device, direction in dict.fromkeys((time.device, time.direction) for time in times):
         ours = [time for time in times if (time.device, time.direction) == (device, direction)]
         case = max((time.case for time in ours), key=lambda case: (case.extent.seqlen_k * case.extent.batch, case.key))
-        found = _best([time for time in ours if time.case == case])
+        found = _contest([time for time in ours if time.case == case])
         name = f"{case_names.lengths(case)}, batch {case.shape.batch}, {case.dtype}, {direction}"
-        told = NONE_KNOWN
-        if found:
-            told = f"{formats.duration(found[0].seconds)} with {listed(time.backend for time in found)}"
+        told = doubt([found], lambda time: time.backend, lambda time: time.uncertainty)
+        if winners := found.winners:
+            told = f"{formats.duration(winners[0].seconds)} with {listed(time.backend for time in winners)}"
         said.append(f"{model.name}, {name} on {device}: {told}.")
     return said
 
@@ -78,13 +78,14 @@ def _answer(times: Sequence[StepTime], model: Model) -> list[str]:
 def _blocks(times: Sequence[StepTime], heading: str) -> list[Grids]:
     """Return the times of the steps, and what is built for each before, where some backend builds something."""
     found = [Grids(heading, tuple(_grids(times)))]
-    plans = [dataclasses.replace(time, seconds=time.plan, uncertainty=None) for time in times if time.plan]
+    plans = [dataclasses.replace(time, seconds=time.plan) for time in times if time.plan]
     if plans:
-        found.append(Grids("Plans of one step, for all layers of a kind together", tuple(_grids(plans))))
+        grids = tuple(_grids(plans, compete=False))
+        found.append(Grids("Plans of one step, for all layers of a kind together", grids))
     return found
 
 
-def _grids(times: Sequence[StepTime]) -> list[Grid]:
+def _grids(times: Sequence[StepTime], compete: bool = True) -> list[Grid]:
     several = len({time.device for time in times}) > 1
     kinds: dict[tuple[Any, ...], list[StepTime]] = {}
     for time in times:
@@ -95,18 +96,20 @@ def _grids(times: Sequence[StepTime]) -> list[Grid]:
     for _, ours in sorted(kinds.items()):
         first = ours[0]
         title = (first.device if several else "", first.case.dtype, first.direction, *case_names.extras(first.case))
-        found.append(_grid(", ".join(filter(None, title)), ours))
+        found.append(_grid(", ".join(filter(None, title)), ours, compete))
     return found
 
 
-def _grid(title: str, times: Sequence[StepTime]) -> Grid:
+def _grid(title: str, times: Sequence[StepTime], compete: bool) -> Grid:
     columns = sorted({time.backend for time in times}, key=case_names.backend_rank)
     cases = sorted({time.case for time in times}, key=case_names.case_rank)
     rows = []
     for case in cases:
         ours = {time.backend: time for time in times if time.case == case}
-        starred = {time.backend for time in _best([*ours.values()])} if len(ours) > 1 else set()
-        figures = tuple(_figure(ours[name], name in starred) if name in ours else Ending("-") for name in columns)
+        starred = {time.backend for time in _contest([*ours.values()]).winners} if len(ours) > 1 and compete else set()
+        figures = tuple(
+            _figure(ours[name], name in starred, compete) if name in ours else Ending("-") for name in columns
+        )
         rows.append((_label(case), figures))
     s = cases[0].shape
     details = f"{s.nheads} heads" + (f", {s.nheads_k} of keys" if s.nheads != s.nheads_k else "")
@@ -117,14 +120,14 @@ def _label(case: Case) -> str:
     return f"{case_names.lengths(case)} b{case.shape.batch}" if not case.is_ragged else case_names.lengths(case)
 
 
-def _figure(time: StepTime, best: bool) -> Figure:
+def _figure(time: StepTime, best: bool, compete: bool) -> Figure:
     digits, _, unit = formats.duration(time.seconds).partition(" ")
-    return Figure(digits, unit, best, held_down=time.held_down)
+    unsure = compete and hardly_known(time.uncertainty)
+    return Figure(digits, unit, best, held_down=time.held_down, hardly_known=unsure)
 
 
-def _best(times: Sequence[StepTime]) -> list[StepTime]:
-    """Return the fastest step, then those that tie with it; none where no step is known well enough."""
-    return best(times, lambda time: time.seconds, lambda time: time.uncertainty)
+def _contest(times: Sequence[StepTime]) -> Contest[StepTime]:
+    return contest(times, lambda time: time.seconds, lambda time: time.uncertainty)
 
 
 def _row(time: StepTime, model: Model, tp: int) -> dict[str, Any]:

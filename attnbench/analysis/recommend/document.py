@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from attnbench.analysis.summary.reasons import reasons
 from attnbench.core.case import Case
 from attnbench.core.formats import FAR, digits, duration, percent, size, times
 from attnbench.core.models import Model
+from attnbench.core.record import WRONG, Status
 from attnbench.core.text import count, listed, one_line, some
 from attnbench.report.document import NOTHING_MEASURED, Caution, Code, Column, Document, Entry, Span, Table
 from attnbench.results import case_names
@@ -30,7 +31,7 @@ from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Cell
 from attnbench.results.export_rows import CASE_COLUMNS, case_columns
 from attnbench.results.metrics import METRICS
-from attnbench.results.uncertainty import NONE_KNOWN
+from attnbench.results.uncertainty import doubt
 
 DEFAULT = "PyTorch's default"
 SAME = "the default"
@@ -47,6 +48,12 @@ COLUMNS_OF_TABLE = ("case", *SIZES, "use", "gain", "95 %", "default", "latency",
 # Columns that a narrow terminal may leave out in the short form, the most needed first
 LESS_NEEDED = ("95 %", "alike with it", "batch", "heads", "default", "memory", "speed")
 TEXT, WRAPPED = ("case", "use", "default", "alike with it"), ("use", "default", "alike with it")
+_NO_FIGURE: Mapping[Status, str] = {  # as a table says why a case has no candidate
+    "failed": "each failed",
+    "timeout": "out of time",
+    "oom": "out of memory",
+    "skipped": "not measured",
+}
 MORE = "What to doubt in the figures of a run: attnbench report FILE. How to read this: docs/recommend.md."
 
 
@@ -167,14 +174,21 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
         devices = f"{ranks} x {device}" if ranks > 1 else device
         where = f"On {devices}{f' in {dtype}' if dtype else ''}{f', all layers of {model}' if model else ''}"
         if not answered:
-            why = NONE_KNOWN if any(p.candidates for p in own) else "no exact backend has a right figure"
-            yield f"{where} nothing can be recommended: {why}."
+            yield f"{where} nothing can be recommended: {_doubt(own) or 'no exact backend has a right figure'}."
         elif len(answered) == 1:
             yield _of_one(answered[0])
         else:
             yield _of_several(where, answered)
             if of_gain := _gains(answered):
                 yield of_gain
+        if answered and (unknown := [problem for problem in own if problem.candidates and not problem.use]):
+            yield f"In {count(len(unknown), 'other case')} nothing can be recommended: {_doubt(unknown)}."
+
+
+def _doubt(found: Sequence[Problem]) -> str:
+    """Return why no backend is known to be the fastest of problems that have candidates; "" where each has one."""
+    contests = [problem.contest for problem in found if problem.candidates]
+    return doubt(contests, lambda one: one.name, lambda one: one.half)
 
 
 def _of_one(problem: Problem) -> str:
@@ -311,8 +325,7 @@ def _entries(problem: Problem, short: bool) -> dict[str, Entry]:
         "alike with it": "",
     }
     if not use:
-        unknown = Span("hardly known", "warning") if problem.candidates else Span("nothing right", "bad")
-        return found | {"use": unknown}
+        return found | {"use": _no_use(problem)}
     metric, rate = use.rate
     if rate is not None:
         found["speed"] = f"{METRICS[metric].format(rate)} {METRICS[metric].unit}".strip()
@@ -325,6 +338,17 @@ def _entries(problem: Problem, short: bool) -> dict[str, Entry]:
         found["memory"] = size(use.memory)
     others = ", ".join(one.name for one in problem.fastest if one is not use)
     return found | {"use": Span(use.name, "strong"), "latency": duration(use.latency), "alike with it": others}
+
+
+def _no_use(problem: Problem) -> Span:
+    """Return what stands where a backend to use would: why there is none."""
+    if problem.candidates:
+        return Span("hardly known", "warning")
+    if problem.ending == "ok":
+        return Span("only approximations", "warning")
+    if problem.ending in WRONG:
+        return Span("nothing right", "bad")
+    return Span(_NO_FIGURE[problem.ending or "skipped"], "warning")
 
 
 def _note(own: Sequence[Problem], short: bool) -> str:
@@ -369,9 +393,10 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
             "Each has its reason in this report." if _have_reasons(lost, cells) else "",
         )
     if noisy := [problem for problem in found if problem.candidates and not problem.use]:
+        why = _doubt(noisy)
         yield Caution(
             f"Nothing is recommended in {count(len(noisy), 'case')} ({some([_name(problem) for problem in noisy])}).",
-            f"{NONE_KNOWN.capitalize()} there.",
+            f"{why[0].upper()}{why[1:]} there.",
             "Measure with more samples, or with --rounds 5, and nothing else running.",
         )
     without = [problem for problem in answered if not problem.default]
@@ -396,11 +421,6 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
         yield Caution(
             f"In {count(len(alone), 'case')} one backend alone has a right figure: it is no choice.",
             todo="Measure more: attnbench backends says what can be installed here.",
-        )
-    if unsure := [problem for problem in answered if any(one.half is None for one in problem.candidates)]:
-        yield Caution(
-            f"Nothing is known of the uncertainty of a latency in {count(len(unsure), 'case')}, so it ties with none.",
-            todo="Measure with more samples, or with --rounds 5.",
         )
     if same := [problem for problem in answered if problem.gain and _alike_kernels(problem)]:
         yield Caution(

@@ -15,10 +15,10 @@ from functools import cached_property
 from attnbench.analysis.models.step_time import BOTH, step_times
 from attnbench.core.case import Case
 from attnbench.core.models import Model
-from attnbench.core.record import Run
+from attnbench.core.record import Run, Status
 from attnbench.results.case_names import case_rank
-from attnbench.results.cells import Cell
-from attnbench.results.uncertainty import best, of_sum
+from attnbench.results.cells import Cell, heaviest
+from attnbench.results.uncertainty import Contest, contest, of_sum
 from attnbench.run.shipped_backends import chosen, code
 
 DEFAULTS = ("sdpa", "hf-sdpa")  # PyTorch's default; where the first was not measured, the next that was
@@ -115,11 +115,17 @@ class Problem:
     candidates: tuple[Candidate, ...]  # the fastest first; empty where no backend was right
     default: Candidate | None  # PyTorch's default, also where it was not asked for
     model: str = ""  # of which these are all layers
+    ending: Status | None = None  # how its cells ended, where there is no candidate; "ok" where each approximates
 
     @cached_property
+    def contest(self) -> Contest[Candidate]:
+        """Who of the candidates is the fastest, as far as their latencies are known."""
+        return contest(self.candidates, lambda one: one.latency, lambda one: one.half)
+
+    @property
     def fastest(self) -> tuple[Candidate, ...]:
-        """The fastest, then those that tie with it; empty where no latency is known well enough (uncertainty.best)."""
-        return tuple(best(self.candidates, lambda one: one.latency, lambda one: one.half))
+        """The fastest, then those that tie with it; empty where that is not known well enough."""
+        return self.contest.winners
 
     @property
     def use(self) -> Candidate | None:
@@ -196,4 +202,13 @@ def _problem(
     right.sort(key=lambda one: one.latency)
     by_backend = {one.backend: one for one in right}
     default = next((by_backend[name] for name in DEFAULTS if name in by_backend), None)
-    return Problem(device, case, step, tuple(one for one in right if wanted(one.backend)), default, model)
+    candidates = tuple(one for one in right if wanted(one.backend))
+    ending = None if candidates else _ending([of for of in groups if wanted(of[0][1].backend)])
+    return Problem(device, case, step, candidates, default, model, ending)
+
+
+def _ending(groups: Sequence[Sequence[tuple[int, Cell]]]) -> Status:
+    """Return how the cells of implementations ended that have no figure: of each by the parts that are not ok."""
+    parts = [[cell.status for _, cell in of] for of in groups]
+    ended = [heaviest([status for status in of if status != "ok"] or ["ok"]) for of in parts]
+    return heaviest(ended or ["skipped"])

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from attnbench.core.case import Case
 from attnbench.core.formats import percent
 from attnbench.core.record import Run
-from attnbench.core.text import count
+from attnbench.core.text import count, listed
 from attnbench.report.document import NOTHING_MEASURED
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
-from attnbench.results.uncertainty import NONE_KNOWN, best
+from attnbench.results.uncertainty import Contest, contest, doubt
+
+MOST_TIES = 3  # groups of backends that tie, by name
 
 
 def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
@@ -37,28 +39,38 @@ def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
 def _fastest(cells: Sequence[Cell], where: str) -> str:
     """Return how many cases each backend is fastest of, among the cases that several backends were measured on.
 
-    Where others are alike within the uncertainty, none is.
+    Backends that are alike within the uncertainty are named together, with how far apart they are at most.
     """
     rivals: dict[tuple[str, Case], list[Cell]] = {}
     for cell in cells:
         if cell.is_exact and cell.value("latency") is not None:
             rivals.setdefault((cell.device, cell.case), []).append(cell)
-    contested = [_best(of_case) for of_case in rivals.values() if len(of_case) > 1]
-    if not contested:
+    contests = [_contest(of_case) for of_case in rivals.values() if len(of_case) > 1]
+    if not contests:
         return ""
-    wins = Counter(found[0].backend_name for found in contested if len(found) == 1)
-    ranked = sorted(wins, key=lambda backend: (-wins[backend], case_names.backend_rank(backend)))
-    said = [f"{backend} in {wins[backend]}" for backend in ranked]
-    if ties := [sorted(map(_latency, found)) for found in contested if len(found) > 1]:
-        most = max(second / first - 1 for first, second, *_ in ties)
-        said.append(f"none in {len(ties)}, alike within {percent(most)}")
-    if unknown := sum(not found for found in contested):
-        said.append(f"not known in {unknown}, where {NONE_KNOWN}")
-    return f"Fastest of {count(len(contested), 'case')}{where}: {', '.join(said)}."
+    ties: dict[tuple[str, ...], list[float]] = {}  # backends that are alike -> how far apart, in each case
+    for found in (one.winners for one in contests):
+        names = sorted({cell.backend_name for cell in found}, key=case_names.backend_rank)
+        latencies = [*map(_latency, found)]
+        if found:
+            ties.setdefault(tuple(names), []).append(max(latencies) / min(latencies) - 1)
+    ranked = sorted(ties, key=lambda names: (len(names) > 1, -len(ties[names])))
+    alone, together = ([n for n in ranked if (len(n) > 1) == several] for several in (False, True))
+    said = [f"{name} in {len(ties[name,])}" for (name,) in alone]
+    said += [
+        f"{listed(names)} alike in {len(ties[names])} (within {percent(max(ties[names]))})"
+        for names in together[:MOST_TIES]
+    ]
+    if left := [apart for names in together[MOST_TIES:] for apart in ties[names]]:
+        said.append(f"others alike in {len(left)} (within {percent(max(left))})")
+    if unknown := sum(not one.winners for one in contests):
+        why = doubt(contests, lambda cell: cell.backend_name, lambda cell: cell.half_interval("latency"))
+        said.append(f"not known in {unknown}, where {why}")
+    return f"Fastest of {count(len(contests), 'case')}{where}: {'; '.join(said) if together else ', '.join(said)}."
 
 
-def _best(cells: Sequence[Cell]) -> list[Cell]:
-    return best(cells, _latency, lambda cell: cell.half_interval("latency"))
+def _contest(cells: Sequence[Cell]) -> Contest[Cell]:
+    return contest(cells, _latency, lambda cell: cell.half_interval("latency"))
 
 
 def _latency(cell: Cell) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, LAYOUTS, Case
@@ -22,7 +22,7 @@ from attnbench.report.document import Ending, Figure, Grid, Grids
 from attnbench.results import case_names, metrics
 from attnbench.results.cells import Cell
 from attnbench.results.metrics import METRICS, Metric
-from attnbench.results.uncertainty import best
+from attnbench.results.uncertainty import contest, hardly_known
 
 COMPILED = {
     "fresh": "each in a new process, no kernel compiled before",
@@ -289,20 +289,29 @@ def _entry(cell: Cell, metric: Metric, best: bool) -> Figure | Ending:
     elif metric.name in ("tflops", "gbps"):
         used = metrics.share_of_limit(metric.name, cell.value, memory_bound=memory)
         aside = "" if used is None else share(used)
-    return Figure(number, aside, best, held_down=metric.clocked and cell.held_down, memory_bound=memory)
+    return Figure(
+        number,
+        aside,
+        best,
+        held_down=metric.clocked and cell.held_down,
+        memory_bound=memory,
+        hardly_known=metric.sure_as is not None and hardly_known(cell.half_interval(metric.sure_as)),
+    )
 
 
 def _best(metric: Metric, rivals: Sequence[Cell]) -> Sequence[Cell]:
     """Return the cells with the best figure and those that tie with it; none where no value is better.
 
-    Latency, energy and what follows from them tie within their uncertainty (uncertainty.best). Other figures tie at the
-    digits shown, and where more than half are that good there is no best.
+    Latency, energy and what follows from them tie within their uncertainty, and have no best where what reads better is
+    hardly known (uncertainty.contest). Other figures tie at the digits shown, and where more than half are that good
+    there is no best.
     """
     if metric.better is None or len(rivals) < 2:
         return ()
     higher = metric.better == "higher"
     if sure_as := metric.sure_as:
-        return best(rivals, lambda c: c.value(metric.name), lambda c: c.half_interval(sure_as), higher=higher)
+        half = partial(Cell.half_interval, metric=sure_as)
+        return contest(rivals, lambda c: c.value(metric.name), half, higher=higher).winners
     best_of = max if higher else min
     first = best_of(rivals, key=lambda cell: cell.value(metric.name) or 0.0)
     texts = [metric.format(cell.value(metric.name) or 0.0) for cell in rivals]

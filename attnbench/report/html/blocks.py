@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from attnbench.core.formats import percent
-from attnbench.report.characters import HELD_DOWN, MEMORY_BOUND, NO_FIGURES
+from attnbench.report.characters import HARDLY_KNOWN, HELD_DOWN, MEMORY_BOUND, NO_FIGURES, marks
 from attnbench.report.document import (
     Bar,
     Block,
@@ -165,7 +165,7 @@ def _grids(found: Grids) -> Markup:
     names = list(dict.fromkeys(name for grid in found.grids for name in grid.columns))
     content = element("table", *(_grid(grid, names) for grid in found.grids), class_="grids")
     return joined(
-        filled("p", found.legend("green and bold:", HELD_DOWN), class_="quiet"),
+        filled("p", found.legend("green and bold:", HELD_DOWN, HARDLY_KNOWN), class_="quiet"),
         scrolling(content, found.heading) if found.grids else element("p", NO_FIGURES),
         filled("p", found.more),
     )
@@ -187,7 +187,7 @@ def _grid(grid: Grid, names: Sequence[str]) -> Markup:
 def _figure(entry: Figure | Ending) -> Markup:
     if isinstance(entry, Ending):
         return element("td", element("span", entry.word, class_=entry.style), class_="end")
-    digits = entry.digits + (HELD_DOWN if entry.held_down else "")
+    digits = entry.digits + marks(entry)
     shown = element("strong", digits, class_="good") if entry.best else digits
     return element("td", shown, _aside(entry.aside + (MEMORY_BOUND if entry.memory_bound else "")), class_="end")
 

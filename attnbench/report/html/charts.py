@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from attnbench.core import stats
@@ -22,7 +23,7 @@ from attnbench.core.sizes import format_size
 from attnbench.core.text import one_line
 from attnbench.results import case_names, metrics
 from attnbench.results.cells import Cell
-from attnbench.results.uncertainty import best
+from attnbench.results.uncertainty import contest, hardly_known
 
 Row = dict[str, Any]
 Key = TypeVar("Key")
@@ -150,10 +151,15 @@ def _split(
 
 
 def _fastest(rivals: Sequence[Cell]) -> dict[int, str]:
-    """Return id -> "best" of the fastest cell of one shape, or "= best" of it and those alike within uncertainty."""
+    """Return id -> "best" of the fastest cell of one shape, "= best" of it and those alike within uncertainty.
+
+    Where a faster one is hardly known, none is the best; each that is hardly known is marked so.
+    """
     measured = [cell for cell in rivals if cell.is_exact and cell.value("latency")]
-    found = best(measured, lambda c: c.value("latency"), lambda c: c.half_interval("latency"))
-    return {id(cell): "best" if len(found) == 1 else "= best" for cell in found if len(measured) > 1}
+    half = partial(Cell.half_interval, metric="latency")
+    found = contest(measured, lambda c: c.value("latency"), half).winners
+    doubtful = {id(cell): "? hardly known" for cell in measured if hardly_known(half(cell))}
+    return doubtful | {id(cell): "best" if len(found) == 1 else "= best" for cell in found if len(measured) > 1}
 
 
 def _grouped(cells: Iterable[Cell], key: Callable[[Cell], Key]) -> dict[Key, list[Cell]]:
