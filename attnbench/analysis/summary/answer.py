@@ -54,7 +54,7 @@ def _fastest(cells: Sequence[Cell], where: str) -> str:
         latencies = [*map(_latency, found)]
         if found:
             ties.setdefault(tuple(names), []).append(max(latencies) / min(latencies) - 1)
-    ranked = sorted(ties, key=lambda names: (len(names) > 1, -len(ties[names])))
+    ranked = sorted(ties, key=lambda names: (len(names) > 1, -len(ties[names]), [*map(case_names.backend_rank, names)]))
     alone, together = ([n for n in ranked if (len(n) > 1) == several] for several in (False, True))
     said = [f"{name} in {len(ties[name,])}" for (name,) in alone]
     said += [
