@@ -15,11 +15,12 @@ from attnbench.core.case import Case
 from attnbench.core.formats import duration, percent, share, size, times, whole_number
 from attnbench.core.record import Run
 from attnbench.core.sizes import format_size
-from attnbench.core.text import some
+from attnbench.core.text import listed, some
 from attnbench.report.document import Caution, Column, Document, Entry, Span, Table
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
 from attnbench.results.cells import cells as cells_of
+from attnbench.results.uncertainty import contest, doubt
 
 NOTHING = "-"
 AGREES = 0.03  # of the step: a prediction that is further off is not explained by attention alone
@@ -67,8 +68,7 @@ def name(case: Case) -> str:
 
 def _answer(device: str, case: Case, own: Sequence[Timed], *, several: bool) -> str:
     first, where = own[0], f" on {device}" if several else ""
-    rank = f", the fastest of {len(own)}" if len(own) > 1 else ""
-    said = f"{name(case)}{where}: {duration(first.latency)} with {first.cell.backend}{rank}."
+    said = f"{name(case)}{where}: {duration(first.latency)} with {first.cell.backend}{_rank(own)}."
     if first.share is not None:
         said += (
             f" Attention is {share(first.share)} of it: a kernel {FASTER:g}x faster makes the step "
@@ -82,6 +82,20 @@ def _answer(device: str, case: Case, own: Sequence[Timed], *, several: bool) -> 
             f"measured {duration(first.latency)} ({_signed(off)} of the step)."
         )
     return said
+
+
+def _rank(own: Sequence[Timed]) -> str:
+    """Return what the first of several steps is among them: the fastest, alike with others, or hardly known."""
+    if len(own) == 1:
+        return ""
+    found = contest([timed.cell for timed in own], lambda cell: cell.value("latency"), _half)
+    if others := found.winners[1:]:
+        return f", alike within the uncertainty with {listed(cell.backend for cell in others)}"
+    return f", the fastest of {len(own)}" if found.winners else f"; {doubt([found], lambda cell: cell.backend, _half)}"
+
+
+def _half(cell: Cell) -> float | None:
+    return cell.half_interval("latency")
 
 
 def _table(number: int, device: str, case: Case, own: Sequence[Timed]) -> Table:
