@@ -244,7 +244,8 @@ class WhatToMeasure:
         str | None,
         shape(
             metavar="NUMBERS",
-            help="Devices over which each sequence is split: 1,2,4. 1 is one device. With -b 'ring-*,ulysses-*'.",
+            help="Devices over which each sequence is split: 1,2,4. 1 is one device. With -b 'ring-*,ulysses-*'; "
+            "--device cuda:0-3 names them.",
         ),
     ] = None
 
@@ -295,7 +296,7 @@ Device = Annotated[
     how(
         "--device",
         metavar="DEVICE",
-        help="auto, cuda:N, cpu, or fake (a simulated GPU, to try the commands). With --ranks also cuda:0-3.",
+        help="auto, cuda:N, cpu, or fake (a simulated GPU, to try the commands).",
         autocompletion=complete.one(("auto", "cpu", "cuda", "fake")),
     ),
 ]

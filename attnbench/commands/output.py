@@ -66,9 +66,9 @@ class Output:
             found.insert(0, ("table", None))
         printed = {name for name, file in found if not file}
         if len(printed) > 1:
-            raise UserError(
-                f"--format: {' and '.join(sorted(printed))} cannot both be printed; write one to a file: md=FILE"
-            )
+            names = " and ".join(sorted(printed))
+            last = found[-1][0] if not found[-1][1] else max(printed)
+            raise UserError(f"--format: {names} cannot both be printed; write one to a file: -f {last}=FILE")
         return found
 
 

@@ -33,6 +33,10 @@ EXIT_TERMINATED = 143
 EXIT_BY_SIGNAL = (EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED)
 
 
+_CLOSE, _AS_CLOSE = 0.6, 0.1  # of difflib's ratio: the least, and how much less than the closest word
+_NO_DIGITS = dict.fromkeys(map(ord, "0123456789"))
+
+
 class UserError(Exception):
     """An error with one line that says what is wrong, why, and what to do.
 
@@ -51,9 +55,24 @@ class Interrupted(BaseException):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error line: '; did you mean "x"?' if a known word is close, else the list of known words."""
+    """Return the end of an error line: '; did you mean "x"?' of known words that are close, else all known words.
+
+    Of several words those nearly as close as the closest are offered, but none with another number: fp64 is not fp16.
+    """
     import difflib
 
     known = list(known)
-    close = difflib.get_close_matches(word, known, 1) or difflib.get_close_matches(word.lower(), known, 1)
-    return f'; did you mean "{close[0]}"?' if close else f"; known: {', '.join(known)}"
+    ranked = sorted(
+        ((difflib.SequenceMatcher(None, of.lower(), word.lower()).ratio(), of) for of in known), reverse=True
+    )
+    close = [of for ratio, of in ranked if ratio >= max(_CLOSE, ranked[0][0] - _AS_CLOSE)]
+    said = " or ".join(f'"{of}"' for of in close[:3] if not _is_other_number(of, word))
+    return f"; did you mean {said}?" if said else f"; known: {', '.join(known)}"
+
+
+def _is_other_number(one: str, other: str) -> bool:
+    """Return whether two words differ in a number alone, by more than one digit or two that changed places."""
+    ours, theirs = ("".join(filter(str.isdigit, text)) for text in (one, other))
+    differ = sum(a != b for a, b in zip(ours, theirs, strict=False)) + abs(len(ours) - len(theirs))
+    slip = differ < 2 or sorted(ours) == sorted(theirs)
+    return not slip and one.translate(_NO_DIGITS) == other.translate(_NO_DIGITS)

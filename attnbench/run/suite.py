@@ -53,7 +53,14 @@ from attnbench.run.model_axes import FIXED, check_not_both, model_axes
 from attnbench.run.shipped_suites import shipped_suites
 
 MOST = 2**63  # of a number in a policy
+POLICY_FIELDS = {f.name: f for f in dataclasses.fields(Policy)}
 GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # fields of a policy
+DURATIONS = {  # fields of a policy that are options with a unit
+    "sustained_s": "--sustained",
+    "timeout_s": "--timeout",
+    "warmup_s": "--warmup",
+    "max_seconds": "--max-seconds",
+}
 CHOICES: Mapping[str, Sequence[str]] = {  # fields of a policy and their values
     "timer": INSTRUMENTS,
     "l2": ("cold", "warm"),
@@ -141,7 +148,7 @@ def parse_suite(data: Mapping[str, Any], where: str) -> Suite:
     try:
         suite = Suite.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"{where}: {yaml_file.first_mistake(error, MODELS)}") from None
+        raise UserError(f"{where}: {yaml_file.first_mistake(error, MODELS, {'policy': POLICY_FIELDS})}") from None
     try:
         if suite.models:
             check_not_both(suite.axes)
@@ -169,7 +176,7 @@ def parse_options(options: Mapping[str, Any]) -> Settings:
     if axes.get("latent"):
         axes = {**LATENT, **axes}
     policy = {k: v for k, v in options.get("policy", {}).items() if v is not None}
-    for name, option in (("sustained_s", "--sustained"), ("timeout_s", "--timeout")):
+    for name, option in DURATIONS.items():
         if name in policy:
             policy[name] = parse_duration(policy[name], option)
     given = {k: v for k, v in options.items() if v is not None}
@@ -180,6 +187,8 @@ def parse_options(options: Mapping[str, Any]) -> Settings:
         raise UserError(f"--{error}") from None
     if settings.tokens is not None:
         parse_size(str(settings.tokens), "--tokens")
+    if settings.time_limit is not None:
+        parse_duration(settings.time_limit, "--time-limit")
     return settings
 
 
@@ -277,11 +286,10 @@ def _shrunk(usual: Settings, merged: Settings) -> tuple[str, ...]:
 
 def _policy(settings: Mapping[str, Any]) -> Policy:
     """Return the policy of some fields. Raises UserError for an unknown field or value."""
-    types = {f.name: f for f in dataclasses.fields(Policy)}
     for name, value in settings.items():
-        if name not in types:
-            raise UserError(f"policy: unknown key {name!r}{did_you_mean(name, types)}")
-        default = types[name].default
+        if name not in POLICY_FIELDS:
+            raise UserError(f"policy: unknown key {name!r}{did_you_mean(name, POLICY_FIELDS)}")
+        default = POLICY_FIELDS[name].default
         if isinstance(default, bool):
             if not isinstance(value, bool):
                 raise UserError(f"policy: {name}: {value!r} is neither true nor false")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +54,13 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
 
 
-def first_mistake(error: ValidationError, models: Mapping[str, type[BaseModel]]) -> str:
+def first_mistake(
+    error: ValidationError, models: Mapping[str, type[BaseModel]], plain: Mapping[str, Collection[str]] | None = None
+) -> str:
     """Return the first mistake in a file with its place: "axes.seqln: unknown key; did you mean "seqlen"?".
 
-    `models`: the key of a mapping in the file -> its model; "" for all other mappings.
+    `models`: the key of a mapping in the file -> its model; "" for all other mappings. `plain`: the key of a mapping
+    without a model -> its keys, to say where a key that stands elsewhere belongs.
     """
     first, *others = error.errors()
     place = _place(first["loc"])
@@ -72,9 +75,13 @@ def first_mistake(error: ValidationError, models: Mapping[str, type[BaseModel]])
             return f"{place}: {first['msg'].removeprefix('Value error, ')}"
         return f"{place}: {reprlib.repr(first['input'])} is not {' or '.join(dict.fromkeys(wanted))}"
     *_, within = ("", *(part for part in first["loc"][:-1] if isinstance(part, str)))
-    fields = models.get(within, models[""]).model_fields
-    known = sorted({field.alias or name for name, field in fields.items()})
-    return f"{place}: unknown key{did_you_mean(str(first['loc'][-1]), known)}"
+    keys = {key: {of.alias or name for name, of in model.model_fields.items()} for key, model in models.items()}
+    own, word = keys.get(within, keys[""]), str(first["loc"][-1])
+    for key, known in {**keys, **(plain or {})}.items():
+        if word in known:
+            there = f"under {key}, as in {key}: {{{word}: ...}}" if key else "at the top of the file"
+            return f"{place}: not a key here; it stands {there}"
+    return f"{place}: unknown key{did_you_mean(word, sorted(own))}"
 
 
 def _place(loc: tuple[int | str, ...]) -> str:

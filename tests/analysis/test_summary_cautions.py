@@ -72,7 +72,7 @@ def test_drift() -> None:
         steady, drifting(case(2048), "triton", 1.05e-3, 1e-3, 1e-3), drifting(case(), "fa4", 2e-3, 1e-3, 1e-3)
     )
     assert "Still getting faster while measured: 2 cells, by 50% at most: fa4 1k d128 full fwd." in text
-    assert "warmup_s" in text
+    assert "longer --warmup or --max-seconds" in text
     text = warned(steady, drifting(case(2048), "triton", 1e-3, 1e-3, 1.1e-3))
     assert "Getting slower while measured: 1 cell, by 10% at most: triton 2k d128 full fwd." in text
     assert "faster" not in text

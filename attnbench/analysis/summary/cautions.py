@@ -236,14 +236,14 @@ def _drifting(cells: Sequence[Cell]) -> Iterator[Caution]:
             f"Still getting faster while measured: {count(len(faster), 'cell')}, by {percent(-most)} at "
             f"most: {cell.name}.",
             "They were not warm yet, so their medians are too slow.",
-            "Raise warmup_s or max_seconds in the suite.",
+            "Give run a longer --warmup or --max-seconds.",
         )
     if slower:
         most, cell = max(slower, key=lambda pair: pair[0])
         yield Caution(
             f"Getting slower while measured: {count(len(slower), 'cell')}, by {percent(most)} at most: {cell.name}.",
             "The clock fell meanwhile, or something else began to run.",
-            "Give run --isolate-power, or lower burst_s in the suite; -m clock_held,power,temperature tells more."
+            "Give run --isolate-power; -m clock_held,power,temperature tells more."
             if cell.run.environment.device.kind == "cuda"
             else "Leave the machine alone meanwhile.",
         )
@@ -260,7 +260,7 @@ def _few(cells: Sequence[Cell]) -> Iterator[Caution]:
         yield Caution(
             f"Few samples in {count(len(few), 'cell')}, the fewest {fewest}: {cell.name}.",
             f"Their spread is hardly known: below {MIN_SAMPLES_INTERVAL} no 95 % interval exists.",
-            f"Raise max_seconds in the suite (it was {cell.run.policy.max_seconds:g} s a cell).",
+            f"Give run more --min-samples, or more --max-seconds (it was {cell.run.policy.max_seconds:g}s a cell).",
         )
 
 
@@ -273,8 +273,8 @@ def _noisy(cells: Sequence[Cell]) -> Iterator[Caution]:
             f"Noisy: {len(noisy)} of {count(len(cells), 'cell')} not known to {target} within their process, the worst "
             f"to {percent(worst)}: {cell.name}.",
             "Their uncertainty holds it (-m ci).",
-            "Leave the machine alone meanwhile, or raise max_seconds in the suite "
-            f"({cell.run.policy.max_seconds:g} s a cell).",
+            "Leave the machine alone meanwhile, or give run more --max-seconds "
+            f"(it was {cell.run.policy.max_seconds:g}s a cell).",
         )
 
 
