@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, live, one_of, read, tell
+from attnbench.commands.shared import command_line, ends_with_its_reader, live, one_of, read_runs, tell
 from attnbench.core.case import DIRECTIONS, DTYPES
 from attnbench.core.errors import UserError
 
@@ -133,7 +133,7 @@ def capacity(
     limit = parse_duration(time_limit, "--time-limit") if time_limit else None
     interrupt = 0
     if results:
-        runs = [read(path) for path in results]
+        runs = [run for _, run in read_runs(results)]
     else:
         if resume and (out or what != Shapes() or which.model or memory or call_limit != "10s"):
             raise UserError(f"--resume uses the settings of {resume}; leave out the others")

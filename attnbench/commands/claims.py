@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, jobs_left, live, read, tell
+from attnbench.commands.shared import command_line, ends_with_its_reader, jobs_left, live, read_runs, tell
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def claims(
             from attnbench.analysis.summary import planned
 
             raise typer.Exit(output.write(planned.document(outcome.run), wanted))
-    runs = [outcome.run] if outcome else [read(path) for path in results or ()]
+    runs = [outcome.run] if outcome else [run for _, run in read_runs(results or ())]
     ends_with_its_reader()
     shown = document(settings, runs)
     unwritten = output.write(shown, wanted)

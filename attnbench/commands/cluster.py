@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import ends_with_its_reader, live, run_files_of, tell
+from attnbench.commands.shared import ends_with_its_reader, live, read_runs, tell
 from attnbench.core.errors import UserError
 from attnbench.core.text import count
 
 if TYPE_CHECKING:
+    from attnbench.core.record import Run
     from attnbench.run.cluster import Plan, Unit
 
 app = typer.Typer(
@@ -93,7 +94,7 @@ def run(
     from attnbench.analysis.cluster.document import document
 
     runs = [unit.path for unit in found if unit.done]
-    unwritten = output.write(document(run_files_of(runs)), wanted) if runs else 0
+    unwritten = output.write(document(_named(runs)), wanted) if runs else 0
     for unit in found:
         if unit.state == "lost":
             tell(f"attnbench: {unit.name} is lost: {unit.reason}")
@@ -126,9 +127,14 @@ def report(
     from attnbench.analysis.cluster.document import document, exit_code
     from attnbench.analysis.cluster.units import models
 
-    runs = run_files_of(results)
+    runs = _named(results)
     shown = document(runs)
     raise typer.Exit(output.write(shown, wanted) or exit_code(models(runs)))
+
+
+def _named(paths: Sequence[Path]) -> list[tuple[str, Run]]:
+    """Return the runs of files and folders, each with its file's name without the ending."""
+    return [(path.name.removesuffix(".gz").removesuffix(".jsonl"), run) for path, run in read_runs(paths)]
 
 
 def _plan(words: Sequence[str], out: Path | None, *, patience: str, **given: Any) -> Plan:

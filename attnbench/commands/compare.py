@@ -10,7 +10,7 @@ import typer
 
 from attnbench.commands import options
 from attnbench.commands.output import Output, option, write
-from attnbench.commands.shared import ends_with_its_reader, read
+from attnbench.commands.shared import ends_with_its_reader, read_runs
 from attnbench.core.errors import UserError
 
 what = partial(typer.Option, rich_help_panel="What to compare")
@@ -84,7 +84,8 @@ def compare(
         output_to = Output(_with_file(output_to, out), output_to.html)
     wanted = [(name, file) for name, file in output_to.wanted() if file or not out]  # with --out nothing is printed
     ends_with_its_reader()
-    runs = [read(path) for path in results]
+    read = read_runs(results)
+    results, runs = [path for path, _ in read], [run for _, run in read]
 
     from attnbench.analysis.compare.compare import compare as compared
     from attnbench.analysis.compare.document import document

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, live, read, tell
+from attnbench.commands.shared import command_line, ends_with_its_reader, live, read_runs, tell
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, UserError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def recommend(
         raise UserError(f"{' and '.join(given)}: of a short run; with run files nothing is measured, leave it out")
     settings = parse_options({**what.settings, **which.settings, "time_limit": time_limit})
     outcome = None if results else _measured(what.suite, settings, device, rounds, out, python or ())
-    runs = [outcome.run] if outcome else _with_latencies([read(path) for path in results or ()])
+    runs = [outcome.run] if outcome else _with_latencies([run for _, run in read_runs(results or ())])
     ends_with_its_reader()
     from attnbench.analysis.recommend.asked_for import asked_for, competing
     from attnbench.analysis.recommend.document import document

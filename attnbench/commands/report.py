@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import ends_with_its_reader, one_of, read, tell
+from attnbench.commands.shared import ends_with_its_reader, one_of, read_runs, tell
 from attnbench.core.errors import UserError
-from attnbench.core.text import printable
+from attnbench.core.text import count, printable
 
 if TYPE_CHECKING:
+    from attnbench.core.record import Run
+    from attnbench.report.document import Document
     from attnbench.results.cells import Cell
 
 TRACKERS = ("parquet", "pytest-benchmark", "bmf", "github-action-benchmark")  # report/export/trackers.py
@@ -52,7 +54,9 @@ class ReportOutput(output.Output):
 @options.grouped
 def report(
     *,
-    results: Annotated[list[Path] | None, typer.Argument(metavar="RESULTS", help="Run files.")] = None,
+    results: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN|DIR", help="Run files, or folders: all run files in them.")
+    ] = None,
     metric: Annotated[
         list[str] | None, options.metric_option(_metrics, help="tflops, latency, ...; -m help lists them all.")
     ] = None,
@@ -129,10 +133,19 @@ def report(
         raise UserError(f"{given}: for tables only (--format table, md); everything else has every metric and cell")
     if not results:
         raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
-    runs = [read(path) for path in results]
+    read = read_runs(results)
+    results, runs = [path for path, _ in read], [run for _, run in read]
     ends_with_its_reader()
     from attnbench.results.cells import cells as cells_of
 
+    of_cells = bool(metric or by or every or cell or model or png or svg) or bool(formats & {"csv", "json", *TRACKERS})
+    if not of_cells and (own := _own_document(runs)):
+        raise typer.Exit(output.write(own, wanted))
+    if any(run.search for run in runs) and not all(run.search for run in runs):
+        searches = sum(run.search is not None for run in runs)
+        tell(f"attnbench: left out: {count(searches, 'run')} that searched what fits, which attnbench capacity shows")
+        results = [path for path, run in read if not run.search]
+        runs = [run for run in runs if not run.search]
     cells = cells_of(runs, convention)
     if cell:
         from attnbench.analysis.summary import one_cell
@@ -159,6 +172,27 @@ def report(
     shown = complete(shown, formats, cells, runs, results)
     if code := output.write(shown, wanted, _trackers(formats, cells)):
         raise typer.Exit(code)
+
+
+def _own_document(runs: Sequence[Run]) -> Document | None:
+    """Return what the command shows that measured all of the runs, where it shows more than a table of cells."""
+    if all(run.search for run in runs):
+        from attnbench.analysis.capacity.document import document
+
+        return document(runs)
+    if all(run.records and all(record.case.step for record in run.records) for run in runs):
+        from attnbench.analysis.step.document import document as of_steps
+
+        return of_steps(runs)
+    from attnbench.analysis.claims import SUITE
+
+    if all(run.suite == SUITE for run in runs):
+        from attnbench.analysis.claims.claim_file import load
+        from attnbench.analysis.claims.document import document as of_claims
+
+        shown = of_claims(load([]), runs)
+        return shown if any(row["value"] is not None for row in shown.rows) else None  # else of claims of one's own
+    return None
 
 
 def _wanted(output_to: ReportOutput, drawn: bool) -> Sequence[tuple[str, Path | None]]:

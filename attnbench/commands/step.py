@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import ENDINGS, command_line, ends_with_its_reader, jobs_left, live, one_of, read, tell
+from attnbench.commands.shared import (
+    ENDINGS,
+    command_line,
+    ends_with_its_reader,
+    jobs_left,
+    live,
+    one_of,
+    read_runs,
+    tell,
+)
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
 from attnbench.core.step import PHASES
 from attnbench.core.text import listed
@@ -125,7 +134,7 @@ def step(
             from attnbench.analysis.summary import planned
 
             raise typer.Exit(output.write(planned.document(outcome.run), wanted))
-    found = [outcome.run] if outcome else [read(path) for path in runs]
+    found = [outcome.run] if outcome else [run for _, run in read_runs(runs)]
     ends_with_its_reader()
     unwritten = output.write(document(found), wanted)
     code = outcome.exit_code if outcome else 0

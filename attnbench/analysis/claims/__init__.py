@@ -6,3 +6,5 @@
 
 A new claim is a few lines of YAML: docs/claims.md.
 """
+
+SUITE = "claims"  # the name of the suite that measures claims

@@ -35,6 +35,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
+from attnbench.analysis.claims import SUITE
 from attnbench.core import gpus
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
@@ -308,4 +309,4 @@ def suite_of(settings: Sequence[Setting], sustained_s: float) -> Suite:
     blocks = [Block(**setting.axes.model_dump(exclude_none=True), backends=[*setting.backends]) for setting in tried]
     names = dict.fromkeys(name for setting in tried for name in setting.backends)
     on_cpu = Settings(time_limit="10m")  # claims are of GPUs; a CPU would need days for all
-    return Suite(name="claims", backends=[*names], cases=blocks, policy={"sustained_s": sustained_s}, on_cpu=on_cpu)
+    return Suite(name=SUITE, backends=[*names], cases=blocks, policy={"sustained_s": sustained_s}, on_cpu=on_cpu)
