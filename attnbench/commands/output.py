@@ -75,8 +75,8 @@ class Output:
 def _check(name: str, file: Path, others: Sequence[Path | None]) -> None:
     if file.resolve() in [other.resolve() for other in others if other] and not file.is_char_device():
         raise UserError(f"--format: {file} is given twice; one would overwrite the other")
-    there = file if file.exists() else file.parent
-    if file.is_dir() or not file.parent.is_dir() or not os.access(there, os.W_OK):
+    there = file if file.exists() else next(folder for folder in file.absolute().parents if folder.exists())
+    if file.is_dir() or (there != file and not there.is_dir()) or not os.access(there, os.W_OK):
         raise UserError(f"--format {name}={file}: cannot be written; choose another place")
 
 

@@ -159,7 +159,7 @@ def report(
         found.heads(tp)
         raise typer.Exit(output.write(step_document.document(cells, found, tp), wanted))
     if png or svg:
-        _draw(cells, {"png": png, "svg": svg}, figure or "throughput", panel or "")
+        _draw(cells, {"png": png, "svg": svg}, figure, panel or "")
     if not wanted:
         return
     from attnbench.analysis.summary.document import complete, document
@@ -219,12 +219,15 @@ def _trackers(formats: Set[str], cells: Sequence[Cell]) -> output.Writers:
     return {format: partial(trackers.content, format, cells) for format in wanted}
 
 
-def _draw(cells: Sequence[Cell], pictures: Mapping[str, Path | None], figure: str, panel: str) -> None:
-    """Write one figure as PNG and SVG, whichever have a file."""
+def _draw(cells: Sequence[Cell], pictures: Mapping[str, Path | None], figure: str | None, panel: str) -> None:
+    """Write one figure as PNG and SVG, whichever have a file; by default the rate over the length."""
     from attnbench.report.html import image
     from attnbench.report.html.charts import charts
 
     drawn = charts(cells)
+    if figure is None:
+        rates = {row["unit"] for row in drawn.rows}
+        figure = "bandwidth" if rates == {"GB/s"} else "throughput"
     for kind, path in pictures.items():
         if path is not None:
             image.save(path, kind, drawn, figure, panel)

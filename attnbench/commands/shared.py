@@ -150,12 +150,13 @@ def one_of(option: str, word: str, known: Sequence[W]) -> W:
 
 
 def put(content: str | bytes, file: Path | None = None) -> None:
-    """Write text or bytes to a file, or to stdout.
+    """Write text or bytes to a file, whose folder is made where there is none, or to stdout.
 
     Raises UserError for a file that cannot be written, and for bytes on a terminal.
     """
     if file:
         try:
+            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "replace"))
         except OSError as error:
             raise UserError(f"cannot write {file}: {error.strerror}") from None

@@ -65,6 +65,11 @@ class Cell:
         return self.backend not in self.source.approximate
 
     @property
+    def usual(self) -> tuple[str, ...]:
+        """The metrics that tell most of its case; the latency alone where an approximation computes it as well."""
+        return ("latency",) if self.case in self.source.approximated else metrics.usual(self.case)
+
+    @property
     def device(self) -> str:
         """The label of the device that it was measured on."""
         return self.source.device

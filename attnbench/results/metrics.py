@@ -134,13 +134,14 @@ def usual(case: Case) -> tuple[str, ...]:
 
 
 def share_of_limit(name: str, value_of: Callable[[str], float | None], *, memory_bound: bool) -> float | None:
-    """Return what stands beside tflops and gbps: the share of the peak, the roofline or a copy; None where unknown.
+    """Return what stands beside tflops and gbps: the share of what the datasheet allows; None where that is unknown.
 
-    `value_of` gives the values of metrics by name.
+    A copy, which writes as much as it reads, is no limit for a kernel that reads. `value_of` gives the values of
+    metrics by name.
     """
     if name == "tflops":
         return value_of("roofline" if memory_bound else "utilization")
-    return next((share for of in ("bandwidth_ceiling", "bandwidth_utilization") if (share := value_of(of))), None)
+    return value_of("bandwidth_utilization")
 
 
 def turn_ratios(row: Row, instrument: str) -> tuple[float, ...]:

@@ -60,6 +60,11 @@ class Source:
         """The backends of the run that do not compute attention itself."""
         return frozenset(record.backend for record in self.run.records if record.approximation)
 
+    @cached_property
+    def approximated(self) -> frozenset[Case]:
+        """The cases that some backend of the run approximates."""
+        return frozenset(record.case for record in self.run.records if record.backend in self.approximate)
+
     def rates(self, dtype: str) -> Rates:
         """Return what the datasheet and the run's own ceilings say for a dtype."""
         if dtype not in self._rates:

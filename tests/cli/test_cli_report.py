@@ -18,6 +18,7 @@ from tool import COMMAND, FAKE, SMALL, Tool
 from attnbench.analysis.summary.grids import BY, BY_OPTION
 
 ESCAPE = "\x1b"
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,25 @@ def test_the_table_has_a_row_a_length_and_the_reasons_below(measured: Tool) -> N
 def test_what_run_prints_is_what_report_prints(tool: Tool) -> None:
     said = tool(*FAKE, "--seqlen", "1k", *SMALL, "--out", "run.jsonl").out
     assert tool("report", "run.jsonl").out.strip() in said
+
+
+def test_folders_are_read_and_made_and_a_run_counts_once(measured: Tool, tmp_path: Path) -> None:
+    one = measured("report", "-f", "csv", "run.jsonl").out
+    (tmp_path / "copy.jsonl").write_bytes((measured.folder / "run.jsonl").read_bytes())
+    again = measured("report", "-f", "csv", "run.jsonl", "run.jsonl", str(tmp_path))
+    assert again.out == one
+    assert "left out: 2 files of a run that was given already" in again.err
+    measured("report", "run.jsonl", "--html", str(tmp_path / "new" / "page.html"))
+    assert (tmp_path / "new" / "page.html").exists()
+
+
+def test_a_file_of_searches_or_steps_is_shown_as_its_own_command_does(tmp_path: Path) -> None:
+    tool = Tool(tmp_path)
+    for kind in ("capacity", "step"):
+        file = max(str(path) for path in RESULTS.glob(f"*-{kind}-nvidia-h200.jsonl.gz"))
+        assert tool("report", file).out == tool(kind, file).out
+    mixed = tool("report", file, max(map(str, RESULTS.glob("*-capacity-nvidia-h200.jsonl.gz"))))
+    assert "left out: 1 run that searched what fits, which attnbench capacity shows" in mixed.err
 
 
 def test_markdown(measured: Tool) -> None:
@@ -101,9 +121,9 @@ def test_json_and_html_are_formats_too(measured: Tool, tmp_path: Path) -> None:
     ("options", "said"),
     [
         (("-f", "mdd"), "--format: unknown 'mdd'; did you mean \"md\"?"),
-        (("-f", "md", "-f", "csv"), "--format: csv and md cannot both be printed; write one to a file: md=FILE"),
+        (("-f", "md", "-f", "csv"), "--format: csv and md cannot both be printed; write one to a file: -f csv=FILE"),
         (("--json", "-f", "bmf"), "--format: bmf and json cannot both be printed"),
-        (("-f", "md=none/report.md"), "--format md=none/report.md: cannot be written; choose another place"),
+        (("-f", "md=run.jsonl/report.md"), "--format md=run.jsonl/report.md: cannot be written; choose another place"),
         (("--html", "."), "--format html=.: cannot be written; choose another place"),
         (("-f", "md=same", "-f", "csv=same"), "--format: same is given twice; one would overwrite the other"),
         (("-f", "csv", "-m", "latency"), "--metric: for tables only (--format table, md)"),

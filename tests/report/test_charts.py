@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,18 @@ import pytest
 from report_pages import page, small
 
 import builders
+from attnbench.analysis.summary.grids import grids
+from attnbench.core.case import Case, Shape
 from attnbench.core.errors import UserError
 from attnbench.core.record import Approximation, Record
+from attnbench.report.document import Figure
 from attnbench.report.html import figures, image, palette, vega_spec
 from attnbench.report.html.charts import METRICS, Charts, charts
-from attnbench.results import metrics
+from attnbench.results import case_names, metrics, run_file
 from attnbench.results.cells import cells
 from builders import case, ended, measurements, ok, run
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def small_charts() -> Charts:
@@ -39,7 +45,7 @@ def test_figures_of_rows_are_the_metrics_to_seven_digits() -> None:
     found = small_charts()
     for cell, row in zip(sorted(cells([small()]), key=lambda c: c.case.causal), found.rows, strict=True):
         for name in METRICS:
-            value = cell.value(name)
+            value = cell.value(name) if name not in ("gbps", "bandwidth_utilization") else None
             assert row[name] == (pytest.approx(value, rel=1e-6) if value is not None else None), name
 
 
@@ -240,11 +246,87 @@ def test_colours_stand_out_from_the_background(theme: palette.Theme) -> None:
 
 def test_only_what_was_measured_is_drawn() -> None:
     names = {f.name for f in figures.drawable(small_charts())}
-    assert names >= {"throughput", "utilization", "speedup", "memory", "roofline", "spread", "clock", "power"}
+    assert names >= {"throughput", "utilization", "speedup", "memory", "roofline", "spread", "clock"}
     assert "efficiency" not in names
     cpu = run([ok(case(dtype="fp32"), "eager", 0.1)], device=builders.CPU)
     names = {f.name for f in figures.drawable(charts(cells([cpu])))}
     assert names == {"ranking", "throughput", "latency", "roofline", "spread", "speedup"}
+
+
+# field of Case, or of its shape -> another value than that of case(2048, causal=True)
+CHANGED: dict[str, Any] = {
+    "batch": 3,
+    "seqlen_q": 64,
+    "seqlen_k": 4096,
+    "nheads": 32,
+    "nheads_k": 2,
+    "headdim": 64,
+    "headdim_v": 64,
+    "dtype": "fp16",
+    "direction": "bwd",
+    "causal": False,
+    "window_size": (1023, 0),
+    "softcap": 30.0,
+    "dropout_p": 0.1,
+    "layout": "bshd",
+    "data": "zeros",
+    "lengths": ((1, 1024, 1024), (1, 3072, 3072)),
+    "page_size": 16,
+    "cache_dtype": "fp8",
+    "append": True,
+    "latent": True,
+    "sink": True,
+    "alibi": True,
+    "mask": "random:0.1",
+    "scale": 0.5,
+    "ranks": 2,
+    "step": "prefill tiny 2/2 arch=llama hidden=512 intermediate=1024 vocab=1024",
+}
+
+
+def other_case(field: str) -> Case:
+    """Return case(2048, causal=True), or one with the same but the field's needs, where the field is another."""
+    base = case(2048, causal=True, batch=2)
+    if field in (f.name for f in fields(Shape)):
+        return replace(base, shape=replace(base.shape, **{field: CHANGED[field]}))
+    changed = {field: CHANGED[field]}
+    if field == "lengths":
+        changed["shape"] = replace(base.shape, seqlen_q=3072, seqlen_k=3072)
+    if field in ("cache_dtype", "append"):
+        changed["page_size"] = 16
+    if field == "latent":
+        changed["shape"] = Shape(2, 1, 2048, 128, 1, 576, 512)
+    return replace(base, **changed)
+
+
+def test_every_field_of_a_case_can_be_changed() -> None:
+    names = {f.name for of in (Shape, Case) for f in fields(of)} - {"shape"}
+    assert names == {*CHANGED}, "a new field: say here how it differs"
+
+
+@pytest.mark.parametrize("field", CHANGED)
+def test_two_cases_that_differ_have_two_titles(field: str) -> None:
+    """In a page's figures and table, and in the tables of a terminal, which would drop one of two."""
+    pair = [case(2048, causal=True, batch=2), other_case(field)]
+    if field in ("cache_dtype", "append"):
+        pair[0] = replace(pair[0], page_size=16)
+    found = cells([run([ok(one, "triton", 100.0 + i) for i, one in enumerate(pair)])])
+    first, second = charts(found).rows
+    assert first["shape"] != second["shape"]
+    told = ("dtype", "headdim", "mask", "pass", "other", "seqlen", "batch", "heads")
+    assert [first[name] for name in told] != [second[name] for name in told]
+    figures_shown = [f for of in grids(found, ["latency"]) for grid in of.grids for _, row in grid.rows for f in row]
+    assert len([f for f in figures_shown if isinstance(f, Figure)]) == 2
+    assert len({case_names.case_name("triton", one, dtype=True, batch=True) for one in pair}) == 2
+
+
+def test_no_two_rows_of_a_stored_run_have_one_name() -> None:
+    for file in (
+        path for path in RESULTS.glob("*.jsonl.gz") if re.search("serving|training-packed|claims|masks", path.name)
+    ):
+        rows = charts(cells([run_file.read(file)[0]])).rows
+        assert len({(row["shape"], row["backend"]) for row in rows}) == len(rows), file.name
+        assert not [row["case"] for row in rows if row["limit"] and (row["rate"] or 0) > 1.02 * row["limit"]], file.name
 
 
 @pytest.mark.parametrize("figure", figures.FIGURES, ids=lambda f: f.name)
@@ -252,6 +334,8 @@ def test_every_figure_can_be_drawn(figure: figures.VegaFigure, tmp_path: Path) -
     pytest.importorskip("vl_convert")
     sustained = {"sustained": 1e-3, "sustained_power": 650.0, "temperature": 50.0}
     records = [ok(case(s), b, 400, **sustained, memory_peak=s) for s in (1024, 2048) for b in ("eager", "triton")]
+    decode = case(4096, seqlen_q=1)
+    records += [ok(decode, b, 4, **sustained, memory_peak=1) for b in ("eager", "triton")]
     records.append(ok(case(1024), "near", 900, approximation=Approximation("few keys", 0.4, None, rows=64, heads=4)))
     whole = run([*(replace(r, measurements={**r.measurements, **_state()}) for r in records)])
     file = tmp_path / "figure.svg"

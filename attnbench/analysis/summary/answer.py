@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from attnbench.core.case import Case
 from attnbench.core.formats import percent
 from attnbench.core.record import Run
-from attnbench.core.text import count, listed
+from attnbench.core.text import count, listed, some
 from attnbench.report.document import NOTHING_MEASURED
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
@@ -33,7 +33,9 @@ def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
     for cell in cells:
         by_dtype.setdefault(cell.case.dtype, []).append(cell)
     said = (_fastest(of_one, f" in {dtype}" if len(by_dtype) > 1 else "") for dtype, of_one in by_dtype.items())
-    return (f"{counted}: {ended}.", *filter(None, said))
+    near = dict.fromkeys(cell.backend_name for cell in cells if not cell.is_exact)
+    apart = f"Not ranked: {some(near, 6)}, which compute an approximation of attention." if near else ""
+    return (f"{counted}: {ended}.", *filter(None, (*said, apart)))
 
 
 def _fastest(cells: Sequence[Cell], where: str) -> str:

@@ -23,6 +23,7 @@ from attnbench.results.uncertainty import MIN_SAMPLES_INTERVAL
 
 DRIFT = 0.02
 DISAGREE = 0.02
+ABOVE_PEAK = 1.02  # of the peak at the highest clock: a little more is a gauge's or a boost's error
 ABOVE_CEILING = 1.1  # of what a large matmul reached: the two were read under unlike conditions
 
 
@@ -49,6 +50,7 @@ def cautions(cells: Sequence[Cell], runs: Sequence[Run], files: Sequence[Path] =
             "Their latency holds the time that Python takes to launch, not the kernels' alone.",
             "Launch fewer kernels, or capture them in a CUDA graph.",
         ),
+        *_above_the_peak(measured),
         *_above_ceiling(measured),
         *_held_down(measured),
         *rank_change(measured),
@@ -301,6 +303,23 @@ def _unproven(cells: Sequence[Cell]) -> Iterator[Caution]:
             "a read that fits in it did not show it.",
             "What fits in the cache may be timed in another state than promised.",
             f"Compare with run --timer {other}." if kind == "cuda" else "Trust what exceeds the cache.",
+        )
+
+
+def _above_the_peak(cells: Iterable[Cell]) -> Iterator[Caution]:
+    """Tell of figures that no device of this model can reach, at its highest clock: a fault of attnbench's own."""
+    above = []
+    for cell in cells:
+        peak, clock, top = cell.rates.peak, cell.rates.clock, cell.run.environment.clock_max_hz
+        limit = peak * max(1.0, top / clock) if peak and clock and top else peak
+        counted = cell.is_exact and cell.source.convention == "exact"
+        if limit and counted and (cell.value("tflops") or 0.0) * 1e12 > ABOVE_PEAK * limit:
+            above.append(cell)
+    if above:
+        yield Caution(
+            f"{count(len(above), 'figure')} above what the device can do: {some([cell.name for cell in above])}.",
+            "Their work is counted wrongly, or their time: do not use them.",
+            "It is a fault of attnbench's; please report it with the run file.",
         )
 
 

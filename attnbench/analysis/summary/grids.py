@@ -108,7 +108,7 @@ def grids(
     That is the error of fp8 cells, the errors of approximations, and of masks by name the rate of computed pairs, their
     share and the time to build the mask.
 
-    Without `names` each case has the metric that its users look at: `metrics.usual`.
+    Without `names` each case has the metrics that its users look at: `Cell.usual`.
 
     `by` is what the columns are: the backends where it is None, or, of many backends, the sequence lengths. A metric
     that no cell has gives no grids. A metric's grids end after about `lines` lines, divided by the number of devices
@@ -119,7 +119,7 @@ def grids(
         by = _ROW if len({c.backend for c in cells if c.status != "skipped"}) > ABREAST else "backend"
     wanted = [(name, cells) for name in names]
     if not names:
-        of_each = {name: [c for c in cells if name in metrics.usual(c.case)] for name in ("tflops", "gbps", "latency")}
+        of_each = {name: [c for c in cells if name in c.usual] for name in ("tflops", "gbps", "latency")}
         wanted = [(name, chosen) for name, chosen in of_each.items() if chosen]
         names = [name for name, _ in wanted]
     narrow, masked = [c for c in cells if c.case.dtype == "fp8"], [c for c in cells if c.case.mask]
@@ -152,7 +152,7 @@ def heading(metric: Metric, cells: Sequence[Cell]) -> str:
     if metric.name not in ("tflops", "utilization", "gbps") or not cells:
         return metric.heading
     if metric.name == "gbps":
-        return f"{metric.heading} of q, k, v and out, {_shares_of_copies([c for c in cells if c.status == 'ok'])}"
+        return f"{metric.heading} of q, k, v and out{_share_of_bandwidth([c for c in cells if c.status == 'ok'])}"
     counted = f"{metric.heading} ({CONVENTIONS[cells[0].source.convention]})"
     measured = [c for c in cells if c.status == "ok"]
     known = {(c.device, c.case.dtype): c.rates.peak for c in measured if c.rates.peak}
@@ -172,12 +172,10 @@ def heading(metric: Metric, cells: Sequence[Cell]) -> str:
     return f"{counted}, and share of the peak ({peaks})" + (roofline if some else "")
 
 
-def _shares_of_copies(cells: Sequence[Cell]) -> str:
-    """Return what the shares beside GB/s are of."""
-    copies = sorted({c.rates.copy for c in cells if c.rates.copy})
-    if copies:
-        return f"and share of what a copy reached ({', '.join(dict.fromkeys(map(bandwidth, copies)))})"
-    return "and share of the datasheet's bandwidth"
+def _share_of_bandwidth(cells: Sequence[Cell]) -> str:
+    """Return what the shares beside GB/s are of; "" where there are none."""
+    known = sorted({c.rates.bandwidth for c in cells if c.rates.bandwidth})
+    return f", and share of the datasheet's bandwidth ({', '.join(map(bandwidth, known))})" if known else ""
 
 
 def bandwidth(rate: float) -> str:

@@ -30,9 +30,14 @@ Key = TypeVar("Key")
 
 # The metrics that the table, the tips and the figures show, each a field of a row.
 METRICS = (
-    *("latency", "ci", "tflops", "utilization", "utilization_clock", "speedup", "memory_peak", "power"),
-    *("temperature", "tflops_per_watt", "samples", "error", "first_call", "approximation_error", "mass_kept"),
+    *("latency", "ci", "tflops", "utilization", "utilization_clock", "gbps", "bandwidth_utilization", "speedup"),
+    *("memory_peak", "sustained_power", "tflops_per_watt", "temperature", "samples", "error", "first_call"),
+    *("approximation_error", "mass_kept"),
 )
+_OF_RATE = {  # metrics that say something of cases only whose usual metric is the first of them
+    "tflops": ("tflops", "utilization", "utilization_clock", "tflops_per_watt"),
+    "gbps": ("gbps", "bandwidth_utilization"),
+}
 QUANTILES = (0, 10, 90, 100)  # of the samples, each a field such as "p10"
 
 # What the title of a panel may say of its cells.
@@ -42,6 +47,7 @@ _TITLE_PARTS: Mapping[str, Callable[[Cell], str]] = {
     "headdim": lambda c: f"d{case_names.headdim(c.case)}",
     "mask": lambda c: case_names.mask(c.case),
     "pass": lambda c: c.case.direction,
+    "lengths": lambda c: case_names.pattern(c.case),
     "other": lambda c: ", ".join(case_names.extras(c.case)),
     "queries": lambda c: _queries(c.case),
 }
@@ -50,6 +56,7 @@ _ALWAYS_IN_TITLES = ("headdim", "mask", "pass")
 _FURTHER_TITLE_PARTS: tuple[Callable[[Cell], str], ...] = (
     lambda c: f"{case_names.heads(c.case)} heads",
     lambda c: f"batch {c.case.shape.batch}",
+    lambda c: c.case.key[:8],  # whatever else tells two cases apart
 )
 
 
@@ -174,6 +181,11 @@ def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row
     case, shape, env = cell.case, cell.case.shape, cell.run.environment
     ok = cell.status == "ok"
     values = {name: cell.value(name) for name in METRICS}
+    usual = next((rate for rate in metrics.usual(case) if rate in _OF_RATE), None) if cell.is_exact else None
+    intensity = cell.flops / ideal_bytes(case) if ok and cell.is_exact else None
+    by_flops = values["tflops"] if intensity else None
+    for rate in _OF_RATE.keys() - {usual}:
+        values |= dict.fromkeys(_OF_RATE[rate])
     memory = values["memory_peak"]
     clocks = [hertz for row in cell.ok if (hertz := metrics.clock(row)) is not None]
     low, high = cell.latency_interval or (None, None)
@@ -186,7 +198,7 @@ def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row
         "headdim": case_names.headdim(case),
         "mask": case_names.mask(case),
         "pass": case.direction,
-        "other": ", ".join(filter(None, (_queries(case), *case_names.extras(case)))),
+        "other": ", ".join(filter(None, (_queries(case), case_names.pattern(case), *case_names.extras(case)))),
         "seqlen": case_names.seqlen(cell.case),
         "batch": shape.batch,
         "heads": case_names.heads(case),
@@ -196,6 +208,11 @@ def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row
         "slot": slot,
         "held": ok and cell.held_down,
         **values,
+        "rate": values[usual] if usual else None,
+        "unit": metrics.METRICS[usual].unit if usual else None,
+        "limit": _limit(cell, usual),
+        "share": metrics.share_of_limit(usual, values.get, memory_bound=False) if usual else None,
+        "by_flops": by_flops,
         "lo": low,
         "hi": high,
         **_speedup_interval(cell, eager),
@@ -203,9 +220,11 @@ def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row
         "clock": stats.median(clocks) if clocks else None,
         "clock_top": env.clock_max_hz,
         "power_limit": env.power_limit_w,
-        "peak": _tera(cell.rates.peak),
-        "ceiling": _tera(cell.rates.ceiling),
-        "intensity": cell.flops / ideal_bytes(case) if ok and cell.is_exact else None,
+        "peak": _over(cell.rates.peak, 1e12),
+        "ceiling": _over(cell.rates.ceiling, 1e12),
+        "bandwidth": _over(cell.rates.bandwidth, 1e9),
+        "copy": _over(cell.rates.copy, 1e9),
+        "intensity": intensity,
         **{f"p{p}": stats.percentile(samples, p) if samples else None for p in QUANTILES},
     }
     return {name: _seven_digits(value) for name, value in row.items()}
@@ -264,8 +283,14 @@ def _slopes(panels: Iterable[str], rows: Sequence[Row]) -> Iterator[Row]:
                 yield {"kind": "slope", "panel": panel, "which": which, "seqlen": length, "y": _seven_digits(y)}
 
 
-def _tera(rate: float | None) -> float | None:
-    return rate / 1e12 if rate else None
+def _limit(cell: Cell, rate: str | None) -> float | None:
+    """Return what the datasheet allows of a rate, in its unit: the peak in TFLOP/s, or the bandwidth in GB/s."""
+    limits = {"tflops": (cell.rates.peak, 1e12), "gbps": (cell.rates.bandwidth, 1e9)}
+    return _over(*limits[rate]) if rate else None
+
+
+def _over(rate: float | None, unit: float) -> float | None:
+    return rate / unit if rate else None
 
 
 def _seven_digits(value: Any) -> Any:

@@ -37,7 +37,7 @@ INTERVAL_IN_ROWS = ("{y}_lo", "{y}_hi")
 def y_axis(field: str, title: str, scale: Spec, **axis: Any) -> Spec:
     """Return the encoding of a figure's y axis. `axis` are properties of a Vega-Lite axis."""
     own = axis if "values" in axis else {"tickCount": 5, **axis}  # a count would drop some of the values given
-    return {"field": field, "type": "quantitative", "scale": scale, "axis": own, "title": title}
+    return {"field": field, "type": "quantitative", "scale": scale, "axis": own, "title": title or None}
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,6 @@ class VegaFigure:
     y: Spec
     interval: Sequence[str] = ()  # its ends, as Vega expressions of {y}
     limits: tuple[tuple[str, str], ...] = ()  # lines across the panel: (field of rows, label)
-    joined: bool = True  # whether a line joins the marks of a backend
     panel: str = "panel"  # the field of rows that says to which panel a cell belongs
     lines: str = ""  # the "kind" of Charts.lines that it draws behind the cells
 
@@ -62,7 +61,7 @@ class VegaFigure:
     @property
     def counts_flops(self) -> bool:
         """Whether its values depend on the convention by which FLOPs are counted."""
-        return self.field in ("tflops", "utilization", "utilization_clock", "tflops_per_watt")
+        return self.field in ("rate", "tflops", "utilization", "utilization_clock", "tflops_per_watt", "by_flops")
 
     def panels_of(self, charts: Charts) -> list[str]:
         """Return the panels in which a cell has a value, in the order of the report."""
@@ -79,11 +78,12 @@ FIGURES: tuple[VegaFigure, ...] = (
     VegaFigure(
         "ranking",
         "Ranking",
-        "TFLOP/s of all backends that compute attention on one shape, the best first. Thin lines: 95 % interval of the "
-        "median; those alike within it are marked = best. ~ and a pale bar: clock held down.",
-        y_axis("tflops", "TFLOP/s", FROM_ZERO),
+        "All backends that compute attention on one shape, the best first: TFLOP/s, or GB/s where one query a sequence "
+        "reads a cache. Thin lines: 95 % interval of the median; those alike within it are marked = best, ? what is "
+        "hardly known. ~ and a pale bar: clock held down.",
+        y_axis("rate", "", FROM_ZERO),
         INTERVAL_OF_RATE,
-        limits=(("peak", "datasheet peak"),),
+        limits=(("limit", "datasheet"),),
         panel="shape",
     ),
     VegaFigure(
@@ -93,6 +93,14 @@ FIGURES: tuple[VegaFigure, ...] = (
         y_axis("tflops", "TFLOP/s", FROM_ZERO),
         INTERVAL_OF_RATE,
         limits=(("peak", "datasheet peak"), ("ceiling", "matmul measured")),
+    ),
+    VegaFigure(
+        "bandwidth",
+        "Bandwidth",
+        f"GB/s of q, k, v and out over the length of the keys, where one query a sequence reads a cache. {_BARS}",
+        y_axis("gbps", "GB/s", FROM_ZERO),
+        INTERVAL_OF_RATE,
+        limits=(("bandwidth", "datasheet bandwidth"), ("copy", "copy measured")),
     ),
     VegaFigure(
         "utilization",
@@ -145,7 +153,7 @@ FIGURES: tuple[VegaFigure, ...] = (
         "Throughput over arithmetic intensity, with a line for each backend and mask. The solid roof is the "
         "datasheet's; the dashed one is what a large matmul and a large copy reached in the same run; the dotted line "
         "is what the exponentials of the softmax allow, at the rate of a kernel that computes nothing else.",
-        y_axis("tflops", "TFLOP/s", {**LOG, "nice": False, "padding": 12}, values=list(LOG_TICKS), format="~s"),
+        y_axis("by_flops", "TFLOP/s", {**LOG, "nice": False, "padding": 12}, values=list(LOG_TICKS), format="~s"),
         panel="roof",
         lines="roof",
     ),
@@ -174,11 +182,9 @@ FIGURES: tuple[VegaFigure, ...] = (
     VegaFigure(
         "power",
         "Power",
-        "Median power while each cell was timed, as NVML reports it: averaged over about a second, so that the figure "
-        "of a short cell also holds the pauses and the cells beside it.",
-        y_axis("power", "W", FROM_ZERO),
+        "Power in a long run without pauses, by the board's energy counter.",
+        y_axis("sustained_power", "W", FROM_ZERO),
         limits=(("power_limit", "power limit"),),
-        joined=False,  # because NVML's power lags behind the cell measured
     ),
     VegaFigure(
         "efficiency",

@@ -39,6 +39,7 @@ def save(path: Path, kind: str, charts: Charts, name: str, panel: str = "") -> N
         raise UserError(f"{number} panels are too many for one figure; choose with --panel 'd128 causal 16k'")
     content = _drawn(kind, specification(known[name], chosen))
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None

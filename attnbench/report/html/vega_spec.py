@@ -125,7 +125,7 @@ def _ranking(figure: VegaFigure, style: _PanelStyle) -> Sequence[Spec]:
     measured = {"filter": f"isValid(datum.{figure.field})"}
     said = (
         f"format(datum.{figure.field}, datum.{figure.field} < 1000 ? '.3r' : '.0f') + (datum.held ? '~' : '')"
-        " + (isValid(datum.utilization) ? '  ' + format(datum.utilization, '.0%') : '')"
+        " + ' ' + datum.unit + (isValid(datum.share) ? '  ' + format(datum.share, '.0%') : '')"
         " + (isValid(datum.best) ? '  ' + datum.best : '')"
     )
     solid = {"condition": {"test": "datum.held", "value": 0.3}, "value": 1}
@@ -133,7 +133,7 @@ def _ranking(figure: VegaFigure, style: _PanelStyle) -> Sequence[Spec]:
     limits = [_limit(x, field, label, along="x") for field, label in figure.limits]
     return [
         {  # first, and of all cells, as it sets the order of the backends
-            "transform": [{"calculate": "isValid(datum.tflops) ? '' : '✕ ' + datum.status", "as": "ending"}],
+            "transform": [{"calculate": f"isValid(datum.{figure.field}) ? '' : '✕ ' + datum.status", "as": "ending"}],
             "mark": {"type": "text", "align": "left", "dx": 4, "tooltip": _TIP, "color": color("quiet")},
             "encoding": {"y": y, "x": {"value": 0}, "text": {"field": "ending"}, **_faded()},
         },
@@ -195,10 +195,9 @@ def _over_length(figure: VegaFigure, style: _PanelStyle) -> Sequence[Spec]:
                 "encoding": {"x": x, **ends, "stroke": style.stroke, **_faded(0.35)},
             }
         )
-    if figure.joined:
-        line = {"type": "line", "strokeWidth": 1.75}
-        drawn = {"x": x, "y": y, "stroke": style.stroke, "strokeDash": style.dash, **_faded()}
-        layers.append({"transform": [_CELLS], "mark": line, "encoding": drawn})
+    line = {"type": "line", "strokeWidth": 1.75}
+    drawn = {"x": x, "y": y, "stroke": style.stroke, "strokeDash": style.dash, **_faded()}
+    layers.append({"transform": [_CELLS], "mark": line, "encoding": drawn})
     return [*layers, _marks(style, x, y), _crosses(style, x)]
 
 

@@ -86,7 +86,7 @@
   const fillShapes = () => {
     if (!chosen) return;
     const shapes = new Map();
-    for (const row of visible) if (row.tflops !== null) shapes.set(row.shape, [...(shapes.get(row.shape) || []), row]);
+    for (const row of visible) if (row.rate !== null) shapes.set(row.shape, [...(shapes.get(row.shape) || []), row]);
     const rank = ([row, ...others]) => [others.length, -Math.abs(parseInt(row.headdim) - 128), row.seqlen];
     const better = (a, b) => a.map((x, i) => x - b[i]).find((x) => x) > 0;
     const panels = new Map();
@@ -151,7 +151,7 @@
   const fitted = (figure, number, { least, width }) => {
     width ||= $(".drawing", figure.section).clientWidth;
     if (ranks(figure)) {
-      const atEnd = rowsOf(figure).some((row) => row.peak) ? 50 : 115; // pixels of what stands after the longest bar
+      const atEnd = rowsOf(figure).some((row) => row.limit) ? 110 : 175; // pixels of what stands after the longest bar
       const names = Math.max(...[...backends.keys()].map((name) => name.length)) * 6.5 + 12;
       return { ...figure.spec, spec: { ...figure.spec.spec, width: Math.min(800, Math.max(80, width - names - atEnd)) } };
     }
@@ -165,7 +165,7 @@
     if (!ranks(figure)) return visible;
     const exact = visible.filter((row) => row.shape === chosen.value && row.exact);
     const tried = exact.filter((row) => row.status === "ok" || row.slot !== null);
-    return tried.sort((a, b) => b.tflops - a.tflops);
+    return tried.sort((a, b) => b.rate - a.rate);
   };
   const panelsOf = (figure) => {
     const found = rowsOf(figure).filter((row) => row[figure.field] !== null);
@@ -296,7 +296,7 @@
     if (column.kind === "remark") return `<td class="${classes(column)}">${escape(remark(row))}</td>`;
     const value = row[column.field];
     const text = value == null ? "" : escape(write[column.kind](value));
-    return `<td class="${classes(column)}">${column.field === "backend" ? swatch(value, false) : ""}${text}${column.field === "tflops" && row.held ? "~" : ""}</td>`;
+    return `<td class="${classes(column)}">${column.field === "backend" ? swatch(value, false) : ""}${text}${["tflops", "gbps"].includes(column.field) && row.held ? "~" : ""}</td>`;
   };
 
   const fillTable = () => {
