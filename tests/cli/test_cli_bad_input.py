@@ -169,7 +169,7 @@ BAD_REPORTS = {
     "nope.jsonl": "cannot read nope.jsonl: No such file or directory",
     "occupied": "occupied is not an attnbench run file",
     "/dev/zero": "/dev/zero is not an attnbench run file (it is a device)",
-    ".": ". is a folder; give its run files",
+    ".": ". has no run file; attnbench run --out ./NAME.jsonl writes one",
     "run.jsonl --format=pdf": "--format: unknown 'pdf'; known: table, md, html, json, csv",
     "run.jsonl --metric=tflop": "--metric: unknown 'tflop'; did you mean \"tflops\"?",
     "run.jsonl --metric=latency,nix": "--metric: unknown 'nix'; known: ",

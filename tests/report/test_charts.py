@@ -396,8 +396,9 @@ def test_what_cannot_be_drawn_is_an_error(name: str, panel: str, message: str, t
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
-    with pytest.raises(UserError, match=r"cannot write .*: No such file or directory"):
-        image.save(tmp_path / "none" / "a.svg", "svg", small_charts(), "speedup")
+    with pytest.raises(UserError, match=r"cannot write .*: (Not a directory|File exists)"):
+        (tmp_path / "file").touch()
+        image.save(tmp_path / "file" / "a.svg", "svg", small_charts(), "speedup")
 
 
 def test_shown_metrics_exist() -> None:
