@@ -33,7 +33,7 @@ def run(
         how(
             metavar="TIME",
             help="Stop after this time, as in 90s, 10m or 1h30m. The slowest jobs are left out, and --resume measures "
-            "them; on a CPU the longest sequences are left out.",
+            "them; on a CPU whole shapes are left out, the longest first.",
         ),
     ] = None,
     timeout: Annotated[

@@ -22,7 +22,8 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
 from attnbench.core.sizes import format_bytes, format_duration
 
-OVERHEAD = {"cuda": 0.15, "cpu": 0.35, "fake": 0.001}  # seconds of a job beside its calls: inputs, check, memory
+OVERHEAD = {"cuda": 0.15, "cpu": 1.3, "fake": 0.001}  # seconds of a job beside its calls: inputs, check, memory
+BACKWARD_OVERHEAD = {"cuda": 0.0, "cpu": 2.5, "fake": 0.0}  # beside that, where the check has gradients
 RANKS_OVERHEAD = {"cuda": 1.5, "cpu": 1.0, "fake": 0.0}  # seconds of a job on several devices, beside that
 LAUNCH = {"cuda": 20e-6, "cpu": 50e-6, "fake": 5e-6}  # seconds of a launch
 LONG_CALL = 0.15  # seconds, from which fewer calls are made to check a cell (worker/cell_steps.py)
@@ -56,7 +57,7 @@ def make_plan(
     In each round the cases are in another random order, and so are the backends of each case; the backends of `last`
     come after all others. Jobs whose memory does not fit are skipped, as are those of more ranks than there are
     `devices`, and with `time_limit` (seconds) also the slowest jobs. On a CPU, where the longest sequences take hours,
-    the limit first leaves out the longest sequence lengths: these have no jobs.
+    the limit leaves out whole shapes, the dearest first: these have no jobs, and of the others the cheapest come first.
     """
     jobs: list[Job] = []
     workers = len(answers) * len({case.ranks for case in cases})
@@ -77,7 +78,7 @@ def make_plan(
     jobs.sort(key=lambda job: (job.round, job.backend in last))
     if not time_limit:
         return tuple(jobs)
-    return tuple(_within(_without_longest(jobs, time_limit) if device.kind == "cpu" else jobs, time_limit))
+    return tuple(_whole_shapes(jobs, time_limit) if device.kind == "cpu" else _within(jobs, time_limit))
 
 
 def forecast_job(
@@ -95,12 +96,14 @@ def forecast_job(
     least = policy.min_samples if call < 0.015 else min(6 if call < 1 else 3, policy.min_samples)
     sampling = max(least * call, min(policy.max_seconds, 100 * call))
     repeated = call < LONG_CALL
+    overhead = OVERHEAD[device.kind]
     calls = 3 + repeated  # on hard inputs, for memory, to trace; on the old inputs again
     if case.has_backward:
         calls += 3  # the forwards of a backward
+        overhead += BACKWARD_OVERHEAD[device.kind]
     if case.dropout_p:
         calls += _calls_to_read_dropout(case)
-    seconds = OVERHEAD[device.kind] + calls * call + sampling + min(policy.warmup_s, 100 * call) + policy.sustained_s
+    seconds = overhead + calls * call + sampling + min(policy.warmup_s, 100 * call) + policy.sustained_s
     if case.ranks > 1:  # joining, whole heads on rank 0, and the calls without communication
         seconds += RANKS_OVERHEAD[device.kind] + 4 * call + sampling
     if case.step:  # the exact answer takes as many calls again, in fp32
@@ -148,16 +151,26 @@ def _too_large(forecast: Forecast, workspace: Workspace, free: int) -> str | Non
     return f"needs {format_bytes(forecast.nbytes)}; {format_bytes(free)} free"
 
 
-def _without_longest(jobs: list[Job], limit: float) -> list[Job]:
-    """Return the jobs up to the longest sequence length to which all fit the limit, at least the shortest length."""
-    by_length: dict[int, float] = {}
+def _whole_shapes(jobs: list[Job], limit: float) -> list[Job]:
+    """Return the jobs of the shapes that fit the limit whole, the cheapest shape first, at least the cheapest one.
+
+    So each table has both passes and all backends of what it shows.
+    """
+    seconds: dict[Case, float] = {}
     for job in jobs:
-        length = longest_sequence(job.case)
-        by_length[length] = by_length.get(length, 0.0) + (0.0 if job.skip else job.forecast.seconds)
-    lengths = sorted(by_length)
-    totals = dict(zip(lengths, itertools.accumulate(by_length[length] for length in lengths), strict=True))
-    kept = [length for length in lengths if totals[length] <= limit] or lengths[:1]
-    return [job for job in jobs if longest_sequence(job.case) <= kept[-1]]
+        shape = shape_of(job.case)
+        seconds[shape] = seconds.get(shape, 0.0) + (0.0 if job.skip else job.forecast.seconds)
+    ranked = sorted(seconds, key=lambda shape: (longest_sequence(shape), seconds[shape]))
+    totals = itertools.accumulate(seconds[shape] for shape in ranked)
+    kept = [shape for shape, total in zip(ranked, totals, strict=True) if total <= limit] or ranked[:1]
+    place = {shape: number for number, shape in enumerate(kept)}
+    chosen = [job for job in jobs if shape_of(job.case) in place]
+    return sorted(chosen, key=lambda job: (job.round, place[shape_of(job.case)]))
+
+
+def shape_of(case: Case) -> Case:
+    """Return the case that stands for all passes of a case."""
+    return replace(case, direction="fwd")
 
 
 def longest_sequence(case: Case) -> int:

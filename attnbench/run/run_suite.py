@@ -25,7 +25,7 @@ from attnbench.core.machine import Device
 from attnbench.core.policy import METHOD
 from attnbench.core.record import WRONG, Job, Record, Run
 from attnbench.core.sizes import format_duration, format_size, parse_duration
-from attnbench.core.text import some
+from attnbench.core.text import count, some
 from attnbench.results import run_file
 from attnbench.results.run_setup import differences
 from attnbench.run import numpy_rates, venvs
@@ -77,8 +77,10 @@ class RunObserver(Protocol):
     def say(self, text: str, *, also_in_a_pipe: bool = False) -> None:
         """Take a text that says what goes on now. It is valid until the next event."""
 
-    def planned(self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str]) -> None:
-        """Take the run without records, the jobs to measure, the run file (None for a dry run), and notes."""
+    def planned(
+        self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str], time_limit: float | None = None
+    ) -> None:
+        """Take the run without records, the jobs to measure, the run file (None for a dry run), notes, the limit."""
 
     def started(self, job: Job) -> None:
         """Take a job whose measurement begins."""
@@ -109,7 +111,7 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
             return Outcome(planned, None)
         path = request.out or new_run_paths(planned)[0]
         file = run_file.RunFile.create(path, planned)
-        observer.planned(planned, planned.plan, path, chosen.notes)
+        observer.planned(planned, planned.plan, path, chosen.notes, chosen.time_limit)
         measured, interrupt = _measure(planned, planned.plan, pool, file, observer, chosen.time_limit)
     return Outcome(measured, path, interrupt or exit_code(measured, request.allow_wrong))
 
@@ -259,15 +261,17 @@ def _peers(checked: _Checked, device_probe: DeviceProbe, first: Device) -> tuple
 
 
 def _cap_note(chosen: Resolved, jobs: Sequence[Job]) -> str | None:
-    """Return a note of the sequence lengths that the plan left out for want of time, and how to measure them."""
-    asked = max(map(planning.longest_sequence, chosen.cases))
-    kept = max((planning.longest_sequence(job.case) for job in jobs), default=asked)
-    if kept == asked or chosen.time_limit is None:
+    """Return a note of the shapes that the plan left out for want of time, and how to measure them."""
+    asked = {planning.shape_of(case) for case in chosen.cases}
+    kept = {planning.shape_of(job.case) for job in jobs}
+    if kept == asked or chosen.time_limit is None or not kept:
         return None
+    longest, longest_asked = (format_size(max(map(planning.longest_sequence, of))) for of in (kept, asked))
     minutes = max(1, round(5 * chosen.time_limit / 60))
     return (
-        f"on a CPU: seqlen up to {format_size(kept)} of {format_size(asked)}, what the time limit of "
-        f"{format_duration(chosen.time_limit)} allows; --time-limit {minutes}m goes further"
+        f"on a CPU: {len(kept)} of {count(len(asked), 'shape')}, up to seqlen {longest} of {longest_asked}, each with "
+        f"all passes and backends, which the time limit of {format_duration(chosen.time_limit)} allows; --time-limit "
+        f"{minutes}m goes further"
     )
 
 
@@ -329,7 +333,7 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
                     f"cannot resume {request.resume}: {name} was {old.versions.get(name)} and is "
                     f"{probe.version or probe.reason}"
                 )
-        observer.planned(old, todo, request.resume, notes)
+        observer.planned(old, todo, request.resume, notes, limit or None)
         measured, interrupt = _measure(old, todo, pool, file, observer, limit or None, elsewhere)
     return Outcome(measured, request.resume, interrupt or exit_code(measured, request.allow_wrong))
 

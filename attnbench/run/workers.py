@@ -25,7 +25,7 @@ from attnbench.core.sizes import format_duration
 from attnbench.core.text import some
 from attnbench.results.bounds import check_record
 from attnbench.run import compile_caches
-from attnbench.run.plan import CaseSupport, skip_over_limit, skipped_record
+from attnbench.run.plan import CaseSupport, shape_of, skip_over_limit, skipped_record
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerOutOfMemory, WorkerProcess
 from attnbench.run.rank_workers import RankWorkers
 
@@ -366,8 +366,12 @@ class TimeLimit:
 
     def allows(self, job: Job, ahead: Sequence[Job] = ()) -> bool:
         """Whether the job fits beside all jobs ahead that are not slower than it."""
-        others = sum(j.forecast.seconds for j in ahead if not j.skip and j.forecast.seconds <= job.forecast.seconds)
-        return self._clock() + self._actual / self._forecast * (others + job.forecast.seconds) <= self._deadline
+        return self.has_room([job, *(j for j in ahead if j.forecast.seconds <= job.forecast.seconds)])
+
+    def has_room(self, jobs: Iterable[Job]) -> bool:
+        """Whether all of these jobs fit."""
+        seconds = sum(job.forecast.seconds for job in jobs if not job.skip)
+        return self._clock() + self._actual / self._forecast * seconds <= self._deadline
 
 
 def measure_jobs(
@@ -377,10 +381,23 @@ def measure_jobs(
 
     A new round has new workers. Jobs that `limit` does not allow are kept until the end. What then fits is measured,
     fastest first, those that may compile for minutes last; the rest are skipped, and --resume measures them. So a
-    forecast that was too low costs the slowest jobs only, and one that was too high costs nothing.
+    forecast that was too low costs the slowest jobs only, and one that was too high costs nothing. On a CPU a shape is
+    measured whole, with both passes and all backends, or not at all: one that has begun is finished.
     """
     round_: int | None = None
     waiting: list[Job] = []
+    begun: set[tuple[int, Case]] = set()
+
+    def allowed(job: Job, ahead: Sequence[Job]) -> bool:
+        if not limit or device.kind != "cpu":
+            return not limit or limit.allows(job, ahead)
+        shape = (job.round, shape_of(job.case))
+        if shape not in begun:
+            rest = (j for j in ahead if (j.round, shape_of(j.case)) == shape)
+            if begun and not limit.has_room([job, *rest]):
+                return False
+            begun.add(shape)
+        return True
 
     def run(job: Job) -> Iterator[tuple[Job, Record | None]]:
         nonlocal round_
@@ -399,14 +416,14 @@ def measure_jobs(
         yield job, record
 
     for index, job in enumerate(jobs):
-        if job.resumable or (limit and not job.skip and not limit.allows(job, jobs[index + 1 :])):
+        if job.resumable or not (job.skip or allowed(job, jobs[index + 1 :])):
             waiting.append(job)
         elif job.skip:
             yield job, skipped_record(job)
         else:
             yield from run(job)
     for job in sorted(waiting, key=lambda j: (j.round, j.backend in pool.compilers, j.forecast.seconds)):
-        if limit and limit.allows(job):
+        if limit and device.kind != "cpu" and limit.allows(job):
             yield from run(replace(job, skip=None, resumable=False))
         else:
             late = job if job.resumable or not limit else skip_over_limit(job, limit.seconds)

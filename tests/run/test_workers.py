@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -431,6 +432,28 @@ def test_of_jobs_that_waited_those_that_may_compile_for_minutes_come_last(new_po
     jobs = [job(8, "compiles", forecast=first), job(8, forecast=second), job(9, forecast=first)]
     found = run(pool, *jobs, limit=TimeLimit(100.0, clock=lambda: 0.0))
     assert [(r.backend, r.case.shape.seqlen_q) for r in found] == [("fake", 9), ("fake", 8), ("compiles", 8)]
+
+
+def test_on_a_cpu_a_shape_is_measured_whole_or_not_at_all() -> None:
+    """The forecasts were far too low: the shape that has begun is finished, and nothing of the next is measured."""
+    now = [0.0]
+
+    class Pool:
+        compilers = ()
+
+        def open_device(self, *_: object) -> None: ...
+
+        def measure(self, job: Job, *_: object) -> Record:
+            now[0] += 30.0
+            return Record(job.case, job.backend, 0, "ok")
+
+    passes = [replace(case(n), direction=d) for n in (8, 9) for d in ("fwd", "bwd")]
+    jobs = [Job(which, name, 0, Forecast(5.0, 0.1, 1)) for which in passes for name in ("eager", "sdpa")]
+    cpu, limit = replace(DEVICE, kind="cpu"), TimeLimit(60.0, clock=lambda: now[0])
+    records = [r for _, r in workers.measure_jobs(jobs, cast(Any, Pool()), POLICY, cpu, limit) if r]
+    ended = {(r.case.shape.seqlen_k, r.case.direction, r.backend): r.status for r in records}
+    assert all(status == ("ok" if key[0] == 8 else "skipped") for key, status in ended.items()), ended
+    assert len(ended) == 8
 
 
 def test_the_slowest_jobs_are_skipped_where_the_forecast_was_too_low() -> None:
