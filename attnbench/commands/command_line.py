@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,6 +70,11 @@ class Command(OneLineErrors, TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         return _adapted(super().get_params(ctx), ctx)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            _check_given_once(self.get_params(ctx), args)
+        return super().parse_args(ctx, args)
+
 
 class Group(OneLineErrors, TyperGroup):
     """Several commands; in plain text each is listed with the whole first sentence of its help."""
@@ -92,6 +99,17 @@ class Group(OneLineErrors, TyperGroup):
     def format_commands(self, _: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, (c.help or "").partition("\n\n")[0]) for name, c in self.commands.items()])
+
+
+def _check_given_once(params: Iterable[Any], args: Sequence[str]) -> None:
+    """Raise UserError where an option of one value is given twice, or a switch both ways: as the last would win."""
+    words = [word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", args)]
+    for param in params:
+        given = [word for word in words if word in (*param.opts, *param.secondary_opts) and word.startswith("-")]
+        if len(set(given)) > 1 and not {*given} <= {*param.opts}:
+            raise UserError(f"{' and '.join(dict.fromkeys(given))} say the opposite; give one of them")
+        if len(given) > 1 and not param.multiple and not getattr(param, "count", False) and not param.is_flag:
+            raise UserError(f"{given[-1]} is given twice, and one value would win silently; give it once")
 
 
 def _in_whole_paragraphs(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.commands.shared import one_of, put, tell
+from attnbench.commands.shared import ENDINGS, one_of, put, tell
 from attnbench.core.errors import EXIT_BAD_INPUT, UserError
 from attnbench.core.text import no_command
 
@@ -75,6 +75,8 @@ class Output:
 def _check(name: str, file: Path, others: Sequence[Path | None]) -> None:
     if file.resolve() in [other.resolve() for other in others if other] and not file.is_char_device():
         raise UserError(f"--format: {file} is given twice; one would overwrite the other")
+    if file.is_file() and file.name.endswith(ENDINGS):
+        raise UserError(f"--format {name}={file}: that is a run file, which would be overwritten; choose another name")
     there = file if file.exists() else next(folder for folder in file.absolute().parents if folder.exists())
     if file.is_dir() or (there != file and not there.is_dir()) or not os.access(there, os.W_OK):
         raise UserError(f"--format {name}={file}: cannot be written; choose another place")

@@ -141,7 +141,8 @@ def _measured(
     )
     with live(RunProgress, "anything was measured") as progress:
         outcome = runs.run_suite(request, progress)
-    tell(f"Results: {outcome.path}")
+    if outcome.path:
+        tell(f"Results: {outcome.path}")
     if outcome.exit_code in EXIT_BY_SIGNAL:
         tell(f"Interrupted; attnbench run --resume {outcome.path} goes on, attnbench recommend {outcome.path} follows")
         if not any(record.status == "ok" for record in outcome.run.records):

@@ -196,7 +196,8 @@ def _epilogue(console: Console, outcome: Outcome) -> None:
     console.print()
     if line := forecast_line(outcome.run):
         console.print(printable(line), markup=False, style="dim")
-    console.print(printable(f"Results: {outcome.path}"), markup=False, soft_wrap=True)
+    if outcome.path:
+        console.print(printable(f"Results: {outcome.path}"), markup=False, soft_wrap=True)
     if left := jobs_left(outcome.run):
         if outcome.exit_code in EXIT_BY_SIGNAL:
             console.print(f"Interrupted; what was measured is kept. Go on with the {left}:")

@@ -145,10 +145,11 @@ def _not_a_window(part: str, what: str) -> UserError:
     return UserError(f"{what}: {part!r} is not a window; write 1024, 1024/0, 512/512, 512/open or none{hint}")
 
 
-def parse_numbers(text: str, what: str, below: float = math.inf) -> tuple[float, ...]:
+def parse_numbers(text: str, what: str, below: float = math.inf, *, zero: bool = True) -> tuple[float, ...]:
     """Return the numbers of text such as "none,30,50.5", where none is 0.
 
-    Raises UserError for a number below 0, or not less than `below`.
+    Raises UserError for a number below 0, or not less than `below`; for 0 itself where `zero` is false, as it would
+    silently be taken for none.
     """
     found = []
     for part in map(str.strip, str(text).split(",")):
@@ -157,9 +158,10 @@ def parse_numbers(text: str, what: str, below: float = math.inf) -> tuple[float,
         except ValueError:
             example = "30" if below == math.inf else f"{below / 10:g}"
             raise UserError(f"{what}: {part!r} is not a number; write {example}, or none") from None
-        if not 0 <= value < below:
+        if not 0 <= value < below or (not zero and not value and part != "none"):
             limit = "" if below == math.inf else f" and below {below:g}"
-            raise UserError(f"{what}: {part} is out of range; a number from 0{limit}, or none")
+            least = "from 0" if zero else "above 0"
+            raise UserError(f"{what}: {part} is out of range; a number {least}{limit}, or none")
         found.append(value)
     return tuple(dict.fromkeys(found))
 

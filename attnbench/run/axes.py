@@ -185,7 +185,7 @@ AXES: Mapping[str, Axis] = {  # by the fields of Axes
     "append": Axis(_listed, lambda c: c.append, lambda append: str(append).lower(), False),
     "latent": Axis(_listed, lambda c: c.latent, lambda latent: str(latent).lower(), False),
     "softmax_scale": Axis(
-        partial(parse_numbers, what="softmax-scale"), lambda c: c.scale, lambda n: str(n or "none"), 0.0
+        partial(parse_numbers, what="softmax-scale", zero=False), lambda c: c.scale, lambda n: str(n or "none"), 0.0
     ),
     "step": Axis(_parse_steps, lambda c: c.step, lambda text: text or "none", ""),
     "ranks": Axis(partial(parse_sizes, what="ranks"), lambda c: c.ranks, usual=1),

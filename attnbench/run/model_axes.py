@@ -80,7 +80,7 @@ def layer_axes(model: Model, layers: Layers, tp: int, phase: Phase) -> Axes:
         causal=model.causal,
         window="none" if layers.window is None else f"{layers.window - 1}/0",
         softcap=f"{model.softcap:g}",
-        softmax_scale=str(scale),
+        softmax_scale=str(scale or "none"),
         sink=model.sink,
         latent=latent,
         seqlen_q="1" if phase == "decode" else None,

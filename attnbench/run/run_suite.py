@@ -64,7 +64,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run, its file (None for a dry run) and the exit code of the command."""
+    """A finished run, its file (None for a dry run, or where there was nothing to measure) and the exit code."""
 
     run: Run
     path: Path | None
@@ -109,6 +109,10 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
         if request.dry_run:
             observer.planned(planned, planned.plan, None, chosen.notes)
             return Outcome(planned, None)
+        if not request.out and all(job.skip and not job.resumable for job in planned.plan):
+            observer.planned(planned, planned.plan, None, chosen.notes)  # an empty file in results/ would help nobody
+            skipped = tuple(map(planning.skipped_record, planned.plan))
+            return Outcome(replace(planned, records=skipped), None, EXIT_NOTHING_MEASURED)
         path = request.out or new_run_paths(planned)[0]
         file = run_file.RunFile.create(path, planned)
         observer.planned(planned, planned.plan, path, chosen.notes, chosen.time_limit)

@@ -187,6 +187,8 @@ def parse_options(options: Mapping[str, Any]) -> Settings:
         raise UserError(f"--{error}") from None
     if settings.tokens is not None:
         parse_size(str(settings.tokens), "--tokens")
+    if settings.tp is not None and settings.tp < 1:
+        raise UserError(f"--tp: {settings.tp} is not at least 1")
     if settings.time_limit is not None:
         parse_duration(settings.time_limit, "--time-limit")
     return settings

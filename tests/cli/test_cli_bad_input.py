@@ -44,8 +44,12 @@ BAD_OPTIONS = {
     "--suite=packed.jsonl.gz": "packed.jsonl.gz is a run file and no suite; --resume packed.jsonl.gz goes on",
     "--backend=sdpa-flush": "no backend 'sdpa-flush'; did you mean \"sdpa-flash\"?",
     "--backend=!fake": "no backend is left of 'fake,!fake'",
-    "--device=gpu": "--device: 'gpu' is not auto, cpu, cuda, cuda:N or fake",
-    "--device=": "--device: '' is not",
+    # what would win or lose silently
+    "--device=cpu": "--device is given twice, and one value would win silently; give it once",
+    "--causal --full": "--causal and --full say the opposite; give one of them",
+    "--no-sink --sink": "--no-sink and --sink say the opposite",
+    "--tp=0": "--tp: 0 is not at least 1",
+    "--softmax-scale=0": "--softmax-scale: 0 is out of range; a number above 0, or none",
     # the rest
     "--rounds=0": "--rounds: 0 is not from 1 to",
     "--suite=default --rounds=1000 --seqlen=1-64:1": "that is 512000 jobs (cases x backends x rounds), more than the",
@@ -122,6 +126,11 @@ def test_bad_options(littered: Tool, inside: Callable[..., Result], options: str
     check(littered, *FAKE, *options.split(" "), says=says, run=inside)
 
 
+@pytest.mark.parametrize("device", ["gpu", ""])
+def test_an_unknown_device(littered: Tool, inside: Callable[..., Result], device: str) -> None:
+    check(littered, "run", f"--device={device}", says=f"--device: {device!r} is not", run=inside)
+
+
 BAD_SUITES = {
     "backend: [fake]": 'backend: unknown key; did you mean "backends"?',
     "axes: {seqlens: 1k}": 'axes.seqlens: unknown key; did you mean "seqlen"?',
@@ -175,6 +184,7 @@ BAD_REPORTS = {
     "run.jsonl --metric=latency,nix": "--metric: unknown 'nix'; known: ",
     "run.jsonl --by=bakend": "--by: unknown 'bakend'; did you mean \"backend\"?",
     "run.jsonl --by=nix --format=csv": "--by: unknown 'nix'",
+    "run.jsonl --html=run.jsonl": "run.jsonl: that is a run file, which would be overwritten; choose another name",
     "run.jsonl --format=csv --format=md": "--format: csv and md cannot both be printed; write one to a file: -f",
     "run.jsonl --panel=d128": "--panel: only --png and --svg draw a single figure; add --svg FILE or --png FILE",
     "run.jsonl --figure=speedup --panel= --html=page.html": "--figure and --panel: only --png and --svg draw a single",

@@ -72,9 +72,10 @@ def test_on_a_cpu_the_time_limit_caps_the_sequence_lengths_and_says_so(tool: Too
     pytest.importorskip("torch")
     options = ("--device", "cpu", "-b", "eager", "--seqlen", "64-64k", "--time-limit", "20s", "--dry-run")
     result = tool("run", *options)
-    assert re.search(
-        r"on a CPU: seqlen up to \S+ of 64k, what the time limit of 20s allows; --time-limit 2m goes", result.err
+    allowed = (
+        r"on a CPU: \d+ of \d+ shapes, up to seqlen \S+ of 64k, each with all passes and backends, which the time "
     )
+    assert re.search(allowed + r"limit of 20s allows; --time-limit 2m goes", result.err)
     assert "skip" not in result.out.replace("skipped", "")
 
 
@@ -253,6 +254,13 @@ def test_two_functions_of_one_name_are_two_backends(tool: Tool) -> None:
     tool.write("two.py", "def f(q, k, v, **options): ...")
     result = tool("run", "--device", "fake", "-b", "./one.py:f", "-b", "./two.py:f", "--dry-run", "--json")
     assert {j["backend"] for j in json.loads(result.out)} == {"one.py:f", "two.py:f"}
+
+
+def test_a_run_with_nothing_to_measure_leaves_no_file(tool: Tool) -> None:
+    said = tool("run", "-b", "fa2", "--device", "fake", code=1)
+    assert "skip  fa2 (all)" in said.out
+    assert "Results" not in said.out + said.err
+    assert list(tool.folder.iterdir()) == []
 
 
 def test_backends_says_why_not_and_what_would_help(tool: Tool) -> None:

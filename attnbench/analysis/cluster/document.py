@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from attnbench.analysis.cluster.outliers import FALSE_ALARM, LEAST
@@ -19,7 +19,6 @@ from attnbench.report.document import (
     Document,
     Dot,
     Entry,
-    Level,
     Machine,
     Plot,
     Section,
@@ -30,20 +29,12 @@ from attnbench.report.document import (
 )
 from attnbench.results.run_setup import differences
 
-_VERDICTS: Mapping[int, tuple[str, Level]] = {
-    EXIT_DONE: ("NO UNIT STANDS OUT", "good"),
-    EXIT_NOTHING_MEASURED: ("OUTLIERS", "bad"),
-    EXIT_INCONCLUSIVE: ("NOT JUDGED: too few units", "warning"),
-    EXIT_WRONG_RESULT: ("WRONG RESULTS", "bad"),
-}
-
 
 def document(files: Sequence[tuple[str, Run]]) -> Document:
     """Return the document of a cluster from runs, each with the name of its file."""
     found = models(files)
     rows = [row for model in found for row in _data(model)]
     units = sum(len(model.units) for model in found)
-    text, level = _VERDICTS[exit_code(found)]
     return Document(
         command="cluster",
         title=f"Cluster of {count(units, 'unit')}",
@@ -53,7 +44,7 @@ def document(files: Sequence[tuple[str, Run]]) -> Document:
         cautions=tuple(_cautions(found)),
         facts=tuple(_facts(found)),
         notes=((Span(_note(found), "quiet"),),),
-        verdict=Verdict(f"{text}: {count(units, 'unit')}, {count(len(found), 'model')}", level),
+        verdict=_verdict(found, f"of {count(units, 'unit')}, {count(len(found), 'model')}"),
         appendix=tuple(_figures(found)),
         data={"units": rows, "models": [_model_data(model) for model in found]},
         rows=rows,
@@ -75,6 +66,21 @@ def planned(devices: Sequence[tuple[str, str, str, str]], words: Sequence[str]) 
     )
 
 
+def _verdict(found: Sequence[Model], of: str) -> Verdict:
+    """Return the verdict with how many units it is of; `of` says how many there are."""
+    units = [(model, unit) for model in found for unit in model.units]
+    wrong = sum(bool(unit.wrong) for _, unit in units)
+    silent = sum(not unit.latencies for _, unit in units)
+    outliers = sum(_is_slow(model, unit) for model, unit in units)
+    bad = [f"{word}: {number}" for word, number in (("WRONG RESULTS", wrong), ("OUTLIERS", outliers)) if number]
+    bad += [f"MEASURED NOTHING: {silent}"] if silent else []
+    if bad:
+        return Verdict(f"{', '.join(bad)} {of}", "bad")
+    if exit_code(found) == EXIT_INCONCLUSIVE:
+        return Verdict(f"NOT JUDGED, too few units: none {of}", "warning")
+    return Verdict(f"NO UNIT STANDS OUT: none {of}", "good")
+
+
 def exit_code(found: Sequence[Model]) -> int:
     """Return the exit code: wrong results first, then a unit that is slower or measured nothing."""
     if any(unit.wrong for model in found for unit in model.units):
@@ -85,7 +91,11 @@ def exit_code(found: Sequence[Model]) -> int:
 
 
 def _failed(model: Model, unit: Unit) -> bool:
-    return not unit.latencies or any(off > 0 for off in model.outlying(unit).values())
+    return not unit.latencies or _is_slow(model, unit)
+
+
+def _is_slow(model: Model, unit: Unit) -> bool:
+    return any(off > 0 for off in model.outlying(unit).values())
 
 
 def _answer(found: Sequence[Model]) -> Iterator[str]:

@@ -130,8 +130,10 @@ class Model:
 def models(files: Sequence[tuple[str, Run]]) -> list[Model]:
     """Return the models of runs, each with the name of its file; the model with the most units first.
 
-    Units are pooled where nothing of the setup differs (results/run_setup.py). Runs of one UUID are of one unit.
+    Units are pooled where nothing of the setup differs (results/run_setup.py). Runs of one UUID are of one unit. What
+    searched for what fits says nothing of a unit's speed, and is left out.
     """
+    files = [(name, run) for name, run in files if run.search is None]
     groups: list[list[tuple[str, Run]]] = []
     for name, run in files:
         group = next((group for group in groups if not differences(group[0][1], run)), None)
