@@ -58,7 +58,7 @@ def _speed(c: Comparison) -> str:
         return f"No machine but {c.reference.label} can run all of the workload {c.workload.name!r}."
     said = [f"{_compared(ratios, c.reference.label)} {_over(main)}{_units(c)}", _stand_ins(c), _tokens_a_second(c)]
     if not c.workload and len(ratios) == 1:
-        said.append(_extremes(main, ratios[0][1]))
+        said += [_decode_apart(main, ratios[0][1]), _extremes(main, ratios[0][1])]
     own = c.beside(sustained=main.sustained, shared=False)
     if own:
         said.append(f"with {OWN} {_short(own, c)}")
@@ -152,9 +152,22 @@ def _lacking(c: Comparison) -> Iterator[str]:
         named = []
         for backend in sorted(lost, key=lambda name: (-lost[name].total(), case_names.backend_rank(name))):
             where = ", ".join(f"{count(n, 'case')} on {name}" for name, n in lost[backend].items())
-            named.append(f"{backend} (the fastest in {where})" if where else backend)
+            named.append(
+                f"{backend} {'there ' if backend in has else ''}(the fastest in {where})" if where else backend
+            )
         if named:
             yield f"{label} has no figure of {some(named, MOST_NAMED)}"
+
+
+def _decode_apart(figures: Figures, label: str) -> str:
+    """Return the ratios of decode and of the other cases, which live on memory and on arithmetic; "" of one of them."""
+    decode = [case for case in figures.cases if case.is_decode]
+    others = [case for case in figures.cases if not case.is_decode]
+    if not decode or not others:
+        return ""
+    each = ((decode, "decode"), (others, "the others"))
+    texts = [f"{what} {ratio_text(figures.of(of).ratio(label))} ({count(len(of), 'case')})" for of, what in each]
+    return f"of these {' and '.join(texts)}"
 
 
 def _extremes(figures: Figures, label: str) -> str:

@@ -43,10 +43,11 @@ def _unsure(c: Comparison) -> Iterator[Caution]:
     for figures in c.figures:
         if figures.unsure:
             named = some([f"{_name(key, c)} on {label}" for label, key in figures.unsure], MOST_NAMED)
-            with_ = "shared backends" if figures.shared else "own fastest"
+            cases = count(len({key[0] for _, key in figures.unsure}), "case")
+            backends = "shared backends" if figures.shared else "own fastest"
             yield Caution(
-                f"{count(len({key[0] for _, key in figures.unsure}), 'case')} left out {figures.pace}, with {with_}: what "
-                f"reads fastest there is known to no better than a factor of 1.5 ({named}).",
+                f"{cases} left out {figures.pace}, with {backends}: what reads fastest there is known to no better "
+                f"than a factor of 1.5 ({named}).",
                 "Which backend is fastest is not known there.",
                 "Measure again, on a device that nothing else uses.",
             )

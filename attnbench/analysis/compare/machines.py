@@ -121,6 +121,11 @@ class Machine:
         found = [by_key(cells([run], beside=self.beside)) for run in reversed(self.pooled.runs)]
         return {key: cell for of_method in found for key, cell in of_method.items()}
 
+    def version(self, key: Key) -> Version:
+        """Return the measuring method of a cell, and the version of its backend."""
+        row = self.cells[key].ok[0]
+        return version_of(row.source.run, row.record)
+
     @cached_property
     def planned(self) -> frozenset[Key]:
         """The cells that its runs planned."""
@@ -343,7 +348,7 @@ def _pooled(files: Sequence[File]) -> Pooled:
         before = after
         for record in file.run.records:
             version = counts.get((record.case, record.backend))
-            if file.run.search or version in (None, _version(file.run, record)):
+            if file.run.search or version in (None, version_of(file.run, record)):
                 number = before + record.round
                 after = max(after, number + 1)
                 cards[number] = file.card
@@ -359,22 +364,22 @@ def _pooled(files: Sequence[File]) -> Pooled:
     return Pooled(tuple(runs), older, cards)
 
 
-_Version = tuple[int, str]  # the measuring method, and that of the backend
+Version = tuple[int, str]  # the measuring method, and that of the backend
 
 
-def _version(run: Run, record: Record) -> _Version:
+def version_of(run: Run, record: Record) -> Version:
     found = record.version or run.versions.get(record.backend, "")
     if record.backend.rpartition("-")[2] in _OWN_KERNELS:
         found = f"{found}, attnbench {run.environment.attnbench} {run.environment.git}"
     return run.method, found
 
 
-def _versions_that_count(files: Sequence[File]) -> dict[Key, _Version]:
+def _versions_that_count(files: Sequence[File]) -> dict[Key, Version]:
     """Return the newest method, and its version that was measured last, of each cell that has a figure or is wrong."""
-    found: dict[Key, tuple[int, str, _Version]] = {}
+    found: dict[Key, tuple[int, str, Version]] = {}
     for run in (file.run for file in files if not file.run.search):
         for record in run.records:
             if record.status == "ok" or record.status in WRONG:
-                key, this = (record.case, record.backend), (run.method, run.started, _version(run, record))
+                key, this = (record.case, record.backend), (run.method, run.started, version_of(run, record))
                 found[key] = max(this, found.get(key, this))
     return {key: version for key, (_, _, version) in found.items()}
