@@ -13,9 +13,11 @@ import pytest
 from attnbench.analysis.compare import requests
 from attnbench.analysis.compare.answer import answer
 from attnbench.analysis.compare.compare import Comparison, compare
+from attnbench.analysis.compare.machines import File, machine_of
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Record
+from attnbench.results import run_file
 from attnbench.run.suite import load_suite, parse_options, resolve
 from builders import H200, run, times
 
@@ -94,9 +96,9 @@ def test_between_two_batches_and_two_lengths() -> None:
     }
     assert times == ((2048, 16, 0.25), (2048, 32, 0.25), (8192, 16, 0.25), (8192, 32, 0.25))
     assert decode.stands_in == (
-        "decode of 5k keys at batch 24 is interpolated between 2k and 8k keys at batch 16 and 32, to some 6.6%"
+        "decode of 5k keys at batch 24 is interpolated between 2k and 8k keys at batch 16 and 32, to some 4.4%"
     )
-    assert decode.interpolation == pytest.approx(0.06 * (math.log2(8 / 5) + math.log2(32 / 24)), rel=1e-3)
+    assert decode.interpolation == pytest.approx(0.04 * (math.log2(8 / 5) + math.log2(32 / 24)), rel=1e-3)
     assert prefill.stands_in == "prefill counts as measured at batch 4, of 4k"
     assert decode.stands_in in answer(got)[0]
     assert prefill.interpolation == 0.0
@@ -138,7 +140,7 @@ def test_the_answer_has_tokens_a_second_and_what_they_cost() -> None:
     rates = [got.tokens_a_second(got.main, label) for label in got.labels]
     assert "on the workload 'chat'" in said
     assert f"attention alone gives {rates[0]:.0f} tokens/s on H200, {rates[1]:.0f} tokens/s on H100" in said
-    assert "prefill of 1898 is scaled from 2k at batch 4, to some 1.3%" in said
+    assert "prefill of 1898 is scaled from 2k at batch 4, to some 0.88%" in said
     assert re.search(
         r"a million tokens of 'chat' cost \$0\.12\d on H200, \$0\.07\d+ on H100 \(attention alone, all", said
     )
@@ -210,3 +212,26 @@ def test_files_are_no_words() -> None:
     assert requests.is_in_words(CHAT)
     assert not requests.is_in_words("chat.yaml")
     assert not requests.is_in_words("in/my, folder.yaml")
+
+
+def test_an_interpolated_decode_is_within_what_is_stated() -> None:
+    """Each case of real runs whose neighbours in length or batch were measured too, as if it had not been."""
+    errors = []
+    for name in ("20261125-195215-serving-nvidia-h200", "20261123-170511-serving-nvidia-h100"):
+        path = Path(__file__).parents[2] / "results" / f"{name}.jsonl.gz"
+        machine = machine_of(name, [File(path, run_file.read(path)[0])])
+        measured = [case for case in machine.fastest if case.shape.seqlen_q == 1 and case.page_size == 16]
+        measured = [case for case in measured if case.shape.nheads == 32 and not case.is_ragged]
+        asked = requests.parse(CHAT)
+        for case in measured:
+            others = [other for other in measured if other is not case and other.cache_dtype == case.cache_dtype]
+            asked = replace(asked, batch=case.shape.batch, seqlen_in=case.shape.seqlen_k, seqlen_out=1)
+            found = requests.interpolated(asked, "decode", others)
+            cells = requests.fastest_sum(machine, found.times, None) if found else {}
+            if found and cells:
+                seconds = sum(times * machine.latency(key) for key, times in cells.items())
+                error = math.log(seconds / machine.latency(machine.fastest[case]))
+                errors.append(abs(error) / (requests.DOUBT * found.doublings))
+    print(sorted(errors))
+    assert len(errors) >= 10
+    assert sum(error <= 1 for error in errors) / len(errors) >= 0.93

@@ -141,20 +141,25 @@ def _lacking(c: Comparison) -> Iterator[str]:
     """Yield for each machine which backends it lacks: those that others have, and those that are fastest on another."""
     machines = c.main.machines
     own = c.beside(sustained=c.main.sustained, shared=False) or c.main
+    asked = own.cases
+    if c.workload:
+        asked = tuple({case for part in c.workload.parts for cells in part.cells.values() for case, _ in cells})
     for label, machine in machines.items():
         has = {backend for _, backend in machine.log_rounds}
         others = {name: other for name, other in machines.items() if name != label}
-        lost = {key[1]: Counter[str]() for other in others.values() for key in other.log_rounds if key[1] not in has}
+        measured = [key for other in others.values() for key in other.log_rounds if not c.workload or key[0] in asked]
+        lost = {key[1]: Counter[str]() for key in measured if key[1] not in has}
         for name, other in others.items():
-            for key in (other.fastest[case] for case in own.cases):
+            for key in (other.fastest[case] for case in asked if case in other.fastest):
                 if key not in machine.log_rounds:
                     lost.setdefault(key[1], Counter())[name] += 1
         named = []
         for backend in sorted(lost, key=lambda name: (-lost[name].total(), case_names.backend_rank(name))):
             where = ", ".join(f"{count(n, 'case')} on {name}" for name, n in lost[backend].items())
-            named.append(
-                f"{backend} {'there ' if backend in has else ''}(the fastest in {where})" if where else backend
-            )
+            if backend in has:  # in some cases
+                named.append(f"{backend} where it is the fastest ({where})")
+            else:
+                named.append(f"{backend} (the fastest in {where})" if where else backend)
         if named:
             yield f"{label} has no figure of {some(named, MOST_NAMED)}"
 
