@@ -291,7 +291,9 @@ def _cells(c: Comparison) -> Table:
         for name, error in zip(_names(named), errors, strict=True)
     ]
     table = _table("cells", "Cells that all machines have", [{"cell": name} for name in names], "In bursts.")
-    rate = _MachineColumn("rate", "{}", _rate)
+    rate = _MachineColumn("TFLOP/s", "{}, TFLOP/s", lambda key, machine: digits(machine.tflops(key)))
+    if any(case.is_decode for case, _ in c.cells):
+        rate = _MachineColumn("rate", "{}", _rate)
     return _by_machine(c, table, c.cells, [rate], [_speed(c, lambda key, machine: c.same_ratio(machine, key))])
 
 
