@@ -32,13 +32,14 @@ def common(mappings: Iterable[Mapping[T, object]]) -> list[T]:
 def kinds(cases: Iterable[Case]) -> dict[str, list[Case]]:
     """Return the cases by head dimension, mask and pass ("d128 causal fwd"), with the dtype where there are several.
 
-    Decode, which waits for memory, is a pass of its own ("d128 causal decode").
+    Decode, which waits for memory, is a pass of its own ("d128 causal decode"). Several devices stand apart.
     """
     cases = list(cases)
     several = len({case.dtype for case in cases}) > 1
     found: dict[str, list[Case]] = {}
     for case in cases:
         name = f"d{case_names.headdim(case)} {case_names.mask(case)} {'decode' if case.is_decode else case.direction}"
+        name += f" {case.ranks} devices" if case.ranks > 1 else ""
         found.setdefault(f"{case.dtype} {name}" if several else name, []).append(case)
     return found
 

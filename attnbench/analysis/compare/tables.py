@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from attnbench.analysis.compare.workload import MeasuredPart, MeasuredWorkload
 
 MOST_CASES = 500  # listed unless --all was given
+MOST_MISSING = 100  # rows of what machines lack, likewise
 MOST_COLUMNS = 4  # machines as columns; with more, no page is wide enough
 _TEXT = {"machine", "figures", "with", "part", "case", "cases of", "cell", "model", "backend", "backends", "why"}
 _LONG_TEXT = {"where", "reason"}  # text too
@@ -43,7 +44,7 @@ def tables(c: Comparison, every: bool = False) -> list[Table]:
         *(_bars(c) if every else []),
         *_cases(c, every),
         *([_cells(c)] if every else []),
-        _missing(c),
+        _missing(c, every),
         _longest(c),
         _spreads(c),
     ]
@@ -304,13 +305,16 @@ def _rate(key: Key, machine: Machine) -> str:
     return f"{digits(machine.tflops(key))} TFLOP/s"
 
 
-def _missing(c: Comparison) -> Table:
+def _missing(c: Comparison, every: bool) -> Table:
     rows = [{**vars(missing), "cells": str(missing.cells), "where": missing.where or "all"} for missing in c.missing]
     numbers = Counter[str]()
     for missing in c.missing:
         numbers[missing.machine] += missing.cells
     note = "; ".join(f"{label} lacks {count(n, 'cell')} that another machine has" for label, n in numbers.items())
     note += ". Such a cell counts above only with a machine's own fastest backend."
+    if not every and len(rows) > MOST_MISSING:
+        note += f" {count(len(rows) - MOST_MISSING, 'more row')} not shown: attnbench compare --all shows every one."
+        rows = rows[:MOST_MISSING]
     return _table("missing", "Missing", rows, note)
 
 
