@@ -86,6 +86,10 @@ def test_what_says_nothing_for_a_comparison_is_left_out_and_named() -> None:
     got = compare([Path("a"), Path("b"), Path("c.jsonl")], runs)
     assert [machine.label for machine in got.machines] == ["H200", "H100 80GB HBM3"]
     assert "1 file left out: c.jsonl (a search of a batch, or within --memory)." in map(str, cautions(got))
+    limits = replace(a_run(), search=Search("seqlen", 1.0), records=())
+    alone = compare([Path("a"), Path("b"), Path("c.jsonl")], [a_run(), a_run(), limits])
+    assert [len(machine.files) for machine in alone.machines] == [1, 1], "of one model each file stands for itself"
+    assert "1 file left out: c.jsonl (no time of a call)." in map(str, cautions(alone))
     with pytest.raises(UserError, match="say nothing of machines"):
         compare([Path("a"), Path("b")], [search, search])
 

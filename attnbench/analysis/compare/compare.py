@@ -226,7 +226,7 @@ def compare(
         longest=tuple(longest_sequences(found)),
         longest_of_any=tuple(longest_sequences(found, by_backend=False)),
         spreads=tuple(unit_spreads(found)),
-        left_out=left_out(paths, runs),
+        left_out=left_out(paths, runs, bool(names)),
     )
 
 

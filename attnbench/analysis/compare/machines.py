@@ -48,6 +48,7 @@ _OF_MODEL = [name for name in OF_ONE_MACHINE if name != "method"] + ["device thr
 _OWN_KERNELS = ("triton", "gluon")  # attnbench's, whose code changes with its commits
 SEARCH = "a search of a batch, or within --memory"
 STEPS = "steps of whole models; compare them alone"
+SILENT = "no time of a call"
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, s
     no file says anything for a comparison.
     """
     labels = labels or {}
-    unusable = left_out(paths, runs)
+    unusable = left_out(paths, runs, bool(labels))
     files = [File(path, run) for path, run in zip(paths, runs, strict=True) if path not in unusable]
     if not files:
         raise UserError("searches of a batch or within --memory say nothing of machines; give run files: attnbench run")
@@ -239,12 +240,17 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, s
     return [machine_of(label, group, used) for label, group in zip(unique, groups, strict=True)]
 
 
-def left_out(paths: Sequence[Path], runs: Sequence[Run]) -> dict[Path, str]:
-    """Return the files that say nothing for a comparison, with why."""
+def left_out(paths: Sequence[Path], runs: Sequence[Run], labelled: bool) -> dict[Path, str]:
+    """Return the files that say nothing for a comparison, with why. `labelled`: --name was given."""
     pairs = [*zip(paths, runs, strict=True)]
     found = {path: SEARCH for path, run in pairs if run.search and (run.search.of != "seqlen" or run.search.memory)}
     steps = {path: STEPS for path, run in pairs if any(record.case.model_step for record in run.records)}
-    return {**found, **(steps if len({**found, **steps}) < len(pairs) else {})}
+    found |= steps if len({**found, **steps}) < len(pairs) else {}
+    rest = [(path, run) for path, run in pairs if path not in found]
+    if not labelled and len({model(run) for _, run in rest}) == 1:  # each file is a machine of its own
+        silent = {path: SILENT for path, run in rest if not any("time" in r.measurements for r in run.records)}
+        found |= silent if len(silent) < len(rest) - 1 else {}
+    return found
 
 
 def model(run: Run) -> tuple[object, ...]:
