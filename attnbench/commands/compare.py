@@ -28,7 +28,7 @@ def compare(
         what(
             "--name",
             metavar="FILE=LABEL",
-            help="What to call the machine of a file; files with one label are rounds of one machine.",
+            help="What to call the machine of a file; files with one label are one machine.",
         ),
     ] = None,
     price: Annotated[
@@ -57,7 +57,8 @@ def compare(
         what(
             "--workload",
             metavar="FILE|WORDS",
-            help="YAML: cases with weights, for one figure in all; or 'chat: 2k in, 300 out, llama-3.1-8b, batch 32'.",
+            help="YAML: cases with weights, for one figure in all; or 'chat: 2k in, 300 out, llama-3.1-8b, batch 32', "
+            "interpolated between what was measured.",
         ),
     ] = None,
     output_to: Output,
@@ -72,7 +73,8 @@ def compare(
     """Compare machines for a buyer: speed, power, price, what fits in memory; needs no GPU.
 
     Measure the same suite on each, best with --suite sustained --rounds 5: what a machine sustains is less than what it
-    does in bursts. Files of one machine count as its rounds.
+    does in bursts. Files of one model with one power limit are one machine, by the newest of what they measured; where
+    all are of one model, each file stands for itself and no price is compared.
 
     attnbench compare h200.jsonl h100.jsonl
     attnbench compare h200.jsonl h100.jsonl --price h200=3.40/h --price h100=2.20/h

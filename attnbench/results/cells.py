@@ -152,13 +152,18 @@ class Cell:
         rounds, errors = [*self.rounds("joules").values()], [*self.rounds("power_error").values()]
         return of_energy(rounds, errors, self.source.spread, self.source.prior if len(rounds) > 1 else None)
 
+    def uncertainty_of(self, metric: str) -> Uncertainty | None:
+        """Return what is known of how sure `latency`, `sustained_latency` or `joules` is, by parts."""
+        known = {"sustained_latency": "sustained_uncertainty", "joules": "energy_uncertainty"}
+        found: Uncertainty | None = getattr(self, known.get(metric, "uncertainty"))
+        return found
+
     def half_interval(self, metric: str) -> float | None:
         """Return the uncertainty of `latency`, `sustained_latency` or `joules`; None where nothing can be said of it.
 
         What is a constant times or over one of them has the same (Metric.sure_as).
         """
-        known = {"sustained_latency": self.sustained_uncertainty, "joules": self.energy_uncertainty}
-        found = known.get(metric, self.uncertainty)
+        found = self.uncertainty_of(metric)
         return found.total if found else None
 
     def alike(self, other: Cell, metric: str = "latency") -> bool:

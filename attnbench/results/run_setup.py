@@ -57,12 +57,6 @@ def differences(one: Run, other: Run) -> list[str]:
     return [phrase(name, *values) for name, values in differing(setup(one), setup(other)).items()]
 
 
-def clashes(one: Run, other: Run) -> list[str]:
-    """Return the differences of two runs that cannot be of one machine and method: OF_ONE_MACHINE."""
-    found = differing(setup(one), setup(other))
-    return [phrase(name, *both) for name, both in found.items() if name in OF_ONE_MACHINE]
-
-
 def phrase(name: str, before: Any, after: Any) -> str:
     """Return a difference as messages say it."""
     form = size if name == "device memory" else str

@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 REAL = [RESULTS / f"20261121-{time}-default-nvidia-h200.jsonl.gz" for time in ("141028", "141425")]
 WATTS = {"h200": (646.0, 654.0), "h100": (603.0, 597.0)}  # of the two rounds
 MEAN_WATTS = {name: fmean(rounds) for name, rounds in WATTS.items()}
-UNITS = {"h200": 0.0050, "h100": 0.0043}  # what units of a model differ by: results/spreads.json
+UNITS = {"h200": 0.0098, "h100": 0.0067}  # what units of a model differ by: results/spreads.json
 PRICES = {"h200": 32000 / (4 * 365.25 * 24), "h100": 2.0}  # of an hour, without power
 KWH, PUE = 0.2, 1.3
 
@@ -101,11 +101,10 @@ def fastest(cells: Cells, among: set[tuple[str, str]]) -> dict[str, tuple[str, s
 
 
 def half_interval(cells: Cells, chosen: list[tuple[str, str]], name: str) -> float:
-    """Half the 95 % interval of the mean of log latencies or energies, from two rounds, and what units add."""
+    """Half the 95 % interval of the mean of log latencies or energies, from two rounds, and what one unit adds."""
     moves = [sum(math.log(cells[key][r] / geomean(cells[key])) / 2 / len(chosen) for key in chosen) for r in (0, 1)]
     rounds = 12.706 * math.sqrt(2 * sum(move**2 for move in moves))  # Student's t with one degree of freedom
-    shares = [sum(key[1] == backend for key in chosen) / len(chosen) for backend in {key[1] for key in chosen}]
-    return math.hypot(rounds, 1.96 * UNITS[name] * math.hypot(*shares))
+    return math.hypot(rounds, 1.96 * UNITS[name])
 
 
 def numbers(sentence: str) -> Iterator[float]:

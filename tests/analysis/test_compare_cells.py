@@ -15,10 +15,13 @@ from attnbench.analysis.compare.common_cells import NOT_PLANNED, NOT_RUN
 from attnbench.analysis.compare.compare import Comparison, compare
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.longest_sequence import Fit
+from attnbench.analysis.compare.tables import tables
 from attnbench.core import flops
+from attnbench.core.case import Case
 from attnbench.core.errors import UserError
+from attnbench.core.formats import digits
 from attnbench.core.machine import Device
-from attnbench.core.record import Job, Record
+from attnbench.core.record import Job, Measurement, Record
 from builders import CPU, H200, case, ended, job, ok, run
 
 H100 = replace(H200, name="NVIDIA H100")
@@ -238,3 +241,72 @@ def test_units_are_told_apart_where_files_name_theirs() -> None:
     runs = [run([ok(case(), "fa3", 500)], device=device) for device in known]
     (spread,) = compare([Path(f"{i}.jsonl") for i in range(3)], runs).spreads
     assert spread.units == 2
+
+
+def decode(seqlen: int = 8192, batch: int = 16) -> Case:
+    return case(seqlen, seqlen_q=1, causal=True, nheads_k=4, batch=batch)
+
+
+def test_decode_is_a_kind_of_its_own_in_its_own_unit() -> None:
+    """Its rate is GB/s; TFLOP/s, and what a dollar buys of them, are of the other cases."""
+    device = replace(H200, name="NVIDIA B200")
+    ours = [ok(case(8192, causal=True), "fa3", 600), ok(decode(), "fa3", 5)]
+    theirs = [ok(case(8192, causal=True), "fa3", 1200), ok(decode(), "fa3", 10)]
+    got = compared(ours, theirs, device, prices=("h200=3/h", "b200=6/h"))
+    assert {*got.main.kinds} == {"d128 causal fwd", "d128 causal decode"}
+    seconds = flops.flops(decode()) / 5e12
+    gbps = flops.ideal_bytes(decode()) / seconds / 1e9
+    assert [got.main.tflops(label) for label in got.labels] == pytest.approx([600, 1200])
+    assert [got.main.gbps(label) for label in got.labels] == pytest.approx([gbps, 2 * gbps])
+    assert got.bought(got.main, "H200") == pytest.approx(600 * 3.6 / 3)
+    assert got.bought_of_decode(got.main, "H200") == pytest.approx(gbps * 3.6 / 3)
+    shown = {table.name: table for table in tables(got, every=True)}
+    assert [[str(entry) for entry in shown[name].rows[0][1:3]] for name in ("cases", "decode")] == [
+        ["fa3", "600"],
+        ["fa3", digits(gbps)],
+    ]
+    assert [column.heading for column in shown["decode"].columns].count("GB/s") == 2
+    assert {"bars", "decode-bars", "money-bars", "decode-money-bars"} <= shown.keys()
+    (money,) = [said for said in answer(got) if said.startswith("For the money")]
+    assert "FLOP/$" not in money, "the ratio is of all cases, an amount would be of some"
+    alone = compared(ours[1:], theirs[1:], device, prices=("h200=3/h", "b200=6/h"))
+    assert f"{digits(gbps * 3.6 / 3)} TB/$" in answer(alone)[1]
+
+
+def test_a_case_shows_both_its_fastest_backends_and_those_that_both_have() -> None:
+    """A backend that the other lacks is marked, with the reason."""
+    ours = [ok(case(), "fa3", 500), ended(case(), "fa4", "skipped", "the time limit of 1 minute")]
+    theirs = [ok(case(), "fa3", 450), ok(case(), "fa4", 800)]
+    got = compared(ours, theirs)
+    (table,) = [table for table in tables(got) if table.name == "cases"]
+    assert [column.heading for column in table.columns][-2:] == ["own fastest", "shared backends"]
+    _, *own, wide, shared = map(str, table.rows[0])
+    assert own == ["fa3", "500", "fa4 [1]", "800"]
+    assert table.footnotes == ("fa4 has no figure on H200: skip: the time limit of 1 minute",)
+    assert (wide[:5], shared[:6], shared[-3:]) == ("1.60x", "0.900x", "fa3")
+    (table,) = [table for table in tables(compared(ours[:1], theirs[:1])) if table.name == "cases"]
+    assert [column.heading for column in table.columns][-1] == "speed", "one backend, one ratio"
+
+
+def noisy(record: Record, seconds: float) -> Record:
+    """Return a record whose samples say next to nothing of its latency."""
+    times = tuple(seconds * factor for factor in (0.3, 0.5, 0.8, 1.0, 1.2, 2.0, 3.0))
+    return replace(record, measurements={**record.measurements, "time": Measurement("s", times)})
+
+
+def test_what_is_hardly_known_decides_nothing() -> None:
+    """A case whose fastest reading is hardly known is left out, and named; a slower one changes nothing."""
+    known, other = ok(case(), "fa3", 500), ok(case(2048), "fa3", 500)
+    seconds = flops.flops(case()) / 500e12
+    faster, slower = (noisy(ok(case(), "triton", 500), seconds * factor) for factor in (0.5, 2.0))
+    got = compared([known, other, faster], [known, other])
+    assert got.main.cases == (case(), case(2048)), "fa3, which both have, is known there"
+    assert (own := got.beside(sustained=False, shared=False))
+    assert own.cases == (case(2048),)
+    (said,) = [str(caution) for caution in cautions(got) if "factor of 1.5" in str(caution)]
+    assert "triton 1k d128 full fwd on H200" in said
+    both = compared([known, other, faster], [known, other, faster])
+    assert both.main.cases == (case(2048),)
+    assert compared([known, other, slower], [known, other]).main.cases == (case(), case(2048))
+    with pytest.raises(UserError, match=r"no figure that is known to better than a factor of 1\.5"):
+        compared([faster], [known])

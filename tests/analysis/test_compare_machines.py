@@ -18,7 +18,7 @@ from attnbench.analysis.compare.money import Offer, for_the_money, worth_below
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.compare.tables import tables
 from attnbench.core.errors import UserError
-from attnbench.core.record import Run
+from attnbench.core.record import Run, Search
 from builders import CPU, H200, case, environment, ok, run
 
 H100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory=80 * 2**30)
@@ -42,9 +42,8 @@ def test_names_are_short_and_say_what_differs() -> None:
     assert labels(a_run(), a_run(power_limit_w=500.0)) == ["H200 700 W", "H200 500 W"]
     assert labels(a_run(), a_run(torch="2.12.0")) == ["H200 torch 2.11.0+cu130", "H200 torch 2.12.0"]
     assert labels(a_run(), a_run(power_limit_w=500.0), a_run(power_limit_w=500.0, torch="2.12.0")) == [
-        "H200 700 W torch 2.11.0+cu130",
-        "H200 500 W torch 2.11.0+cu130",
-        "H200 500 W torch 2.12.0",
+        "H200 700 W",
+        "H200 500 W",
     ]
     assert labels(a_run(), a_run(packages={"triton": "3.6.0"})) == ["H200 #1", "H200 #2"]
     epyc = replace(CPU, name="AMD EPYC 9654 96-Core Processor (192 cores)")
@@ -58,6 +57,41 @@ def test_files_of_one_machine_are_its_rounds() -> None:
     assert list(logs) == [0, 1, 2, 3, 4]
     assert [file.path.name for file in one.files] == ["0.jsonl", "2.jsonl"]
     assert other.log_rounds.keys() == {key}
+
+
+def test_files_of_one_model_are_one_machine_whatever_their_software() -> None:
+    """A cell is of the newest method, and of that of the version that was measured last; the rest is told."""
+    later = {"started": "2026-11-24T10:00:00+00:00"}
+    old = replace(a_run(tflops=400), versions={"triton": "3.5"}, method=1)
+    new = replace(a_run(tflops=500, rounds=2, torch="2.12.0"), versions={"triton": "3.6"}, method=2)
+    newest = replace(a_run(tflops=600), versions={"triton": "3.7"}, method=2, **later)  # type: ignore[arg-type]
+    for files in ((old, newest, new), (new, newest, old)):
+        machine, _ = made(*files, a_run(H100))
+        ((_, cell),) = machine.cells.items()
+        assert cell.value("tflops") == pytest.approx(600)
+        assert (machine.run.method, machine.pooled.older) == (2, {"triton": 3})
+        assert machine.run.versions == {"triton": "3.7"}
+    assert made(old, a_run(H100))[0].run.method == 1
+    (left_out,) = [
+        str(c)
+        for c in cautions(compare([Path(f"{i}") for i in range(4)], [*files, a_run(H100)]))
+        if "count for nothing" in str(c)
+    ]
+    assert left_out.startswith("Of H200, 3 rounds by an older method or version count for nothing")
+
+
+def test_what_says_nothing_for_a_comparison_is_left_out_and_named() -> None:
+    search = replace(a_run(), search=Search("batch", 1.0))
+    runs = [a_run(), a_run(H100), search]
+    got = compare([Path("a"), Path("b"), Path("c.jsonl")], runs)
+    assert [machine.label for machine in got.machines] == ["H200", "H100 80GB HBM3"]
+    assert "1 file left out: c.jsonl (a search of a batch, or within --memory)." in map(str, cautions(got))
+    limits = replace(a_run(), search=Search("seqlen", 1.0), records=())
+    alone = compare([Path("a"), Path("b"), Path("c.jsonl")], [a_run(), a_run(), limits])
+    assert [len(machine.files) for machine in alone.machines] == [1, 1], "of one model each file stands for itself"
+    assert "1 file left out: c.jsonl (no time of a call)." in map(str, cautions(alone))
+    with pytest.raises(UserError, match="say nothing of machines"):
+        compare([Path("a"), Path("b")], [search, search])
 
 
 def test_alike_files_alone_stand_each_for_itself() -> None:
@@ -76,9 +110,8 @@ def test_files_of_one_name_may_differ_in_software_and_it_is_told() -> None:
     names = {Path("0.jsonl"): "lab", Path("1.jsonl"): "lab"}
     assert [(m.label, len(m.files)) for m in made(*runs, names=names)] == [("lab", 2), ("H100 80GB HBM3", 1)]
     found = cautions(compare([Path(f"{i}.jsonl") for i in range(3)], runs, names=["0.jsonl=lab", "1.jsonl=lab"]))
-    (said,) = [str(one) for one in found if "by --name" in str(one)]
-    assert said.startswith("The files of lab are of one machine by --name: cpu was ")
-    assert said.endswith("flash-attn was not there and is 2.8.")
+    (said,) = [str(one) for one in found if str(one).startswith("The 2 files of lab differ: ")]
+    assert "flash-attn 2.8, not there" in said
 
 
 @pytest.mark.parametrize(
@@ -246,9 +279,10 @@ def test_what_a_dollar_buys() -> None:
     assert offer("27.20/8gpu/h").buys(500) == pytest.approx(500e12 * 3600 / 3.40 / 1e15)
     assert offer("32000/10000h", energy=0.2).cost == pytest.approx(3.4)
     assert offer("32,000").buys(500) == pytest.approx(500 / 32)
-    assert [offer(text).unit for text in ("3/h", "€3/h", "3 CHF/h", "3", "CHF 3")] == [
+    assert [offer(text).unit() for text in ("3/h", "€3/h", "3 CHF/h", "3", "CHF 3")] == [
         *("PFLOP/$", "PFLOP/€", "PFLOP/CHF", "TFLOP/s per $1,000", "TFLOP/s per CHF 1,000"),
     ]
+    assert [offer(text).unit("GB/s") for text in ("3/h", "3")] == ["TB/$", "GB/s per $1,000"]
 
 
 def test_at_the_price_to_be_below_both_give_the_same_for_the_money() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +13,11 @@ import pytest
 from attnbench.analysis.compare import requests
 from attnbench.analysis.compare.answer import answer
 from attnbench.analysis.compare.compare import Comparison, compare
+from attnbench.analysis.compare.machines import File, machine_of
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Record
+from attnbench.results import run_file
 from attnbench.run.suite import load_suite, parse_options, resolve
 from builders import H200, run, times
 
@@ -43,38 +47,103 @@ def compared(text: str, *machines: list[Record], prices: tuple[str, ...] = ()) -
 
 
 def test_a_batch_is_filled_and_then_generates() -> None:
+    """A prefill counts as measured, four sequences at a time; a decode of 2048 + 150 keys lies between 2k and 8k."""
     got = compared(CHAT, records(1e-3, 1e-4), records(2e-3, 1e-4))
     assert got.workload
     prefill, decode = got.workload.parts
-    assert prefill.name == "prefill, 32 layers: 2k b4 bf16"
-    assert decode.name == "decode, 32 layers: 1x2k b32 bf16 page_size 16"
-    assert (prefill.calls, decode.calls) == (32 * 32 / 4, 32 * 300)
+    assert prefill.name == "prefill, 32 layers: 2k b32 bf16"
+    assert decode.name == "decode, 32 layers: 1x2198 b32 bf16 page_size 16"
+    assert (prefill.calls, decode.calls) == (32 * 32, 32 * 300)
     h200, h100 = got.main.machines["H200"], got.main.machines["H100"]
     assert prefill.seconds(h200) == pytest.approx(256 * 1e-3)
-    assert decode.seconds(h200) == pytest.approx(9600 * 1e-4)
-    total = 256 * 1e-3 + 9600 * 1e-4
-    assert got.workload.seconds_a_token(h200) == pytest.approx(total / (32 * 300))
+    of_decode = 9600 * 1e-4 * 2198 / 2048
+    assert decode.seconds(h200) == pytest.approx(of_decode, rel=1e-3)
+    total = 256 * 1e-3 + of_decode
+    assert got.workload.seconds_a_token(h200) == pytest.approx(total / (32 * 300), rel=1e-3)
     ratio = got.workload.ratio(h100)
     assert ratio
-    assert ratio.value == pytest.approx(total / (256 * 2e-3 + 9600 * 1e-4))
-    assert [part.share for part in got.workload.parts] == pytest.approx([0.256 / total, 0.96 / total])
+    assert ratio.value == pytest.approx(total / (256 * 2e-3 + of_decode), rel=1e-3)
+    assert [part.share for part in got.workload.parts] == pytest.approx([0.256 / total, of_decode / total], rel=1e-3)
+
+
+def tokens_a_second(text: str, *machines: list[Record]) -> float:
+    got = compared(text, *(machines or (records(1e-3, 1e-4), records(2e-3, 1e-4))))
+    rate = got.tokens_a_second(got.main, "H200")
+    assert rate
+    return rate
+
+
+def test_a_time_follows_length_and_batch() -> None:
+    """In these records both are in proportion to the keys, and the prefill to the tokens."""
+
+    def expected(given: int, out: int, batch: int) -> float:
+        filling = batch * (1e-3 / 4) * given / 2048
+        return out / (filling + out * 1e-4 * (given + out // 2) * batch / 2**16) / 32 * batch
+
+    for given, batch in ((2048, 32), (2500, 32), (2500, 16), (2500, 20), (4096, 32), (4096, 18)):
+        found = tokens_a_second(f"{given} in, 300 out, llama-3.1-8b, batch {batch}")
+        assert found == pytest.approx(expected(given, 300, batch), rel=0.02), (given, batch)
+
+
+def test_between_two_batches_and_two_lengths() -> None:
+    """Bytes of a decode are those of its keys, so the cases count by where length and batch lie."""
+    got = compared("4k in, 2k out, llama-3.1-8b, batch 24", records(1e-3, 1e-4), records(1e-3, 1e-4))
+    assert got.workload
+    prefill, decode = got.workload.parts
+    (times,) = {
+        tuple(sorted((c.shape.seqlen_k, c.shape.batch, round(n, 2)) for (c, _), n in of.items()))
+        for of in decode.cells.values()
+    }
+    assert times == ((2048, 16, 0.25), (2048, 32, 0.25), (8192, 16, 0.25), (8192, 32, 0.25))
+    assert decode.stands_in == (
+        "decode of 5k keys at batch 24 is interpolated between 2k and 8k keys at batch 16 and 32, to some 4.4%"
+    )
+    assert decode.interpolation == pytest.approx(0.04 * (math.log2(8 / 5) + math.log2(32 / 24)), rel=1e-3)
+    assert prefill.stands_in == "prefill counts as measured at batch 4, of 4k"
+    assert decode.stands_in in answer(got)[0]
+    assert prefill.interpolation == 0.0
+
+
+def test_an_interpolated_time_is_less_sure() -> None:
+    def half(text: str) -> float:
+        got = compared(text, records(1e-3, 1e-4), records(2e-3, 1e-4))
+        ratio = got.main.ratio("H100")
+        assert ratio
+        assert ratio.high
+        return math.log(ratio.high / ratio.value)
+
+    measured, near, far = (half(f"{given} in, 300 out, llama-3.1-8b, batch 32") for given in (1898, 2100, 3700))
+    assert measured < near < far
+
+
+def test_each_machine_runs_the_backend_that_is_fastest_at_what_was_asked_for() -> None:
+    """One backend gains with the length: at 2k the other is the faster, at 8k this; so it is between them."""
+    ours = records(1e-3, 1e-4)
+    gaining = [
+        replace(r, backend="fa3", measurements={"time": times({2048: 1.5e-4, 8192: 2e-4}[r.case.shape.seqlen_k])})
+        for r in ours
+        if r.case.is_decode and r.case.shape.batch == 32
+    ]
+    for given, backend in ((2048, "triton"), (6000, "fa3")):
+        prefill = records(1e-3, 1e-4, cases("llama-3.1-8b", "prefill", seqlen=str(given), batch="1"))
+        got = compared(
+            f"{given} in, 10 out, llama-3.1-8b, batch 32", [*ours, *gaining, *prefill], [*ours, *gaining, *prefill]
+        )
+        assert got.workload
+        assert got.workload.parts[1].backends(got.main.machines["H200"]) == [backend]
 
 
 def test_the_answer_has_tokens_a_second_and_what_they_cost() -> None:
-    got = compared(CHAT, records(1e-3, 1e-4), records(2e-3, 1e-4), prices=("h200=3.60/h", "h100=1.80/h"))
+    ask = CHAT.replace("2k in", "1898 in")  # so that half of the generation is at 2k; the prefill is scaled
+    got = compared(ask, records(1e-3, 1e-4), records(2e-3, 1e-4), prices=("h200=3.60/h", "h100=1.80/h"))
     said = " ".join(answer(got))
+    rates = [got.tokens_a_second(got.main, label) for label in got.labels]
     assert "on the workload 'chat'" in said
-    assert "attention alone gives 7895 tokens/s on H200, 6522 tokens/s on H100" in said
-    assert "a million tokens of 'chat' cost $0.127 on H200, $0.0767 on H100 (attention alone, all layers)" in said
-
-
-def test_cases_that_one_machine_lacks_do_not_stand_for_it() -> None:
-    few = [case for case in (*PREFILL, *DECODE) if case.shape.batch != 32]
-    got = compared(CHAT, records(1e-3, 1e-4), records(1e-3, 1e-4, few))
-    assert got.workload
-    decode = got.workload.parts[1]
-    assert decode.name.endswith("1x2k b16 bf16 page_size 16")
-    assert decode.calls == 32 * 300 * 2
+    assert f"attention alone gives {rates[0]:.0f} tokens/s on H200, {rates[1]:.0f} tokens/s on H100" in said
+    assert "prefill of 1898 is scaled from 2k at batch 4, to some 0.88%" in said
+    assert re.search(
+        r"a million tokens of 'chat' cost \$0\.12\d on H200, \$0\.07\d+ on H100 \(attention alone, all", said
+    )
 
 
 def test_every_kind_of_layers_is_a_part() -> None:
@@ -121,11 +190,19 @@ def test_what_cannot_be_is_told_in_a_line(text: str, said: str) -> None:
 
 
 def test_a_decode_that_is_missing_says_what_to_measure() -> None:
-    with pytest.raises(UserError, match="--phase decode --page-size 16 --batch 32 --seqlen 2k"):
+    with pytest.raises(UserError, match=r"--phase decode --page-size 16 --batch 32 --seqlen 2k,4k$"):
         compared(CHAT, records(1e-3, 1e-4, PREFILL), records(1e-3, 1e-4, PREFILL))
 
 
-@pytest.mark.parametrize("asked", ["16k in, 10 out, llama-3.1-8b, batch 4", "2k in, 10 out, llama-3.1-8b, batch 128"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "6k in, 10 out, llama-3.1-8b, batch 32",  # the longest prefill is 4k
+        "2k in, 20k out, llama-3.1-8b, batch 32",  # the longest decode 8k
+        "2k in, 10 out, llama-3.1-8b, batch 64",
+        "2k in, 10 out, llama-3.1-8b, batch 8",
+    ],
+)
 def test_what_is_far_from_all_that_was_measured_is_no_figure(asked: str) -> None:
     with pytest.raises(UserError, match="no figure on all machines"):
         compared(asked, records(1e-3, 1e-4), records(1e-3, 1e-4))
@@ -135,3 +212,26 @@ def test_files_are_no_words() -> None:
     assert requests.is_in_words(CHAT)
     assert not requests.is_in_words("chat.yaml")
     assert not requests.is_in_words("in/my, folder.yaml")
+
+
+def test_an_interpolated_decode_is_within_what_is_stated() -> None:
+    """Each case of real runs whose neighbours in length or batch were measured too, as if it had not been."""
+    errors = []
+    for name in ("20261125-195215-serving-nvidia-h200", "20261123-170511-serving-nvidia-h100"):
+        path = Path(__file__).parents[2] / "results" / f"{name}.jsonl.gz"
+        machine = machine_of(name, [File(path, run_file.read(path)[0])])
+        measured = [case for case in machine.fastest if case.shape.seqlen_q == 1 and case.page_size == 16]
+        measured = [case for case in measured if case.shape.nheads == 32 and not case.is_ragged]
+        asked = requests.parse(CHAT)
+        for case in measured:
+            others = [other for other in measured if other is not case and other.cache_dtype == case.cache_dtype]
+            asked = replace(asked, batch=case.shape.batch, seqlen_in=case.shape.seqlen_k, seqlen_out=1)
+            found = requests.interpolated(asked, "decode", others)
+            cells = requests.fastest_sum(machine, found.times, None) if found else {}
+            if found and cells:
+                seconds = sum(times * machine.latency(key) for key, times in cells.items())
+                error = math.log(seconds / machine.latency(machine.fastest[case]))
+                errors.append(abs(error) / (requests.DOUBT * found.doublings))
+    print(sorted(errors))
+    assert len(errors) >= 10
+    assert sum(error <= 1 for error in errors) / len(errors) >= 0.93

@@ -12,7 +12,8 @@ from scipy import stats as scipy_stats  # type: ignore[import-untyped]
 
 from attnbench.analysis.compare.machines import Machine, machines
 from attnbench.analysis.compare.speed_ratio import EXACTLY_ONE, ROUNDS, TABLE, Ratio, equal_weights, speed_ratio
-from attnbench.core.record import Measurement, Record
+from attnbench.core.machine import Device
+from attnbench.core.record import Measurement, Record, Run
 from attnbench.results import uncertainty
 from attnbench.results.uncertainty import MEDIAN, NORMAL, Spread
 from builders import H200, case, ok, run
@@ -73,28 +74,51 @@ def half_of(ours: list[Record], theirs: list[Record]) -> float:
     return math.log(got.high / got.value)
 
 
-def test_what_sets_processes_apart_adds_for_each_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_sets_processes_apart_moves_the_cells_of_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are of one process; another backend is of another."""
     table(monkeypatch, 0.01, 0.0)
     one, four = ([a_record(n, [0.001] * 6) for n in lengths] for lengths in (LENGTHS[:1], LENGTHS))
     assert half_of(one, one) == pytest.approx(NORMAL * 0.01 * math.sqrt(2))
-    assert half_of(four, four) == pytest.approx(NORMAL * 0.01 * math.sqrt(2) / math.sqrt(4))
+    assert half_of(four, four) == pytest.approx(NORMAL * 0.01 * math.sqrt(2))
+    both = [*four, *(replace(record, backend="sdpa-flash") for record in four)]
+    assert half_of(both, both) == pytest.approx(NORMAL * 0.01)
 
 
-def test_what_sets_units_apart_is_common_to_the_cells_of_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It halves with four units of each, and is none on one card."""
+def on_cards(records: list[Record], *cards: str, device: Device = H200) -> list[Run]:
+    return [run(records, device=replace(device, uuid=card)) for card in cards]
+
+
+def ratio_of(ours: list[Run], theirs: list[Run]) -> Ratio:
+    one, other = machines([Path(f"{i}") for i in range(len(ours) + len(theirs))], [*ours, *theirs])
+    return speed_ratio(one, equal_weights([key for key in one.log_rounds if key in other.log_rounds]), other)
+
+
+def test_what_sets_cards_apart_is_common_to_all_cells_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their backends; and only the cards count that measured a cell."""
     table(monkeypatch, 0.0, 0.01)
     ours = [a_record(n, [0.001] * 6) for n in LENGTHS]
-    assert half_of(ours, ours) == pytest.approx(NORMAL * 0.01 * math.sqrt(2))
     both = [*ours, *(replace(record, backend="sdpa-flash") for record in ours)]
-    assert half_of(both, both) == pytest.approx(NORMAL * 0.01)
-    four = [run(ours, device=replace(H200, uuid=f"card {i}")) for i in range(4)]
-    others = [run(ours, device=replace(H100, uuid=f"card {i}")) for i in range(4, 8)]
-    one, other = machines([Path(f"{i}") for i in range(8)], [*four, *others])
-    ratio = speed_ratio(one, equal_weights(one.log_rounds), other)
-    assert ratio.high == pytest.approx(math.exp(NORMAL * 0.01 * math.sqrt(2 / 4)))
-    card = replace(H200, uuid="card")
-    one, other = machines([Path("a"), Path("b")], [run(ours, device=card), run(ours, device=card)])
-    assert speed_ratio(one, equal_weights(one.log_rounds), other) == Ratio(1.0, 1.0, 1.0, (TABLE,))
+    assert half_of(both, both) == pytest.approx(NORMAL * 0.01 * math.sqrt(2))
+    of_one = on_cards(ours, "x", device=H100)
+    four = on_cards(ours, "a", "b", "c", "d")
+    assert ratio_of(four, of_one).high == pytest.approx(math.exp(NORMAL * 0.01 * math.sqrt(1 / 4 + 1)))
+    others = [*on_cards(ours, "a"), *on_cards([a_record(512, [0.001] * 6)], "b", "c", "d")]
+    assert ratio_of(others, of_one).high == pytest.approx(math.exp(NORMAL * 0.01 * math.sqrt(2)))
+    half = [*on_cards(ours[:1], "a"), *on_cards(ours[:2], "b")]  # of one cell one card's share is half, of the other 0
+    assert ratio_of(half, of_one).high == pytest.approx(math.exp(NORMAL * 0.01 * math.sqrt(0.25**2 + 0.75**2 + 1)))
+    assert ratio_of(on_cards(ours, "card"), on_cards(ours, "card")) == Ratio(1.0, 1.0, 1.0, (TABLE,))
+
+
+def test_rounds_show_what_sets_processes_apart_and_not_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cards that differ, whose own rounds do not: nothing is left but the table's part between cards."""
+    table(monkeypatch, 0.0, 0.01)
+    ours = [
+        run([a_record(n, [t], i) for n in LENGTHS for i in range(2)], device=replace(H200, uuid=card))
+        for card, t in (("a", 0.001), ("b", 0.002))
+    ]
+    got = ratio_of(ours, on_cards([a_record(n, [0.001] * 6) for n in LENGTHS], "x", device=H100))
+    assert got.sources == (ROUNDS, TABLE)
+    assert got.high == pytest.approx(got.value * math.exp(NORMAL * 0.01 * math.sqrt(1 / 2 + 1)))
 
 
 def test_few_samples_are_students_and_one_says_nothing() -> None:

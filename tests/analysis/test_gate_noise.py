@@ -213,12 +213,12 @@ def on_unit(uuid: str | None) -> Run:
 def test_a_margin_below_what_units_differ_by_counts_as_that() -> None:
     apart = between_units(on_unit("a"), on_unit("b"))
     assert apart == pytest.approx(math.expm1(UNITS * math.sqrt(2) * MEASURED["H200 SXM"].units))
-    assert apart == pytest.approx(0.0272, abs=1e-4)
+    assert apart == pytest.approx(0.0529, abs=1e-4)
     assert [between_units(on_unit(one), on_unit("b")) for one in ("b", None)] == [0, 0]
-    margins = Margins({"latency": 0.01}, (("triton 256*", {"latency": 0.05}),), units=apart)
+    margins = Margins({"latency": 0.01}, (("triton 256*", {"latency": 0.08}),), units=apart)
     assert margins.of("latency", "triton 128 d128") == apart
-    assert margins.of("latency", "triton 256 d128") == 0.05
+    assert margins.of("latency", "triton 256 d128") == 0.08
     assert margins.of("memory_peak", "triton 128 d128") == 0.01
     found = judge(on_unit("a"), on_unit("b"), Request(("latency",), Margins({"latency": 0.01})))
     assert {f.margin for f in found.findings} == {apart}
-    assert any("cells of two units differ by up to 2.7%" in note for note in found.notes)
+    assert any("cells of two units differ by up to 5.3%" in note for note in found.notes)

@@ -1,13 +1,13 @@
 """The `compare` command, for a person who buys hardware: run files -> machines -> speed, price and memory of each.
 
     compare.py            the whole comparison as one value
-    machines.py           run files -> machines, each with a short label
+    machines.py           run files -> machines: which files are one, and which of their rounds count
     common_cells.py       the cells and cases that all machines measured, and what each machine lacks and why
     figures.py            the figures that a buyer may mean: in bursts or without pauses, shared backends or own
     speed_ratio.py        how many times as fast one machine is as another, with its 95 % interval
     prices.py             --price: what a machine costs
     money.py              what an hour costs, what a dollar buys, below which price a machine is worth it: all formulas
-    requests.py           --workload in words: requests to a model, as such cases
+    requests.py           --workload in words: requests to a model, interpolated between cases
     workload.py           --workload: cases with weights, the speed ratio of them all, and the time of a token
     longest_sequence.py   the longest sequence that fits in memory
     unit_spread.py        how far apart runs of one model lie

@@ -26,7 +26,7 @@ MOST_NAMED = 3  # backends that a machine lacks, and kinds of cases whose longes
 def answer(c: Comparison) -> list[str]:
     """Return what a buyer wants to know first, in a sentence each: speed, money and power, the longest context."""
     if c.one_model:
-        return [*filter(None, [_one_model(c), _money(c) if c.prices else ""])]
+        return [*filter(None, [_one_model(c), "" if c.one_setup else _speed(c), _no_prices(c)])]
     return [*filter(None, [_speed(c), _money(c), _longest(c)])]
 
 
@@ -56,9 +56,9 @@ def _speed(c: Comparison) -> str:
     main, ratios = c.main, _ratios(c.main, c)
     if c.workload and not ratios:
         return f"No machine but {c.reference.label} can run all of the workload {c.workload.name!r}."
-    said = [f"{_compared(ratios, c.reference.label)} {_over(main)}{_units(c)}", _tokens_a_second(c)]
+    said = [f"{_compared(ratios, c.reference.label)} {_over(main)}{_units(c)}", _stand_ins(c), _tokens_a_second(c)]
     if not c.workload and len(ratios) == 1:
-        said.append(_extremes(main, ratios[0][1]))
+        said += [_decode_apart(main, ratios[0][1]), _extremes(main, ratios[0][1])]
     own = c.beside(sustained=main.sustained, shared=False)
     if own:
         said.append(f"with {OWN} {_short(own, c)}")
@@ -70,6 +70,11 @@ def _speed(c: Comparison) -> str:
         over = "" if c.workload else f" over {count(len(in_bursts.cases), 'case')}"
         said.append(f"in bursts {_short(in_bursts, c)}{over}")
     return "; ".join(filter(None, said)) + "."
+
+
+def _stand_ins(c: Comparison) -> str:
+    """Return which measured cases stand for those of a workload in words; "" where each was measured itself."""
+    return "; ".join(part.stands_in for part in c.workload.parts if part.stands_in) if c.workload else ""
 
 
 def _tokens_a_second(c: Comparison) -> str:
@@ -128,7 +133,7 @@ def _over(figures: Figures) -> str:
 
 def _units(c: Comparison) -> str:
     """Return that one unit of each model was measured, as far as the files tell; the interval holds what units add."""
-    single = all(len(m.cards) == 1 and (None not in m.cards or len(m.files) == 1) for m in c.machines)
+    single = all(len(m.cards) == 1 and (m.environment.device.uuid or len(m.files) == 1) for m in c.machines)
     return ", one unit of each measured" if single and not all(m.same_card(c.reference) for m in c.others) else ""
 
 
@@ -136,20 +141,38 @@ def _lacking(c: Comparison) -> Iterator[str]:
     """Yield for each machine which backends it lacks: those that others have, and those that are fastest on another."""
     machines = c.main.machines
     own = c.beside(sustained=c.main.sustained, shared=False) or c.main
+    asked = own.cases
+    if c.workload:
+        asked = tuple({case for part in c.workload.parts for cells in part.cells.values() for case, _ in cells})
     for label, machine in machines.items():
         has = {backend for _, backend in machine.log_rounds}
         others = {name: other for name, other in machines.items() if name != label}
-        lost = {key[1]: Counter[str]() for other in others.values() for key in other.log_rounds if key[1] not in has}
+        measured = [key for other in others.values() for key in other.log_rounds if not c.workload or key[0] in asked]
+        lost = {key[1]: Counter[str]() for key in measured if key[1] not in has}
         for name, other in others.items():
-            for key in (other.fastest[case] for case in own.cases):
+            for key in (other.fastest[case] for case in asked if case in other.fastest):
                 if key not in machine.log_rounds:
                     lost.setdefault(key[1], Counter())[name] += 1
         named = []
         for backend in sorted(lost, key=lambda name: (-lost[name].total(), case_names.backend_rank(name))):
             where = ", ".join(f"{count(n, 'case')} on {name}" for name, n in lost[backend].items())
-            named.append(f"{backend} (the fastest in {where})" if where else backend)
+            if backend in has:  # in some cases
+                named.append(f"{backend} where it is the fastest ({where})")
+            else:
+                named.append(f"{backend} (the fastest in {where})" if where else backend)
         if named:
             yield f"{label} has no figure of {some(named, MOST_NAMED)}"
+
+
+def _decode_apart(figures: Figures, label: str) -> str:
+    """Return the ratios of decode and of the other cases, which live on memory and on arithmetic; "" of one of them."""
+    decode = [case for case in figures.cases if case.is_decode]
+    others = [case for case in figures.cases if not case.is_decode]
+    if not decode or not others:
+        return ""
+    each = ((decode, "decode"), (others, "the others"))
+    texts = [f"{what} {ratio_text(figures.of(of).ratio(label))} ({count(len(of), 'case')})" for of, what in each]
+    return f"of these {' and '.join(texts)}"
 
 
 def _extremes(figures: Figures, label: str) -> str:
@@ -159,7 +182,7 @@ def _extremes(figures: Figures, label: str) -> str:
     if len(ranked) < 2 or ranked[0][2].overlaps(ranked[-1][2]):
         return ""
     (low, least, _), (high, most, _) = ranked[0], ranked[-1]
-    return f"from {ratio_digits(low)}x ({least}) to {ratio_digits(high)}x ({most})"
+    return f"by kind of case from {ratio_digits(low)}x ({least}) to {ratio_digits(high)}x ({most})"
 
 
 # ---- Money and power.
@@ -181,17 +204,32 @@ def _money(c: Comparison) -> str:
 
 
 def _bought(c: Comparison) -> str:
-    """Return what a dollar buys, and beside it with own backends."""
-    unit = next((offer.unit for label in c.labels if (offer := c.offer(label))), "")
+    """Return what a dollar buys, and beside it with own backends.
+
+    Where some of the cases are decode, the amounts are of two units, and the tables have them.
+    """
     amounts = {label: c.bought(c.main, label) for label in c.labels}
     ratios = {machine.label: c.for_the_money(c.main, machine.label) for machine in c.others}
-    said = _given(f"for the money, {c.main.pace},", amounts, unit, c, ratios)
     own = c.beside(sustained=c.main.sustained, shared=False)
-    if said and own and len(c.others) == 1:
+    one = len(c.others) == 1
+    if _of_two_units(c.main):
+        ranked = sorted(((ratio.value, label, ratio) for label, ratio in ratios.items() if ratio), reverse=True)
+        each = ", ".join(f"{label} gives {ratio_text(ratio)}" for _, label, ratio in ranked)
+        said = f"for the money, {c.main.pace}, {each} of {c.reference.label}" if ranked else ""
+    else:
+        said = _given(f"for the money, {c.main.pace},", amounts, c.unit(c.main), c, ratios)
+    if said and own and one:
         other, home = c.others[0].label, c.reference.label
-        each = " against ".join(digits(c.bought(own, label) or 0.0) for label in (other, home))
-        said += f", and with {OWN} {ratio_text(c.for_the_money(own, other))}: {each}"
+        said += f", and with {OWN} {ratio_text(c.for_the_money(own, other))}"
+        if not _of_two_units(own):
+            said += ": " + " against ".join(digits(c.bought(own, label) or 0.0) for label in (other, home))
     return said
+
+
+def _of_two_units(figures: Figures) -> bool:
+    """Whether some cases are decode, whose rate is in GB/s, and some are not."""
+    label = figures.reference.label
+    return bool(figures.tflops(label) and figures.gbps(label))
 
 
 def _given(
@@ -277,14 +315,17 @@ def fit_text(fit: Fit | None, refused: str = "{} does not fit") -> str:
 
 
 def _one_model(c: Comparison) -> str:
-    """Return what runs of one model and setup differ by: no machine is better than another."""
+    """Return what runs of one model differ by: no machine is better than another."""
     cards = {card for machine in c.machines for card in machine.cards}
     runs = count(len(c.machines), "run")
+    setup = "one model and setup" if c.one_setup else "one model"
     what, why = f"{runs} of one machine", "noise"
-    if None in cards:
-        what = f"{runs} of one model and setup, whose units are not all named"
+    if any(card.uuid is None for card in cards):
+        what = f"{runs} of {setup}, whose units are not all named"
     elif len(cards) > 1:
-        what, why = f"{runs} of {len(cards)} units of one model and setup", "noise and what units differ by"
+        what, why = f"{runs} of {len(cards)} units of {setup}", "noise and what units differ by"
+    if not c.one_setup:
+        return f"These are {what}, so what sets them apart is their software, {why}."
     said = [f"These are {what}, so what sets them apart is {why}"]
     moves = [abs(c.same_ratio(machine, key).value - 1) for machine in c.others for key in c.cells]
     if moves:
@@ -292,3 +333,9 @@ def _one_model(c: Comparison) -> str:
     ratios = ", ".join(f"{label} {ratio_text(ratio)}" for ratio, label in _ratios(c.main, c))
     said.append(f"{ratios} as fast as {c.reference.label} {_over(c.main)}")
     return "; ".join(said) + "."
+
+
+def _no_prices(c: Comparison) -> str:
+    """Return why prices are not compared, where some were given."""
+    why = "all machines are of one model, and what its runs and cards differ by is no reason to buy one"
+    return f"No price is compared: {why}." if c.prices else ""

@@ -10,14 +10,16 @@ from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import ROUNDS, TABLE
 from attnbench.analysis.summary.cautions import rank_change
 from attnbench.core.formats import percent
-from attnbench.core.text import count
+from attnbench.core.text import count, some
 from attnbench.report.document import Caution
 from attnbench.results import case_names
-from attnbench.results.run_setup import differences, setup, setup_texts
+from attnbench.results.cells import Key
+from attnbench.results.run_setup import setup, setup_texts
 from attnbench.results.uncertainty import NORMAL, Spread, spread
 
 FROM_ROUNDS = Caution("Intervals are 95 %, from rounds.")  # nothing to doubt
 NOT_INSTALLED = "not there"
+MOST_NAMED = 3  # files, cells or versions
 
 
 def cautions(c: Comparison) -> list[Caution]:
@@ -25,20 +27,79 @@ def cautions(c: Comparison) -> list[Caution]:
     return [
         *_intervals(c),
         *(Caution(note) for note in (c.workload.notes if c.workload else ())),
+        *_unsure(c),
+        *_methods(c),
         *_setups(c.machines),
         *_joined(c.machines),
+        *_left_out(c),
         *_clocks_held_down(c),
         *(caution for machine in c.machines for caution in rank_change(machine.cells.values(), machine.label)),
         *_no_power(c),
     ]
 
 
+def _unsure(c: Comparison) -> Iterator[Caution]:
+    """Yield in which cases nobody knows what is fastest, so that they count for nothing."""
+    for figures in c.figures:
+        if figures.unsure:
+            named = some([f"{_name(key, c)} on {label}" for label, key in figures.unsure], MOST_NAMED)
+            cases = count(len({key[0] for _, key in figures.unsure}), "case")
+            backends = "shared backends" if figures.shared else "own fastest"
+            yield Caution(
+                f"{cases} left out {figures.pace}, with {backends}: what reads fastest there is known to no better "
+                f"than a factor of 1.5 ({named}).",
+                "Which backend is fastest is not known there.",
+                "Measure again, on a device that nothing else uses.",
+            )
+
+
+def _name(key: Key, c: Comparison) -> str:
+    return case_names.case_name(key[1], key[0], len({case.dtype for case in c.cases}) > 1)
+
+
+def _methods(c: Comparison) -> Iterator[Caution]:
+    """Yield in how many of the cells that are compared the machines measured by unlike methods."""
+    methods = [[str(machine.cells[key].run.method) for machine in c.machines] for key in c.cells]
+    apart = [of for of in methods if len({*of}) > 1]
+    if apart:
+        each = ", ".join(
+            f"{' and '.join(sorted({*of}))} on {m.label}"
+            for m, of in zip(c.machines, zip(*apart, strict=True), strict=True)
+        )
+        where = "" if len(apart) == len(methods) else f" in {len(apart)} of {count(len(methods), 'cell')}"
+        yield Caution(
+            f"The measuring method differs{where}: {each}.", "It changes what a figure means: measure all anew."
+        )
+
+
 def _joined(machines: Sequence[Machine]) -> Iterator[Caution]:
-    """Yield how the setups of the files differ that --name made one machine."""
+    """Yield how the setups of the files of one machine differ, and which of its rounds count for nothing."""
     for machine in machines:
-        first, *others = machine.files
-        if found := dict.fromkeys(text for file in others for text in differences(first.run, file.run)):
-            yield Caution(f"The files of {machine.label} are of one machine by --name: {'; '.join(found)}.")
+        texts: dict[str, dict[str, None]] = {}
+        for found in (setup(file.run) for file in machine.files):
+            for name in {**found, **machine.environment.packages}:
+                texts.setdefault(name, {})[NOT_INSTALLED if found.get(name) is None else str(found[name])] = None
+        apart = [f"{name} {some(sorted(of), MOST_NAMED)}" for name, of in texts.items() if len(of) > 1]
+        if apart:
+            yield Caution(
+                f"The {count(len(machine.files), 'file')} of {machine.label} differ: {'; '.join(apart)}.",
+                "A cell is of one measuring method and one version of its backend.",
+            )
+        if older := machine.pooled.older:
+            each = some([f"{backend} ({count(n, 'round')})" for backend, n in sorted(older.items())], MOST_NAMED)
+            yield Caution(
+                f"Of {machine.label}, {count(sum(older.values()), 'round')} by an older method or version count for "
+                f"nothing, as newer ones measured the same cells: {each}."
+            )
+
+
+def _left_out(c: Comparison) -> Iterator[Caution]:
+    """Yield which files say nothing for a comparison, and why."""
+    by_reason: dict[str, list[str]] = {}
+    for path, why in c.left_out.items():
+        by_reason.setdefault(why, []).append(path.name)
+    for why, names in by_reason.items():
+        yield Caution(f"{count(len(names), 'file')} left out: {some(names, MOST_NAMED)} ({why}).")
 
 
 def _intervals(c: Comparison) -> list[Caution]:
@@ -91,14 +152,14 @@ def units(c: Comparison) -> Iterator[Caution]:
 def _setups(machines: Sequence[Machine]) -> Iterator[Caution]:
     """Yield each difference in software, power limits and how machines were measured; hardware is what is compared."""
     gpus = [machine for machine in machines if machine.is_gpu]
-    setups = {machine.label: setup(machine.run) for machine in machines}
+    setups = {machine.label: [setup(file.run) for file in machine.files] for machine in machines}
 
     def values(name: str, among: Sequence[Machine] = machines) -> dict[str, str | None]:
-        return {machine.label: setups[machine.label].get(name) for machine in among}
+        """Return label -> the values of all files of a machine; None where none has one."""
+        found = {m.label: {str(of[name]) for of in setups[m.label] if of.get(name)} for m in among}
+        return {label: some(sorted(texts), MOST_NAMED) or None for label, texts in found.items()}
 
-    packages = sorted({name for machine in machines for name in machine.environment.packages})
-    methods = {machine.label: str(machine.run.method) for machine in machines}
-    yield from _differing({"The measuring method": methods}, "It changes what a figure means: measure all anew.")
+    packages = sorted({name for m in machines for file in m.files for name in file.run.environment.packages})
     software = {
         "torch": values("torch"),
         "CUDA": values("cuda", gpus),

@@ -13,7 +13,7 @@ from attnbench.core.errors import UserError
 from attnbench.core.sizes import format_size
 from attnbench.core.text import count, merged, one_line, some, template
 from attnbench.results import case_names
-from attnbench.results.cells import Cell
+from attnbench.results.cells import Key
 from attnbench.run.axes import AXES, Axis
 
 T = TypeVar("T")
@@ -30,12 +30,16 @@ def common(mappings: Iterable[Mapping[T, object]]) -> list[T]:
 
 
 def kinds(cases: Iterable[Case]) -> dict[str, list[Case]]:
-    """Return the cases by head dimension, mask and pass ("d128 causal fwd"), with the dtype where there are several."""
+    """Return the cases by head dimension, mask and pass ("d128 causal fwd"), with the dtype where there are several.
+
+    Decode, which waits for memory, is a pass of its own ("d128 causal decode"). Several devices stand apart.
+    """
     cases = list(cases)
     several = len({case.dtype for case in cases}) > 1
     found: dict[str, list[Case]] = {}
     for case in cases:
-        name = f"d{case_names.headdim(case)} {case_names.mask(case)} {case.direction}"
+        name = f"d{case_names.headdim(case)} {case_names.mask(case)} {'decode' if case.is_decode else case.direction}"
+        name += f" {case.ranks} devices" if case.ranks > 1 else ""
         found.setdefault(f"{case.dtype} {name}" if several else name, []).append(case)
     return found
 
@@ -46,7 +50,10 @@ def check_common_cases(machines: Sequence[Machine]) -> None:
         return
     for machine in machines:
         if not machine.fastest:
-            raise UserError(f"{machine.label} ({machine.files[0].path}) has no figure at all: nothing to compare")
+            what = (
+                "no figure that is known to better than a factor of 1.5" if machine.log_rounds else "no figure at all"
+            )
+            raise UserError(f"{machine.label} ({machine.files[0].path}) has {what}: nothing to compare")
     first = machines[0]
     for machine in machines[1:]:
         if not machine.fastest.keys() & first.fastest.keys():
@@ -58,7 +65,7 @@ def check_common_cases(machines: Sequence[Machine]) -> None:
             )
     raise UserError(
         "no case is common to all machines, though each has some in common with another: "
-        + ", ".join(f"{m.label} has {count(len(m.fastest), 'case')}" for m in machines)
+        + some([f"{m.label} has {count(len(m.fastest), 'case')}" for m in machines], 4)
         + "; measure the same suite on all, or compare fewer"
     )
 
@@ -80,11 +87,10 @@ def missing_cells(machines: Sequence[Machine]) -> list[MissingCells]:
     measured = list(dict.fromkeys(key for machine in machines for key in machine.log_rounds))
     found = []
     for machine in machines:
-        planned = {(job.case, job.backend) for job in machine.run.plan}
         alike: dict[tuple[str, str, str], list[tuple[Case, str]]] = {}
         for case, backend in measured:
             if (case, backend) not in machine.log_rounds:
-                why, reason = _why_missing(machine.cells.get((case, backend)), (case, backend) in planned)
+                why, reason = why_missing(machine, (case, backend))
                 alike.setdefault((backend, why, template(reason)), []).append((case, reason))
         for (backend, why, _), members in alike.items():
             cases = [case for case, _ in members]
@@ -94,10 +100,11 @@ def missing_cells(machines: Sequence[Machine]) -> list[MissingCells]:
     return found
 
 
-def _why_missing(cell: Cell | None, planned: bool) -> tuple[str, str]:
+def why_missing(machine: Machine, key: Key) -> tuple[str, str]:
     """Return the word and the reason for a cell without a figure."""
+    cell = machine.cells.get(key)
     if cell is None:
-        return (NOT_RUN if planned else NOT_PLANNED), ""
+        return (NOT_RUN if key in machine.planned else NOT_PLANNED), ""
     if cell.status == "ok":
         return NO_TIME, "no sample of its time"
     return case_names.ENDINGS[cell.status], one_line(cell.reason or "no reason given")

@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnbench.analysis.compare.common_cells import MissingCells, check_common_cases, common, missing_cells
+from attnbench.analysis.compare.common_cells import MissingCells, check_common_cases, common, missing_cells, why_missing
 from attnbench.analysis.compare.figures import Figures, all_figures
 from attnbench.analysis.compare.longest_sequence import LongestSequence, longest_sequences
-from attnbench.analysis.compare.machines import Machine, machines, parse_names, reference
+from attnbench.analysis.compare.machines import Machine, left_out, machines, parse_names, reference
 from attnbench.analysis.compare.money import Offer, energy_costs, for_the_money, worth_below
 from attnbench.analysis.compare.prices import Price, parse_prices
 from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_ratio
@@ -23,6 +23,7 @@ from attnbench.results.cells import Key
 from attnbench.results.run_setup import differences
 
 if TYPE_CHECKING:
+    from attnbench.analysis.compare.requests import Requests
     from attnbench.analysis.compare.workload import MeasuredWorkload, Workload
 
 
@@ -40,6 +41,7 @@ class Comparison:
     longest: tuple[LongestSequence, ...]  # by backend
     longest_of_any: tuple[LongestSequence, ...]  # with any backend
     spreads: tuple[UnitSpread, ...]
+    left_out: Mapping[Path, str]  # files that say nothing for a comparison, with why
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -73,6 +75,26 @@ class Comparison:
         """Return the ratio of a machine over some cases in bursts, both with their fastest backends."""
         return _fastest_ratio(self.reference, machine, cases)
 
+    @cached_property
+    def _shared_in_bursts(self) -> Figures | None:
+        return next((figures for figures in self.figures if figures.shared and not figures.sustained), None)
+
+    def shared_key(self, machine: Machine, case: Case) -> Key | None:
+        """Return a machine's fastest cell of a case among those that all machines have, in bursts; None if none is."""
+        return self._shared_in_bursts.chosen[machine.label].get(case) if self._shared_in_bursts else None
+
+    def shared(self, machine: Machine, case: Case) -> tuple[Ratio, Key] | None:
+        """Return the ratio of a machine in one case in bursts with shared backends, and its cell; None if none is."""
+        ours, theirs = (self.shared_key(each, case) for each in (self.reference, machine))
+        if not ours or not theirs:
+            return None
+        return speed_ratio(self.reference, equal_weights([ours]), machine, equal_weights([theirs])), theirs
+
+    def why_missing(self, label: str, key: Key) -> str:
+        """Return why a machine has no figure of a cell that another has."""
+        machine = next(machine for machine in self.machines if machine.label == label)
+        return ": ".join(filter(None, why_missing(machine, key)))
+
     def sustained_ratio(self, machine: Machine, case: Case) -> Ratio | None:
         """Return the ratio of a machine in one case without pauses, both with what is fastest so; None if not known."""
         pair = self.reference.sustained, machine.sustained
@@ -84,7 +106,12 @@ class Comparison:
 
     @cached_property
     def one_model(self) -> bool:
-        """Whether all machines are of one model and setup, so that nothing but noise and units sets them apart."""
+        """Whether all machines are of one model and power limit, so that there is nothing to choose between."""
+        return len({machine.model for machine in self.machines}) == 1
+
+    @cached_property
+    def one_setup(self) -> bool:
+        """Whether nothing but noise and units sets the machines apart."""
         first, *others = (machine.run for machine in self.machines)
         return not any(differences(first, other) for other in others)
 
@@ -109,14 +136,24 @@ class Comparison:
         return f"{backend} ({' / '.join(releases)})" if releases else backend
 
     def offer(self, label: str) -> Offer | None:
-        """Return what a machine costs; None without a price."""
-        price = self.prices.get(label)
+        """Return what a machine costs; None without a price, and where all are of one model, which has one price."""
+        price = None if self.one_model else self.prices.get(label)
         return Offer(price, self.energy.get(label, 0.0) if price.bought else 0.0) if price else None
 
     def bought(self, figures: Figures, label: str) -> float | None:
-        """Return what the machine's price buys of `tflops`; None without a price."""
-        offer, tflops = self.offer(label), figures.tflops(label)
-        return offer.buys(tflops) if offer and tflops else None
+        """Return what the machine's price buys of TFLOP/s, or of GB/s where all cases are decode; None without one."""
+        offer, rate = self.offer(label), figures.tflops(label) or figures.gbps(label)
+        return offer.buys(rate) if offer and rate else None
+
+    def bought_of_decode(self, figures: Figures, label: str) -> float | None:
+        """Return what the machine's price buys of GB/s in decode; None without a price, or without such cases."""
+        offer, rate = self.offer(label), figures.gbps(label)
+        return offer.buys(rate) if offer and rate else None
+
+    def unit(self, figures: Figures) -> str:
+        """Return the unit of `bought`; "" without a price."""
+        offer = next(filter(None, map(self.offer, self.labels)), None)
+        return offer.unit("TFLOP/s" if figures.tflops(self.reference.label) else "GB/s") if offer else ""
 
     def for_the_money(self, figures: Figures, label: str) -> Ratio | None:
         """Return how many times as much a machine gives for its price as the reference; None without both prices."""
@@ -176,7 +213,7 @@ def compare(
     home = reference(found, to)
     costs = parse_prices(prices, found)
     check_common_cases(found)
-    figures = all_figures(found, home, _workload(workload, found) if workload is not None else None)
+    figures = all_figures(found, home, _workload(workload) if workload is not None else None)
     watts = {machine.label: figures[0].watts(machine.label) for machine in found}
     return Comparison(
         machines=tuple(found),
@@ -189,13 +226,14 @@ def compare(
         longest=tuple(longest_sequences(found)),
         longest_of_any=tuple(longest_sequences(found, by_backend=False)),
         spreads=tuple(unit_spreads(found)),
+        left_out=left_out(paths, runs, bool(names)),
     )
 
 
-def _workload(text: str, found: Sequence[Machine]) -> Workload:
+def _workload(text: str) -> Workload | Requests:
     """Return the workload of a file, or of requests in words."""
     from attnbench.analysis.compare import requests, workload  # pydantic takes longer than most comparisons
 
     if not text.strip():
         raise UserError(f"--workload is empty; name a file, or write {requests.EXAMPLE!r}")
-    return requests.workload(requests.parse(text), found) if requests.is_in_words(text) else workload.load(Path(text))
+    return requests.parse(text) if requests.is_in_words(text) else workload.load(Path(text))

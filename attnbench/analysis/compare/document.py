@@ -1,8 +1,8 @@
 """A comparison as a document: the answer, the machines, the tables, what to doubt, and the same for other programs.
 
 CSV has a row for each cell and machine, JSON the same rows and all that is derived. Seconds, watts and fractions are
-not scaled; tflops is TFLOP/s. `ratio` is how many times as fast the machine is as the reference in the same cell, with
-the ends of its 95 % interval and what that is from. What is not known is None.
+not scaled; tflops is TFLOP/s, gbps GB/s. `ratio` is how many times as fast the machine is as the reference in the same
+cell, with the ends of its 95 % interval and what that is from. What is not known is None.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.compare.tables import tables
 from attnbench.core.formats import size
-from attnbench.core.text import count, one_line
+from attnbench.core.text import count, one_line, some
 from attnbench.report import document as report
 from attnbench.report.document import Document, Span
 from attnbench.results.export_rows import case_columns
 from attnbench.results.run_setup import setup_texts
 
+MOST_FILES = 4  # named in the description of a machine
 MORE = "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
 
 
@@ -56,7 +57,7 @@ def _description(machine: Machine) -> str:
         *(texts[name] for name in ("power_limit_w", "device threads", "torch", "driver")),
         count(len(machine.log_rounds), "cell"),
         count(rounds, "round"),
-        ", ".join(file.path.name for file in machine.files),
+        some([file.path.name for file in machine.files], MOST_FILES),
     ]
     return ", ".join(filter(None, parts))
 
@@ -78,6 +79,7 @@ def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
                 "rounds": len(machine.log_rounds.get(key, ())),
                 "latency": machine.latency(key) if measured else None,
                 "tflops": machine.tflops(key) if measured else None,
+                "gbps": machine.gbps(key) if measured else None,
                 "utilization": measured and measured.value("utilization"),
                 "power": measured and measured.value("power"),
                 "sustained_tflops": measured and measured.value("sustained_tflops"),
@@ -98,6 +100,7 @@ def _data(c: Comparison, warnings: Sequence[str], cells: Sequence[Mapping[str, A
         "missing": c.missing,
         "longest": [{"cases": of.cases, "backend": of.backend, "machines": [*of.fits.values()]} for of in c.longest],
         "units": c.spreads,
+        "left_out": {path.name: why for path, why in c.left_out.items()},
         "warnings": warnings,
         "cells": cells,
     }
@@ -134,14 +137,15 @@ def _figures(c: Comparison, figures: Figures) -> dict[str, Any]:
 
 
 def _machine_figures(c: Comparison, figures: Figures, label: str) -> dict[str, Any]:
-    offer = c.offer(label)
     return {
         "tflops": figures.tflops(label),
+        "gbps": figures.gbps(label),
         "utilization": figures.utilization(label),
         "watts": figures.watts(label),
         "tflops_per_watt": figures.tflops_per_watt(label),
         "bought": c.bought(figures, label),
-        "bought_unit": offer and offer.unit,
+        "bought_unit": c.unit(figures) if c.offer(label) else None,
+        "bought_of_decode": c.bought_of_decode(figures, label),
         "tokens_a_second": c.tokens_a_second(figures, label),
         "million_tokens": c.million_tokens(figures, label),
         **_ratio(figures.ratio(label)),
@@ -165,6 +169,8 @@ def _workload(c: Comparison) -> dict[str, Any] | None:
                 "share": part.share,
                 "cases": [case.key for case in part.cases],
                 "left_out": part.left_out,
+                "interpolation": part.interpolation,
+                "stands_in": part.stands_in,
                 "machines": _ratios({label: found.ratio(machine, part) for label, machine in c.main.machines.items()}),
             }
             for part in found.parts

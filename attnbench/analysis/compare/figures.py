@@ -7,8 +7,9 @@ A buyer gets four answers to how fast a machine is, and each figure says which i
 - with **shared** backends each machine runs each case with the fastest of those that have a figure of it on all
   machines, so that like is compared with like; with its **own**, with the fastest that it has.
 
-All figures are geometric means over the cases, or those of the workload if there is one (workload.py). Power and
-TFLOP/s are of the same readings: TFLOP/s per watt is the quotient of the two.
+All figures are geometric means over the cases, or those of the workload if there is one (workload.py). Of decode, which
+waits for memory, the rate is in GB/s by the least bytes that a call moves, and TFLOP/s are of the other cases alone.
+Power and TFLOP/s are of the same readings: TFLOP/s per watt is the quotient of the two.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from attnbench.core.errors import UserError
 from attnbench.results.cells import Key
 
 if TYPE_CHECKING:
+    from attnbench.analysis.compare.requests import Requests
     from attnbench.analysis.compare.workload import MeasuredWorkload, Workload
 
 
@@ -39,6 +41,7 @@ class Figures:
     machines: Mapping[str, Machine]  # whose figures are in bursts or without pauses
     reference: Machine
     chosen: Mapping[str, Mapping[Case, Key]]  # the cell that counts for each case; the cases of all are the same
+    unsure: tuple[tuple[str, Key], ...] = ()  # (machine, cell) that reads fastest in its case, and is hardly known
     workload: MeasuredWorkload | None = None
 
     @property
@@ -68,14 +71,24 @@ class Figures:
         return speed_ratio(self.reference, ours, machine, theirs)
 
     def tflops(self, label: str) -> float | None:
+        """Return the TFLOP/s of a machine; without a workload over the cases that are no decode, None if all are."""
         machine = self.machines[label]
         if self.workload:
             return self.workload.tflops(machine)
-        return stats.geomean([machine.tflops(key) for key in self.chosen[label].values()])
+        return _geomean([machine.tflops(key) for key in self._computing(label)])
+
+    def gbps(self, label: str) -> float | None:
+        """Return the GB/s of a machine over the cases that are decode; None if none is, or for a workload."""
+        cells = () if self.workload else self.chosen[label].values()
+        return _geomean([self.machines[label].gbps(key) for key in cells if key[0].is_decode])
 
     def utilization(self, label: str) -> float | None:
-        """Return TFLOP/s over the datasheet's peak, the geometric mean over the cases; None where that is not known."""
-        return _geomean([self.machines[label].utilization(key) for key in self.chosen[label].values()])
+        """Return TFLOP/s over the datasheet's peak, a mean over the cases but decode; None where that is not known."""
+        return _geomean([self.machines[label].utilization(key) for key in self._computing(label)])
+
+    def _computing(self, label: str) -> list[Key]:
+        """Return the cells that count for the cases that are no decode."""
+        return [key for key in self.chosen[label].values() if not key[0].is_decode]
 
     def watts(self, label: str) -> float | None:
         """Return the power in the work that `tflops` is of; None unless all of it has a reading."""
@@ -85,24 +98,27 @@ class Figures:
         return _geomean([machine.watts(key) for key in self.chosen[label].values()])
 
     def tflops_per_watt(self, label: str) -> float | None:
+        """Return TFLOP/s over watts; None where a case is decode, so that the two are of unlike work."""
         tflops, watts = self.tflops(label), self.watts(label)
-        return tflops / watts if tflops and watts else None
+        return tflops / watts if tflops and watts and not self.gbps(label) else None
 
     def per_watt(self, label: str) -> Ratio | None:
-        """Return how many times the reference's TFLOP/s per watt a machine gives; None unless both have them.
+        """Return how many times as much work per joule a machine gives as the reference; None unless both have watts.
 
-        The interval is that of the energy of the calls: of latency and power together.
+        It is the ratio of the speeds over that of the watts. The interval is that of the energy of the calls: of
+        latency and power together.
         """
         home = self.reference.label
-        ours, theirs = self.tflops_per_watt(home), self.tflops_per_watt(label)
-        if not ours or not theirs:
+        speed, ours, theirs = self.ratio(label), self.watts(home), self.watts(label)
+        if not speed or not ours or not theirs:
             return None
         each = ((name, self.machines[name]) for name in (home, label))
         weights = [
             self.workload.energy_weights(m) if self.workload else equal_weights([*self.chosen[name].values()])
             for name, m in each
         ]
-        return speed_ratio(self.reference.energy, weights[0], self.machines[label].energy, weights[1], theirs / ours)
+        value = speed.value * ours / theirs
+        return speed_ratio(self.reference.energy, weights[0], self.machines[label].energy, weights[1], value)
 
 
 def _geomean(values: Sequence[float | None]) -> float | None:
@@ -111,7 +127,9 @@ def _geomean(values: Sequence[float | None]) -> float | None:
     return stats.geomean(known) if known and len(known) == len(values) else None
 
 
-def all_figures(machines: Sequence[Machine], reference: Machine, workload: Workload | None) -> tuple[Figures, ...]:
+def all_figures(
+    machines: Sequence[Machine], reference: Machine, workload: Workload | Requests | None
+) -> tuple[Figures, ...]:
     """Return the figures that there are, those first that answer a buyer: without pauses, with shared backends.
 
     Figures without pauses are left out where the machines have no such case in common, or the workload has cases
@@ -132,24 +150,21 @@ def all_figures(machines: Sequence[Machine], reference: Machine, workload: Workl
 def _figures(machines: Mapping[str, Machine], reference: str, shared: bool) -> Figures | None:
     """Return the figures of machines by label; None where they have no cell in common."""
     cells = {*common(machine.log_rounds for machine in machines.values())}
-    fastest = {
-        label: machine.fastest_of(key for key in machine.log_rounds if not shared or key in cells)
-        for label, machine in machines.items()
-    }
+    among = {label: [key for key in m.log_rounds if not shared or key in cells] for label, m in machines.items()}
+    fastest = {label: machine.fastest_of(among[label]) for label, machine in machines.items()}
+    unsure = tuple((label, key) for label, machine in machines.items() for key in machine.unsure_of(among[label]))
     cases = common(fastest.values())
     chosen = {label: {case: of[case] for case in cases} for label, of in fastest.items()}
     home = machines[reference]
-    return Figures(home.metric == "sustained_latency", shared, machines, home, chosen) if cases else None
+    return Figures(home.metric == "sustained_latency", shared, machines, home, chosen, unsure) if cases else None
 
 
-def _with_workload(figures: Figures | None, workload: Workload | None, needed: bool) -> Figures | None:
+def _with_workload(figures: Figures | None, workload: Workload | Requests | None, needed: bool) -> Figures | None:
     """Return the figures of a workload; None where it has none. Raises UserError where it is needed."""
     if not figures or not workload:
         return figures
-    from attnbench.analysis.compare.workload import measured_workload
-
     try:
-        found = measured_workload(workload, [*figures.machines.values()], figures.reference, figures.shared)
+        found = workload.measured([*figures.machines.values()], figures.reference, figures.shared)
     except UserError:
         if needed:
             raise

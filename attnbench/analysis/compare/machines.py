@@ -1,32 +1,54 @@
-"""Run files -> machines: what a comparison sets side by side. The files of one machine are its rounds.
+"""Run files -> machines: what a comparison sets side by side.
 
-Two files are of one machine where nothing differs between their setups (results/run_setup.py) and --name gives both one
-label or none. Several units of one GPU model with the same power limit and software count as one machine, because a
-buyer gets any of them; unit_spread.py shows how far apart they lie. Where this leaves a single machine, each file is a
-machine of its own.
+Files of one model of device with one power limit are one machine, whatever their cards, dates and software: a buyer
+gets any card of a model. Each file's rounds follow those of the file before it. --name gives files a machine of their
+own. Where all files are of one model, each is a machine of its own.
+
+A cell of a machine is of one measuring method and one version of its backend, so that like is pooled: of the rounds
+with a figure, or a wrong result, those by the newest method, and of these those of the version that was measured last
+(by the start of its run). attnbench's own kernels have the commit of attnbench in their version.
+
+Files that say nothing for a comparison are left out: searches of a batch or within --memory, and, beside others, steps
+of whole models, whose time is not that of attention.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.flops import ideal_bytes
 from attnbench.core.machine import Environment
-from attnbench.core.record import Record, Run
+from attnbench.core.record import WRONG, Record, Run
 from attnbench.core.text import listed
 from attnbench.results import run_file
 from attnbench.results.cells import Cell, Key, by_key, cells
-from attnbench.results.run_setup import clashes, differences, setup_texts, unique_labels
+from attnbench.results.run_setup import (
+    OF_ONE_MACHINE,
+    differences,
+    differing,
+    phrase,
+    setup,
+    setup_texts,
+    unique_labels,
+)
+from attnbench.results.uncertainty import HARDLY_KNOWN
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")
+_OF_MODEL = [name for name in OF_ONE_MACHINE if name != "method"] + ["device threads"]
+_OWN_KERNELS = ("triton", "gluon")  # attnbench's, whose code changes with its commits
+SEARCH = "a search of a batch, or within --memory"
+STEPS = "steps of whole models; compare them alone"
+SILENT = "no time of a call"
 
 
 @dataclass(frozen=True)
@@ -36,6 +58,26 @@ class File:
     path: Path
     run: Run
 
+    @property
+    def card(self) -> Card:
+        device = self.run.environment.device
+        return Card(device.name, device.uuid)
+
+
+class Card(NamedTuple):
+    """One device; those of a model that no file names count as one."""
+
+    model: str
+    uuid: str | None
+
+
+class Pooled(NamedTuple):
+    """The runs of a machine's files joined, one for each measuring method, the newest first, and what was left out."""
+
+    runs: tuple[Run, ...]
+    older: Mapping[str, int]  # backend -> rounds left out, as they are of an older method or version
+    cards: Mapping[int, Card]  # round -> the card that measured it
+
 
 @dataclass(frozen=True, eq=False)
 class Machine:
@@ -43,9 +85,14 @@ class Machine:
 
     label: str
     files: tuple[File, ...]
-    run: Run = field(repr=False)  # of the first file, with the records of all; the rounds of each follow the last one's
+    pooled: Pooled = field(repr=False)
     beside: tuple[Run, ...] = field(default=(), repr=False)  # the runs of all machines that it is compared with
     metric: Literal["latency", "sustained_latency", "joules"] = "latency"  # what its figures are of
+
+    @property
+    def run(self) -> Run:
+        """What was measured by the newest method, with the setup and the versions of the last file."""
+        return self.pooled.runs[0]
 
     @property
     def environment(self) -> Environment:
@@ -56,20 +103,41 @@ class Machine:
         return self.environment.device.kind == "cuda"
 
     @cached_property
-    def cards(self) -> frozenset[str | None]:
-        """The cards that measured it; None for one that is not named."""
-        return frozenset(file.run.environment.device.uuid for file in self.files)
+    def model(self) -> tuple[object, ...]:
+        """What tells its model of device from others, with the power limit and the way of timing."""
+        return model(self.run)
+
+    @cached_property
+    def cards(self) -> frozenset[Card]:
+        """The cards that measured it."""
+        return frozenset(file.card for file in self.files)
 
     def same_card(self, other: Machine) -> bool:
-        """Return whether both were measured on one card, as far as the files tell."""
-        if self.environment.device.name != other.environment.device.name:
-            return False
-        return None in self.cards | other.cards or bool(self.cards & other.cards)
+        """Return whether both were measured on one card alone, as far as the files tell."""
+        return len(self.cards | other.cards) == 1
 
     @cached_property
     def cells(self) -> Mapping[Key, Cell]:
         """All cells, with and without a figure, in the order of a report."""
-        return by_key(cells([self.run], beside=self.beside))
+        found = [by_key(cells([run], beside=self.beside)) for run in reversed(self.pooled.runs)]
+        return {key: cell for of_method in found for key, cell in of_method.items()}
+
+    def version(self, key: Key) -> Version:
+        """Return the measuring method of a cell, and the version of its backend."""
+        row = self.cells[key].ok[0]
+        return version_of(row.source.run, row.record)
+
+    @cached_property
+    def planned(self) -> frozenset[Key]:
+        """The cells that its runs planned."""
+        return frozenset((job.case, job.backend) for run in self.pooled.runs for job in run.plan)
+
+    def rounds_by_card(self, key: Key) -> Mapping[Card, Sequence[int]]:
+        """Return card -> the rounds in which it measured a cell that has a figure."""
+        found: dict[Card, list[int]] = {}
+        for number in self.log_rounds[key]:
+            found.setdefault(self.pooled.cards[number], []).append(number)
+        return found
 
     @cached_property
     def log_rounds(self) -> Mapping[Key, Mapping[int, float]]:
@@ -104,7 +172,21 @@ class Machine:
         return self.fastest_of(self.log_rounds)
 
     def fastest_of(self, keys: Iterable[Key]) -> dict[Case, Key]:
-        """Return case -> the fastest of these cells that is no approximation; each has a figure."""
+        """Return case -> the fastest of these cells that is no approximation; each has a figure.
+
+        A case is not among them where what reads fastest is hardly known (`unsure_of`): nobody knows which is fastest.
+        """
+        return {case: key for case, key in self._reads_fastest(keys).items() if not self.is_hardly_known(key)}
+
+    def unsure_of(self, keys: Iterable[Key]) -> list[Key]:
+        """Return the cells that read fastest in their case among these, and are hardly known."""
+        return [key for key in self._reads_fastest(keys).values() if self.is_hardly_known(key)]
+
+    def is_hardly_known(self, key: Key) -> bool:
+        """Return whether a cell with a figure is known to no better than a factor of 1.5."""
+        return (self.cells[key].half_interval(self.metric) or 0.0) >= HARDLY_KNOWN
+
+    def _reads_fastest(self, keys: Iterable[Key]) -> dict[Case, Key]:
         best: dict[Case, Key] = {}
         for key in (key for key in keys if self.cells[key].is_exact):
             rival = best.setdefault(key[0], key)
@@ -115,6 +197,10 @@ class Machine:
     def latency(self, key: Key) -> float:
         """Return the seconds of a cell that has a figure."""
         return self.value(key, self.metric)
+
+    def gbps(self, key: Key) -> float:
+        """Return the GB/s of a cell that has a figure, by the least bytes that a call moves."""
+        return ideal_bytes(key[0]) / self.latency(key) / 1e9
 
     def tflops(self, key: Key) -> float:
         """Return the TFLOP/s of a cell that has a figure, by exact FLOPs."""
@@ -137,39 +223,67 @@ class Machine:
 def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, str] | None = None) -> list[Machine]:
     """Return the machines in the order of their first file.
 
-    `labels` are those that were asked for. Raises UserError where one label is given to files of different machines.
+    `labels` are those that were asked for. Raises UserError where one label is given to files of different machines, or
+    no file says anything for a comparison.
     """
     labels = labels or {}
-    files = [File(path, run) for path, run in zip(paths, runs, strict=True) if not _is_other_search(run)]
+    unusable = left_out(paths, runs, bool(labels))
+    files = [File(path, run) for path, run in zip(paths, runs, strict=True) if path not in unusable]
     if not files:
         raise UserError("searches of a batch or within --memory say nothing of machines; give run files: attnbench run")
-    groups = files_by_setup(files, labels)
+    groups = _by_model(files, labels)
     if len(groups) == 1 and not labels:
         groups = [[file] for file in files]
     names = [labels.get(group[0].path) or short_name(group[0].run) for group in groups]
     unique = unique_labels(names, [[*setup_texts(group[0].run).values()] for group in groups])
-    return [machine_of(label, group, runs) for label, group in zip(unique, groups, strict=True)]
+    used = [file.run for file in files]
+    return [machine_of(label, group, used) for label, group in zip(unique, groups, strict=True)]
 
 
-def files_by_setup(files: Iterable[File], labels: Mapping[Path, str] | None = None) -> list[list[File]]:
-    """Return the files in groups of one given label, or of none and one setup.
+def left_out(paths: Sequence[Path], runs: Sequence[Run], labelled: bool) -> dict[Path, str]:
+    """Return the files that say nothing for a comparison, with why. `labelled`: --name was given."""
+    pairs = [*zip(paths, runs, strict=True)]
+    found = {path: SEARCH for path, run in pairs if run.search and (run.search.of != "seqlen" or run.search.memory)}
+    steps = {path: STEPS for path, run in pairs if any(record.case.model_step for record in run.records)}
+    found |= steps if len({**found, **steps}) < len(pairs) else {}
+    rest = [(path, run) for path, run in pairs if path not in found]
+    if not labelled and len({model(run) for _, run in rest}) == 1:  # each file is a machine of its own
+        silent = {path: SILENT for path, run in rest if not any("time" in r.measurements for r in run.records)}
+        found |= silent if len(silent) < len(rest) - 1 else {}
+    return found
 
-    Raises UserError where files with one label are of different devices or methods.
+
+def model(run: Run) -> tuple[object, ...]:
+    """Return what must be alike in runs of one machine: the model of device, its power limit, the way of timing."""
+    found = setup(run)
+    return tuple(found[name] for name in _OF_MODEL)
+
+
+def _by_model(files: Iterable[File], labels: Mapping[Path, str]) -> list[list[File]]:
+    """Return the files in groups of one given label, or of none and one model.
+
+    Raises UserError where files with one label are of different devices.
     """
-    labels = labels or {}
-    groups: list[list[File]] = []
+    groups: dict[object, list[File]] = {}
     for file in files:
         label = labels.get(file.path)
-        for group in groups:
+        group = groups.setdefault(label or model(file.run), [])
+        if group and model(group[0].run) != model(file.run):
             first = group[0]
-            if labels.get(first.path) != label:
-                continue
-            found = clashes(first.run, file.run) if label else differences(first.run, file.run)
-            if found and label:
-                raise UserError(f"--name: {file.path} is not of the same machine as {first.path}: {'; '.join(found)}")
-            if not found:
-                group.append(file)
-                break
+            apart = differing(setup(first.run), setup(file.run))
+            found = "; ".join(phrase(name, *apart[name]) for name in _OF_MODEL if name in apart)
+            raise UserError(f"--name: {file.path} is not of the same machine as {first.path}: {found}")
+        group.append(file)
+    return [*groups.values()]
+
+
+def files_by_setup(files: Iterable[File]) -> list[list[File]]:
+    """Return the files in groups between whose setups nothing differs."""
+    groups: list[list[File]] = []
+    for file in files:
+        group = next((group for group in groups if not differences(group[0].run, file.run)), None)
+        if group:
+            group.append(file)
         else:
             groups.append([file])
     return groups
@@ -224,19 +338,54 @@ def short_name(run: Run) -> str:
     return f"{bare} CPU" if device.kind == "cpu" else bare
 
 
-def _is_other_search(run: Run) -> bool:
-    """Whether a run is a search that tells nothing of the longest sequence on all of the device's memory."""
-    return run.search is not None and (run.search.of != "seqlen" or run.search.memory is not None)
-
-
 def machine_of(label: str, files: Sequence[File], beside: Iterable[Run] = ()) -> Machine:
-    """Return the machine of some files; the rounds of each file follow those of the file before it.
+    """Return the machine of some files. `beside`: all runs that are compared."""
+    return Machine(label, tuple(files), _pooled(files), tuple(beside))
 
-    `beside`: all runs that are compared.
-    """
-    records: list[Record] = []
+
+def _pooled(files: Sequence[File]) -> Pooled:
+    """Return the runs of some files joined by method, each cell of one method and version."""
+    counts = _versions_that_count(files)
+    records: dict[int, list[Record]] = {file.run.method: [] for file in files}
+    cards: dict[int, Card] = {}
+    older = Counter[str]()
+    after = 0
     for file in files:
-        before = 1 + max((record.round for record in records), default=-1)
-        records += [replace(r, round=r.round + before) for r in file.run.records] if before else file.run.records
-    plan = tuple(job for file in files for job in file.run.plan)
-    return Machine(label, tuple(files), replace(files[0].run, records=tuple(records), plan=plan), tuple(beside))
+        before = after
+        for record in file.run.records:
+            version = counts.get((record.case, record.backend))
+            if file.run.search or version in (None, version_of(file.run, record)):
+                number = before + record.round
+                after = max(after, number + 1)
+                cards[number] = file.card
+                records[file.run.method].append(replace(record, round=number))
+            elif record.status == "ok":
+                older[record.backend] += 1
+    runs = []
+    for method in sorted(records, reverse=True):
+        of_method = sorted((file.run for file in files if file.run.method == method), key=lambda run: run.started)
+        plan = tuple(job for run in of_method for job in run.plan)
+        versions = {backend: version for run in of_method for backend, version in run.versions.items()}
+        runs.append(replace(of_method[-1], records=tuple(records[method]), plan=plan, versions=versions))
+    return Pooled(tuple(runs), older, cards)
+
+
+Version = tuple[int, str]  # the measuring method, and that of the backend
+
+
+def version_of(run: Run, record: Record) -> Version:
+    found = record.version or run.versions.get(record.backend, "")
+    if record.backend.rpartition("-")[2] in _OWN_KERNELS:
+        found = f"{found}, attnbench {run.environment.attnbench} {run.environment.git}"
+    return run.method, found
+
+
+def _versions_that_count(files: Sequence[File]) -> dict[Key, Version]:
+    """Return the newest method, and its version that was measured last, of each cell that has a figure or is wrong."""
+    found: dict[Key, tuple[int, str, Version]] = {}
+    for run in (file.run for file in files if not file.run.search):
+        for record in run.records:
+            if record.status == "ok" or record.status in WRONG:
+                key, this = (record.case, record.backend), (run.method, run.started, version_of(run, record))
+                found[key] = max(this, found.get(key, this))
+    return {key: version for key, (_, _, version) in found.items()}

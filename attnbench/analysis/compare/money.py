@@ -3,12 +3,13 @@
 With a price P for n devices that pays for H hours, and r, how many times as fast B is as A:
 
     cost of a device and hour     c = P / (n H), and for a device that is bought + W / 1000 x PUE x energy price
-    what a dollar buys            PFLOP/$ = TFLOP/s x 3600 / c / 1000
+    what a dollar buys            PFLOP/$ = TFLOP/s x 3600 / c / 1000; of decode TB/$ = GB/s x 3600 / c / 1000
     for the money, B over A       r c_A / c_B
     B is worth it below           the price of B's device at which that is 1: c_B = r c_A, solved for P / n
     a million tokens              c / 3600 x seconds a token x 1,000,000 (workload.py has the seconds)
 
-For a purchase without a lifetime c is the price of a device itself, and a thousand dollars buy TFLOP/s x 1000 / c.
+For a purchase without a lifetime c is the price of a device itself, and a thousand dollars buy TFLOP/s (or GB/s)
+x 1000 / c.
 
 The cost of ownership as a purchase spread over its lifetime plus its energy, and PUE, the power of a building over that
 of its computers: Barroso, Hölzle and Ranganathan, "The Datacenter as a Computer", third edition, 2018, chapters 5 and
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from attnbench.analysis.compare.prices import Price
 from attnbench.analysis.compare.speed_ratio import Ratio
@@ -43,16 +45,15 @@ class Offer:
         price = self.price
         return price.amount / price.gpus / (price.hours or 1.0) + self.energy
 
-    def buys(self, tflops: float) -> float:
-        """Return PFLOP per dollar, or TFLOP/s per 1,000 dollars of a purchase without a lifetime."""
-        return tflops * (3600 / 1e3 if self.price.hours else 1e3) / self.cost
+    def buys(self, rate: float) -> float:
+        """Return what a dollar buys of TFLOP/s or GB/s: PFLOP or TB; of a purchase without a lifetime what 1,000 do."""
+        return rate * (3600 / 1e3 if self.price.hours else 1e3) / self.cost
 
-    @property
-    def unit(self) -> str:
-        """The unit of `buys`."""
+    def unit(self, of: Literal["TFLOP/s", "GB/s"] = "TFLOP/s") -> str:
+        """Return the unit of `buys`."""
         sign = self.price.sign
         thousand = f"{sign} 1,000" if sign.isalpha() else f"{sign}1,000"
-        return f"PFLOP/{sign}" if self.price.hours else f"TFLOP/s per {thousand}"
+        return f"{'PFLOP' if of == 'TFLOP/s' else 'TB'}/{sign}" if self.price.hours else f"{of} per {thousand}"
 
     def price_at(self, cost: float) -> float:
         """Return the price of one device, for the same time, at which `cost` would be this."""

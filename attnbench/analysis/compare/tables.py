@@ -19,11 +19,13 @@ from attnbench.core.text import count
 from attnbench.report.document import Bar, Column, Entry, Table
 from attnbench.results import case_names
 from attnbench.results.case_names import NOTHING
+from attnbench.results.cells import Key
 
 if TYPE_CHECKING:
     from attnbench.analysis.compare.workload import MeasuredPart, MeasuredWorkload
 
 MOST_CASES = 500  # listed unless --all was given
+MOST_MISSING = 100  # rows of what machines lack, likewise
 MOST_COLUMNS = 4  # machines as columns; with more, no page is wide enough
 _TEXT = {"machine", "figures", "with", "part", "case", "cases of", "cell", "model", "backend", "backends", "why"}
 _LONG_TEXT = {"where", "reason"}  # text too
@@ -40,9 +42,9 @@ def tables(c: Comparison, every: bool = False) -> list[Table]:
         *([_workload(c, c.workload)] if c.workload else []),
         _groups(c),
         *(_bars(c) if every else []),
-        _cases(c, every),
+        *_cases(c, every),
         *([_cells(c)] if every else []),
-        _missing(c),
+        _missing(c, every),
         _longest(c),
         _spreads(c),
     ]
@@ -58,6 +60,7 @@ def _machines(c: Comparison) -> Table:
             "cases": str(len(figures.cases)),
             f"speed / {home}": "1x" if label == home else ratio_text(figures.ratio(label)),
             "TFLOP/s": _or_nothing(figures.tflops(label)),
+            "GB/s": _or_nothing(figures.gbps(label)),
             "of peak": _or_nothing(figures.utilization(label), share),
             "W": _or_nothing(figures.watts(label)),
             "TFLOP/s/W": _or_nothing(figures.tflops_per_watt(label)),
@@ -71,6 +74,8 @@ def _machines(c: Comparison) -> Table:
     note = (
         f"Shared backends: the fastest in each case of those that all machines have. {of}eometric means. FLOPs: exact."
     )
+    if any(row["GB/s"] != NOTHING for row in rows):
+        note += " GB/s: of decode, by the least bytes that a call moves; TFLOP/s: of the other cases."
     if any(row["of peak"] != NOTHING for row in rows):
         note += " Of peak: the datasheet's."
     if any(row["W"] != NOTHING for row in rows):
@@ -95,7 +100,8 @@ def _for_the_money(c: Comparison) -> Table:
                     **_row_of(figures, label),
                     "price": str(offer.price) if offer else NOTHING,
                     "a GPU and hour": one.price.money(offer.cost) if offer and per_hour else NOTHING,
-                    one.unit: _or_nothing(c.bought(figures, label)),
+                    c.unit(c.main): _or_nothing(c.bought(figures, label)),
+                    one.unit("GB/s"): _or_nothing(c.bought_of_decode(figures, label)),
                     f"for the money / {home}": "1x"
                     if offer and label == home
                     else ratio_text(c.for_the_money(figures, label)),
@@ -128,6 +134,8 @@ def _workload(c: Comparison, workload: MeasuredWorkload) -> Table:
     rows = [{"part": p.name, "weight": percent(p.share), "cases": str(len(p.cases))} for p in parts]
     cases = str(sum(len(part.cases) for part in parts))
     rows.append({"part": f"all of {workload.name}", "weight": "100%", "cases": cases})
+    if any(part.stands_in for part in parts):
+        rows = [{**row, "time": time} for row, time in zip(rows, [*map(_time_is, parts), ""], strict=True)]
     of = "FLOPs" if workload.weights == "work" else f"time on {c.reference.label}"
     note = f"Figures {c.main.pace}. Weights are shares of {of}. A part is one call of each of its cases. "
     note += "Its ratio is that of the total times, and so is that of the whole."
@@ -143,6 +151,10 @@ def _workload(c: Comparison, workload: MeasuredWorkload) -> Table:
     table = _table("workload", f"Workload {workload.name}", rows, note)
     speed = _speed(c, lambda part, machine: workload.ratio(c.main.machines[machine.label], part))
     return _by_machine(c, table, [*parts, None], [speed], [_MachineColumn("backends", "on {}", backends)])
+
+
+def _time_is(part: MeasuredPart) -> str:
+    return f"interpolated, {percent(part.interpolation)}" if part.interpolation else "measured"
 
 
 def _groups(c: Comparison) -> Table:
@@ -177,15 +189,19 @@ def _bars(c: Comparison) -> list[Table]:
         else "each machine's own fastest backend."
     )
     kinds = replace(c.main, workload=None).kinds
-    unit = next((offer.unit for label in c.labels if (offer := c.offer(label))), "")
-    charts: list[tuple[str, str, Callable[[Figures, str], float | None]]] = [("bars", "TFLOP/s", Figures.tflops)]
-    charts += [("money-bars", unit, c.bought)] if unit else []
+    charts: list[tuple[str, str, Callable[[Figures, str], float | None]]] = [
+        ("bars", "TFLOP/s", Figures.tflops),
+        ("decode-bars", "GB/s", Figures.gbps),
+    ]
+    if one := next(filter(None, map(c.offer, c.labels)), None):
+        charts += [("money-bars", one.unit(), lambda of, label: c.bought(of, label) if of.tflops(label) else None)]
+        charts += [("decode-money-bars", one.unit("GB/s"), c.bought_of_decode)]
     tables = []
     for name, unit, value in charts:
         found = {
             kind: {label: number for label in c.labels if (number := value(of, label))} for kind, of in kinds.items()
         }
-        most = max(number for of in found.values() for number in of.values())
+        most = max((number for of in found.values() for number in of.values()), default=0.0)
         rows = [
             ("" if i else kind, label, digits(number), Bar(0.0, number / most, c.labels.index(label)))
             for kind, of in found.items()
@@ -196,28 +212,76 @@ def _bars(c: Comparison) -> list[Table]:
     return tables
 
 
-def _cases(c: Comparison, every: bool) -> Table:
-    shown = c.cases if every else c.cases[:MOST_CASES]
-    left = len(c.cases) - len(shown)
+def _cases(c: Comparison, every: bool) -> list[Table]:
+    """Return the cases of all machines, decode apart, with the fastest backend of each and those that both have."""
+    decode = [case for case in c.cases if case.is_decode]
+    others = [case for case in c.cases if not case.is_decode]
+    return [
+        _cases_of(c, others, every, "cases", "The fastest backend of each case", "TFLOP/s", Machine.tflops),
+        _cases_of(c, decode, every, "decode", "The fastest backend of each case of decode", "GB/s", Machine.gbps),
+    ]
+
+
+def _cases_of(
+    c: Comparison,
+    cases: Sequence[Case],
+    every: bool,
+    name: str,
+    title: str,
+    unit: str,
+    rate: Callable[[Machine, Key], float],
+) -> Table:
+    shown = cases if every else cases[:MOST_CASES]
+    left = len(cases) - len(shown)
     note = f"{count(left, 'more case')} not shown: attnbench compare --all shows every one." if left else ""
-    rows = [{"case": name} for name in _names([("", case) for case in c.cases])[: len(shown)]]
-    note = f"In bursts, but where it says without pauses. {note}".strip()
-    table = _table("cases", "The fastest backend of each case", rows, note)
-    backend = _MachineColumn("backend", "{}", lambda case, machine: c.backend_name(machine.fastest[case][1], machine))
-    tflops = _MachineColumn("TFLOP/s", "TFLOP/s", lambda case, machine: digits(machine.tflops(machine.fastest[case])))
-    sustained = _MachineColumn("without pauses", "without pauses", _without_pauses)
-    speeds = [_speed(c, lambda case, machine: c.fastest_ratio(machine, [case]))]
+    rows = [{"case": text} for text in _names([("", case) for case in cases])[: len(shown)]]
+    footnotes: dict[str, int] = {}
+
+    def own_backend(case: Case, machine: Machine) -> str:
+        key = machine.fastest[case]
+        marks = [footnotes.setdefault(why, len(footnotes) + 1) for why in _lacking(c, key)]
+        return " ".join([c.backend_name(key[1], machine), *(f"[{number}]" for number in marks)])
+
+    def without_pauses(case: Case, machine: Machine) -> str:
+        """Return the rate without pauses of the backend that is fastest so, named where it is not so in bursts."""
+        key = machine.sustained.fastest.get(case)
+        if key is None:
+            return ""
+        return digits(rate(machine.sustained, key)) + ("" if key == machine.fastest[case] else f" {key[1]}")
+
+    def shared(case: Case, machine: Machine) -> str:
+        found = c.shared(machine, case)
+        if machine is c.reference or found is None:
+            return ""
+        (ratio, theirs), ours = found, c.shared(c.reference, case)
+        assert ours, "a case that one has, all have"
+        return f"{ratio_text(ratio)} {' / '.join(dict.fromkeys((ours[1][1], theirs[1])))}"
+
+    columns = [
+        _MachineColumn("backend", "{}", own_backend),
+        _MachineColumn(unit, unit, lambda case, machine: digits(rate(machine, machine.fastest[case]))),
+        _MachineColumn("without pauses", "without pauses", without_pauses),
+    ]
+    differ = any(machine.fastest[case] != c.shared_key(machine, case) for case in shown for machine in c.machines)
+    own = "own fastest" if differ else ""
+    speeds = [_speed(c, lambda case, machine: c.fastest_ratio(machine, [case]), own)]
+    if differ:
+        home = c.reference.label
+        what = "shared backends" if len(c.others) == 1 else f"shared backends: {{}} / {home}"
+        speeds.append(_MachineColumn(f"shared backends / {home}", what, shared))
     if any(c.sustained_ratio(machine, case) for machine in c.others for case in shown):
         speeds.append(_speed(c, lambda case, machine: c.sustained_ratio(machine, case), "speed without pauses"))
-    return _by_machine(c, table, shown, [backend, tflops, sustained], speeds)
+    note = f"In bursts, but where it says without pauses. {note}".strip()
+    if differ:
+        note += " Own fastest: of the backends that each machine has; shared backends: of those that all have."
+    found = _by_machine(c, _table(name, title, rows, note), shown, columns, speeds)
+    return replace(found, footnotes=tuple(footnotes)) if rows else found
 
 
-def _without_pauses(case: Case, machine: Machine) -> str:
-    """Return the TFLOP/s without pauses of the backend that is fastest so, named where it is not so in bursts."""
-    key = machine.sustained.fastest.get(case)
-    if key is None:
-        return ""
-    return digits(machine.sustained.tflops(key)) + ("" if key == machine.fastest[case] else f" {key[1]}")
+def _lacking(c: Comparison, key: Key) -> list[str]:
+    """Return why machines have no figure of a cell that is fastest on another, a sentence for each machine."""
+    without = [machine.label for machine in c.machines if key not in machine.log_rounds]
+    return [f"{key[1]} has no figure on {label}: {c.why_missing(label, key)}" for label in without]
 
 
 def _cells(c: Comparison) -> Table:
@@ -228,17 +292,29 @@ def _cells(c: Comparison) -> Table:
         for name, error in zip(_names(named), errors, strict=True)
     ]
     table = _table("cells", "Cells that all machines have", [{"cell": name} for name in names], "In bursts.")
-    tflops = _MachineColumn("TFLOP/s", "{}, TFLOP/s", lambda key, machine: digits(machine.tflops(key)))
-    return _by_machine(c, table, c.cells, [tflops], [_speed(c, lambda key, machine: c.same_ratio(machine, key))])
+    rate = _MachineColumn("TFLOP/s", "{}, TFLOP/s", lambda key, machine: digits(machine.tflops(key)))
+    if any(case.is_decode for case, _ in c.cells):
+        rate = _MachineColumn("rate", "{}", _rate)
+    return _by_machine(c, table, c.cells, [rate], [_speed(c, lambda key, machine: c.same_ratio(machine, key))])
 
 
-def _missing(c: Comparison) -> Table:
+def _rate(key: Key, machine: Machine) -> str:
+    """Return the rate of a cell with its unit: of decode GB/s."""
+    if key[0].is_decode:
+        return f"{digits(machine.gbps(key))} GB/s"
+    return f"{digits(machine.tflops(key))} TFLOP/s"
+
+
+def _missing(c: Comparison, every: bool) -> Table:
     rows = [{**vars(missing), "cells": str(missing.cells), "where": missing.where or "all"} for missing in c.missing]
     numbers = Counter[str]()
     for missing in c.missing:
         numbers[missing.machine] += missing.cells
     note = "; ".join(f"{label} lacks {count(n, 'cell')} that another machine has" for label, n in numbers.items())
     note += ". Such a cell counts above only with a machine's own fastest backend."
+    if not every and len(rows) > MOST_MISSING:
+        note += f" {count(len(rows) - MOST_MISSING, 'more row')} not shown: attnbench compare --all shows every one."
+        rows = rows[:MOST_MISSING]
     return _table("missing", "Missing", rows, note)
 
 

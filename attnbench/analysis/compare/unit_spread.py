@@ -29,7 +29,7 @@ def unit_spreads(machines: Sequence[Machine]) -> list[UnitSpread]:
         each = [machine_of(file.path.name, [file], [other.run for other in files]) for file in files]
         keys = common(machine.log_rounds for machine in each) if len(files) > 1 else []
         if keys:
-            uuids = {machine.environment.device.uuid for machine in each}
+            uuids = {card.uuid for machine in each for card in machine.cards}
             found.append(
                 UnitSpread(
                     model=f"{each[0].environment.device.name} {setup_texts(each[0].run)['power_limit_w']}".strip(),

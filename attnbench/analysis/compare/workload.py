@@ -107,6 +107,10 @@ class Workload(BaseModel):
         total = math.fsum(part.amount for part in self.parts)
         return [part.amount / total for part in self.parts]
 
+    def measured(self, machines: Sequence[Machine], reference: Machine, shared: bool) -> MeasuredWorkload:
+        """Return it as the machines measured it (measured_workload)."""
+        return measured_workload(self, machines, reference, shared)
+
 
 def load(path: Path) -> Workload:
     """Return the workload of a file; what has no name is named after the file, or by its place.
@@ -155,11 +159,13 @@ class MeasuredPart:
     calls: float  # how often it is called
     cases: tuple[Case, ...]
     left_out: int  # cases that not every machine has a figure of
-    cells: Mapping[Machine, Sequence[Key]]  # those that run its cases on each machine
+    cells: Mapping[Machine, Mapping[Key, float]]  # those that run its cases on each machine, and how often in a call
+    interpolation: float = 0.0  # half the 95 % interval of its time, relative, beside that of the cells
+    stands_in: str = ""  # which measured cases its time is interpolated from, as a part of a sentence; "" if none
 
     def seconds(self, machine: Machine) -> float:
         """Return the time that the part takes in the workload."""
-        return self.calls * math.fsum(map(machine.latency, self.cells[machine]))
+        return self.calls * math.fsum(times * machine.latency(key) for key, times in self.cells[machine].items())
 
     @property
     def tokens(self) -> float:
@@ -192,7 +198,8 @@ class MeasuredWorkload:
         home = self.reference
         value = _seconds(parts, home) / _seconds(parts, machine)
         our_weights = _cell_weights(parts, home, machine if self.weights == "time" else home)
-        return speed_ratio(home, our_weights, machine, _cell_weights(parts, machine, machine), value)
+        interpolation = math.hypot(*(_interpolation(parts, of) for of in (home, machine)))
+        return speed_ratio(home, our_weights, machine, _cell_weights(parts, machine, machine), value, interpolation)
 
     def tflops(self, machine: Machine) -> float | None:
         if machine not in self.parts[0].cells:
@@ -208,26 +215,35 @@ class MeasuredWorkload:
 
     def energy_weights(self, machine: Machine) -> Weights:
         """Return the shares of a machine's cells in the energy of the workload. How often they run counts as exact."""
-        cells = [(part.calls, key) for part in self.parts for key in part.cells[machine]]
         joules = defaultdict[Key, float](float)
-        for calls, key in cells:
-            joules[key] += calls * machine.energy.latency(key)
+        for key, times in self._runs(machine):
+            joules[key] += times * machine.energy.latency(key)
         total = math.fsum(joules.values())
         return {key: of / total for key, of in joules.items()}
 
     def watts(self, machine: Machine) -> float | None:
         """Return the mean power over the time of the workload; None unless all of it has a reading."""
-        cells = [(part.calls, key) for part in self.parts for key in part.cells.get(machine, ())]
-        seconds = [calls * machine.latency(key) for calls, key in cells]
-        watts = [machine.watts(key) for _, key in cells]
+        seconds = [times * machine.latency(key) for key, times in self._runs(machine)]
+        watts = [machine.watts(key) for key, _ in self._runs(machine)]
         known = [one for one in watts if one]
         if not known or len(known) < len(watts):
             return None
         return math.fsum(t * w for t, w in zip(seconds, known, strict=True)) / math.fsum(seconds)
 
+    def _runs(self, machine: Machine) -> list[tuple[Key, float]]:
+        """Return how often each cell runs, in each part; none on a machine that cannot run every part."""
+        of_parts = ((part.calls, part.cells.get(machine, {})) for part in self.parts)
+        return [(key, calls * times) for calls, cells in of_parts for key, times in cells.items()]
+
 
 def _seconds(parts: Sequence[MeasuredPart], machine: Machine) -> float:
     return math.fsum(part.seconds(machine) for part in parts)
+
+
+def _interpolation(parts: Sequence[MeasuredPart], machine: Machine) -> float:
+    """Return half the interval that interpolation adds to the time of parts: of each in proportion to its time."""
+    total = _seconds(parts, machine)
+    return math.hypot(*(part.interpolation * part.seconds(machine) / total for part in parts))
 
 
 def _cell_weights(parts: Sequence[MeasuredPart], machine: Machine, weighing: Machine) -> Weights:
@@ -236,9 +252,15 @@ def _cell_weights(parts: Sequence[MeasuredPart], machine: Machine, weighing: Mac
     total = _seconds(parts, weighing)
     for part in parts:
         weight = part.calls / part.seconds(machine) * part.seconds(weighing) / total  # of a second
-        for key in part.cells[machine]:
-            weights[key] += weight * machine.latency(key)
+        for key, times in part.cells[machine].items():
+            weights[key] += weight * times * machine.latency(key)
     return weights
+
+
+def shares_of_time(parts: Sequence[MeasuredPart], reference: Machine) -> list[MeasuredPart]:
+    """Return parts of calls with their shares of the time on the reference."""
+    total = _seconds(parts, reference)
+    return [replace(part, share=part.seconds(reference) / total) for part in parts]
 
 
 def measured_workload(
@@ -259,7 +281,7 @@ def measured_workload(
         cases = common(of_part[machine] for machine in able)
         if not cases:
             raise UserError(f"workload: no case of {part.name!r} has a figure on all machines; widen its axes")
-        of_part_cells = {machine: [of_part[machine][case] for case in cases] for machine in able}
+        of_part_cells = {machine: {of_part[machine][case]: 1.0 for case in cases} for machine in able}
         calls = part.amount
         if workload.weights != "calls":
             keys = of_part_cells[reference]
@@ -268,8 +290,7 @@ def measured_workload(
         without = [machine for machine, found in of_part.items() if not found]
         notes += [f"{machine.label} has no figure for {part.name!r}, so none for the workload." for machine in without]
     if workload.weights == "calls":
-        total = _seconds(parts, reference)
-        parts = [replace(part, share=part.seconds(reference) / total) for part in parts]
+        parts = shares_of_time(parts, reference)
     tokens = workload.tokens or math.fsum(part.tokens for part in parts)
     name, weights, layers = workload.name, workload.weights, workload.layers
     return MeasuredWorkload(name, weights, layers, tokens, reference, tuple(parts), tuple(notes))
