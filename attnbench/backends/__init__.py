@@ -7,6 +7,7 @@ write backends/mine.py and add a line here.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -15,9 +16,9 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from attnbench.core.own_code import functions_of, load_file
+from attnbench.core.own_code import functions_of, load_file, parameters_of
 
 if TYPE_CHECKING:
     from attnbench.core.backend import Backend
@@ -128,8 +129,9 @@ def load(name: str, spec: str) -> Backend:
     """Import a backend, give it this name, and return it.
 
     `spec` is "package.module:object" or "path/file.py:object". The object is a class (or instance) of the Backend
-    protocol, or a function f(q, k, v, *, causal, softmax_scale) on (batch, seqlen, nheads, headdim) tensors. For a name
-    that begins with ULYSSES it is what computes on each device.
+    protocol, or a function f(q, k, v, *, causal, softmax_scale) on (batch, seqlen, nheads, headdim) tensors. With
+    "object[block_m=64]" the function gets that argument too, and a class is made with it. For a name that begins with
+    ULYSSES it is what computes on each device.
 
     Raises what the import raises, AttributeError where the module has no such object, and TypeError for an object that
     is neither, or is to compute on each device and is no BackendBase.
@@ -147,25 +149,53 @@ def load(name: str, spec: str) -> Backend:
 
 
 def _load(name: str, spec: str) -> Backend:
-    where, _, attribute = spec.rpartition(":")
+    where, _, named = spec.rpartition(":")
+    attribute, parameters = parameters_of(named)
     module = load_file(Path(where)) if where.endswith(".py") else _import_module(where)
     try:
         obj = getattr(module, attribute)
     except AttributeError:
         raise AttributeError(f"{where} has no {attribute!r}{functions_of(module, attribute)}") from None
+    if type(obj).__module__.partition(".")[0] == "triton":
+        raise TypeError(f"{attribute} is a kernel of Triton; give the function of (q, k, v) that launches it")
     if inspect.isclass(obj):
         if {"forward", "backward"} <= {*vars(obj)}:
             raise TypeError(f"{spec} is a torch.autograd.Function; give a function that calls {attribute}.apply")
-        obj = obj()
+        obj = _made(obj, parameters)
+        parameters = {}
     if hasattr(obj, "prepare"):
+        if parameters:
+            raise TypeError(f"{attribute} is an object that is made already; {named} would set nothing of it")
         backend = cast("Backend", obj)
         backend.name = name
         return backend
     if callable(obj):
         from attnbench.backends.function import Function
 
-        return Function(name, obj)
+        return Function(name, obj, parameters, f"{_path_of(module) or where}:{attribute}")
     raise TypeError(f"{spec} is neither a function of (q, k, v) nor a class with a prepare method")
+
+
+def _made(of: type, parameters: Mapping[str, Any]) -> object:
+    """Make an object of a person's class. Raises TypeError where that needs arguments which `parameters` lacks."""
+    with contextlib.suppress(ValueError):  # nothing is known of its arguments
+        signature = inspect.signature(of)
+        try:
+            signature.bind(**parameters)
+        except TypeError as error:
+            lacking = [
+                name for name, p in signature.parameters.items() if p.default is p.empty and p.kind < p.VAR_POSITIONAL
+            ]
+            name = of.__name__
+            todo = f"give {name}[{';'.join(f'{one}=...' for one in lacking)}], or an object: mine = {name}(...)"
+            raise TypeError(f"{name} is made with arguments: {error}; {todo}") from None
+    return of(**parameters)
+
+
+def _path_of(module: object) -> str:
+    """Return the path of a module's source; "" where it has none."""
+    path = getattr(module, "__file__", None) or ""
+    return path if path.endswith(".py") else ""
 
 
 def _import_module(name: str) -> object:

@@ -87,7 +87,9 @@ class BackendBase:
     def signature(self, case: Case, device: Device) -> Signature:
         forward = self.forward_kernels if case.has_forward else ""
         backward = self.backward_kernels if case.has_backward else ""
-        return Signature(tuple(filter(None, dict.fromkeys((forward, backward)))), never=self.other_kernels)
+        runs = tuple(filter(None, dict.fromkeys((forward, backward))))
+        own = not type(self).__module__.startswith("attnbench.")  # a person's, who may choose its precision
+        return Signature(runs, never=self.other_kernels, float32=own and not runs)
 
     def chosen(self, kernels: Iterable[str]) -> str:
         """Return which of its `choices` ran these kernels; "" where it has none, or none of them did."""

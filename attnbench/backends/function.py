@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.base import BackendBase, autograd_prepared
+from attnbench.backends.base import BackendBase, Order, autograd_prepared
+from attnbench.backends.libraries import refusal_of_interpreter, refusal_when_interpreted
 from attnbench.backends.limits import TORCH_LIMITS
+from attnbench.backends.own_signature import CALL, objection
 from attnbench.core.backend import Prepared, Probe, Signature, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -19,35 +23,54 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
+ORDERS = ("bshd", "bhsd")
+
 
 class Function(BackendBase):
-    """A backend that calls a person's own function on (batch, seqlen, nheads, headdim) tensors.
+    """A backend that calls a person's own function, or an object that can be called, as an nn.Module.
 
-    A backward is measured if autograd can differentiate the function. A case for which it raises NotImplementedError is
-    skipped, with the error's text as the reason; any other error is a failure.
+    The tensors are (batch, seqlen, nheads, headdim), or (batch, nheads, seqlen, headdim) where its attribute `order` is
+    "bhsd". A backward is measured if autograd can differentiate the function. A case for which it raises
+    NotImplementedError is skipped, with the error's text as the reason; any other error is a failure.
     """
 
     limits = TORCH_LIMITS
 
-    def __init__(self, name: str, fn: Callable[..., Any]) -> None:
+    def __init__(
+        self, name: str, fn: Callable[..., Any], parameters: Mapping[str, Any] | None = None, spec: str = ""
+    ) -> None:
+        """Take a function that `spec` ("file.py:object") names, and what a person sets of its parameters."""
         self.name = name
-        self.fn = fn
+        self.fn = functools.partial(fn, **parameters) if parameters else fn
+        self.order: Order = getattr(fn, "order", "bshd")
+        self.parameters = parameters or {}
+        self._given = fn
+        self._file, _, self._attribute = spec.rpartition(":") if spec else ("", "", name)
+        self._uses_triton = "triton.language" in sys.modules  # its file has imported it
 
     def probe(self) -> Probe:
-        """Return a hash of the function's source file as its version.
+        """Return a hash of the function's source as its version, or why it cannot be called.
 
         A run is thus not resumed with another kernel.
         """
-        try:
-            source = Path(inspect.getsourcefile(self.fn) or "").read_bytes()
-        except (OSError, TypeError):
-            return Probe(version=f"{self.name}, source unknown")
-        return Probe(version=f"{self.name}, source {hashlib.sha256(source).hexdigest()[:8]}")
+        file = Path(self._file).name or "its file"
+        if refusal := objection(self._given, self._attribute, file, self.parameters):
+            return Probe(reason=refusal)
+        if self.order not in ORDERS:
+            return Probe(reason=f"{self._attribute}.order is {self.order!r}, neither bshd nor bhsd")
+        return Probe(version=f"{self.name}, source {_hash_of_source(self._given, self._file) or 'unknown'}")
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        of_triton = None
+        if self._uses_triton:
+            of_triton = refusal_when_interpreted(case) if device.kind == "cpu" else refusal_of_interpreter(device)
+        return of_triton or super().unsupported(case, device)
 
     def signature(self, case: Case, device: Device) -> Signature:
         """Return the function's attribute `kernels`, one or several regular expressions; no rule where it has none."""
-        declared = getattr(self.fn, "kernels", ())
-        return Signature(runs=(declared,) if isinstance(declared, str) else tuple(declared))
+        declared = next((found for f in _layers(self._given) if (found := getattr(f, "kernels", ()))), ())
+        runs = (declared,) if isinstance(declared, str) else tuple(declared)
+        return Signature(runs, float32=not runs)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -58,9 +81,55 @@ class Function(BackendBase):
             except TypeError as error:
                 if error.__traceback__ and error.__traceback__.tb_next:  # raised within it
                     raise
-                raise TypeError(f"{error}; expected {self.name}(q, k, v, *, causal, softmax_scale)") from None
+                raise TypeError(f"{error}; expected {self.name}{CALL}") from None
             if type(out) is tuple:
                 raise TypeError(f"{self.name} returned a tuple; return the output tensor alone")
             return out  # type: ignore[no-any-return]
 
-        return autograd_prepared(case, inputs, call, strided=True)
+        return autograd_prepared(case, inputs, call, self.order, strided=True)
+
+    def in_other_order(self) -> tuple[Function, str]:
+        """Return the same with the other order of dimensions, and what to do if that is right, as an error's end."""
+        order: Order = "bhsd" if self.order == "bshd" else "bshd"
+        other = Function(self.name, self._given, self.parameters)
+        other.order = order
+        dimensions = {"bshd": "(batch, seqlen, nheads, headdim)", "bhsd": "(batch, nheads, seqlen, headdim)"}[order]
+        name, file = self._attribute, Path(self._file).name or "its file"
+        return other, f'it is right on {dimensions} tensors: if it takes those, add {name}.order = "{order}" to {file}'
+
+
+def _layers(callable_: Any) -> list[Any]:
+    """Return an object that can be called, and what it wraps: of functools.partial, wraps and torch.compile."""
+    found = [callable_]
+    while True:
+        last = found[-1]
+        inner = last.func if isinstance(last, functools.partial) else getattr(last, "__wrapped__", None)
+        inner = inner or getattr(last, "_orig_mod", None)  # of a compiled nn.Module
+        if not callable(inner) or any(inner is f for f in found):
+            return found
+        found.append(inner)
+
+
+def _hash_of_source(callable_: Any, file: str) -> str | None:
+    """Return a hash of the file of a function, or of an object's class; None where it cannot be found.
+
+    What makes an object counts too: the person's `file`, where that is another one.
+    """
+    inmost = _layers(callable_)[-1]
+    made = not inspect.isroutine(inmost) or inmost is not callable_
+    files = [_source_file(inmost if inspect.isroutine(inmost) else type(inmost))]
+    files += [file] if made and file.endswith(".py") else []
+    digest = hashlib.sha256()
+    try:
+        for path in dict.fromkeys(Path(f).resolve() for f in files if f):
+            digest.update(path.read_bytes())
+    except OSError:
+        return None
+    return digest.hexdigest()[:8] if any(files) else None
+
+
+def _source_file(of: Any) -> str | None:
+    try:
+        return inspect.getsourcefile(of)
+    except TypeError:  # built in, as a function of a C++ extension
+        return getattr(inspect.getmodule(of), "__file__", None)

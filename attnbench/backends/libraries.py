@@ -123,6 +123,14 @@ def refusal_of_interpreter(device: Device) -> str | None:
     return "TRITON_INTERPRET=1 is set, so its kernels would not run on the GPU"
 
 
+def refusal_when_interpreted(case: Case) -> str | None:
+    """Return what Triton's interpreter computes wrongly in a case, where it is on."""
+    if is_interpreted() and case.dtype == "fp8":
+        return "Triton's interpreter rounds to e4m3 wrongly"
+    wrong = is_interpreted() and case.dtype == "bf16"
+    return "Triton's interpreter computes bf16 dot products wrongly" if wrong else None
+
+
 def missing(module: str) -> ModuleNotFoundError:
     """Return the error of importing a module that is not installed."""
     return ModuleNotFoundError(f"No module named {module!r}", name=module)

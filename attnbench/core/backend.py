@@ -250,6 +250,7 @@ class Signature:
 
     runs: tuple[str, ...] = ()  # each must be found in at least one name
     never: tuple[str, ...] = ()  # none may be found in any name
+    float32: bool = False  # a float32 product in a half-precision case is worth a note, and is no other kernel
 
 
 @dataclass(frozen=True)

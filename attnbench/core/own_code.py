@@ -1,13 +1,20 @@
-"""Loads a person's own file of Python: a kernel for --backend, a mask for --mask."""
+"""A person's own code: how --backend and --mask name it, and how its file is loaded."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import itertools
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from attnbench.core.errors import did_you_mean
+from attnbench.core.errors import UserError, did_you_mean
+
+MAX_SWEEP = 64  # kernels of one sweep, each of which has a process
 
 
 def load_file(path: Path) -> ModuleType:
@@ -27,3 +34,46 @@ def functions_of(module: object, attribute: str) -> str:
     inside = vars(module)
     own = [n for n, f in inside.items() if callable(f) and getattr(f, "__module__", "") == inside.get("__name__")]
     return did_you_mean(attribute, own) if own else "; it defines no functions"
+
+
+def split_names(text: str) -> list[str]:
+    """Return the names in a text that are separated by commas. Those in brackets separate nothing."""
+    return [name.strip() for name in re.split(r",(?![^\[\]]*\])", text)]
+
+
+def sweep(name: str) -> list[str]:
+    """Return one name for each choice of values: "f[a=1;b=3]", "f[a=2;b=3]" of "f[a=1,2;b=3]"; a plain name alone.
+
+    Commas may separate parameters too. Raises UserError where the brackets hold something else.
+    """
+    function, bracket, inside = name.partition("[")
+    if not bracket:
+        return [name]
+    values: dict[str, list[str]] = {}
+    for part in re.split("[,;]", inside.removesuffix("]")):
+        parameter, equals, value = (text.strip() for text in part.rpartition("="))
+        if equals and (not parameter.isidentifier() or parameter in values):
+            raise UserError(f"{name}: {parameter!r} is no parameter, or is given twice")
+        parameter = parameter or next(reversed(values), "")
+        if not parameter or not inside.endswith("]") or not re.fullmatch(r"[\w.+-]+", value):
+            raise UserError(f"{name}: give parameters and their values as in {function}[block_m=64,128;num_warps=4,8]")
+        values.setdefault(parameter, []).append(value)
+    choices = [dict.fromkeys(f"{parameter}={value}" for value in given) for parameter, given in values.items()]
+    names = [f"{function}[{';'.join(choice)}]" for choice in itertools.product(*choices)]
+    if len(names) > MAX_SWEEP:
+        raise UserError(f"{name}: that is {len(names)} kernels, each in a process; give {MAX_SWEEP} at most")
+    return names
+
+
+def parameters_of(name: str) -> tuple[str, Mapping[str, Any]]:
+    """Return "f" and {"a": 1, "b": "x"} of "f[a=1;b=x]". A value is a number, True, False or None, else a string."""
+    function, _, inside = name.partition("[")
+    pairs = (part.partition("=") for part in inside.removesuffix("]").split(";") if part)
+    return function, {parameter: _value(text) for parameter, _, text in pairs}
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

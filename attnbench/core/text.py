@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -27,6 +28,11 @@ def listed(names: Iterable[str]) -> str:
     """Return all names as a sentence has them: "", "a", "a and b", "a, b and c"."""
     names = list(names)
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a name is a pattern, or fits it as a glob, which reads brackets in a name of own code otherwise."""
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
 
 
 def some(names: Iterable[str], limit: int = 3) -> str:

@@ -1,20 +1,24 @@
 """What --backend, --python and --device select.
 
 --backend takes names, patterns (sdpa-*), names to leave out (!sdpa-math) and a person's own code, as pkg.mod:object or
-./file.py:function.
+./file.py:function, or several values of its parameters, as ./file.py:function[block_m=64,128].
 """
 
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from attnbench import backends
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.own_code import parameters_of, split_names, sweep
+from attnbench.core.text import fits
 from attnbench.run import venvs
 
 _LIBRARIES = {  # names of libraries that people try -> backends
@@ -35,30 +39,37 @@ def select_backends(patterns: Sequence[str]) -> dict[str, str]:
     usual = [name for name in available if name not in backends.NOT_BY_DEFAULT]
     split = {f"{backends.ULYSSES}{name}": available[name] for name in usual}
     known = {**split, **available}
-    named = [p.strip() for pattern in patterns for p in pattern.split(",") if p.strip()]
+    named = [p for pattern in patterns for p in split_names(pattern) if p]
     wanted = ["*" if p == "all" else p for p in named]
     chosen: dict[str, str] = {}
+    own: dict[str, _Own] = {}  # those of `chosen` that are a person's, which get their names at the end
     if patterns and not wanted:
         raise UserError("--backend: no name is given; leave it out for every backend that works here")
     if all(p.startswith("!") for p in wanted):
         chosen = {name: known[name] for name in usual}
     for pattern in wanted:
         if ":" in pattern or pattern.endswith(".py"):
-            chosen = _with_own(chosen, pattern, known)
+            for text in sweep(pattern):
+                one = _parsed(text)
+                own[one.key] = own.get(one.key, one)
+                chosen[one.key] = one.spec
             continue
+        if re.search(r"\[[^\]]*=", pattern):
+            raise UserError(f"{pattern}: parameters are set of own code, as in './file.py:function[block_m=64]'")
         bare = pattern.removeprefix("!")
-        matches = fnmatch.filter(known, bare) if bare in known else fnmatch.filter(usual, bare)
-        matches = matches or fnmatch.filter(backends.SEVERAL, bare) or fnmatch.filter(split, bare)  # ring-*, ulysses-*
-        if not matches:
+        fitting = fnmatch.filter(known, bare) if bare in known else fnmatch.filter(usual, bare)
+        fitting = fitting or fnmatch.filter(backends.SEVERAL, bare) or fnmatch.filter(split, bare)  # ring-*, ulysses-*
+        if not fitting:
             raise UserError(f"no backend {bare!r}{_meant(bare, usual, available)}")
-        for name in matches:
+        for name in fitting:
             if pattern.startswith("!"):
                 chosen.pop(name, None)
             else:
                 chosen[name] = known[name]
     if not chosen:
         raise UserError(f"no backend is left of {','.join(wanted)!r}")
-    return chosen
+    names = _names(own, known)
+    return {names.get(name, name): spec for name, spec in chosen.items()}
 
 
 def _meant(word: str, usual: Sequence[str], known: Mapping[str, str]) -> str:
@@ -96,16 +107,16 @@ def select_interpreters(
     for name, path in (suite or {}).items():
         if not fnmatch.filter(known := [*names, *backends.available()], name):
             raise UserError(f"interpreters: no backend {name!r}{did_you_mean(name, known)}")
-        if matches := fnmatch.filter(names, name):
-            found.update(dict.fromkeys(matches, _executable(path, "interpreters")))
+        if fitting := [of for of in names if fits(of, name)]:
+            found.update(dict.fromkeys(fitting, _executable(path, "interpreters")))
     for pair in pairs:
-        name, _, path = pair.partition("=")
+        name, _, path = re.fullmatch(r"([^=\[]*(?:\[[^\]]*\])?)(=?)(.*)", pair, re.DOTALL).groups()  # type: ignore[union-attr]
         if not path:
             raise UserError(f"--python: {pair!r} is not NAME=PATH, as in fa4=/opt/venvs/fa4/bin/python")
-        matches = fnmatch.filter(names, name)
-        if not matches:
+        fitting = [of for of in names if fits(of, name)]
+        if not fitting:
             raise UserError(f"--python: {name!r} is not among the backends of this run{did_you_mean(name, names)}")
-        found.update(dict.fromkeys(matches, _executable(path, "--python")))
+        found.update(dict.fromkeys(fitting, _executable(path, "--python")))
     return found
 
 
@@ -147,29 +158,64 @@ def possible_kinds(device: str) -> tuple[str, ...]:
     return kinds.get(device, ("cuda",))
 
 
-def _with_own(chosen: Mapping[str, str], pattern: str, known: Mapping[str, str]) -> dict[str, str]:
-    """Return the chosen backends with own code added: as what follows the colon, after "ulysses-" where it has that.
+@dataclass(frozen=True)
+class _Own:
+    """One function of a person, as it was given."""
 
-    Where another backend has that name, it is the whole text; where that is own code of another file, each has the
-    name of its file before it, as in good.py:tiled and slow.py:tiled.
-    """
+    pattern: str
+    split: str  # "ulysses-", where it is to be one of several devices
+    spec: str  # "/path/file.py:function[parameters]" or "pkg.mod:object"
+
+    @property
+    def key(self) -> str:
+        return self.split + self.spec
+
+    @property
+    def short(self) -> str:
+        """The name where no other function has it: what follows the colon."""
+        return self.split + self.spec.rpartition(":")[2]
+
+
+def _parsed(pattern: str) -> _Own:
     split = backends.ULYSSES if pattern.startswith(backends.ULYSSES) else ""
-    spec = _own_spec(pattern.removeprefix(split))
-    name = split + pattern.rpartition(":")[2]
-    other = {**known, **chosen}.get(name, spec)
-    if other == spec:
-        return {**chosen, name: spec}
-    ours, theirs = split + os.path.basename(spec), split + os.path.basename(other)
-    if name in known or ours == theirs or {ours, theirs} & {*chosen}:
-        return {**chosen, pattern: spec}
-    return {**{theirs if n == name else n: s for n, s in chosen.items()}, ours: spec}
+    return _Own(pattern, split, _own_spec(pattern.removeprefix(split)))
+
+
+def _names(own: Mapping[str, _Own], known: Mapping[str, str]) -> dict[str, str]:
+    """Return key -> name of own code: the function, with its parameters, after "ulysses-" where it has that.
+
+    Where a backend of attnbench has that name, it is the text that was given. Functions of one name in several files
+    have as much of the path before it as sets all of them apart, as in good.py:tiled and slow.py:tiled.
+    """
+    places: dict[str, set[str]] = {}  # function -> its files
+    for one in own.values():
+        places.setdefault(_function(one), set()).add(one.spec.rpartition(":")[0])
+    found = {}
+    for key, one in own.items():
+        where, _, function = one.spec.rpartition(":")
+        others = places[_function(one)]
+        if len(others) > 1:
+            depth = next(n for n in itertools.count(1) if len({_end(place, n) for place in others}) == len(others))
+            found[key] = f"{one.split}{_end(where, depth)}:{function}"
+        else:
+            found[key] = one.pattern if one.short in known else one.short
+    return found
+
+
+def _function(one: _Own) -> str:
+    return parameters_of(one.short)[0]
+
+
+def _end(place: str, parts: int) -> str:
+    """Return the last parts of a path; a module's name as it is."""
+    return "/".join(place.split(os.sep)[-parts:])
 
 
 def _own_spec(pattern: str) -> str:
     if pattern.endswith(".py"):
         raise UserError(f"{pattern}: which function of it? Write {pattern}:my_attention")
     where, _, name = pattern.rpartition(":")
-    if not name.isidentifier():
+    if not parameters_of(name)[0].isidentifier():
         raise UserError(f"{pattern!r} is not pkg.mod:object or file.py:function")
     if where.endswith(".py"):
         if not os.path.isfile(where):

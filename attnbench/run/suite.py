@@ -44,6 +44,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.layouts import packable
+from attnbench.core.own_code import split_names
 from attnbench.core.policy import INSTRUMENTS, Policy
 from attnbench.core.sizes import format_size, parse_duration, parse_size
 from attnbench.core.text import count, shortened
@@ -66,7 +67,7 @@ CHOICES: Mapping[str, Sequence[str]] = {  # fields of a policy and their values
     "l2": ("cold", "warm"),
     "caches": ("kept", "fresh"),
 }
-Names = Annotated[list[str], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
+Names = Annotated[list[str], BeforeValidator(lambda v: split_names(v) if isinstance(v, str) else v)]
 
 
 class Settings(BaseModel):

@@ -7,20 +7,22 @@ status, reason, and what is known of its accuracy.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from attnbench.backends.function import Function
 from attnbench.core import flops, masks, pages, stats
-from attnbench.core.backend import Backend, Inputs, Prepared, Signature
+from attnbench.core.backend import Backend, Inputs, Prepared, Signature, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Measurement
-from attnbench.worker import inputs, kernel_trace, plan_time, reference, repeated_calls
+from attnbench.worker import failures, inputs, kernel_trace, plan_time, reference, repeated_calls
 from attnbench.worker.instruments import Instruments, TimedLaunch, Timing
 from attnbench.worker.laps import Laps
 
@@ -78,9 +80,11 @@ class CellSteps:
         check = reference.HardInputsCheck(self.case, self.instruments.device) if is_hard else self.check
         self.instruments.synchronize()
         self.laps.end("hard inputs")
-        self._kept_by_first, self._first = self.instruments.memory.measure_held(lambda: self._launch_and_give_up(check))
+        with self._told_of_the_other_order():
+            first = self.instruments.memory.measure_held(lambda: self._launch_and_give_up(check))
+        self._kept_by_first, self._first = first
         self.check.notes += (*(check.notes if is_hard else ()), *notes_on_data(self.case, is_hard))
-        return None if is_hard or self._first.ok else self._wrong(self._first)
+        return None if is_hard or self._first.ok else self._wrong(self._first, end=self._in_other_order())
 
     def launch_to_check(self) -> Fields | None:
         """Prepare on the given inputs, measure the memory of a launch, and check its results and those of the first.
@@ -102,7 +106,8 @@ class CellSteps:
         self.laps.end("memory")
         if not self.accuracy.ok:
             others = ", on the case's own inputs (it was right on hard inputs)" if self.check.hard else ""
-            return self._wrong(self.accuracy, f"in the second launch{others}: " if self._first.ok else "")
+            when = f"in the second launch{others}: " if self._first.ok else ""
+            return self._wrong(self.accuracy, when, end=self._in_other_order())
         if problem := self.check.fp8_problem(self.prepared, self.accuracy):
             return {"status": "wrong-kernel", "reason": problem, "accuracy": self.accuracy}
         return None if self._first.ok else self._wrong(self._first, "on hard inputs: ")
@@ -218,7 +223,7 @@ class CellSteps:
         found = {"status": "ok", "accuracy": self.accuracy, "kernels": self.traced.kernels}
         found["approximation"] = self.check.approximation
         if self.timing is None:
-            return {**found, "notes": tuple(self.check.notes)}
+            return {**found, "notes": tuple(self.notes)}
         measurements = {**self.timing.measurements, "first_call": Measurement("s", (self.first_call,))}
         measurements.update({name: Measurement("B", (value,)) for name, value in self.memory.items()})
         if masks.is_own(self.case.mask):
@@ -242,7 +247,7 @@ class CellSteps:
     def notes(self) -> list[str]:
         """The notes of all steps that were taken, as sentences."""
         timing = self.timing.notes if self.timing else []
-        return [*self.check.notes, *timing, *([self.traced.note] if self.traced.note else [])]
+        return [*self.check.notes, *timing, *self.traced.notes]
 
     @property
     def latency(self) -> float | None:
@@ -253,7 +258,9 @@ class CellSteps:
     def signature(self) -> Signature:
         """What the backend declares of the case; any kernel may run where it declares nothing."""
         device: Device = self.instruments.device_info
-        return self.backend.signature(self.case, device) if hasattr(self.backend, "signature") else Signature()
+        return (
+            self.backend.signature(self.case, device) if hasattr(self.backend, "signature") else Signature(float32=True)
+        )
 
     @property
     def _checked(self) -> Prepared:
@@ -319,8 +326,30 @@ class CellSteps:
         footprint = 2 * self.given.nbytes + self.memory["memory_peak"] + self.memory.get("memory_saved", 0)
         return TimedLaunch(self.prepared.launch, on_copies, flops.ideal_bytes(self.case), footprint)
 
-    def _wrong(self, accuracy: Accuracy, when: str = "") -> Fields:
-        return {"status": "wrong", "reason": when + accuracy.problem(), "accuracy": accuracy}
+    def _wrong(self, accuracy: Accuracy, when: str = "", end: str = "") -> Fields:
+        return {"status": "wrong", "reason": when + accuracy.problem() + end, "accuracy": accuracy}
+
+    @contextlib.contextmanager
+    def _told_of_the_other_order(self) -> Iterator[None]:
+        """Add to an error of the block what `_in_other_order` finds."""
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, Unsupported) and not failures.is_out_of_memory(error):
+                error.__notes__ = [self._in_other_order()]  # type: ignore[attr-defined]
+            raise
+
+    def _in_other_order(self) -> str:
+        """Return what to do where a person's function is right with its dimensions in another order; else ""."""
+        if not isinstance(self.backend, Function):
+            return ""
+        other, todo = self.backend.in_other_order()
+        try:
+            prepared = other.prepare(self.case, self.check.inputs)
+            is_right = self.check.check_first(prepared.canonical(prepared.launch())).ok
+        except Exception:
+            return ""
+        return f"; {todo}" if is_right else ""
 
 
 def notes_on_data(case: Case, is_hard_checked: bool) -> tuple[str, ...]:

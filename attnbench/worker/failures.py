@@ -13,6 +13,11 @@ from attnbench.core.text import one_line, printable
 
 LONGEST = 400  # characters of a message
 ATTNBENCH = Path(__file__).resolve().parents[1]
+NO_GPU_OF_TRITON = re.compile(r"\b0 active drivers|cannot be accessed from Triton \(cpu tensor")
+HINT = (
+    "; Triton runs on a GPU, or on a CPU with the environment variable TRITON_INTERPRET=1: slowly, for tests of its "
+    "results in fp32 and fp16"
+)
 STABLE_ALLOCATION = re.compile(r"aoti_torch_(aten_)?(new_)?(empty|zeros)\w*\(.*API call failed.*", re.DOTALL)
 NOT_OWN = ("site-packages", "dist-packages", "torchinductor_")  # how such folders begin, within a person's folder too
 
@@ -44,7 +49,8 @@ def reason(error: BaseException, spec: str) -> str:
     if isinstance(error, SyntaxError) and error.text and error.offset:
         indented = len(error.text) - len(error.text.lstrip())
         text += f", at column {max(1, error.offset - indented)} of: {one_line(error.text)}"
-    return (f"{kind}: {text}"[:LONGEST] if text else kind) + place(error, spec)
+    known = HINT if NO_GPU_OF_TRITON.search(text) else ""
+    return (f"{kind}: {text}"[:LONGEST] if text else kind) + place(error, spec) + "".join((known, *_notes(error)))
 
 
 def place(error: BaseException, spec: str) -> str:
@@ -76,6 +82,10 @@ def _own_code(spec: str) -> Path | None:
     folders = list(found.submodule_search_locations or ()) if found else []
     file = folders[0] if folders else found and found.origin
     return Path(file).resolve() if file else None
+
+
+def _notes(error: BaseException) -> list[str]:
+    return list(getattr(error, "__notes__", ())) if isinstance(error, Exception) else []
 
 
 def _no_memory(match: re.Match[str]) -> str:

@@ -7,10 +7,12 @@ cell is traced once, untimed (kernel_trace.py). The trace must show that
 - something ran, and all of it within the launch: nothing in `canonical`, which only names the results, and nothing that
   still runs after the stream has passed the launch, because neither would be in the measured time;
 - each kernel that the backend's signature requires ran, and none that the signature excludes;
-- the required kernels together took at least 2 % of the call's time, else other kernels do the work;
-- no float32 matrix product ran in a half-precision case, unless the signature names it.
+- the required kernels together took at least 2 % of the call's time on a GPU, else other kernels do the work;
+- no float32 matrix product ran in a half-precision case, unless the signature names it. Own code that declares no
+  kernels may choose its precision: there it is a note beside the figure.
 
-On a CPU the operators of torch's profiler take the kernels' place.
+On a CPU the operators of torch's profiler take the kernels' place. Their times decide nothing there, because they hold
+whatever else the CPU did meanwhile.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def first_computing_operator(operators: Iterable[str]) -> str | None:
 def find_broken_rule(case: Case, signature: Signature, names: Iterable[str]) -> str | None:
     """Return which rule the kernels of one call break, in one line; None where they break none.
 
-    `names` are the full names of the kernels. The time that they took is judged by `find_low_share`.
+    `names` are the full names of the kernels. The time that they took on a GPU is judged by `find_low_share`.
     """
     kernels = list(dict.fromkeys(names))
     if not kernels:
@@ -76,33 +78,27 @@ def find_broken_rule(case: Case, signature: Signature, names: Iterable[str]) -> 
     for pattern in signature.never:
         if found := [name for name in kernels if re.search(pattern, name)]:
             return f"{short_name(found[0])} ran, which is another implementation's"
+    product = None if signature.float32 else find_float32_product(case, signature, kernels)
+    return product and product + FLOAT32_ADVICE
+
+
+def find_float32_product(case: Case, signature: Signature, names: Iterable[str]) -> str | None:
+    """Return which float32 product ran in a half-precision case and is not declared, in one line; None without one."""
     if case.dtype != "fp32":
-        for name in kernels:
+        for name in names:
             if re.search(FLOAT32_PRODUCT, name) and not any(re.search(p, name) for p in signature.runs):
-                return f"{short_name(name)} ran: a float32 product in a {case.dtype} case" + FLOAT32_ADVICE
+                return f"{short_name(name)} ran: a float32 product in a {case.dtype} case"
     return None
 
 
-def declared_share(signature: Signature, activities: Iterable[Activity]) -> float:
-    """Return the share of one call's busy time in which a declared kernel ran; 1 where none is declared."""
-    if not signature.runs:
-        return 1.0
-    activities = list(activities)
-    return busy_seconds(_declared(signature, activities)) / (busy_seconds(activities) or 1.0)
-
-
 def find_low_share(signature: Signature, activities: Sequence[Activity]) -> str | None:
-    """Return what is wrong where the declared kernels took under 2 % of one call's busy time; else None.
+    """Return what is wrong where the declared kernels took under 2 % of one call's busy time on a GPU; else None.
 
     Such kernels only carry the declared name, and others do the work.
     """
-    part = declared_share(signature, activities)
-    if part >= MIN_DECLARED_SHARE:
+    declared = [a for a in activities if any(re.search(pattern, a.name) for pattern in signature.runs)]
+    part = busy_seconds(declared) / (busy_seconds(activities) or 1.0)
+    if not signature.runs or part >= MIN_DECLARED_SHARE:
         return None
-    declared = _declared(signature, activities)
     longest = max((a for a in activities if a not in declared), key=lambda a: a.end - a.start)
     return f"what it declares took {part:.2%} of the time; {short_name(longest.name)} did more of the work"
-
-
-def _declared(signature: Signature, activities: Iterable[Activity]) -> list[Activity]:
-    return [a for a in activities if any(re.search(pattern, a.name) for pattern in signature.runs)]

@@ -7,23 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from attnbench.core import stats
-from attnbench.core.activity import Activity, busy_seconds
+from attnbench.core.activity import busy_seconds
 from attnbench.core.backend import Prepared, Signature
 from attnbench.core.case import Case
 from attnbench.worker import kernel_rules
 from attnbench.worker.instruments import Instruments, Timing
-from attnbench.worker.measure.cpu_operators import operator_names, trace_operators
+from attnbench.worker.measure.cpu_operators import operator_names
 from attnbench.worker.measure.cupti import TracedCall, Untraceable
 from attnbench.worker.measure.sampling import LONG_CALL
 
 MAX_BUSY_OVER_LATENCY = 1.3  # traced kernel time over the samples' median; a falling clock can explain as much
 MAX_FIRST_CALL_CPU = 3.0  # a CPU's first call on new inputs, over the samples' 90th percentile
-EXTRA_CALLS = 4  # more traced calls, where the first on a CPU spent little time in what is declared
-CLEAR_SHARE = 0.1  # share of the time from which one traced call decides, whatever else runs on the CPU
 FEW_SAMPLES = 10
 TOO_LONG_TO_REPEAT = 0.15  # seconds; longer calls are not made again for these tests
 SLOW_AT_FIRST = "samples much slower than a later call: it was not warm yet, or something disturbed it"
@@ -40,7 +37,7 @@ class TraceFindings:
     result: Any  # what the launch returned
     kernels: Mapping[str, int]  # short name -> how often it ran
     problem: str | None = None  # why the cell is wrong-kernel
-    note: str | None = None  # what a reader should know
+    notes: tuple[str, ...] = ()  # what a reader should know
 
 
 def trace_launch(
@@ -65,30 +62,28 @@ def trace_launch(
 
     if instruments.device.type != "cuda":
         renew()
-        ran = trace_operators(launch)
-        names = [operator.name for operator in ran]
-        problem = None
-        if ran:
-            problem = kernel_rules.find_broken_rule(case, signature, names) or _low_share_on_cpu(signature, ran, launch)
+        names = operator_names(launch)
+        problem = kernel_rules.find_broken_rule(case, signature, names) if names else None
         if late := kernel_rules.first_computing_operator(operator_names(lambda: prepared.canonical(result))):
             problem = problem or f"{late} ran after the launch, while its results were only to be named"
-        return TraceFindings(result, kernel_rules.count_by_name(names), problem, None if _computes(names) else UNSEEN)
+        notes = (*_float32_note(case, signature, names), *(() if _computes(names) else (UNSEEN,)))
+        return TraceFindings(result, kernel_rules.count_by_name(names), problem, notes)
     try:
         if instruments.tracer is None:
             raise Untraceable("the profiler sees no kernels here (CUPTI)")
         launched, naming = instruments.tracer.calls([launch, lambda: prepared.canonical(result)], before_each_try=renew)
     except Untraceable as error:
         renew()
-        return TraceFindings(prepared.launch(), {}, note=f"what ran is not known: {error}")
+        return TraceFindings(prepared.launch(), {}, notes=(f"what ran is not known: {error}",))
     names = [k.name for k in launched.kernels]
     kernels = kernel_rules.count_by_name(names)
     problem = kernel_rules.find_broken_rule(case, signature, names) or kernel_rules.find_low_share(
         signature, launched.kernels
     )
     problem = problem or _work_outside_launch(launched, naming)
-    note = UNWAITED if launched.unwaited else None
+    notes = (*_float32_note(case, signature, names), *((UNWAITED,) if launched.unwaited else ()))
     if timing is None:
-        return TraceFindings(result, kernels, problem, note)
+        return TraceFindings(result, kernels, problem, notes)
     latency = stats.median(timing.measurements["time"].values)
     busy = busy_seconds(launched.kernels)
     if not problem and busy > MAX_BUSY_OVER_LATENCY * latency + 20e-6:
@@ -97,8 +92,14 @@ def trace_launch(
             "part of its work is not in its time"
         )
     if not timing.host_bound and launched.span * MAX_OVER_LATER_CALL + 20e-6 < latency:
-        note = SLOW_AT_FIRST
-    return TraceFindings(result, kernels, problem, note)
+        notes += (SLOW_AT_FIRST,)
+    return TraceFindings(result, kernels, problem, notes)
+
+
+def _float32_note(case: Case, signature: Signature, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the note on a float32 product of code that may choose its precision, if one ran."""
+    found = kernel_rules.find_float32_product(case, signature, names) if signature.float32 else None
+    return (found,) if found else ()
 
 
 def _computes(names: Sequence[str]) -> bool:
@@ -135,20 +136,6 @@ def check_later_calls(
         if stats.median(later_times) * MAX_OVER_LATER_CALL + slack < stats.median(times):
             notes.append(SLOW_AT_FIRST)
     return notes
-
-
-def _low_share_on_cpu(signature: Signature, ran: Sequence[Activity], launch: Callable[[], Any]) -> str | None:
-    """Return what `find_low_share` says on a CPU, where other work disturbs the times of operators.
-
-    `ran` are the operators of one traced call. Where that one could mislead, more calls are traced and the one of
-    median share decides.
-    """
-    calls = [ran]
-    unclear = kernel_rules.declared_share(signature, ran) < CLEAR_SHARE
-    if unclear and busy_seconds(ran) < TOO_LONG_TO_REPEAT:
-        calls += [trace_operators(launch) for _ in range(EXTRA_CALLS)]
-    by_share = sorted(calls, key=partial(kernel_rules.declared_share, signature))
-    return kernel_rules.find_low_share(signature, by_share[len(calls) // 2])
 
 
 def _work_outside_launch(launched: TracedCall, naming: TracedCall) -> str | None:

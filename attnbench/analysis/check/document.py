@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnbench.analysis.check.check import FAILED, exit_code, left_out
+from attnbench.analysis.summary.facts import noted
 from attnbench.analysis.summary.reasons import reasons
 from attnbench.core import formats
 from attnbench.core.case import DIRECTIONS, Case
@@ -46,13 +47,14 @@ def document(run: Run) -> Document:
     """Return what a check found."""
     device = run.environment.device
     names = list(dict.fromkeys(record.backend for record in run.records))
-    rows = list(_rows(run))
+    rows, found = list(_rows(run)), cells([run])
     return Document(
         command="check",
         title=f"{', '.join(names)} on {device.name}",
         machines=(Machine(device.name, f"torch {run.environment.torch}" if run.environment.torch else ""),),
         blocks=(*(_table(run, name) for name in names), *_tracebacks(run.records)),
-        reasons=tuple(reasons(cells([run]))),
+        reasons=tuple(reasons(found)),
+        facts=tuple(noted([cell for cell in found if cell.status == "ok"])),
         verdict=Verdict(_verdict(run, names), _level(run)),
         data=[to_json(record) for record in run.records],
         rows=rows,

@@ -10,7 +10,6 @@ The key of a cell is its name as the gate prints it, or a glob; if several match
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.record import Run
+from attnbench.core.text import fits
 from attnbench.results import uncertainty
 
 
@@ -65,14 +65,14 @@ class Margins:
 
     def of(self, metric: str, cell: str) -> float:
         """Return the margin of a metric for the cell with this full name."""
-        own = [amounts[metric] for glob, amounts in self.cells if metric in amounts and fnmatch.fnmatchcase(cell, glob)]
+        own = [amounts[metric] for glob, amounts in self.cells if metric in amounts and fits(cell, glob)]
         asked = own[-1] if own else self.metrics.get(metric, RULES[metric].margin)
         return max(asked, self.units) if RULES[metric].of_unit else asked
 
     def unused(self, names: Iterable[str]) -> list[str]:
         """Return the globs that match none of these cells."""
         names = list(names) if self.cells else ()
-        return [glob for glob, _ in self.cells if not any(fnmatch.fnmatchcase(name, glob) for name in names)]
+        return [glob for glob, _ in self.cells if not any(fits(name, glob) for name in names)]
 
 
 def between_units(baseline: Run, current: Run) -> float:

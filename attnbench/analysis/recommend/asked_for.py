@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Sequence
 
 from attnbench.analysis.models.step_time import is_of
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.models import Phase, find
+from attnbench.core.text import fits
 from attnbench.results.case_names import backend_rank
 from attnbench.results.cells import Cell
 from attnbench.run.axes import matches
@@ -68,4 +68,4 @@ def competing(patterns: Sequence[str] | None, cells: Sequence[Cell] | None = Non
 
 
 def _fits(backend: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatch(backend, pattern) for pattern in patterns)
+    return any(fits(backend, pattern) for pattern in patterns)

@@ -59,7 +59,7 @@ def facts(cells: Sequence[Cell]) -> list[Caution]:
         *_outside(measured),
         *_choices(measured),
         *_interpreters(measured),
-        *_said(cells),
+        *noted(cells),
     ]
 
 
@@ -237,8 +237,8 @@ def _interpreters(cells: Iterable[Cell]) -> Iterator[Caution]:
         yield Caution(f"{', '.join(sorted(backends, key=case_names.backend_rank))} ran in {python}.")
 
 
-def _said(cells: Sequence[Cell]) -> Iterator[Caution]:
-    """Yield the records' own notes, numbers aside, once each."""
+def noted(cells: Sequence[Cell]) -> Iterator[Caution]:
+    """Yield the notes of the records of some cells, numbers aside, once each."""
     groups: dict[str, list[tuple[str, Cell]]] = {}
     for cell in cells:
         for text in dict.fromkeys(one_line(note) for row in cell.rows for note in row.record.notes):

@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
-from attnbench.backends.libraries import installed_triton, is_interpreted, probe_triton, refusal_of_interpreter
+from attnbench.backends.libraries import (
+    installed_triton,
+    is_interpreted,
+    probe_triton,
+    refusal_of_interpreter,
+    refusal_when_interpreted,
+)
 from attnbench.backends.limits import Limits
 from attnbench.backends.masks import slopes
 from attnbench.backends.paste import BSHD, THD, Paste
@@ -200,9 +206,7 @@ def _interpreter_refusal(case: Case, device: Device) -> str | None:
         return refusal_of_interpreter(device)
     if not is_interpreted():
         return "Triton kernels need a GPU; the interpreter is for tests"
-    if case.dtype == "fp8":
-        return "Triton's interpreter rounds to e4m3 wrongly"
-    return "Triton's interpreter computes bf16 dot products wrongly" if case.dtype == "bf16" else None
+    return refusal_when_interpreted(case)
 
 
 def _latent_refusal(case: Case) -> str | None:

@@ -20,11 +20,18 @@ def operator_names(launch: Callable[[], Any]) -> list[str]:
 
 
 def trace_operators(launch: Callable[[], Any]) -> list[Activity]:
-    """Return torch's operators in one call, in order of start; their times are the profiler's, callees included."""
+    """Return torch's operators in one call, in order of start; their times are the profiler's, callees included.
+
+    Ranges that code marks for the profiler are left out: such a name says nothing of what runs.
+    """
     with session(shapes=True) as profiler:
         launch()
     events = sorted(recorded_events(profiler), key=lambda e: int(e.start_ns()))
-    return [Activity(_named(e), e.start_ns() / 1e9, e.end_ns() / 1e9) for e in events if "::" in e.name()]
+    return [
+        Activity(_named(e), e.start_ns() / 1e9, e.end_ns() / 1e9)
+        for e in events
+        if "::" in e.name() and not e.is_user_annotation()
+    ]
 
 
 def _named(event: Any) -> str:

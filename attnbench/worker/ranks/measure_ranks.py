@@ -302,9 +302,9 @@ def _wrong_kernels(backend: Any, case: Case, instruments: Instruments, activitie
         return None
     signature = backend.signature(case, instruments.device_info)
     computing = [a for a in activities if not COLLECTIVES.search(a.name)]
-    return kernel_rules.find_broken_rule(case, signature, [a.name for a in computing]) or kernel_rules.find_low_share(
-        signature, computing
-    )
+    broken = kernel_rules.find_broken_rule(case, signature, [a.name for a in computing])
+    on_gpu = instruments.device.type == "cuda"  # on a CPU times hold what else it did
+    return broken or (kernel_rules.find_low_share(signature, computing) if on_gpu else None)
 
 
 def _bus(instruments: Instruments, group: RankGroup) -> list[float]:

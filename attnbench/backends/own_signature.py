@@ -1,0 +1,131 @@
+"""Whether a person's function takes the arguments that it gets, and a line of code that adapts it where it does not."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attnbench.core.errors import did_you_mean
+from attnbench.core.text import listed, one_line
+
+CALL = "(q, k, v, *, causal, softmax_scale)"
+GIVEN = ("q", "k", "v", "causal", "softmax_scale")
+# The names that other code gives to what an argument gets, in lower case
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "q": ("q", "query", "queries", "query_states", "query_layer", "xq"),
+    "k": ("k", "key", "keys", "key_states", "key_layer", "xk"),
+    "v": ("v", "value", "values", "value_states", "value_layer", "xv"),
+    "causal": ("causal", "is_causal", "use_causal", "causal_mask", "apply_causal_mask"),
+    "softmax_scale": ("softmax_scale", "scale", "sm_scale", "scaling", "scale_factor", "softmax_scaling", "attn_scale"),
+    "None": ("mask", "attn_mask", "attention_mask", "bias", "attn_bias"),
+    "0.0": ("dropout", "dropout_p", "dropout_rate", "attn_dropout"),
+}
+HEADS_FIRST = re.compile(  # "B, H, N, D = q.shape", "(batch, num_heads, seq_len, head_dim)", "bhsd"
+    r"\b(?:z|b|bs|bsz|bh?_?sz|batch\w*)\s*,\s*(?:h|hq|nh|n_?heads?\w*|num_\w*heads?\w*|heads?\w*)\s*,\s*"
+    r"(?:n|s|t|l|m|n_?ctx|seq\w*|\w*len\w*)\s*,|\bbh[snlt]d\b",
+    re.IGNORECASE,
+)
+
+
+def objection(function: Callable[..., Any], attribute: str, file: str, parameters: Mapping[str, Any]) -> str | None:
+    """Return why a function cannot be called with the arguments of CALL, and what to do, in one line; else None.
+
+    `attribute` is its name in `file`, `parameters` are what a person sets beside. None also where nothing is known of
+    its arguments.
+    """
+    module_call = getattr(function, "forward", None)  # of an nn.Module, whose own call takes anything
+    try:
+        signature = inspect.signature(module_call if callable(module_call) else function)
+    except (TypeError, ValueError):
+        return None
+    if unknown := _unknown_parameter(signature, attribute, parameters):
+        return unknown
+    try:
+        signature.bind(*GIVEN[:3], causal=False, softmax_scale=1.0, **parameters)
+    except TypeError as error:
+        why = f"cannot be called with (q, k, v, causal=..., softmax_scale=...): {one_line(str(error))}"
+        return f"{why}; {_adapter(function, signature, attribute, file, parameters)}"
+    return None
+
+
+def _unknown_parameter(signature: inspect.Signature, attribute: str, parameters: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the names of the parameters that a person sets; None where nothing is."""
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    own = [
+        name
+        for name, parameter in signature.parameters.items()
+        if name not in GIVEN and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    for name in parameters:
+        if name in GIVEN:
+            return f"{name} is given by each case, and is no parameter to set"
+        if name not in own and inspect.Parameter.VAR_KEYWORD not in kinds:
+            known = did_you_mean(name, own) if own else "; it has none but those of each case"
+            return f"{attribute} has no parameter {name!r}{known}"
+    return None
+
+
+def _adapter(
+    function: Callable[..., Any],
+    signature: inspect.Signature,
+    attribute: str,
+    file: str,
+    parameters: Mapping[str, Any],
+) -> str:
+    """Return what to do about a signature, with a line of code that calls the function with the names it has."""
+    named = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    values = {p.name: value for p in named if (value := _value_of(p.name)) is not None}
+    if not {"q", "k", "v"} <= {*values.values()}:  # by their places
+        first = [p.name for p in named if p.kind != p.KEYWORD_ONLY and values.get(p.name) in (None, *GIVEN[:3])][:3]
+        if len(first) < 3:
+            return f"write a function of {CALL[1:-1]} that calls it"
+        values = {
+            **{name: v for name, v in values.items() if v not in GIVEN[:3]},
+            **dict(zip(first, GIVEN, strict=False)),
+        }
+    arguments, by_place, unknown = [], True, []
+    for parameter in named:
+        value = values.get(parameter.name)
+        if value not in GIVEN and parameter.name in parameters:
+            value = parameter.name
+        elif value not in GIVEN and parameter.default is not parameter.empty:
+            by_place = False
+            continue
+        if value is None:
+            value = "..."
+            unknown.append(parameter.name)
+        by_place = by_place and parameter.kind != parameter.KEYWORD_ONLY and value in GIVEN[:3]
+        arguments.append(
+            value if by_place or parameter.kind == parameter.POSITIONAL_ONLY else f"{parameter.name}={value}"
+        )
+    name = f"{attribute}_adapted"
+    hints = []
+    if unknown:
+        hints.append(f"with values for {listed(unknown)}")
+    if "causal" not in values.values():
+        hints.append("with --full or --causal, whichever mask it computes")
+    if "softmax_scale" not in values.values():
+        hints.append("if it scales by 1/sqrt(headdim) itself")
+    if HEADS_FIRST.search(_text_of(function)):
+        hints.append(f'with {name}.order = "bhsd" below it, as it seems to take (batch, nheads, seqlen, headdim)')
+    beside = f" ({', and '.join(hints)})" if hints else ""
+    made_of_class = not inspect.isroutine(function) and type(function).__name__ == attribute
+    more = [*parameters, *([f"made={attribute}()"] if made_of_class else [])]
+    called = "made" if made_of_class else attribute
+    code = f"def {name}{CALL[:-1]}{''.join(f', {one}' for one in more)}): return {called}({', '.join(arguments)})"
+    return f"add this line to {file} and give {file}:{name}{beside}: {code}"
+
+
+def _value_of(name: str) -> str | None:
+    """Return what a parameter of that name gets; None where the name says nothing."""
+    return next((value for value, names in NAMES.items() if name.lower().strip("_") in names), None)
+
+
+def _text_of(function: Callable[..., Any]) -> str:
+    """Return the source of a function or of an object's class; "" where there is none."""
+    try:
+        return inspect.getsource(function if inspect.isroutine(function) else type(function))
+    except (OSError, TypeError):
+        return ""
