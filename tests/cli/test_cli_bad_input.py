@@ -184,7 +184,7 @@ BAD_REPORTS = {
     "run.jsonl --metric=latency,nix": "--metric: unknown 'nix'; known: ",
     "run.jsonl --by=bakend": "--by: unknown 'bakend'; did you mean \"backend\"?",
     "run.jsonl --by=nix --format=csv": "--by: unknown 'nix'",
-    "occupied --html=packed.jsonl.gz": "packed.jsonl.gz: that is a run file, which would be overwritten; choose another name",
+    "occupied --html=packed.jsonl.gz": "packed.jsonl.gz: that is a run file, which would be overwritten",
     "run.jsonl --format=csv --format=md": "--format: csv and md cannot both be printed; write one to a file: -f",
     "run.jsonl --panel=d128": "--panel: only --png and --svg draw a single figure; add --svg FILE or --png FILE",
     "run.jsonl --figure=speedup --panel= --html=page.html": "--figure and --panel: only --png and --svg draw a single",
