@@ -21,6 +21,7 @@ from attnbench.core.errors import (
     Interrupted,
     UserError,
 )
+from attnbench.core.load import is_too_busy, other_work
 from attnbench.core.machine import Device
 from attnbench.core.policy import METHOD
 from attnbench.core.record import WRONG, Job, Record, Run
@@ -59,6 +60,7 @@ class Request:
     pythons: tuple[str, ...] = ()
     peak: tuple[str, ...] = ()
     allow_wrong: bool = False  # wrong results do not change the exit code
+    allow_busy: bool = False  # measure also on a GPU that other processes use
     argv: tuple[str, ...] = ()
 
 
@@ -102,7 +104,8 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
     if request.resume:
         return _resume(request, device, observer)
     checked = _checked(request, device, others)
-    with closing_workers(*checked.pools.values()), DeviceProbe(device, with_torch=not request.dry_run) as device_probe:
+    probe = DeviceProbe(device, with_torch=not request.dry_run, allow_busy=request.allow_busy or request.dry_run)
+    with closing_workers(*checked.pools.values()), probe as device_probe:
         planned, chosen, pool = _planned(request, checked, device_probe, observer)
         if request.dry_run:
             observer.planned(planned, planned.plan, None, chosen.notes)
@@ -308,7 +311,7 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
         if device not in ("auto", str(was)):
             raise UserError(f"{request.resume} was measured on {was}, not on {device}; leave out --device")
         observer.say(f"looking at the device, and importing {', '.join(old.specs)}")
-        now = probe_device(str(was))
+        now = probe_device(str(was), allow_busy=request.allow_busy or request.dry_run)
         if found := differences(old, replace(old, environment=now, method=METHOD)):
             raise UserError(
                 f"cannot resume {request.resume} in another environment: {'; '.join(found)}; "
@@ -316,6 +319,7 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
             )
         there = f"resuming: {len(old.plan) - len(todo)} of {len(old.plan)} jobs are there"
         elsewhere = (OTHER_UNIT,) if was.uuid not in (None, now.device.uuid) else ()
+        users = (other_work(now.device),) if was.kind != "cpu" and is_too_busy(now.device) else ()
         unlimited = any(job.resumable for job in run_file.missing(old)) and not limit
         notes = [*problems, there if todo else "nothing is missing", *([NO_LIMIT] if unlimited else []), *elsewhere]
         if file is None or not todo:
@@ -330,7 +334,7 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
                     f"{probe.version or probe.reason}"
                 )
         observer.planned(old, todo, request.resume, notes)
-        measured, interrupt = _measure(old, todo, pool, file, observer, limit or None, elsewhere)
+        measured, interrupt = _measure(old, todo, pool, file, observer, limit or None, elsewhere, users)
     return Outcome(measured, request.resume, interrupt or exit_code(measured, request.allow_wrong))
 
 
@@ -342,8 +346,11 @@ def _measure(
     observer: RunObserver,
     limit: float | None,
     notes: tuple[str, ...] = (),
+    users: tuple[str, ...] = (),
 ) -> tuple[Run, int]:
-    """Measure jobs, write their records to the run file, and close it. `notes` are added to each measured record.
+    """Measure jobs, write their records to the run file, and close it.
+
+    `notes` are added to each measured record, `users` of the GPU where the worker has named none.
 
     Returns the run with its records, and the exit code of an interrupt, else 0.
     """
@@ -357,7 +364,7 @@ def _measure(
                 continue
             record = replace(record, version=planned.versions.get(job.backend))
             if record.measurements:
-                record = replace(record, notes=(*record.notes, *notes))
+                record = replace(record, notes=(*record.notes, *notes), others=record.others or users)
             file.append(record)
             records.append(record)
             observer.ended(job, record)

@@ -32,6 +32,7 @@ from attnbench.run.rank_workers import RankWorkers
 SLOW_START = 10.0  # seconds of importing, after which a person is told which backends have not finished
 COLD_TIMEOUT = 900.0  # seconds for a job that may have all its kernels to compile; FlashInfer's take minutes
 CEILINGS_EVERY = 60.0  # seconds between two readings of the device's ceilings for a dtype, by any worker
+LOOK_EVERY = 60.0  # seconds between two looks at what others do on a GPU; each takes a second or two
 MAX_FAILED_STARTS = 3  # of a backend's worker; then its other jobs fail at once
 
 Key = tuple[str, int]  # a backend, and how many ranks its worker has
@@ -47,6 +48,7 @@ class WorkerPool:
     _workers: dict[Key, WorkerProcess | RankWorkers] = field(default_factory=dict)
     _failed_starts: dict[str, int] = field(default_factory=dict)
     _ceilings_due: dict[str, float] = field(default_factory=dict)  # dtype -> time.monotonic() of its next reading
+    _look_due: float = field(default_factory=lambda: time.monotonic() + LOOK_EVERY)  # of what others do on the GPU
     compilers: set[str] = field(default_factory=set)  # backends that start a compiler, of those that were loaded
     _loading: bool = False  # all workers load, and their answers were not received yet
     _importing: bool = False  # and then import what measuring needs
@@ -170,11 +172,14 @@ class WorkerPool:
         """Whether the worker of a backend has ended, as after a crash or a hang."""
         return (name, 1) not in self._workers or not self._workers[name, 1].alive
 
-    def measure(self, job: Job, policy: Policy, device: Device) -> Record:
+    def measure(self, job: Job, policy: Policy, device: Device, *, last: bool = False) -> Record:
         """Measure a job and return its record, whatever happens to the worker.
 
-        With fresh caches the job has a worker of its own.
+        With fresh caches the job has a worker of its own. After the last job, and from time to time, its worker looks
+        whether others use the GPU.
         """
+        if last:
+            self._look_due = 0.0
         if policy.caches == "kept":
             return self._measure(job, policy, device)
         with compile_caches.fresh_caches() as variables:
@@ -204,6 +209,9 @@ class WorkerPool:
         if op == "run" and began >= self._ceilings_due.get(job.case.dtype, 0.0):
             request["ceilings"] = True
             self._ceilings_due[job.case.dtype] = began + CEILINGS_EVERY
+        if op == "run" and device.kind == "cuda" and began >= self._look_due:
+            request["look"] = True
+            self._look_due = began + LOOK_EVERY
         try:
             worker = self._loaded((job.backend, job.case.ranks if device.kind != "fake" else 1), device)
         except (WorkerDied, WorkerHung) as error:

@@ -37,6 +37,7 @@ class RunProgress(JobProgress):
         texts = setup_texts(run)
         known = (texts[name] for name in ("device memory", "power_limit_w", "device threads", "torch"))
         facts = (run.environment.device.name, *known)
+        self._print_doubt(run)
         self._header("attnbench", facts, f"{run.suite}: {plan_summary(todo)}", notes, *([path] if path else []))
         self._source = Source(run)
         self._several_dtypes = len({j.case.dtype for j in todo}) > 1
