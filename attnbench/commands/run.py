@@ -32,8 +32,8 @@ def run(
         str | None,
         how(
             metavar="TIME",
-            help="Stop after this time, as in 90s, 10m or 1h30m. The slowest jobs are left out, and --resume measures "
-            "them; on a CPU the longest sequences are left out.",
+            help="Stop after this time, as in 90s, 10m or 1h30m. Whole cases are left out, the most costly first, and "
+            "--resume measures them; on a CPU the longest sequences are left out.",
         ),
     ] = None,
     timeout: Annotated[

@@ -25,7 +25,7 @@ from attnbench.core.load import is_too_busy, other_work
 from attnbench.core.machine import Device
 from attnbench.core.policy import METHOD
 from attnbench.core.record import WRONG, Job, Record, Run
-from attnbench.core.sizes import format_duration, format_size, parse_duration
+from attnbench.core.sizes import parse_duration
 from attnbench.core.text import some
 from attnbench.results import run_file
 from attnbench.results.run_setup import differences
@@ -79,8 +79,13 @@ class RunObserver(Protocol):
     def say(self, text: str, *, also_in_a_pipe: bool = False) -> None:
         """Take a text that says what goes on now. It is valid until the next event."""
 
-    def planned(self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str]) -> None:
-        """Take the run without records, the jobs to measure, the run file (None for a dry run), and notes."""
+    def planned(
+        self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str], limit: float | None = None
+    ) -> None:
+        """Take the run without records, the jobs to measure, the run file (None for a dry run), notes, and a limit.
+
+        The limit is in seconds from now.
+        """
 
     def started(self, job: Job) -> None:
         """Take a job whose measurement begins."""
@@ -112,7 +117,7 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
             return Outcome(planned, None)
         path = request.out or new_run_paths(planned)[0]
         file = run_file.RunFile.create(path, planned)
-        observer.planned(planned, planned.plan, path, chosen.notes)
+        observer.planned(planned, planned.plan, path, chosen.notes, chosen.time_limit)
         measured, interrupt = _measure(planned, planned.plan, pool, file, observer, chosen.time_limit)
     return Outcome(measured, path, interrupt or exit_code(measured, request.allow_wrong))
 
@@ -220,23 +225,26 @@ def _planned(
             pool.open_device(dict.fromkeys(supported), environment.device)
         observer.say("timing a matmul and a copy")
         environment = device_probe.measure_rates(environment, dtypes)
+    # compiling for minutes would leave no time for the other backends
+    last = pool.compilers if request.settings.time_limit else ()
     jobs = planning.make_plan(
         chosen.cases,
         answers,
         environment.device,
         chosen.policy,
-        time_limit=chosen.time_limit,
         rounds=request.rounds,
         only=chosen.only,
         devices=devices,
-        # compiling for minutes would leave no time for the other backends
-        last=pool.compilers if request.settings.time_limit else (),
+        last=last,
     )
+    if chosen.time_limit:
+        every, kind = jobs, environment.device.kind
+        jobs = planning.within(every, chosen.time_limit, kind, last)
+        if left_out := planning.left_out(every, jobs, chosen.time_limit, kind):
+            chosen = replace(chosen, notes=(*chosen.notes, left_out))
     compiling = dict.fromkeys(job.backend for job in jobs if not job.skip and job.backend in pool.compilers)
     if compiling:
         chosen = replace(chosen, notes=(*chosen.notes, f"{some(compiling)} {MAY_COMPILE}"))
-    if capped := _cap_note(chosen, jobs):
-        chosen = replace(chosen, notes=(*chosen.notes, capped))
     for name in opened - {job.backend for job in jobs if not job.skip}:
         pool.close_worker(name)  # it need not hold the device
     planned = Run(
@@ -259,19 +267,6 @@ def _peers(checked: _Checked, device_probe: DeviceProbe, first: Device) -> tuple
     """Return the devices of the ranks after the first: those that were named, else the next ones, as many as needed."""
     ranks = max(case.ranks for resolved in checked.resolved for case in resolved.cases)
     return device_probe.peers(first, ranks, checked.others)
-
-
-def _cap_note(chosen: Resolved, jobs: Sequence[Job]) -> str | None:
-    """Return a note of the sequence lengths that the plan left out for want of time, and how to measure them."""
-    asked = max(map(planning.longest_sequence, chosen.cases))
-    kept = max((planning.longest_sequence(job.case) for job in jobs), default=asked)
-    if kept == asked or chosen.time_limit is None:
-        return None
-    minutes = max(1, round(5 * chosen.time_limit / 60))
-    return (
-        f"on a CPU: seqlen up to {format_size(kept)} of {format_size(asked)}, what the time limit of "
-        f"{format_duration(chosen.time_limit)} allows; --time-limit {minutes}m goes further"
-    )
 
 
 def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
@@ -333,7 +328,7 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
                     f"cannot resume {request.resume}: {name} was {old.versions.get(name)} and is "
                     f"{probe.version or probe.reason}"
                 )
-        observer.planned(old, todo, request.resume, notes)
+        observer.planned(old, todo, request.resume, notes, limit or None)
         measured, interrupt = _measure(old, todo, pool, file, observer, limit or None, elsewhere, users)
     return Outcome(measured, request.resume, interrupt or exit_code(measured, request.allow_wrong))
 

@@ -25,7 +25,7 @@ from attnbench.core.sizes import format_duration
 from attnbench.core.text import some
 from attnbench.results.bounds import check_record
 from attnbench.run import compile_caches
-from attnbench.run.plan import CaseSupport, skip_over_limit, skipped_record
+from attnbench.run.plan import CaseSupport, places, problem, skip_over_limit, skipped_record
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerOutOfMemory, WorkerProcess
 from attnbench.run.rank_workers import RankWorkers
 
@@ -372,9 +372,9 @@ class TimeLimit:
         self._forecast += job.forecast.seconds
         self._actual += seconds
 
-    def allows(self, job: Job, ahead: Sequence[Job] = ()) -> bool:
-        """Whether the job fits beside all jobs ahead that are not slower than it."""
-        others = sum(j.forecast.seconds for j in ahead if not j.skip and j.forecast.seconds <= job.forecast.seconds)
+    def allows(self, job: Job, ahead: Iterable[Job] = ()) -> bool:
+        """Whether the job fits beside these jobs ahead."""
+        others = sum(j.forecast.seconds for j in ahead)
         return self._clock() + self._actual / self._forecast * (others + job.forecast.seconds) <= self._deadline
 
 
@@ -383,12 +383,20 @@ def measure_jobs(
 ) -> Iterator[tuple[Job, Record | None]]:
     """Measure jobs in their order; yield (job, None) when one starts, then (job, its record).
 
-    A new round has new workers. Jobs that `limit` does not allow are kept until the end. What then fits is measured,
-    fastest first, those that may compile for minutes last; the rest are skipped, and --resume measures them. So a
-    forecast that was too low costs the slowest jobs only, and one that was too high costs nothing.
+    A new round has new workers. A job that does not fit `limit` beside all that is ahead of its problem and of those
+    before it (plan.places) is kept until the end. Then problems that have begun are completed, and others measured
+    where they fit as a whole, those that may compile for minutes last; the rest are skipped, and --resume measures
+    them. So a forecast that was too low costs the last problems only, and one that was too high costs nothing.
     """
     round_: int | None = None
     waiting: list[Job] = []
+    place = places(jobs, device.kind) if limit else {}
+    begun: set[int] = set()  # places of problems of which something was measured
+    too_large: set[int] = set()  # of those that did not fit as a whole
+    final = next((job for job in reversed(jobs) if not job.skip), None)
+
+    def where(job: Job) -> int:
+        return place.get(problem(job.case), 0)
 
     def run(job: Job) -> Iterator[tuple[Job, Record | None]]:
         nonlocal round_
@@ -401,20 +409,39 @@ def measure_jobs(
                 pool.open_device(dict.fromkeys((name, ranks_ahead(case, device)) for name, case in planned), device)
         yield job, None
         began = time.monotonic()
-        record = pool.measure(job, policy, device)
+        record = pool.measure(job, policy, device, last=job is final)
+        begun.add(where(job))
         if limit:
             limit.add_measured(job, time.monotonic() - began)
         yield job, record
 
+    def fits(job: Job, ahead: Sequence[Job]) -> bool:
+        if limit is None:
+            return True
+        if where(job) in too_large:
+            return False
+        if limit.allows(job, [j for j in ahead if not j.skip and where(j) <= where(job)]):
+            return True
+        if where(job) not in begun:
+            too_large.add(where(job))
+        return False
+
     for index, job in enumerate(jobs):
-        if job.resumable or (limit and not job.skip and not limit.allows(job, jobs[index + 1 :])):
-            waiting.append(job)
-        elif job.skip:
+        if job.skip and not job.resumable:
             yield job, skipped_record(job)
+        elif job.resumable or not fits(job, jobs[index + 1 :]):
+            waiting.append(job)
         else:
             yield from run(job)
-    for job in sorted(waiting, key=lambda j: (j.round, j.backend in pool.compilers, j.forecast.seconds)):
-        if limit and limit.allows(job):
+
+    def turn(job: Job) -> tuple[int, bool, int]:
+        return job.round, job.backend in pool.compilers, where(job)
+
+    waiting.sort(key=lambda job: (turn(job), job.forecast.seconds))
+    for index, job in enumerate(waiting):
+        alone = not begun or where(job) in begun
+        rest = [] if alone else [j for j in waiting[index + 1 :] if turn(j) == turn(job)]
+        if limit and limit.allows(job, rest):
             yield from run(replace(job, skip=None, resumable=False))
         else:
             late = job if job.resumable or not limit else skip_over_limit(job, limit.seconds)

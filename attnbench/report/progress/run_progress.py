@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,10 +31,14 @@ class RunProgress(JobProgress):
         self._ahead: dict[str, float] = {}  # the jobs still to come -> seconds forecast; skips of the plan are no jobs
         self._forecast_done = self._actual_done = 0.0  # seconds
         self._began = 0.0
+        self._deadline = math.inf  # the time of the monotonic clock when no job begins any more
         self._last: Record | None = None
         self._late: list[Record] = []  # skipped for want of time, one after another, and not printed yet
 
-    def planned(self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str]) -> None:
+    def planned(
+        self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str], limit: float | None = None
+    ) -> None:
+        self._deadline = time.monotonic() + limit if limit else math.inf
         texts = setup_texts(run)
         known = (texts[name] for name in ("device memory", "power_limit_w", "device threads", "torch"))
         facts = (run.environment.device.name, *known)
@@ -106,10 +111,14 @@ class RunProgress(JobProgress):
         return f"[{planned:>{len(str(self._total))}}/{self._total}{more}]"
 
     def _left(self) -> float:
-        """Return the seconds forecast for what is ahead, scaled by how the forecast has done so far."""
+        """Return the seconds forecast for what is ahead, scaled by how the forecast has done so far.
+
+        They are no more than the time limit leaves.
+        """
         scale = (self._actual_done + 5) / (self._forecast_done + 5)
         running = time.monotonic() - self._began if self._running else 0.0
-        return max(0.0, sum(self._ahead.values()) * scale - running)
+        ahead = sum(self._ahead.values()) * scale - running
+        return max(0.0, min(ahead, self._deadline - time.monotonic()))
 
     def _result(self, record: Record) -> Text:
         text = Text(self._name(record) + "  ").append_text(self._outcome(record))
