@@ -17,9 +17,9 @@ def is_too_busy(device: Device) -> bool:
 
 
 def other_work(device: Device) -> str:
-    """Return what was seen of other processes on a device, in a few words: "98% of its time: python (pid 12)"."""
+    """Return what was seen of other processes on a device, in a few words: "98% of its time: train (pid 12)"."""
     if device.kind == "cpu":
-        return f"load average {device.busy or 0.0:.0%} of its cores"
+        return f"work for {device.busy or 0.0:.0%} of its cores"
     who = ", ".join(device.users) or "a process that cannot be named here, as in a container"
     return f"{device.busy or 0.0:.0%} of its time: {who}"
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from attnbench.core.backend import MASK_LAUNCHES, Workspace
-from attnbench.core.case import RESULT_ITEMSIZE, Case
+from attnbench.core.case import DIRECTIONS, RESULT_ITEMSIZE, Case
 from attnbench.core.flops import flops, ideal_bytes, input_bytes
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
@@ -184,8 +184,8 @@ def within(jobs: Sequence[Job], limit: float, kind: str, last: Collection[str] =
     and so is what follows it: on a CPU, where the longest sequences take hours, it has no jobs, else its jobs are
     skipped. Where not even one problem fits, the cheapest jobs of the first are measured.
 
-    Where the forecasts might be too low the jobs of a round are in the order of their problems, so that what is
-    measured in the end is whole; those of the backends in `last` come after the others.
+    Where the forecasts might be too low the jobs of a round are in the order of their problems, and of those by pass,
+    so that what is measured in the end is whole; those of the backends in `last` come after the others.
     """
     costs, order = _costs(jobs), places(jobs, kind)
     spent = dict(zip(order, itertools.accumulate(costs[one] for one in order), strict=True))
@@ -204,7 +204,9 @@ def within(jobs: Sequence[Job], limit: float, kind: str, last: Collection[str] =
         if kind != "cpu" or problem(job.case) in fitting or problem(job.case) == first
     ]
     if kind == "cpu" or TOO_LOW * sum(costs.values()) > limit:
-        found.sort(key=lambda job: (job.round, job.backend in last, order[problem(job.case)]))
+        found.sort(
+            key=lambda j: (j.round, j.backend in last, order[problem(j.case)], DIRECTIONS.index(j.case.direction))
+        )
     return tuple(found)
 
 

@@ -306,7 +306,7 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
         if device not in ("auto", str(was)):
             raise UserError(f"{request.resume} was measured on {was}, not on {device}; leave out --device")
         observer.say(f"looking at the device, and importing {', '.join(old.specs)}")
-        now = probe_device(str(was), allow_busy=request.allow_busy or request.dry_run)
+        now = probe_device(str(was), allow_busy=request.allow_busy or request.dry_run or not todo)
         if found := differences(old, replace(old, environment=now, method=METHOD)):
             raise UserError(
                 f"cannot resume {request.resume} in another environment: {'; '.join(found)}; "

@@ -22,7 +22,7 @@ LIMITS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "thermal", 0x40: "ha
 # Seconds. NVML's utilisation is an average over 1/6 to 1 s, so it still holds the work of a process that has just
 # ended, this one included, and without persistence mode what the driver does when it starts.
 SETTLE, WATCH, EVERY = 1.0, 1.0, 0.1
-QUIET = 3  # readings of 0 in succession, after which there is nothing to watch
+QUIET = 5  # readings of 0 in succession, after which there is nothing to watch
 POWER_INSTANT = 186  # nvml.h, NVML_FI_DEV_POWER_INSTANT: mW now; nvmlDeviceGetPowerUsage averages over a second
 
 
@@ -103,9 +103,9 @@ class GpuState:
     def busy_with_others(self) -> float | None:
         """Return the share of the time in which something ran on the GPU while this process leaves it idle, 0 to 1.
 
-        It takes 0.3 s on a GPU that is idle, and 2 s on any other, of which the last counts. It needs no names of
-        processes, which some containers hide; memory that an idle process holds does not count. None where NVML does
-        not tell, as for a MIG slice.
+        It takes half a second on a GPU that is idle, and 2 s on any other, of which the last counts. It needs no names
+        of processes, which some containers hide; memory that an idle process holds does not count. None where NVML
+        does not tell, as for a MIG slice.
         """
         zeros = 0
         counted: list[float] = []
