@@ -291,6 +291,14 @@ class WhichModel:
         return {"models": self.model, "tp": self.tp, "phase": self.phase}
 
 
+AllowBusy = Annotated[
+    bool,
+    how(
+        "--allow-busy",
+        metavar="",
+        help="Measure also on a GPU that other processes use; what is shown then says first not to believe it.",
+    ),
+]
 Device = Annotated[
     str,
     how(

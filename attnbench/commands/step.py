@@ -88,6 +88,7 @@ def step(
     allow_wrong: Annotated[
         bool, options.how("--allow-wrong", help="End with exit code 0 even if a result is wrong. It is 5 otherwise.")
     ] = False,
+    allow_busy: options.AllowBusy = False,
     out: Annotated[
         Path | None, files(metavar="FILE", help="The run file to write. Default: a new file in results/.")
     ] = None,
@@ -117,6 +118,7 @@ def step(
         "--device": device != "auto",
         "--backend": backend,
         "--phase": phase != "prefill",
+        "--allow-busy": allow_busy,
     }
     given |= {"--seqlen": seqlen != "4k", "--batch": batch != "1", "--dtype": dtype != "bf16"}
     if runs and (len(runs) < len(models) or (measuring := [option for option, value in given.items() if value])):
@@ -129,7 +131,7 @@ def step(
     if not runs:
         suite = _suite(models, phase, seqlen, batch, dtype, layers)
         names = _backends(backend) if backend else None
-        outcome = _measured(suite, names, time_limit, device, rounds, python, out, dry_run, allow_wrong)
+        outcome = _measured(suite, names, time_limit, device, rounds, python, out, dry_run, allow_wrong, allow_busy)
         if dry_run:
             from attnbench.analysis.summary import planned
 
@@ -186,6 +188,7 @@ def _measured(
     out: Path | None,
     dry_run: bool,
     allow_wrong: bool,
+    allow_busy: bool,
 ) -> Outcome:
     """Measure steps; stderr says what goes on, which file it wrote, and what is left."""
     from attnbench.core.sizes import parse_duration
@@ -204,6 +207,7 @@ def _measured(
         dry_run=dry_run,
         pythons=tuple(python or ()),
         allow_wrong=allow_wrong,
+        allow_busy=allow_busy,
         argv=command_line(),
     )
     with live(RunProgress, "anything was measured") as progress:

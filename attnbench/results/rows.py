@@ -13,7 +13,7 @@ from attnbench.core.case import Case
 from attnbench.core.flops import Convention
 from attnbench.core.policy import SHORT
 from attnbench.core.record import Record, Run
-from attnbench.results import uncertainty
+from attnbench.results import disturbed, uncertainty
 from attnbench.results.case_names import with_versions
 from attnbench.results.noise import Prior, prior_from_variances
 from attnbench.results.timing_method import TimedBySpan, has_span
@@ -80,6 +80,16 @@ class Source:
                 exp=self.exp_ceiling,
             )
         return self._rates[dtype]
+
+    @cached_property
+    def is_disturbed(self) -> bool:
+        """Whether others used the GPU during the run, so that none of its figures can be believed."""
+        return bool(disturbed.disturbance(self.run))
+
+    @cached_property
+    def beside_others(self) -> frozenset[str]:
+        """The identities of the records beside which others used the GPU."""
+        return frozenset(record.id for record in disturbed.beside_others(self.run))
 
     @cached_property
     def spread(self) -> Spread:
