@@ -23,6 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import ideal_bytes
@@ -199,8 +200,12 @@ class Machine:
         return self.value(key, self.metric)
 
     def gbps(self, key: Key) -> float:
-        """Return the GB/s of a cell that has a figure, by the least bytes that a call moves."""
-        return ideal_bytes(key[0]) / self.latency(key) / 1e9
+        """Return the GB/s of a cell that has a figure, by the least bytes that a call moves; of each of several ranks.
+
+        As every figure it is the median over the rounds.
+        """
+        moved, ranks = ideal_bytes(key[0]), key[0].ranks
+        return stats.median([moved / seconds / 1e9 / ranks for seconds in self.cells[key].rounds(self.metric).values()])
 
     def tflops(self, key: Key) -> float:
         """Return the TFLOP/s of a cell that has a figure, by exact FLOPs."""
