@@ -41,7 +41,7 @@ from attnbench.results.run_setup import (
     setup_texts,
     unique_labels,
 )
-from attnbench.results.uncertainty import HARDLY_KNOWN
+from attnbench.results.uncertainty import hardly_known
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")
@@ -184,8 +184,13 @@ class Machine:
         return [key for key in self._reads_fastest(keys).values() if self.is_hardly_known(key)]
 
     def is_hardly_known(self, key: Key) -> bool:
-        """Return whether a cell with a figure is known to no better than a factor of 1.5."""
-        return (self.cells[key].half_interval(self.metric) or 0.0) >= HARDLY_KNOWN
+        """Return whether a cell with a figure is known to no better than a factor of 1.5, or nobody knows how well.
+
+        A baseline keeps one value of each measurement, so that how well any of its cells is known was not kept.
+        """
+        cell = self.cells[key]
+        half = cell.half_interval(self.metric)
+        return hardly_known(half) and not (half is None and cell.run.reduced)
 
     def _reads_fastest(self, keys: Iterable[Key]) -> dict[Case, Key]:
         best: dict[Case, Key] = {}
