@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -26,23 +27,23 @@ while True:
         a @ a
     torch.cuda.synchronize()
 """
-RUN = ("run", "-b", "sdpa-flash,sdpa-cudnn,sdpa-efficient", "--seqlen", "1k-8k", "--headdim", "128", "--causal")
+RUN = ("run", "-b", "sdpa-flash,sdpa-cudnn", "--seqlen", "1k,4k", "--headdim", "128", "--causal", "--pass", "fwd")
 DOUBT = "Nothing here can be believed: another process used"
 
 
 @contextmanager
 def load(after: float = 0.0) -> Iterator[None]:
     """Multiply matrices on the first GPU in another process, from some seconds on."""
-    process = subprocess.Popen([sys.executable, "-c", LOAD, str(after)], stdout=subprocess.PIPE, text=True)
-    try:
-        if not after:
-            assert process.stdout
-            process.stdout.readline()
-            time.sleep(1)
-        yield
-    finally:
-        process.kill()
-        process.wait()
+    command = [sys.executable, "-c", LOAD, str(after)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            if not after:
+                assert process.stdout
+                process.stdout.readline()
+                time.sleep(1)
+            yield
+        finally:
+            process.kill()
 
 
 def attnbench(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -60,16 +61,16 @@ def test_a_busy_gpu_is_refused_and_told_first(tmp_path: Path) -> None:
             assert "--allow-busy" in refused.stderr
         assert attnbench(tmp_path, "doctor", "--quick").returncode == 3
         allowed = attnbench(tmp_path, *RUN, "--allow-busy", "--out", "busy.jsonl")
-    assert allowed.returncode == 0
+    assert allowed.returncode in (0, 5), "kernels of others can look as if work were outside of the timed launch"
     for shown in (allowed, attnbench(tmp_path, "report", "busy.jsonl"), attnbench(tmp_path, "recommend", "busy.jsonl")):
         assert " ".join(shown.stdout.split()).startswith(DOUBT)
         assert "*" not in shown.stdout.partition("TFLOP/s")[2].partition("Peak memory")[0].replace("* best", "")
 
 
 def test_load_that_begins_later_is_told_first(tmp_path: Path) -> None:
-    with load(after=15.0):
-        late = attnbench(tmp_path, *RUN, "--rounds", "2", "--out", "late.jsonl")
-    assert "can be believed" in late.stdout.partition("\n")[0] + late.stdout.partition("\n")[2].partition("\n")[0]
+    with load(after=8.0):
+        late = attnbench(tmp_path, *RUN, "--rounds", "4", "--out", "late.jsonl")
+    assert re.match(r"(Nothing here can|\d+ of \d+ figures cannot) be believed", late.stdout.lstrip())
 
 
 def test_a_free_gpu_is_not_doubted(tmp_path: Path) -> None:
