@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import random
@@ -91,7 +92,11 @@ def parse_lengths(text: str) -> tuple[RaggedLengths | None, ...]:
 
 @cache
 def describe(lengths: Lengths) -> str:
-    """Return the lengths of a batch in a few words: "longtail", "2*2k+32*1x16k", or "40 of 17 to 8k"."""
+    """Return the lengths of a batch in a few words: "longtail", "2*2k+32*1x16k", or "40 of 17 to 8k #3fa2".
+
+    What stands behind "#" is a hash, as many batches have such extremes. Unlike lengths of one batch, mean and most
+    queries have unlike words.
+    """
     count, tokens = sum(of[0] for of in lengths), sum(of[0] * of[2] for of in lengths)
     queries = max(of[1] for of in lengths)
     if count <= MOST_SEQUENCES and tokens % count == 0:
@@ -101,7 +106,7 @@ def describe(lengths: Lengths) -> str:
     if len(lengths) <= MOST_SPELLED:
         return spell(lengths)
     shortest, longest = (format_size(of(k for _, _, k in lengths)) for of in (min, max))
-    return f"{count} of {shortest} to {longest}"
+    return f"{count} of {shortest} to {longest} #{hashlib.sha256(spell(lengths).encode()).hexdigest()[:4]}"
 
 
 def spell(lengths: Lengths) -> str:

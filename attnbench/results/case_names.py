@@ -6,10 +6,11 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
-from attnbench.core.case import DIRECTIONS, DTYPES, Case
+from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, LAYOUTS, Case
 from attnbench.core.lengths import describe
 from attnbench.core.record import Status
 from attnbench.core.sizes import format_size
@@ -145,6 +146,54 @@ def lengths(case: Case) -> str:
         return f"{pattern(case)} {case.shape.batch}x{format_size(seqlen(case))}"
     keys = format_size(case.shape.seqlen_k)
     return f"{format_size(case.shape.seqlen_q)}x{keys}" if lengths_differ(case) else keys
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How cases that differ in one of their fields, or in several that are said together, are sorted and told apart."""
+
+    value: Callable[[Case], Any]  # by which cases are sorted
+    label: Callable[[Case], str]  # in a title; "" where a title does not need it
+    short: Callable[[Case], str] | None = None  # in a column or row, where that is not the label
+
+    def brief(self, case: Case) -> str:
+        """Return what a column or row says."""
+        return (self.short or self.label)(case)
+
+
+def _long_heads(case: Case) -> str:
+    s = case.shape
+    return f"{s.nheads} heads" + (f", {s.nheads_k} key heads" if grouped(case) else "")
+
+
+_IN_ORDER: Mapping[str, Sequence[str]] = {"layout": LAYOUTS, "data": DATA, "cache_dtype": CACHE_DTYPES}
+
+
+def _value(name: str, case: Case) -> Any:
+    """Return one of EXTRAS as it is sorted."""
+    found = getattr(case, EXTRAS[name])
+    return _IN_ORDER[name].index(found) if name in _IN_ORDER else found
+
+
+# All that tells two cases apart, in the order of titles and of tables: titles, columns and filters are made of these.
+AXES: Mapping[str, Axis] = {
+    "dtype": Axis(lambda c: DTYPES.index(c.dtype), lambda c: c.dtype),
+    "headdim": Axis(
+        lambda c: (c.shape.headdim, c.shape.headdim_v), lambda c: f"headdim {headdim(c)}", lambda c: f"d{headdim(c)}"
+    ),
+    "causal": Axis(mask_rank, mask),
+    **{name: Axis(partial(_value, name), partial(extra, name=name)) for name in EXTRAS},
+    "lengths": Axis(pattern, pattern),
+    "direction": Axis(lambda c: DIRECTIONS.index(c.direction), lambda c: c.direction),
+    "nheads": Axis(lambda c: (c.shape.nheads, c.shape.nheads_k), _long_heads, lambda c: f"h{heads(c)}"),
+    "batch": Axis(lambda c: c.shape.batch, lambda c: f"batch {c.shape.batch}", lambda c: f"b{c.shape.batch}"),
+    "seqlen_q": Axis(
+        lambda c: c.shape.seqlen_q if lengths_differ(c) else 0,
+        lambda c: f"seqlen_q {format_size(c.shape.seqlen_q)}" if lengths_differ(c) else "",
+        lambda c: f"q{format_size(c.shape.seqlen_q)}",
+    ),
+    "seqlen": Axis(seqlen, lambda c: f"seqlen {format_size(seqlen(c))}", lambda c: format_size(seqlen(c))),
+}
 
 
 def case_name(backend: str, case: Case, dtype: bool = False, batch: bool = False) -> str:

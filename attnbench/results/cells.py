@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,8 +52,8 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The cell in a few words, with its dtype where there are cells of another: triton 16k d128 causal fwd."""
-        return case_name(self.backend, self.case, self.source.several_dtypes)
+        """The cell in a few words: triton 16k d128 causal fwd; dtype, batch and heads where other cells need them."""
+        return case_name(self.backend, self.case, self.source.several_dtypes, self.case in self.source.alike)
 
     @property
     def backend_name(self) -> str:
@@ -223,12 +224,16 @@ def cells(runs: Sequence[Run], convention: Convention = "exact", *, beside: Iter
     """
     joined = [(Source(run, convention), _records_by_key(run)) for run in runs]
     by_span = timed_by_span([*runs, *beside])
-    several = len({case.dtype for _, keys in joined for case, _ in keys}) > 1
+    cases = {case for _, keys in joined for case, _ in keys}
+    several = len({case.dtype for case in cases}) > 1
+    names = {case: case_name("", case, several) for case in cases}
+    shared = Counter(names.values())
+    alike = frozenset(case for case, name in names.items() if shared[name] > 1)
     found: list[Cell] = []
     for label, group in _groups(joined):
         own = []
         for source, keys in group:
-            source.device, source.several_dtypes, source.by_span = label, several, by_span
+            source.device, source.several_dtypes, source.alike, source.by_span = label, several, alike, by_span
             own += _cells_of(source, keys)
         eager = {cell.case: cell.rounds("latency") for cell in own if cell.backend == "eager" and cell.status == "ok"}
         for source, _ in group:
@@ -282,7 +287,7 @@ def _groups(joined: Sequence[tuple[Source, _Records]]) -> list[tuple[str, list[t
         for members, taken in groups:
             if not differences(members[0][0].run, source.run) and not keys.keys() & taken:
                 members.append((source, keys))
-                taken |= keys.keys()
+                taken.update(keys)
                 break
         else:
             groups.append(([(source, keys)], set(keys)))

@@ -124,6 +124,9 @@ def bound(case: Case, rates: Rates) -> Bound | None:
     return least.bound if least else None
 
 
+USUAL = ("tflops", "gbps", "tokens_per_second", "latency", "attention_share")  # in the order of a report
+
+
 def usual(case: Case) -> tuple[str, ...]:
     """Return the metrics that tell most of a case: of a step of generation the bandwidth and the latency, of a model's
     step its tokens and the share of attention.
@@ -443,12 +446,6 @@ def clock_sm(row: Row) -> float | None:
 def clock_mem(row: Row) -> float | None:
     """Median clock of the memory while measuring, as NVML saw it."""
     return row.one_value("clock_mem")
-
-
-@metric("Power", "W", "lower", formats.digits)
-def power(row: Row) -> float | None:
-    """Median power while measuring, as NVML saw it, pauses included; sustained figures have the power of the work."""
-    return row.one_value("power")
 
 
 @metric("Temperature", "C", "lower", formats.whole_number)

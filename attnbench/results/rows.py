@@ -40,6 +40,7 @@ class Source:
     convention: Convention = "exact"  # by which FLOPs are counted
     device: str = ""  # the label of its device, unique among devices and settings that are not comparable
     several_dtypes: bool = False  # not all cells that are reported together have one dtype
+    alike: frozenset[Case] = frozenset()  # cases that differ from another of these in batch or heads alone
     matmul_ceilings: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s, median over the run
     copy_ceiling: float | None = None  # bytes/s, median over the run
     exp_ceiling: float | None = None  # exponentials per second, median over the run

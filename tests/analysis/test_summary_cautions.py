@@ -12,9 +12,9 @@ import pytest
 from attnbench.analysis.summary.cautions import cautions
 from attnbench.core.case import Case
 from attnbench.core.flops import Convention
-from attnbench.core.record import Measurement, Record
+from attnbench.core.record import Approximation, Measurement, Record
 from attnbench.results.cells import cells
-from builders import CPU, H200, case, ended, job, ok, run
+from builders import CPU, H200, case, decode, ended, job, ok, run
 
 
 def warned(*records: Record, **changes: Any) -> str:
@@ -43,6 +43,25 @@ def test_cautions() -> None:
     assert "1 result wrong: triton 2k d128 full fwd." in warned(good, wrong)
     half = ended(case(), "eager", "timeout", "took 120 s", round=1)
     assert "1 cell measured in some rounds only: eager 1k d128 full fwd (TIMEOUT: took 120 s)." in warned(good, half)
+
+
+def test_a_figure_that_no_device_can_reach_is_a_fault_of_ours() -> None:
+    """989 TFLOP/s hold at 1830 MHz and the highest clock is 1980; memory gives 4.8 TB/s."""
+
+    def said(record: Record, **changes: Any) -> bool:
+        text = warned(record, **changes)
+        assert "It is a fault of attnbench's; please report it" in text or "above what" not in text
+        return "1 figure above what the device can do: triton" in text
+
+    assert said(ok(case(), "triton", 1100.0))
+    assert not said(ok(case(), "triton", 1060.0)), "at the highest clock"
+    assert not said(ok(case(), "triton", 1100.0), peak={"bf16": 5e14}), "a peak that a person gave"
+    near = Approximation("few keys", 0.4, None, rows=64, heads=4)
+    assert not said(ok(case(), "triton", 1100.0, approximation=near)), "by exact attention's FLOPs"
+    read = decode(16384, "triton", 20.0)  # 4 FLOPs a byte: 5 TB/s
+    assert said(read)
+    assert not said(replace(read, l2="warm"))
+    assert not said(decode(16384, "triton", 19.0))
 
 
 def test_on_a_cpu_nobody_is_sent_to_options_of_a_gpu() -> None:

@@ -93,6 +93,8 @@ def test_what_row_and_column_do_not_tell_makes_tables() -> None:
     text = shown([run(decode)])
     assert "32 heads, 8 key heads, batch 8, seqlen_q 1\n" in text
     assert "  3000 " in text
+    unlike = [ok(case(batch=1), "triton", 300.0), ok(case(batch=2), "fa2", 400.0)]
+    assert "*" not in shown([run(unlike)], metrics=("tflops",)), "two cases do not compete"
     odd = [ok(case(s, batch=b), "triton", 1.0) for s, b in ((1024, 3), (2048, 5))]
     assert "1k b3" in shown([run(odd)])
     window = [ok(case(causal=True, window_size=(1023, None), softcap=30.0), "triton", 1.0)]
@@ -110,6 +112,8 @@ def test_several_devices() -> None:
     runs = [run(forwards(("triton",))), run([ok(case(), "triton", 500.0)], device=b200)]
     text = shown(runs)
     assert "NVIDIA H200, bf16, headdim 128, full, fwd" in text
+    one = shown([runs[0], run([decode(16384, "triton", 9.0)], device=b200)])
+    assert one.count("NVIDIA B200, bf16, headdim 128") == 2, "bandwidth and latency, of one device alone"
     assert "(989 for bf16 on NVIDIA H200, 2250 for bf16 on NVIDIA B200)" in text.replace("\n", " ")
 
 

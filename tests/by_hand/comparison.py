@@ -423,7 +423,7 @@ def _cell(found: Sequence[Machine], machine: Machine, key: Key, fastest: Mapping
     told: dict[str, Any] = {"status": cell.status if cell else "not planned", "fastest": fastest.get(key[0]) == key}
     speed = None
     names = ("rounds", "latency", "tflops", "gbps", "utilization", "sustained_tflops", "sustained_tflops_per_watt")
-    told |= dict.fromkeys((*names, "power", "memory_peak")) | {"rounds": 0}
+    told |= dict.fromkeys((*names, "sustained_power", "memory_peak")) | {"rounds": 0}
     if cell and one:
         told |= {"rounds": len(one.rounds), "latency": one.value, "tflops": machine.tflops(key)}
         told |= {"gbps": machine.gbps(key)}
@@ -433,7 +433,7 @@ def _cell(found: Sequence[Machine], machine: Machine, key: Key, fastest: Mapping
             told["sustained_tflops"] = machine.tflops(key, "sustained")
         if key in machine.figures["joules"]:
             told["sustained_tflops_per_watt"] = machine.tflops(key, "joules")
-        told["power"] = over_rounds(cell, lambda record: middle(record, "power"))
+        told["sustained_power"] = over_rounds(cell, lambda record: middle(record, "sustained_power"))
         told["memory_peak"] = over_rounds(cell, lambda r: max(samples(r, "memory_peak"), default=None))
         if key in found[0].figures["latency"]:
             speed = speed_ratio(found[0], {key: 1.0}, machine, {key: 1.0}, "latency")

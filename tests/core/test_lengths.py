@@ -85,7 +85,8 @@ def test_a_pattern_has_its_name(text: str) -> None:
 
 def test_other_lengths_are_spelled_or_summed_up() -> None:
     assert describe(((2, 2048, 2048), (32, 1, 16384))) == "2*2k+32*1x16k"
-    assert describe(run_lengths([(n, n) for n in (5, 900, 17, 8, 33, 4096, 2)])) == "7 of 2 to 4k"
+    assert describe(run_lengths([(n, n) for n in (5, 900, 17, 8, 33, 4096, 2)])) == "7 of 2 to 4k #f146"
+    assert describe(run_lengths([(n, n) for n in (5, 900, 8, 17, 33, 4096, 2)])) != "7 of 2 to 4k #f146"
 
 
 @given(PAIRS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,9 +19,10 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.errors import UserError
 from attnbench.core.record import Approximation, Record
 from attnbench.report.document import Figure
+from attnbench.report.export import trackers
 from attnbench.report.html import figures, image, palette, vega_spec
 from attnbench.report.html.charts import METRICS, Charts, charts
-from attnbench.results import case_names, metrics, run_file
+from attnbench.results import metrics, run_file
 from attnbench.results.cells import cells
 from builders import case, ended, measurements, ok, run
 
@@ -306,27 +307,43 @@ def test_every_field_of_a_case_can_be_changed() -> None:
 
 @pytest.mark.parametrize("field", CHANGED)
 def test_two_cases_that_differ_have_two_titles(field: str) -> None:
-    """In a page's figures and table, and in the tables of a terminal, which would drop one of two."""
+    """In a page's figures and table, in the tables of a terminal, which would drop one of two, and for other tools."""
     pair = [case(2048, causal=True, batch=2), other_case(field)]
     if field in ("cache_dtype", "append"):
         pair[0] = replace(pair[0], page_size=16)
     found = cells([run([ok(one, "triton", 100.0 + i) for i, one in enumerate(pair)])])
-    first, second = charts(found).rows
-    assert first["shape"] != second["shape"]
+    rows = charts(found).rows
     told = ("dtype", "headdim", "mask", "pass", "other", "seqlen", "batch", "heads")
-    assert [first[name] for name in told] != [second[name] for name in told]
     figures_shown = [f for of in grids(found, ["latency"]) for grid in of.grids for _, row in grid.rows for f in row]
     assert len([f for f in figures_shown if isinstance(f, Figure)]) == 2
-    assert len({case_names.case_name("triton", one, dtype=True, batch=True) for one in pair}) == 2
-
-
-def test_no_two_rows_of_a_stored_run_have_one_name() -> None:
-    for file in (
-        path for path in RESULTS.glob("*.jsonl.gz") if re.search("serving|training-packed|claims|masks", path.name)
+    for names in (
+        [row["shape"] for row in rows],
+        [[row[name] for name in told] for row in rows],
+        [cell.name for cell in found],
+        [trackers.name(cell) for cell in found],
+        [one["group"] for one in trackers.pytest_benchmark(found)["benchmarks"]],
     ):
-        rows = charts(cells([run_file.read(file)[0]])).rows
-        assert len({(row["shape"], row["backend"]) for row in rows}) == len(rows), file.name
-        assert not [row["case"] for row in rows if row["limit"] and (row["rate"] or 0) > 1.02 * row["limit"]], file.name
+        assert names[0] != names[1]
+
+
+def test_backends_of_unlike_cases_have_two_titles() -> None:
+    """Where each backend has one cell at a length too: they would be ranked together."""
+    pair = [ok(case(batch=1), "triton", 300.0), ok(case(batch=2), "fa2", 400.0)]
+    rows = charts(cells([run(pair)])).rows
+    assert [row["shape"] for row in rows] == [f"d128 full fwd batch {batch} 1k" for batch in (1, 2)]
+    assert not any(row["best"] for row in rows)
+
+
+def test_no_two_rows_of_stored_runs_have_one_name() -> None:
+    """Of each file, and of all as one report; nor is a figure above what the device can do."""
+    files = sorted(RESULTS.glob("*.jsonl*"))
+    runs = [found for file in files if not (found := run_file.read(file)[0]).search]
+    assert len(runs) > 100
+    for of in (*([one] for one in runs), runs):
+        rows = charts(cells(of)).rows
+        names = Counter((row["shape"], row["backend"]) for row in rows)
+        assert [name for name, number in names.items() if number > 1] == [], of[0].started
+        assert [row["case"] for row in rows if row["limit"] and (row["rate"] or 0) > 1.02 * row["limit"]] == []
 
 
 @pytest.mark.parametrize("figure", figures.FIGURES, ids=lambda f: f.name)

@@ -79,7 +79,7 @@ def test_pytest_benchmark() -> None:
     first = found["benchmarks"][0]
     samples = small().records[0].measurements["time"].values
     stats = first["stats"]
-    assert (first["group"], first["name"]) == ("1k d128 full fwd bf16", "triton/bf16-d128-full-fwd-1k-b16-h16")
+    assert (first["group"], first["name"]) == ("1k d128 full fwd bf16 b16 h16", "triton/bf16-d128-full-fwd-1k-b16-h16")
     assert stats["data"] == list(samples)
     assert stats["rounds"] == len(samples) == 100
     assert (stats["min"], stats["max"]) == (min(samples), max(samples))
@@ -111,7 +111,7 @@ def test_pytest_benchmark_itself_compares_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest_benchmark", "compare", str(tmp_path / "run.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "benchmark '1k d128 causal fwd bf16': 1 tests" in done.stdout
+    assert "benchmark '1k d128 causal fwd bf16 b16 h16': 1 tests" in done.stdout
     assert "triton/bf16-d128-causal-fwd-1k-b16-h16" in done.stdout
 
 

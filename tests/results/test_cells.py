@@ -156,6 +156,8 @@ def test_runs_of_one_setting_join_and_others_stay_apart() -> None:
     ]
     assert cells([a, newer])[1].value("speedup") is None
     assert [c.device for c in cells([a, a])] == ["NVIDIA H200 (#1)", "NVIDIA H200 (#2)"]
+    others = [replace(b, started=f"2026-07-0{day}T10:00:00+00:00") for day in (2, 3)]
+    assert len({(c.device, *c.key) for c in cells([a, *others])}) == 3, "one that joined a has its cells too"
 
 
 def test_cells_stand_in_the_order_of_a_report_whatever_that_of_the_records() -> None:
@@ -176,6 +178,8 @@ def test_a_cell_names_itself_and_what_it_was_measured_on() -> None:
     assert by_key([cell]) == {(case(), "triton"): cell}
     several = cells([run([ok(case(), "triton", 300.0), ok(case(dtype="fp16"), "triton", 300.0)])])
     assert [c.name for c in several] == ["triton 1k d128 full fwd bf16", "triton 1k d128 full fwd fp16"]
+    alike = cells([run([ok(case(batch=b), "triton", 300.0) for b in (1, 2)])])
+    assert [c.name for c in alike] == [f"triton 1k d128 full fwd b{b} h16" for b in (1, 2)]
 
 
 def test_rounds_without_a_value_are_left_out() -> None:

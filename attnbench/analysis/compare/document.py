@@ -81,7 +81,7 @@ def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
                 "tflops": machine.tflops(key) if measured else None,
                 "gbps": machine.gbps(key) if measured else None,
                 "utilization": measured and measured.value("utilization"),
-                "power": measured and measured.value("power"),
+                "sustained_power": measured and measured.value("sustained_power"),
                 "sustained_tflops": measured and measured.value("sustained_tflops"),
                 "sustained_tflops_per_watt": measured and measured.value("tflops_per_watt"),
                 "memory_peak": measured and measured.value("memory_peak"),

@@ -245,7 +245,7 @@ def _drifting(cells: Sequence[Cell]) -> Iterator[Caution]:
         yield Caution(
             f"Getting slower while measured: {count(len(slower), 'cell')}, by {percent(most)} at most: {cell.name}.",
             "The clock fell meanwhile, or something else began to run.",
-            "Give run --isolate-power; -m clock_held,power,temperature tells more."
+            "Give run --isolate-power; -m clock_held,temperature tells more."
             if cell.run.environment.device.kind == "cuda"
             else "Leave the machine alone meanwhile.",
         )
@@ -308,19 +308,30 @@ def _unproven(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 def _above_the_peak(cells: Iterable[Cell]) -> Iterator[Caution]:
     """Tell of figures that no device of this model can reach, at its highest clock: a fault of attnbench's own."""
-    above = []
-    for cell in cells:
-        peak, clock, top = cell.rates.peak, cell.rates.clock, cell.run.environment.clock_max_hz
-        limit = peak * max(1.0, top / clock) if peak and clock and top else peak
-        counted = cell.is_exact and cell.source.convention == "exact"
-        if limit and counted and (cell.value("tflops") or 0.0) * 1e12 > ABOVE_PEAK * limit:
-            above.append(cell)
-    if above:
+    if above := [cell for cell in cells if cell.is_exact and (_beats_tensor_cores(cell) or _beats_memory(cell))]:
         yield Caution(
             f"{count(len(above), 'figure')} above what the device can do: {some([cell.name for cell in above])}.",
             "Their work is counted wrongly, or their time: do not use them.",
             "It is a fault of attnbench's; please report it with the run file.",
         )
+
+
+def _beats_tensor_cores(cell: Cell) -> bool:
+    """Return whether a cell computes faster than the datasheet's peak, scaled to the highest clock.
+
+    A peak that a person gave (run --peak) tells nothing of attnbench.
+    """
+    peak, clock, top = cell.rates.peak, cell.rates.clock, cell.run.environment.clock_max_hz
+    if not peak or cell.run.peak or cell.source.convention != "exact":
+        return False
+    limit = peak * max(1.0, top / clock) if clock and top else peak
+    return (cell.value("tflops") or 0.0) * 1e12 > ABOVE_PEAK * limit
+
+
+def _beats_memory(cell: Cell) -> bool:
+    """Return whether a step of generation reads faster than the datasheet's memory allows, with nothing in L2."""
+    is_cold = all(row.record.l2 == "cold" for row in cell.ok)
+    return cell.case.is_decode and is_cold and (cell.value("bandwidth_utilization") or 0.0) > ABOVE_PEAK
 
 
 def _no_peak(cells: Iterable[Cell]) -> Iterator[Caution]:

@@ -7,12 +7,11 @@ and query lengths that follow from row and column do not make grids of their own
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
-from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, LAYOUTS, Case
+from attnbench.core.case import Case
 from attnbench.core.flops import CONVENTIONS
 from attnbench.core.formats import digits, percent, share
 from attnbench.core.sizes import format_size
@@ -36,61 +35,11 @@ _TIMES = ("tflops", "gbps", "latency", "speedup")  # beside which stands how far
 ABREAST = 9  # with more backends than this they are rows instead of columns
 
 
-@dataclass(frozen=True)
-class _Axis:
-    value: Callable[[Cell], Any]  # the value of a cell on this axis, by which cells are sorted
-    label: Callable[[Cell], str]  # in a title; "" where a title does not need it
-    short: Callable[[Cell], str] | None = None  # in a column or row, where that is not the label
-
-
-_IN_ORDER: Mapping[str, Sequence[str]] = {"layout": LAYOUTS, "data": DATA, "cache_dtype": CACHE_DTYPES}
-
-
-def _extra(name: str) -> _Axis:
-    """Return the axis of one of case_names.EXTRAS."""
-    field = case_names.EXTRAS[name]
-
-    def value(cell: Cell) -> Any:
-        found = getattr(cell.case, field)
-        return _IN_ORDER[name].index(found) if name in _IN_ORDER else found
-
-    return _Axis(value, lambda cell: case_names.extra(cell.case, name))
-
-
 _ROW = "seqlen"
+_OF_CASES = [*case_names.AXES]
+_AFTER_PASS = _OF_CASES.index("direction") + 1
 # In the order of titles, and of tables.
-_AXES: dict[str, _Axis] = {
-    "device": _Axis(lambda c: 0, lambda c: c.device),
-    "dtype": _Axis(lambda c: DTYPES.index(c.case.dtype), lambda c: c.case.dtype),
-    "headdim": _Axis(
-        lambda c: (c.case.shape.headdim, c.case.shape.headdim_v),
-        lambda c: f"headdim {case_names.headdim(c.case)}",
-        lambda c: f"d{case_names.headdim(c.case)}",
-    ),
-    "causal": _Axis(lambda c: case_names.mask_rank(c.case), lambda c: case_names.mask(c.case)),
-    **{name: _extra(name) for name in case_names.EXTRAS},
-    "lengths": _Axis(lambda c: case_names.pattern(c.case), lambda c: case_names.pattern(c.case)),
-    "direction": _Axis(lambda c: DIRECTIONS.index(c.case.direction), lambda c: c.case.direction),
-    "backend": _Axis(lambda c: case_names.backend_rank(c.backend), lambda c: c.backend_name),
-    "nheads": _Axis(
-        lambda c: (c.case.shape.nheads, c.case.shape.nheads_k),
-        lambda c: _heads(c.case),
-        lambda c: f"h{case_names.heads(c.case)}",
-    ),
-    "batch": _Axis(
-        lambda c: c.case.shape.batch, lambda c: f"batch {c.case.shape.batch}", lambda c: f"b{c.case.shape.batch}"
-    ),
-    "seqlen_q": _Axis(
-        lambda c: c.case.shape.seqlen_q if case_names.lengths_differ(c.case) else 0,
-        lambda c: f"seqlen_q {c.case.shape.seqlen_q}" if case_names.lengths_differ(c.case) else "",
-        lambda c: f"q{format_size(c.case.shape.seqlen_q)}",
-    ),
-    _ROW: _Axis(
-        lambda c: case_names.seqlen(c.case),
-        lambda c: f"seqlen {format_size(case_names.seqlen(c.case))}",
-        lambda c: format_size(case_names.seqlen(c.case)),
-    ),
-}
+_AXES = ("device", *_OF_CASES[:_AFTER_PASS], "backend", *_OF_CASES[_AFTER_PASS:])
 _IMPLIED = ("nheads", "batch", "seqlen_q")  # make tables only where row and column do not tell them
 BY = tuple(axis for axis in _AXES if axis not in ("device", "seqlen_q"))
 BY_OPTION = {"pass": "direction", "window": "causal", "mask": "causal"}  # as the options of `run` call the axes
@@ -119,7 +68,7 @@ def grids(
         by = _ROW if len({c.backend for c in cells if c.status != "skipped"}) > ABREAST else "backend"
     wanted = [(name, cells) for name in names]
     if not names:
-        of_each = {name: [c for c in cells if name in c.usual] for name in ("tflops", "gbps", "latency")}
+        of_each = {name: [c for c in cells if name in c.usual] for name in metrics.USUAL}
         wanted = [(name, chosen) for name, chosen in of_each.items() if chosen]
         names = [name for name, _ in wanted]
     narrow, masked = [c for c in cells if c.case.dtype == "fp8"], [c for c in cells if c.case.mask]
@@ -129,12 +78,14 @@ def grids(
     wanted += [(name, chosen) for name, chosen in beside.items() if name not in names and chosen]
     if "memory_peak" not in names:
         wanted.append(("memory_peak", _with_plainest_mask(cells)))
-    lines = max(min(FEWEST_LINES, lines), lines / len({c.device for c in cells}))
+    devices = len({c.device for c in cells})
+    several = devices > 1
+    lines = max(min(FEWEST_LINES, lines), lines / devices)
     longest = 0
     found = []
     for name, chosen in wanted:
         metric = METRICS[name]
-        made, left = _grids(chosen, metric, by, lines if name in names else lines - longest)
+        made, left = _grids(chosen, several, metric, by, lines if name in names else lines - longest)
         longest = max(longest, sum(len(grid.rows) + FRAME for grid in made))
         if made or left or name in names:
             competing: Any = "column" if made and made[0].corner == "backend" else "row"
@@ -193,12 +144,14 @@ def _with_plainest_mask(cells: Sequence[Cell]) -> list[Cell]:
     return [c for c in cells if plainest.get((c.device, _but_mask(c.case))) == case_names.mask_rank(c.case)]
 
 
-def _grids(cells: Sequence[Cell], metric: Metric, by: str, lines: float) -> tuple[list[Grid], int]:
-    """Return grids until they have `lines` lines together, and the number of those that are left out."""
+def _grids(cells: Sequence[Cell], several: bool, metric: Metric, by: str, lines: float) -> tuple[list[Grid], int]:
+    """Return grids until they have `lines` lines together, and the number of those that are left out.
+
+    several: whether the report has cells of other devices.
+    """
     row, column = ("backend", _ROW) if by == _ROW else (_ROW, by)
     titles = [axis for axis in _AXES if axis not in (row, column, *_IMPLIED)]
     implied = [axis for axis in _IMPLIED if axis != column]
-    several = len({c.device for c in cells}) > 1
     found: list[Grid] = []
     left = 0
     for group in _split(cells, titles):
@@ -212,13 +165,28 @@ def _grids(cells: Sequence[Cell], metric: Metric, by: str, lines: float) -> tupl
     return found, left
 
 
+def _value(axis: str, cell: Cell) -> Any:
+    """Return the value of a cell on an axis, by which cells are sorted; those of devices stand as they come."""
+    if axis in case_names.AXES:
+        return case_names.AXES[axis].value(cell.case)
+    return case_names.backend_rank(cell.backend) if axis == "backend" else 0
+
+
+def _text(axis: str, cell: Cell, *, short: bool = False) -> str:
+    """Return a cell's value on an axis as a title says it, or in short as a row or column does."""
+    if axis in case_names.AXES:
+        of = case_names.AXES[axis]
+        return of.brief(cell.case) if short else of.label(cell.case)
+    return cell.backend_name if axis == "backend" else cell.device
+
+
 def _split(cells: Sequence[Cell], axes: Sequence[str]) -> list[list[Cell]]:
     """Return the cells in groups that are alike in all of the axes, in the order of their values."""
     groups: dict[tuple[Any, ...], list[Cell]] = {}
     devices: dict[str, int] = {}
     for cell in cells:
         device = devices.setdefault(cell.device, len(devices))
-        groups.setdefault((device, *(_AXES[axis].value(cell) for axis in axes)), []).append(cell)
+        groups.setdefault((device, *(_value(axis, cell) for axis in axes)), []).append(cell)
     return [groups[key] for key in sorted(groups)]
 
 
@@ -234,10 +202,9 @@ def _split_implied(cells: list[Cell], row: str, column: str, axes: Sequence[str]
 def _tells(known: str, axis: str, cells: Sequence[Cell]) -> bool:
     """Return whether all cells with the same value on the axis `known` have the same value on `axis`."""
     seen: dict[Any, Any] = {}
-    key_of, value_of = _AXES[known].value, _AXES[axis].value
     for cell in cells:
-        value = value_of(cell)
-        if seen.setdefault(key_of(cell), value) != value:
+        value = _value(axis, cell)
+        if seen.setdefault(_value(known, cell), value) != value:
             return False
     return True
 
@@ -248,17 +215,16 @@ def _grid(cells: Sequence[Cell], several: bool, metric: Metric, axes: tuple[str,
     several: whether the report has cells of other devices. axes: of the rows and of the columns.
     """
     row, column = axes
-    at = {(_AXES[row].value(c), _AXES[column].value(c)): c for c in cells}
+    at = {(_value(row, c), _value(column, c)): c for c in cells}
     tried = [key for key, cell in at.items() if cell.status != "skipped"]
     values = {key: value for key, cell in at.items() if (value := cell.value(metric.name)) is not None}
     if not tried or (not values and any(at[key].status == "ok" for key in tried)):
         return None
     rows, columns = (sorted(set(keys)) for keys in zip(*tried, strict=True))  # what was skipped throughout has no place
 
-    case = 0 if column == "backend" else 1  # the place in a key that names the case on which backends compete
-    rivals: dict[Any, list[Cell]] = {}
-    for key in (key for key in values if "backend" in axes and at[key].is_exact):
-        rivals.setdefault(key[case], []).append(at[key])
+    rivals: dict[Case, list[Cell]] = {}
+    for cell in (at[key] for key in values if "backend" in axes and at[key].is_exact):
+        rivals.setdefault(cell.case, []).append(cell)
     starred = {id(cell) for found in rivals.values() for cell in _best(metric, found)}
 
     details, row_extra, column_extra = _details(cells, row, column)
@@ -321,7 +287,7 @@ def _best(metric: Metric, rivals: Sequence[Cell]) -> Sequence[Cell]:
 
 def _title(cell: Cell, several: bool, axes: tuple[str, str]) -> str:
     names = [a for a in _AXES if a not in (*axes, *_IMPLIED) and (several or a != "device")]
-    return ", ".join(filter(None, (_AXES[a].label(cell) for a in names)))
+    return ", ".join(filter(None, (_text(a, cell) for a in names)))
 
 
 def _details(cells: Sequence[Cell], row: str, column: str) -> tuple[str, list[str], list[str]]:
@@ -331,8 +297,8 @@ def _details(cells: Sequence[Cell], row: str, column: str) -> tuple[str, list[st
     column_extra: list[str] = []
     for axis in (a for a in _IMPLIED if a not in (row, column)):
         tokens = {c.case.extent.batch * c.case.extent.seqlen_k for c in cells}
-        if len({_AXES[axis].value(c) for c in cells}) == 1:
-            told.append(_AXES[axis].label(cells[0]))
+        if len({_value(axis, c) for c in cells}) == 1:
+            told.append(_text(axis, cells[0]))
         elif axis == "batch" and len(tokens) == 1:
             told.append(f"batch x seqlen = {format_size(tokens.pop())}")
         else:
@@ -342,13 +308,8 @@ def _details(cells: Sequence[Cell], row: str, column: str) -> tuple[str, list[st
 
 def _label(cell: Cell, axis: str, extra: Sequence[str]) -> str:
     """Return the label of a row or column: its value on `axis`, then on the implied axes that it has to name."""
-    names = [(_AXES[a].short or _AXES[a].label)(cell) or f"no {a}" for a in (axis, *extra)]
+    names = [_text(a, cell, short=True) or f"no {a}" for a in (axis, *extra)]
     return " ".join(names)
-
-
-def _heads(case: Case) -> str:
-    s = case.shape
-    return f"{s.nheads} heads" + (f", {s.nheads_k} key heads" if case_names.grouped(case) else "")
 
 
 @cache

@@ -84,7 +84,7 @@ def pytest_benchmark(cells: Sequence[Cell]) -> dict[str, Any]:
 def _benchmark(name: str, cell: Cell) -> dict[str, Any]:
     """Return the entry of a cell in pytest-benchmark's list."""
     return {
-        "group": case_names.case_name("", cell.case, dtype=True).strip(),
+        "group": case_names.case_name("", cell.case, dtype=True, batch=True).strip(),
         "name": name,
         "fullname": f"attnbench::{name}",
         "params": None,

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from attnbench.core import stats
-from attnbench.core.case import Case
 from attnbench.core.flops import Convention, exps, ideal_bytes
 from attnbench.core.sizes import format_size
 from attnbench.core.text import one_line
@@ -40,24 +39,13 @@ _OF_RATE = {  # metrics that say something of cases only whose usual metric is t
 }
 QUANTILES = (0, 10, 90, 100)  # of the samples, each a field such as "p10"
 
-# What the title of a panel may say of its cells.
-_TITLE_PARTS: Mapping[str, Callable[[Cell], str]] = {
-    "device": lambda c: c.device,
-    "dtype": lambda c: c.case.dtype,
-    "headdim": lambda c: f"d{case_names.headdim(c.case)}",
-    "mask": lambda c: case_names.mask(c.case),
-    "pass": lambda c: c.case.direction,
-    "lengths": lambda c: case_names.pattern(c.case),
-    "other": lambda c: ", ".join(case_names.extras(c.case)),
-    "queries": lambda c: _queries(c.case),
-}
-_ALWAYS_IN_TITLES = ("headdim", "mask", "pass")
-# Said only where a panel would otherwise have several cells of one backend and length.
-_FURTHER_TITLE_PARTS: tuple[Callable[[Cell], str], ...] = (
-    lambda c: f"{case_names.heads(c.case)} heads",
-    lambda c: f"batch {c.case.shape.batch}",
-    lambda c: c.case.key[:8],  # whatever else tells two cases apart
-)
+# Of case_names.AXES. In every title:
+_ALWAYS = ("headdim", "causal", "direction")
+# In a title where a length would otherwise have several cases:
+_WHERE_NEEDED = ("nheads", "batch")
+# With a field of their own in a row; the others are in "other", and in a title where they vary:
+_OWN_FIELD = ("dtype", *_ALWAYS, *_WHERE_NEEDED, "seqlen")
+_OTHERS = tuple(axis for axis in case_names.AXES if axis not in _OWN_FIELD)
 
 
 @dataclass(frozen=True)
@@ -98,9 +86,9 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
     """
     tried = {c.backend for c in cells if c.status != "skipped"}
     cells = [c for c in cells if c.backend in tried] or cells
-    varying = [name for name, part in _TITLE_PARTS.items() if len({part(c) for c in cells}) > 1]
-    title_parts = [name for name in _TITLE_PARTS if name in varying or name in _ALWAYS_IN_TITLES]
-    roof_parts = [name for name in title_parts if name != "mask"]
+    of_cells = ("device", "dtype", *_ALWAYS, *_OTHERS)
+    title_parts = [axis for axis in of_cells if axis in _ALWAYS or len({_said(axis, c) for c in cells}) > 1]
+    roof_parts = [axis for axis in title_parts if axis != "causal"]
     panels = _panels(cells, title_parts)
     eager = {(c.device, c.case): c.latency_interval for c in cells if c.backend == "eager"}
     rows: list[Row] = []
@@ -118,7 +106,7 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
             titles = {"panel": panel, "shape": f"{panel} {format_size(length)}", "roof": _title(cell, roof_parts)}
             mark = {"best": fastest[length].get(id(cell)), "near": titles["shape"] if length in near else None}
             rows.append(titles | mark | _row(cell, slot, eager.get((cell.device, cell.case))))
-    common = [part(cells[0]) for name, part in _TITLE_PARTS.items() if name not in title_parts] if cells else []
+    common = [_said(axis, cells[0]) for axis in of_cells if axis not in title_parts] if cells else []
     by_roof = _grouped(cells, lambda c: _title(c, roof_parts))
     return Charts(
         backends=tuple(sorted({c.backend_name for c in cells}, key=case_names.backend_rank)),
@@ -131,13 +119,16 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
     )
 
 
-def _queries(case: Case) -> str:
-    s = case.shape
-    return "" if s.seqlen_q == s.seqlen_k else f"seqlen_q {format_size(s.seqlen_q)}"
+def _said(axis: str, cell: Cell) -> str:
+    """Return what a title says of a cell on an axis."""
+    if axis == "device":
+        return cell.device
+    of = case_names.AXES[axis]
+    return of.brief(cell.case) if axis in _ALWAYS else of.label(cell.case)
 
 
-def _title(cell: Cell, title_parts: Sequence[str]) -> str:
-    return " ".join(filter(None, (_TITLE_PARTS[name](cell) for name in title_parts)))
+def _title(cell: Cell, axes: Iterable[str]) -> str:
+    return " ".join(filter(None, (_said(axis, cell) for axis in axes)))
 
 
 def _panels(cells: Iterable[Cell], title_parts: Sequence[str]) -> dict[str, list[Cell]]:
@@ -146,14 +137,12 @@ def _panels(cells: Iterable[Cell], title_parts: Sequence[str]) -> dict[str, list
     return {part: found for title, members in panels.items() for part, found in _split(title, members).items()}
 
 
-def _split(
-    title: str, cells: list[Cell], by: Sequence[Callable[[Cell], str]] = _FURTHER_TITLE_PARTS
-) -> dict[str, list[Cell]]:
-    """Split a panel by further parts of a title, until a backend has one cell at each length."""
-    if not by or len({(c.backend, case_names.seqlen(c.case)) for c in cells}) == len(cells):
+def _split(title: str, cells: list[Cell], by: Sequence[str] = _WHERE_NEEDED) -> dict[str, list[Cell]]:
+    """Split a panel by further parts of a title, until there is one case at each length."""
+    if not by or len({c.case for c in cells}) == len({case_names.seqlen(c.case) for c in cells}):
         return {title: cells}
-    groups = _grouped(cells, by[0])
-    named = {f"{title} {name}" if len(groups) > 1 else title: found for name, found in groups.items()}
+    groups = _grouped(cells, lambda cell: _said(by[0], cell))
+    named = {f"{title} {said}" if len(groups) > 1 else title: found for said, found in groups.items()}
     return {part: of_part for name, found in named.items() for part, of_part in _split(name, found, by[1:]).items()}
 
 
@@ -198,7 +187,7 @@ def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row
         "headdim": case_names.headdim(case),
         "mask": case_names.mask(case),
         "pass": case.direction,
-        "other": ", ".join(filter(None, (_queries(case), case_names.pattern(case), *case_names.extras(case)))),
+        "other": ", ".join(filter(None, (case_names.AXES[axis].label(case) for axis in _OTHERS))),
         "seqlen": case_names.seqlen(cell.case),
         "batch": shape.batch,
         "heads": case_names.heads(case),
