@@ -138,14 +138,10 @@ def report(
     ends_with_its_reader()
     from attnbench.results.cells import cells as cells_of
 
-    of_cells = bool(metric or by or every or cell or model or png or svg) or bool(formats & {"csv", "json", *TRACKERS})
-    if not of_cells and (own := _own_document(runs)):
-        raise typer.Exit(output.write(own, wanted))
-    if any(run.search for run in runs) and not all(run.search for run in runs):
-        searches = sum(run.search is not None for run in runs)
-        tell(f"attnbench: left out: {count(searches, 'run')} that searched what fits, which attnbench capacity shows")
-        results = [path for path, run in read if not run.search]
-        runs = [run for run in runs if not run.search]
+    own = None if metric or by or every or cell or model or png or svg else _own_document(runs)
+    if own is None:
+        read = _with_cells(read, tell_all=bool(formats & {"table", "md", "html"}))
+        results, runs = [path for path, _ in read], [run for _, run in read]
     cells = cells_of(runs, convention)
     if cell:
         from attnbench.analysis.summary import one_cell
@@ -168,31 +164,60 @@ def report(
     shown = Document("report", "")  # of rows and of other tools' formats alone: they need no tables
     if formats & {"table", "md", "html"}:
         lines = math.inf if every else LINES
-        shown = document(cells, runs, metrics=metric or [], by=columns, lines=lines, files=results)
-    shown = complete(shown, formats, cells, runs, results)
+        shown = own or document(cells, runs, metrics=metric or [], by=columns, lines=lines, files=results)
+    shown = complete(shown, formats - {"html"} if own else formats, cells, runs, results)
     if code := output.write(shown, wanted, _trackers(formats, cells)):
         raise typer.Exit(code)
 
 
+_MEASURED = {  # command -> runs that it shows with more than a table of cells
+    "capacity": "that searched what fits",
+    "step": "of whole steps of models",
+    "claims": "of published claims",
+}
+
+
+def _command(run: Run) -> str:
+    """Return the command of _MEASURED that shows a run, "" where that is `report`."""
+    from attnbench.analysis.claims import SUITE
+
+    if run.search:
+        return "capacity"
+    if run.records and all(record.case.step for record in run.records):
+        return "step"
+    return "claims" if run.suite == SUITE else ""
+
+
 def _own_document(runs: Sequence[Run]) -> Document | None:
     """Return what the command shows that measured all of the runs, where it shows more than a table of cells."""
-    if all(run.search for run in runs):
+    commands = {_command(run) for run in runs}
+    if commands == {"capacity"}:
         from attnbench.analysis.capacity.document import document
 
         return document(runs)
-    if all(run.records and all(record.case.step for record in run.records) for run in runs):
+    if commands == {"step"}:
         from attnbench.analysis.step.document import document as of_steps
 
         return of_steps(runs)
-    from attnbench.analysis.claims import SUITE
-
-    if all(run.suite == SUITE for run in runs):
+    if commands == {"claims"}:
         from attnbench.analysis.claims.claim_file import load
         from attnbench.analysis.claims.document import document as of_claims
 
         shown = of_claims(load([]), runs)
         return shown if any(row["value"] is not None for row in shown.rows) else None  # else of claims of one's own
     return None
+
+
+def _with_cells(read: list[tuple[Path, Run]], *, tell_all: bool) -> list[tuple[Path, Run]]:
+    """Return the runs without searches, unless there is nothing else; what another command shows better is told."""
+    kept = [(path, run) for path, run in read if not run.search] or read
+    for command, what in _MEASURED.items():
+        number = sum(_command(run) == command for _, run in read)
+        if number and command == "capacity" and len(kept) < len(read):
+            tell(f"attnbench: left out: {count(number, 'run')} {what}, which attnbench {command} shows")
+        elif number and tell_all and command != "capacity":
+            tell(f"attnbench: shown as cells: {count(number, 'run')} {what}, of which attnbench {command} shows more")
+    return kept
 
 
 def _wanted(output_to: ReportOutput, drawn: bool) -> Sequence[tuple[str, Path | None]]:

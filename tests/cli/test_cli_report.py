@@ -61,8 +61,14 @@ def test_a_file_of_searches_or_steps_is_shown_as_its_own_command_does(tmp_path: 
     for kind in ("capacity", "step"):
         file = max(str(path) for path in RESULTS.glob(f"*-{kind}-nvidia-h200.jsonl.gz"))
         assert tool("report", file).out == tool(kind, file).out
-    mixed = tool("report", file, max(map(str, RESULTS.glob("*-capacity-nvidia-h200.jsonl.gz"))))
+    searched = max(map(str, RESULTS.glob("*-capacity-nvidia-h200.jsonl.gz")))
+    mixed = tool("report", file, searched)
     assert "left out: 1 run that searched what fits, which attnbench capacity shows" in mixed.err
+    assert "shown as cells: 1 run of whole steps of models, of which attnbench step shows more" in mixed.err
+    assert "Tokens per second" in mixed.out
+    both = tool("report", searched, "-f", "table", "-f", "csv=cells.csv")
+    assert both.out.startswith(tool("capacity", searched).out), "whatever else is written"
+    assert (tmp_path / "cells.csv").read_text().startswith("device,suite,")
 
 
 def test_markdown(measured: Tool) -> None:

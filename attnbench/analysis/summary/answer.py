@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from attnbench.core.case import Case
-from attnbench.core.formats import percent
+from attnbench.core.formats import percent, times
 from attnbench.core.record import Run
-from attnbench.core.text import count, listed, some
+from attnbench.core.text import count, listed
 from attnbench.report.document import NOTHING_MEASURED
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
-from attnbench.results.uncertainty import Contest, contest, doubt
+from attnbench.results.uncertainty import Contest, contest, doubt, hardly_known
 
 MOST_TIES = 3  # groups of backends that tie, by name
+MOST_NAMED = 6  # approximations
 
 
 def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
@@ -33,9 +35,32 @@ def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
     for cell in cells:
         by_dtype.setdefault(cell.case.dtype, []).append(cell)
     said = (_fastest(of_one, f" in {dtype}" if len(by_dtype) > 1 else "") for dtype, of_one in by_dtype.items())
-    near = dict.fromkeys(cell.backend_name for cell in cells if not cell.is_exact)
-    apart = f"Not ranked: {some(near, 6)}, which compute an approximation of attention." if near else ""
-    return (f"{counted}: {ended}.", *filter(None, (*said, apart)))
+    return (f"{counted}: {ended}.", *filter(None, (*said, _approximations(cells))))
+
+
+def _approximations(cells: Sequence[Cell]) -> str:
+    """Return how fast approximations are beside the fastest backend that computes attention, and their errors."""
+    known = [c for c in cells if c.value("latency") and not hardly_known(c.half_interval("latency"))]
+    fastest: dict[tuple[str, Case], float] = {}
+    for cell in (c for c in known if c.is_exact):
+        fastest[cell.device, cell.case] = min(_latency(cell), fastest.get((cell.device, cell.case), math.inf))
+    told = []
+    for name in dict.fromkeys(c.backend for c in cells if not c.is_exact):
+        own = [c for c in known if c.backend == name]
+        speeds = [best / _latency(c) for c in own if (best := fastest.get((c.device, c.case)))]
+        errors = [error for c in own if (error := c.value("approximation_error")) is not None]
+        with_errors = f"with errors of {_span(errors, percent)}" if errors else ""
+        told.append(" ".join(filter(None, (name, _span(speeds, times), with_errors))))
+    if not told:
+        return ""
+    more = f"; and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
+    beside = " 1x is the speed of the fastest exact backend." if fastest else ""
+    return f"Not ranked, as they approximate attention: {'; '.join(told[:MOST_NAMED])}{more}.{beside}"
+
+
+def _span(values: Sequence[float], write: Callable[[float], str]) -> str:
+    """Return the least and the most of some values, once where they read the same; "" for none."""
+    return " to ".join(dict.fromkeys((write(min(values)), write(max(values))))) if values else ""
 
 
 def _fastest(cells: Sequence[Cell], where: str) -> str:

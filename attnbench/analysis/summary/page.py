@@ -10,13 +10,16 @@ from attnbench.analysis.summary.grids import heading
 from attnbench.core.formats import digits, megahertz, percent, size
 from attnbench.core.record import Run
 from attnbench.report.document import Pairs, Section
+from attnbench.results import metrics
 from attnbench.results.cells import Cell
 from attnbench.results.metrics import METRICS
 
 
 def note_on_figures(cells: Sequence[Cell]) -> str:
-    """Return how FLOPs are counted and which peak utilisation is a share of, for all figures of the page."""
-    return heading(METRICS["utilization"], cells) if cells else ""
+    """Return how FLOPs and bytes are counted and what their shares are of, for all figures of the page."""
+    told = {"tflops": "utilization", "gbps": "gbps"}  # of the cells whose usual metric is the first
+    usual = {name: [c for c in cells if name in metrics.usual(c.case) and c.is_exact] for name in told}
+    return ". ".join(heading(METRICS[told[name]], found) for name, found in usual.items() if found)
 
 
 def environment(runs: Sequence[Run], files: Sequence[Path]) -> Section:
