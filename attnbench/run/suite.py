@@ -181,6 +181,11 @@ def parse_options(options: Mapping[str, Any]) -> Settings:
         if name in policy:
             policy[name] = parse_duration(policy[name], option)
     given = {k: v for k, v in options.items() if v is not None}
+    if "min_samples" in policy:
+        try:
+            _policy({"min_samples": policy["min_samples"]})
+        except UserError as error:
+            raise UserError(str(error).replace("policy: min_samples", "--min-samples")) from None
     settings = Settings.model_validate({**given, "axes": axes, "policy": policy})
     try:
         parsed(settings.axes)
@@ -291,7 +296,9 @@ def _policy(settings: Mapping[str, Any]) -> Policy:
     """Return the policy of some fields. Raises UserError for an unknown field or value."""
     for name, value in settings.items():
         if name not in POLICY_FIELDS:
-            raise UserError(f"policy: unknown key {name!r}{did_you_mean(name, POLICY_FIELDS)}")
+            there = yaml_file.stands(name, POLICY_FIELDS, {key: yaml_file.keys_of(of) for key, of in MODELS.items()})
+            more = f"; it stands {there}" if there else did_you_mean(name, POLICY_FIELDS)
+            raise UserError(f"policy: unknown key {name!r}{more}")
         default = POLICY_FIELDS[name].default
         if isinstance(default, bool):
             if not isinstance(value, bool):
@@ -303,7 +310,10 @@ def _policy(settings: Mapping[str, Any]) -> Policy:
             raise UserError(f"policy: {name}: {shortened(repr(value))} is not a number of at least 0, below 2^63")
         elif isinstance(default, int) and (isinstance(value, float) or (value < 1 and name != "seed")):
             raise UserError(f"policy: {name}: {value!r} is not a whole number of at least 1")
-    return Policy(**settings)
+    found = Policy(**settings)
+    if found.min_samples > found.max_samples:
+        raise UserError(f"policy: min_samples: {found.min_samples} is more than max_samples, {found.max_samples}")
+    return found
 
 
 def describe_suite(suite: Suite) -> str:
