@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -14,7 +14,7 @@ import typer
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import ends_with_its_reader, one_of, read_runs, tell
 from attnbench.core.errors import UserError
-from attnbench.core.text import count, printable
+from attnbench.core.text import count, listed, printable
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
@@ -210,9 +210,14 @@ def _own_document(runs: Sequence[Run]) -> Document | None:
     if commands == {"claims"}:
         from attnbench.analysis.claims.claim_file import load
         from attnbench.analysis.claims.document import document as of_claims
+        from attnbench.report.document import Span
 
         shown = of_claims(load([]), runs)
-        return shown if any(row["value"] is not None for row in shown.rows) else None  # else of claims of one's own
+        if all(row["value"] is None for row in shown.rows):
+            return None  # claims of one's own
+        names = listed(dict.fromkeys(record.backend for run in runs for record in run.records))
+        every = f"Cells of {names}, also where no claim could be judged: attnbench report --all."
+        return replace(shown, notes=(*shown.notes, (Span(every, "quiet"),)))
     return None
 
 

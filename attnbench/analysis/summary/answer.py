@@ -44,18 +44,19 @@ def _approximations(cells: Sequence[Cell]) -> str:
     fastest: dict[tuple[str, Case], float] = {}
     for cell in (c for c in known if c.is_exact):
         fastest[cell.device, cell.case] = min(_latency(cell), fastest.get((cell.device, cell.case), math.inf))
-    told = []
+    told, beside = [], False
     for name in dict.fromkeys(c.backend for c in cells if not c.is_exact):
         own = [c for c in known if c.backend == name]
         speeds = [best / _latency(c) for c in own if (best := fastest.get((c.device, c.case)))]
         errors = [error for c in own if (error := c.value("approximation_error")) is not None]
         with_errors = f"with errors of {_span(errors, percent)}" if errors else ""
         told.append(" ".join(filter(None, (name, _span(speeds, times), with_errors))))
+        beside = beside or bool(speeds)
     if not told:
         return ""
     more = f"; and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
-    beside = " 1x is the speed of the fastest exact backend." if fastest else ""
-    return f"Not ranked, as they approximate attention: {'; '.join(told[:MOST_NAMED])}{more}.{beside}"
+    unit = " 1x is the speed of the fastest exact backend." if beside else ""
+    return f"Not ranked, as they approximate attention: {'; '.join(told[:MOST_NAMED])}{more}.{unit}"
 
 
 def _span(values: Sequence[float], write: Callable[[float], str]) -> str:

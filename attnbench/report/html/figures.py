@@ -78,9 +78,9 @@ FIGURES: tuple[VegaFigure, ...] = (
     VegaFigure(
         "ranking",
         "Ranking",
-        "All backends that compute attention on one shape, the best first: TFLOP/s, or GB/s where one query a sequence "
-        "reads a cache. Thin lines: 95 % interval of the median; those alike within it are marked = best, ? what is "
-        "hardly known. ~ and a pale bar: clock held down.",
+        "All backends that compute attention on one shape, the best first: TFLOP/s, or GB/s where few queries a "
+        "sequence read a cache. Thin lines: 95 % interval of the median; those alike within it are marked = best, "
+        "? what is hardly known. ~ and a pale bar: clock held down.",
         y_axis("rate", "", FROM_ZERO),
         INTERVAL_OF_RATE,
         limits=(("limit", "datasheet"),),
@@ -97,7 +97,7 @@ FIGURES: tuple[VegaFigure, ...] = (
     VegaFigure(
         "bandwidth",
         "Bandwidth",
-        f"GB/s of q, k, v and out over the length of the keys, where one query a sequence reads a cache. {_BARS}",
+        f"GB/s of q, k, v and out over the length of the keys, where few queries a sequence read a cache. {_BARS}",
         y_axis("gbps", "GB/s", FROM_ZERO),
         INTERVAL_OF_RATE,
         limits=(("bandwidth", "datasheet bandwidth"), ("copy", "copy measured")),
