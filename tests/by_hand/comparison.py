@@ -308,7 +308,7 @@ def check(
 ) -> tuple[dict[str, Any], Sequence[Machine], Sequence[Figures], Sequence[Offer | None]]:
     """Compare all figures of a comparison with those that are computed here, and return both."""
     said = printed("compare", *paths, *scenario.options)
-    found = _in_order(said, machines(paths))
+    found = in_order(said, machines(paths))
     where = f"compare {' '.join(path.name.partition('-nvidia')[0] for path in paths)}"
     figures = all_figures(found)
     audit.same(where, "kinds of figures", len(said["figures"]), len(figures))
@@ -331,7 +331,7 @@ def check(
     return said, found, figures, costs
 
 
-def _in_order(said: dict[str, Any], found: Sequence[Machine]) -> list[Machine]:
+def in_order(said: dict[str, Any], found: Sequence[Machine]) -> list[Machine]:
     """Return the machines in the order in which they are printed, by the names of their files."""
     names = {frozenset(file.path.name for file in machine.files): machine for machine in found}
     return [names[frozenset(row["files"])] for row in said["machines"]]
@@ -347,12 +347,7 @@ def machine_figures(found: Sequence[Machine], of: Figures, i: int, costs: Sequen
     shares = [_share(machine, key, of.what) for key in computing]
     watts = geomean([machine.watts(key) if of.what == "sustained" else None for key in keys])
     speed = ratio(found, of, i, of.chosen[0])
-    rate, home, offer = tflops or gbps, costs[0], costs[i]
-    money = worth = hour = None
-    if home and offer and offer.is_own:
-        hour, money = offer.hour, speed.times(home.hour / offer.hour)
-    if home and offer and i:
-        worth = Ratio(*(end and offer.price_at(end * home.hour) for end in (speed.value, speed.low, speed.high)))
+    rate, hour = tflops or gbps, costs[i].hour if costs[i] and costs[i].is_own else None
     return {
         "tflops": tflops,
         "gbps": gbps,
@@ -361,14 +356,13 @@ def machine_figures(found: Sequence[Machine], of: Figures, i: int, costs: Sequen
         "tflops_per_watt": tflops / watts if tflops and watts and not gbps else None,
         "bought": rate * 3.6 / hour if rate and hour else None,
         "bought_of_decode": gbps * 3.6 / hour if gbps and hour else None,
-        **_ends("ratio", speed),
-        **_ends("per_watt_ratio", _per_watt(found, of, i, speed, watts)),
-        **_ends("money_ratio", money),
-        **_ends("worth_below", worth),
+        **ends("ratio", speed),
+        **ends("per_watt_ratio", _per_watt(found, of, i, speed, watts)),
+        **money(speed, i, costs),
     }
 
 
-def _ends(name: str, of: Ratio | None) -> dict[str, float | None]:
+def ends(name: str, of: Ratio | None) -> dict[str, float | None]:
     found = (of.value, of.low, of.high) if of else (None, None, None)
     return dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))
 
@@ -399,7 +393,7 @@ def _check_kinds(audit: Audit, where: str, found: Sequence[Machine], of: Figures
         cases = kinds.get(group["name"], [])
         audit.same(f"{where}, {group['name']}", "cases of a kind", group["cases"], len(cases))
         for i, shown in enumerate(group["ratios"].values()):
-            for name, value in _ends("ratio", ratio(found, of, i, cases)).items():
+            for name, value in ends("ratio", ratio(found, of, i, cases)).items():
                 audit.same(f"{where}, {group['name']}", f"{name} of a kind", shown[name], value)
 
 
@@ -437,7 +431,7 @@ def _cell(found: Sequence[Machine], machine: Machine, key: Key, fastest: Mapping
         told["memory_peak"] = over_rounds(cell, lambda r: max(samples(r, "memory_peak"), default=None))
         if key in found[0].figures["latency"]:
             speed = speed_ratio(found[0], {key: 1.0}, machine, {key: 1.0}, "latency")
-    return told | _ends("ratio", speed)
+    return told | ends("ratio", speed)
 
 
 def _check_missing(audit: Audit, where: str, found: Sequence[Machine], said: dict[str, Any]) -> None:
@@ -499,14 +493,27 @@ class Offer:
         return (hour - self.energy) * self.price.hours
 
 
-def offers(scenario: Scenario, found: Sequence[Machine], main: Figures) -> list[Offer | None]:
-    """Return what each machine costs; None where the reference has no price. One model has one price, so none."""
+def money(speed: Ratio, i: int, costs: Sequence[Offer | None]) -> dict[str, float | None]:
+    """Return what a machine gives for the money, and the price below which it gives more than the reference."""
+    home, offer = costs[0], costs[i]
+    gives = speed.times(home.hour / offer.hour) if home and offer and offer.is_own else None
+    worth = None
+    if home and offer and i:
+        worth = Ratio(*(end and offer.price_at(end * home.hour) for end in (speed.value, speed.low, speed.high)))
+    return {**ends("money_ratio", gives), **ends("worth_below", worth)}
+
+
+def offers(scenario: Scenario, found: Sequence[Machine], main: Figures | None) -> list[Offer | None]:
+    """Return what each machine costs; None where the reference has no price. One model has one price, so none.
+
+    `main` are the figures whose watts a purchase pays for.
+    """
     own = [next((p for word, p in scenario.prices.items() if word in m.files[0].device["name"]), None) for m in found]
     if not own[0] or len({machine_of(machine.files[0]) for machine in found}) == 1:
         return [None] * len(found)
     made: list[Offer | None] = []
     for i, price in enumerate(own):
-        watts = geomean([found[i].watts(key) for key in main.chosen[i].values()]) or 0.0
+        watts = (geomean([found[i].watts(key) for key in main.chosen[i].values()]) if main else None) or 0.0
         paid = price or own[0]
         made.append(Offer(paid, watts / 1000 * scenario.energy_price if paid.bought else 0.0, bool(price)))
     return made
