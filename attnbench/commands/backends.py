@@ -11,6 +11,7 @@ import typer
 
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import live
+from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
     from attnbench.core.backend import Backend
@@ -51,6 +52,12 @@ def backends(
     attnbench backends --matrix --gpu h100,rtx-4090     # dtypes, head dims, masks, ... with the reasons
     """
     wanted = output_to.wanted()
+    if into and (python or gpu or device):
+        raise UserError(
+            "--into renews the matrix of a document, which has GPUs of its own; leave out the other options"
+        )
+    if python and (matrix or gpu or device):
+        raise UserError("--python: the matrix asks no library, so that it needs no interpreter; leave it out")
     if into:
         from attnbench.analysis.backends import support_document
 

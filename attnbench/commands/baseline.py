@@ -40,9 +40,9 @@ def save(
 
     wanted = output_to.wanted()
     whole = read(run)
+    path, before = baseline_files.save(whole, name, folder)
     for line in document.doubts(whole, run):
         tell(f"attnbench: {line}")
-    path, before = baseline_files.save(whole, name, folder)
     raise typer.Exit(output.write(document.saved(path, whole, before), wanted))
 
 

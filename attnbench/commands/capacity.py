@@ -77,7 +77,7 @@ class Shapes:
 def capacity(
     *,
     results: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE", help="Files of earlier searches, to show; nothing is run.")
+        list[Path] | None, typer.Argument(metavar="RUN|DIR", help="Files of earlier searches, to show; nothing is run.")
     ] = None,
     what: Shapes,
     which: options.WhichModel,
@@ -129,7 +129,8 @@ def capacity(
     from attnbench.core.sizes import parse_duration
     from attnbench.run.capacity import exit_code
 
-    if results and (resume or out or dry_run or python or time_limit or what != Shapes()):
+    measuring = resume or out or dry_run or python or time_limit or memory or device != "auto" or call_limit != "10s"
+    if results and (measuring or what != Shapes() or which != options.WhichModel()):
         raise UserError("with files of earlier searches nothing is run; leave out the options of a search")
     limit = parse_duration(time_limit, "--time-limit") if time_limit else None
     interrupt = 0

@@ -22,7 +22,7 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="BACKENDS",
-            help="Your own code, ./file.py:function or pkg.mod:object; names, patterns.",
+            help="Your own code, ./file.py:function\\[block_m=64,128] or pkg.mod:object; names, patterns.",
             autocompletion=complete.several(complete.backends),
         ),
     ] = None,

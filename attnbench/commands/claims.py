@@ -27,7 +27,9 @@ def claims(
     *,
     results: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="RUN", help="Run files to judge by, of one GPU or several; without any it measures."),
+        typer.Argument(
+            metavar="RUN|DIR", help="Run files to judge by, of one GPU or several; without any it measures."
+        ),
     ] = None,
     paper: Annotated[
         list[str] | None,
@@ -92,12 +94,10 @@ def claims(
     """
     wanted = output_to.wanted()
     given = {"--out": out, "--python": python, "--time-limit": time_limit, "--dry-run": dry_run}
-    given |= {
-        "--allow-busy": allow_busy,
-        "--rounds": rounds != 1,
-        "--device": device != "auto",
-        "--sustained": sustained != SUSTAINED,
-    }
+    given |= {"--rounds": rounds != 1, "--device": device != "auto", "--sustained": sustained != SUSTAINED}
+    given |= {"--allow-wrong": allow_wrong, "--allow-busy": allow_busy}
+    if results and listed:
+        raise UserError("--list shows what is claimed, and run files judge it; leave out one of them")
     if (results or listed) and (measuring := [name for name, is_given in given.items() if is_given]):
         raise UserError(f"{' and '.join(measuring)}: of measuring; with run files or --list nothing is measured")
 

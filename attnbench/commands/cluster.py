@@ -128,6 +128,10 @@ def report(
     from attnbench.analysis.cluster.units import models
 
     runs = _named(results)
+    if all(run.search for _, run in runs):
+        raise UserError("searches of what fits say nothing of a unit's speed; give files of attnbench run")
+    if searches := sum(run.search is not None for _, run in runs):
+        tell(f"attnbench: left out: {count(searches, 'file')} of a search of what fits, which tells no unit's speed")
     shown = document(runs)
     raise typer.Exit(output.write(shown, wanted) or exit_code(models(runs)))
 
@@ -159,7 +163,7 @@ def _plan(words: Sequence[str], out: Path | None, *, patience: str, **given: Any
     which = options.WhichModel(**{f.name: params[f.name] for f in dataclasses.fields(options.WhichModel)})
     settings = parse_options({**what.settings, **which.settings, "time_limit": params["time_limit"]})
     for resolved in resolve_suite_for(load_suite(what.suite), device, settings):
-        select_backends(resolved.backends)
+        select_backends(resolved.backends, min(case.ranks for case in resolved.cases))
     folder = out or Path("results") / f"{datetime.now():%Y%m%d-%H%M%S}-cluster"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--out: {folder} is there already and is not empty; choose another folder")

@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from attnbench import __version__
 from attnbench.commands.shared import ends_with_its_reader
-from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.errors import UserError, did_you_mean, nearest
 
 # In the order of --help. A file of that name has a function of that name, or `app`, which has several.
 COMMANDS = (
@@ -53,6 +53,9 @@ class OneLineErrors:
             if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
                 raise
             command = f"{parent.command_path} {info_name}" if parent else info_name
+            if hasattr(error, "option_name") and hasattr(error, "possibilities"):
+                no_such = _no_such_option(error.option_name, self)
+                raise UserError(f"{no_such}; {command} --help shows what there is") from None
             said = re.sub(
                 r"Input should be (.*?)(, unable to .*)?$", r"it should be \1", error.format_message().rstrip(".")
             )
@@ -73,7 +76,9 @@ class Command(OneLineErrors, TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
             _check_given_once(self.get_params(ctx), args)
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        _check_names_once(self.get_params(ctx), ctx.params)
+        return rest
 
 
 class Group(OneLineErrors, TyperGroup):
@@ -101,6 +106,13 @@ class Group(OneLineErrors, TyperGroup):
             formatter.write_dl([(name, (c.help or "").partition("\n\n")[0]) for name, c in self.commands.items()])
 
 
+def _no_such_option(name: str, command: Any) -> str:
+    """Return the error for an option that is not there, with those that are close to it."""
+    options = {word.lstrip("-"): word for param in command.params for word in (*param.opts, *param.secondary_opts)}
+    close = [options[word] for word in nearest(name.lstrip("-"), options)]
+    return f"no such option: {name}" + (f" (did you mean {' or '.join(close)}?)" if close else "")
+
+
 def _check_given_once(params: Iterable[Any], args: Sequence[str]) -> None:
     """Raise UserError where an option of one value is given twice, or a switch both ways: as the last would win."""
     words = [word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", args)]
@@ -109,7 +121,19 @@ def _check_given_once(params: Iterable[Any], args: Sequence[str]) -> None:
         if len(set(given)) > 1 and not {*given} <= {*param.opts}:
             raise UserError(f"{' and '.join(dict.fromkeys(given))} say the opposite; give one of them")
         if len(given) > 1 and not param.multiple and not getattr(param, "count", False) and not param.is_flag:
-            raise UserError(f"{given[-1]} is given twice, and one value would win silently; give it once")
+            lists = ", with commas between its values" if str(param.metavar).endswith("S") else ""
+            raise UserError(f"{given[-1]} is given twice, and one value would win silently; give it once{lists}")
+
+
+def _check_names_once(params: Iterable[Any], values: Mapping[str, Any]) -> None:
+    """Raise UserError where a repeatable NAME=VALUE has one name twice: as the last value would win."""
+    for param in params:
+        if getattr(param, "multiple", False) and re.search(r"\w=", param.metavar or ""):
+            names = [str(text).rpartition("=")[0] for text in values[param.name] or ()]
+            for name in names:
+                if names.count(name) > 1:
+                    what = f"{param.opts[0]} {name}=".removesuffix(" =")
+                    raise UserError(f"{what} is given twice, and one value would win silently; give it once")
 
 
 def _in_whole_paragraphs(text: str) -> str:

@@ -19,7 +19,9 @@ what = partial(typer.Option, rich_help_panel="What to compare")
 @options.grouped
 def compare(
     *,
-    results: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run files, two or more.")],
+    results: Annotated[
+        list[Path], typer.Argument(metavar="RUN|DIR", help="Run files, two or more, or folders of them.")
+    ],
     to: Annotated[
         str | None, what("--to", metavar="NAME", help="The machine that the others are compared with; else the first.")
     ] = None,

@@ -61,7 +61,7 @@ class Output:
                 continue
             found.append((name, Path(file) if file else None))
             if file:
-                _check(name, Path(file), [path for _, path in found[:-1]])
+                check_file(f"--format {name}={file}", Path(file), [path for _, path in found[:-1]])
         if all(file for _, file in found):
             found.insert(0, ("table", None))
         printed = {name for name, file in found if not file}
@@ -72,14 +72,30 @@ class Output:
         return found
 
 
-def _check(name: str, file: Path, others: Sequence[Path | None]) -> None:
+def check_file(option: str, file: Path, others: Sequence[Path | None] = ()) -> None:
+    """Raise UserError where an output cannot be written, or would overwrite one of the `others`, or an input.
+
+    An input is known by what it is: a document overwrites nothing that attnbench reads (run files, code, YAML), and has
+    no name of a run file, which that of this command may be. `option` is how the file was given: "--svg x.svg".
+    """
     if file.resolve() in [other.resolve() for other in others if other] and not file.is_char_device():
-        raise UserError(f"--format: {file} is given twice; one would overwrite the other")
-    if file.is_file() and file.name.endswith(ENDINGS):
-        raise UserError(f"--format {name}={file}: that is a run file, which would be overwritten; choose another name")
+        raise UserError(f"{option.partition(' ')[0]}: {file} is given twice; one would overwrite the other")
+    if file.is_file() and (kind := _input_kind(file)):
+        raise UserError(f"{option}: that is {kind}, which would be overwritten; choose another name")
+    if file.name.endswith(ENDINGS):
+        raise UserError(f"{option}: that is the name of a run file; choose another")
     there = file if file.exists() else next(folder for folder in file.absolute().parents if folder.exists())
     if file.is_dir() or (there != file and not there.is_dir()) or not os.access(there, os.W_OK):
-        raise UserError(f"--format {name}={file}: cannot be written; choose another place")
+        raise UserError(f"{option}: cannot be written; choose another place")
+
+
+def _input_kind(file: Path) -> str:
+    """Return what a file is that attnbench reads; "" for any other."""
+    from attnbench.results import run_file
+
+    if file.name.endswith(ENDINGS) or run_file.begins_as_one(file):
+        return "a run file"
+    return {".py": "Python code", ".yaml": "YAML", ".yml": "YAML"}.get(file.suffix, "")
 
 
 def write(document: Document, wanted: Wanted, writers: Writers | None = None) -> int:

@@ -42,7 +42,8 @@ class Shapes(options.WhatToMeasure):
 def recommend(
     *,
     results: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN", help="Run files; without any a short run is measured.")
+        list[Path] | None,
+        typer.Argument(metavar="RUN|DIR", help="Run files, or folders; without any a short run is measured."),
     ] = None,
     what: Shapes,
     which: options.WhichModel,

@@ -82,7 +82,7 @@ def report(
             autocompletion=complete.one(complete.models),
         ),
     ] = None,
-    tp: Annotated[int, typer.Option(metavar="N", help="With --model: on one of N devices.")] = 1,
+    tp: Annotated[int | None, typer.Option(metavar="N", help="With --model: on one of N devices.")] = None,
     flops_convention: Annotated[
         str, typer.Option(metavar="NAME", help="exact (unmasked pairs) or fa (as papers print: half for causal).")
     ] = "exact",
@@ -115,20 +115,27 @@ def report(
     convention: Convention = one_of("--flops-convention", flops_convention, get_args(Convention))
     from attnbench.analysis.summary.grids import BY, BY_OPTION, LINES
 
-    columns = BY_OPTION.get(by, by) if by else None
-    if columns:
+    columns = BY_OPTION.get(by, by) if by is not None else None
+    if columns is not None:
         one_of("--by", columns, BY)
     wanted = _wanted(output_to, bool(png or svg))
     formats = {name for name, _ in wanted}
+    pictures = {"--png": png, "--svg": svg}
+    written = [file for _, file in wanted]
+    for option, picture in pictures.items():
+        if picture:
+            output.check_file(f"{option} {picture}", picture, written)
+            written.append(picture)
     if not (png or svg) and (given := _given({"--figure": figure, "--panel": panel})):
         raise UserError(f"{given}: only --png and --svg draw a single figure; add --svg FILE or --png FILE")
     tables = {"--metric": metric or None, "--by": by, "--all": every or None}
-    pictures = {"--png": png, "--svg": svg}
     for_tools = {f"-f {name}": name for name in formats & {*TRACKERS}}
-    if cell and (given := _given({**tables, **pictures, **for_tools})):
+    if cell is not None and (given := _given({**tables, **pictures, **for_tools})):
         raise UserError(f"{given}: not with --cell, which shows single cells in full; leave one of them out")
-    if model and (given := _given({**tables, **pictures, **for_tools, "--cell": cell})):
+    if model is not None and (given := _given({**tables, **pictures, **for_tools, "--cell": cell})):
         raise UserError(f"{given}: not with --model, which shows steps of a model; leave one of them out")
+    if model is None and tp is not None:
+        raise UserError("--tp is of a model; name one with --model NAME (`attnbench models` lists them)")
     if not formats & {"table", "md"} and (given := _given(tables)):
         raise UserError(f"{given}: for tables only (--format table, md); everything else has every metric and cell")
     if not results:
@@ -138,7 +145,8 @@ def report(
     ends_with_its_reader()
     from attnbench.results.cells import cells as cells_of
 
-    of_cells = bool(metric or by or every or cell or model or png or svg) or bool(formats & {"csv", "json", *TRACKERS})
+    one = cell is not None or model is not None
+    of_cells = one or bool(metric or by or every or png or svg) or bool(formats & {"csv", "json", *TRACKERS})
     if not of_cells and (own := _own_document(runs)):
         raise typer.Exit(output.write(own, wanted))
     if any(run.search for run in runs) and not all(run.search for run in runs):
@@ -147,17 +155,17 @@ def report(
         results = [path for path, run in read if not run.search]
         runs = [run for run in runs if not run.search]
     cells = cells_of(runs, convention)
-    if cell:
+    if cell is not None:
         from attnbench.analysis.summary import one_cell
 
         raise typer.Exit(output.write(one_cell.document(one_cell.select(cells, cell)), wanted))
-    if model:
+    if model is not None:
         from attnbench.analysis.models import step_document
         from attnbench.core.models import find
 
         found = find(model)
-        found.heads(tp)
-        raise typer.Exit(output.write(step_document.document(cells, found, tp), wanted))
+        found.heads(of := 1 if tp is None else tp)
+        raise typer.Exit(output.write(step_document.document(cells, found, of), wanted))
     if png or svg:
         _draw(cells, {"png": png, "svg": svg}, figure, panel or "")
     if not wanted:

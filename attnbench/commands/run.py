@@ -198,8 +198,8 @@ def _epilogue(console: Console, outcome: Outcome) -> None:
     console.print()
     if line := forecast_line(outcome.run):
         console.print(printable(line), markup=False, style="dim")
-    if outcome.path:
-        console.print(printable(f"Results: {outcome.path}"), markup=False, soft_wrap=True)
+    results = f"Results: {outcome.path}" if outcome.path else "No run file was written: there was nothing to measure."
+    console.print(printable(results), markup=False, soft_wrap=True)
     if left := jobs_left(outcome.run):
         if outcome.exit_code in EXIT_BY_SIGNAL:
             console.print(f"Interrupted; what was measured is kept. Go on with the {left}:")

@@ -39,9 +39,9 @@ def step(
     models: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL|RUN",
+            metavar="MODEL|RUN|DIR",
             help="Models to build: llama-3.1-8b, mistral-7b, qwen3-8b, gemma-2-9b, gpt-oss-20b, deepseek-v3, tiny. Or "
-            "run files of steps, to show them again.",
+            "run files of steps, or folders of them, to show them again.",
             autocompletion=complete.one(complete.step_models),
         ),
     ],
@@ -111,7 +111,7 @@ def step(
     unless --allow-wrong is given; 129, 130, 143: hung up, interrupted, terminated.
     """
     wanted = output_to.wanted()
-    runs = [Path(name) for name in models if name.endswith(ENDINGS)]
+    runs = [Path(name) for name in models if _is_of_runs(name)]
     given = {"--out": out, "--python": python, "--time-limit": time_limit, "--dry-run": dry_run, "--layers": layers}
     given |= {
         "--rounds": rounds != 1,
@@ -121,6 +121,7 @@ def step(
         "--allow-busy": allow_busy,
     }
     given |= {"--seqlen": seqlen != "4k", "--batch": batch != "1", "--dtype": dtype != "bf16"}
+    given |= {"--allow-wrong": allow_wrong}
     if runs and (len(runs) < len(models) or (measuring := [option for option, value in given.items() if value])):
         also = "models" if len(runs) < len(models) else listed(measuring)
         raise UserError(f"{also}: of measuring; with run files nothing is measured")
@@ -144,6 +145,13 @@ def step(
         raise typer.Exit(code)
     measured = any(record.status == "ok" and record.case.step for run in found for record in run.records)
     raise typer.Exit(unwritten or (0 if measured else EXIT_NOTHING_MEASURED))
+
+
+def _is_of_runs(name: str) -> bool:
+    """Return whether an argument is a run file or a folder, and no model."""
+    from attnbench.core.models import MODELS, TINY
+
+    return name.endswith(ENDINGS) or (Path(name).is_dir() and name.lower() not in (*MODELS, TINY.name))
 
 
 def _suite(models: Sequence[str], phase: str, seqlen: str, batch: str, dtype: str, layers: int | None) -> Suite:

@@ -33,7 +33,8 @@ EXIT_TERMINATED = 143
 EXIT_BY_SIGNAL = (EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED)
 
 
-_CLOSE, _AS_CLOSE = 0.6, 0.1  # of difflib's ratio: the least, and how much less than the closest word
+_CLOSE, _AS_CLOSE = 0.65, 0.04  # of difflib's ratio: the least, and how much less than the closest word
+_BEGINNING = 0.95  # what closeness to the beginning of a word counts, of closeness to the word
 _NO_DIGITS = dict.fromkeys(map(ord, "0123456789"))
 
 
@@ -55,19 +56,35 @@ class Interrupted(BaseException):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error line: '; did you mean "x"?' of known words that are close, else all known words.
+    """Return the end of an error line: '; did you mean "x"?' of known words that are close, else all known words."""
+    known = list(known)
+    said = " or ".join(f'"{of}"' for of in nearest(word, known))
+    return f"; did you mean {said}?" if said else f"; known: {', '.join(known)}"
 
-    Of several words those nearly as close as the closest are offered, but none with another number: fp64 is not fp16.
+
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """Return up to three known words that are close to a word, the closest first; often none.
+
+    Of several words those about as close as the closest count, but none with another number: fp64 is not fp16. A word
+    may be the beginning of a known one, and have _ for -.
     """
     import difflib
 
-    known = list(known)
-    ranked = sorted(
-        ((difflib.SequenceMatcher(None, of.lower(), word.lower()).ratio(), of) for of in known), reverse=True
-    )
+    typed = _plain(word)
+
+    def closeness(of: str) -> float:
+        whole = difflib.SequenceMatcher(None, of, typed).ratio()
+        if len(typed) < 3 or of[:1] != typed[0]:
+            return whole
+        return max(whole, _BEGINNING * difflib.SequenceMatcher(None, of[: len(typed) + 1], typed).ratio())
+
+    ranked = sorted(((closeness(_plain(of)), of) for of in known), key=lambda one: -one[0])
     close = [of for ratio, of in ranked if ratio >= max(_CLOSE, ranked[0][0] - _AS_CLOSE)]
-    said = " or ".join(f'"{of}"' for of in close[:3] if not _is_other_number(of, word))
-    return f"; did you mean {said}?" if said else f"; known: {', '.join(known)}"
+    return [of for of in close[:3] if not _is_other_number(of, word)]
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("_", "-")
 
 
 def _is_other_number(one: str, other: str) -> bool:

@@ -137,7 +137,7 @@ class Cell:
     @cached_property
     def is_disturbed(self) -> bool:
         """Whether others used the GPU meanwhile, so that its figures have no uncertainty and win nothing."""
-        return self.source.is_disturbed or any(row.record.id in self.source.beside_others for row in self.ok)
+        return any(row.disturbance for row in self.ok)
 
     @cached_property
     def uncertainty(self) -> Uncertainty | None:

@@ -82,9 +82,9 @@ class Source:
         return self._rates[dtype]
 
     @cached_property
-    def is_disturbed(self) -> bool:
-        """Whether others used the GPU during the run, so that none of its figures can be believed."""
-        return bool(disturbed.disturbance(self.run))
+    def disturbance(self) -> str:
+        """What shows that others used the GPU during the run, so that no figure counts; "" where nothing does."""
+        return disturbed.disturbance(self.run)
 
     @cached_property
     def beside_others(self) -> frozenset[str]:
@@ -140,6 +140,13 @@ class Row:
     @property
     def case(self) -> Case:
         return self.record.case
+
+    @property
+    def disturbance(self) -> str:
+        """Why its figures cannot be believed: another process used the GPU; "" where nothing says so."""
+        if self.source.disturbance or self.record.id not in self.source.beside_others:
+            return self.source.disturbance
+        return f"another process used the GPU meanwhile: {', '.join(self.record.others)}"
 
     @property
     def rates(self) -> Rates:

@@ -206,6 +206,15 @@ def unpacked(path: Path) -> tuple[bytes, list[str]]:
     return b"".join(pieces).removeprefix(codecs.BOM_UTF8), []
 
 
+def begins_as_one(path: Path) -> bool:
+    """Return whether a file begins as a run file does, plain or gzipped."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_FIRST)).startswith((_FIRST, _GZIP))
+    except OSError:
+        return False
+
+
 def name(path: Path) -> str:
     """Return the name of a run file without its ending, which a plain and a gzipped file share."""
     return path.name.removesuffix(".gz").removesuffix(".jsonl")

@@ -199,6 +199,21 @@ def parsed(axes: Axes) -> dict[str, Sequence[Any]]:
     return {name: AXES[name].parse(value) for name, value in given if value is not None}
 
 
+def check_contradictions(axes: Axes) -> None:
+    """Raise UserError where a window says the opposite of the mask beside it.
+
+    Axes of a suite and options are checked apart: an option may well replace what a suite says.
+    """
+    given = parsed(axes)
+    causal = {*given.get("causal", ())}
+    for left, right in (window for window in given.get("window", ()) if window):
+        written = _window_text((left, right))
+        if causal == {False} and right == 0:
+            raise UserError(f"window: {written} sees no later key, which is causal; leave out --full, or give another")
+        if causal == {True} and right != 0 and right != left:
+            raise UserError(f"window: {written} sees later keys, and causal does not; write {_window_text((left, 0))}")
+
+
 _PRODUCT = (  # the order in which cases come
     *("dtype", "headdim", "band", "mask", "softcap", "sink", "alibi", "dropout", "layout", "data"),
     *("page_size", "cache_dtype", "append", "latent", "softmax_scale", "step", "ranks", "direction"),
@@ -330,7 +345,7 @@ def _check_mask(at: Mapping[str, Any], *, is_ragged: bool) -> None:
     """Raise UserError where a case cannot have its mask by name."""
     other = _among(at, "dropout", "page_size", "latent", "dtype") or ("lengths" if is_ragged else "")
     if other:
-        raise UserError(f"mask: {other.replace('_', '-')} with {at['mask']} cannot be measured; leave out one of them")
+        raise UserError(f"mask: {other} with {at['mask']} cannot be measured; leave out one of them")
     causal, window = at["band"]
     if problem := masks.problem(at["mask"], causal=causal, window=window):
         raise UserError(f"mask: {problem}; give --causal, and --window where it needs one, without others")
@@ -344,7 +359,8 @@ def _among(at: Mapping[str, Any], *names: str) -> str:
         if name == "dtype" and at[name] == "fp8":
             return "fp8"
         if name != "dtype" and at[name]:
-            return name if at[name] is True else f"{name} {at[name]:g}"
+            option = name.replace("_", "-")
+            return option if at[name] is True else f"{option} {at[name]:g}"
     return ""
 
 

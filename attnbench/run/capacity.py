@@ -74,7 +74,10 @@ NOT_TRIED = "not tried: one call is forecast to take"
 
 @dataclass(frozen=True)
 class Ended:
-    """A search that was made or planned, its file (None for a dry run), and the code of an interrupt, else 0."""
+    """A search that was made or planned, its file, and the code of an interrupt, else 0.
+
+    A dry run has no file, nor has a search of which nothing could be tried.
+    """
 
     run: Run
     path: Path | None
@@ -149,7 +152,8 @@ def exit_code(run: Run, *, allow_wrong: bool) -> int:
 def search_capacity(request: Request, say: Say) -> Ended:
     """Search the largest size of each case on each backend. Raises UserError for what a person can correct."""
     device, *others = parse_devices(request.device)
-    specs = select_backends(resolve_suite_for(SUITE, device, request.settings)[0].backends)
+    resolved = resolve_suite_for(SUITE, device, request.settings)[0]
+    specs = select_backends(resolved.backends, min(case.ranks for case in resolved.cases))
     check_output_path(request.out)
     pool = WorkerPool(specs, select_interpreters(request.pythons, list(specs)))
     with closing_workers(pool), DeviceProbe(device, allow_busy=request.allow_busy or request.dry_run) as device_probe:
@@ -181,6 +185,8 @@ def search_capacity(request: Request, say: Say) -> Ended:
         )
         if request.dry_run:
             return Ended(planned, None)
+        if not request.out and all(job.skip for job in planned.plan):  # as run_suite does
+            return Ended(replace(planned, records=tuple(map(skipped_record, planned.plan))), None)
         path = request.out or new_run_paths(planned)[0]
         return _measured(planned, pool, probes, run_file.RunFile.create(path, planned), request.time_limit, say)
 

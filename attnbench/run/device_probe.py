@@ -1,4 +1,4 @@
-"""The probe of the device: what it is, and then how fast it is.
+"""The probe of the device: what it is, whether others use it, and then how fast it is.
 
 It runs in a worker, because the parent never loads torch or opens the device.
 """

@@ -219,8 +219,9 @@ def left_out(jobs: Sequence[Job], kept: Sequence[Job], limit: float, kind: str) 
     `kept` are those of `jobs` that `within` has chosen.
     """
     costs, order = _costs(jobs), places(jobs, kind)
+    planned = {problem(job.case) for job in kept}
     measured = {problem(job.case) for job in kept if not job.skip}
-    out = [one for one in order if costs[one] and one not in measured]
+    out = [one for one in order if one not in (measured if costs[one] else planned)]
     if not out:
         return ""
     lengths = {problem(job.case): longest_sequence(job.case) for job in jobs}

@@ -159,7 +159,7 @@ def _checked(request: Request, device: str, others: Sequence[str]) -> _Checked:
     """Check what can be checked before anything slow starts. Raises UserError."""
     suite = request.suite if isinstance(request.suite, Suite) else load_suite(request.suite)
     found = resolve_suite_for(suite, device, request.settings)
-    specs = {p.backends: select_backends(p.backends) for p in found}
+    specs = {p.backends: select_backends(p.backends, min(case.ranks for case in p.cases)) for p in found}
     pools = {
         names: WorkerPool(own, select_interpreters(request.pythons, list(own), suite.interpreters))
         for names, own in specs.items()
@@ -439,7 +439,7 @@ def new_run_paths(run: Run, endings: Sequence[str] = ("",)) -> list[Path]:
 
 def parse_peak(words: Sequence[str]) -> Mapping[str, float]:
     """Return the peaks of --peak, as in bf16=989 or 989 in TFLOP/s, as FLOP/s by dtype ("" for any dtype)."""
-    found = {}
+    found: dict[str, float] = {}
     for word in (w for text in words for w in text.split(",")):
         dtype, _, number = word.rpartition("=")
         try:
@@ -448,5 +448,7 @@ def parse_peak(words: Sequence[str]) -> Mapping[str, float]:
             value = 0.0
         if not 0 < value < math.inf or dtype not in ("", *DTYPES):
             raise UserError(f"--peak: {word!r} is not TFLOP/s by dtype, as in bf16=989")
+        if dtype in found:
+            raise UserError(f"--peak: {dtype or 'that of any dtype'} is given twice; give one")
         found[dtype] = value * 1e12
     return found

@@ -28,12 +28,13 @@ _LIBRARIES = {  # names of libraries that people try -> backends
 }
 
 
-def select_backends(patterns: Sequence[str]) -> dict[str, str]:
+def select_backends(patterns: Sequence[str], ranks: int = 1) -> dict[str, str]:
     """Return the selected backends in the order of the patterns: name -> "module:object".
 
     Patterns, and the word "all", match all backends except simulated and approximate ones, which must be named. If all
     patterns leave something out, they leave it out of these. Before a backend of one device, own code too, "ulysses-"
-    makes it one of several. Raises UserError for a pattern that matches nothing.
+    makes it one of several. `ranks`: the fewest devices that any case is split over. Raises UserError for a pattern
+    that matches nothing, for a backend that is named twice, and where none can split a sequence over so many devices.
     """
     available = backends.available()
     usual = [name for name in available if name not in backends.NOT_BY_DEFAULT]
@@ -47,11 +48,15 @@ def select_backends(patterns: Sequence[str]) -> dict[str, str]:
         raise UserError("--backend: no name is given; leave it out for every backend that works here")
     if all(p.startswith("!") for p in wanted):
         chosen = {name: known[name] for name in usual}
-    for pattern in wanted:
+    for number, pattern in enumerate(wanted):
+        if pattern in known and pattern in wanted[:number]:
+            raise _twice(pattern)
         if ":" in pattern or pattern.endswith(".py"):
             for text in sweep(pattern):
                 one = _parsed(text)
-                own[one.key] = own.get(one.key, one)
+                if one.key in own:
+                    raise _twice(text)
+                own[one.key] = one
                 chosen[one.key] = one.spec
             continue
         if re.search(r"\[[^\]]*=", pattern):
@@ -68,8 +73,21 @@ def select_backends(patterns: Sequence[str]) -> dict[str, str]:
                 chosen[name] = known[name]
     if not chosen:
         raise UserError(f"no backend is left of {','.join(wanted)!r}")
+    if ranks > 1 and all(_is_of_one_device(name, spec) for name, spec in chosen.items()):
+        what = "each of these backends computes" if len(chosen) > 1 else f"{next(iter(chosen))} computes"
+        raise UserError(f"ranks: {what} on one device, not on {ranks}; give -b 'ring-*,ulysses-*', or 1 rank")
     names = _names(own, known)
     return {names.get(name, name): spec for name, spec in chosen.items()}
+
+
+def _twice(name: str) -> UserError:
+    return UserError(f"--backend: {name} is named twice, and would be measured once; name it once")
+
+
+def _is_of_one_device(name: str, spec: str) -> bool:
+    """Return whether a backend that ships with attnbench cannot split a sequence; own code must be loaded to tell."""
+    splits = name == "fake" or name in backends.SEVERAL or name.startswith(backends.ULYSSES)
+    return not splits and not is_user_code(spec)
 
 
 def _meant(word: str, usual: Sequence[str], known: Mapping[str, str]) -> str:
@@ -185,7 +203,7 @@ def _names(own: Mapping[str, _Own], known: Mapping[str, str]) -> dict[str, str]:
     """Return key -> name of own code: the function, with its parameters, after "ulysses-" where it has that.
 
     Where a backend of attnbench has that name, it is the text that was given. Functions of one name in several files
-    have as much of the path before it as sets all of them apart, as in good.py:tiled and slow.py:tiled.
+    have the file before it, and as much of its path as sets it apart, as in good.py:tiled and slow.py:tiled.
     """
     places: dict[str, set[str]] = {}  # function -> its files
     for one in own.values():
@@ -193,9 +211,8 @@ def _names(own: Mapping[str, _Own], known: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for key, one in own.items():
         where, _, function = one.spec.rpartition(":")
-        others = places[_function(one)]
-        if len(others) > 1:
-            depth = next(n for n in itertools.count(1) if len({_end(place, n) for place in others}) == len(others))
+        if others := places[_function(one)] - {where}:
+            depth = next(n for n in itertools.count(1) if _end(where, n) not in {_end(place, n) for place in others})
             found[key] = f"{one.split}{_end(where, depth)}:{function}"
         else:
             found[key] = one.pattern if one.short in known else one.short

@@ -23,16 +23,17 @@ def code(run: Run, backend: str, case: Case) -> str:
     return ours.paste.text(case) if ours and ours.paste else ""
 
 
-def may_use(backend: str, spec: str | None, library: str) -> bool:
+def may_use(backend: str, spec: str | None, library: str, *, gpu: bool = True) -> bool:
     """Return whether another version of a library may move the figures of a backend.
 
-    A backend that does not ship with attnbench may use any library, and a library that none names (triton) may be used
-    by all. `spec` is the backend's "module:object"; None where it is not known, as of a saved baseline.
+    A backend that does not ship with attnbench may use any library. A library that none names (triton) compiles kernels
+    for GPUs, for whichever backend asks torch for that; without a GPU (`gpu`) it moves none. `spec` is the backend's
+    "module:object"; None where it is not known, as of a saved baseline.
     """
     if not _ships(backend, spec):
         return True
     users = _users(library)
-    return backend in users if users else True
+    return backend in users if users else gpu
 
 
 def _ships(backend: str, spec: str | None) -> bool:

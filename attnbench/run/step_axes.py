@@ -32,8 +32,9 @@ def step_blocks(
         if unknown in MODELS:
             raise UserError(f"no step of {unknown} can be built, only of {', '.join(known)}")
         raise UserError(f"no model {unknown!r}{did_you_mean(unknown, known)}")
-    if (shortest := min(parse_sizes(seqlen, "seqlen"))) < 2:
+    if (shortest := min(parse_sizes(seqlen, "--seqlen"))) < 2:
         raise UserError(f"--seqlen: a step is of two tokens or more, not {shortest}")
+    parse_sizes(batch, "--batch")
     if "fp8" in parse_dtypes(dtype):
         raise UserError("--dtype: a step is in bf16, fp16 or fp32; leave out fp8")
     widest = max(ITEMSIZE[of] for of in parse_dtypes(dtype))

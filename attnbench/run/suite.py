@@ -49,7 +49,19 @@ from attnbench.core.policy import INSTRUMENTS, Policy
 from attnbench.core.sizes import format_size, parse_duration, parse_size
 from attnbench.core.text import count, shortened
 from attnbench.run import yaml_file
-from attnbench.run.axes import FORWARD_ONLY, LATENT, STRICT, Axes, Item, Text, expand, matches, overlay, parsed
+from attnbench.run.axes import (
+    FORWARD_ONLY,
+    LATENT,
+    STRICT,
+    Axes,
+    Item,
+    Text,
+    check_contradictions,
+    expand,
+    matches,
+    overlay,
+    parsed,
+)
 from attnbench.run.model_axes import FIXED, check_not_both, model_axes
 from attnbench.run.shipped_suites import shipped_suites
 
@@ -154,8 +166,12 @@ def parse_suite(data: Mapping[str, Any], where: str) -> Suite:
         if suite.models:
             check_not_both(suite.axes)
             model_axes(suite.models, suite.tp, suite.phase, Axes(), Axes())
-        _policy(suite.policy)
-        _policy(suite.on_cpu.policy)
+        for settings in (suite, suite.on_cpu):
+            _policy(settings.policy)
+            if settings.time_limit is not None:
+                parse_duration(settings.time_limit, "time_limit")
+        for axes in (suite.axes, suite.on_cpu.axes, *suite.cases):
+            check_contradictions(axes)
         for axes in suite.exclude:
             parsed(axes)
         for axes in (Axes(), suite.on_cpu.axes, *suite.cases):
@@ -180,19 +196,34 @@ def parse_options(options: Mapping[str, Any]) -> Settings:
     for name, option in DURATIONS.items():
         if name in policy:
             policy[name] = parse_duration(policy[name], option)
+    _policy(policy, as_options=True)
     given = {k: v for k, v in options.items() if v is not None}
     settings = Settings.model_validate({**given, "axes": axes, "policy": policy})
     try:
         parsed(settings.axes)
+        check_contradictions(settings.axes)
     except UserError as error:  # which names the axis
         raise UserError(f"--{error}") from None
     if settings.tokens is not None:
         parse_size(str(settings.tokens), "--tokens")
+    _check_batch(settings)
     if settings.tp is not None and settings.tp < 1:
         raise UserError(f"--tp: {settings.tp} is not at least 1")
     if settings.time_limit is not None:
         parse_duration(settings.time_limit, "--time-limit")
     return settings
+
+
+def _check_batch(given: Settings) -> None:
+    """Raise UserError for options that are given beside one that sets the whole batch already."""
+    axes = given.axes
+    sizes = {"batch": axes.batch, "tokens": given.tokens, "seqlen": axes.seqlen, "seqlen-q": axes.seqlen_q}
+    others = [f"--{name}" for name, size in sizes.items() if size is not None]
+    lengths = parsed(axes).get("lengths", ())
+    if others and lengths and all(of and of.fixed for of in lengths):
+        raise UserError(f"--lengths: a list has every length of the batch; leave out {' and '.join(others)}")
+    if given.phase in ("decode", "mixed") and given.tokens is not None:
+        raise UserError(f"--tokens: --phase {given.phase} is of a number of sequences; give --batch")
 
 
 def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
@@ -251,7 +282,7 @@ def _blocks(suite: Suite, merged: Settings, given: Settings) -> list[tuple[Axes,
         return [(overlay(overlay(merged.axes, case), given.axes), tuple(case.backends or ())) for case in suite.cases]
 
     if not merged.models:
-        check_has_model(given)
+        check_has_model(merged)
         return own_cases() if suite.cases and suite.axes == Axes() else [(merged.axes, ()), *own_cases()]
     check_not_both(given.axes)
     below = merged.axes.model_copy(update=dict.fromkeys(FIXED))
@@ -283,27 +314,39 @@ def _shrunk(usual: Settings, merged: Settings) -> tuple[str, ...]:
         for name, field in Axes.model_fields.items()
     }
     rest = {name: (getattr(usual, name), getattr(merged, name)) for name in ("tokens", "hidden", "time_limit")}
-    changed = [f"{name} {now}" for name, (was, now) in {**axes, **rest}.items() if now not in (None, was)]
+    changed = [
+        f"{name.replace('_', '-')} {now}" for name, (was, now) in {**axes, **rest}.items() if now not in (None, was)
+    ]
     return (f"on a CPU: defaults shrunk to {', '.join(changed)}",) if changed else ()
 
 
-def _policy(settings: Mapping[str, Any]) -> Policy:
-    """Return the policy of some fields. Raises UserError for an unknown field or value."""
+def _policy(settings: Mapping[str, Any], *, as_options: bool = False) -> Policy:
+    """Return the policy of some fields. Raises UserError for an unknown field or value.
+
+    The error names a field as a suite has it, or as the option that sets it.
+    """
     for name, value in settings.items():
+        where = DURATIONS.get(name, f"--{name.replace('_', '-')}") if as_options else f"policy: {name}"
         if name not in POLICY_FIELDS:
-            raise UserError(f"policy: unknown key {name!r}{did_you_mean(name, POLICY_FIELDS)}")
+            there = yaml_file.stands(name, POLICY_FIELDS, {key: yaml_file.keys_of(of) for key, of in MODELS.items()})
+            more = f"; it stands {there}" if there else did_you_mean(name, POLICY_FIELDS)
+            raise UserError(f"policy: unknown key {name!r}{more}")
         default = POLICY_FIELDS[name].default
         if isinstance(default, bool):
             if not isinstance(value, bool):
-                raise UserError(f"policy: {name}: {value!r} is neither true nor false")
+                raise UserError(f"{where}: {value!r} is neither true nor false")
         elif isinstance(default, str):
             if value not in CHOICES[name]:
-                raise UserError(f"policy: {name}: unknown {value!r}{did_you_mean(str(value), CHOICES[name])}")
+                raise UserError(f"{where}: unknown {value!r}{did_you_mean(str(value), CHOICES[name])}")
         elif isinstance(value, (str, bool)) or not 0 <= value < MOST:
-            raise UserError(f"policy: {name}: {shortened(repr(value))} is not a number of at least 0, below 2^63")
+            raise UserError(f"{where}: {shortened(repr(value))} is not a number of at least 0, below 2^63")
         elif isinstance(default, int) and (isinstance(value, float) or (value < 1 and name != "seed")):
-            raise UserError(f"policy: {name}: {value!r} is not a whole number of at least 1")
-    return Policy(**settings)
+            raise UserError(f"{where}: {value!r} is not a whole number of at least 1")
+    policy = Policy(**settings)
+    if "min_samples" in settings and policy.min_samples > policy.max_samples:
+        where = "--min-samples" if as_options else "policy: min_samples"
+        raise UserError(f"{where}: {policy.min_samples} is more than max_samples, {policy.max_samples}")
+    return policy
 
 
 def describe_suite(suite: Suite) -> str:

@@ -438,11 +438,14 @@ def measure_jobs(
         return job.round, job.backend in pool.compilers, where(job)
 
     waiting.sort(key=lambda job: (turn(job), job.forecast.seconds))
+    given_up: set[int] = set()  # places of problems that are not begun
     for index, job in enumerate(waiting):
         alone = not begun or where(job) in begun
         rest = [] if alone else [j for j in waiting[index + 1 :] if turn(j) == turn(job)]
-        if limit and limit.allows(job, rest):
+        if limit and where(job) not in given_up and limit.allows(job, rest):
             yield from run(replace(job, skip=None, resumable=False))
         else:
+            if not alone:
+                given_up.add(where(job))
             late = job if job.resumable or not limit else skip_over_limit(job, limit.seconds)
             yield late, skipped_record(late)

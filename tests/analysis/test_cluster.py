@@ -118,3 +118,38 @@ def test_a_unit_without_figures_fails() -> None:
     files = cluster(4, n1=replace(nothing, method=2))
     assert "Nothing could be measured on n1." in told(files)
     assert exit_code(models(files)) == 1
+
+
+def test_units_that_measured_other_cells_are_not_judged() -> None:
+    """They are of one model and were measured alike, but no cell is common to three of them."""
+    apart = [(f"o{i}", run([ok(case(512 * (i + 1)), "triton", 400)], environment=environment(H200))) for i in range(3)]
+    apart = [(name, replace(one, method=2)) for name, one in apart]
+    assert told(apart).startswith("These 3 units are no cluster, and no outlier can be named")
+    assert exit_code(models(apart)) == 3
+    files = [*cluster(3), *((name, with_uuid(one, name)) for name, one in apart)]
+    answer = document(files).answer
+    assert answer[0] == "None of 3 units stands out."
+    assert answer[1].startswith("Not judged: 3 units, of which no 3 are of one model")
+    assert "none of 6 units, 1 model, 3 of them not judged" in document(files).verdict.text
+
+
+def test_runs_of_unlike_setups_are_no_cluster() -> None:
+    """Nothing is said of each alone, and nothing that contradicts it."""
+    files = [(f"n{i}", unit(i, power_limit_w=300.0 + 50 * i)) for i in range(5)]
+    (answer,) = document(files).answer
+    assert answer.startswith("These 5 units are no cluster, and no outlier can be named: no 3 of them are of one model")
+    assert document(files).verdict.text.startswith("NOT JUDGED: too few units")
+    assert exit_code(models(files)) == 3
+
+
+def test_a_unit_without_figures_is_no_outlier() -> None:
+    nothing = run([ended(case(s), "triton", "failed", "CUDA error") for s in SEQLENS], environment=environment(H200))
+    files = [("n0", replace(nothing, method=2)), ("n1", unit(1))]
+    assert told(files) == ("Nothing could be measured on n0. No outlier can be named among 1 unit: it stands alone.")
+    assert document(files).verdict.text == "MEASURED NOTHING: 1 of 2 units, 1 model"
+    assert exit_code(models(files)) == 1
+
+
+def with_uuid(one: Run, uuid: str) -> Run:
+    device = replace(one.environment.device, uuid=uuid)
+    return replace(one, environment=replace(one.environment, device=device))

@@ -176,6 +176,15 @@ def test_backends_name_the_libraries_that_may_move_their_figures(library: str, u
     assert may_use("fa2", "./mine.py:attention", library)
 
 
+def test_without_a_gpu_a_library_that_compiles_kernels_for_gpus_is_told() -> None:
+    ours, theirs = (a_run(device=CPU, packages=packages) for packages in ({"triton": "3.9.0"}, {}))
+    found = run_differences.differences(ours, theirs)
+    assert run_differences.split(found, [])[1] == []
+    assert "triton was 3.9.0 and is not there" in run_differences.told(found, [])[0]
+    on_gpus = [a_run(packages=packages) for packages in ({"triton": "3.9.0"}, {})]
+    assert [d.names for d in run_differences.split(run_differences.differences(*on_gpus), [])[1]] == [("triton",)]
+
+
 def test_another_python_or_platform_is_told() -> None:
     ours, theirs = a_run(), a_run(python="3.13.1", platform="Linux-6.9")
     found = run_differences.differences(ours, theirs)

@@ -30,13 +30,30 @@ BAD_OPTIONS = {
     "--tokens=lots": "--tokens: 'lots' is not a size",
     "--softcap=hot": "--softcap: 'hot' is not a number; write 30, or none",
     "--dtype=fp64": "--dtype: unknown dtype 'fp64'; known: bf16, fp16, fp32, fp8",
+    "--min-samples=0": "--min-samples: 0 is not a whole number of at least 1",
+    "--min-samples=5000": "--min-samples: 5000 is more than max_samples, 1000",
     "--time-limit=soon": "--time-limit: 'soon' is not a duration; write 90s, 10m or 1h30m",
     "--max-seconds=-1": "--max-seconds: '-1' is not a duration; write 90s, 10m or 1h30m",
     "--data=zero": "--data: unknown data 'zero'; did you mean \"zeros\"?",
     "--layout=sbhd": '--layout: unknown layout \'sbhd\'; did you mean "bshd" or "bhsd"?',
     "--dropout=lots": "--dropout: 'lots' is not a number; write 0.1, or none",
     "--tokens=4k --batch=2": "--batch and --tokens both set the batch size",
+    # what says nothing, or the opposite of something else
+    "--seqlen=1k --seqlen=4k": "--seqlen is given twice, and one value would win silently; give it once, with commas",
+    "--peak=bf16=1 --peak=bf16=2": "--peak bf16= is given twice",
+    "--peak=bf16=1,bf16=2": "--peak: bf16 is given twice",
+    "--backend=fake": "--backend: fake is named twice, and would be measured once",
+    "--backend=./own.py:f --backend=own.py:f": "--backend: own.py:f is named twice",
+    "--full --window=128/0": "--window: 128/0 sees no later key, which is causal; leave out --full",
+    "--causal --window=128/64": "--window: 128/64 sees later keys, and causal does not; write 128/0",
+    "--lengths=4k+1k --batch=3 --tokens=4k": "--lengths: a list has every length of the batch; leave out --batch and ",
+    "--model=llama-3.1-8b --phase=decode --tokens=4k": "--tokens: --phase decode is of a number of sequences",
+    "--out=x.jsonl --html=x.jsonl": "--format html=x.jsonl: that is the name of a run file",
+    "--min-samples=0": "--min-samples: 0 is not a whole number of at least 1",
+    "--min-samples=5000": "--min-samples: 5000 is more than max_samples, 1000",
+    "--timer=event": "--timer: unknown 'event'; did you mean \"events\"?",
     # words
+    "--time_limit=3s": "no such option: --time_limit (did you mean --time-limit?); ",
     "--dtype=bf15": "--dtype: unknown dtype 'bf15'; did you mean \"bf16\"?",
     "--pass=foward": "--pass: unknown pass 'foward'; did you mean \"fwd\"?",
     "--suite=quik": "no suite 'quik'; did you mean \"quick\"?",
@@ -88,6 +105,7 @@ BAD_OPTIONS = {
 def littered(tool: Tool) -> Tool:
     tool.write("occupied", "not a run file\n")
     (tool.folder / "packed.jsonl.gz").write_bytes(b"\x1f\x8b damaged")
+    (tool.folder / "gzipped").write_bytes(b"\x1f\x8b damaged")
     tool.write("own.py", "number = 5\n")
     tool.write("syntax.py", "def f(:\n")
     tool.write("needs.py", "import no_such_lib\n")
@@ -136,6 +154,10 @@ BAD_SUITES = {
     "axes: {seqlens: 1k}": 'axes.seqlens: unknown key; did you mean "seqlen"?',
     "axes: {seqlen: 1k}\nexclude: [{seqln: 1k}]": 'exclude.0.seqln: unknown key; did you mean "seqlen"?',
     "axes: {seqlen: 1k}\non_cpu: {axis: {}}": 'on_cpu.axis: unknown key; did you mean "axes"?',
+    "axes: {seqlen: 1k}\nmin-samples: 5": "min-samples: not a key here; it stands under policy, as in policy: {min_s",
+    "axes: {seqlen: 1k}\npolicy: {seqlen: 2k}": "policy: unknown key 'seqlen'; it stands under axes, as in axes: {seq",
+    "axes: {seqlen: 1k}\npolicy: {time-limit: 2m}": "policy: unknown key 'time-limit'; it stands at the top of the",
+    "axes: {seqlen: 1k}\npolicy: {min_samples: 5000}": "policy: min_samples: 5000 is more than max_samples, 1000",
     "axes: {seqlen: 1k}\nmax_seconds: 1": "max_seconds: not a key here; it stands under policy, as in policy: {max_s",
     "axes: {seqlen: 1k, tokens: 2k}": "axes.tokens: not a key here; it stands at the top of the file",
     "axes: {seqlen: 1k}\npolicy: {timeout: 5}": "policy: unknown key 'timeout'; did you mean \"timeout_s\"?",
@@ -163,7 +185,9 @@ BAD_SUITES = {
     "axes: {seqlen: tall}": "seqlen: 'tall' is not a size",
     "axes: {seqlen: 1k}\ncases: [{seqlen: -4}]": "seqlen: -4 is not at least 1",
     "axes: {seqlen: 1k}\nexclude: [{seqlen: 1k}]": "nothing to measure: no case is left",
-    "axes: {seqlen: 1k}\ntime_limit: soon": "'soon' is not a duration",
+    "axes: {seqlen: 1k}\ntime_limit: soon": "mine.yaml: time_limit: 'soon' is not a duration",
+    "axes: {seqlen: 1k, causal: false, window: 128/0}": "window: 128/0 sees no later key",
+    "axes: {seqlen: 1k}\ntp: 2": "--tp is of a model",
 }
 
 
@@ -185,6 +209,12 @@ BAD_REPORTS = {
     "run.jsonl --by=bakend": "--by: unknown 'bakend'; did you mean \"backend\"?",
     "run.jsonl --by=nix --format=csv": "--by: unknown 'nix'",
     "occupied --html=packed.jsonl.gz": "packed.jsonl.gz: that is a run file, which would be overwritten",
+    "occupied --svg=packed.jsonl.gz": "--svg packed.jsonl.gz: that is a run file, which would be overwritten",
+    "packed.jsonl.gz --html=own.py": "--format html=own.py: that is Python code, which would be overwritten",
+    "occupied --html=gzipped": "--format html=gzipped: that is a run file",
+    "occupied --html=x.svg --svg=x.svg": "--svg: x.svg is given twice; one would overwrite the other",
+    "occupied --tp=2": "--tp is of a model; name one with --model",
+    "occupied --by=": "--by: unknown ''",
     "run.jsonl --format=csv --format=md": "--format: csv and md cannot both be printed; write one to a file: -f",
     "run.jsonl --panel=d128": "--panel: only --png and --svg draw a single figure; add --svg FILE or --png FILE",
     "run.jsonl --figure=speedup --panel= --html=page.html": "--figure and --panel: only --png and --svg draw a single",
@@ -207,6 +237,25 @@ def test_bad_reports(littered: Tool, inside: Callable[..., Result], options: str
         (["gate", "a", "b", "--margins", "/dev/zero"], "/dev/zero: not readable as YAML: it is a device"),
         (["backends", "--python", "x"], "--python: 'x' is not NAME=PATH"),
         (["backends", "-f", "tabel"], "--format: unknown 'tabel'; did you mean \"table\"?"),
+        (["backends", "--matrix", "--python", "fa4=python3"], "--python: the matrix asks no library"),
+        (["backends", "--into", "x.md", "--gpu", "h100"], "--into renews the matrix of a document"),
+        *(
+            (
+                [command, "--device", "cpu", "-b", "eager", "--ranks", "2"],
+                "ranks: eager computes on one device, not on 2",
+            )
+            for command in ("run", "capacity", "profile")
+        ),
+        (["run", "--device", "cpu", "--ranks", "2"], "ranks: each of these backends computes on one device, not on 2"),
+        (["check", "eager", "-b", "eager"], "--backend: eager is named twice"),
+        (["check", "eager", "--ranks", "2"], "no such option: --ranks; "),
+        (["gate", "a", "b", "--margin", "3%", "--margin", "5%"], "--margin is given twice"),
+        (["compare", "a", "b", "--name", "a=x", "--name", "a=y"], "--name a= is given twice"),
+        (["capacity", "x.jsonl", "--memory", "2g"], "with files of earlier searches nothing is run"),
+        (["claims", "x.jsonl", "--list"], "--list shows what is claimed, and run files judge it"),
+        (["step", "x.jsonl", "--allow-wrong"], "--allow-wrong: of measuring; with run files nothing is measured"),
+        (["step", "tiny", "--batch", "0"], "--batch: 0 is not at least 1"),
+        (["baseline", "list", "--dir", __file__], "is no folder of baselines"),
     ],
 )
 def test_bad_words_for_the_other_commands(

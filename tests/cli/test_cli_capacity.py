@@ -107,6 +107,12 @@ def test_a_refusal_and_a_wrong_result_are_told_apart(tool: Tool) -> None:
     assert "scripted refusal" in of["reason"]
 
 
+def test_a_search_of_which_nothing_can_be_tried_leaves_no_file(tool: Tool) -> None:
+    out = tool("capacity", "--device", "fake", "-b", "fake", fake="missing", code=1).out
+    assert "nothing fits" in out
+    assert not (tool.folder / "results").exists()
+
+
 def test_a_batch_and_a_model(tool: Tool) -> None:
     (of,) = found(tool, *FAKE, "--of", "batch", "--seqlen", "8k", "--memory", "4g", "--pass", "fwd")
     assert (of["of"], of["fits"]) == ("batch", 32)

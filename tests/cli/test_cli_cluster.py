@@ -12,7 +12,7 @@ import pytest
 from ray_cluster import nodes
 from tool import SMALL, Tool
 
-import shared_memory
+from needs_ray import needs_ray
 
 RUN = ("cluster", "run", "--device", "fake", "-b", "fake", *SMALL)
 NAMES = ("alpha", "beta", "gamma")
@@ -30,10 +30,9 @@ def wait_for(what: Callable[[], bool], seconds: float = 90) -> None:
         time.sleep(0.1)
 
 
-@shared_memory.needed
 def test_three_nodes_of_which_one_is_slow_and_one_wrong(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     """They ask for a token."""
-    pytest.importorskip("ray", reason="needs Ray: pip install ray")
+    needs_ray()
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     each = (("alpha", ""), ("beta", "speed=0.9"), ("gamma", "wrong@4k"))
@@ -55,10 +54,9 @@ def test_three_nodes_of_which_one_is_slow_and_one_wrong(tool: Tool, monkeypatch:
     assert (alpha["outlier"], beta["outlier"], gamma["outlier"]) == ("", "all cells", "")
 
 
-@shared_memory.needed
 def test_a_node_that_dies_and_comes_back_and_one_that_stays_away(tool: Tool) -> None:
     """Both hang at a job; what they measured before is kept, and the one that is back goes on with the rest."""
-    pytest.importorskip("ray", reason="needs Ray: pip install ray")
+    needs_ray()
     with nodes(("head", ""), ("back", "hang@8k"), ("gone", "hang@8k")) as (cluster, address):
         options = ("--address", address, "--seqlen", "1k,2k,8k", "--patience", "15s", "--timeout", "100s")
         with tool.start(*RUN, *options, "--out", "runs") as process:
@@ -78,9 +76,8 @@ def test_a_node_that_dies_and_comes_back_and_one_that_stays_away(tool: Tool) -> 
     assert "attnbench run --resume gone.jsonl" in err
 
 
-@shared_memory.needed
 def test_ctrl_c_stops_the_children_and_keeps_the_files(tool: Tool) -> None:
-    pytest.importorskip("ray", reason="needs Ray: pip install ray")
+    needs_ray()
     with tool.start(*RUN, "--seqlen", "1k,8k", "--out", "runs", "--timeout", "100s", fake="hang@8k") as process:
         wait_for(lambda: any((tool.folder / "runs").glob("*.jsonl")))
         process.send_signal(signal.SIGINT)

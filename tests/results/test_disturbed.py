@@ -17,6 +17,7 @@ from attnbench.report.markdown import render as markdown
 from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.results.disturbed import disturbance, doubt
+from attnbench.results.export_rows import table_rows
 from builders import CPU, H200, case, ok, run
 
 TRAIN = ("train (pid 7)",)
@@ -69,6 +70,8 @@ def test_nothing_of_a_disturbed_run_wins(found: list[Record], device: Device, wh
     assert not any("triton" in sentence for sentence in others if "Fastest" in sentence)
     assert not any(figure.best for grid in document(whole, [made]).blocks for figure in getattr(grid, "figures", []))
     assert [cell.half_interval("latency") for cell in whole] == [None] * 4
+    rows = list(table_rows(whole))
+    assert all(row["disturbed"] and row["ci"] is None for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +95,7 @@ def test_a_quiet_run_is_not_accused(found: list[Record], device: Device) -> None
     made = run(found, device=device)
     assert doubt([made]) == ()
     assert not any(cell.is_disturbed for cell in cells([made]))
+    assert {row["disturbed"] for row in table_rows(cells([made]))} == {""}
 
 
 def test_a_visitor_costs_the_cells_beside_which_it_was() -> None:

@@ -14,6 +14,7 @@ from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_NOTHING_MEASUR
 from attnbench.results import run_file
 from attnbench.run import cluster
 from builders import H200, case, environment, ok, run
+from needs_ray import needs_ray
 
 NODE = cluster.Node("n1", "id", 2, 8, "H200", "0.1.0", "")
 # Ray gives GPUs that are not there; the simulated device is measured in their place. In a process of its own, since Ray
@@ -44,7 +45,7 @@ nodes.shutdown()
 
 
 def test_each_gpu_of_a_node_is_measured_once_by_a_child_that_sees_it_alone(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="needs Ray: pip install ray")
+    needs_ray()
     done = subprocess.run([sys.executable, "-c", PINNED], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[-1:] == ["two-gpu0.jsonl two-gpu1.jsonl H100 0"], done.stderr
     assert (tmp_path / "seen").read_text().split()[1:] == ["0", "1"]  # the first is the one that tells its version

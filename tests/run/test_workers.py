@@ -485,6 +485,13 @@ def test_what_a_time_limit_leaves_is_whole_where_the_forecast_was_too_low(
     assert len(ended) == len(jobs)
 
 
+def test_time_that_is_left_begins_no_case_that_does_not_fit_as_a_whole() -> None:
+    """After two lengths 180 s are left, in which two of the four jobs of the third would fit."""
+    pool = SlowPool(2.0)
+    ended = pool.measured(on_three_lengths(), 420.0)
+    assert Counter(r.case.shape.seqlen_k for r in ended if r.status == "ok") == {8: 4, 16: 4}
+
+
 def test_where_no_case_fits_as_a_whole_its_cheapest_jobs_are_measured() -> None:
     pool, jobs = SlowPool(1.0), [job(8, n, forecast=Forecast(s, 0.1, 1)) for n, s in (("a", 90.0), ("b", 20.0))]
     ended = pool.measured(jobs, 100.0)

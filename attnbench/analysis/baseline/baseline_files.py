@@ -64,7 +64,12 @@ def save(run: Run, name: str, folder: Path) -> tuple[Path, Run | None]:
 
 
 def found(folder: Path) -> list[Baseline]:
-    """Return all baselines in a folder of names, or in the folder of one name, sorted by name and GPU."""
+    """Return all baselines in a folder of names, or in the folder of one name, sorted by name and GPU.
+
+    Raises UserError for what is there and is no folder.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is no folder of baselines")
     patterns = ("*.jsonl", "*.jsonl.gz", "*/*.jsonl", "*/*.jsonl.gz")
     files = [file for pattern in patterns for file in folder.glob(pattern)]
     some = [Baseline(path.parent.name, path, run_file.head(path)) for path in sorted(files)]

@@ -78,8 +78,10 @@ def _verdict(found: Sequence[Model], of: str) -> Verdict:
     if bad:
         return Verdict(f"{', '.join(bad)} {of}", "bad")
     if exit_code(found) == EXIT_INCONCLUSIVE:
-        return Verdict(f"NOT JUDGED, too few units: none {of}", "warning")
-    return Verdict(f"NO UNIT STANDS OUT: none {of}", "good")
+        return Verdict(f"NOT JUDGED: too few units measured alike, {of}", "warning")
+    judged = sum(len(model.judged) for model in found)
+    rest = f", {len(units) - judged} of them not judged" if judged < len(units) else ""
+    return Verdict(f"NO UNIT STANDS OUT: none {of}{rest}", "good")
 
 
 def exit_code(found: Sequence[Model]) -> int:
@@ -118,20 +120,36 @@ def _answer(found: Sequence[Model]) -> Iterator[str]:
     if everywhere:
         yield f"Wrong on every unit that measured it, so rather the kernel: {some(sorted(everywhere))}."
     for model in found:
-        where = f" of {model.label}" if len(found) > 1 else ""
-        if len(model.units) < LEAST:
-            what = "of two that differ nobody knows which is off" if len(model.units) == 2 else "it stands alone"
-            yield f"No outlier can be named among {count(len(model.units), 'unit')}{where}: {what}."
-            continue
+        where, units = f" of {model.label}" if len(found) > 1 else "", count(len(model.judged), "unit")
         off = [(unit, model.outlying(unit)) for unit in model.units]
         outliers = sorted(((unit, own) for unit, own in off if own), key=lambda one: -max(map(abs, one[1].values())))
-        if not outliers:
-            yield f"None of {count(len(model.units), 'unit')}{where} stands out."
+        if model.judged and not outliers:
+            yield f"None of {units}{where} stands out."
         for unit, own in outliers:
             families = ", ".join(f"{signed(math.expm1(by))} latency in {family}" for family, by in own.items())
-            yield f"{unit.name} stands out of {count(len(model.units), 'unit')}{where}: {families}."
+            yield f"{unit.name} stands out of {units}{where}: {families}."
         if silent := [unit.name for unit in model.units if not unit.latencies]:
             yield f"Nothing could be measured on {some(silent)}."
+    yield from _not_judged(found)
+
+
+def _not_judged(found: Sequence[Model]) -> Iterator[str]:
+    """Yield what is said of the units that measured something and are not judged."""
+    apart = [[unit.name for unit in model.units if unit.latencies and unit not in model.judged] for model in found]
+    groups = [names for names in apart if names]
+    if not groups:
+        return
+    units = count(sum(map(len, groups)), "unit")
+    if any(model.judged for model in found):
+        yield f"Not judged: {units}, of which no {LEAST} are of one model and were measured alike, on the same cells."
+    elif len(groups) > 1 or len(groups[0]) >= LEAST:
+        yield (
+            f"These {units} are no cluster, and no outlier can be named: no {LEAST} of them are of one model and were "
+            "measured alike, on the same cells."
+        )
+    else:
+        what = "of two that differ nobody knows which is off" if len(groups[0]) == 2 else "it stands alone"
+        yield f"No outlier can be named among {units}: {what}."
 
 
 def _machine(model: Model) -> Machine:

@@ -92,6 +92,12 @@ class Model:
         }
 
     @property
+    def judged(self) -> list[Unit]:
+        """The units that are judged in any family: those that measured its cells, where these are enough units."""
+        families = [family for family, judgement in self.judgements.items() if judgement]
+        return [unit for unit in self.units if any(unit in self.figures[family] for family in families)]
+
+    @property
     def spread(self) -> Spread:
         """What the table says of the model."""
         return spread(self.run.environment.device)

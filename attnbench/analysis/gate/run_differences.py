@@ -58,10 +58,11 @@ def differences(baseline: Run, current: Run) -> list[Difference]:
     named = sorted({*baseline.versions} & {*current.versions})
     backends = differing(*({name: run.versions[name] for name in named} for run in (baseline, current)))
     both, specs = _measured(baseline) & _measured(current), {**baseline.specs, **current.specs}
+    gpu = "cuda" in (ours.device.kind, theirs.device.kind)
     libraries = differing(*({"torch": on.torch, **dict(sorted(on.packages.items()))} for on in (ours, theirs)))
     for library, pair in libraries.items():
         users = [name for name, own in backends.items() if name != library and _is_of(own, pair)]
-        matters = bool({*users} & both) or any(may_use(name, specs.get(name), library) for name in both)
+        matters = bool({*users} & both) or any(may_use(name, specs.get(name), library, gpu=gpu) for name in both)
         found.append(Difference((library, *users), phrase(library, *pair), matters))
     known = {name for d in found for name in d.names}
     others = {name: pair for name, pair in backends.items() if name not in known}

@@ -146,9 +146,9 @@ def profile(
     first, *others = parse_devices(device)
     if not settings.backends:
         raise UserError("--backend is missing, as in attnbench profile -b triton --seqlen 8k, or -b eager,triton")
-    specs = select_backends(settings.backends)
     cases = {kind: one_case(settings, kind) for kind in possible_kinds(first)}
     ranks = max(case.ranks for case, _ in cases.values())
+    specs = select_backends(settings.backends, ranks)
     if others and ranks == 1:
         raise UserError("--device: several devices are for --ranks; name one, or give --ranks 2")
     if first == "fake":

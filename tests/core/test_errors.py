@@ -1,0 +1,30 @@
+"""What an error line suggests for a word that is not known."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnbench.core.errors import did_you_mean, nearest
+
+DTYPES = ("bf16", "fp16", "fp32", "fp8")
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "found"),
+    [
+        ("sped", ("throughput", "speedup", "spread"), ["speedup"]),  # the beginning of a word counts as the word
+        ("llama", ("llama-3.1-8b", "gemma-2-9b"), ["llama-3.1-8b"]),
+        ("bf15", DTYPES, ["bf16"]),
+        ("fp64", DTYPES, []),  # another number is another thing
+        ("nope", ("hopper", "ampere"), []),
+        ("Page_Size", ("page-size", "batch"), ["page-size"]),
+        ("sbhd", ("bshd", "bhsd", "packed"), ["bshd", "bhsd"]),
+        ("", DTYPES, []),
+    ],
+)
+def test_only_words_that_are_near_are_suggested(word: str, known: tuple[str, ...], found: list[str]) -> None:
+    assert nearest(word, known) == found
+
+
+def test_where_no_word_is_near_all_are_named() -> None:
+    assert did_you_mean("fp64", DTYPES) == "; known: bf16, fp16, fp32, fp8"
