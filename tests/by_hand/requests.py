@@ -15,7 +15,9 @@ from typing import Any
 
 from . import work
 from .audit import Audit, printed
-from .comparison import Machine, Offer, Ratio, Scenario, ends, in_order, machines, money, offers, speed_ratio
+from .comparison import Offer, Scenario, ends, in_order, money, offers
+from .machines import Machine, machines
+from .ratios import Ratio, speed_ratio
 from .raw import DEFAULTS, Case, Key
 
 FAR, EXTRA = 8.0, 1.25  # how far a case may be from its neighbours, and beyond all
