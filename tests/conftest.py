@@ -25,6 +25,12 @@ def _no_environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 
 @pytest.fixture(autouse=True)
+def _no_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The load of the machine of the tests changes nothing."""
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+
+
+@pytest.fixture(autouse=True)
 def _switches_of_torch() -> Iterator[None]:
     """Reset torch's switches after each test: a backend sets them for its process."""
     if "torch" not in sys.modules:  # which takes a second to import

@@ -6,6 +6,7 @@ environment variable ATTNBENCH_FAKE, separated by commas or spaces, sets what go
     error@2k crash@4k hang@8k oom@16k wrong@32k refuse@64k    a failure of that kind at that seqlen_q
     speed=0.98                                                 a factor on its speed
     missing                                                    the backend cannot be used
+    busy=0.9                                                   the share of its time that others use the simulated GPU
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Fake(BackendBase):
         self.speed = 1.0
         self.faults: dict[int, str] = {}
         self.missing = False
-        for entry in filter(None, os.environ.get("ATTNBENCH_FAKE", "").replace(" ", ",").split(",")):
+        for entry in _entries():
             what, _, at = entry.partition("@")
             if at and what in FAULTS:
                 self.faults[parse_size(at)] = what
@@ -51,7 +52,7 @@ class Fake(BackendBase):
                 self.speed = float(what[6:])
             elif what == "missing":
                 self.missing = True
-            else:
+            elif not what.startswith("busy="):
                 raise ValueError(f"ATTNBENCH_FAKE: {entry!r} is not known")
 
     def probe(self) -> Probe:
@@ -110,6 +111,16 @@ class Fake(BackendBase):
             os.abort()
         while fault == "hang":
             time.sleep(60)
+
+
+def busy_with_others() -> float | None:
+    """Return the share of its time that other processes use the simulated GPU; None where nothing says so."""
+    found = [float(entry[5:]) for entry in _entries() if entry.startswith("busy=")]
+    return found[-1] if found else None
+
+
+def _entries() -> list[str]:
+    return [*filter(None, os.environ.get("ATTNBENCH_FAKE", "").replace(" ", ",").split(","))]
 
 
 def _nothing(_: Any) -> dict[str, Any]:

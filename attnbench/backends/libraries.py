@@ -128,7 +128,7 @@ def refusal_when_interpreted(case: Case) -> str | None:
     if is_interpreted() and case.dtype == "fp8":
         return "Triton's interpreter rounds to e4m3 wrongly"
     wrong = is_interpreted() and case.dtype == "bf16"
-    return "Triton's interpreter computes bf16 dot products wrongly" if wrong else None
+    return "Triton's interpreter computes bf16 dot products wrongly: check fp32 and fp16 there" if wrong else None
 
 
 def missing(module: str) -> ModuleNotFoundError:

@@ -38,6 +38,7 @@ def ab(
     device: options.Device = "auto",
     time_limit: Annotated[str, how(metavar="TIME", help="90s, 10m, 1h for all of it.")] = "10m",
     seed: Annotated[int | None, how(metavar="N", help="Of the inputs and the order of the cells.")] = None,
+    allow_busy: options.AllowBusy = False,
     judging: HowToJudge,
     output_to: GateOutput,
     out: Annotated[
@@ -73,6 +74,7 @@ def ab(
         time_limit=parse_duration(time_limit, "--time-limit"),
         pythons=tuple(python or ()),
         out=out,
+        allow_busy=allow_busy,
         argv=command_line(),
     )
     with live(AbProgress, "anything was measured") as watcher:

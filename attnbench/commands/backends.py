@@ -84,7 +84,7 @@ def _here(pythons: Sequence[str]) -> Document:
     with (
         live(ProgressLine, "the backends were known") as line,
         closing_workers(pool),
-        DeviceProbe("auto", with_torch=False) as device_probe,
+        DeviceProbe("auto", with_torch=False, allow_busy=True) as device_probe,
     ):
         line.say("looking at the device")
         if has_nvidia_gpu():  # most can then be used, and import their libraries meanwhile
@@ -118,5 +118,5 @@ def _support(gpus: Sequence[str], device: str | None) -> Document:
         from attnbench.run.device_probe import probe_device
         from attnbench.run.select import parse_device
 
-        devices.append(probe_device(parse_device(device)).device)
+        devices.append(probe_device(parse_device(device), allow_busy=True).device)
     return support_document.document([support_matrix(d) for d in devices])

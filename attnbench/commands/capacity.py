@@ -99,6 +99,7 @@ def capacity(
     allow_wrong: Annotated[
         bool, options.how("--allow-wrong", metavar="", help="A wrong result does not change the exit code.")
     ] = False,
+    allow_busy: options.AllowBusy = False,
     dry_run: Annotated[
         bool, options.how("--dry-run", metavar="", help="Show where each search would start; run nothing.")
     ] = False,
@@ -139,7 +140,7 @@ def capacity(
         if resume and (out or what != Shapes() or which.model or memory or call_limit != "10s"):
             raise UserError(f"--resume uses the settings of {resume}; leave out the others")
         search = _search(what, which, parse_duration(call_limit, "--call-limit"), memory)
-        run, interrupt = _searched(what, which, search, device, limit, python or [], out, resume, dry_run)
+        run, interrupt = _searched(what, which, search, device, limit, python or [], out, resume, dry_run, allow_busy)
         runs = [run]
     ends_with_its_reader()
     unwritten = output.write(plan_document(runs[0]) if dry_run else document(runs), wanted)
@@ -185,6 +186,7 @@ def _searched(
     out: Path | None,
     resume: Path | None,
     dry_run: bool,
+    allow_busy: bool,
 ) -> tuple[Run, int]:
     """Search, or go on with a search; return its run, and the exit code of an interrupt, else 0."""
     from attnbench.report.progress.progress_line import ProgressLine
@@ -196,10 +198,10 @@ def _searched(
     settings = parse_options({"backends": what.backend, "axes": axes, **which.settings})
     with live(ProgressLine, "anything was measured") as line:
         if resume:
-            ended = searches.resume(resume, line.say, time_limit=time_limit, dry_run=dry_run)
+            ended = searches.resume(resume, line.say, time_limit=time_limit, dry_run=dry_run, allow_busy=allow_busy)
         else:
             request = searches.Request(
-                settings, search, device, time_limit, tuple(python), out, dry_run, command_line()
+                settings, search, device, time_limit, tuple(python), out, dry_run, command_line(), allow_busy
             )
             ended = searches.search_capacity(request, line.say)
     if not dry_run:

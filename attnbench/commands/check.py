@@ -22,7 +22,7 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="BACKENDS",
-            help="Your own code, ./file.py:function or pkg.mod:object; names, patterns.",
+            help="Your own code, ./file.py:function\\[block_m=64,128] or pkg.mod:object; names, patterns.",
             autocompletion=complete.several(complete.backends),
         ),
     ] = None,
@@ -59,6 +59,7 @@ def check(
     timeout: Annotated[
         str, options.how(metavar="TIME", help="Of one case: 30s, 5m; its process is then killed.")
     ] = "60s",
+    allow_busy: options.AllowBusy = False,
     python: options.Python = None,
     output_to: output.Output,
 ) -> None:
@@ -92,6 +93,7 @@ def check(
             device=device,
             timeout=seconds,
             pythons=python or (),
+            allow_busy=allow_busy,
         )
     unwritten = output.write(document(run), wanted)
     raise typer.Exit(interrupt or exit_code(run) or unwritten)

@@ -69,6 +69,7 @@ def claims(
     allow_wrong: Annotated[
         bool, options.how("--allow-wrong", help="End with exit code 0 even if a result is wrong. It is 5 otherwise.")
     ] = False,
+    allow_busy: options.AllowBusy = False,
     out: Annotated[
         Path | None, files(metavar="FILE", help="The run file to write. Default: a new file in results/.")
     ] = None,
@@ -94,7 +95,7 @@ def claims(
     wanted = output_to.wanted()
     given = {"--out": out, "--python": python, "--time-limit": time_limit, "--dry-run": dry_run}
     given |= {"--rounds": rounds != 1, "--device": device != "auto", "--sustained": sustained != SUSTAINED}
-    given |= {"--allow-wrong": allow_wrong}
+    given |= {"--allow-wrong": allow_wrong, "--allow-busy": allow_busy}
     if results and listed:
         raise UserError("--list shows what is claimed, and run files judge it; leave out one of them")
     if (results or listed) and (measuring := [name for name, is_given in given.items() if is_given]):
@@ -109,7 +110,9 @@ def claims(
         raise typer.Exit(output.write(listing(settings), wanted))
     outcome = None
     if not results:
-        outcome = _measured(settings, sustained, time_limit, device, rounds, python, out, dry_run, allow_wrong)
+        outcome = _measured(
+            settings, sustained, time_limit, device, rounds, python, out, dry_run, allow_wrong, allow_busy
+        )
         if dry_run:
             from attnbench.analysis.summary import planned
 
@@ -139,6 +142,7 @@ def _measured(
     out: Path | None,
     dry_run: bool,
     allow_wrong: bool,
+    allow_busy: bool,
 ) -> Outcome:
     """Measure the cases of claims; stderr says what goes on, which file it wrote, and what is left."""
     from attnbench.analysis.claims.claim_file import suite_of
@@ -157,6 +161,7 @@ def _measured(
         dry_run=dry_run,
         pythons=tuple(python or ()),
         allow_wrong=allow_wrong,
+        allow_busy=allow_busy,
         argv=command_line(),
     )
     with live(RunProgress, "anything was measured") as progress:

@@ -102,7 +102,7 @@ class WhatToMeasure:
             "-b",
             metavar="NAMES",
             help="Names, patterns such as sdpa-*, and !name to leave one out. Your own code: ./file.py:function or "
-            "pkg.mod:object. Default: every backend that works here.",
+            "pkg.mod:object, also './file.py:f\\[block=64,128]'. Default: every backend that works here.",
             autocompletion=complete.several(complete.backends),
         ),
     ] = None
@@ -291,6 +291,14 @@ class WhichModel:
         return {"models": self.model, "tp": self.tp, "phase": self.phase}
 
 
+AllowBusy = Annotated[
+    bool,
+    how(
+        "--allow-busy",
+        metavar="",
+        help="Measure also on a GPU that other processes use; what is shown then says first not to believe it.",
+    ),
+]
 Device = Annotated[
     str,
     how(

@@ -126,6 +126,7 @@ def profile(
             help="How busy each unit was in each kernel, and what bounds it (Nsight Compute; half a minute a backend).",
         ),
     ] = False,
+    allow_busy: options.AllowBusy = False,
     python: Annotated[
         list[str] | None, how("--python", metavar="NAME=PATH", help="The interpreter of a backend's worker.")
     ] = None,
@@ -157,7 +158,14 @@ def profile(
     settings = parse_options(case.settings)
     with live(ProgressLine, "the profile was complete") as line:
         outcome = profiles.profile(
-            settings, line.say, device=device, keep=keep, traffic=ncu, counters=counters, pythons=python or ()
+            settings,
+            line.say,
+            device=device,
+            keep=keep,
+            traffic=ncu,
+            counters=counters,
+            pythons=python or (),
+            allow_busy=allow_busy,
         )
     unwritten = output.write(document(outcome), wanted)
     useless = EXIT_WRONG_RESULT if outcome.wrong else EXIT_NOTHING_MEASURED * (not outcome.profiles)

@@ -55,6 +55,7 @@ def recommend(
     rounds: Annotated[
         int, options.how(metavar="N", help="Measure everything N times, each time in new processes: fewer ties.")
     ] = 1,
+    allow_busy: options.AllowBusy = False,
     python: options.Python = None,
     out: Annotated[
         Path | None, files(metavar="FILE", help="The run file of the short run. Default: a new file in results/.")
@@ -93,10 +94,11 @@ def recommend(
         "--device": device != "auto",
     }
     measuring |= {"--time-limit": time_limit, "--rounds": rounds != 1, "--python": python, "--out": out}
+    measuring |= {"--allow-busy": allow_busy}
     if results and (given := [name for name, is_given in measuring.items() if is_given]):
         raise UserError(f"{' and '.join(given)}: of a short run; with run files nothing is measured, leave it out")
     settings = parse_options({**what.settings, **which.settings, "time_limit": time_limit})
-    outcome = None if results else _measured(what.suite, settings, device, rounds, out, python or ())
+    outcome = None if results else _measured(what.suite, settings, device, rounds, out, python or (), allow_busy)
     runs = [outcome.run] if outcome else _with_latencies([run for _, run in read_runs(results or ())])
     ends_with_its_reader()
     from attnbench.analysis.recommend.asked_for import asked_for, competing
@@ -131,14 +133,28 @@ def _with_latencies(runs: Sequence[Run]) -> Sequence[Run]:
 
 
 def _measured(
-    suite: str, settings: Settings, device: str, rounds: int, out: Path | None, python: Sequence[str]
+    suite: str,
+    settings: Settings,
+    device: str,
+    rounds: int,
+    out: Path | None,
+    python: Sequence[str],
+    allow_busy: bool,
 ) -> Outcome:
     """Measure a short run; stderr says what goes on, and which file it wrote."""
     from attnbench.report.progress.run_progress import RunProgress
     from attnbench.run import run_suite as runs
 
     request = runs.Request(
-        suite, settings, device, rounds, out, pythons=tuple(python), allow_wrong=True, argv=command_line()
+        suite,
+        settings,
+        device,
+        rounds,
+        out,
+        pythons=tuple(python),
+        allow_wrong=True,
+        allow_busy=allow_busy,
+        argv=command_line(),
     )
     with live(RunProgress, "anything was measured") as progress:
         outcome = runs.run_suite(request, progress)

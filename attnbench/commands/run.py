@@ -32,8 +32,8 @@ def run(
         str | None,
         how(
             metavar="TIME",
-            help="Stop after this time, as in 90s, 10m or 1h30m. The slowest jobs are left out, and --resume measures "
-            "them; on a CPU whole shapes are left out, the longest first.",
+            help="Stop after this time, as in 90s, 10m or 1h30m. Whole cases are left out, the most costly first, and "
+            "--resume measures them; on a CPU the longest sequences are left out.",
         ),
     ] = None,
     timeout: Annotated[
@@ -69,6 +69,7 @@ def run(
     allow_wrong: Annotated[
         bool, how("--allow-wrong", help="End with exit code 0 even if a result is wrong. It is 5 otherwise.")
     ] = False,
+    allow_busy: options.AllowBusy = False,
     timer: Annotated[
         str | None,
         instruments(
@@ -160,6 +161,7 @@ def run(
         pythons=tuple(python or ()),
         peak=tuple(peak or ()),
         allow_wrong=allow_wrong,
+        allow_busy=allow_busy,
         argv=command_line(),
     )
     with live(RunProgress, "anything was measured") as progress:

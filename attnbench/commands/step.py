@@ -89,6 +89,7 @@ def step(
     allow_wrong: Annotated[
         bool, options.how("--allow-wrong", help="End with exit code 0 even if a result is wrong. It is 5 otherwise.")
     ] = False,
+    allow_busy: options.AllowBusy = False,
     out: Annotated[
         Path | None, files(metavar="FILE", help="The run file to write. Default: a new file in results/.")
     ] = None,
@@ -118,6 +119,7 @@ def step(
         "--device": device != "auto",
         "--backend": backend,
         "--phase": phase != "prefill",
+        "--allow-busy": allow_busy,
     }
     given |= {"--seqlen": seqlen != "4k", "--batch": batch != "1", "--dtype": dtype != "bf16"}
     given |= {"--allow-wrong": allow_wrong}
@@ -131,7 +133,7 @@ def step(
     if not runs:
         suite = _suite(models, phase, seqlen, batch, dtype, layers)
         names = _backends(backend) if backend else None
-        outcome = _measured(suite, names, time_limit, device, rounds, python, out, dry_run, allow_wrong)
+        outcome = _measured(suite, names, time_limit, device, rounds, python, out, dry_run, allow_wrong, allow_busy)
         if dry_run:
             from attnbench.analysis.summary import planned
 
@@ -195,6 +197,7 @@ def _measured(
     out: Path | None,
     dry_run: bool,
     allow_wrong: bool,
+    allow_busy: bool,
 ) -> Outcome:
     """Measure steps; stderr says what goes on, which file it wrote, and what is left."""
     from attnbench.core.sizes import parse_duration
@@ -213,6 +216,7 @@ def _measured(
         dry_run=dry_run,
         pythons=tuple(python or ()),
         allow_wrong=allow_wrong,
+        allow_busy=allow_busy,
         argv=command_line(),
     )
     with live(RunProgress, "anything was measured") as progress:

@@ -28,6 +28,10 @@ class Device:
     matmul: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s
     copy: float | None = None  # bytes/s of a copy, read plus write
     uuid: str | None = None  # the driver's identifier of this one unit
+    # How much other processes used it before anything of this run did: of a GPU its share of the time, of a CPU the
+    # load over the cores. None where it is not known; core/load.py judges it.
+    busy: float | None = None
+    users: tuple[str, ...] = ()  # who did, as "name (pid 123)"; empty where no process can be named
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind

@@ -135,20 +135,31 @@ class Cell:
         return stats.median(found) if found else None
 
     @cached_property
+    def is_disturbed(self) -> bool:
+        """Whether others used the GPU meanwhile, so that its figures have no uncertainty and win nothing."""
+        return any(row.disturbance for row in self.ok)
+
+    @cached_property
     def uncertainty(self) -> Uncertainty | None:
         """The uncertainty of the latency; None where nothing can be said of it."""
+        if self.is_disturbed:
+            return None
         rounds = [row.ordered_samples for row in self.ok if row.samples]
         return uncertainty(rounds, self.source.spread, self.source.prior if len(rounds) > 1 else None)
 
     @cached_property
     def sustained_uncertainty(self) -> Uncertainty | None:
         """The uncertainty of the latency without pauses; None where that was not measured."""
+        if self.is_disturbed:
+            return None
         rounds = [*self.rounds("sustained_latency").values()]
         return of_sustained(rounds, self.source.spread, self.source.prior if len(rounds) > 1 else None)
 
     @cached_property
     def energy_uncertainty(self) -> Uncertainty | None:
         """The uncertainty of the energy of one call; None where it was not measured, or nothing can be said of it."""
+        if self.is_disturbed:
+            return None
         rounds, errors = [*self.rounds("joules").values()], [*self.rounds("power_error").values()]
         return of_energy(rounds, errors, self.source.spread, self.source.prior if len(rounds) > 1 else None)
 

@@ -26,7 +26,7 @@ CASE_COLUMNS = (
 )
 COLUMNS = (
     *("device", "suite", "started", "backend", "version", "round", "status", "reason", *CASE_COLUMNS),
-    *("timer", "l2", "limits", "kernels", "bound", "flops_convention", *METRICS),
+    *("timer", "l2", "limits", "disturbed", "kernels", "bound", "flops_convention", *METRICS),
 )
 _WHOLE = ("window_left", "window_right", *(name for name, metric in METRICS.items() if metric.whole))
 
@@ -63,6 +63,7 @@ def table_rows(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
                 "timer": record.timer,
                 "l2": record.l2,
                 "limits": "; ".join(record.limits),
+                "disturbed": row.disturbance,
                 "kernels": "; ".join(record.kernels),
                 "bound": cell.bound,
                 "flops_convention": cell.source.convention,

@@ -13,7 +13,7 @@ from attnbench.core.case import Case
 from attnbench.core.flops import Convention
 from attnbench.core.policy import SHORT
 from attnbench.core.record import Record, Run
-from attnbench.results import uncertainty
+from attnbench.results import disturbed, uncertainty
 from attnbench.results.case_names import with_versions
 from attnbench.results.noise import Prior, prior_from_variances
 from attnbench.results.timing_method import TimedBySpan, has_span
@@ -82,6 +82,16 @@ class Source:
         return self._rates[dtype]
 
     @cached_property
+    def disturbance(self) -> str:
+        """What shows that others used the GPU during the run, so that no figure counts; "" where nothing does."""
+        return disturbed.disturbance(self.run)
+
+    @cached_property
+    def beside_others(self) -> frozenset[str]:
+        """The identities of the records beside which others used the GPU."""
+        return frozenset(record.id for record in disturbed.beside_others(self.run))
+
+    @cached_property
     def spread(self) -> Spread:
         """What sets processes and cards of its device apart."""
         return uncertainty.spread(self.run.environment.device)
@@ -130,6 +140,13 @@ class Row:
     @property
     def case(self) -> Case:
         return self.record.case
+
+    @property
+    def disturbance(self) -> str:
+        """Why its figures cannot be believed: another process used the GPU; "" where nothing says so."""
+        if self.source.disturbance or self.record.id not in self.source.beside_others:
+            return self.source.disturbance
+        return f"another process used the GPU meanwhile: {', '.join(self.record.others)}"
 
     @property
     def rates(self) -> Rates:

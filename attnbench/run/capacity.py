@@ -66,6 +66,7 @@ class Request:
     out: Path | None = None
     dry_run: bool = False
     argv: tuple[str, ...] = ()
+    allow_busy: bool = False  # search also on a GPU that other processes use
 
 
 NOT_TRIED = "not tried: one call is forecast to take"
@@ -155,7 +156,7 @@ def search_capacity(request: Request, say: Say) -> Ended:
     specs = select_backends(resolved.backends, min(case.ranks for case in resolved.cases))
     check_output_path(request.out)
     pool = WorkerPool(specs, select_interpreters(request.pythons, list(specs)))
-    with closing_workers(pool), DeviceProbe(device) as device_probe:
+    with closing_workers(pool), DeviceProbe(device, allow_busy=request.allow_busy or request.dry_run) as device_probe:
         say(f"importing {', '.join(specs)}")
         pool.start_loading()
         environment = device_probe.describe()
@@ -190,7 +191,9 @@ def search_capacity(request: Request, say: Say) -> Ended:
         return _measured(planned, pool, probes, run_file.RunFile.create(path, planned), request.time_limit, say)
 
 
-def resume(path: Path, say: Say, *, time_limit: float | None = None, dry_run: bool = False) -> Ended:
+def resume(
+    path: Path, say: Say, *, time_limit: float | None = None, dry_run: bool = False, allow_busy: bool = False
+) -> Ended:
     """Go on with the searches of a run file that are not done. Raises UserError where that cannot be."""
     old, _ = run_file.read(path)
     if old.search is None:
@@ -203,7 +206,7 @@ def resume(path: Path, say: Say, *, time_limit: float | None = None, dry_run: bo
     file = run_file.RunFile.reopen(path)
     old = run_file.read(path)[0]
     pool = WorkerPool(old.specs, old.interpreters, peers=old.environment.peers)
-    with closing_workers(pool), DeviceProbe(str(old.environment.device)) as device_probe:
+    with closing_workers(pool), DeviceProbe(str(old.environment.device), allow_busy=allow_busy) as device_probe:
         say(f"importing {', '.join(old.specs)}")
         now: Environment = device_probe.describe()
         device_probe.close()

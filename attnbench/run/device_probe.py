@@ -1,17 +1,20 @@
-"""The probe of the device: what it is, and then how fast it is.
+"""The probe of the device: what it is, whether others use it, and then how fast it is.
 
 It runs in a worker, because the parent never loads torch or opens the device.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from attnbench.core.errors import UserError
 from attnbench.core.json import from_json, to_json
+from attnbench.core.load import refusal
 from attnbench.core.machine import Device, Environment
+from attnbench.run.host_facts import cpu_load
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
 
 
@@ -21,12 +24,16 @@ class DeviceProbe:
     It lives until both are done: without persistence mode the driver unloads with the last process that uses the GPU.
     """
 
-    def __init__(self, device: str, python: str | None = None, *, with_torch: bool = True) -> None:
+    def __init__(
+        self, device: str, python: str | None = None, *, with_torch: bool = True, allow_busy: bool = False
+    ) -> None:
         """Start describing `device`: "auto", "cpu", "cuda:N" or "fake".
 
         `python` is the interpreter whose software is described (default: this one). Without torch a CPU is described,
-        in a tenth of the time, but for its threads.
+        in a tenth of the time, but for its threads. With `allow_busy` a GPU that other processes use is described too.
         """
+        self._allow_busy = allow_busy
+        self._cpu_load = cpu_load() / (os.cpu_count() or 1) if device in ("auto", "cpu") else None
         self._worker: WorkerProcess | None = WorkerProcess(python)
         self._worker.send({"op": "environment", "device": device, "with_torch": with_torch})
 
@@ -37,14 +44,25 @@ class DeviceProbe:
         self.close()
 
     def describe(self) -> Environment:
-        """Return the device without its rates, and the software. Can be called one time. Raises UserError."""
+        """Return the device without its rates, how much others use it, and the software. Can be called one time.
+
+        Raises UserError, also for a GPU that other processes use, unless `allow_busy` was given.
+        """
         answer = self._answer()
         if "refused" in answer:
             raise UserError(answer["refused"])
-        return from_json(Environment, answer["environment"])
+        found = from_json(Environment, answer["environment"])
+        if found.device.kind == "cpu":
+            return replace(found, device=replace(found.device, busy=self._cpu_load))
+        self._check_free(found.device)
+        return found
+
+    def _check_free(self, device: Device) -> None:
+        if not self._allow_busy and (why := refusal(device)):
+            raise UserError(why)
 
     def describe_others(self, devices: Iterable[str]) -> tuple[Device, ...]:
-        """Return those of some more devices that are there, without their rates."""
+        """Return those of some more devices that are there, without their rates. Raises UserError as `describe`."""
         assert self._worker is not None
         found = []
         for device in devices:
@@ -52,6 +70,7 @@ class DeviceProbe:
             answer = self._answer()
             if "refused" not in answer:
                 found.append(from_json(Environment, answer["environment"]).device)
+                self._check_free(found[-1])
         return tuple(found)
 
     def peers(self, first: Device, ranks: int, named: Sequence[str] = ()) -> tuple[Device, ...]:
@@ -94,8 +113,10 @@ class DeviceProbe:
         return answer
 
 
-def probe_device(device: str, dtypes: Iterable[str] = (), python: str | None = None) -> Environment:
+def probe_device(
+    device: str, dtypes: Iterable[str] = (), python: str | None = None, *, allow_busy: bool = False
+) -> Environment:
     """Return the device and its software, with the rates of `dtypes` if any are given. Raises UserError."""
-    with DeviceProbe(device, python) as probe:
+    with DeviceProbe(device, python, allow_busy=allow_busy) as probe:
         known, dtypes = probe.describe(), list(dtypes)
         return probe.measure_rates(known, dtypes) if dtypes else known

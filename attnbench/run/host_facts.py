@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 from typing import Any
 
+from attnbench.core.load import OVERLOADED
+
 CGROUPS = Path("/sys/fs/cgroup")
 CPUS = Path("/sys/devices/system/cpu")
+NOW = 0.25  # seconds in which the cores are watched
 
 
 def read_host_facts() -> dict[str, Any]:
@@ -21,12 +25,38 @@ def read_host_facts() -> dict[str, Any]:
     """
     governors = {text for path in CPUS.glob("cpu[0-9]*/cpufreq/scaling_governor") if (text := _read_text(path))}
     return {
-        "load": os.getloadavg()[0],  # average of the last minute
+        "load": cpu_load(),
         "cores": os.cpu_count(),
         "cpu_limit": cpu_limit(_read_text(Path("/proc/self/cgroup")) or ""),
         "governors": sorted(governors),
         "nvidia_driver": Path("/proc/driver/nvidia/version").exists(),
     }
+
+
+def cpu_load() -> float:
+    """Return how many cores other processes use: the load average of the last minute.
+
+    Where that is too much to measure beside, what the cores do now counts if it is less: after a run of attnbench, or
+    a build, the average stays high for a minute. Call it before any worker starts.
+    """
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= OVERLOADED * cores:
+        return load
+    before = _core_times()
+    time.sleep(NOW)
+    after = _core_times()
+    if not before or not after or after[1] <= before[1]:
+        return load
+    return min(load, cores * (after[0] - before[0]) / (after[1] - before[1]))
+
+
+def _core_times() -> tuple[int, int] | None:
+    """Return the time that all cores have worked since the start, and all of their time (Linux); None elsewhere."""
+    words = (_read_text(Path("/proc/stat")) or "").partition("\n")[0].split()[1:9]
+    if len(words) < 8:
+        return None
+    times = [int(word) for word in words]  # user, nice, system, idle, iowait, irq, softirq, steal
+    return sum(times) - times[3] - times[4], sum(times)
 
 
 def cpu_limit(cgroup: str, root: Path = CGROUPS) -> float | None:

@@ -12,22 +12,27 @@ import itertools
 import math
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from attnbench.core.backend import MASK_LAUNCHES, Workspace
-from attnbench.core.case import RESULT_ITEMSIZE, Case
+from attnbench.core.case import DIRECTIONS, RESULT_ITEMSIZE, Case
 from attnbench.core.flops import flops, ideal_bytes, input_bytes
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
-from attnbench.core.sizes import format_bytes, format_duration
+from attnbench.core.sizes import format_bytes, format_duration, format_size
 
 OVERHEAD = {"cuda": 0.15, "cpu": 1.3, "fake": 0.001}  # seconds of a job beside its calls: inputs, check, memory
 BACKWARD_OVERHEAD = {"cuda": 0.0, "cpu": 2.5, "fake": 0.0}  # beside that, where the check has gradients
 RANKS_OVERHEAD = {"cuda": 1.5, "cpu": 1.0, "fake": 0.0}  # seconds of a job on several devices, beside that
 LAUNCH = {"cuda": 20e-6, "cpu": 50e-6, "fake": 5e-6}  # seconds of a launch
 LONG_CALL = 0.15  # seconds, from which fewer calls are made to check a cell (worker/cell_steps.py)
+TOO_LOW = 2.0  # how many times as long as forecast a run may take
+ROOM = 1.2  # of a time limit over the forecast, as advice
 CONTEXT = 6 * 2**28  # bytes of a worker's CUDA context, libraries, profiler and buffer to flush L2
+
+Problem = tuple[Any, ...]  # a case without its pass
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,6 @@ def make_plan(
     device: Device,
     policy: Policy,
     *,
-    time_limit: float | None = None,
     rounds: int = 1,
     only: Mapping[Case, Sequence[str]] | None = None,
     devices: int | None = None,
@@ -56,8 +60,7 @@ def make_plan(
     A case in `only` has jobs of those backends alone that have one of its names or patterns.
     In each round the cases are in another random order, and so are the backends of each case; the backends of `last`
     come after all others. Jobs whose memory does not fit are skipped, as are those of more ranks than there are
-    `devices`, and with `time_limit` (seconds) also the slowest jobs. On a CPU, where the longest sequences take hours,
-    the limit leaves out whole shapes, the dearest first: these have no jobs, and of the others the cheapest come first.
+    `devices`. `within` chooses among them for a time limit.
     """
     jobs: list[Job] = []
     workers = len(answers) * len({case.ranks for case in cases})
@@ -76,9 +79,7 @@ def make_plan(
                 skip = answer.reason or too_few_devices(case, devices) or _too_large(forecast, answer.workspace, free)
                 jobs.append(Job(case, name, round_, forecast, skip))
     jobs.sort(key=lambda job: (job.round, job.backend in last))
-    if not time_limit:
-        return tuple(jobs)
-    return tuple(_whole_shapes(jobs, time_limit) if device.kind == "cpu" else _within(jobs, time_limit))
+    return tuple(jobs)
 
 
 def forecast_job(
@@ -151,47 +152,100 @@ def _too_large(forecast: Forecast, workspace: Workspace, free: int) -> str | Non
     return f"needs {format_bytes(forecast.nbytes)}; {format_bytes(free)} free"
 
 
-def _whole_shapes(jobs: list[Job], limit: float) -> list[Job]:
-    """Return the jobs of the shapes that fit the limit whole, the cheapest shape first, at least the cheapest one.
-
-    So each table has both passes and all backends of what it shows.
-    """
-    seconds: dict[Case, float] = {}
-    for job in jobs:
-        shape = shape_of(job.case)
-        seconds[shape] = seconds.get(shape, 0.0) + (0.0 if job.skip else job.forecast.seconds)
-    ranked = sorted(seconds, key=lambda shape: (longest_sequence(shape), seconds[shape]))
-    totals = itertools.accumulate(seconds[shape] for shape in ranked)
-    kept = [shape for shape, total in zip(ranked, totals, strict=True) if total <= limit] or ranked[:1]
-    place = {shape: number for number, shape in enumerate(kept)}
-    chosen = [job for job in jobs if shape_of(job.case) in place]
-    return sorted(chosen, key=lambda job: (job.round, place[shape_of(job.case)]))
-
-
-def shape_of(case: Case) -> Case:
-    """Return the case that stands for all passes of a case."""
-    return replace(case, direction="fwd")
-
-
 def longest_sequence(case: Case) -> int:
     """Return the longer of a case's two sequence lengths."""
     return max(case.shape.seqlen_q, case.shape.seqlen_k)
 
 
-def _within(jobs: list[Job], limit: float) -> list[Job]:
-    """Skip the slowest jobs, as few as necessary, so that the forecast of the rest is within the limit."""
-    left, kept = limit, set()
-    for index in sorted((i for i, j in enumerate(jobs) if not j.skip), key=lambda i: jobs[i].forecast.seconds):
-        if jobs[index].forecast.seconds <= left:
-            left -= jobs[index].forecast.seconds
-            kept.add(index)
-    return [j if j.skip or i in kept else skip_over_limit(j, limit) for i, j in enumerate(jobs)]
+def problem(case: Case) -> Problem:
+    """Return what a case shares with those that differ from it in the pass alone; they are measured together."""
+    return tuple(getattr(case, field.name) for field in fields(case) if field.name != "direction")
+
+
+def places(jobs: Sequence[Job], kind: str) -> dict[Problem, int]:
+    """Return problem -> its place where a time limit chooses: the cheapest first, on a CPU the shortest.
+
+    What a problem costs is the forecast of its jobs on all backends, in all passes and rounds.
+    """
+    costs = _costs(jobs)
+    lengths = {problem(job.case): longest_sequence(job.case) if kind == "cpu" else 0 for job in jobs}
+    return {one: place for place, one in enumerate(sorted(costs, key=lambda one: (lengths[one], costs[one])))}
+
+
+def _costs(jobs: Sequence[Job]) -> dict[Problem, float]:
+    costs: dict[Problem, float] = {}
+    for job in jobs:
+        key = problem(job.case)
+        costs[key] = costs.get(key, 0.0) + (job.forecast.seconds if job.skip is None or job.resumable else 0.0)
+    return costs
+
+
+def within(jobs: Sequence[Job], limit: float, kind: str, last: Collection[str] = ()) -> tuple[Job, ...]:
+    """Return the jobs for a time limit (seconds) on a device of this kind: whole problems, the first by `places`.
+
+    What is shown then is complete, on all backends and in all passes. The first problem that does not fit is left out,
+    and so is what follows it: on a CPU, where the longest sequences take hours, it has no jobs, else its jobs are
+    skipped. Where not even one problem fits, the cheapest jobs of the first are measured.
+
+    Where the forecasts might be too low the jobs of a round are in the order of their problems, and of those by pass,
+    so that what is measured in the end is whole; those of the backends in `last` come after the others.
+    """
+    costs, order = _costs(jobs), places(jobs, kind)
+    spent = dict(zip(order, itertools.accumulate(costs[one] for one in order), strict=True))
+    fitting = {one for one in order if spent[one] <= limit}
+    first = next((one for one in order if costs[one]), None)
+    kept: set[str] = set()  # of a problem that does not fit
+    if first is not None and first not in fitting:
+        left = limit
+        for job in sorted((j for j in jobs if problem(j.case) == first), key=lambda j: j.forecast.seconds):
+            if not job.skip and job.forecast.seconds <= left:
+                left -= job.forecast.seconds
+                kept.add(job.id)
+    found = [
+        job if job.skip or problem(job.case) in fitting or job.id in kept else skip_over_limit(job, limit)
+        for job in jobs
+        if kind != "cpu" or problem(job.case) in fitting or problem(job.case) == first
+    ]
+    if kind == "cpu" or TOO_LOW * sum(costs.values()) > limit:
+        found.sort(
+            key=lambda j: (j.round, j.backend in last, order[problem(j.case)], DIRECTIONS.index(j.case.direction))
+        )
+    return tuple(found)
+
+
+def left_out(jobs: Sequence[Job], kept: Sequence[Job], limit: float, kind: str) -> str:
+    """Return which lengths a time limit left out of all jobs, and how to get them, in one line; "" where it left none.
+
+    `kept` are those of `jobs` that `within` has chosen.
+    """
+    costs, order = _costs(jobs), places(jobs, kind)
+    planned = {problem(job.case) for job in kept}
+    measured = {problem(job.case) for job in kept if not job.skip}
+    out = [one for one in order if one not in (measured if costs[one] else planned)]
+    if not out:
+        return ""
+    lengths = {problem(job.case): longest_sequence(job.case) for job in jobs}
+    missing = sorted({lengths[one] for one in out})
+    ends = " to ".join(dict.fromkeys(format_size(length) for length in (missing[0], missing[-1])))
+    next_ = _as_option(sum(costs[one] for one in order if order[one] <= order[out[0]]))
+    everything = _as_option(sum(costs.values()))
+    more = f"{next_} takes in the next, " if next_ != everything else ""
+    return (
+        f"the time limit of {format_duration(limit)} leaves out {len(out)} of {len(costs)} cases, of seqlen {ends}: "
+        f"--time-limit {more}{everything} all of them"
+    )
+
+
+def _as_option(seconds: float) -> str:
+    """Return a time limit that jobs of a forecast fit, with some room: "12m", "3h"."""
+    minutes = math.ceil(ROOM * seconds / 60)
+    return f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
 
 
 def skip_over_limit(job: Job, limit: float) -> Job:
     """Return a job as skipped because of the time limit (seconds); --resume measures it."""
     reason = (
-        f"forecast {format_duration(job.forecast.seconds)}; no room for it beside cheaper jobs "
+        f"forecast {format_duration(job.forecast.seconds)}; no room for it beside cheaper cases "
         f"within the time limit of {format_duration(limit)} (--time-limit)"
     )
     return replace(job, skip=reason, resumable=True)

@@ -21,11 +21,12 @@ from attnbench.core.errors import (
     Interrupted,
     UserError,
 )
+from attnbench.core.load import is_too_busy, other_work
 from attnbench.core.machine import Device
 from attnbench.core.policy import METHOD
 from attnbench.core.record import WRONG, Job, Record, Run
-from attnbench.core.sizes import format_duration, format_size, parse_duration
-from attnbench.core.text import count, some
+from attnbench.core.sizes import parse_duration
+from attnbench.core.text import some
 from attnbench.results import run_file
 from attnbench.results.run_setup import differences
 from attnbench.run import numpy_rates, venvs
@@ -59,6 +60,7 @@ class Request:
     pythons: tuple[str, ...] = ()
     peak: tuple[str, ...] = ()
     allow_wrong: bool = False  # wrong results do not change the exit code
+    allow_busy: bool = False  # measure also on a GPU that other processes use
     argv: tuple[str, ...] = ()
 
 
@@ -78,9 +80,12 @@ class RunObserver(Protocol):
         """Take a text that says what goes on now. It is valid until the next event."""
 
     def planned(
-        self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str], time_limit: float | None = None
+        self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str], limit: float | None = None
     ) -> None:
-        """Take the run without records, the jobs to measure, the run file (None for a dry run), notes, the limit."""
+        """Take the run without records, the jobs to measure, the run file (None for a dry run), notes, and a limit.
+
+        The limit is in seconds from now.
+        """
 
     def started(self, job: Job) -> None:
         """Take a job whose measurement begins."""
@@ -104,7 +109,8 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
     if request.resume:
         return _resume(request, device, observer)
     checked = _checked(request, device, others)
-    with closing_workers(*checked.pools.values()), DeviceProbe(device, with_torch=not request.dry_run) as device_probe:
+    probe = DeviceProbe(device, with_torch=not request.dry_run, allow_busy=request.allow_busy or request.dry_run)
+    with closing_workers(*checked.pools.values()), probe as device_probe:
         planned, chosen, pool = _planned(request, checked, device_probe, observer)
         if request.dry_run:
             observer.planned(planned, planned.plan, None, chosen.notes)
@@ -223,23 +229,26 @@ def _planned(
             pool.open_device(dict.fromkeys(supported), environment.device)
         observer.say("timing a matmul and a copy")
         environment = device_probe.measure_rates(environment, dtypes)
+    # compiling for minutes would leave no time for the other backends
+    last = pool.compilers if request.settings.time_limit else ()
     jobs = planning.make_plan(
         chosen.cases,
         answers,
         environment.device,
         chosen.policy,
-        time_limit=chosen.time_limit,
         rounds=request.rounds,
         only=chosen.only,
         devices=devices,
-        # compiling for minutes would leave no time for the other backends
-        last=pool.compilers if request.settings.time_limit else (),
+        last=last,
     )
+    if chosen.time_limit:
+        every, kind = jobs, environment.device.kind
+        jobs = planning.within(every, chosen.time_limit, kind, last)
+        if left_out := planning.left_out(every, jobs, chosen.time_limit, kind):
+            chosen = replace(chosen, notes=(*chosen.notes, left_out))
     compiling = dict.fromkeys(job.backend for job in jobs if not job.skip and job.backend in pool.compilers)
     if compiling:
         chosen = replace(chosen, notes=(*chosen.notes, f"{some(compiling)} {MAY_COMPILE}"))
-    if capped := _cap_note(chosen, jobs):
-        chosen = replace(chosen, notes=(*chosen.notes, capped))
     for name in opened - {job.backend for job in jobs if not job.skip}:
         pool.close_worker(name)  # it need not hold the device
     planned = Run(
@@ -262,21 +271,6 @@ def _peers(checked: _Checked, device_probe: DeviceProbe, first: Device) -> tuple
     """Return the devices of the ranks after the first: those that were named, else the next ones, as many as needed."""
     ranks = max(case.ranks for resolved in checked.resolved for case in resolved.cases)
     return device_probe.peers(first, ranks, checked.others)
-
-
-def _cap_note(chosen: Resolved, jobs: Sequence[Job]) -> str | None:
-    """Return a note of the shapes that the plan left out for want of time, and how to measure them."""
-    asked = {planning.shape_of(case) for case in chosen.cases}
-    kept = {planning.shape_of(job.case) for job in jobs}
-    if kept == asked or chosen.time_limit is None or not kept:
-        return None
-    longest, longest_asked = (format_size(max(map(planning.longest_sequence, of))) for of in (kept, asked))
-    minutes = max(1, round(5 * chosen.time_limit / 60))
-    return (
-        f"on a CPU: {len(kept)} of {count(len(asked), 'shape')}, up to seqlen {longest} of {longest_asked}, each with "
-        f"all passes and backends, which the time limit of {format_duration(chosen.time_limit)} allows; --time-limit "
-        f"{minutes}m goes further"
-    )
 
 
 def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
@@ -316,7 +310,7 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
         if device not in ("auto", str(was)):
             raise UserError(f"{request.resume} was measured on {was}, not on {device}; leave out --device")
         observer.say(f"looking at the device, and importing {', '.join(old.specs)}")
-        now = probe_device(str(was))
+        now = probe_device(str(was), allow_busy=request.allow_busy or request.dry_run or not todo)
         if found := differences(old, replace(old, environment=now, method=METHOD)):
             raise UserError(
                 f"cannot resume {request.resume} in another environment: {'; '.join(found)}; "
@@ -324,6 +318,7 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
             )
         there = f"resuming: {len(old.plan) - len(todo)} of {len(old.plan)} jobs are there"
         elsewhere = (OTHER_UNIT,) if was.uuid not in (None, now.device.uuid) else ()
+        users = (other_work(now.device),) if was.kind != "cpu" and is_too_busy(now.device) else ()
         unlimited = any(job.resumable for job in run_file.missing(old)) and not limit
         notes = [*problems, there if todo else "nothing is missing", *([NO_LIMIT] if unlimited else []), *elsewhere]
         if file is None or not todo:
@@ -338,7 +333,7 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
                     f"{probe.version or probe.reason}"
                 )
         observer.planned(old, todo, request.resume, notes, limit or None)
-        measured, interrupt = _measure(old, todo, pool, file, observer, limit or None, elsewhere)
+        measured, interrupt = _measure(old, todo, pool, file, observer, limit or None, elsewhere, users)
     return Outcome(measured, request.resume, interrupt or exit_code(measured, request.allow_wrong))
 
 
@@ -350,8 +345,11 @@ def _measure(
     observer: RunObserver,
     limit: float | None,
     notes: tuple[str, ...] = (),
+    users: tuple[str, ...] = (),
 ) -> tuple[Run, int]:
-    """Measure jobs, write their records to the run file, and close it. `notes` are added to each measured record.
+    """Measure jobs, write their records to the run file, and close it.
+
+    `notes` are added to each measured record, `users` of the GPU where the worker has named none.
 
     Returns the run with its records, and the exit code of an interrupt, else 0.
     """
@@ -365,7 +363,7 @@ def _measure(
                 continue
             record = replace(record, version=planned.versions.get(job.backend))
             if record.measurements:
-                record = replace(record, notes=(*record.notes, *notes))
+                record = replace(record, notes=(*record.notes, *notes), others=record.others or users)
             file.append(record)
             records.append(record)
             observer.ended(job, record)

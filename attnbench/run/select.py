@@ -197,7 +197,7 @@ def _names(own: Mapping[str, _Own], known: Mapping[str, str]) -> dict[str, str]:
     """Return key -> name of own code: the function, with its parameters, after "ulysses-" where it has that.
 
     Where a backend of attnbench has that name, it is the text that was given. Functions of one name in several files
-    have as much of the path before it as sets all of them apart, as in good.py:tiled and slow.py:tiled.
+    have the file before it, and as much of its path as sets it apart, as in good.py:tiled and slow.py:tiled.
     """
     places: dict[str, set[str]] = {}  # function -> its files
     for one in own.values():
@@ -205,9 +205,8 @@ def _names(own: Mapping[str, _Own], known: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for key, one in own.items():
         where, _, function = one.spec.rpartition(":")
-        others = places[_function(one)]
-        if len(others) > 1:
-            depth = next(n for n in itertools.count(1) if len({_end(place, n) for place in others}) == len(others))
+        if others := places[_function(one)] - {where}:
+            depth = next(n for n in itertools.count(1) if _end(where, n) not in {_end(place, n) for place in others})
             found[key] = f"{one.split}{_end(where, depth)}:{function}"
         else:
             found[key] = one.pattern if one.short in known else one.short

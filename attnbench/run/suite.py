@@ -318,7 +318,9 @@ def _policy(settings: Mapping[str, Any], *, as_options: bool = False) -> Policy:
     for name, value in settings.items():
         where = DURATIONS.get(name, f"--{name.replace('_', '-')}") if as_options else f"policy: {name}"
         if name not in POLICY_FIELDS:
-            raise UserError(f"policy: unknown key {name!r}{did_you_mean(name, POLICY_FIELDS)}")
+            there = yaml_file.stands(name, POLICY_FIELDS, {key: yaml_file.keys_of(of) for key, of in MODELS.items()})
+            more = f"; it stands {there}" if there else did_you_mean(name, POLICY_FIELDS)
+            raise UserError(f"policy: unknown key {name!r}{more}")
         default = POLICY_FIELDS[name].default
         if isinstance(default, bool):
             if not isinstance(value, bool):

@@ -25,13 +25,14 @@ from attnbench.core.sizes import format_duration
 from attnbench.core.text import some
 from attnbench.results.bounds import check_record
 from attnbench.run import compile_caches
-from attnbench.run.plan import CaseSupport, shape_of, skip_over_limit, skipped_record
+from attnbench.run.plan import CaseSupport, places, problem, skip_over_limit, skipped_record
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerOutOfMemory, WorkerProcess
 from attnbench.run.rank_workers import RankWorkers
 
 SLOW_START = 10.0  # seconds of importing, after which a person is told which backends have not finished
 COLD_TIMEOUT = 900.0  # seconds for a job that may have all its kernels to compile; FlashInfer's take minutes
 CEILINGS_EVERY = 60.0  # seconds between two readings of the device's ceilings for a dtype, by any worker
+LOOK_EVERY = 60.0  # seconds between two looks at what others do on a GPU; each takes a second or two
 MAX_FAILED_STARTS = 3  # of a backend's worker; then its other jobs fail at once
 
 Key = tuple[str, int]  # a backend, and how many ranks its worker has
@@ -47,6 +48,7 @@ class WorkerPool:
     _workers: dict[Key, WorkerProcess | RankWorkers] = field(default_factory=dict)
     _failed_starts: dict[str, int] = field(default_factory=dict)
     _ceilings_due: dict[str, float] = field(default_factory=dict)  # dtype -> time.monotonic() of its next reading
+    _look_due: float = field(default_factory=lambda: time.monotonic() + LOOK_EVERY)  # of what others do on the GPU
     compilers: set[str] = field(default_factory=set)  # backends that start a compiler, of those that were loaded
     _loading: bool = False  # all workers load, and their answers were not received yet
     _importing: bool = False  # and then import what measuring needs
@@ -170,11 +172,14 @@ class WorkerPool:
         """Whether the worker of a backend has ended, as after a crash or a hang."""
         return (name, 1) not in self._workers or not self._workers[name, 1].alive
 
-    def measure(self, job: Job, policy: Policy, device: Device) -> Record:
+    def measure(self, job: Job, policy: Policy, device: Device, *, last: bool = False) -> Record:
         """Measure a job and return its record, whatever happens to the worker.
 
-        With fresh caches the job has a worker of its own.
+        With fresh caches the job has a worker of its own. After the last job, and from time to time, its worker looks
+        whether others use the GPU.
         """
+        if last:
+            self._look_due = 0.0
         if policy.caches == "kept":
             return self._measure(job, policy, device)
         with compile_caches.fresh_caches() as variables:
@@ -204,6 +209,9 @@ class WorkerPool:
         if op == "run" and began >= self._ceilings_due.get(job.case.dtype, 0.0):
             request["ceilings"] = True
             self._ceilings_due[job.case.dtype] = began + CEILINGS_EVERY
+        if op == "run" and device.kind == "cuda" and began >= self._look_due:
+            request["look"] = True
+            self._look_due = began + LOOK_EVERY
         try:
             worker = self._loaded((job.backend, job.case.ranks if device.kind != "fake" else 1), device)
         except (WorkerDied, WorkerHung) as error:
@@ -364,14 +372,10 @@ class TimeLimit:
         self._forecast += job.forecast.seconds
         self._actual += seconds
 
-    def allows(self, job: Job, ahead: Sequence[Job] = ()) -> bool:
-        """Whether the job fits beside all jobs ahead that are not slower than it."""
-        return self.has_room([job, *(j for j in ahead if j.forecast.seconds <= job.forecast.seconds)])
-
-    def has_room(self, jobs: Iterable[Job]) -> bool:
-        """Whether all of these jobs fit."""
-        seconds = sum(job.forecast.seconds for job in jobs if not job.skip)
-        return self._clock() + self._actual / self._forecast * seconds <= self._deadline
+    def allows(self, job: Job, ahead: Iterable[Job] = ()) -> bool:
+        """Whether the job fits beside these jobs ahead."""
+        others = sum(j.forecast.seconds for j in ahead)
+        return self._clock() + self._actual / self._forecast * (others + job.forecast.seconds) <= self._deadline
 
 
 def measure_jobs(
@@ -379,25 +383,20 @@ def measure_jobs(
 ) -> Iterator[tuple[Job, Record | None]]:
     """Measure jobs in their order; yield (job, None) when one starts, then (job, its record).
 
-    A new round has new workers. Jobs that `limit` does not allow are kept until the end. What then fits is measured,
-    fastest first, those that may compile for minutes last; the rest are skipped, and --resume measures them. So a
-    forecast that was too low costs the slowest jobs only, and one that was too high costs nothing. On a CPU a shape is
-    measured whole, with both passes and all backends, or not at all: one that has begun is finished.
+    A new round has new workers. A job that does not fit `limit` beside all that is ahead of its problem and of those
+    before it (plan.places) is kept until the end. Then problems that have begun are completed, and others measured
+    where they fit as a whole, those that may compile for minutes last; the rest are skipped, and --resume measures
+    them. So a forecast that was too low costs the last problems only, and one that was too high costs nothing.
     """
     round_: int | None = None
     waiting: list[Job] = []
-    begun: set[tuple[int, Case]] = set()
+    place = places(jobs, device.kind) if limit else {}
+    begun: set[int] = set()  # places of problems of which something was measured
+    too_large: set[int] = set()  # of those that did not fit as a whole
+    final = next((job for job in reversed(jobs) if not job.skip), None)
 
-    def allowed(job: Job, ahead: Sequence[Job]) -> bool:
-        if not limit or device.kind != "cpu":
-            return not limit or limit.allows(job, ahead)
-        shape = (job.round, shape_of(job.case))
-        if shape not in begun:
-            rest = (j for j in ahead if (j.round, shape_of(j.case)) == shape)
-            if begun and not limit.has_room([job, *rest]):
-                return False
-            begun.add(shape)
-        return True
+    def where(job: Job) -> int:
+        return place.get(problem(job.case), 0)
 
     def run(job: Job) -> Iterator[tuple[Job, Record | None]]:
         nonlocal round_
@@ -410,21 +409,43 @@ def measure_jobs(
                 pool.open_device(dict.fromkeys((name, ranks_ahead(case, device)) for name, case in planned), device)
         yield job, None
         began = time.monotonic()
-        record = pool.measure(job, policy, device)
+        record = pool.measure(job, policy, device, last=job is final)
+        begun.add(where(job))
         if limit:
             limit.add_measured(job, time.monotonic() - began)
         yield job, record
 
+    def fits(job: Job, ahead: Sequence[Job]) -> bool:
+        if limit is None:
+            return True
+        if where(job) in too_large:
+            return False
+        if limit.allows(job, [j for j in ahead if not j.skip and where(j) <= where(job)]):
+            return True
+        if where(job) not in begun:
+            too_large.add(where(job))
+        return False
+
     for index, job in enumerate(jobs):
-        if job.resumable or not (job.skip or allowed(job, jobs[index + 1 :])):
-            waiting.append(job)
-        elif job.skip:
+        if job.skip and not job.resumable:
             yield job, skipped_record(job)
+        elif job.resumable or not fits(job, jobs[index + 1 :]):
+            waiting.append(job)
         else:
             yield from run(job)
-    for job in sorted(waiting, key=lambda j: (j.round, j.backend in pool.compilers, j.forecast.seconds)):
-        if limit and device.kind != "cpu" and limit.allows(job):
+
+    def turn(job: Job) -> tuple[int, bool, int]:
+        return job.round, job.backend in pool.compilers, where(job)
+
+    waiting.sort(key=lambda job: (turn(job), job.forecast.seconds))
+    given_up: set[int] = set()  # places of problems that are not begun
+    for index, job in enumerate(waiting):
+        alone = not begun or where(job) in begun
+        rest = [] if alone else [j for j in waiting[index + 1 :] if turn(j) == turn(job)]
+        if limit and where(job) not in given_up and limit.allows(job, rest):
             yield from run(replace(job, skip=None, resumable=False))
         else:
+            if not alone:
+                given_up.add(where(job))
             late = job if job.resumable or not limit else skip_over_limit(job, limit.seconds)
             yield late, skipped_record(late)

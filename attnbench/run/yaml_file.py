@@ -75,13 +75,28 @@ def first_mistake(
             return f"{place}: {first['msg'].removeprefix('Value error, ')}"
         return f"{place}: {reprlib.repr(first['input'])} is not {' or '.join(dict.fromkeys(wanted))}"
     *_, within = ("", *(part for part in first["loc"][:-1] if isinstance(part, str)))
-    keys = {key: {of.alias or name for name, of in model.model_fields.items()} for key, model in models.items()}
+    keys = {key: keys_of(model) for key, model in models.items()}
     own, word = keys.get(within, keys[""]), str(first["loc"][-1])
-    for key, known in {**keys, **(plain or {})}.items():
-        if word in known:
-            there = f"under {key}, as in {key}: {{{word}: ...}}" if key else "at the top of the file"
-            return f"{place}: not a key here; it stands {there}"
+    if there := stands(word, own, {**keys, **(plain or {})}):
+        return f"{place}: not a key here; it stands {there}"
     return f"{place}: unknown key{did_you_mean(word, sorted(own))}"
+
+
+def stands(word: str, own: Collection[str], keys: Mapping[str, Collection[str]]) -> str:
+    """Return where a key stands that has no place among its `own` ones; "" where nothing has it, or they do.
+
+    `keys`: the key of a mapping in the file -> its keys, "" for the file itself. A dash counts as an underscore.
+    """
+    word = word.replace("-", "_")
+    for key, known in keys.items():
+        if word in known and word not in own:
+            return f"under {key}, as in {key}: {{{word}: ...}}" if key else "at the top of the file"
+    return ""
+
+
+def keys_of(model: type[BaseModel]) -> set[str]:
+    """Return the keys of a mapping in a file, as people write them."""
+    return {of.alias or name for name, of in model.model_fields.items()}
 
 
 def _place(loc: tuple[int | str, ...]) -> str:

@@ -327,7 +327,8 @@ class CellSteps:
         return TimedLaunch(self.prepared.launch, on_copies, flops.ideal_bytes(self.case), footprint)
 
     def _wrong(self, accuracy: Accuracy, when: str = "", end: str = "") -> Fields:
-        return {"status": "wrong", "reason": when + accuracy.problem() + end, "accuracy": accuracy}
+        reason = "; ".join(filter(None, (when + accuracy.problem(), end)))
+        return {"status": "wrong", "reason": reason, "accuracy": accuracy}
 
     @contextlib.contextmanager
     def _told_of_the_other_order(self) -> Iterator[None]:
@@ -336,7 +337,8 @@ class CellSteps:
             yield
         except Exception as error:
             if not isinstance(error, Unsupported) and not failures.is_out_of_memory(error):
-                error.__notes__ = [self._in_other_order()]  # type: ignore[attr-defined]
+                with contextlib.suppress(Exception):  # its class may take no attributes
+                    setattr(error, failures.TODO, self._in_other_order())
             raise
 
     def _in_other_order(self) -> str:
@@ -349,7 +351,7 @@ class CellSteps:
             is_right = self.check.check_first(prepared.canonical(prepared.launch())).ok
         except Exception:
             return ""
-        return f"; {todo}" if is_right else ""
+        return todo if is_right else ""
 
 
 def notes_on_data(case: Case, is_hard_checked: bool) -> tuple[str, ...]:

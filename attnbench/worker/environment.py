@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench import __version__
+from attnbench.backends.fake import busy_with_others
 from attnbench.backends.libraries import installed_version
 from attnbench.core.machine import Device, Environment
 from attnbench.worker.measure import ceiling
@@ -89,7 +90,7 @@ def describe(device: str, *, with_torch: bool = True) -> Environment:
     import torch
 
     where = torch.device(device)
-    found = _gpu(where) if where.type == "cuda" else _host(torch.get_num_threads())
+    found = _with_other_work(where) if where.type == "cuda" else _host(torch.get_num_threads())
     version = str(torch.__version__)  # a TorchVersion, which JSON would make a plain str
     known = replace(_environment(found, version), cuda=torch.version.cuda or getattr(torch.version, "hip", None))
     if where.type == "cpu":
@@ -134,6 +135,18 @@ def open_gpu_state(device: torch.device) -> GpuState:
     return GpuState(_uuid(torch.cuda.get_device_properties(device)))
 
 
+def _with_other_work(where: torch.device) -> Device:
+    """Return a GPU with how much others use it, read while this process does nothing on it, and who they are.
+
+    Processes are named at the end, when this one has opened the device: only then does NVML's list show whether its
+    numbers are those of this process's namespace.
+    """
+    state, since = open_gpu_state(where), time.time()
+    busy = state.busy_with_others()
+    found = _gpu(where)
+    return replace(found, busy=busy, users=state.other_processes(since) if busy else ())
+
+
 def _gpu(where: torch.device) -> Device:
     import torch
 
@@ -172,7 +185,7 @@ def _host(threads: int | None) -> Device:
 
 
 def _fake() -> Environment:
-    device = Device("fake", 0, "Simulated GPU", FAKE_MEMORY, FAKE_MEMORY, (9, 0), 132, 2**26)
+    device = Device("fake", 0, "Simulated GPU", FAKE_MEMORY, FAKE_MEMORY, (9, 0), 132, 2**26, busy=busy_with_others())
     return Environment(device, platform.python_version(), platform.platform(), None, _cpu_name(), attnbench=__version__)
 
 

@@ -14,10 +14,11 @@ from attnbench.core.text import one_line, printable
 LONGEST = 400  # characters of a message
 ATTNBENCH = Path(__file__).resolve().parents[1]
 NO_GPU_OF_TRITON = re.compile(r"\b0 active drivers|cannot be accessed from Triton \(cpu tensor")
-HINT = (
-    "; Triton runs on a GPU, or on a CPU with the environment variable TRITON_INTERPRET=1: slowly, for tests of its "
+WITHOUT_GPU = (
+    "Triton runs on a GPU, or on a CPU with the environment variable TRITON_INTERPRET=1: slowly, for tests of its "
     "results in fp32 and fp16"
 )
+TODO = "_attnbench_todo"  # attribute of an exception: what a person can do about it
 STABLE_ALLOCATION = re.compile(r"aoti_torch_(aten_)?(new_)?(empty|zeros)\w*\(.*API call failed.*", re.DOTALL)
 NOT_OWN = ("site-packages", "dist-packages", "torchinductor_")  # how such folders begin, within a person's folder too
 
@@ -37,9 +38,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def reason(error: BaseException, spec: str) -> str:
-    """Return an exception's type, the first paragraph of its message, and its place in the code of `spec`, in a line.
+    """Return an exception's type, the first paragraph of its message, its place in the code of `spec`, what to do.
 
-    `spec` is the backend's "module:object" or "file.py:object".
+    All of that is one line, and what to do is there where it is known. `spec` is the backend's "module:object" or
+    "file.py:object".
     """
     text = one_line(_text(error).split("\n\n")[0])
     text = re.sub(r"(Tried to allocate [\d.]+ \w+\.).*?of which ([\d.]+ \w+) is free.*", r"\1 \2 free", text)
@@ -49,8 +51,9 @@ def reason(error: BaseException, spec: str) -> str:
     if isinstance(error, SyntaxError) and error.text and error.offset:
         indented = len(error.text) - len(error.text.lstrip())
         text += f", at column {max(1, error.offset - indented)} of: {one_line(error.text)}"
-    known = HINT if NO_GPU_OF_TRITON.search(text) else ""
-    return (f"{kind}: {text}"[:LONGEST] if text else kind) + place(error, spec) + "".join((known, *_notes(error)))
+    what = (f"{kind}: {text}"[:LONGEST] if text else kind) + place(error, spec)
+    todo = WITHOUT_GPU if NO_GPU_OF_TRITON.search(text) else vars(error).get(TODO)
+    return f"{what}; {todo}" if todo else what
 
 
 def place(error: BaseException, spec: str) -> str:
@@ -82,10 +85,6 @@ def _own_code(spec: str) -> Path | None:
     folders = list(found.submodule_search_locations or ()) if found else []
     file = folders[0] if folders else found and found.origin
     return Path(file).resolve() if file else None
-
-
-def _notes(error: BaseException) -> list[str]:
-    return list(getattr(error, "__notes__", ())) if isinstance(error, Exception) else []
 
 
 def _no_memory(match: re.Match[str]) -> str:

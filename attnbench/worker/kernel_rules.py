@@ -78,11 +78,17 @@ def find_broken_rule(case: Case, signature: Signature, names: Iterable[str]) -> 
     for pattern in signature.never:
         if found := [name for name in kernels if re.search(pattern, name)]:
             return f"{short_name(found[0])} ran, which is another implementation's"
-    product = None if signature.float32 else find_float32_product(case, signature, kernels)
+    product = None if signature.float32 else _float32_product(case, signature, kernels)
     return product and product + FLOAT32_ADVICE
 
 
-def find_float32_product(case: Case, signature: Signature, names: Iterable[str]) -> str | None:
+def float32_notes(case: Case, signature: Signature, names: Iterable[str]) -> tuple[str, ...]:
+    """Return a note on a float32 product in a half-precision case, where the code may choose its precision."""
+    product = _float32_product(case, signature, names) if signature.float32 else None
+    return (product,) if product else ()
+
+
+def _float32_product(case: Case, signature: Signature, names: Iterable[str]) -> str | None:
     """Return which float32 product ran in a half-precision case and is not declared, in one line; None without one."""
     if case.dtype != "fp32":
         for name in names:

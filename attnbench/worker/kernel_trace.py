@@ -66,7 +66,7 @@ def trace_launch(
         problem = kernel_rules.find_broken_rule(case, signature, names) if names else None
         if late := kernel_rules.first_computing_operator(operator_names(lambda: prepared.canonical(result))):
             problem = problem or f"{late} ran after the launch, while its results were only to be named"
-        notes = (*_float32_note(case, signature, names), *(() if _computes(names) else (UNSEEN,)))
+        notes = (*kernel_rules.float32_notes(case, signature, names), *(() if _computes(names) else (UNSEEN,)))
         return TraceFindings(result, kernel_rules.count_by_name(names), problem, notes)
     try:
         if instruments.tracer is None:
@@ -81,7 +81,7 @@ def trace_launch(
         signature, launched.kernels
     )
     problem = problem or _work_outside_launch(launched, naming)
-    notes = (*_float32_note(case, signature, names), *((UNWAITED,) if launched.unwaited else ()))
+    notes = (*kernel_rules.float32_notes(case, signature, names), *((UNWAITED,) if launched.unwaited else ()))
     if timing is None:
         return TraceFindings(result, kernels, problem, notes)
     latency = stats.median(timing.measurements["time"].values)
@@ -94,12 +94,6 @@ def trace_launch(
     if not timing.host_bound and launched.span * MAX_OVER_LATER_CALL + 20e-6 < latency:
         notes += (SLOW_AT_FIRST,)
     return TraceFindings(result, kernels, problem, notes)
-
-
-def _float32_note(case: Case, signature: Signature, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the note on a float32 product of code that may choose its precision, if one ran."""
-    found = kernel_rules.find_float32_product(case, signature, names) if signature.float32 else None
-    return (found,) if found else ()
 
 
 def _computes(names: Sequence[str]) -> bool:

@@ -3,7 +3,7 @@
 The doctor (analysis/doctor) asks a worker for them and judges them. Everything is only read, nothing is set, and no
 root is needed. What cannot be read is None. Facts of the host are in run/host_facts.py. The order is:
 
-1. which other processes compute on the GPU, while this process leaves it idle for two of NVML's averaging periods;
+1. which other processes compute on the GPU, while this process leaves it idle (GpuState.busy_with_others);
 2. each instrument on a trivial operation, and whether it finds L2 cold or warm as set (measure/l2_cache.py);
 3. NVML, while the clock is still high. The exact clock comes from the clock gauge (measure/clock_gauge.py), since NVML
    does not tell whether clocks are locked.
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from attnbench.worker.measure.clock_gauge import ClockGauge
     from attnbench.worker.measure_cell import CellMeasurer
 
-IDLE_SECONDS = 2.0  # NVML's utilisation is an average over 1/6 to 1 s
 SAMPLES = 20
 SPINS, SPIN_SECONDS = 20, 0.05  # in which the gauge and NVML read the clock
 REASONS = {**LIMITS, 0x2: "application clocks", 0x10: "sync boost", 0x100: "display clocks"}  # nvml.h
@@ -74,14 +73,13 @@ def _clock_facts(gauge: ClockGauge, state: GpuState) -> dict[str, Any]:
 
 
 def _process_facts(state: GpuState) -> dict[str, Any]:
-    """Return the facts of other processes on the GPU, after leaving it idle for IDLE_SECONDS.
+    """Return the facts of other processes on the GPU, while this process leaves it idle.
 
     "busy" is its utilisation meanwhile (0 to 1), "computing" names who caused it. "named" tells whether process numbers
     are those of this process's namespace: in some containers they are not, and no process can be named.
     """
     since = time.time()
-    time.sleep(IDLE_SECONDS)
-    busy = state.ask(lambda n, h: n.nvmlDeviceGetUtilizationRates(h).gpu / 100)
+    busy = state.busy_with_others()
     pids = state.ask(lambda n, h: [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(h)])
     return {
         "count": None if pids is None else len(pids),

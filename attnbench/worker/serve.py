@@ -13,6 +13,7 @@ and their answers:
        with "place" after joining the other ranks too
     {"op": "run", "device": {...}, "policy": {...}, "job": {...}} -> {"record": {...}, "fatal": bool}
        with "ceilings": true after measuring the device's ceilings, which the record then has too
+       with "look": true the record also says how much others use the GPU when this worker leaves it idle
        with "place": {...} as one of several ranks, which all get the request (ranks/group.py)
     {"op": "check", ... as "run"}        -> the same, where the record has all checks and no measurement
     {"op": "fit", ... as "run", "memory": bytes or null} -> the same, of a cell at the limit of memory (fit_cell.py)
@@ -44,6 +45,7 @@ from attnbench.core import stats
 from attnbench.core.backend import Backend, Prepared, Probe, Unsupported, Workspace, refusal
 from attnbench.core.case import RESULT_ITEMSIZE, Case
 from attnbench.core.json import from_json, to_json
+from attnbench.core.load import BUSY
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job, Measurement, Record, fit_measurements
@@ -102,6 +104,8 @@ class Worker:
                 device, ceilings = from_json(Device, request["device"]), request.get("ceilings", False)
                 self._place = request.get("place")
                 record = self.run(job, policy, device, op=op, ceilings=ceilings, memory=request.get("memory"))
+                if request.get("look"):
+                    record = self.with_other_work(record)
                 return {"record": to_json(record), "fatal": self.fatal}
             case "examine":
                 from attnbench.worker.machine_facts import examine
@@ -202,6 +206,17 @@ class Worker:
         return Record(
             job.case, job.backend, job.round, forecast=job.forecast, seconds=time.monotonic() - began, **found
         )
+
+    def with_other_work(self, record: Record) -> Record:
+        """Return a measured record with how much others use the GPU now, "busy", and who; on a CPU as it is."""
+        if self._measurer is None or not record.measurements:
+            return record
+        state, since = self._measurer.state, time.time()
+        if (busy := state.busy_with_others()) is None:
+            return record
+        others = state.other_processes(since) if busy > BUSY else ()
+        measurements = {**record.measurements, "busy": Measurement("", (busy,))}
+        return replace(record, measurements=measurements, others=tuple(dict.fromkeys((*record.others, *others))))
 
     def _held_when_warm(self, case: Case, policy: Policy, device: Device) -> int | None:
         """Return the bytes that this process holds on a CPU after a small case, which loads and compiles code."""

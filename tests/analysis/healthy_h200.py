@@ -13,6 +13,7 @@ from attnbench.analysis.doctor.aa_test import AATest, CaseReadings, aa_test_case
 from attnbench.analysis.doctor.check_facts import facts_of_aa_test, facts_of_machine
 from attnbench.analysis.doctor.checks import Finding, judge
 from attnbench.worker import machine_facts
+from attnbench.worker.measure import nvml as nvml_module
 from attnbench.worker.measure.nvml import GpuState
 from builders import H200, environment
 
@@ -69,7 +70,7 @@ def state(**changes: Any) -> GpuState:
 def facts(**changes: Any) -> dict[str, Any]:
     """Return the facts of a healthy H200, with some of NVML's answers changed."""
     gpu = state(**changes)
-    with mock.patch.object(machine_facts, "IDLE_SECONDS", 0.0):
+    with mock.patch.object(nvml_module.time, "sleep"):
         clock = {"clock_held": 1.98e9, "clock_told": 1.98e9, "gauge_fault": ""}
         nvml = {**machine_facts._nvml_facts(gpu), **clock, "processes": machine_facts._process_facts(gpu)}
     return {

@@ -308,5 +308,7 @@ def test_what_is_hardly_known_decides_nothing() -> None:
     both = compared([known, other, faster], [known, other, faster])
     assert both.main.cases == (case(2048),)
     assert compared([known, other, slower], [known, other]).main.cases == (case(), case(2048))
+    once = replace(faster, measurements={**faster.measurements, "time": Measurement("s", (seconds / 2,))})
+    assert compared([known, other, once], [known, other, once]).main.cases == (case(2048),), "one sample tells nothing"
     with pytest.raises(UserError, match=r"no figure that is known to better than a factor of 1\.5"):
         compared([faster], [known])

@@ -41,7 +41,7 @@ class Examined(module.WorkerPool):
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WorkerPool", Examined)
-    monkeypatch.setattr(module, "probe_device", lambda *_: environment(H200, packages={"triton": "3.5.0"}))
+    monkeypatch.setattr(module, "probe_device", lambda *_, **__: environment(H200, packages={"triton": "3.5.0"}))
     monkeypatch.setattr(module, "IMPLEMENTATIONS", {"cuda": ("fake",)})
     monkeypatch.setattr(host_facts, "read_host_facts", lambda: HOST)
 

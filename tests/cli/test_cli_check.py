@@ -121,13 +121,14 @@ def test_a_failure_shows_its_place(mine: Tool) -> None:
     assert "broken FAILS in 9 of 9 cases" in out
 
 
-def test_a_wrong_signature_is_told_without_frames(mine: Tool) -> None:
-    mine.write("mine.py", "def plain(q, k, v):\n    return q\n")
-    out = check(mine, "plain", *ONE_KIND, code=1)
-    assert "got an unexpected keyword argument 'causal'; expected plain(q, k, v, *, causal, softmax_scale)" in " ".join(
-        out.split()
+def test_another_signature_is_one_line_with_the_code_that_adapts_it(mine: Tool) -> None:
+    mine.write("mine.py", MINE + "\ndef plain(query, key, value, is_causal, scale):\n    return query\n")
+    *_, said = mine("check", "./mine.py:plain", "--device", "cpu", *ONE_KIND, code=2).err.splitlines()
+    assert said.startswith("attnbench: plain: cannot be called with (q, k, v, causal=..., softmax_scale=...): ")
+    assert said.endswith(
+        "def plain_adapted(q, k, v, *, causal, softmax_scale): "
+        "return plain(q, k, v, is_causal=causal, scale=softmax_scale)"
     )
-    assert 'File "' not in out
 
 
 @pytest.mark.parametrize(("ending", "code"), [("return q * 0", 5), ("raise ValueError('no')", 1)])

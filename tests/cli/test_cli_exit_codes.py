@@ -37,6 +37,8 @@ class Wrong(A):
     wrong = "wrong"
 """
 
+BUSY, REFUSED = "busy=0.98", "measure all the same with --allow-busy"
+
 # (the command, ATTNBENCH_FAKE, exit code, what the last line of stdout or stderr has)
 CASES: Sequence[tuple[str, str, int, str]] = (
     ("gate ok.jsonl ok.jsonl", "", 0, "PASS: "),
@@ -84,6 +86,20 @@ CASES: Sequence[tuple[str, str, int, str]] = (
     (" ".join(MEASURE).replace("512,1k", "x"), "", 2, "seqlen: 'x' is not a size"),
     (" ".join(MEASURE), "wrong@1k", 5, "WRONG: 1 result, fake 1k d128 full fwd. Exit code 5; --allow-wrong gives 0."),
     (" ".join((*MEASURE, "--allow-wrong")), "wrong@1k", 0, "WRONG: 1 result, fake 1k d128 full fwd."),
+    (" ".join(MEASURE), BUSY, 2, REFUSED),
+    (" ".join((*MEASURE, "--allow-busy")), BUSY, 0, "Results: "),
+    ("run --resume ok.jsonl --again 0", BUSY, 2, REFUSED),
+    ("run --resume ok.jsonl", BUSY, 0, "Results: "),
+    (" ".join((*MEASURE, "--dry-run")), BUSY, 0, "--dry-run --json"),
+    (" ".join((*AB, "--b own.py:A")), BUSY, 2, REFUSED),
+    ("check fake --device fake", BUSY, 2, REFUSED),
+    ("check fake --device fake --allow-busy", BUSY, 0, "fake is RIGHT in 40 cases"),
+    ("recommend --device fake --seqlen 1k", BUSY, 2, REFUSED),
+    ("recommend --device fake --seqlen 1k --allow-busy", BUSY, 1, "docs/recommend.md."),
+    ("recommend ok.jsonl --allow-busy", "", 2, "--allow-busy: of a short run"),
+    ("step tiny --device fake", BUSY, 2, REFUSED),
+    ("claims --device fake", BUSY, 2, REFUSED),
+    ("capacity -b fake --device fake", BUSY, 2, REFUSED),
     ("check fake --device fake", "", 0, "fake is RIGHT in 40 cases"),
     ("check fake --device fake", "error@203", 1, "fake FAILS in 8 of 40 cases"),
     ("check nothing --device fake", "", 2, "nothing"),

@@ -1,10 +1,10 @@
-"""Text that others read: terminals, CI's runners."""
+"""Text that others read (terminals, CI's runners), and names that a pattern selects."""
 
 from __future__ import annotations
 
 import pytest
 
-from attnbench.core.text import no_command, printable
+from attnbench.core.text import fits, no_command, printable
 from hostile.live import in_log
 
 
@@ -24,3 +24,17 @@ def test_what_cannot_be_seen_is_a_space() -> None:
     assert printable("a\x1b[31mb\x1b]0;c\x07d") == "abd"
     assert printable("a\u202eb\nc\x9bd\x00") == "a b c "  # \x9bd is an escape sequence too
     assert printable("naïve ü 漢 🙂") == "naïve ü 漢 🙂"
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "is_fit"),
+    [
+        ("fa2", "fa*", True),
+        ("f[m=64]", "f[m=64]", True),  # as a glob it would mean one letter
+        ("f[m=64]", "f*", True),
+        ("fm", "f[m=64]", True),
+        ("f[m=128]", "f[m=64]", False),
+    ],
+)
+def test_a_name_fits_itself_and_globs(name: str, pattern: str, is_fit: bool) -> None:
+    assert fits(name, pattern) == is_fit

@@ -8,12 +8,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from attnbench.core.record import Job, Run
-from attnbench.report.progress import progress_line
+from attnbench.report.progress import progress_line, run_progress
 from attnbench.report.progress.run_progress import RunProgress, plan_summary
 from builders import CPU, case, decode, ended, job, ok, run
 
@@ -112,6 +113,22 @@ def test_a_terminal_gets_one_line_that_never_wraps() -> None:
     progress.close()
     assert "fa4 16k d128 full fwd  FAIL" in stream.getvalue()
     assert "triton 16k d128 full fwd  300 TFLOP/s" not in stream.getvalue()  # no line a job
+
+
+def test_the_time_left_is_no_more_than_the_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However wrong the forecast was: a job of 1 s took 100 s, three more are ahead, and 20 s are left."""
+    now = [0.0]
+    monkeypatch.setattr(run_progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    records = [replace(ok(case(1024 * n), "triton", 300.0), seconds=100.0) for n in (1, 2, 3, 4)]
+    made = run(records)
+    progress = RunProgress(Console(file=io.StringIO(), width=120, force_terminal=True))
+    progress.planned(replace(made, records=()), made.plan, None, (), 120.0)
+    progress.started(made.plan[0])
+    now[0] = 100.0
+    progress.ended(made.plan[0], records[0])
+    shown = progress.__rich__().plain
+    progress.close()
+    assert " 20s left" in shown
 
 
 def test_a_pipe_gets_from_time_to_time_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

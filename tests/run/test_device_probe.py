@@ -39,6 +39,7 @@ class SimulatedWorker:
     devices: dict[tuple[str, str], Device]  # (worker, operation) -> the device of the request
     here: Device
     stops: tuple[str, str] | None  # (worker, operation) that Ctrl-C interrupts
+    looks: list[bool]  # of each job, whether it was asked what others do on the device
 
     def __init__(self, python: str | None = None, _: Mapping[str, str] | None = None) -> None:
         self.name, self.alive = "", True
@@ -84,6 +85,7 @@ class SimulatedWorker:
 
     def _run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         job = from_json(Job, request["job"])
+        self.looks.append(request.get("look", False))
         return {"record": to_json(Record(job.case, job.backend, job.round, "failed", "simulated"))}
 
     def stderr_tail(self) -> None:
@@ -115,6 +117,7 @@ class RecordingObserver:
 def simulated_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Replace the worker processes by simulated ones on a machine with an H200."""
     SimulatedWorker.log, SimulatedWorker.devices, SimulatedWorker.here, SimulatedWorker.stops = [], {}, H200, None
+    SimulatedWorker.looks = []
     for module in (workers, device_probe):
         monkeypatch.setattr(module, "WorkerProcess", SimulatedWorker)
     monkeypatch.setattr(run_suite, "has_nvidia_gpu", lambda: True)
@@ -210,6 +213,41 @@ def test_ctrl_c_ends_all_workers(stops: tuple[str, str]) -> None:
     assert started == {PROBE, "eager", "sdpa-math", "fa2", "triton"}
     assert {who for who, what in SimulatedWorker.log if what == "ended"} == started
     assert not Path("run.jsonl").exists()
+
+
+def test_a_gpu_in_use_is_refused_before_a_worker_opens_it_and_measured_where_that_is_allowed() -> None:
+    SimulatedWorker.here = replace(H200, busy=0.97)
+    with pytest.raises(UserError, match=r"another process uses cuda:0 .* --allow-busy$"):
+        measured()
+    assert not [entry for entry in SimulatedWorker.log if entry[1] in ("ready", "rates", "run")]
+    assert not Path("run.jsonl").exists()
+    measured(allow_busy=True)
+    assert run_file.read(Path("run.jsonl"))[0].environment.device.busy == 0.97
+
+
+def test_each_gpu_of_several_ranks_must_be_free() -> None:
+    with device_probe.DeviceProbe("cuda:0") as probe:
+        first = probe.describe().device
+        SimulatedWorker.here = replace(H200, index=1, busy=0.5)
+        with pytest.raises(UserError, match="another process uses cuda:1"):
+            probe.peers(first, 2)
+
+
+def test_the_load_of_a_cpu_is_in_the_run_file_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    SimulatedWorker.here = CPU
+    monkeypatch.setattr(device_probe, "cpu_load", lambda: 3.0)
+    monkeypatch.setattr(device_probe.os, "cpu_count", lambda: 2)
+    measured(device="cpu")
+    assert run_file.read(Path("run.jsonl"))[0].environment.device.busy == 1.5
+
+
+@pytest.mark.parametrize("here", [H200, CPU])
+def test_the_last_job_on_a_gpu_looks_at_what_others_do(here: Device) -> None:
+    SimulatedWorker.here = here
+    measured("eager,triton")
+    *others, last = SimulatedWorker.looks
+    assert last == (here is H200)
+    assert not any(others)
 
 
 class TestReal:

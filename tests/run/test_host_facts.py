@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.run.host_facts import cpu_limit, read_host_facts
+from attnbench.run import host_facts
+from attnbench.run.host_facts import cpu_limit, cpu_load, read_host_facts
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,23 @@ def test_host_facts_can_be_read_here() -> None:
     assert found["load"] >= 0
     assert found["cores"] == os.cpu_count()
     assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("average", "now", "load"),
+    [
+        (0.5, None, 0.5),  # of 4 cores: not looked at any further
+        (3.6, 0.9, 3.6),  # other work goes on
+        (3.6, 0.05, 0.2),  # a run that has just ended is in the average of the last minute
+        (3.6, None, 3.6),  # not Linux
+    ],
+)
+def test_the_load_of_a_cpu_is_not_that_of_the_run_before(
+    monkeypatch: pytest.MonkeyPatch, average: float, now: float | None, load: float
+) -> None:
+    times = iter([(1000, 4000), (1000 + 100 * (now or 0.0), 4100)])
+    monkeypatch.setattr(os, "getloadavg", lambda: (average, 0.0, 0.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(host_facts, "NOW", 0.0)
+    monkeypatch.setattr(host_facts, "_core_times", lambda: None if now is None else next(times))
+    assert cpu_load() == pytest.approx(load)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +15,7 @@ from attnbench.core.case import Case
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job
+from attnbench.core.sizes import parse_duration
 from attnbench.report.progress.run_progress import plan_summary
 from attnbench.run import plan
 from attnbench.run.plan import CaseSupport
@@ -116,29 +119,52 @@ def test_workers_contexts_are_counted_on_a_gpu() -> None:
     assert not any(j.skip for j in make({f"b{i}": big for i in range(10)}, CASES[:1], on_cpu))
 
 
-def test_a_time_limit_drops_the_slowest() -> None:
-    long = tuple(case(2**n, batch=1) for n in range(14, 20))
-    free = make({"a": CaseSupport(efficiency=0.001)}, long)
-    total = sum(j.forecast.seconds for j in free)
-    limit = total - max(j.forecast.seconds for j in free) / 2
-    jobs = make({"a": CaseSupport(efficiency=0.001)}, long, time_limit=limit)
-    (dropped,) = [j for j in jobs if j.skip]
-    assert dropped.forecast.seconds == max(j.forecast.seconds for j in jobs)
-    assert dropped.resumable
-    assert "--time-limit" in str(dropped.skip)
-    assert sum(j.forecast.seconds for j in jobs if not j.skip) <= limit
-    assert [j.id for j in jobs] == [j.id for j in free]  # the order stays
+def limited(jobs: tuple[Job, ...], seconds: float, kind: str = "cuda", last: tuple[str, ...] = ()) -> tuple[Job, ...]:
+    return plan.within(jobs, seconds, kind, last)
+
+
+BOTH = tuple(replace(c, direction=way) for c in CASES for way in ("fwd", "bwd"))
+
+
+def total(jobs: Iterable[Job]) -> float:
+    return sum(job.forecast.seconds for job in jobs if not job.skip)
+
+
+def test_a_time_limit_keeps_whole_cases_from_the_cheapest_on() -> None:
+    """All backends and passes of a shape, or none; what is left out is resumable."""
+    answers = {name: CaseSupport(efficiency=e) for name, e in (("fast", 0.8), ("slow", 1e-4))}
+    free = make(answers, BOTH, rounds=2)
+    costs = {c: total(j for j in free if plan.problem(j.case) == plan.problem(c)) for c in CASES}
+    cheapest = sorted(CASES, key=lambda c: costs[c])
+    limit = sum(costs[c] for c in cheapest[:3]) * 1.01
+    jobs = limited(free, limit)
+    assert Counter(replace(j.case, direction="fwd") for j in jobs if not j.skip) == dict.fromkeys(cheapest[:3], 8)
+    assert total(jobs) <= limit
+    assert all(j.resumable and "--time-limit" in str(j.skip) for j in jobs if j.skip)
+    assert {j.id for j in jobs} == {j.id for j in free}
+    order = [replace(j.case, direction="fwd") for j in jobs if not j.skip and not j.round]
+    assert list(dict.fromkeys(order)) == cheapest[:3], "the cheapest first, should the forecasts be too low"
+    assert [j.round for j in jobs] == sorted(j.round for j in jobs)
 
 
 def test_a_time_limit_does_not_touch_other_skips() -> None:
-    jobs = make({"a": CaseSupport(), "b": CaseSupport("refused")}, time_limit=1e-6)
+    jobs = limited(make({"a": CaseSupport(), "b": CaseSupport("refused")}), 1e-6)
     assert {(j.backend, j.resumable) for j in jobs} == {("a", True), ("b", False)}
     assert {j.skip for j in jobs if j.backend == "b"} == {"refused"}
+    nothing = make({"b": CaseSupport("refused")})
+    assert limited(nothing, 1.0) == nothing
 
 
-def test_a_limit_with_room_for_all_drops_none() -> None:
+def test_a_limit_with_much_room_changes_nothing() -> None:
     free = make()
-    assert make(time_limit=sum(j.forecast.seconds for j in free) * 1.01) == free
+    assert limited(free, 3 * total(free)) == free
+    assert plan.left_out(free, free, 3 * total(free), "cuda") == ""
+
+
+def test_backends_that_come_last_do_so_within_a_time_limit() -> None:
+    free = make({name: CaseSupport() for name in "abc"}, last={"b"})
+    jobs = limited(free, total(free), last=("b",))
+    assert [j.backend == "b" for j in jobs] == [False] * 16 + [True] * 8
 
 
 def forecast(which: Case, answer: CaseSupport | None = None, device: Device = H200_READ) -> Any:
@@ -232,16 +258,27 @@ def test_summary() -> None:
     assert "skipped" not in plan_summary(make(cases=CASES[:2]))
 
 
-def test_on_a_cpu_a_time_limit_leaves_out_whole_shapes() -> None:
-    cases = [case(n, dtype="fp32", direction=d) for n in (512, 1024, 2048) for d in ("fwd", "bwd")]
+def test_on_a_cpu_a_time_limit_leaves_out_the_longest_sequences() -> None:
+    cases = tuple(case(n, dtype="fp32", direction=d) for n in (512, 1024, 2048, 4096) for d in ("fwd", "bwd"))
     free = make(cases=cases, device=CPU)
-    short = sum(job.forecast.seconds for job in free if job.case.shape.seqlen_k <= 1024)
-    capped = make(cases=cases, device=CPU, time_limit=short * 1.01)
-    assert {job.case.shape.seqlen_k for job in capped} == {512, 1024}
+    limit = total(job for job in free if job.case.shape.seqlen_k <= 1024) * 1.01
+    capped = limited(free, limit, "cpu")
+    assert [job.case.shape.seqlen_k for job in capped] == [512] * 4 + [1024] * 4
     assert not any(job.skip for job in capped)
-    shortest = make(cases=cases, device=CPU, time_limit=1e-3)
-    assert {(job.case.shape.seqlen_k, job.case.direction, job.skip) for job in shortest} == {
-        (512, "fwd", None),
-        (512, "bwd", None),
-    }
-    assert len(make(cases=cases, time_limit=1e-3)) == len(free)
+    said = plan.left_out(free, capped, limit, "cpu")
+    assert "leaves out 2 of 4 cases, of seqlen 2k to 4k: --time-limit" in said
+    found = re.search(r"--time-limit (\w+) takes in the next, (\w+) all of them", said)
+    assert found, said
+    next_, all_ = map(parse_duration, found.groups())
+    assert {job.case.shape.seqlen_k for job in limited(free, next_, "cpu")} == {512, 1024, 2048}
+    assert plan.left_out(free, limited(free, all_, "cpu"), all_, "cpu") == ""
+
+
+def test_where_not_even_the_shortest_fits_its_cheapest_jobs_are_planned() -> None:
+    cases = tuple(case(n, dtype="fp32", direction=d) for n in (512, 1024) for d in ("fwd", "bwd"))
+    free = make(cases=cases, device=CPU)
+    cheapest = min((job for job in free if job.case.shape.seqlen_k == 512), key=lambda job: job.forecast.seconds)
+    jobs = limited(free, cheapest.forecast.seconds * 1.01, "cpu")
+    assert {job.case.shape.seqlen_k for job in jobs} == {512}
+    assert [job.forecast.seconds for job in jobs if not job.skip] == [cheapest.forecast.seconds]
+    assert all(job.resumable for job in jobs if job.skip)

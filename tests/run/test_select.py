@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from attnbench import backends
 from attnbench.backends import BACKENDS, NOT_BY_DEFAULT
 from attnbench.core.errors import UserError
 from attnbench.run import select
+from attnbench.run.suite import parse_suite
 
 USUAL = [name for name in BACKENDS if name not in NOT_BY_DEFAULT]
 SDPA = [name for name in USUAL if name.startswith("sdpa-")]
@@ -77,16 +79,31 @@ def test_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [select.is_user_code(spec) for spec in chosen.values()] == [True, False, True]
 
 
-def test_own_code_of_one_name_from_two_files_are_two_backends(tmp_path: Path) -> None:
-    """So two versions of a kernel can be compared."""
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.py").write_text("")
-    chosen = select.select_backends([f"{tmp_path}/a.py:mine,{tmp_path}/b.py:mine"])
-    assert chosen == {"a.py:mine": f"{tmp_path}/a.py:mine", "b.py:mine": f"{tmp_path}/b.py:mine"}
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "a.py").write_text("")
-    alike = f"{tmp_path}/a.py:mine", f"{tmp_path}/c/a.py:mine"
-    assert select.select_backends(alike) == {"mine": alike[0], alike[1]: alike[1]}
+def test_own_code_of_one_name_from_several_files_is_told_apart(tmp_path: Path) -> None:
+    """So versions of a kernel can be compared: each has its file before it, whichever is given first, however many."""
+    files = {name: f"{tmp_path}/{name}" for name in ("a.py", "b.py", "old/c.py", "new/c.py")}
+    for path in files.values():
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_text("")
+    for order in itertools.permutations(files):
+        chosen = select.select_backends([f"{files[name]}:mine" for name in order])
+        assert chosen == {f"{name}:mine": f"{files[name]}:mine" for name in order}
+    assert [*select.select_backends([f"{files['a.py']}:mine,{files['old/c.py']}:mine"])] == ["a.py:mine", "c.py:mine"]
+    assert [*select.select_backends([f"{files['a.py']}:mine,{files['b.py']}:other"])] == ["mine", "other"]
+
+
+def test_values_of_a_kernels_parameters_are_backends(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("")
+    chosen = select.select_backends([f"eager,{path}:f[m=64,128;w=4,8],{path}:f"])
+    names = ["f[m=64;w=4]", "f[m=64;w=8]", "f[m=128;w=4]", "f[m=128;w=8]", "f"]
+    assert chosen == {"eager": BACKENDS["eager"], **{name: f"{path}:{name}" for name in names}}
+    assert [*select.select_backends([f"{path}:f[m=64,128,w=4]"])] == ["f[m=64;w=4]", "f[m=128;w=4]"]
+    assert [*select.select_backends([f"ulysses-{path}:f[m=1]"])] == ["ulysses-f[m=1]"]
+    found = select.select_interpreters([f"f[m=64;w=4]={sys.executable}"], names)
+    assert found == {"f[m=64;w=4]": sys.executable}
+    suite = parse_suite({"axes": {"seqlen": 256}, "backends": f"eager,{path}:f[m=64,128]"}, "own")
+    assert suite.backends == ["eager", f"{path}:f[m=64,128]"]
 
 
 def test_own_code_does_not_replace_a_backend_of_its_name() -> None:
@@ -123,6 +140,12 @@ def test_a_backend_of_one_device_is_one_of_several(tmp_path: Path, monkeypatch: 
         ("pkg.mod:a-b", "is not pkg.mod:object or file.py:function"),
         ("pkg.mod:a()", "is not pkg.mod:object or file.py:function"),
         ("./kernel.py", "which function of it?"),
+        ("pkg.mod:f[m]", "give parameters and their values as in pkg.mod:f[block_m=64,128;num_warps=4,8]"),
+        ("pkg.mod:f[m=]", "give parameters and their values"),
+        ("pkg.mod:f[m=1", "give parameters and their values"),
+        ("pkg.mod:f[m=1;m=2]", "'m' is no parameter, or is given twice"),
+        (f"pkg.mod:f[a={','.join(map(str, range(9)))};b={','.join(map(str, range(9)))}]", "that is 81 kernels"),
+        ("triton[block_m=64]", "parameters are set of own code"),
     ],
 )
 def test_own_code_that_is_not_there(pattern: str, said: str) -> None:
@@ -170,8 +193,15 @@ number = 3
 class Mine:
     forward = backward = staticmethod(lambda ctx, *_: None)
 
-def function(q, k, v, *, causal, softmax_scale):
-    return neighbour.answer
+def function(q, k, v, *, causal, softmax_scale, factor=1, kind="a"):
+    return neighbour.answer * factor
+
+class Sized:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, q, k, v, *, causal, softmax_scale):
+        return self.factor
 """
 
 
@@ -197,6 +227,23 @@ def test_loading_what_was_chosen(own: str) -> None:
         loaded = backends.load("full", f"{own}:{name}")
         assert type(loaded).__name__ == "Full"
         assert loaded.name == "full"
+
+
+def test_loading_with_parameters(own: str) -> None:
+    case = {"causal": False, "softmax_scale": 1.0}
+    function = backends.load("f", f"{own}:function[factor=2;kind=b]")
+    assert function.fn(1, 2, 3, **case) == 84
+    assert function.probe().usable
+    assert backends.load("s", f"{own}:Sized[factor=0.5]").fn(1, 2, 3, **case) == 0.5
+    said = backends.load("f", f"{own}:function[facter=2]").probe().reason
+    assert said == "function has no parameter 'facter'; did you mean \"factor\"?"
+    assert "is given by each case" in str(backends.load("f", f"{own}:function[causal=True]").probe().reason)
+    with pytest.raises(
+        TypeError, match=r"missing a required argument: 'factor'; give Sized\[factor=...\], or an object"
+    ):
+        backends.load("s", f"{own}:Sized")
+    with pytest.raises(TypeError, match="made already"):
+        backends.load("m", f"{own}:made[factor=2]")
 
 
 def test_loading_a_backend_of_one_device_as_one_of_several(own: str) -> None:

@@ -7,10 +7,13 @@ import math
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -434,40 +437,71 @@ def test_of_jobs_that_waited_those_that_may_compile_for_minutes_come_last(new_po
     assert [(r.backend, r.case.shape.seqlen_q) for r in found] == [("fake", 9), ("fake", 8), ("compiles", 8)]
 
 
-def test_on_a_cpu_a_shape_is_measured_whole_or_not_at_all() -> None:
-    """The forecasts were far too low: the shape that has begun is finished, and nothing of the next is measured."""
-    now = [0.0]
+class SlowPool:
+    """A pool whose jobs take `factor` times their forecast, on a clock of its own; it notes the last job."""
 
-    class Pool:
-        compilers = ()
+    compilers: frozenset[str] = frozenset()
 
-        def open_device(self, *_: object) -> None: ...
+    def __init__(self, factor: float) -> None:
+        self.now, self.factor, self.last = 0.0, factor, list[Job]()
 
-        def measure(self, job: Job, *_: object) -> Record:
-            now[0] += 30.0
-            return Record(job.case, job.backend, 0, "ok")
+    def measured(self, jobs: list[Job], seconds: float, kind: Any = "fake") -> list[Record]:
+        """Return the records of jobs within a time limit on its clock."""
+        device = Device(kind, 0, "a device", 2**30, 2**30)
+        with mock.patch.object(workers, "time", SimpleNamespace(monotonic=lambda: self.now)):
+            limit = TimeLimit(seconds, clock=lambda: self.now)
+            return [r for _, r in workers.measure_jobs(jobs, self, POLICY, device, limit) if r]  # type: ignore[arg-type]
 
-    passes = [replace(case(n), direction=d) for n in (8, 9) for d in ("fwd", "bwd")]
-    jobs = [Job(which, name, 0, Forecast(5.0, 0.1, 1)) for which in passes for name in ("eager", "sdpa")]
-    cpu, limit = replace(DEVICE, kind="cpu"), TimeLimit(60.0, clock=lambda: now[0])
-    records = [r for _, r in workers.measure_jobs(jobs, cast(Any, Pool()), POLICY, cpu, limit) if r]
-    ended = {(r.case.shape.seqlen_k, r.case.direction, r.backend): r.status for r in records}
-    assert all(status == ("ok" if key[0] == 8 else "skipped") for key, status in ended.items()), ended
-    assert len(ended) == 8
+    def open_device(self, *_: Any) -> None: ...
+
+    def measure(self, job: Job, *_: Any, last: bool) -> Record:
+        self.now += self.factor * job.forecast.seconds
+        self.last += [job] if last else []
+        return Record(job.case, job.backend, job.round, "ok")
 
 
-def test_the_slowest_jobs_are_skipped_where_the_forecast_was_too_low() -> None:
-    """A tenth of the forecast took half of the time: fast jobs are still measured, slow ones are not."""
-    now = [0.0]
-    limit = TimeLimit(100.0, clock=lambda: now[0])
-    cheap, dear = (job(8, forecast=Forecast(s, 0.1, 1)) for s in (1.0, 40.0))
-    ahead = [cheap] * 5
-    assert limit.allows(dear, ahead)
-    now[0] = 50.0
-    limit.add_measured(job(8, forecast=Forecast(10.0, 0.1, 1)), 50.0)
-    assert not limit.allows(dear, ahead)
-    assert limit.allows(cheap, [dear, *ahead])
-    assert not limit.allows(cheap, [cheap] * 40)
+def on_three_lengths(backends: str = "ab") -> list[Job]:
+    """Return the jobs of three lengths, both passes, 10 s, 20 s and 40 s each by forecast, in the order of a plan."""
+    return [
+        Job(Case(case(n).shape, "bf16", way), name, 0, Forecast(10.0 * n / 8, 0.1, 1))  # type: ignore[arg-type]
+        for n in (8, 16, 32)
+        for way in ("fwd", "bwd")
+        for name in backends
+    ]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize(("factor", "lengths"), [(1.0, {8, 16, 32}), (2.0, {8, 16}), (5.0, {8})])
+def test_what_a_time_limit_leaves_is_whole_where_the_forecast_was_too_low(
+    factor: float, lengths: set[int], kind: Any
+) -> None:
+    """A length has all backends and both passes, or none; on all machines the shortest are there."""
+    pool, jobs = SlowPool(factor), on_three_lengths()
+    ended = pool.measured(jobs, 280.0, kind)
+    counts = Counter(r.case.shape.seqlen_k for r in ended if r.status == "ok")
+    assert counts == dict.fromkeys(lengths, 4)
+    assert all(r.resumable for r in ended if r.status == "skipped")
+    assert pool.now <= 280.0
+    assert len(ended) == len(jobs)
+
+
+def test_time_that_is_left_begins_no_case_that_does_not_fit_as_a_whole() -> None:
+    """After two lengths 180 s are left, in which two of the four jobs of the third would fit."""
+    pool = SlowPool(2.0)
+    ended = pool.measured(on_three_lengths(), 420.0)
+    assert Counter(r.case.shape.seqlen_k for r in ended if r.status == "ok") == {8: 4, 16: 4}
+
+
+def test_where_no_case_fits_as_a_whole_its_cheapest_jobs_are_measured() -> None:
+    pool, jobs = SlowPool(1.0), [job(8, n, forecast=Forecast(s, 0.1, 1)) for n, s in (("a", 90.0), ("b", 20.0))]
+    ended = pool.measured(jobs, 100.0)
+    assert {r.backend: r.status for r in ended} == {"b": "ok", "a": "skipped"}
+
+
+def test_the_last_job_looks_at_what_others_do() -> None:
+    pool, jobs = SlowPool(1.0), [*on_three_lengths("a"), job(9, skip="too large")]
+    pool.measured(jobs, 1000.0)
+    assert pool.last == [jobs[-2]]
 
 
 RIGHT = TensorError(1e-3, 1e-3, 2e-3, 1e-3)

@@ -43,6 +43,9 @@ class Silent(Exception):
 
 def silent():
     raise Silent
+
+def without_a_gpu():
+    raise RuntimeError("0 active drivers ([]). There should only be one.")
 """
 
 
@@ -76,6 +79,12 @@ def raised_by(name: str, folder: Path) -> str:
 )
 def test_the_place_is_the_last_in_the_persons_file(name: str, said: str, tmp_path: Path) -> None:
     assert raised_by(name, tmp_path) == said
+
+
+def test_triton_without_a_gpu_says_how_to_run_it(tmp_path: Path) -> None:
+    said = raised_by("without_a_gpu", tmp_path)
+    assert said.startswith("RuntimeError: 0 active drivers")
+    assert "TRITON_INTERPRET=1" in said
 
 
 @pytest.mark.parametrize(

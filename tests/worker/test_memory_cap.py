@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import shared_memory
 from attnbench.core.case import Case, Shape
 from attnbench.core.record import Forecast, Job
 from attnbench.worker import memory_cap
@@ -65,6 +66,7 @@ for name in sys.argv[2:]:
 """
 
 
+@shared_memory.needed
 def test_a_kernel_that_takes_all_memory(tmp_path: Path) -> None:
     """One process runs all, so each cap must be gone after its job, and the worker must have its memory back."""
     (tmp_path / "mine.py").write_text(MINE)

@@ -38,6 +38,7 @@ class Nvml(ModuleType):
         self.busy: dict[int, int] | None = {}  # pid -> percent of the SMs; None: no sample
         self.since: list[int] = []
         self.instant_works = True
+        self.used: Iterator[int | None] = iter(())  # percent of the time in which something ran
 
     def nvmlInit(self) -> None:  # noqa: N802
         pass
@@ -90,6 +91,11 @@ class Nvml(ModuleType):
         if self.busy is None:
             raise self.NVMLError_NotFound("Not Found")
         return [SimpleNamespace(pid=pid, smUtil=share) for pid, share in self.busy.items()]
+
+    def nvmlDeviceGetUtilizationRates(self, _: str) -> Any:  # noqa: N802
+        if (share := next(self.used)) is None:
+            raise self.NVMLError("Not Supported")
+        return SimpleNamespace(gpu=share, memory=90)
 
 
 @pytest.fixture
@@ -294,3 +300,26 @@ def test_parents_and_names_come_from_proc() -> None:
             child.kill()
     assert nvml_module._parent_pid(child.pid) is None
     assert nvml_module._process_name(child.pid) == "a process"
+
+
+@pytest.mark.parametrize(
+    ("readings", "share", "seconds"),
+    [
+        ([0] * 5, 0.0, 0.4),  # idle, whatever memory is held
+        ([97, 80, 60, 30, 10] + [0] * 5, 0.0, 0.9),  # a process has just ended, this one's own work included
+        ([98] * 20, 0.98, 2.0),
+        ([0, 0, 60] * 10, 0.18, 2.0),  # it works in turns
+        ([1] * 20, 0.01, 2.0),  # a desktop
+        ([None], None, 0.0),  # a MIG slice
+    ],
+)
+def test_how_much_others_use_the_gpu(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, readings: list[int | None], share: float | None, seconds: float
+) -> None:
+    """Without any name of a process, as in a container that hides those of others."""
+    slept: list[float] = []
+    monkeypatch.setattr(nvml_module, "time", SimpleNamespace(sleep=slept.append))
+    nvml.used, nvml.pids = iter(readings), []
+    found = GpuState(UUID).busy_with_others()
+    assert found == (share if share is None else pytest.approx(share))
+    assert sum(slept) == pytest.approx(seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from attnbench.backends import BACKENDS
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device
+from attnbench.core.record import Measurement
 from attnbench.worker import serve
 from attnbench.worker.serve import Worker
+from builders import case, ended, ok
 
 CPU = Device("cpu", 0, "CPU", 2**30, 2**30)
 
@@ -83,3 +86,15 @@ print("torch._inductor" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["True"], done.stderr
+
+
+@pytest.mark.parametrize(("busy", "others"), [(0.0, ("a",)), (0.9, ("a", "train (pid 7)")), (None, ("a",))])
+def test_a_look_at_what_others_do_is_in_the_record(busy: float | None, others: tuple[str, ...]) -> None:
+    worker = Worker()
+    state = SimpleNamespace(busy_with_others=lambda: busy, other_processes=lambda _: ("a", "train (pid 7)"))
+    worker._measurer = SimpleNamespace(state=state)
+    found = worker.with_other_work(ok(case(), "eager", 30.0, others=("a",)))
+    assert found.others == others
+    assert found.measurements.get("busy") == (None if busy is None else Measurement("", (busy,)))
+    skipped = ended(case(), "eager", "skipped", "no")
+    assert worker.with_other_work(skipped) == skipped

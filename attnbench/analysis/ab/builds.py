@@ -54,7 +54,7 @@ def is_code(build: str) -> bool:
 
 
 def _codes(a: str, b: str, pythons: Sequence[str], suite: Mapping[str, str] | None) -> tuple[Build, Build]:
-    (first, _), (second, _) = chosen = [next(iter(select_backends([text]).items())) for text in (a, b)]
+    (first, _), (second, _) = chosen = [_one(option, text) for option, text in (("--a", a), ("--b", b))]
     own = select_interpreters(pythons, [first, second], suite)
     shared = first if first == second else f"{first}-vs-{second}"
 
@@ -63,6 +63,14 @@ def _codes(a: str, b: str, pythons: Sequence[str], suite: Mapping[str, str] | No
         return Build(label, {shared: spec}, {shared: python} if python else {}, python)
 
     return build(f"--a {a}", *chosen[0]), build(f"--b {b}", *chosen[1])
+
+
+def _one(option: str, text: str) -> tuple[str, str]:
+    """Return the name and the spec of one piece of code. Raises UserError where the text names several."""
+    (first, *more) = select_backends([text]).items()
+    if more:
+        raise UserError(f"{option}: {text} names {1 + len(more)} backends; give one, as in {option} '{first[0]}'")
+    return first
 
 
 def _interpreter(option: str, path: str) -> str:

@@ -50,6 +50,7 @@ class Request:
     pythons: tuple[str, ...] = ()
     out: Path | None = None  # folder
     argv: tuple[str, ...] = ()
+    allow_busy: bool = False  # measure also on a GPU that other processes use
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def ab(request: Request, watcher: AbProgress, clock: Callable[[], float] = time.
     with closing_workers(*pools):
         watcher.say("reading the device")
         dtypes = sorted({c.dtype for p in found for c in p.cases})
-        here = _environments(device, dtypes, next(iter(pairs_of.values())))
+        here = _environments(device, dtypes, next(iter(pairs_of.values())), request.allow_busy)
         resolved = resolve(suite, here[0].device.kind, request.settings)
         both = pairs_of[resolved.backends]
         if "cycles" in request.judged_by.metrics and here[0].device.kind != "cuda":
@@ -133,13 +134,13 @@ def _check_files(out: Path | None) -> None:
         check_output_path(out / name if out else None)
 
 
-def _environments(device: str, dtypes: Sequence[str], both: Sequence[Build]) -> list[Environment]:
+def _environments(device: str, dtypes: Sequence[str], both: Sequence[Build], allow_busy: bool) -> list[Environment]:
     """Return the environment of each build; where both have one interpreter it is read once."""
     known: dict[str | None, Environment] = {}
     for build in both:
         if build.python not in known:
             try:
-                known[build.python] = probe_device(device, dtypes, build.python)
+                known[build.python] = probe_device(device, dtypes, build.python, allow_busy=allow_busy)
             except UserError as error:
                 raise UserError(f"{build.label}: {error}") from None
     return [known[build.python] for build in both]

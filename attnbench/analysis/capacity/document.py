@@ -26,7 +26,7 @@ from attnbench.report.document import (
     Style,
     Table,
 )
-from attnbench.results import case_names
+from attnbench.results import case_names, disturbed
 from attnbench.results.export_rows import case_columns
 from attnbench.run.capacity import at_size, size_of
 
@@ -47,7 +47,7 @@ def document(runs: Sequence[Run]) -> Document:
     return Document(
         command="capacity",
         title=f"What fits: {', '.join(devices)}",
-        answer=tuple(_answers(found)),
+        answer=(*disturbed.doubt(runs), *_answers(found)),
         machines=tuple(Machine(name, "") for name in devices),
         blocks=(_table(found), *_over_ranks(found)) if found else (),
         reasons=tuple(_reasons(found)),

@@ -53,11 +53,13 @@ def check(
     device: str = "auto",
     timeout: float = Policy.timeout_s,
     pythons: Sequence[str] = (),
+    allow_busy: bool = False,
 ) -> tuple[Run, int]:
     """Return a run whose records have the checks of each case on each backend and no measurements, and an exit code.
 
     That is 0, or that of an interrupt, which ends the records. `settings` narrow the cases, `timeout` is of one case in
-    seconds, `say` is told what goes on. Raises UserError for what a person can mend.
+    seconds, `say` is told what goes on, with `allow_busy` other processes may use the GPU. Raises UserError for what a
+    person can mend.
     """
     device = parse_device(device)
     if not patterns:
@@ -65,7 +67,7 @@ def check(
     specs = select_backends(patterns)
     resolve_suite_for(SUITE, device, settings)
     pool = WorkerPool(specs, select_interpreters(pythons, list(specs)))
-    with closing_workers(pool), DeviceProbe(device, with_torch=False) as device_probe:
+    with closing_workers(pool), DeviceProbe(device, with_torch=False, allow_busy=allow_busy) as device_probe:
         say(f"importing {', '.join(specs)}")
         pool.start_loading(import_ahead=True)
         environment = device_probe.describe()

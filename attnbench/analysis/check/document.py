@@ -32,6 +32,7 @@ from attnbench.report.document import (
 )
 from attnbench.results import case_names
 from attnbench.results.cells import cells
+from attnbench.results.disturbed import doubt_of_check
 from attnbench.results.export_rows import case_columns
 
 RIGHT = "right"
@@ -51,6 +52,7 @@ def document(run: Run) -> Document:
     return Document(
         command="check",
         title=f"{', '.join(names)} on {device.name}",
+        answer=doubt_of_check(device),
         machines=(Machine(device.name, f"torch {run.environment.torch}" if run.environment.torch else ""),),
         blocks=(*(_table(run, name) for name in names), *_tracebacks(run.records)),
         reasons=tuple(reasons(found)),

@@ -18,6 +18,7 @@ from attnbench.core.record import Run
 from attnbench.core.text import count, one_line, some
 from attnbench.report.document import Column, Document, Entry, Reason, Span, Style, Table
 from attnbench.results.cells import cells as cells_of
+from attnbench.results.disturbed import doubt
 from attnbench.results.metrics import METRICS
 
 NOTHING = "-"
@@ -83,7 +84,7 @@ def document(settings: Sequence[Setting], runs: Sequence[Run]) -> Document:
     gpus = [*dict.fromkeys(gpu for own in found.values() for gpu in own)]
     judged = {gpu: {s.claim.id: judge(s, gpu, found[s.file.flops][gpu]) for s in settings} for gpu in gpus}
     rows = [_row(finding) for by_claim in judged.values() for own in by_claim.values() for finding in own]
-    answer = tuple(sentence for gpu in gpus for sentence in _answer(gpu, judged[gpu]))
+    answer = (*doubt(runs), *(sentence for gpu in gpus for sentence in _answer(gpu, judged[gpu])))
     verdicts = [
         {"gpu": gpu, "paper": s.paper, "claim": s.claim.id, "verdict": outcome_of(judged[gpu][s.claim.id])}
         for gpu in gpus

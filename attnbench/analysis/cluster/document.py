@@ -27,6 +27,7 @@ from attnbench.report.document import (
     Table,
     Verdict,
 )
+from attnbench.results.disturbed import doubt
 from attnbench.results.run_setup import differences
 
 
@@ -38,7 +39,7 @@ def document(files: Sequence[tuple[str, Run]]) -> Document:
     return Document(
         command="cluster",
         title=f"Cluster of {count(units, 'unit')}",
-        answer=tuple(_answer(found)),
+        answer=(*doubt([run for _, run in files]), *_answer(found)),
         machines=tuple(_machine(model) for model in found),
         blocks=tuple(_table(number, model) for number, model in enumerate(found, start=1)),
         cautions=tuple(_cautions(found)),

@@ -23,6 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import ideal_bytes
@@ -40,7 +41,7 @@ from attnbench.results.run_setup import (
     setup_texts,
     unique_labels,
 )
-from attnbench.results.uncertainty import HARDLY_KNOWN
+from attnbench.results.uncertainty import hardly_known
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")
@@ -183,8 +184,13 @@ class Machine:
         return [key for key in self._reads_fastest(keys).values() if self.is_hardly_known(key)]
 
     def is_hardly_known(self, key: Key) -> bool:
-        """Return whether a cell with a figure is known to no better than a factor of 1.5."""
-        return (self.cells[key].half_interval(self.metric) or 0.0) >= HARDLY_KNOWN
+        """Return whether a cell with a figure is known to no better than a factor of 1.5, or nobody knows how well.
+
+        A baseline keeps one value of each measurement, so that how well any of its cells is known was not kept.
+        """
+        cell = self.cells[key]
+        half = cell.half_interval(self.metric)
+        return hardly_known(half) and not (half is None and cell.run.reduced)
 
     def _reads_fastest(self, keys: Iterable[Key]) -> dict[Case, Key]:
         best: dict[Case, Key] = {}
@@ -199,8 +205,12 @@ class Machine:
         return self.value(key, self.metric)
 
     def gbps(self, key: Key) -> float:
-        """Return the GB/s of a cell that has a figure, by the least bytes that a call moves."""
-        return ideal_bytes(key[0]) / self.latency(key) / 1e9
+        """Return the GB/s of a cell that has a figure, by the least bytes that a call moves; of each of several ranks.
+
+        As every figure it is the median over the rounds.
+        """
+        moved, ranks = ideal_bytes(key[0]), key[0].ranks
+        return stats.median([moved / seconds / 1e9 / ranks for seconds in self.cells[key].rounds(self.metric).values()])
 
     def tflops(self, key: Key) -> float:
         """Return the TFLOP/s of a cell that has a figure, by exact FLOPs."""

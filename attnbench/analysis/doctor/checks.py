@@ -16,15 +16,15 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
+from attnbench.core.load import BUSY, LOADED, OVERLOADED
+
 Level = Literal["ok", "warning", "unfit"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
-BUSY = 0.02  # of the GPU while attnbench lets it idle; a desktop's share is less
 SLOW_CLOCK = 0.97  # of the highest; clocks come in steps of 1 %
 SAME_CLOCK = 0.015  # of each other; a cold H100 runs at 1995 MHz where NVML says 1980
 HOT, TOO_HOT = 15.0, 5.0  # degrees below where the clock is lowered, while the GPU is all but idle
 THROTTLED = frozenset({"hardware slowdown", "thermal", "hardware thermal", "power brake"})  # by heat, or by the supply
-LOADED, OVERLOADED = 0.25, 0.75  # of the cores, by other processes
 COARSE, USELESS = 0.03, 0.10  # smallest difference over rounds; kernels worth comparing differ by no more
 
 

@@ -55,7 +55,7 @@ def diagnose(asked: str, say: Callable[[str], None], *, quick: bool = False) -> 
     pool = WorkerPool({})
     with closing_workers(pool):
         say("looking at the device")
-        environment = probe_device(asked, ("bf16", "fp32"))
+        environment = probe_device(asked, ("bf16", "fp32"), allow_busy=True)
         device = environment.device
         cases = aa_test_cases(device.kind)
         backend, refusal = _load_implementation(pool, device, cases)

@@ -34,6 +34,7 @@ from attnbench.report.document import (
     Table,
     Verdict,
 )
+from attnbench.results.disturbed import doubt
 from attnbench.results.metrics import METRICS
 
 OUTCOMES: Mapping[int, tuple[str, Level]] = {  # by exit code
@@ -75,6 +76,7 @@ def document_of(judgement: Judgement, every: bool = False, command: str = "gate"
     return Document(
         command=command,
         title=f"Suite {judgement.current.suite} on {' and '.join(m.label for m in machines)}",
+        answer=doubt([judgement.baseline, judgement.current]),
         machines=machines,
         lead=_lead(judgement),
         blocks=(_table(shown),) if shown else (),

@@ -30,7 +30,7 @@ from attnbench.report.document import (
     Style,
     Table,
 )
-from attnbench.results import case_names
+from attnbench.results import case_names, disturbed
 from attnbench.results.export_rows import case_columns
 from attnbench.results.run_setup import seconds_started
 
@@ -47,7 +47,7 @@ def document(runs: Sequence[Run], join_units: bool = False, every: bool = False)
     return Document(
         command="history",
         title=f"History of {count(len(runs), 'run')}",
-        answer=tuple(_answer(found)),
+        answer=(*disturbed.doubt(runs), *_answer(found)),
         machines=tuple(_machines(found)),
         blocks=(*_events_table(found), *_cells_table(shown)),
         cautions=(*_lost(found, runs, join_units), *_cautions(found, join_units)),

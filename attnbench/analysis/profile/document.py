@@ -35,7 +35,7 @@ from attnbench.report.document import (
     Steps,
     Table,
 )
-from attnbench.results import case_names
+from attnbench.results import case_names, disturbed
 
 KEPT_NAMES = {"trace": "Trace", "flame": "Flame graph of the host's work"}
 KEPT_NAMES |= {tool: report.what for tool, report in REPORTS.items()}
@@ -61,7 +61,7 @@ def document(outcome: Outcome) -> Document:
     return Document(
         command="profile",
         title=case,
-        answer=tuple(filter(None, (difference(profiles),))),
+        answer=(*disturbed.doubt_at_start(environment), *filter(None, (difference(profiles),))),
         machines=(Machine(environment.device.name, memory, case),) if profiles else (),
         blocks=tuple(blocks),
         reasons=tuple(Reason("WRONG", p.backend, p.wrong) for p in profiles if p.wrong),

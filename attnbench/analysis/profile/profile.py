@@ -133,12 +133,14 @@ def profile(
     traffic: bool = True,
     counters: bool = False,
     pythons: Sequence[str] = (),
+    allow_busy: bool = False,
 ) -> Outcome:
     """Profile the case that was asked for on each backend; `say` is told what goes on.
 
     keep: the folder for a Chrome trace, a flame graph and an nsys-rep of each. traffic: whether to count the HBM
     traffic too, by ncu, where that is installed. counters: whether to read the other counters by it, and with `keep` to
-    write an ncu-rep. pythons: NAME=PATH, the interpreters of backends. Raises UserError, before anything starts where
+    write an ncu-rep. pythons: NAME=PATH, the interpreters of backends. allow_busy: whether other processes may use the
+    GPU. Raises UserError, before anything starts where
     it can, for what a person can mend.
     """
     first, *others = parse_devices(device)
@@ -155,7 +157,7 @@ def profile(
     pool = WorkerPool(specs, select_interpreters(pythons, list(specs)))
     with closing_workers(pool):
         say("looking at the device")
-        with DeviceProbe(first) as probe:
+        with DeviceProbe(first, allow_busy=allow_busy) as probe:
             known = probe.describe()
             known = replace(known, peers=probe.peers(known.device, ranks, others))
             environment = probe.measure_rates(known, sorted({case.dtype for case, _ in cases.values()}))

@@ -26,7 +26,7 @@ from attnbench.core.models import Model
 from attnbench.core.record import WRONG, Status
 from attnbench.core.text import count, listed, one_line, some
 from attnbench.report.document import NOTHING_MEASURED, Caution, Code, Column, Document, Entry, Span, Table
-from attnbench.results import case_names
+from attnbench.results import case_names, disturbed
 from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Cell
 from attnbench.results.export_rows import CASE_COLUMNS, case_columns
@@ -83,9 +83,9 @@ def _document(
 ) -> Document:
     """Return all that is to be said of some problems, from the cells of the backends that are shown."""
     rows = [_row(problem) for problem in found]
-    answer = tuple(_answer(found))
-    missing = tuple(reasons(cells))
     runs = {id(cell.run): cell.run for cell in cells}
+    answer = (*disturbed.doubt([*runs.values()]), *_answer(found))
+    missing = tuple(reasons(cells))
     cautions = (*incomplete(runs.values(), [file] if file else []), *_cautions(found, cells), *lacking)
     codes = _codes(found)
     left = len(codes) - MOST_CODES

@@ -17,7 +17,7 @@ from attnbench.core.record import Run
 from attnbench.core.sizes import format_size
 from attnbench.core.text import listed, some
 from attnbench.report.document import Caution, Column, Document, Entry, Span, Table
-from attnbench.results import case_names
+from attnbench.results import case_names, disturbed
 from attnbench.results.cells import Cell
 from attnbench.results.cells import cells as cells_of
 from attnbench.results.uncertainty import contest, doubt
@@ -43,10 +43,11 @@ def document(runs: Sequence[Run]) -> Document:
     rows = [_row(cell, steps.get((cell.device, cell.case), [])) for cell in cells]
     devices = dict.fromkeys(cell.device for cell in cells)
     answer = tuple(_answer(device, case, own, several=len(devices) > 1) for (device, case), own in steps.items())
+    answer = (*disturbed.doubt(runs), *(answer or ("No step of a model was measured.",)))
     return Document(
         command="step",
         title=f"Steps of models on {some(devices)}",
-        answer=answer or ("No step of a model was measured.",),
+        answer=answer,
         machines=tuple(machines(cells)),
         blocks=tuple(_table(number, device, case, own) for number, ((device, case), own) in enumerate(steps.items())),
         reasons=tuple(reasons(cells)),

@@ -17,6 +17,7 @@ from attnbench.analysis.summary.reasons import reasons
 from attnbench.core.record import Run
 from attnbench.report.document import Document
 from attnbench.results.cells import Cell
+from attnbench.results.disturbed import doubt
 from attnbench.results.export_rows import COLUMNS, table_rows
 
 
@@ -36,7 +37,7 @@ def document(
     return Document(
         command="report",
         title=", ".join(dict.fromkeys(cell.device for cell in cells)) or "no records",
-        answer=answer(cells, runs),
+        answer=(*doubt(runs), *answer(cells, runs)),
         machines=tuple(machines(cells)),
         blocks=(
             *(grids(cells, metrics, by, lines=lines) if cells else ()),

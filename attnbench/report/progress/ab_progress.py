@@ -30,6 +30,7 @@ class AbProgress(JobProgress):
         self._several_dtypes = len({job.case.dtype for job in a.plan}) > 1
         torches = dict.fromkeys(f"torch {run.environment.torch}" for run in (a, b) if run.environment.torch)
         suite = f"{a.suite}: {count(cells, 'cell')} in turns A B, B A, B A, A B, ..."
+        self._print_doubt(a, b)
         self._header("attnbench ab", [a.environment.device.name, *torches], suite, notes, *paths)
 
     def turn(self, number: int, side: str, jobs: int, open_cells: int, left: float) -> None:

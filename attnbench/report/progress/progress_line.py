@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from attnbench.core.record import Job, Record
+from attnbench.core.record import Job, Record, Run
 from attnbench.core.text import no_command, printable
-from attnbench.results import case_names
+from attnbench.results import case_names, disturbed
 
 IN_A_PIPE_EVERY = 10.0  # seconds between lines that say what goes on
 
@@ -80,6 +80,11 @@ class JobProgress(ProgressLine):
             self._print(Text(note, style="yellow"))
         if paths:
             self._print(Text(f"writing {', '.join(map(str, paths))}", style="dim"))
+
+    def _print_doubt(self, *runs: Run) -> None:
+        """Print, before all else, why nothing of what is measured can be believed, where that is known."""
+        for line in disturbed.doubt(runs):
+            self._print(Text(line, style="bold red"))
 
     def _name(self, which: Job | Record) -> str:
         return case_names.case_name(which.backend, which.case, self._several_dtypes)

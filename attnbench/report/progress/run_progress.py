@@ -31,22 +31,23 @@ class RunProgress(JobProgress):
         self._ahead: dict[str, float] = {}  # the jobs still to come -> seconds forecast; skips of the plan are no jobs
         self._forecast_done = self._actual_done = 0.0  # seconds
         self._began = 0.0
-        self._deadline = math.inf
+        self._deadline = math.inf  # the time of the monotonic clock when no job begins any more
         self._last: Record | None = None
         self._late: list[Record] = []  # skipped for want of time, one after another, and not printed yet
 
     def planned(
-        self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str], time_limit: float | None = None
+        self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str], limit: float | None = None
     ) -> None:
+        self._deadline = time.monotonic() + limit if limit else math.inf
         texts = setup_texts(run)
         known = (texts[name] for name in ("device memory", "power_limit_w", "device threads", "torch"))
         facts = (run.environment.device.name, *known)
+        self._print_doubt(run)
         self._header("attnbench", facts, f"{run.suite}: {plan_summary(todo)}", notes, *([path] if path else []))
         self._source = Source(run)
         self._several_dtypes = len({j.case.dtype for j in todo}) > 1
         self._ahead = {j.id: j.forecast.seconds for j in todo if not j.skip}
         self._total = len(self._ahead)
-        self._deadline = time.monotonic() + time_limit if time_limit else math.inf
         self.say("starting the workers")
 
     def started(self, job: Job) -> None:
@@ -110,11 +111,14 @@ class RunProgress(JobProgress):
         return f"[{planned:>{len(str(self._total))}}/{self._total}{more}]"
 
     def _left(self) -> float:
-        """Return the seconds forecast for what is ahead, as good as forecasts were so far, within the limit."""
+        """Return the seconds forecast for what is ahead, scaled by how the forecast has done so far.
+
+        They are no more than the time limit leaves.
+        """
         scale = (self._actual_done + 5) / (self._forecast_done + 5)
         running = time.monotonic() - self._began if self._running else 0.0
-        left = min(sum(self._ahead.values()) * scale - running, self._deadline - time.monotonic())
-        return max(0.0, left)
+        ahead = sum(self._ahead.values()) * scale - running
+        return max(0.0, min(ahead, self._deadline - time.monotonic()))
 
     def _result(self, record: Record) -> Text:
         text = Text(self._name(record) + "  ").append_text(self._outcome(record))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,10 @@ T = TypeVar("T")
 
 # nvml.h, nvmlClocksEventReason*, without idle and without settings that the owner chose
 LIMITS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "thermal", 0x40: "hardware thermal", 0x80: "power brake"}
+# Seconds. NVML's utilisation is an average over 1/6 to 1 s, so it still holds the work of a process that has just
+# ended, this one included, and without persistence mode what the driver does when it starts.
+SETTLE, WATCH, EVERY = 1.0, 1.0, 0.1
+QUIET = 5  # readings of 0 in succession, after which there is nothing to watch
 POWER_INSTANT = 186  # nvml.h, NVML_FI_DEV_POWER_INSTANT: mW now; nvmlDeviceGetPowerUsage averages over a second
 
 
@@ -94,6 +99,27 @@ class GpuState:
         """Return NVML's reasons why the clock is held down now."""
         mask = self.ask(lambda n, h: n.nvmlDeviceGetCurrentClocksThrottleReasons(h)) or 0
         return tuple(name for bit, name in LIMITS.items() if mask & bit)
+
+    def busy_with_others(self) -> float | None:
+        """Return the share of the time in which something ran on the GPU while this process leaves it idle, 0 to 1.
+
+        It takes half a second on a GPU that is idle, and 2 s on any other, of which the last counts. It needs no names
+        of processes, which some containers hide; memory that an idle process holds does not count. None where NVML
+        does not tell, as for a MIG slice.
+        """
+        zeros = 0
+        counted: list[float] = []
+        for number in range(round((SETTLE + WATCH) / EVERY)):
+            reading = self.ask(lambda n, h: float(n.nvmlDeviceGetUtilizationRates(h).gpu) / 100)
+            if reading is None:
+                return None
+            zeros = 0 if reading else zeros + 1
+            if zeros == QUIET:
+                return 0.0
+            if number * EVERY >= SETTLE:
+                counted.append(reading)
+            time.sleep(EVERY)
+        return sum(counted) / len(counted)
 
     def other_processes(self, since: float | None = None) -> tuple[str, ...]:
         """Return other processes with a context on the GPU, as "name (pid 123)".

@@ -217,7 +217,9 @@ def measure_ranks(
         return {**record, "status": "wrong-kernel", "reason": problem}
     checked = f"checked: {len(cell.heads)} of {case.shape.nheads_k} key heads, as whole sequences"
     untraced = () if activities else ("what ran is not known: no kernel was traced",)
-    record["notes"] = (checked, *on_hard, *notes_on_data(case, is_hard_checked=True), *untraced)
+    signature = backend.signature(case, instruments.device_info)
+    float32 = kernel_rules.float32_notes(case, signature, [a.name for a in activities])
+    record["notes"] = (checked, *on_hard, *notes_on_data(case, is_hard_checked=True), *untraced, *float32)
     if timing is None:
         return record
     errors = (instruments.state.ecc_errors() or 0) - errors_before if errors_before is not None else 0

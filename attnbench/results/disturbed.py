@@ -1,0 +1,122 @@
+"""Whether other processes used the device while a run was measured, by what its file holds.
+
+Of a GPU nothing of such a run can be believed: its kernels took turns with others, so that a latency is any multiple of
+what it is on a free GPU, and the fastest is whoever had more of the turns. Such figures have no uncertainty
+(Cell.uncertainty), so that none of them wins, and whatever shows them says so first (`doubt`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from attnbench.core import gpus, load, stats
+from attnbench.core.formats import digits
+from attnbench.core.machine import Device, Environment
+from attnbench.core.record import Record, Run
+from attnbench.core.text import count, some
+
+# Of runs on free H100s and H200s the lowest reading of a large matmul was 1.02 times the quick one before the run, and
+# 0.72 of the datasheet's peak; beside another process it was 0.26 of the peak.
+SLOWED, FAR_BELOW = 0.7, 0.4
+AGAIN = "Measure again on a free GPU."
+HELD = {"hardware slowdown", "thermal", "hardware thermal", "power brake"}  # limits that explain a slow matmul
+
+
+def doubt(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Return the first line of whatever shows these runs: that they cannot be believed, and why; () where they can."""
+    whole = [(run, why) for run in runs if (why := disturbance(run))]
+    if whole:
+        run, why = whole[0]
+        what = "Nothing here" if len(whole) == len(runs) else f"Nothing of {count(len(whole), 'run')} of {len(runs)}"
+        first = f" ({run.started[:16].replace('T', ' ')})" if len(runs) > 1 else ""
+        return (f"{what} can be believed{first}: {why}. {AGAIN}",)
+    beside = [record for run in runs for record in beside_others(run)]
+    if beside:
+        names = some(dict.fromkeys(name for record in beside for name in record.others))
+        cells = sum(bool(record.measurements) for run in runs for record in run.records)
+        return (
+            f"{len(beside)} of {count(cells, 'figure')} cannot be believed: another process used the GPU meanwhile "
+            f"({names}). {AGAIN}",
+        )
+    return next(filter(None, (doubt_at_start(run.environment) for run in runs)), ())
+
+
+def doubt_at_start(environment: Environment) -> tuple[str, ...]:
+    """Return the first line of what was measured there: () where the devices were free when it began."""
+    if why := _used_at_start(environment):
+        return (f"Nothing here can be believed: {why}. {AGAIN}",)
+    device = environment.device
+    if device.kind == "cpu" and load.is_too_busy(device):
+        return (f"Figures here are doubtful: other work loaded the CPU when this began ({load.other_work(device)}).",)
+    return ()
+
+
+def doubt_of_check(device: Device) -> tuple[str, ...]:
+    """Return the first line of a check, which times nothing: () where the device was free when it began."""
+    if not load.is_too_busy(device):
+        return ()
+    return (
+        f"Other work loaded {device.name} when this began ({load.other_work(device)}): results are right or wrong all "
+        "the same, but a time-out, or too little memory, may be no fault of a kernel.",
+    )
+
+
+def disturbance(run: Run) -> str:
+    """Return what shows that others used the GPU for all of a run, or for a part of it that is not known; else ""."""
+    if run.environment.device.kind == "cpu":
+        return ""
+    if why := _used_at_start(run.environment):
+        return why
+    if (most := max(_looks(run), default=0.0)) > load.BUSY:
+        names = [name for record in run.records if "busy" in record.measurements for name in record.others]
+        who = f": {some(dict.fromkeys(names))}" if names else ""
+        return f"another process used the GPU while this was measured ({most:.0%} of its time between cells{who})"
+    beside = beside_others(run)
+    if 2 * len(beside) > sum(bool(record.measurements) for record in run.records):
+        names = [name for record in beside for name in record.others]
+        return f"another process used the GPU meanwhile ({some(dict.fromkeys(names))})"
+    return next(_slow_matmuls(run), "")
+
+
+def _used_at_start(environment: Environment) -> str:
+    """Return what was seen of others on the GPUs when a run began; "" where they were free, and on a CPU."""
+    for device in (environment.device, *environment.peers):
+        if device.kind != "cpu" and load.is_too_busy(device):
+            return f"another process used {device} when this began ({load.other_work(device)})"
+    return ""
+
+
+def beside_others(run: Run) -> list[Record]:
+    """Return the measured records beside which another process computed on the GPU.
+
+    Where the driver does not tell who computed, records name all that hold memory: they are no load where each record
+    names some, and the GPU was idle before the run and at every look.
+    """
+    measured = [record for record in run.records if record.measurements]
+    found, looks = [record for record in measured if record.others], _looks(run)
+    was_idle = run.environment.device.busy == 0 and bool(looks) and not any(looks)
+    return [] if was_idle and len(found) == len(measured) else found
+
+
+def _looks(run: Run) -> list[float]:
+    return [share for record in run.records if (m := record.measurements.get("busy")) for share in m.values]
+
+
+def _slow_matmuls(run: Run) -> Iterator[str]:
+    """Yield each reading of a large matmul that is far too slow: below the one at the start, or the datasheet's peak.
+
+    The peak decides only where nothing told of other processes at the start.
+    """
+    device = run.environment.device
+    gpu = gpus.find(device.name, device.memory, device.multiprocessors) if device.kind == "cuda" else None
+    for record in run.records:
+        measured = record.measurements.get("ceiling_matmul")
+        if measured is None or not measured.values or HELD & {*record.limits}:
+            continue
+        rate, dtype = stats.median(measured.values), record.case.dtype
+        before, peak = device.matmul.get(dtype), gpus.peak(gpu, dtype) if gpu and device.busy is None else None
+        told = f"a large matmul reached {digits(rate / 1e12)} TFLOP/s"
+        if before and device.kind == "cuda" and rate < SLOWED * before:
+            yield f"{told}, of {digits(before / 1e12)} when this began, as beside another process"
+        elif peak and rate < FAR_BELOW * peak:
+            yield f"{told}, of a peak of {digits(peak / 1e12)}, as beside another process"

@@ -1,0 +1,173 @@
+"""A person's function as a backend: another signature, its source, Triton on a CPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench import backends
+from attnbench.backends.function import Function
+from attnbench.backends.own_signature import objection
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
+
+CPU, GPU = Device("cpu", 0, "CPU", 2**34, 2**34), Device("cuda", 0, "GPU", 2**34, 2**34, capability=(9, 0))
+
+
+def taken(q: Any, k: Any, v: Any, *, causal: Any, softmax_scale: Any) -> Any: ...
+def any_arguments(*args: Any, **kwargs: Any) -> Any: ...
+def by_names(query: Any, key: Any, value: Any, is_causal: Any = False, sm_scale: Any = None) -> tuple[Any, ...]:
+    return query, key, value, is_causal, sm_scale
+
+
+def swapped(v: Any, q: Any, k: Any, causal: Any, scale: Any) -> tuple[Any, ...]:
+    return q, k, v, causal, scale
+
+
+def by_keyword(*, q: Any, k: Any, v: Any, attn_mask: Any, causal: Any, scale: Any) -> tuple[Any, ...]:
+    return q, k, v, causal, scale if attn_mask is None else None
+
+
+def by_place(x: Any, y: Any, z: Any, /, causal: Any, scale: Any, dropout_p: Any) -> tuple[Any, ...]:
+    return x, y, z, causal, scale if dropout_p == 0 else None
+
+
+def sized(q: Any, k: Any, v: Any, causal: Any, scale: Any, block_m: Any) -> tuple[Any, ...]:
+    return q, k, v, causal, scale if block_m == 64 else None
+
+
+class Called:
+    def __call__(self, q: Any, k: Any, v: Any, is_causal: Any, scale: Any) -> tuple[Any, ...]:
+        return q, k, v, is_causal, scale
+
+
+class Module:
+    """As an nn.Module: its own call takes anything."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def forward(self, query: Any, key: Any, value: Any, causal: Any, scale: Any) -> tuple[Any, ...]:
+        return query, key, value, causal, scale
+
+
+def heads_first(q: Any, k: Any, v: Any, causal: Any) -> Any:
+    B, H, N, D = q.shape  # noqa: N806
+    return B, H, N, D, k, v, causal
+
+
+def of_one(x: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(("function", "parameters"), [(taken, {}), (any_arguments, {"block_m": 64}), (max, {})])
+def test_what_takes_these_arguments_or_is_not_known_is_no_objection(
+    function: Callable[..., Any], parameters: dict[str, Any]
+) -> None:
+    assert objection(function, "f", "mine.py", parameters) is None
+
+
+@pytest.mark.parametrize(
+    ("function", "parameters"),
+    [
+        *((f, {}) for f in (by_names, swapped, by_keyword, by_place, Called(), Module())),
+        (sized, {"block_m": 64}),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__) if callable(value) else "",
+)
+def test_the_line_that_is_offered_calls_the_function_with_what_it_takes(
+    function: Callable[..., Any], parameters: dict[str, Any]
+) -> None:
+    name = getattr(function, "__name__", type(function).__name__)
+    said = objection(function, name, "mine.py", parameters)
+    assert said is not None
+    assert f"add this line to mine.py and give mine.py:{name}_adapted" in said
+    names = dict(globals())
+    exec(said[said.index("def ") :], names)
+    adapted = names[f"{name}_adapted"]
+    assert adapted(1, 2, 3, causal=True, softmax_scale=0.5, **parameters) == (1, 2, 3, True, 0.5)
+    assert objection(adapted, "adapted", "mine.py", parameters) is None
+
+
+def test_what_the_line_cannot_know_is_said() -> None:
+    said = str(objection(sized, "sized", "mine.py", {}))
+    assert "(with values for block_m): def " in said
+    assert said.endswith("block_m=...)")
+    said = str(objection(heads_first, "heads_first", "mine.py", {}))
+    assert "if it scales by 1/sqrt(headdim) itself" in said
+    assert 'with heads_first_adapted.order = "bhsd" below it' in said
+    assert str(objection(of_one, "of_one", "mine.py", {})).endswith(
+        "write a function of q, k, v, *, causal, softmax_scale that calls it"
+    )
+
+
+SOURCE = """
+import functools
+from library import Base, decorated, wrapped
+
+def plain(q, k, v, **options): ...
+
+class Module(Base): ...
+
+made = Module()
+part = functools.partial(plain, block=64)
+of_library = Base(1)
+with_wraps = decorated(plain)
+"""
+LIBRARY = """
+import functools
+
+class Base:
+    def __init__(self, *args): ...
+    def __call__(self, q, k, v, **options): ...
+
+def wrapped(q, k, v, **options): ...
+
+def decorated(f):
+    @functools.wraps(f)
+    def inside(*args, **options):
+        return f(*args, **options)
+    return inside
+"""
+
+
+@pytest.mark.parametrize("name", ["plain", "Module", "made", "part", "of_library", "with_wraps"])
+def test_the_version_is_that_of_the_persons_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "library", raising=False)
+    (tmp_path / "library.py").write_text(LIBRARY)
+    path, versions = tmp_path / "mine_versions.py", set()
+    for more in ("", "# changed\n"):
+        path.write_text(SOURCE + more)
+        versions.add(backends.load("own", f"{path}:{name}").probe().version)
+    assert len(versions) == 2
+    assert not any("unknown" in str(version) for version in versions)
+    monkeypatch.delitem(sys.modules, "library")
+
+
+def test_tritons_interpreter_is_no_judge_of_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = {dtype: Case(Shape(1, 64, 64, 1, 1, 64, 64), dtype, "fwd") for dtype in ("bf16", "fp16", "fp32")}
+    monkeypatch.setitem(sys.modules, "triton.language", sys)
+    of_triton = Function("own", taken)
+    monkeypatch.delitem(sys.modules, "triton.language")
+    other = Function("own", taken)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    refused = {dtype: of_triton.unsupported(case, CPU) for dtype, case in cases.items()}
+    assert "computes bf16 dot products wrongly" in str(refused.pop("bf16"))
+    assert refused == {"fp16": None, "fp32": None}
+    assert "would not run on the GPU" in str(of_triton.unsupported(cases["fp16"], GPU))
+    assert other.unsupported(cases["bf16"], CPU) is None
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert of_triton.unsupported(cases["bf16"], CPU) is None
+
+
+def test_a_kernel_of_triton_is_not_what_is_called(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    (tmp_path / "mine.py").write_text("import triton\n@triton.jit\ndef kernel(q): ...\n")
+    with pytest.raises(
+        TypeError, match=r"kernel is a kernel of Triton; give the function of \(q, k, v\) that launches"
+    ):
+        backends.load("own", f"{tmp_path}/mine.py:kernel")

@@ -1,0 +1,55 @@
+"""What an audit finds: each figure that a command printed beside the one computed here."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+EXACT = 1e-9  # of JSON, which has every digit
+SEVEN_DIGITS = 1e-6  # of the data of a page
+
+
+@dataclass
+class Audit:
+    """How often figures were compared, by their names, and which differ, each with where."""
+
+    compared: Counter[str] = field(default_factory=Counter)
+    differing: list[str] = field(default_factory=list)
+    failed: bool = False
+
+    def same(self, where: str, name: str, printed: Any, computed: Any, tolerance: float = EXACT) -> None:
+        """Note whether a printed figure is the computed one; None stands for no figure."""
+        self.compared[name] += 1
+        if isinstance(printed, bool | str) or isinstance(computed, bool | str) or None in (printed, computed):
+            alike = printed == computed
+        else:
+            alike = math.isclose(printed, computed, rel_tol=tolerance, abs_tol=1e-12)
+        if not alike:
+            self.differing.append(f"{where}: {name}: printed {printed!r}, by hand {computed!r}")
+
+    def report(self, what: str) -> None:
+        """Print how many figures of something agree and which do not, and begin anew."""
+        print(f"{what}: {self.compared.total()} figures, {len(self.differing)} differ", flush=True)
+        for line in self.differing:
+            print(f"    {line}")
+        self.failed |= bool(self.differing) or not self.compared
+        self.compared, self.differing = Counter(), []
+
+
+def printed(*arguments: str | Path) -> Any:
+    """Return what a command of attnbench prints as JSON."""
+    return json.loads(run(*arguments, "-f", "json"))
+
+
+def run(*arguments: str | Path) -> str:
+    """Return what a command of attnbench prints. Its errors go to stderr, and end this."""
+    command = [sys.executable, "-m", "attnbench", *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, env={**os.environ, "COLUMNS": "100"})
+    return done.stdout

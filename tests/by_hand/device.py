@@ -1,0 +1,46 @@
+"""What is known of a device: its datasheet, and how much its processes and cards differ (docs/compare.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .raw import RunFile
+
+# NVIDIA H100 Tensor Core GPU Architecture whitepaper v1.04: dense TFLOP/s with fp32 accumulation; H200: the same GPU.
+HOPPER = {"bf16": 989.4e12, "fp16": 989.4e12, "fp8": 1978.9e12, "fp32": 66.9e12}
+# FLOP of one of the 132 multiprocessors in a cycle, from which follows at which clock these rates hold
+PER_CYCLE = {"bf16": 4096, "fp16": 4096, "fp8": 8192, "fp32": 256}
+BANDWIDTH = {"NVIDIA H100 80GB HBM3": 3350e9, "NVIDIA H200": 4800e9}
+PROCESSES = {"NVIDIA H100 80GB HBM3": 0.0043, "NVIDIA H200": 0.0037}
+CARDS = {"NVIDIA H100 80GB HBM3": 0.0067, "NVIDIA H200": 0.0098}
+NORMAL = 1.96
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Standard deviations of the logarithm of a time: between processes of one card, and between cards of a model."""
+
+    processes: float
+    cards: float
+
+
+def spread(file: RunFile) -> Spread:
+    name, kind = file.device["name"], file.device["kind"]
+    if kind == "cuda":  # of a GPU that was not measured twice the H200's is assumed
+        return Spread(PROCESSES.get(name, 0.0074), CARDS.get(name, 0.0196))
+    return {"cpu": Spread(0.025, 0.025), "fake": Spread(0.0, 0.0)}[kind]
+
+
+def peak(file: RunFile, dtype: str) -> float | None:
+    """Return the FLOP/s of the datasheet."""
+    return HOPPER[dtype] if file.device["name"] in BANDWIDTH else None
+
+
+def clock_of_peak(dtype: str) -> float:
+    """Return the clock in Hz at which the datasheet's peak holds."""
+    return HOPPER[dtype] / (132 * PER_CYCLE[dtype])
+
+
+def bandwidth(file: RunFile) -> float | None:
+    """Return the bytes/s of the datasheet."""
+    return BANDWIDTH.get(file.device["name"])

@@ -1,0 +1,194 @@
+"""The latency of a cell, by which instrument, and how sure it is (docs/measuring.md)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import optimize, special, stats
+
+from .device import NORMAL, Spread, spread
+from .raw import Cell, Key, Record, RunFile, cells_of, middle, samples
+
+SHORT = 100e-6  # seconds by events, below which the launch gap matters
+NEGLIGIBLE = 0.8e-3  # from which it does not
+HARDLY_KNOWN = math.log(1.5)
+STEADY = 0.005  # half the interval of a time without pauses: its halves differ by less than 1 %
+MEDIAN = math.sqrt(math.pi / 2)  # by which a median of more than two rounds is less sure than their mean
+
+
+def timed_by_span(records: Iterable[Record]) -> set[Key]:
+    """Return the cells whose latency is the span of their kernels: one method for a case in all files."""
+    cases: dict[str, dict[str, list[Record]]] = {}
+    for record in records:
+        if record["status"] == "ok" and record.get("timer") == "events" and middle(record, "time"):
+            cases.setdefault(record["case"].key, {}).setdefault(record["backend"], []).append(record)
+    found = set()
+    for case, of_backend in cases.items():
+        fastest = {backend: min(middle(r, "time") or 0 for r in of) for backend, of in of_backend.items()}
+        spanned = {backend for backend, of in of_backend.items() if all(samples(record, "span") for record in of)}
+        if min(fastest.values()) < SHORT and all(b in spanned or t >= NEGLIGIBLE for b, t in fastest.items()):
+            found |= {(case, backend) for backend in spanned}
+    return found
+
+
+def calls(record: Record, spans: Collection[Key]) -> list[float]:
+    """Return the seconds of the calls of a record."""
+    key = record["case"].key, record["backend"]
+    return samples(record, "span" if key in spans and samples(record, "span") else "time")
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A variance that all cells have in common, and the degrees of freedom that it counts."""
+
+    variance: float
+    freedom: float
+
+
+def table_prior(of: Spread) -> Prior:
+    """Return the prior of few cells: such that the interval of a single round is 1.96 standard deviations."""
+    return Prior((NORMAL * of.processes / student(4)) ** 2, 4)
+
+
+def fitted_prior(rounds: Iterable[Sequence[float]], of: Spread) -> Prior:
+    """Return what the variances of cells between rounds have in common (Smyth 2004, section 6.2), from 20 cells on."""
+    every = [[*map(math.log, found)] for found in rounds if len(found) > 1]
+    noisy = [logs for logs in every if statistics.variance(logs) > 1e-20]
+    if len(noisy) < max(20, len(every) / 2):
+        return table_prior(of)
+    variance = np.array([statistics.variance(logs) for logs in noisy])
+    half = np.array([(len(logs) - 1) / 2 for logs in noisy])
+    e = np.log(variance) - special.digamma(half) + np.log(half)
+    excess = float(e.var(ddof=1) - special.polygamma(1, half).mean())
+    d0 = 50.0
+    if excess > special.polygamma(1, 25):
+        d0 = 2 * float(optimize.brentq(lambda x: special.polygamma(1, x) - excess, 1e-6, 25, xtol=1e-13))
+    return Prior(math.exp(e.mean() + special.digamma(d0 / 2) - math.log(d0 / 2)), d0)
+
+
+def student(freedom: float) -> float:
+    return float(stats.t.ppf(0.975, freedom))
+
+
+def within(found: Sequence[float]) -> float | None:
+    """Return half the 95 % interval of the median of samples, by ranks, over it; below 6 of their mean logarithm."""
+    n = len(found)
+    if n >= 6:
+        below = max(k for k in range(1, n // 2 + 1) if 2 * stats.binom.cdf(k - 1, n, 0.5) <= 0.05)
+        ordered = sorted(found)
+        return (ordered[-below] - ordered[below - 1]) / 2 / statistics.median(found)
+    if n < 2:
+        return None
+    return student(n - 1) * math.sqrt(statistics.variance(map(math.log, found)) / n)
+
+
+def of_rounds(values: Sequence[float], prior: Prior) -> float:
+    """Return half the 95 % interval of the median over rounds, with the prior's help."""
+    n, d = len(values), len(values) - 1
+    variance = statistics.variance(map(math.log, values))
+    joined = (prior.freedom * prior.variance + d * variance) / (prior.freedom + d)
+    return student(prior.freedom + d) * math.sqrt(joined / n) * (MEDIAN if n > 2 else 1)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a cell: its value in each round, and half its 95 % interval for other processes on the card."""
+
+    rounds: Mapping[int, float]
+    half: float | None
+    alone: float | None  # of one round, the part that its own process shows
+
+    @property
+    def value(self) -> float:
+        return statistics.median(self.rounds.values())
+
+    def rate(self, amount: float) -> float:
+        """Return an amount over the figure: as every figure of several rounds the median over them."""
+        return statistics.median(amount / one for one in self.rounds.values())
+
+    @property
+    def is_hardly_known(self) -> bool:
+        return self.half is None or self.half >= HARDLY_KNOWN
+
+
+def figure(rounds: Mapping[int, float], alone: float | None, of: Spread, prior: Prior) -> Figure | None:
+    """Return a figure from its rounds; `alone` is what a single process says of its uncertainty."""
+    if not rounds:
+        return None
+    if len(rounds) > 1:
+        return Figure(rounds, of_rounds([*rounds.values()], prior), None)
+    return Figure(rounds, None if alone is None else math.hypot(alone, NORMAL * of.processes), alone)
+
+
+def rounds_of(cell: Cell, spans: Collection[Key]) -> dict[int, list[float]]:
+    """Return round -> the seconds of its calls, of the measured rounds that have some."""
+    return {n: found for n, record in cell.ok.items() if (found := calls(record, spans))}
+
+
+def common_prior(cells: Iterable[Cell], spans: Collection[Key], of: Spread) -> Prior:
+    """Return what the latencies of the cells of a run have in common between rounds."""
+    each = (rounds_of(cell, spans).values() for cell in cells)
+    return fitted_prior([[*map(statistics.median, rounds)] for rounds in each], of)
+
+
+def latency(cell: Cell, spans: Collection[Key], of: Spread, prior: Prior) -> Figure | None:
+    """Return the latency of a cell; None where it is not right or was not timed."""
+    rounds = rounds_of(cell, spans)
+    alone = within(next(iter(rounds.values()))) if len(rounds) == 1 else None
+    medians = {n: statistics.median(found) for n, found in rounds.items()}
+    return figure(medians, alone, of, prior) if cell.status == "ok" else None
+
+
+def sustained(cell: Cell, of: Spread, prior: Prior) -> Figure | None:
+    """Return the latency without pauses: the mean of a round."""
+    means = {n: statistics.fmean(found) for n, record in cell.ok.items() if (found := samples(record, "sustained"))}
+    return figure(means, STEADY, of, prior) if cell.status == "ok" else None
+
+
+def joules(cell: Cell, of: Spread, prior: Prior) -> Figure | None:
+    """Return the energy of a call without pauses: power times time. Of one round both are unsure."""
+    energy, alone = {}, None
+    for n, record in cell.ok.items():
+        seconds, watts = samples(record, "sustained"), middle(record, "sustained_power")
+        if seconds and watts:
+            energy[n] = statistics.fmean(seconds) * watts
+            error = middle(record, "sustained_power_error")
+            alone = None if error is None else math.hypot(STEADY, error)
+    return figure(energy, alone, of, prior) if cell.status == "ok" else None
+
+
+def fastest(rivals: Mapping[Any, tuple[float, float | None]]) -> list[Any]:
+    """Return the rival of the least time, then those that tie with it, from their times and uncertainties.
+
+    None where what reads faster than the best of those that are known well is hardly known itself.
+    """
+    known = {name: of for name, of in rivals.items() if of[1] is not None and of[1] < HARDLY_KNOWN}
+    if not known:
+        return []
+    first = min(known, key=lambda name: known[name][0])
+    least, half = known[first]
+    if any(seconds < least for name, (seconds, _) in rivals.items() if name not in known):
+        return []
+    alike = [n for n, (t, of) in known.items() if n != first and abs(math.log(t / least)) <= math.hypot(of, half)]
+    return [first, *alike]
+
+
+class Measured:
+    """A run file with what all its figures need."""
+
+    def __init__(self, file: RunFile) -> None:
+        self.file, self.cells, self.spread = file, cells_of(file.records), spread(file)
+        self.spans = timed_by_span(file.records)
+        self.approximate = {record["backend"] for record in file.records if record.get("approximation")}
+        prior = common_prior(self.cells.values(), self.spans, self.spread)
+        each = {key: latency(cell, self.spans, self.spread, prior) for key, cell in self.cells.items()}
+        self.latency = {key: one for key, one in each.items() if one}
+
+    def is_exact(self, key: Key) -> bool:
+        """Whether a cell is of a backend that computes attention itself; what does not is not ranked."""
+        return key[1] not in self.approximate

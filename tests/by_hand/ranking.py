@@ -1,0 +1,85 @@
+"""What `attnbench recommend` says of a run file: ranking, ties, what to use and its gain (docs/recommend.md)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from . import work
+from .audit import Audit, printed
+from .latency import Measured, fastest
+from .raw import Case, Cell, Key, over_rounds, read, samples
+
+DEFAULTS = ("sdpa", "hf-sdpa")  # PyTorch's default; where the first was not measured, the next that was
+TRAINING = "fwd + bwd"
+
+Way = tuple[Key, ...]  # the cells by which one backend computes a problem
+
+
+def check(audit: Audit, path: Path) -> None:
+    """Compare all that `recommend` says of a run file."""
+    run = Measured(read(path))
+    right = {key for key in run.latency if run.is_exact(key)}
+    rows = {(row["case"], row["step"]): row for row in printed("recommend", path)["recommendations"]}
+    problems = _problems(run.cells)
+    audit.same(path.name, "rows of recommend", rows.keys() == problems.keys(), True)
+    for problem in rows.keys() & problems.keys():
+        ways = {way[0][1]: way for way in problems[problem] if all(key in right for key in way)}
+        _check_row(audit, f"{path.name}: recommend {' '.join(problem)}", rows[problem], run, ways)
+
+
+def _problems(cells: dict[Key, Cell]) -> dict[tuple[str, str], list[Way]]:
+    """Return (case, step) -> the ways to compute it. A backward with its forward is a training step."""
+    found: dict[tuple[str, str], list[Way]] = {}
+    cases = {cell.case.key for cell in cells.values()}
+    for (case, backend), cell in cells.items():
+        forward = Case({k: v for k, v in cell.case.line.items() if k != "direction"} | {"direction": "fwd"}).key
+        if cell.case.direction == "bwd" and forward in cases:
+            ways = found.setdefault((forward, TRAINING), [])
+            if (forward, backend) in cells:
+                ways.append(((forward, backend), (case, backend)))
+        else:
+            found.setdefault((case, cell.case.direction), []).append(((case, backend),))
+    return found
+
+
+def _sum(parts: list[tuple[float, float | None]]) -> tuple[float, float | None]:
+    """Return a sum of latencies with its uncertainty, as if the errors of its parts added up."""
+    total = sum(seconds for seconds, _ in parts)
+    halves = [seconds * half for seconds, half in parts if half is not None]
+    return total, sum(halves) / total if len(halves) == len(parts) else None
+
+
+def _check_row(audit: Audit, where: str, row: dict[str, Any], run: Measured, ways: dict[str, Way]) -> None:
+    """Compare a row with the ways to compute its problem, by their backends, all of them right."""
+    found = {name: _sum([(run.latency[key].value, run.latency[key].half) for key in way]) for name, way in ways.items()}
+    ranked = sorted(found, key=lambda name: found[name][0])
+    default = next((name for name in DEFAULTS if name in found), None)
+    winners = fastest({name: found[name] for name in ranked})
+    use = default if default in winners else next(iter(winners), None)
+    audit.same(where, "measured", row["measured"], "; ".join(ranked))
+    audit.same(where, "alike", row["alike"], "; ".join(winners))
+    audit.same(where, "use", row["use"], use)
+    audit.same(where, "default", row["default"], default)
+    audit.same(where, "default_latency", row["default_latency"], found[default][0] if default else None)
+    seconds, half = found[use] if use else (None, None)
+    audit.same(where, "latency", row["latency"], seconds)
+    audit.same(where, "ci", row["ci"], half)
+    gain = low = high = None
+    if use and default and use != default:
+        gain, apart = found[default][0] / found[use][0], math.hypot(found[use][1], found[default][1])
+        low, high = gain * math.exp(-apart), gain * math.exp(apart)
+    for name, value in (("gain", gain), ("gain_low", low), ("gain_high", high)):
+        audit.same(where, name, row[name], value)
+    tflops = gbps = memory = None
+    if use and seconds:
+        own = [run.cells[key] for key in ways[use]]
+        peaks = [over_rounds(cell, lambda r: max(samples(r, "memory_peak"), default=None)) for cell in own]
+        memory = max((peak for peak in peaks if peak is not None), default=None)
+        amount, unit = (work.ideal_bytes, 1e9) if own[0].case.is_decode else (work.flops, 1e12)
+        each = ((run.latency[cell.key], amount(cell.case) / cell.case.ranks / unit) for cell in own)
+        rate = sum(one.rate(part) * one.value for one, part in each) / seconds  # over all of its time
+        tflops, gbps = (None, rate) if own[0].case.is_decode else (rate, None)
+    for name, value in (("tflops", tflops), ("gbps", gbps), ("memory_peak", memory)):
+        audit.same(where, name, row[name], value)

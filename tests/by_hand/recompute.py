@@ -1,0 +1,98 @@
+"""Recompute from raw lines what attnbench prints, without importing attnbench, and say what differs.
+
+    python tests/by_hand/recompute.py                # eight run files of unlike kinds, each compared with another
+    python tests/by_hand/recompute.py FILE ...       # what `recommend` and the page's charts say of these
+
+It is written from docs/measuring.md, compare.md, recommend.md and run-files.md and from datasheets, with its own count
+of FLOPs and bytes, so that a wrong formula is wrong in one place only. `recommend` and `compare` are read as JSON, the
+charts from the data in the page. Needs numpy and scipy. Exit code 1: something differs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from by_hand import comparison, page, ranking, sentences
+from by_hand.audit import Audit
+from by_hand.comparison import Price, Scenario
+
+RESULTS = Path(__file__).parents[2] / "results"
+YEARS = 365.25 * 24  # hours of a year
+RENT = ("--price", "h200=3.40/h", "--price", "h100=2.20/h")
+RENTED = {"H200": Price(3.40), "H100": Price(2.20)}
+BOUGHT = ("--price", "h200=32000/4y", "--price", "h100=2/h", "--energy-price", "0.15", "--pue", "1.3")
+
+# The first file of each is one of eight; no run of several ranks of an H100 has a case in common with that of H200s.
+SCENARIOS = (
+    Scenario(("20261123-141253-default-nvidia-h200", "20261123-140542-default-nvidia-h100")),
+    Scenario(("20261125-195215-serving-nvidia-h200", "20261125-225814-serving-nvidia-h100"), RENT, RENTED),
+    Scenario(
+        ("20261123-141732-sustained-nvidia-h200", "20261123-141048-sustained-nvidia-h100"),
+        BOUGHT,
+        {"H200": Price(32000, 4 * YEARS, bought=True), "H100": Price(2)},
+        energy_price=0.15 * 1.3,
+    ),
+    Scenario(("20261126-060921-training-packed-nvidia-h200", "20261125-223822-training-packed-nvidia-h100")),
+    Scenario(("20261126-055857-masks-nvidia-h200", "20261123-165359-masks-nvidia-h100")),
+    Scenario(("20261125-144815-approximate-nvidia-h200", "20261123-165707-approximate-nvidia-h100")),
+    Scenario(("20261126-062025-several-gpus-nvidia-h200", "20261126-141244-several-gpus-nvidia-h200")),
+    Scenario(("20261126-060421-step-nvidia-h200", "20261124-025920-step-nvidia-h100")),
+    # Five rounds of one card, one of another: a machine of several files
+    Scenario(
+        (
+            "ci-experiment/shipped",
+            "20261123-141253-default-nvidia-h200",
+            "20261121-141028-default-nvidia-h200",
+            "20261121-141425-default-nvidia-h200",
+            "20261123-140542-default-nvidia-h100",
+        ),
+        ("--price", "h200=3.40/h"),
+        {"H200": Price(3.40)},
+    ),
+)
+
+# Of these `recommend` and charts as well, which steps of whole models lack. No other run has the cases of the last.
+ALONE = (
+    *dict.fromkeys(s.files[0] for s in SCENARIOS if "-step-" not in s.files[0]),
+    "20261125-145417-default-nvidia-h200",
+)
+
+
+def path_of(name: str) -> Path:
+    """Return the run file of a name in results/, or of a path."""
+    return next(path for ending in (".jsonl.gz", ".jsonl", "") if (path := RESULTS / (name + ending)).exists())
+
+
+def check_comparison(audit: Audit, scenario: Scenario) -> None:
+    """Compare the figures of a comparison, and those in its sentences."""
+    paths = [path_of(name) for name in scenario.files]
+    said, found, figures, offers = comparison.check(audit, scenario, paths)
+    names = [machine["name"] for machine in said["machines"]]
+    sentences.check(audit, scenario.files[0], said["answer"], names, found, figures, offers)
+
+
+def check_file(audit: Audit, path: Path) -> None:
+    """Compare what `recommend` and the charts of the page say of a run file; it has other records than steps."""
+    page.check(audit, path)
+    ranking.check(audit, path)
+
+
+def main(files: Sequence[str]) -> int:
+    """Print for each file and comparison how many figures agree, and which do not; return how it ended."""
+    audit = Audit()
+    for path in map(Path, files or map(path_of, ALONE)):
+        check_file(audit, path)
+        audit.report(path.name)
+    for scenario in () if files else SCENARIOS:
+        check_comparison(audit, scenario)
+        audit.report(f"compare {' '.join(scenario.files)}")
+    return 1 if audit.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

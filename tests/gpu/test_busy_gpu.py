@@ -1,0 +1,112 @@
+"""A GPU on which another process computes: refused, measured where that is allowed, and said first in either case."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+
+LOAD = """
+import torch
+a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+print("ready", flush=True)
+while True:
+    for _ in range(20):
+        a @ a
+    torch.cuda.synchronize()
+"""
+SHAPES = ("-b", "sdpa-flash,sdpa-cudnn", "--seqlen", "1k,4k", "--headdim", "128", "--causal", "--pass", "fwd")
+
+
+@contextmanager
+def other_process() -> Iterator[None]:
+    """Run a process that multiplies matrices on the GPU, from two seconds before the block to its end."""
+    with subprocess.Popen([sys.executable, "-c", LOAD], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(2)
+            yield
+        finally:
+            process.kill()
+
+
+def attnbench(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "attnbench", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=500, check=False)
+
+
+def first_line(text: str) -> str:
+    return next(line for line in text.splitlines() if line.strip())
+
+
+def test_a_gpu_in_use(tmp_path: Path) -> None:
+    with other_process():
+        for words in (
+            ("run", *SHAPES),
+            ("recommend", *SHAPES),
+            ("check", "sdpa-flash"),
+            ("profile", "-b", "sdpa-flash"),
+        ):
+            refused = attnbench(tmp_path, *words)
+            print(refused.stderr)
+            assert refused.returncode == 2
+            assert refused.stderr.splitlines()[-1].startswith("attnbench: another process uses cuda:0 (")
+            assert refused.stderr.endswith("with --allow-busy\n")
+        assert not [*tmp_path.rglob("*.jsonl")]
+        allowed = attnbench(tmp_path, "run", *SHAPES, "--allow-busy", "--out", "busy.jsonl")
+        doctor = attnbench(tmp_path, "doctor", "--quick")
+    print(allowed.stdout, allowed.stderr, doctor.stdout)
+    assert allowed.returncode in (0, 5), "kernels of others can look as if work were outside of the timed launch"
+    assert first_line(allowed.stdout).startswith("Nothing here can be believed: another process used cuda:0")
+    assert "* best" not in allowed.stdout
+    assert "Nothing here can be believed" in allowed.stderr
+    assert json.loads((tmp_path / "busy.jsonl").read_text().splitlines()[0])["environment"]["device"]["busy"] > 0.5
+    assert doctor.returncode == 3
+
+
+def test_a_free_gpu_is_not_accused(tmp_path: Path) -> None:
+    """Two runs in succession: the work of the first is not that of another process."""
+    for name in ("one", "two"):
+        result = attnbench(tmp_path, "run", *SHAPES, "--out", f"{name}.jsonl")
+        print(result.stdout, result.stderr)
+        assert result.returncode == 0
+        assert "believed" not in result.stdout + result.stderr
+    last = json.loads((tmp_path / "two.jsonl").read_text().splitlines()[-1])
+    assert last["measurements"]["busy"]["values"] == [0.0]
+
+
+def test_work_that_begins_after_the_start(tmp_path: Path) -> None:
+    """The last job looks at what others do, and the report of the run says it first; nothing is called the fastest."""
+    command = [sys.executable, "-m", "attnbench", "run", *SHAPES, "--rounds", "6", "--out", "late.jsonl"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        ends = time.monotonic() + 200
+        while not (path := tmp_path / "late.jsonl").exists() or len(path.read_text().splitlines()) < 3:
+            assert time.monotonic() < ends
+            assert process.poll() is None
+            time.sleep(0.2)
+        with other_process():
+            out, err = process.communicate(timeout=400)
+    print(out, err)
+    assert first_line(out).startswith("Nothing here can be believed: ")
+    assert "* best" not in out
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_other_gpu_of_a_host_is_free(tmp_path: Path) -> None:
+    with other_process():
+        busy, free = (
+            attnbench(tmp_path, "run", *SHAPES, "--device", f"cuda:{i}", "--out", f"{i}.jsonl") for i in (0, 1)
+        )
+    print(busy.stderr, free.stdout, free.stderr)
+    assert (busy.returncode, free.returncode) == (2, 0)
+    assert "believed" not in free.stdout + free.stderr

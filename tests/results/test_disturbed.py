@@ -1,0 +1,139 @@
+"""Other processes on the device: seen before a run, while it is measured, or in its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.analysis.summary.document import document
+from attnbench.core.machine import Device
+from attnbench.core.record import Measurement, Record, Run
+from attnbench.report.html import html_page
+from attnbench.report.markdown import render as markdown
+from attnbench.results import run_file
+from attnbench.results.cells import cells
+from attnbench.results.disturbed import disturbance, doubt
+from attnbench.results.export_rows import table_rows
+from builders import CPU, H200, case, ok, run
+
+TRAIN = ("train (pid 7)",)
+IDLE = replace(H200, busy=0.0, matmul={"bf16": 750e12})
+NONE = "Nothing here can be believed: "
+
+
+def records(**of_the_last: Any) -> list[Record]:
+    """Return two backends on two lengths, the last with changes."""
+    found = [ok(case(n), name, 300.0 + i) for n in (1024, 2048) for i, name in enumerate(("eager", "triton"))]
+    return [*found[:-1], replace(found[-1], **of_the_last)]
+
+
+def with_reading(name: str, unit: str, value: float, **more: Any) -> list[Record]:
+    measured = {**records()[-1].measurements, name: Measurement(unit, (value,) * 3)}
+    return records(measurements=measured, **more)
+
+
+def said(found: Iterable[Record], device: Device = IDLE) -> str:
+    return " ".join(doubt([run(found, device=device)]))
+
+
+@pytest.mark.parametrize(
+    ("found", "device", "why"),
+    [
+        (
+            records(),
+            replace(H200, busy=0.98, users=TRAIN),
+            "when this began (98% of its time: train (pid 7))",
+        ),
+        (records(), replace(H200, busy=0.6), "a process that cannot be named here, as in a container"),
+        (with_reading("busy", "", 0.9, others=TRAIN), IDLE, "90% of its time between cells: train (pid 7)"),
+        (with_reading("busy", "", 0.9), H200, "90% of its time between cells)"),
+        (
+            [replace(one, others=TRAIN) for one in records()],
+            IDLE,
+            "another process used the GPU meanwhile (train (pid 7))",
+        ),
+        (with_reading("ceiling_matmul", "FLOP/s", 262e12), IDLE, "262 TFLOP/s, of 750 when this began"),
+        (with_reading("ceiling_matmul", "FLOP/s", 262e12), H200, "262 TFLOP/s, of a peak of 989"),
+    ],
+)
+def test_nothing_of_a_disturbed_run_wins(found: list[Record], device: Device, why: str) -> None:
+    made = run(found, device=device)
+    whole = cells([made])
+    first, *others = document(whole, [made]).answer
+    assert first.startswith(NONE)
+    assert why in first
+    assert first.endswith(" Measure again on a free GPU.")
+    assert not any("triton" in sentence for sentence in others if "Fastest" in sentence)
+    assert not any(figure.best for grid in document(whole, [made]).blocks for figure in getattr(grid, "figures", []))
+    assert [cell.half_interval("latency") for cell in whole] == [None] * 4
+    rows = list(table_rows(whole))
+    assert all(row["disturbed"] and row["ci"] is None for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("found", "device"),
+    [
+        (records(), H200),
+        (records(), replace(H200, busy=0.01)),  # a desktop
+        (with_reading("busy", "", 0.0), IDLE),
+        (with_reading("ceiling_matmul", "FLOP/s", 700e12), IDLE),
+        (with_reading("ceiling_matmul", "FLOP/s", 400e12, limits=("thermal",)), IDLE),  # which says why
+        (
+            with_reading("ceiling_matmul", "FLOP/s", 390e12),
+            replace(H200, busy=0.0),
+        ),  # a locked clock
+        (with_reading("ceiling_matmul", "FLOP/s", 1e12), replace(CPU, matmul={"bf16": 9e12})),
+        ([replace(one, others=TRAIN) for one in with_reading("busy", "", 0.0)], IDLE),  # who holds memory, all along
+        (records(), replace(CPU, busy=0.7)),
+    ],
+)
+def test_a_quiet_run_is_not_accused(found: list[Record], device: Device) -> None:
+    made = run(found, device=device)
+    assert doubt([made]) == ()
+    assert not any(cell.is_disturbed for cell in cells([made]))
+    assert {row["disturbed"] for row in table_rows(cells([made]))} == {""}
+
+
+def test_a_visitor_costs_the_cells_beside_which_it_was() -> None:
+    found = records(others=TRAIN)
+    assert said(found) == (
+        "1 of 4 figures cannot be believed: another process used the GPU meanwhile (train (pid 7)). "
+        "Measure again on a free GPU."
+    )
+    assert [cell.is_disturbed for cell in cells([run(found, device=IDLE)])] == [False, False, False, True]
+
+
+def test_of_several_runs_those_are_counted() -> None:
+    runs = [run(records(), device=IDLE), run(records(), device=replace(H200, busy=0.5))]
+    (first,) = doubt(runs)
+    assert first.startswith("Nothing of 1 run of 2 can be believed (2026-07-01 10:00): another process used cuda:0")
+
+
+def test_a_loaded_cpu_is_said_and_its_figures_still_count() -> None:
+    made = run(records(), device=replace(CPU, busy=1.4))
+    assert doubt([made]) == (
+        "Figures here are doubtful: other work loaded the CPU when this began (work for 140% of its cores).",
+    )
+    assert disturbance(made) == ""
+
+
+def test_each_renderer_has_it_first() -> None:
+    made = run(records(), device=replace(H200, busy=0.98))
+    shown = document(cells([made]), [made])
+    assert markdown(shown).lstrip("# \n").startswith(f"**{NONE}")
+    page = html_page.render(shown)
+    assert 0 < page.index(NONE) < page.index("4 cells: 4 measured")
+
+
+def test_the_run_file_holds_it_and_older_files_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    made: Run = run([], device=replace(H200, busy=0.98, users=TRAIN))
+    run_file.RunFile.create(path, made).close()
+    device = run_file.read(path)[0].environment.device
+    assert (device.busy, device.users) == (0.98, TRAIN)
+    path.write_text(path.read_text().replace(',"busy":0.98,"users":["train (pid 7)"]', ""))
+    assert run_file.read(path)[0].environment.device.busy is None

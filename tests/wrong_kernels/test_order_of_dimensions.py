@@ -1,0 +1,52 @@
+"""A function that takes (batch, nheads, seqlen, headdim) tensors: wrong or failed, with what would make it right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from measuring_device import MeasuringDevice, case
+from right_attention import attention
+from torch import Tensor
+
+TODO = 'it is right on (batch, nheads, seqlen, headdim) tensors: if it takes those, add own.order = "bhsd" to its file'
+
+
+def heads_first(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options).transpose(1, 2)
+
+
+def demands_its_shape(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    if q.shape[1] % k.shape[1] or q.shape[1] > 8:
+        raise ValueError(f"{q.shape[1]} query heads")
+    return heads_first(q, k, v, **options)
+
+
+def wrong_anyhow(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return 2 * heads_first(q, k, v, **options)
+
+
+def declared(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return heads_first(q, k, v, **options)
+
+
+declared.order = "bhsd"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_a_function_that_says_its_order_is_right(steady_cpu: MeasuringDevice, direction: str) -> None:
+    record = steady_cpu.measure(declared, case(direction, causal=True, seqlen_k=96))
+    assert record.status == "ok", record.reason
+
+
+@pytest.mark.parametrize(("kernel", "status"), [(heads_first, "wrong"), (demands_its_shape, "failed")])
+def test_a_function_in_another_order_is_told_so(steady_cpu: MeasuringDevice, kernel: Any, status: str) -> None:
+    record = steady_cpu.measure(kernel, case(nheads_k=4, causal=True))
+    assert record.status == status
+    assert str(record.reason).endswith(TODO)
+
+
+def test_a_function_that_is_wrong_in_both_orders_is_not(steady_cpu: MeasuringDevice) -> None:
+    record = steady_cpu.measure(wrong_anyhow, case(nheads_k=4))
+    assert record.status == "wrong"
+    assert "tensors" not in str(record.reason)
