@@ -47,8 +47,6 @@ BAD_OPTIONS = {
     "--lengths=4k+1k --batch=3 --tokens=4k": "--lengths: a list has every length of the batch; leave out --batch and ",
     "--model=llama-3.1-8b --phase=decode --tokens=4k": "--tokens: --phase decode is of a number of sequences",
     "--out=x.jsonl --html=x.jsonl": "--format html=x.jsonl: that is the name of a run file",
-    "--min-samples=0": "--min-samples: 0 is not a whole number of at least 1",
-    "--min-samples=5000": "--min-samples: 5000 is more than max_samples, 1000",
     "--timer=event": "--timer: unknown 'event'; did you mean \"events\"?",
     # words
     "--time_limit=3s": "no such option: --time_limit (did you mean --time-limit?); ",
