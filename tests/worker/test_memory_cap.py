@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import shared_memory
 from attnbench.core.case import Case, Shape
 from attnbench.core.record import Forecast, Job
 from attnbench.worker import memory_cap
+from needs_ray import needs_shared_memory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts memory on Linux only")
 
@@ -66,9 +66,9 @@ for name in sys.argv[2:]:
 """
 
 
-@shared_memory.needed
 def test_a_kernel_that_takes_all_memory(tmp_path: Path) -> None:
     """One process runs all, so each cap must be gone after its job, and the worker must have its memory back."""
+    needs_shared_memory()
     (tmp_path / "mine.py").write_text(MINE)
     names = ("takes_all", "takes_all_in_python", "takes_all_in_a_child", "plain")
     done = subprocess.run(

@@ -18,16 +18,21 @@ from attnbench.core.formats import digits, percent
 from attnbench.core.sizes import format_size
 from attnbench.core.text import count, listed, some
 from attnbench.results import case_names
+from attnbench.results.disturbed import doubt
 
 OWN = "each machine's own fastest backend"
 MOST_NAMED = 3  # backends that a machine lacks, and kinds of cases whose longest context is told
 
 
 def answer(c: Comparison) -> list[str]:
-    """Return what a buyer wants to know first, in a sentence each: speed, money and power, the longest context."""
+    """Return what a buyer wants to know first, in a sentence each: speed, money and power, the longest context.
+
+    Before them stands whether other processes used a GPU meanwhile.
+    """
+    disturbed = doubt([file.run for machine in c.machines for file in machine.files])
     if c.one_model:
-        return [*filter(None, [_one_model(c), "" if c.one_setup else _speed(c), _no_prices(c)])]
-    return [*filter(None, [_speed(c), _money(c), _longest(c)])]
+        return [*disturbed, *filter(None, [_one_model(c), "" if c.one_setup else _speed(c), _no_prices(c)])]
+    return [*disturbed, *filter(None, [_speed(c), _money(c), _longest(c)])]
 
 
 def ratio_text(ratio: Ratio | None) -> str:
