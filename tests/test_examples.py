@@ -13,6 +13,7 @@ import contextlib
 import glob
 import gzip
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -218,14 +219,17 @@ def test_an_example_that_measures_runs_in_short(folder: Path, example: Example, 
     options = _options(example.arguments)
     own_code = example.file == "README.md" and any(".py:" in word for word in example.arguments)
     if own_code:
-        options += _options(("--device", "cpu", "--dtype", "fp32", "--headdim", "16", "--batch", "1", "--pass", "fwd"))
-        options.append(["--seqlen", "64"])
+        short = ["--device", "cpu", "--dtype", "fp32", "--headdim", "16", "--batch", "1", "--pass", "fwd"]
+        short += ["--seqlen", "64"]
     else:
         options = [option for option in options if option[0] not in ("-b", "--backend")]
         chunk = any(word == ["--seqlen-q", "2k"] for word in options)
-        options += _options(("--device", "fake", "-b", "fake", "--seqlen", "4k" if chunk else "256"))
+        short = ["--device", "fake", "-b", "fake"]
+        if not any(word[0] == "--lengths" and re.search(r"\d", word[1]) for word in options):  # a list has them all
+            short += ["--seqlen", "4k" if chunk else "256"]
     if "--dry-run" not in example.arguments:
-        options.append(["--out", str(tmp_path / "run.jsonl")])
+        short += ["--out", str(tmp_path / "run.jsonl")]
+    options = [option for option in options if option[0] not in short or option[0] == "-b"] + _options(tuple(short))
     with inside(folder), contextlib.nullcontext() if own_code else simulated():
         done = invoke(tuple(word for option in options for word in option))
     assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, live, one_of, read_runs, tell
+from attnbench.commands.shared import command_line, ends_with_its_reader, live, one_of, read_runs, results_line, tell
 from attnbench.core.case import DIRECTIONS, DTYPES
 from attnbench.core.errors import UserError
 
@@ -204,8 +204,8 @@ def _searched(
                 settings, search, device, time_limit, tuple(python), out, dry_run, command_line(), allow_busy
             )
             ended = searches.search_capacity(request, line.say)
-    if ended.path:
-        tell(f"Results: {ended.path}")
+    if not dry_run:
+        tell(results_line(ended.path))
     if ended.interrupt:
         tell(f"attnbench: interrupted; attnbench capacity --resume {ended.path} goes on")
     return ended.run, ended.interrupt

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, jobs_left, live, read_runs, tell
+from attnbench.commands.shared import command_line, ends_with_its_reader, jobs_left, live, read_runs, results_line, tell
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
 
 if TYPE_CHECKING:
@@ -166,8 +166,8 @@ def _measured(
     )
     with live(RunProgress, "anything was measured") as progress:
         outcome = runs.run_suite(request, progress)
-    if outcome.path:
-        tell(f"Results: {outcome.path}")
+    if not dry_run:
+        tell(results_line(outcome.path))
         if left := jobs_left(outcome.run):
             again = f"attnbench run --resume {outcome.path}, then attnbench claims {outcome.path}"
             tell(f"{left}; to measure what is left: {again}")

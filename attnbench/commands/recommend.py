@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, live, read_runs, tell
+from attnbench.commands.shared import command_line, ends_with_its_reader, live, read_runs, results_line, tell
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, UserError
 
 if TYPE_CHECKING:
@@ -158,8 +158,7 @@ def _measured(
     )
     with live(RunProgress, "anything was measured") as progress:
         outcome = runs.run_suite(request, progress)
-    if outcome.path:
-        tell(f"Results: {outcome.path}")
+    tell(results_line(outcome.path))
     if outcome.exit_code in EXIT_BY_SIGNAL:
         tell(f"Interrupted; attnbench run --resume {outcome.path} goes on, attnbench recommend {outcome.path} follows")
         if not any(record.status == "ok" for record in outcome.run.records):

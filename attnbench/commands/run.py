@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, jobs_left, live
+from attnbench.commands.shared import command_line, ends_with_its_reader, jobs_left, live, results_line
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_WRONG_RESULT
 
 if TYPE_CHECKING:
@@ -198,8 +198,7 @@ def _epilogue(console: Console, outcome: Outcome) -> None:
     console.print()
     if line := forecast_line(outcome.run):
         console.print(printable(line), markup=False, style="dim")
-    results = f"Results: {outcome.path}" if outcome.path else "No run file was written: there was nothing to measure."
-    console.print(printable(results), markup=False, soft_wrap=True)
+    console.print(printable(results_line(outcome.path)), markup=False, soft_wrap=True)
     if left := jobs_left(outcome.run):
         if outcome.exit_code in EXIT_BY_SIGNAL:
             console.print(f"Interrupted; what was measured is kept. Go on with the {left}:")

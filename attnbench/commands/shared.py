@@ -37,6 +37,11 @@ def tell(line: str) -> None:
     print(no_command(printable(line)), file=sys.stderr)
 
 
+def results_line(path: Path | None) -> str:
+    """Return where the results of a run are; without a file there was nothing to measure."""
+    return f"Results: {path}" if path else "No run file was written: there was nothing to measure."
+
+
 def jobs_left(run: Run) -> str:
     """Return what a run has not measured but could: "2 jobs left (forecast 3m05s)"; "" where nothing is left."""
     from attnbench.core.sizes import format_duration

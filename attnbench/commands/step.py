@@ -19,6 +19,7 @@ from attnbench.commands.shared import (
     live,
     one_of,
     read_runs,
+    results_line,
     tell,
 )
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
@@ -220,8 +221,8 @@ def _measured(
     )
     with live(RunProgress, "anything was measured") as progress:
         outcome = runs.run_suite(request, progress)
-    if outcome.path:
-        tell(f"Results: {outcome.path}")
+    if not dry_run:
+        tell(results_line(outcome.path))
         if left := jobs_left(outcome.run):
             again = f"attnbench run --resume {outcome.path}, then attnbench step {outcome.path}"
             tell(f"{left}; to measure what is left: {again}")

@@ -199,21 +199,6 @@ def parsed(axes: Axes) -> dict[str, Sequence[Any]]:
     return {name: AXES[name].parse(value) for name, value in given if value is not None}
 
 
-def check_contradictions(axes: Axes) -> None:
-    """Raise UserError where a window says the opposite of the mask beside it.
-
-    Axes of a suite and options are checked apart: an option may well replace what a suite says.
-    """
-    given = parsed(axes)
-    causal = {*given.get("causal", ())}
-    for left, right in (window for window in given.get("window", ()) if window):
-        written = _window_text((left, right))
-        if causal == {False} and right == 0:
-            raise UserError(f"window: {written} sees no later key, which is causal; leave out --full, or give another")
-        if causal == {True} and right != 0 and right != left:
-            raise UserError(f"window: {written} sees later keys, and causal does not; write {_window_text((left, 0))}")
-
-
 _PRODUCT = (  # the order in which cases come
     *("dtype", "headdim", "band", "mask", "softcap", "sink", "alibi", "dropout", "layout", "data"),
     *("page_size", "cache_dtype", "append", "latent", "softmax_scale", "step", "ranks", "direction"),

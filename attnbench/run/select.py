@@ -34,7 +34,7 @@ def select_backends(patterns: Sequence[str], ranks: int = 1) -> dict[str, str]:
     Patterns, and the word "all", match all backends except simulated and approximate ones, which must be named. If all
     patterns leave something out, they leave it out of these. Before a backend of one device, own code too, "ulysses-"
     makes it one of several. `ranks`: the fewest devices that any case is split over. Raises UserError for a pattern
-    that matches nothing, for a backend that is named twice, and where none can split a sequence over so many devices.
+    that matches nothing, for own code that is named twice, and where none can split a sequence over so many devices.
     """
     available = backends.available()
     usual = [name for name in available if name not in backends.NOT_BY_DEFAULT]
@@ -48,14 +48,12 @@ def select_backends(patterns: Sequence[str], ranks: int = 1) -> dict[str, str]:
         raise UserError("--backend: no name is given; leave it out for every backend that works here")
     if all(p.startswith("!") for p in wanted):
         chosen = {name: known[name] for name in usual}
-    for number, pattern in enumerate(wanted):
-        if pattern in known and pattern in wanted[:number]:
-            raise _twice(pattern)
+    for pattern in wanted:
         if ":" in pattern or pattern.endswith(".py"):
             for text in sweep(pattern):
                 one = _parsed(text)
                 if one.key in own:
-                    raise _twice(text)
+                    raise UserError(f"--backend: {text} is named twice, and would be measured once; name it once")
                 own[one.key] = one
                 chosen[one.key] = one.spec
             continue
@@ -78,10 +76,6 @@ def select_backends(patterns: Sequence[str], ranks: int = 1) -> dict[str, str]:
         raise UserError(f"ranks: {what} on one device, not on {ranks}; give -b 'ring-*,ulysses-*', or 1 rank")
     names = _names(own, known)
     return {names.get(name, name): spec for name, spec in chosen.items()}
-
-
-def _twice(name: str) -> UserError:
-    return UserError(f"--backend: {name} is named twice, and would be measured once; name it once")
 
 
 def _is_of_one_device(name: str, spec: str) -> bool:

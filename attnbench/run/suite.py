@@ -49,19 +49,7 @@ from attnbench.core.policy import INSTRUMENTS, Policy
 from attnbench.core.sizes import format_size, parse_duration, parse_size
 from attnbench.core.text import count, shortened
 from attnbench.run import yaml_file
-from attnbench.run.axes import (
-    FORWARD_ONLY,
-    LATENT,
-    STRICT,
-    Axes,
-    Item,
-    Text,
-    check_contradictions,
-    expand,
-    matches,
-    overlay,
-    parsed,
-)
+from attnbench.run.axes import FORWARD_ONLY, LATENT, STRICT, Axes, Item, Text, expand, matches, overlay, parsed
 from attnbench.run.model_axes import FIXED, check_not_both, model_axes
 from attnbench.run.shipped_suites import shipped_suites
 
@@ -170,8 +158,6 @@ def parse_suite(data: Mapping[str, Any], where: str) -> Suite:
             _policy(settings.policy)
             if settings.time_limit is not None:
                 parse_duration(settings.time_limit, "time_limit")
-        for axes in (suite.axes, suite.on_cpu.axes, *suite.cases):
-            check_contradictions(axes)
         for axes in suite.exclude:
             parsed(axes)
         for axes in (Axes(), suite.on_cpu.axes, *suite.cases):
@@ -201,12 +187,11 @@ def parse_options(options: Mapping[str, Any]) -> Settings:
     settings = Settings.model_validate({**given, "axes": axes, "policy": policy})
     try:
         parsed(settings.axes)
-        check_contradictions(settings.axes)
     except UserError as error:  # which names the axis
         raise UserError(f"--{error}") from None
     if settings.tokens is not None:
         parse_size(str(settings.tokens), "--tokens")
-    _check_batch(settings)
+    _check_together(settings)
     if settings.tp is not None and settings.tp < 1:
         raise UserError(f"--tp: {settings.tp} is not at least 1")
     if settings.time_limit is not None:
@@ -214,12 +199,17 @@ def parse_options(options: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def _check_batch(given: Settings) -> None:
-    """Raise UserError for options that are given beside one that sets the whole batch already."""
-    axes = given.axes
+def _check_together(given: Settings) -> None:
+    """Raise UserError for options of which one says nothing beside another, or the opposite.
+
+    What a suite says is no contradiction: options replace it.
+    """
+    axes, values = given.axes, parsed(given.axes)
+    if axes.causal is False and any(window and window[1] == 0 for window in values.get("window", ())):
+        raise UserError("--window: one with 0 to the right sees no later key, which is causal; leave out --full")
     sizes = {"batch": axes.batch, "tokens": given.tokens, "seqlen": axes.seqlen, "seqlen-q": axes.seqlen_q}
     others = [f"--{name}" for name, size in sizes.items() if size is not None]
-    lengths = parsed(axes).get("lengths", ())
+    lengths = values.get("lengths", ())
     if others and lengths and all(of and of.fixed for of in lengths):
         raise UserError(f"--lengths: a list has every length of the batch; leave out {' and '.join(others)}")
     if given.phase in ("decode", "mixed") and given.tokens is not None:

@@ -1,28 +1,21 @@
-"""What `attnbench compare` prints: speeds, rates, power and money, with their intervals (docs/compare.md).
-
-A machine is the files of one model of device with one power limit. A ratio of speeds is exp(L_A - L_B), with L = sum of
-w log t over the cells that count.
-"""
+"""What `attnbench compare` prints: speeds, rates, power and money, with their intervals (docs/compare.md)."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import latency, work
 from .audit import Audit, printed
-from .device import NORMAL, Spread, peak, spread
-from .latency import MEDIAN, Figure, Prior
+from .device import peak
+from .machines import Machine, machine_of, machines
 from .names import headdim, mask
-from .raw import Cell, Key, Record, RunFile, cells_of, middle, over_rounds, read, samples
-
-OWN_KERNELS = ("triton", "gluon")  # attnbench's, whose version holds its commit
-Weights = Mapping[Key, float]
+from .ratios import Ratio, equal, speed_ratio
+from .raw import Cell, Key, middle, over_rounds, samples
 
 
 @dataclass(frozen=True)
@@ -42,224 +35,6 @@ class Scenario:
     options: tuple[str, ...] = ()
     prices: Mapping[str, Price] = field(default_factory=dict)
     energy_price: float = 0.0  # of a kWh, times the PUE
-
-
-# ---- Which files are one machine, and which rounds count.
-
-
-def machine_of(file: RunFile) -> tuple[Any, ...]:
-    """Return what is alike in the files of one machine: the model of device, its power limit, the way of timing."""
-    device, policy = file.device, file.head["policy"]
-    told = (device["kind"], device["name"], device["memory"], device.get("threads"))
-    limit = file.head["environment"].get("power_limit_w")
-    return (*told, limit, policy.get("timer", "events"), policy.get("l2", "cold"))
-
-
-def version(file: RunFile, record: Record) -> tuple[int, str]:
-    """Return the measuring method of a record and the version of its backend."""
-    found = record.get("version") or file.head.get("versions", {}).get(record["backend"], "")
-    if record["backend"].split("-")[-1] in OWN_KERNELS:
-        environment = file.head["environment"]
-        found = f"{found}, attnbench {environment.get('attnbench', '')} {environment.get('git', '')}"
-    return file.method, found
-
-
-def versions_that_count(files: Iterable[RunFile]) -> dict[Key, tuple[int, str]]:
-    """Return of each cell with a figure or a wrong result the newest method, and its version that came last."""
-    found: dict[Key, tuple[int, str, tuple[int, str]]] = {}
-    for file in files:
-        for record in file.records:
-            if record["status"] in ("ok", "wrong", "wrong-kernel"):
-                key = record["case"].key, record["backend"]
-                this = file.method, file.head["started"], version(file, record)
-                found[key] = max(found.get(key, this), this)
-    return {key: of for key, (_, _, of) in found.items()}
-
-
-def pooled(files: Sequence[RunFile]) -> dict[Key, Cell]:
-    """Return the cells of the files of one machine. The rounds of a file follow those of the file before it."""
-    count = versions_that_count(files)
-    found: dict[Key, Cell] = {}
-    first = 0
-    for file in files:
-        after = first
-        kept = [r for r in file.records if count.get((r["case"].key, r["backend"])) in (None, version(file, r))]
-        for key, cell in cells_of(kept, first).items():
-            joined = found.setdefault(key, Cell(cell.case, cell.backend))
-            joined.rounds |= cell.rounds
-            joined.card_of |= dict.fromkeys(cell.rounds, file.card)
-            after = max(after, *(number + 1 for number in cell.rounds))
-        first = after
-    return found
-
-
-class Machine:
-    """The files of one machine, with the figures of its cells."""
-
-    def __init__(self, files: Sequence[RunFile], beside: Iterable[RunFile]) -> None:
-        self.files, self.cells = files, pooled(files)
-        self.spread: Spread = spread(files[0])
-        self.spans = latency.timed_by_span(record for file in beside for record in file.records)
-        self.approximate = {r["backend"] for file in files for r in file.records if r.get("approximation")}
-        count = versions_that_count(files)
-        by_method: dict[int, list[Cell]] = defaultdict(list)
-        for key, cell in self.cells.items():
-            by_method[count[key][0] if key in count else 0].append(cell)
-        self.figures: dict[str, dict[Key, Figure]] = {"latency": {}, "sustained": {}, "joules": {}}
-        for cells in by_method.values():
-            prior = latency.common_prior(cells, self.spans, self.spread)
-            for cell in cells:
-                self._add(cell, prior)
-
-    def _add(self, cell: Cell, prior: Prior) -> None:
-        found = {
-            "latency": latency.latency(cell, self.spans, self.spread, prior),
-            "sustained": latency.sustained(cell, self.spread, prior),
-            "joules": latency.joules(cell, self.spread, prior),
-        }
-        for name, one in found.items():
-            if one:
-                self.figures[name][cell.key] = one
-
-    def fastest(self, what: str, among: Collection[Key]) -> dict[str, Key]:
-        """Return case -> the cell of the least time; none where that is hardly known."""
-        best: dict[str, Key] = {}
-        for key in self.figures[what]:
-            if key in among and key[1] not in self.approximate:
-                best[key[0]] = min(best.get(key[0], key), key, key=lambda k: self.figures[what][k].value)
-        return {case: key for case, key in best.items() if not self.figures[what][key].is_hardly_known}
-
-    def watts(self, key: Key) -> float | None:
-        return over_rounds(self.cells[key], lambda record: middle(record, "sustained_power"))
-
-    def tflops(self, key: Key, what: str = "latency") -> float:
-        """Return TFLOP/s, with several ranks of each."""
-        case = self.cells[key].case
-        return self.figures[what][key].rate(work.flops(case) / case.ranks / 1e12)
-
-    def gbps(self, key: Key, what: str = "latency") -> float:
-        case = self.cells[key].case
-        return self.figures[what][key].rate(work.ideal_bytes(case) / case.ranks / 1e9)
-
-
-def machines(paths: Iterable[Path]) -> list[Machine]:
-    """Return the machines of run files; where all are of one model, each file is one."""
-    files = [read(path) for path in paths]
-    groups: dict[tuple[Any, ...], list[RunFile]] = {}
-    for file in files:
-        groups.setdefault(machine_of(file), []).append(file)
-    joined = [*groups.values()] if len(groups) > 1 else [[file] for file in files]
-    return [Machine(group, files) for group in joined]
-
-
-# ---- Ratios and their intervals.
-
-
-@dataclass(frozen=True)
-class Ratio:
-    value: float
-    low: float | None
-    high: float | None
-
-    def times(self, by: float) -> Ratio:
-        low, high = (None if end is None else end * by for end in (self.low, self.high))
-        return Ratio(self.value * by, low, high)
-
-
-def equal(keys: Collection[Key]) -> Weights:
-    return dict.fromkeys(keys, 1 / len(keys))
-
-
-def speed_ratio(
-    home: Machine,
-    ours: Weights,
-    other: Machine,
-    theirs: Weights,
-    what: str,
-    value: float | None = None,
-    interpolation: float = 0.0,
-) -> Ratio:
-    """Return how many times as fast `other` is as `home`. `value` is the ratio, where it is not that of the means."""
-    if home is other:
-        return Ratio(1.0, 1.0, 1.0)
-    if value is None:
-        logs = [
-            sum(w * math.log(m.figures[what][k].value) for k, w in of.items())
-            for m, of in ((home, ours), (other, theirs))
-        ]
-        value = math.exp(logs[0] - logs[1])
-    parts = [
-        part(m, of, what)
-        for part in (rounds_part, processes_part, samples_part)
-        for m, of in ((home, ours), (other, theirs))
-    ]
-    half = math.hypot(*parts, cards_part((home, ours), (other, theirs), what=what), interpolation)
-    if math.isinf(half):
-        return Ratio(value, None, None)
-    return Ratio(value, value * math.exp(-half), value * math.exp(half))
-
-
-def by_card(machine: Machine, key: Key, what: str) -> dict[Any, list[int]]:
-    found: dict[Any, list[int]] = defaultdict(list)
-    for number in machine.figures[what][key].rounds:
-        found[machine.cells[key].card_of[number]].append(number)
-    return found
-
-
-def is_of_a_report(machine: Machine, weights: Weights, key: Key, what: str) -> bool:
-    """Whether a cell has the uncertainty of a report: it is alone, of one card, and has several rounds."""
-    return len(weights) == len(by_card(machine, key, what)) == 1 and len(machine.figures[what][key].rounds) > 1
-
-
-def rounds_part(machine: Machine, weights: Weights, what: str) -> float:
-    """Return t(d) times the root of the sum of e_r^2, where e_r is by how much round r, a process, moves L."""
-    moves: dict[Any, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for key, weight in weights.items():
-        one = machine.figures[what][key]
-        if is_of_a_report(machine, weights, key, what):
-            return math.inf if one.half is None else weight * one.half
-        n = len(one.rounds)
-        for card, numbers in by_card(machine, key, what).items():
-            m = len(numbers)
-            if m > 1:
-                mean = statistics.fmean(math.log(one.rounds[number]) for number in numbers)
-                by = (MEDIAN if n > 2 else 1) * weight / n * math.sqrt(m / (m - 1))
-                for number in numbers:
-                    moves[card][number] += by * (math.log(one.rounds[number]) - mean)
-    freedom = sum(len(of) - 1 for of in moves.values())
-    return latency.student(freedom) * math.hypot(*(e for of in moves.values() for e in of.values())) if moves else 0.0
-
-
-def processes_part(machine: Machine, weights: Weights, what: str) -> float:
-    """Return 1.96 p sqrt(sum of v^2): v is what a backend's cells of a round without another on its card have of L."""
-    shares: dict[tuple[int, str], float] = defaultdict(float)
-    for key, weight in weights.items():
-        if is_of_a_report(machine, weights, key, what):
-            continue
-        for numbers in by_card(machine, key, what).values():
-            if len(numbers) == 1:
-                shares[numbers[0], key[1]] += weight / len(machine.figures[what][key].rounds)
-    return NORMAL * machine.spread.processes * math.hypot(*shares.values())
-
-
-def samples_part(machine: Machine, weights: Weights, what: str) -> float:
-    """Return what the samples of cells with a single round leave open."""
-    alone = ((w, machine.figures[what][k]) for k, w in weights.items())
-    return math.hypot(*(math.inf if one.alone is None else w * one.alone for w, one in alone if len(one.rounds) == 1))
-
-
-def cards_part(*sides: tuple[Machine, Weights], what: str) -> float:
-    """Return 1.96 sqrt(sum over cards of (u (w_A - w_B))^2): a card moves all its cells alike."""
-    moved: dict[Any, float] = defaultdict(float)
-    for sign, (machine, weights) in zip((1, -1), sides, strict=True):
-        for key, weight in weights.items():
-            for card, numbers in by_card(machine, key, what).items():
-                share = len(numbers) / len(machine.figures[what][key].rounds)
-                moved[card] += sign * machine.spread.cards * weight * share
-    return NORMAL * math.hypot(*moved.values())
-
-
-# ---- What a comparison shows.
 
 
 def geomean(values: Sequence[float | None]) -> float | None:
@@ -308,7 +83,7 @@ def check(
 ) -> tuple[dict[str, Any], Sequence[Machine], Sequence[Figures], Sequence[Offer | None]]:
     """Compare all figures of a comparison with those that are computed here, and return both."""
     said = printed("compare", *paths, *scenario.options)
-    found = _in_order(said, machines(paths))
+    found = in_order(said, machines(paths))
     where = f"compare {' '.join(path.name.partition('-nvidia')[0] for path in paths)}"
     figures = all_figures(found)
     audit.same(where, "kinds of figures", len(said["figures"]), len(figures))
@@ -331,7 +106,7 @@ def check(
     return said, found, figures, costs
 
 
-def _in_order(said: dict[str, Any], found: Sequence[Machine]) -> list[Machine]:
+def in_order(said: dict[str, Any], found: Sequence[Machine]) -> list[Machine]:
     """Return the machines in the order in which they are printed, by the names of their files."""
     names = {frozenset(file.path.name for file in machine.files): machine for machine in found}
     return [names[frozenset(row["files"])] for row in said["machines"]]
@@ -347,12 +122,7 @@ def machine_figures(found: Sequence[Machine], of: Figures, i: int, costs: Sequen
     shares = [_share(machine, key, of.what) for key in computing]
     watts = geomean([machine.watts(key) if of.what == "sustained" else None for key in keys])
     speed = ratio(found, of, i, of.chosen[0])
-    rate, home, offer = tflops or gbps, costs[0], costs[i]
-    money = worth = hour = None
-    if home and offer and offer.is_own:
-        hour, money = offer.hour, speed.times(home.hour / offer.hour)
-    if home and offer and i:
-        worth = Ratio(*(end and offer.price_at(end * home.hour) for end in (speed.value, speed.low, speed.high)))
+    rate, hour = tflops or gbps, costs[i].hour if costs[i] and costs[i].is_own else None
     return {
         "tflops": tflops,
         "gbps": gbps,
@@ -361,14 +131,13 @@ def machine_figures(found: Sequence[Machine], of: Figures, i: int, costs: Sequen
         "tflops_per_watt": tflops / watts if tflops and watts and not gbps else None,
         "bought": rate * 3.6 / hour if rate and hour else None,
         "bought_of_decode": gbps * 3.6 / hour if gbps and hour else None,
-        **_ends("ratio", speed),
-        **_ends("per_watt_ratio", _per_watt(found, of, i, speed, watts)),
-        **_ends("money_ratio", money),
-        **_ends("worth_below", worth),
+        **ends("ratio", speed),
+        **ends("per_watt_ratio", _per_watt(found, of, i, speed, watts)),
+        **money(speed, i, costs),
     }
 
 
-def _ends(name: str, of: Ratio | None) -> dict[str, float | None]:
+def ends(name: str, of: Ratio | None) -> dict[str, float | None]:
     found = (of.value, of.low, of.high) if of else (None, None, None)
     return dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))
 
@@ -399,7 +168,7 @@ def _check_kinds(audit: Audit, where: str, found: Sequence[Machine], of: Figures
         cases = kinds.get(group["name"], [])
         audit.same(f"{where}, {group['name']}", "cases of a kind", group["cases"], len(cases))
         for i, shown in enumerate(group["ratios"].values()):
-            for name, value in _ends("ratio", ratio(found, of, i, cases)).items():
+            for name, value in ends("ratio", ratio(found, of, i, cases)).items():
                 audit.same(f"{where}, {group['name']}", f"{name} of a kind", shown[name], value)
 
 
@@ -437,7 +206,7 @@ def _cell(found: Sequence[Machine], machine: Machine, key: Key, fastest: Mapping
         told["memory_peak"] = over_rounds(cell, lambda r: max(samples(r, "memory_peak"), default=None))
         if key in found[0].figures["latency"]:
             speed = speed_ratio(found[0], {key: 1.0}, machine, {key: 1.0}, "latency")
-    return told | _ends("ratio", speed)
+    return told | ends("ratio", speed)
 
 
 def _check_missing(audit: Audit, where: str, found: Sequence[Machine], said: dict[str, Any]) -> None:
@@ -499,14 +268,27 @@ class Offer:
         return (hour - self.energy) * self.price.hours
 
 
-def offers(scenario: Scenario, found: Sequence[Machine], main: Figures) -> list[Offer | None]:
-    """Return what each machine costs; None where the reference has no price. One model has one price, so none."""
+def money(speed: Ratio, i: int, costs: Sequence[Offer | None]) -> dict[str, float | None]:
+    """Return what a machine gives for the money, and the price below which it gives more than the reference."""
+    home, offer = costs[0], costs[i]
+    gives = speed.times(home.hour / offer.hour) if home and offer and offer.is_own else None
+    worth = None
+    if home and offer and i:
+        worth = Ratio(*(end and offer.price_at(end * home.hour) for end in (speed.value, speed.low, speed.high)))
+    return {**ends("money_ratio", gives), **ends("worth_below", worth)}
+
+
+def offers(scenario: Scenario, found: Sequence[Machine], main: Figures | None) -> list[Offer | None]:
+    """Return what each machine costs; None where the reference has no price. One model has one price, so none.
+
+    `main` are the figures whose watts a purchase pays for.
+    """
     own = [next((p for word, p in scenario.prices.items() if word in m.files[0].device["name"]), None) for m in found]
     if not own[0] or len({machine_of(machine.files[0]) for machine in found}) == 1:
         return [None] * len(found)
     made: list[Offer | None] = []
     for i, price in enumerate(own):
-        watts = geomean([found[i].watts(key) for key in main.chosen[i].values()]) or 0.0
+        watts = (geomean([found[i].watts(key) for key in main.chosen[i].values()]) if main else None) or 0.0
         paid = price or own[0]
         made.append(Offer(paid, watts / 1000 * scenario.energy_price if paid.bought else 0.0, bool(price)))
     return made

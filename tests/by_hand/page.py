@@ -210,7 +210,7 @@ def _relative(page: Page, cell: Cell) -> list[float]:
 
 
 def _check_titles(audit: Audit, name: str, rows: list[Row], cells: list[Cell]) -> None:
-    """Compare titles with cases: one case a title, and one row a title and backend."""
+    """Compare titles with cases: one case a title, in words, and one row a title and backend."""
     cases: dict[str, set[str]] = defaultdict(set)
     for row, cell in zip(rows, cells, strict=True):
         cases[row["shape"]].add(cell.case.key)
@@ -218,6 +218,8 @@ def _check_titles(audit: Audit, name: str, rows: list[Row], cells: list[Cell]) -
     audit.same(f"{name}: page", "rows of one title and backend", twice, 0)
     for shape, found in cases.items():
         audit.same(f"{name}: page, {shape}", "cases of one title", len(found), 1)
+        in_words = not any(key[:8] in shape for key in found)
+        audit.same(f"{name}: page, {shape}", "titles without the hash of a case", in_words, True)
 
 
 def _check_marks(audit: Audit, name: str, page: Page, rows: list[Row], cells: list[Cell]) -> None:

@@ -17,9 +17,10 @@ from pathlib import Path
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from by_hand import comparison, page, ranking, sentences
+from by_hand import comparison, page, ranking, requests, sentences
 from by_hand.audit import Audit
 from by_hand.comparison import Price, Scenario
+from by_hand.requests import Asked
 
 RESULTS = Path(__file__).parents[2] / "results"
 YEARS = 365.25 * 24  # hours of a year
@@ -42,13 +43,17 @@ SCENARIOS = (
     Scenario(("20261125-144815-approximate-nvidia-h200", "20261123-165707-approximate-nvidia-h100")),
     Scenario(("20261126-062025-several-gpus-nvidia-h200", "20261126-141244-several-gpus-nvidia-h200")),
     Scenario(("20261126-060421-step-nvidia-h200", "20261124-025920-step-nvidia-h100")),
-    # Five rounds of one card, one of another: a machine of several files
+    # Five rounds of one card
+    Scenario(("ci-experiment/shipped", "20261123-140542-default-nvidia-h100")),
+    # Two runs of one card
+    Scenario(("20261121-141028-default-nvidia-h200", "20261121-141425-default-nvidia-h200")),
+    # A machine of several files, cards, methods and versions
     Scenario(
         (
+            "20261121-141425-default-nvidia-h200",
+            "20261121-141028-default-nvidia-h200",
             "ci-experiment/shipped",
             "20261123-141253-default-nvidia-h200",
-            "20261121-141028-default-nvidia-h200",
-            "20261121-141425-default-nvidia-h200",
             "20261123-140542-default-nvidia-h100",
         ),
         ("--price", "h200=3.40/h"),
@@ -56,10 +61,29 @@ SCENARIOS = (
     ),
 )
 
-# Of these `recommend` and charts as well, which steps of whole models lack. No other run has the cases of the last.
+# Requests in words, of models by two files of each machine; both phases are interpolated in the second.
+MODELS = Scenario(
+    (
+        "20261126-091040-models-nvidia-h200",
+        "20261125-195215-serving-nvidia-h200",
+        "20261126-091952-models-nvidia-h100",
+        "20261123-170511-serving-nvidia-h100",
+    ),
+    RENT,
+    RENTED,
+)
+LLAMA = {"layers": 32, "heads": (32, 8, 128)}  # meta-llama/Meta-Llama-3.1-8B, config.json
+ASKED = (
+    Asked("chat: 4k in, 300 out, llama-3.1-8b, batch 64", 4096, 300, 64, **LLAMA),
+    Asked("long: 4500 in, 600 out, llama-3.1-8b, batch 32", 4500, 600, 32, **LLAMA),
+)
+
+# Of these `recommend` and charts as well, which steps of whole models lack. The last but one has approximations, in the
+# last the default of PyTorch ties.
 ALONE = (
-    *dict.fromkeys(s.files[0] for s in SCENARIOS if "-step-" not in s.files[0]),
+    *dict.fromkeys(scenario.files[0] for scenario in SCENARIOS if "-step-" not in scenario.files[0]),
     "20261125-145417-default-nvidia-h200",
+    "20261121-174520-libraries-nvidia-h200",
 )
 
 
@@ -91,6 +115,9 @@ def main(files: Sequence[str]) -> int:
     for scenario in () if files else SCENARIOS:
         check_comparison(audit, scenario)
         audit.report(f"compare {' '.join(scenario.files)}")
+    for asked in () if files else ASKED:
+        requests.check(audit, MODELS, asked, [*map(path_of, MODELS.files)])
+        audit.report(f"compare --workload {asked.text!r}")
     return 1 if audit.failed else 0
 
 

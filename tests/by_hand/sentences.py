@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from .audit import Audit
-from .comparison import Figures, Machine, Offer, Ratio, kind, machine_figures, ratio
+from .comparison import Figures, Offer, kind, machine_figures, ratio
+from .machines import Machine
+from .ratios import Ratio
 
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
 TIMES = rf"({NUMBER})x \(({NUMBER}) to ({NUMBER})\)"

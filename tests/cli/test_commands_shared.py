@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
+from tool import Tool
 
 from attnbench.commands.shared import command_line
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.mark.parametrize("out", [["--out", "mine/run.jsonl"], ["--out=mine/run.jsonl"], []])
 def test_the_recorded_command_names_no_place_on_the_machine(monkeypatch: pytest.MonkeyPatch, out: list[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["attnbench", "run", *out, "-b", "eager", "--dry-run"])
     assert command_line() == ("run", "-b", "eager", "--dry-run")
+
+
+READ = {"capacity": "capacity", "claims": "claims", "step": "step"} | dict.fromkeys(
+    ("report", "recommend", "compare", "history", "cluster report"), "own-kernels"
+)
+
+
+@pytest.mark.parametrize(("command", "kind"), READ.items())
+def test_every_command_that_reads_run_files_takes_a_folder(tool: Tool, command: str, kind: str) -> None:
+    """It shows what it shows of the files in it."""
+    there = sorted(RESULTS.glob(f"*-{kind}-*.jsonl.gz"))[:2]
+    (tool.folder / "here").mkdir()
+    for file in there:
+        (tool.folder / "here" / file.name).symlink_to(file)
+    of_folder, of_files = (tool(*command.split(), *given, "-f", "md", code=None) for given in (["here"], there))
+    assert of_folder.code in (0, 3), of_folder.err
+    assert of_folder.out.replace("here/", "") == of_files.out.replace(f"{RESULTS}/", "")

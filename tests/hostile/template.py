@@ -57,7 +57,7 @@ def make_template(folder: Path) -> Path:
         name = f"{source.split('/')[0].strip('*-')}.jsonl"
         (folder / name).write_bytes(b"".join([json.dumps(plan).encode() + b"\n", *records[:8]]))
     with sandbox(folder):
-        for name, more in {"run.jsonl": [], "rounds.jsonl": ["--rounds", "5"], "ünï 🙂.jsonl": ["--causal"]}.items():
+        for name, more in {"run.jsonl": [], "rounds.jsonl": ["--rounds", "5"], "ünï 🙂.jsonl": ["--sink"]}.items():
             ended = call(["run", *SMALL, *more, "--seqlen", "512,1k", "--out", name])
             assert ended.code == 0, ended
         assert call(["baseline", "save", "rounds.jsonl"]).code == 0

@@ -32,7 +32,7 @@ NOISES: dict[str, Noise] = {
     "twice that": lambda rng, shape: rng.normal(0, 2 * TABLE, shape),
     "heavy tails (t, 5 degrees of freedom)": lambda rng, shape: TABLE * math.sqrt(3 / 5) * rng.standard_t(5, shape),
 }
-SIGNALS = {"nothing": (0.0, 0.0), "one unit is 3 % slower": (0.03, 0.03), "3 % slower in one family": (0.0, 0.03)}
+SIGNALS = {"nothing": (0.0, 0.0), "one unit is 5 % slower": (0.05, 0.05), "5 % slower in one family": (0.0, 0.05)}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,120 @@
+"""Which run files are one machine, which of their rounds count, and its figures (docs/compare.md)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import latency, work
+from .device import Spread, spread
+from .latency import Figure, Prior
+from .raw import Cell, Key, Record, RunFile, cells_of, middle, over_rounds, read
+
+OWN_KERNELS = ("triton", "gluon")  # attnbench's, whose version holds its commit
+
+
+def machine_of(file: RunFile) -> tuple[Any, ...]:
+    """Return what is alike in the files of one machine: the model of device, its power limit, the way of timing."""
+    device, policy = file.device, file.head["policy"]
+    told = (device["kind"], device["name"], device["memory"], device.get("threads"))
+    limit = file.head["environment"].get("power_limit_w")
+    return (*told, limit, policy.get("timer", "events"), policy.get("l2", "cold"))
+
+
+def version(file: RunFile, record: Record) -> tuple[int, str]:
+    """Return the measuring method of a record and the version of its backend."""
+    found = record.get("version") or file.head.get("versions", {}).get(record["backend"], "")
+    if record["backend"].split("-")[-1] in OWN_KERNELS:
+        environment = file.head["environment"]
+        found = f"{found}, attnbench {environment.get('attnbench', '')} {environment.get('git', '')}"
+    return file.method, found
+
+
+def versions_that_count(files: Iterable[RunFile]) -> dict[Key, tuple[int, str]]:
+    """Return of each cell with a figure or a wrong result the newest method, and its version that came last."""
+    found: dict[Key, tuple[int, str, tuple[int, str]]] = {}
+    for file in files:
+        for record in file.records:
+            if record["status"] in ("ok", "wrong", "wrong-kernel"):
+                key = record["case"].key, record["backend"]
+                this = file.method, file.head["started"], version(file, record)
+                found[key] = max(found.get(key, this), this)
+    return {key: of for key, (_, _, of) in found.items()}
+
+
+def pooled(files: Sequence[RunFile]) -> dict[Key, Cell]:
+    """Return the cells of the files of one machine. The rounds of a file follow those of the file before it."""
+    count = versions_that_count(files)
+    found: dict[Key, Cell] = {}
+    first = 0
+    for file in files:
+        after = first
+        kept = [r for r in file.records if count.get((r["case"].key, r["backend"])) in (None, version(file, r))]
+        for key, cell in cells_of(kept, first).items():
+            joined = found.setdefault(key, Cell(cell.case, cell.backend))
+            joined.rounds |= cell.rounds
+            joined.card_of |= dict.fromkeys(cell.rounds, file.card)
+            after = max(after, *(number + 1 for number in cell.rounds))
+        first = after
+    return found
+
+
+class Machine:
+    """The files of one machine, with the figures of its cells."""
+
+    def __init__(self, files: Sequence[RunFile], beside: Iterable[RunFile]) -> None:
+        self.files, self.cells = files, pooled(files)
+        self.spread: Spread = spread(files[0])
+        self.spans = latency.timed_by_span(record for file in beside for record in file.records)
+        self.approximate = {r["backend"] for file in files for r in file.records if r.get("approximation")}
+        count = versions_that_count(files)
+        by_method: dict[int, list[Cell]] = defaultdict(list)
+        for key, cell in self.cells.items():
+            by_method[count[key][0] if key in count else 0].append(cell)
+        self.figures: dict[str, dict[Key, Figure]] = {"latency": {}, "sustained": {}, "joules": {}}
+        for cells in by_method.values():
+            prior = latency.common_prior(cells, self.spans, self.spread)
+            for cell in cells:
+                self._add(cell, prior)
+
+    def _add(self, cell: Cell, prior: Prior) -> None:
+        found = {
+            "latency": latency.latency(cell, self.spans, self.spread, prior),
+            "sustained": latency.sustained(cell, self.spread, prior),
+            "joules": latency.joules(cell, self.spread, prior),
+        }
+        for name, one in found.items():
+            if one:
+                self.figures[name][cell.key] = one
+
+    def fastest(self, what: str, among: Collection[Key]) -> dict[str, Key]:
+        """Return case -> the cell of the least time; none where that is hardly known."""
+        best: dict[str, Key] = {}
+        for key in self.figures[what]:
+            if key in among and key[1] not in self.approximate:
+                best[key[0]] = min(best.get(key[0], key), key, key=lambda k: self.figures[what][k].value)
+        return {case: key for case, key in best.items() if not self.figures[what][key].is_hardly_known}
+
+    def watts(self, key: Key) -> float | None:
+        return over_rounds(self.cells[key], lambda record: middle(record, "sustained_power"))
+
+    def tflops(self, key: Key, what: str = "latency") -> float:
+        """Return TFLOP/s, with several ranks of each."""
+        case = self.cells[key].case
+        return self.figures[what][key].rate(work.flops(case) / case.ranks / 1e12)
+
+    def gbps(self, key: Key, what: str = "latency") -> float:
+        case = self.cells[key].case
+        return self.figures[what][key].rate(work.ideal_bytes(case) / case.ranks / 1e9)
+
+
+def machines(paths: Iterable[Path]) -> list[Machine]:
+    """Return the machines of run files; where all are of one model, each file is one."""
+    files = [read(path) for path in paths]
+    groups: dict[tuple[Any, ...], list[RunFile]] = {}
+    for file in files:
+        groups.setdefault(machine_of(file), []).append(file)
+    joined = [*groups.values()] if len(groups) > 1 else [[file] for file in files]
+    return [Machine(group, files) for group in joined]
