@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.base import BackendBase, Order, autograd_prepared
-from attnbench.backends.libraries import refusal_of_interpreter, refusal_when_interpreted
+from attnbench.backends.libraries import is_interpreted, refusal_of_interpreter, refusal_when_interpreted
 from attnbench.backends.limits import TORCH_LIMITS
 from attnbench.backends.own_signature import CALL, objection
 from attnbench.core.backend import Prepared, Probe, Signature, Unsupported
@@ -67,7 +67,12 @@ class Function(BackendBase):
         return of_triton or super().unsupported(case, device)
 
     def signature(self, case: Case, device: Device) -> Signature:
-        """Return the function's attribute `kernels`, one or several regular expressions; no rule where it has none."""
+        """Return the function's attribute `kernels`, one or several regular expressions; no rule where it has none.
+
+        Triton's interpreter computes in numpy, so that no kernel of a declared name can be seen: no rule there either.
+        """
+        if self._uses_triton and device.kind == "cpu" and is_interpreted():
+            return Signature(float32=True)
         declared = next((found for f in _layers(self._given) if (found := getattr(f, "kernels", ()))), ())
         runs = (declared,) if isinstance(declared, str) else tuple(declared)
         return Signature(runs, float32=not runs)

@@ -29,7 +29,7 @@ class Device:
     copy: float | None = None  # bytes/s of a copy, read plus write
     uuid: str | None = None  # the driver's identifier of this one unit
     # How much other processes used it before anything of this run did: of a GPU its share of the time, of a CPU the
-    # load over the cores. None where it is not known; core/load.py judges it.
+    # load over the cores. None where it is not known; core/other_work.py judges it.
     busy: float | None = None
     users: tuple[str, ...] = ()  # who did, as "name (pid 123)"; empty where no process can be named
 

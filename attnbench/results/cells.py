@@ -18,7 +18,17 @@ from attnbench.results.case_names import backend_rank, case_name, case_rank
 from attnbench.results.rows import Rates, Row, Source
 from attnbench.results.run_setup import differences, setup_texts, unique_labels
 from attnbench.results.timing_method import timed_by_span
-from attnbench.results.uncertainty import Uncertainty, apart, of_energy, of_sustained, uncertainty
+from attnbench.results.uncertainty import (
+    Contest,
+    Uncertainty,
+    apart,
+    contest,
+    doubt,
+    hardly_known,
+    of_energy,
+    of_sustained,
+    uncertainty,
+)
 
 CLOCK_HELD = 0.985  # of the best clock; what is missing up to it is the gauge's and the boost's own play
 # Where rounds ended differently, a wrong result or kernel outweighs a measured one; then what happened weighs more than
@@ -178,6 +188,10 @@ class Cell:
         found = self.uncertainty_of(metric)
         return found.total if found else None
 
+    def is_hardly_known(self, metric: str = "latency") -> bool:
+        """Whether a figure says of nothing which is best: its uncertainty is unknown, or too large."""
+        return hardly_known(self.half_interval(metric))
+
     def alike(self, other: Cell, metric: str = "latency") -> bool:
         """Return whether two measured cells differ by no more than their uncertainties explain (half_interval)."""
         ours, theirs = self.value(metric), other.value(metric)
@@ -240,6 +254,18 @@ def cells(runs: Sequence[Run], convention: Convention = "exact", *, beside: Iter
             source.eager = eager
         found += sorted(own, key=lambda cell: (case_rank(cell.case), backend_rank(cell.backend)))
     return found
+
+
+def contest_of(
+    cells: Iterable[Cell], metric: str = "latency", *, sure_as: str = "latency", higher: bool = False
+) -> Contest[Cell]:
+    """Return which measured cells have the best value of a metric, whose uncertainty is that of `sure_as`."""
+    return contest(cells, lambda c: c.value(metric), lambda c: c.half_interval(sure_as), higher=higher)
+
+
+def why_no_winner(contests: Sequence[Contest[Cell]]) -> str:
+    """Return why contests of latencies have no winner, with the backends' names; "" where all have one."""
+    return doubt(contests, lambda cell: cell.backend_name, lambda cell: cell.half_interval("latency"))
 
 
 def by_key(cells: Iterable[Cell]) -> dict[Key, Cell]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from attnbench.core import gpus, load, stats
+from attnbench.core import gpus, stats
 from attnbench.core.formats import digits
 from attnbench.core.machine import Device, Environment
+from attnbench.core.other_work import BUSY, is_too_busy, other_work
 from attnbench.core.record import Record, Run
 from attnbench.core.text import count, some
 
@@ -46,17 +47,17 @@ def doubt_at_start(environment: Environment) -> tuple[str, ...]:
     if why := _used_at_start(environment):
         return (f"Nothing here can be believed: {why}. {AGAIN}",)
     device = environment.device
-    if device.kind == "cpu" and load.is_too_busy(device):
-        return (f"Figures here are doubtful: other work loaded the CPU when this began ({load.other_work(device)}).",)
+    if device.kind == "cpu" and is_too_busy(device):
+        return (f"Figures here are doubtful: other work loaded the CPU when this began ({other_work(device)}).",)
     return ()
 
 
 def doubt_of_check(device: Device) -> tuple[str, ...]:
     """Return the first line of a check, which times nothing: () where the device was free when it began."""
-    if not load.is_too_busy(device):
+    if not is_too_busy(device):
         return ()
     return (
-        f"Other work loaded {device.name} when this began ({load.other_work(device)}): results are right or wrong all "
+        f"Other work loaded {device.name} when this began ({other_work(device)}): results are right or wrong all "
         "the same, but a time-out, or too little memory, may be no fault of a kernel.",
     )
 
@@ -67,7 +68,7 @@ def disturbance(run: Run) -> str:
         return ""
     if why := _used_at_start(run.environment):
         return why
-    if (most := max(_looks(run), default=0.0)) > load.BUSY:
+    if (most := max(_looks(run), default=0.0)) > BUSY:
         names = [name for record in run.records if "busy" in record.measurements for name in record.others]
         who = f": {some(dict.fromkeys(names))}" if names else ""
         return f"another process used the GPU while this was measured ({most:.0%} of its time between cells{who})"
@@ -81,8 +82,8 @@ def disturbance(run: Run) -> str:
 def _used_at_start(environment: Environment) -> str:
     """Return what was seen of others on the GPUs when a run began; "" where they were free, and on a CPU."""
     for device in (environment.device, *environment.peers):
-        if device.kind != "cpu" and load.is_too_busy(device):
-            return f"another process used {device} when this began ({load.other_work(device)})"
+        if device.kind != "cpu" and is_too_busy(device):
+            return f"another process used {device} when this began ({other_work(device)})"
     return ""
 
 

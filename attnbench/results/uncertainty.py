@@ -199,7 +199,10 @@ def hardly_known(half: float | None) -> bool:
 
 @dataclass(frozen=True)
 class Contest(Generic[Rival]):
-    """The rivals that can be the best: the best of those known well, and what reads better but is hardly known."""
+    """The rivals that can be the best: the best of those known well, and what reads better but is hardly known.
+
+    Where none is known well, all are doubtful.
+    """
 
     known: tuple[Rival, ...]  # the best, then those that tie with it within their uncertainties
     doubtful: tuple[Rival, ...]  # hardly known, and reads better than all of `known`
@@ -217,7 +220,7 @@ def contest(
     *,
     higher: bool = False,
 ) -> Contest[Rival]:
-    """Return who has the least figure, or the highest. `half` is the uncertainty of a figure.
+    """Return which rivals have the least figure, or the highest. `half` is the uncertainty of a figure.
 
     What is hardly known and reads no better than the best is left out: it cannot change who reads best.
     """

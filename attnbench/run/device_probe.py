@@ -12,8 +12,8 @@ from typing import Any
 
 from attnbench.core.errors import UserError
 from attnbench.core.json import from_json, to_json
-from attnbench.core.load import refusal
 from attnbench.core.machine import Device, Environment
+from attnbench.core.other_work import refusal
 from attnbench.run.host_facts import cpu_load
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
 

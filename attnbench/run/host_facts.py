@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from attnbench.core.load import OVERLOADED
+from attnbench.core.other_work import OVERLOADED
 
 CGROUPS = Path("/sys/fs/cgroup")
 CPUS = Path("/sys/devices/system/cpu")

@@ -21,8 +21,8 @@ from attnbench.core.errors import (
     Interrupted,
     UserError,
 )
-from attnbench.core.load import is_too_busy, other_work
 from attnbench.core.machine import Device
+from attnbench.core.other_work import is_too_busy, other_work
 from attnbench.core.policy import METHOD
 from attnbench.core.record import WRONG, Job, Record, Run
 from attnbench.core.sizes import parse_duration

@@ -45,8 +45,8 @@ from attnbench.core import stats
 from attnbench.core.backend import Backend, Prepared, Probe, Unsupported, Workspace, refusal
 from attnbench.core.case import RESULT_ITEMSIZE, Case
 from attnbench.core.json import from_json, to_json
-from attnbench.core.load import BUSY
 from attnbench.core.machine import Device
+from attnbench.core.other_work import BUSY
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job, Measurement, Record, fit_measurements
 from attnbench.core.sizes import format_bytes

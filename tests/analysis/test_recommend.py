@@ -421,7 +421,7 @@ def test_what_is_hardly_known_is_not_recommended() -> None:
     )
     assert [row["use"] for row in shown.rows] == [None]
     assert "hardly known" in told(shown)
-    assert "Nothing is recommended in 1 case (4k d128 causal fwd). No latency is known to better" in told(shown)
+    assert "Nothing is recommended in 1 case (4k d128 causal fwd): no latency is known to better" in told(shown)
     assert "No backend has a right figure" not in told(shown)
 
 

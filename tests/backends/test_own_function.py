@@ -158,6 +158,10 @@ def test_tritons_interpreter_is_no_judge_of_bf16(monkeypatch: pytest.MonkeyPatch
     refused = {dtype: of_triton.unsupported(case, CPU) for dtype, case in cases.items()}
     assert "computes bf16 dot products wrongly" in str(refused.pop("bf16"))
     assert refused == {"fp16": None, "fp32": None}
+    taken.kernels = "my_kernel"  # type: ignore[attr-defined]
+    seen = [(of.signature(cases["fp32"], on).runs) for of, on in ((of_triton, CPU), (of_triton, GPU), (other, CPU))]
+    assert seen == [(), ("my_kernel",), ("my_kernel",)], "the interpreter runs no kernel of that name"
+    del taken.kernels  # type: ignore[attr-defined]
     assert "would not run on the GPU" in str(of_triton.unsupported(cases["fp16"], GPU))
     assert other.unsupported(cases["bf16"], CPU) is None
     monkeypatch.delenv("TRITON_INTERPRET")

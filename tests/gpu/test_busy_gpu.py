@@ -6,38 +6,16 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from busy_process import busy_process
+
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
-LOAD = """
-import torch
-a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-print("ready", flush=True)
-while True:
-    for _ in range(20):
-        a @ a
-    torch.cuda.synchronize()
-"""
 SHAPES = ("-b", "sdpa-flash,sdpa-cudnn", "--seqlen", "1k,4k", "--headdim", "128", "--causal", "--pass", "fwd")
-
-
-@contextmanager
-def other_process() -> Iterator[None]:
-    """Run a process that multiplies matrices on the GPU, from two seconds before the block to its end."""
-    with subprocess.Popen([sys.executable, "-c", LOAD], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            time.sleep(2)
-            yield
-        finally:
-            process.kill()
 
 
 def attnbench(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -50,7 +28,7 @@ def first_line(text: str) -> str:
 
 
 def test_a_gpu_in_use(tmp_path: Path) -> None:
-    with other_process():
+    with busy_process():
         for words in (
             ("run", *SHAPES),
             ("recommend", *SHAPES),
@@ -94,7 +72,7 @@ def test_work_that_begins_after_the_start(tmp_path: Path) -> None:
             assert time.monotonic() < ends
             assert process.poll() is None
             time.sleep(0.2)
-        with other_process():
+        with busy_process():
             out, err = process.communicate(timeout=400)
     print(out, err)
     assert first_line(out).startswith("Nothing here can be believed: ")
@@ -103,7 +81,7 @@ def test_work_that_begins_after_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_the_other_gpu_of_a_host_is_free(tmp_path: Path) -> None:
-    with other_process():
+    with busy_process():
         busy, free = (
             attnbench(tmp_path, "run", *SHAPES, "--device", f"cuda:{i}", "--out", f"{i}.jsonl") for i in (0, 1)
         )

@@ -121,7 +121,9 @@ def command_line(rng: random.Random, _: Path) -> Iterator[list[str]]:
     params = COMMANDS[words].params
     args = list(BEGIN.get(words[0], ())) if rng.random() < 0.8 else []
     options = [p for p in params if p.param_type_name == "option"]
-    for option in rng.choices(options, k=rng.choice((0, 1, 1, 2, 2, 3, 4, 6))) if options else ():
+    several = min(rng.choice((0, 1, 1, 2, 2, 3, 4, 6)), len(options))
+    chosen = [option for option in rng.sample(options, several) if option.multiple or not {*option.opts} & {*args}]
+    for option in chosen:  # what is given twice is refused at once
         args += _option(rng, option)
     for argument in (p for p in params if p.param_type_name == "argument"):
         count = rng.choice((0, 1, 1, 2, 2, 2, 2, 3)) if argument.nargs == -1 else rng.choice((*[1] * 20, 0, 2))

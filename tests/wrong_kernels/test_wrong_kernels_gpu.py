@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +28,7 @@ from attnbench.worker import environment, inputs, reference
 from attnbench.worker.measure import cuda_graph
 from attnbench.worker.reference import screen
 from attnbench.worker.serve import Worker
+from busy_process import busy_process
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,15 +39,6 @@ pytestmark = [
 POLICY = Policy(target=0.05)
 IN_A_LATER_LAUNCH = ("in the second launch", "in call ", "after timing")
 MIB = 2**20
-OTHER_PROCESS = """
-import torch
-a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-print("ready", flush=True)
-while True:
-    for _ in range(20):
-        a @ a
-    torch.cuda.synchronize()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -454,26 +442,13 @@ def test_a_clock_that_is_held(fresh_gpu: MeasuringDevice) -> None:
     assert not fresh_gpu.cell(record).held_down
 
 
-@contextmanager
-def other_process() -> Iterator[None]:
-    """Run another process that keeps the GPU busy."""
-    with subprocess.Popen([sys.executable, "-c", OTHER_PROCESS], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            time.sleep(2)  # until NVML lists it
-            yield
-        finally:
-            process.kill()
-
-
 @pytest.mark.parametrize("seconds", [0.2, 3.0], ids=["a usual cell", "a long one"])
 def test_another_process(gpu: MeasuringDevice, seconds: float) -> None:
     """Fault: another process computes on the GPU meanwhile. Found: the record names it, and the report says so."""
     policy = Policy(min_seconds=seconds, max_seconds=seconds, target=1e-6)
     alone = gpu.measure(right_attention.fused, case(), policy)
     assert alone.others == ()
-    with other_process():
+    with busy_process():
         shared = gpu.measure(right_attention.fused, case(), policy)
     latencies = [gpu.value(r, "latency") for r in (alone, shared)]
     print(f"alone and shared: {latencies} s; {shared.others}; {gpu.cautions(shared, policy)}")

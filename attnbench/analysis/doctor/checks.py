@@ -16,7 +16,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
-from attnbench.core.load import BUSY, LOADED, OVERLOADED
+from attnbench.core.other_work import BUSY, LOADED, OVERLOADED
 
 Level = Literal["ok", "warning", "unfit"]
 LEVELS: tuple[Level, ...] = get_args(Level)

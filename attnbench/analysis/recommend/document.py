@@ -8,6 +8,7 @@ TFLOP/s and gbps GB/s. `alike` are the backends that tie with the fastest, it in
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from typing import Any
 from attnbench.analysis.models.step_time import unmeasured
 from attnbench.analysis.recommend.most_telling import FEW_CASES, MOST_CASES, most_telling, newest_devices
 from attnbench.analysis.recommend.ranking import DEFAULTS, TRAINING, Candidate, Gain, Problem, model_problems, problems
-from attnbench.analysis.summary.cautions import incomplete
+from attnbench.analysis.summary.cautions import incomplete, relative
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.analysis.summary.reasons import reasons
 from attnbench.core.case import Case
@@ -393,11 +394,10 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
             "Each has its reason in this report." if _have_reasons(lost, cells) else "",
         )
     if noisy := [problem for problem in found if problem.candidates and not problem.use]:
-        why = _doubt(noisy)
+        named = some([_name(problem) for problem in noisy])
         yield Caution(
-            f"Nothing is recommended in {count(len(noisy), 'case')} ({some([_name(problem) for problem in noisy])}).",
-            f"{why[0].upper()}{why[1:]} there.",
-            "Measure with more samples, or with --rounds 5, and nothing else running.",
+            f"Nothing is recommended in {count(len(noisy), 'case')} ({named}): {_doubt(noisy)}.",
+            todo="Measure with more samples, or with --rounds 5, and nothing else running.",
         )
     without = [problem for problem in answered if not problem.default]
     tried = {(cell.device, cell.case) for cell in cells if cell.backend in DEFAULTS}
@@ -405,7 +405,7 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
         yield Caution(
             f"What is gained over {DEFAULT} is not known in {count(len(unknown), 'case')}.",
             f"{DEFAULTS[0]} was not measured.",
-            f"Measure both with the same shapes: attnbench recommend -b {','.join((DEFAULTS[0], *_used(unknown)))}",
+            f"Measure both with the same shapes: attnbench recommend -b {_asked_as(unknown)}",
         )
     if failed := len(without) - len(unknown):
         yield Caution(
@@ -468,6 +468,13 @@ def _lacking(found: Sequence[Problem], cells: Sequence[Cell], models: Sequence[M
 
 def _used(found: Sequence[Problem]) -> list[str]:
     return list(dict.fromkeys(problem.use.backend for problem in found if problem.use))
+
+
+def _asked_as(found: Sequence[Problem]) -> str:
+    """Return PyTorch's default and the backends to use as the option -b takes them, own code by its file."""
+    specs = {use.backend: use.run.specs.get(use.backend, "") for use in (one.use for one in found) if use}
+    names = [relative(spec) if ".py:" in spec else backend for backend, spec in specs.items()]
+    return shlex.quote(",".join((DEFAULTS[0], *names)))
 
 
 def _facts(found: Sequence[Problem]) -> Iterator[Caution]:

@@ -18,9 +18,8 @@ from attnbench.core.sizes import format_size
 from attnbench.core.text import listed, some
 from attnbench.report.document import Caution, Column, Document, Entry, Span, Table
 from attnbench.results import case_names, disturbed
-from attnbench.results.cells import Cell
+from attnbench.results.cells import Cell, contest_of, why_no_winner
 from attnbench.results.cells import cells as cells_of
-from attnbench.results.uncertainty import contest, doubt
 
 NOTHING = "-"
 AGREES = 0.03  # of the step: a prediction that is further off is not explained by attention alone
@@ -89,14 +88,10 @@ def _rank(own: Sequence[Timed]) -> str:
     """Return what the first of several steps is among them: the fastest, alike with others, or hardly known."""
     if len(own) == 1:
         return ""
-    found = contest([timed.cell for timed in own], lambda cell: cell.value("latency"), _half)
+    found = contest_of([timed.cell for timed in own])
     if others := found.winners[1:]:
         return f", alike within the uncertainty with {listed(cell.backend for cell in others)}"
-    return f", the fastest of {len(own)}" if found.winners else f"; {doubt([found], lambda cell: cell.backend, _half)}"
-
-
-def _half(cell: Cell) -> float | None:
-    return cell.half_interval("latency")
+    return f", the fastest of {len(own)}" if found.winners else f"; {why_no_winner([found])}"
 
 
 def _table(number: int, device: str, case: Case, own: Sequence[Timed]) -> Table:

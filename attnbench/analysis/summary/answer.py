@@ -12,8 +12,7 @@ from attnbench.core.record import Run
 from attnbench.core.text import count, listed
 from attnbench.report.document import NOTHING_MEASURED
 from attnbench.results import case_names
-from attnbench.results.cells import Cell
-from attnbench.results.uncertainty import Contest, contest, doubt, hardly_known
+from attnbench.results.cells import Cell, contest_of, why_no_winner
 
 MOST_TIES = 3  # groups of backends that tie, by name
 MOST_NAMED = 6  # approximations
@@ -40,7 +39,7 @@ def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
 
 def _approximations(cells: Sequence[Cell]) -> str:
     """Return how fast approximations are beside the fastest backend that computes attention, and their errors."""
-    known = [c for c in cells if c.value("latency") and not hardly_known(c.half_interval("latency"))]
+    known = [c for c in cells if c.value("latency") and not c.is_hardly_known()]
     fastest: dict[tuple[str, Case], float] = {}
     for cell in (c for c in known if c.is_exact):
         fastest[cell.device, cell.case] = min(_latency(cell), fastest.get((cell.device, cell.case), math.inf))
@@ -73,7 +72,7 @@ def _fastest(cells: Sequence[Cell], where: str) -> str:
     for cell in cells:
         if cell.is_exact and cell.value("latency") is not None:
             rivals.setdefault((cell.device, cell.case), []).append(cell)
-    contests = [_contest(of_case) for of_case in rivals.values() if len(of_case) > 1]
+    contests = [contest_of(of_case) for of_case in rivals.values() if len(of_case) > 1]
     if not contests:
         return ""
     ties: dict[tuple[str, ...], list[float]] = {}  # backends that are alike -> how far apart, in each case
@@ -92,13 +91,8 @@ def _fastest(cells: Sequence[Cell], where: str) -> str:
     if left := [apart for names in together[MOST_TIES:] for apart in ties[names]]:
         said.append(f"others alike in {len(left)} (within {percent(max(left))})")
     if unknown := sum(not one.winners for one in contests):
-        why = doubt(contests, lambda cell: cell.backend_name, lambda cell: cell.half_interval("latency"))
-        said.append(f"not known in {unknown}, where {why}")
+        said.append(f"not known in {unknown}, where {why_no_winner(contests)}")
     return f"Fastest of {count(len(contests), 'case')}{where}: {'; '.join(said) if together else ', '.join(said)}."
-
-
-def _contest(cells: Sequence[Cell]) -> Contest[Cell]:
-    return contest(cells, _latency, lambda cell: cell.half_interval("latency"))
 
 
 def _latency(cell: Cell) -> float:

@@ -87,7 +87,7 @@ def about(cells: Sequence[Cell], what: str, why: str, todo: str) -> list[Caution
 def _wrong(cells: Sequence[Cell]) -> Iterator[Caution]:
     """Tell which results are wrong: of a person's own file they can find out more, of another backend its authors."""
     own = [c for c in cells if ".py:" in c.run.specs.get(c.backend, "")]
-    files = dict.fromkeys(_relative(c.run.specs[c.backend]) for c in own)
+    files = dict.fromkeys(relative(c.run.specs[c.backend]) for c in own)
     for found, todo in (
         (own, f"See above by how much, and where: attnbench check {' '.join(map(shlex.quote, files))}"),
         ([c for c in cells if c not in own], "See above by how much; report it to the backend's authors."),
@@ -97,7 +97,7 @@ def _wrong(cells: Sequence[Cell]) -> Iterator[Caution]:
         )
 
 
-def _relative(spec: str) -> str:
+def relative(spec: str) -> str:
     """Return a "file.py:function" as a person would write it in the working directory."""
     folder = f"{os.getcwd()}{os.sep}"
     return f".{os.sep}{spec.removeprefix(folder)}" if spec.startswith(folder) else spec

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from attnbench.core.case import Case
@@ -19,9 +19,8 @@ from attnbench.core.text import count
 from attnbench.report.characters import MEMORY_BOUND
 from attnbench.report.document import Ending, Figure, Grid, Grids
 from attnbench.results import case_names, metrics
-from attnbench.results.cells import Cell
+from attnbench.results.cells import Cell, contest_of
 from attnbench.results.metrics import METRICS, Metric
-from attnbench.results.uncertainty import contest, hardly_known
 
 COMPILED = {
     "fresh": "each in a new process, no kernel compiled before",
@@ -259,7 +258,7 @@ def _entry(cell: Cell, metric: Metric, best: bool) -> Figure | Ending:
         best,
         held_down=metric.clocked and cell.held_down,
         memory_bound=memory,
-        hardly_known=metric.sure_as is not None and hardly_known(cell.half_interval(metric.sure_as)),
+        hardly_known=metric.sure_as is not None and cell.is_hardly_known(metric.sure_as),
     )
 
 
@@ -274,8 +273,7 @@ def _best(metric: Metric, rivals: Sequence[Cell]) -> Sequence[Cell]:
         return ()
     higher = metric.better == "higher"
     if sure_as := metric.sure_as:
-        half = partial(Cell.half_interval, metric=sure_as)
-        return contest(rivals, lambda c: c.value(metric.name), half, higher=higher).winners
+        return contest_of(rivals, metric.name, sure_as=sure_as, higher=higher).winners
     best_of = max if higher else min
     first = best_of(rivals, key=lambda cell: cell.value(metric.name) or 0.0)
     texts = [metric.format(cell.value(metric.name) or 0.0) for cell in rivals]

@@ -13,7 +13,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 from attnbench.core import stats
@@ -21,8 +20,7 @@ from attnbench.core.flops import Convention, exps, ideal_bytes
 from attnbench.core.sizes import format_size
 from attnbench.core.text import one_line
 from attnbench.results import case_names, metrics
-from attnbench.results.cells import Cell
-from attnbench.results.uncertainty import contest, hardly_known
+from attnbench.results.cells import Cell, contest_of
 
 Row = dict[str, Any]
 Key = TypeVar("Key")
@@ -152,9 +150,8 @@ def _fastest(rivals: Sequence[Cell]) -> dict[int, str]:
     Where a faster one is hardly known, none is the best; each that is hardly known is marked so.
     """
     measured = [cell for cell in rivals if cell.is_exact and cell.value("latency")]
-    half = partial(Cell.half_interval, metric="latency")
-    found = contest(measured, lambda c: c.value("latency"), half).winners
-    doubtful = {id(cell): "? hardly known" for cell in measured if hardly_known(half(cell))}
+    found = contest_of(measured).winners
+    doubtful = {id(cell): "? hardly known" for cell in measured if cell.is_hardly_known()}
     return doubtful | {id(cell): "best" if len(found) == 1 else "= best" for cell in found if len(measured) > 1}
 
 

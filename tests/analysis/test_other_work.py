@@ -9,7 +9,7 @@ from healthy_h200 import HOST
 
 from attnbench.analysis.doctor.check_facts import facts_of_machine
 from attnbench.analysis.doctor.checks import judge
-from attnbench.core.load import is_too_busy, refusal
+from attnbench.core.other_work import is_too_busy, refusal
 from builders import CPU, H200, environment
 
 
