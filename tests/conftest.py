@@ -24,10 +24,16 @@ def _no_environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
-@pytest.fixture(autouse=True)
-def _no_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The load of the machine of the tests changes nothing."""
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+@pytest.fixture(autouse=True, scope="session")
+def _no_load() -> Iterator[None]:
+    """The load of the machine of the tests changes nothing.
+
+    Not by `monkeypatch`: an autouse fixture that asked for it would have every test's patches undone last, after
+    `_switches_of_torch` has restored torch's switches through them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+        yield
 
 
 @pytest.fixture(autouse=True)
