@@ -22,7 +22,7 @@ UNITS = {
     **dict.fromkeys(("clock_held", "clock_sm", "clock_mem", "clock_compute"), "Hz"),
     **dict.fromkeys(("power", "sustained_power"), "W"),
     "temperature": "C",
-    "sustained_power_error": "",
+    **dict.fromkeys(("sustained_power_error", "cores_left"), ""),
     "ceiling_matmul": "FLOP/s",
     "ceiling_copy": "B/s",
     "ceiling_exp": "1/s",

@@ -5,10 +5,28 @@ The doctor, every command that measures and every report ask these functions, so
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from attnbench.core.machine import Device
 
 BUSY = 0.02  # of a GPU's time while attnbench lets it idle; a desktop's share is less
 LOADED, OVERLOADED = 0.25, 0.75  # of a CPU's cores, by other processes
+
+
+def core_seconds(stat: Path = Path("/proc/stat")) -> float | None:
+    """Return the seconds for which the cores of this process have worked, for anybody, since the machine's start.
+
+    None where that cannot be read, as outside of Linux. Work of another virtual machine (steal) counts.
+    """
+    try:
+        own, lines = os.sched_getaffinity(0), stat.read_text(encoding="utf-8").splitlines()
+        found = [line.split() for line in lines if line[:3] == "cpu" and line[3:4].isdigit()]
+        times = [[*map(int, words[1:9])] for words in found if int(words[0][3:]) in own]
+        # user, nice, system, idle, iowait, irq, softirq, steal
+        return sum(sum(of) - of[3] - of[4] for of in times) / os.sysconf("SC_CLK_TCK") if times else None
+    except (AttributeError, OSError, ValueError, IndexError):
+        return None
 
 
 def is_too_busy(device: Device) -> bool:

@@ -145,6 +145,7 @@ class Record:
       clock of rank 0 meanwhile; "moved" (B): what one rank sends in a call, at most; "memory_peak" is the largest of
       the ranks, "memory_ranks" (B) has each; "clock_ranks" (Hz): the median of "clock_held" of each; "ceiling_bus"
       (B/s): what each rank sends in a large all-to-all
+    - "cores_left" (""): on a CPU, how many of its cores other processes left to the worker while "time" was sampled
     - "busy" (""): the share of its time that other processes used the GPU after the cell, while this one left it idle;
       read in some jobs and in the last
     - "ceiling_matmul" (FLOP/s, in the case's dtype), "ceiling_copy" (B/s), "ceiling_exp" (1/s): the machine's own

@@ -156,7 +156,8 @@ class Cell:
         if self.is_disturbed:
             return None
         rounds = [row.ordered_samples for row in self.ok if row.samples]
-        return uncertainty(rounds, self.source.spread, self.source.prior if len(rounds) > 1 else None)
+        load = stats.median([row.load for row in self.ok]) if rounds else 0.0
+        return uncertainty(rounds, self.source.spread, self.source.prior if len(rounds) > 1 else None, load)
 
     @cached_property
     def sustained_uncertainty(self) -> Uncertainty | None:

@@ -7,6 +7,7 @@ what it is on a free GPU, and the fastest is whoever had more of the turns. Such
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from attnbench.core import gpus, stats
@@ -15,6 +16,7 @@ from attnbench.core.machine import Device, Environment
 from attnbench.core.other_work import BUSY, is_too_busy, other_work
 from attnbench.core.record import Record, Run
 from attnbench.core.text import count, some
+from attnbench.results.uncertainty import HARDLY_KNOWN
 
 # Of runs on free H100s and H200s the lowest reading of a large matmul was 1.02 times the quick one before the run, and
 # 0.72 of the datasheet's peak; beside another process it was 0.26 of the peak.
@@ -39,7 +41,27 @@ def doubt(runs: Sequence[Run]) -> tuple[str, ...]:
             f"{len(beside)} of {count(cells, 'figure')} cannot be believed: another process used the GPU meanwhile "
             f"({names}). {AGAIN}",
         )
-    return next(filter(None, (doubt_at_start(run.environment) for run in runs)), ())
+    return next(filter(None, (doubt_at_start(run.environment) for run in runs)), ()) or _doubt_of_cores(runs)
+
+
+def _doubt_of_cores(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Return the first line of figures that a CPU's other work may have slowed by more than a factor of 1.5."""
+    figures = [record for run in runs for record in run.records if record.measurements]
+    slowed = [r for run in runs for r in run.records if load(r, run.environment.device) >= HARDLY_KNOWN]
+    if not slowed:
+        return ()
+    return (
+        f"{len(slowed)} of {count(len(figures), 'figure')} {'is' if len(slowed) == 1 else 'are'} hardly known: other "
+        "work took cores from the kernels while they were timed. Measure again on a quieter machine.",
+    )
+
+
+def load(record: Record, device: Device) -> float:
+    """Return by how much other work on a CPU may have slowed its calls, as a logarithm: threads over cores left."""
+    left = record.measurements.get("cores_left")
+    if left is None or not device.threads:
+        return 0.0
+    return max(0.0, math.log(device.threads / max(left.values[0], 0.01)))
 
 
 def doubt_at_start(environment: Environment) -> tuple[str, ...]:

@@ -150,6 +150,11 @@ class Row:
         return f"another process used the GPU meanwhile: {', '.join(self.record.others)}"
 
     @property
+    def load(self) -> float:
+        """The part of the uncertainty of its latency that other work on a CPU makes (disturbed.load)."""
+        return disturbed.load(self.record, self.source.run.environment.device)
+
+    @property
     def rates(self) -> Rates:
         """What throughput is compared with; nothing for an approximation, as the FLOPs are those of attention."""
         return Rates() if self.record.approximation else self.source.rates(self.case.dtype)

@@ -21,6 +21,9 @@ The prior is fitted to the run's own cells where there are enough, else it is th
 and a variance such that for one round, without a variance of its own, the interval is 1.96 `processes`: t(4) sqrt(1/2).
 A median of more than two rounds is less sure than their mean, by at most sqrt(pi / 2) for normal values.
 
+**Other work on a CPU.** Where other processes left fewer cores than torch has threads while a cell was timed, the
+latency may be too large by their ratio. Its logarithm is a part of the uncertainty, in one round or several.
+
 **Units.** The table has the standard deviation between cards of one model as well. It counts where figures of two cards
 are compared to choose between models, and one card of each was measured: no number of rounds shows it.
 
@@ -88,11 +91,12 @@ class Uncertainty:
     units: float  # what another card of the model adds to that
     rounds: int
     spread: Spread
+    load: float = 0.0  # what other work on a CPU may have added, of the median over rounds
 
     @property
     def total(self) -> float:
         """The uncertainty of the figure for other processes on this card."""
-        return math.hypot(self.within or 0.0, self.processes)
+        return math.hypot(self.within or 0.0, self.processes, self.load)
 
     def __str__(self) -> str:
         if self.rounds > 1:
@@ -106,11 +110,13 @@ def spread(device: Device) -> Spread:
     return MEASURED.get(gpu.name if gpu else device.name) or ASSUMED[device.kind]
 
 
-def uncertainty(rounds: Sequence[Sequence[float]], of: Spread, prior: Prior | None = None) -> Uncertainty | None:
+def uncertainty(
+    rounds: Sequence[Sequence[float]], of: Spread, prior: Prior | None = None, load: float = 0.0
+) -> Uncertainty | None:
     """Return the uncertainty of a latency, the median over rounds of the medians of these samples, in seconds.
 
-    `prior` is that of several rounds, where it is not the table's. None where nothing can be said: a single sample, or
-    a latency of 0.
+    `prior` is that of several rounds, where it is not the table's; `load` is the part of other work on a CPU. None
+    where nothing can be said: a single sample, or a latency of 0.
     """
     medians = [stats.median(samples) for samples in rounds if samples]
     if not medians or not all(0 < median < math.inf for median in medians):
@@ -118,10 +124,10 @@ def uncertainty(rounds: Sequence[Sequence[float]], of: Spread, prior: Prior | No
     units = NORMAL * of.units
     if len(medians) == 1:
         within = within_process(next(filter(None, rounds)))
-        return None if within is None else Uncertainty(within, NORMAL * of.processes, units, 1, of)
+        return None if within is None else Uncertainty(within, NORMAL * of.processes, units, 1, of, load)
     logs = [math.log(median) for median in medians]
     half = half_interval(statistics.variance(logs) / len(logs), len(logs) - 1, 1 / len(logs), prior or of.prior)
-    return Uncertainty(None, half * (MEDIAN if len(logs) > 2 else 1.0), units, len(logs), of)
+    return Uncertainty(None, half * (MEDIAN if len(logs) > 2 else 1.0), units, len(logs), of, load)
 
 
 def of_sustained(rounds: Sequence[float], of: Spread, prior: Prior | None = None) -> Uncertainty | None:
@@ -199,17 +205,17 @@ def hardly_known(half: float | None) -> bool:
 
 @dataclass(frozen=True)
 class Contest(Generic[Rival]):
-    """The rivals that can be the best: the best of those known well, and what reads better but is hardly known.
+    """The rivals that can be the best: the best of those known well, and what may be better but is hardly known.
 
     Where none is known well, all are doubtful.
     """
 
     known: tuple[Rival, ...]  # the best, then those that tie with it within their uncertainties
-    doubtful: tuple[Rival, ...]  # hardly known, and reads better than all of `known`
+    doubtful: tuple[Rival, ...]  # hardly known, and not apart from the best of `known`, or better
 
     @property
     def winners(self) -> tuple[Rival, ...]:
-        """The best rival, then those that tie with it; none where what reads better is hardly known."""
+        """The best rival, then those that tie with it; none where what may be better is hardly known."""
         return () if self.doubtful else self.known
 
 
@@ -222,17 +228,19 @@ def contest(
 ) -> Contest[Rival]:
     """Return which rivals have the least figure, or the highest. `half` is the uncertainty of a figure.
 
-    What is hardly known and reads no better than the best is left out: it cannot change who reads best.
+    What is hardly known is left out only where it reads worse than the best by more than their uncertainties explain.
+    One that is unknown is taken as HARDLY_KNOWN.
     """
     sign = -1.0 if higher else 1.0
     found = [(sign * (figure(one) or 0.0), one) for one in rivals]
     sure = [(value, one) for value, one in found if not hardly_known(half(one))]
-    unsure = [(value, one) for value, one in found if hardly_known(half(one))]
+    unsure = [(value, one, half(one) or HARDLY_KNOWN) for value, one in found if hardly_known(half(one))]
     if not sure:
-        return Contest((), tuple(one for _, one in unsure))
+        return Contest((), tuple(one for _, one, _ in unsure))
     least, first = min(sure, key=lambda pair: pair[0])
     ties = (one for v, one in sure if one is not first and not apart(abs(v), abs(least), half(one), half(first)))
-    return Contest((first, *ties), tuple(one for value, one in unsure if value < least))
+    may_win = (one for v, one, wide in unsure if v < least or not apart(abs(v), abs(least), wide, half(first)))
+    return Contest((first, *ties), tuple(may_win))
 
 
 def doubt(
@@ -244,10 +252,10 @@ def doubt(
     said = [NONE_KNOWN] if any(not one.known for one in without) else []
     if names := list(dict.fromkeys(map(name, doubtful))):
         halves = [half(one) for one in doubtful]
-        reads, is_ = ("reads", "is") if len(names) == 1 else ("read", "are")
+        they, only = ("it is", "only") if len(names) == 1 else ("they are", "at worst")
         most = math.inf if None in halves else max(filter(None, halves))
-        how = f"{is_} hardly known" if most > FAR else f"{is_} known to ±{percent(most)} only"
-        said.append(f"{some(names)} {reads} faster, but {how}")
+        how = "hardly known" if most > FAR else f"known to ±{percent(most)} {only}"
+        said.append(f"{some(names)} may be faster, since {they} {how}")
     return ", or ".join(said)
 
 

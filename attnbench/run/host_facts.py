@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from attnbench.core.other_work import OVERLOADED
+from attnbench.core.other_work import OVERLOADED, core_seconds
 
 CGROUPS = Path("/sys/fs/cgroup")
 CPUS = Path("/sys/devices/system/cpu")
@@ -42,21 +42,10 @@ def cpu_load() -> float:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load <= OVERLOADED * cores:
         return load
-    before = _core_times()
+    before, began = core_seconds(), time.monotonic()
     time.sleep(NOW)
-    after = _core_times()
-    if not before or not after or after[1] <= before[1]:
-        return load
-    return min(load, cores * (after[0] - before[0]) / (after[1] - before[1]))
-
-
-def _core_times() -> tuple[int, int] | None:
-    """Return the time that all cores have worked since the start, and all of their time (Linux); None elsewhere."""
-    words = (_read_text(Path("/proc/stat")) or "").partition("\n")[0].split()[1:9]
-    if len(words) < 8:
-        return None
-    times = [int(word) for word in words]  # user, nice, system, idle, iowait, irq, softirq, steal
-    return sum(times) - times[3] - times[4], sum(times)
+    after, seconds = core_seconds(), time.monotonic() - began
+    return load if before is None or after is None else min(load, (after - before) / seconds)
 
 
 def cpu_limit(cgroup: str, root: Path = CGROUPS) -> float | None:

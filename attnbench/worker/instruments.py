@@ -26,6 +26,7 @@ from attnbench.core.record import Measurement
 from attnbench.worker import environment
 from attnbench.worker.measure import ceiling, cuda_graph, l2_cache
 from attnbench.worker.measure.clock_gauge import ClockGauge
+from attnbench.worker.measure.core_watch import CoreWatch
 from attnbench.worker.measure.cuda_events import EventTimer
 from attnbench.worker.measure.cuda_graph import GraphTimer, NotCapturable
 from attnbench.worker.measure.cupti import Tracer, Untraceable
@@ -146,8 +147,12 @@ class Instruments:
         if self.events is None:
             l2 = self.l2_state("perf_counter", policy.l2)
             sample = partial(self.timer.samples, timed.launch)
-            times = collect_samples(sample, policy, clock=self.together.clock)
-            return Timing({"time": Measurement("s", tuple(times))}, "perf_counter", l2, [])
+            watch = CoreWatch()
+            found = {"time": Measurement("s", tuple(collect_samples(sample, policy, clock=self.together.clock)))}
+            left = watch.cores_left() if self.together.ranks == 1 else None  # other ranks are no other work
+            if left is not None:
+                found["cores_left"] = Measurement("", (left,))
+            return Timing(found, "perf_counter", l2, [])
         timing = self._on_gpu(self.events, timed, policy)
         if not cool:
             timing.notes.append(f"isolate-power: power or clock were not back within {COOL_SECONDS:g} s")

@@ -143,7 +143,7 @@ def test_a_step_that_is_hardly_known_is_not_the_fastest() -> None:
     loud = [scattered(case, "fa3") for case in cases()]
     known = [measured(case, "triton", 2e-3) for case in cases()]
     (said,) = step_document.document(cells([*known, *loud]), GEMMA, 1).answer
-    assert said.endswith("fwd on NVIDIA H200: fa3 reads faster, but is hardly known.")
+    assert said.endswith("fwd on NVIDIA H200: fa3 may be faster, since it is hardly known.")
     (said,) = step_document.document(cells(loud), GEMMA, 1).answer
     assert (
         said == "gemma-2-9b, 8k, batch 2, bf16, fwd on NVIDIA H200: no latency is known to better than a factor of 1.5."

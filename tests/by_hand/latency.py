@@ -165,15 +165,16 @@ def joules(cell: Cell, of: Spread, prior: Prior) -> Figure | None:
 def fastest(rivals: Mapping[Any, tuple[float, float | None]]) -> list[Any]:
     """Return the rival of the least time, then those that tie with it, from their times and uncertainties.
 
-    None where what reads faster than the best of those that are known well is hardly known itself.
+    None where one that is hardly known may be faster than the best of those that are known well.
     """
     known = {name: of for name, of in rivals.items() if of[1] is not None and of[1] < HARDLY_KNOWN}
     if not known:
         return []
     first = min(known, key=lambda name: known[name][0])
     least, half = known[first]
-    if any(seconds < least for name, (seconds, _) in rivals.items() if name not in known):
-        return []
+    for name, (seconds, of) in rivals.items():
+        if name not in known and math.log(seconds / least) <= math.hypot(of or HARDLY_KNOWN, half):
+            return []
     alike = [n for n, (t, of) in known.items() if n != first and abs(math.log(t / least)) <= math.hypot(of, half)]
     return [first, *alike]
 

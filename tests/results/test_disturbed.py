@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -137,3 +138,21 @@ def test_the_run_file_holds_it_and_older_files_read(tmp_path: Path) -> None:
     assert (device.busy, device.users) == (0.98, TRAIN)
     path.write_text(path.read_text().replace(',"busy":0.98,"users":["train (pid 7)"]', ""))
     assert run_file.read(path)[0].environment.device.busy is None
+
+
+def test_cores_that_others_took_from_a_cpu_are_a_part_of_the_uncertainty() -> None:
+    def found(*left: float) -> Run:
+        """Return a run of a backend for each number of cores left to torch's 4 threads."""
+        pairs = zip(("triton", "eager"), left, strict=False)
+        timed = [ok(case(), name, 300.0, n=20, cores_left=[n]) for name, n in pairs]
+        return run(timed, device=replace(CPU, threads=4))
+
+    quiet, none_waits, little, half = (cells([found(n)])[0].half_interval("latency") for n in (8.0, 4.0, 3.8, 2.0))
+    assert quiet == none_waits != 0.0
+    assert little == pytest.approx(math.hypot(quiet, math.log(4 / 3.8)))
+    assert half == pytest.approx(math.hypot(quiet, math.log(2)))
+    assert doubt([found(8.0, 3.8)]) == ()
+    assert doubt([found(8.0, 2.0)]) == (
+        "1 of 2 figures is hardly known: other work took cores from the kernels while they were timed. "
+        "Measure again on a quieter machine.",
+    )

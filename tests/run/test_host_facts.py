@@ -52,9 +52,10 @@ def test_host_facts_can_be_read_here() -> None:
 def test_the_load_of_a_cpu_is_not_that_of_the_run_before(
     monkeypatch: pytest.MonkeyPatch, average: float, now: float | None, load: float
 ) -> None:
-    times = iter([(1000, 4000), (1000 + 100 * (now or 0.0), 4100)])
+    times, clock = iter([1000.0, 1000.0 + 0.4 * (now or 0.0)]), iter([50.0, 50.1])
     monkeypatch.setattr(os, "getloadavg", lambda: (average, 0.0, 0.0))
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(host_facts, "NOW", 0.0)
-    monkeypatch.setattr(host_facts, "_core_times", lambda: None if now is None else next(times))
+    monkeypatch.setattr(host_facts.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(host_facts, "core_seconds", lambda: None if now is None else next(times))
     assert cpu_load() == pytest.approx(load)

@@ -139,7 +139,8 @@ def _facts(cell: Cell) -> Iterator[tuple[str, str, str]]:
     if known := cell.uncertainty:
         within = f"within the process {formats.percent(known.within)}, " if known.within is not None else ""
         units = f"; between units of a model {formats.percent(known.units)} more" if known.units else ""
-        yield "uncertainty", f"{formats.percent(known.total)}, with 95 %: {within}{known}{units}", ""
+        load = f"; other work on the CPU {formats.percent(known.load)}" if known.load else ""
+        yield "uncertainty", f"{formats.percent(known.total)}, with 95 %: {within}{known}{load}{units}", ""
     for row in cell.rows:
         record = row.record
         of = f" {record.round}" if len(cell.rows) > 1 else ""
