@@ -469,8 +469,9 @@ def test_forward_and_training_step_share_the_table_of_a_screen() -> None:
 
 
 def test_of_many_machines_the_newest_are_shown_and_the_others_are_one_sentence() -> None:
-    starts = [f"2026-07-0{day}T10:00:00+00:00" for day in (3, 1, 5, 2, 4)]
-    runs = [run([ok(CASE, "fa2", FAST), ok(CASE, "sdpa", SLOW)], started=start) for start in starts]
+    days = (3, 1, 5, 2, 4)
+    of_day = [[ok(c, "fa2", FAST) for c in (CASE, case(1024 * day))] for day in days]  # CASE sets the runs apart
+    runs = [run(own, started=f"2026-07-0{day}T10:00:00+00:00") for day, own in zip(days, of_day, strict=True)]
     other = run(
         [ok(CASE, "triton", FAST)],
         started="2026-06-01T10:00:00+00:00",
@@ -484,7 +485,7 @@ def test_of_many_machines_the_newest_are_shown_and_the_others_are_one_sentence()
     assert "NVIDIA H100" in shown, "the newest of each model"
     assert not short.reasons
     assert not any(isinstance(block, Code) for block in short.blocks)
-    assert "Not shown: 3 cases and 2 code blocks." in told(short)
+    assert "Not shown: 3 cases and 3 code blocks." in told(short)
     assert (short.data, short.rows) == (full.data, full.rows)
 
 
@@ -493,3 +494,24 @@ def test_batch_and_heads_stay_where_they_alone_tell_cases_apart() -> None:
     (table,) = tables_of(document(cells([run([ok(c, "fa2", FAST) for c in several])]), every=False))
     optional = {column.heading: column.optional for column in table.columns}
     assert optional["batch"] == 0 < optional["speed"]
+
+
+def test_one_case_has_one_answer_on_one_model_of_device() -> None:
+    whole = run([ok(CASE, "triton", FAST), ok(CASE, "fa2", SLOW), ok(CASE, "sdpa", SLOW)])
+    two = replace(run([ok(CASE, "fa2", FAST), ok(CASE, "eager", 10)]), started="2026-08-01T10:00:00Z")
+    newer = [ok(CASE, "triton", SLOW), ok(CASE, "fa2", FAST), whole.records[2]]
+    again = replace(whole, started="2026-07-20T10:00:00Z", records=newer)
+    shown = document(cells([whole, two]))
+    assert [row["use"] for row in shown.rows] == ["triton"], "the run of most backends answers"
+    assert "use fa2" not in told(shown)
+    assert "1 answer left out: the same case was measured in several runs" in told(shown)
+    other = replace(two, environment=environment(power_limit_w=500.0))
+    assert [row["use"] for row in document(cells([whole, other])).rows] == ["triton", "fa2"]
+    assert [row["use"] for row in document(cells([whole, again])).rows] == ["fa2"], "of as many the newest"
+
+
+def test_cases_of_one_name_are_told_apart_where_nothing_is_recommended() -> None:
+    found = [ended(case(4096, batch=batch), "triton", "oom", "out of memory") for batch in (1, 64)]
+    assert "2 cases (4k d128 full fwd batch 1 heads 16, 4k d128 full fwd batch 64 heads 16)" in told(
+        document(cells([run(found)]))
+    )

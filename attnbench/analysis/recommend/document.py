@@ -17,7 +17,16 @@ from typing import Any
 
 from attnbench.analysis.models.step_time import unmeasured
 from attnbench.analysis.recommend.most_telling import FEW_CASES, MOST_CASES, most_telling, newest_devices
-from attnbench.analysis.recommend.ranking import DEFAULTS, TRAINING, Candidate, Gain, Problem, model_problems, problems
+from attnbench.analysis.recommend.ranking import (
+    DEFAULTS,
+    TRAINING,
+    Candidate,
+    Gain,
+    Problem,
+    answered_once,
+    model_problems,
+    problems,
+)
 from attnbench.analysis.summary.cautions import incomplete, relative
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.analysis.summary.reasons import reasons
@@ -72,9 +81,10 @@ def document(
     text is as short as a screen (most_telling.py); what it has for programs is complete.
     """
     found = [step for model in models for step in model_problems(cells, model, tp, wanted)]
-    found += problems(cells, wanted)
+    every_run = [*found, *problems(cells, wanted)]
+    found = answered_once(every_run)
     shown = [cell for cell in cells if wanted(cell.backend) or cell.backend in DEFAULTS]
-    lacking = tuple(_lacking(found, cells, models, tp))
+    lacking = (*_lacking(found, cells, models, tp), *_measured_again(len(every_run) - len(found)))
     complete = _document(found, shown, file, lacking)
     return complete if every else _shortened(complete, found, shown, file, lacking)
 
@@ -268,6 +278,14 @@ def _name(problem: Problem) -> str:
     return " ".join((*told, *case_names.extras(case), *([case.dtype] if case.dtype != "bf16" else [])))
 
 
+def _names(chosen: Sequence[Problem], found: Sequence[Problem]) -> str:
+    """Return the names of chosen problems, with batch and heads where others of `found` have the same name."""
+    shared = Counter(map(_name, found))
+    sizes = [f" batch {p.case.shape.batch} heads {case_names.heads(p.case)}" for p in chosen]
+    named = [(_name(problem), size) for problem, size in zip(chosen, sizes, strict=True)]
+    return some([name + (size if shared[name] > 1 else "") for name, size in named])
+
+
 def _tables(found: Sequence[Problem], short: bool = False) -> Iterator[Table]:
     """Yield a table for each device, model and step; in short one for all steps, whose rows name theirs."""
     groups: dict[tuple[str, str, str], list[Problem]] = {}
@@ -389,14 +407,13 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
     answered = [problem for problem in found if problem.use]
     if lost := [problem for problem in found if not problem.candidates]:
         yield Caution(
-            f"Nothing is recommended in {count(len(lost), 'case')} ({some([_name(problem) for problem in lost])}).",
+            f"Nothing is recommended in {count(len(lost), 'case')} ({_names(lost, found)}).",
             "No backend has a right figure there.",
             "Each has its reason in this report." if _have_reasons(lost, cells) else "",
         )
     if noisy := [problem for problem in found if problem.candidates and not problem.use]:
-        named = some([_name(problem) for problem in noisy])
         yield Caution(
-            f"Nothing is recommended in {count(len(noisy), 'case')} ({named}): {_doubt(noisy)}.",
+            f"Nothing is recommended in {count(len(noisy), 'case')} ({_names(noisy, found)}): {_doubt(noisy)}.",
             todo="Measure with more samples, or with --rounds 5, and nothing else running.",
         )
     without = [problem for problem in answered if not problem.default]
@@ -464,6 +481,16 @@ def _lacking(found: Sequence[Problem], cells: Sequence[Cell], models: Sequence[M
             yield Caution(
                 f"No backend has a right figure of all layers of {model.name}.", lacks, f"{again} measures them."
             )
+
+
+def _measured_again(number: int) -> Iterator[Caution]:
+    """Tell of how many answers of one case on one model of device others stand here (answered_once)."""
+    if number:
+        yield Caution(
+            f"{count(number, 'answer')} left out: the same case was measured in several runs on one model of device.",
+            "The run that tried most backends answers, the newest of those.",
+            "Give fewer files for another.",
+        )
 
 
 def _used(found: Sequence[Problem]) -> list[str]:

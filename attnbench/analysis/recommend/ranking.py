@@ -115,6 +115,7 @@ class Problem:
     candidates: tuple[Candidate, ...]  # the fastest first; empty where no backend was right
     default: Candidate | None  # PyTorch's default, also where it was not asked for
     model: str = ""  # of which these are all layers
+    machine: tuple[str, float | None] = ("", None)  # the device's name and power limit, which several labels share
     ending: Status | None = None  # how its cells ended, where there is no candidate; "ok" where each approximates
 
     @cached_property
@@ -184,6 +185,25 @@ def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: Tr
     return _in_order(found)
 
 
+def answered_once(found: Sequence[Problem]) -> list[Problem]:
+    """Return problems without those that another run of the same machine answers better.
+
+    Figures of unlike runs are in no table together, so a choice is that of one run: of the most backends, and of those
+    the newest.
+    """
+    best: dict[tuple[tuple[str, float | None], str, Case, str], Problem] = {}
+    for problem in found:
+        key = (problem.machine, problem.model, problem.case, problem.step)
+        if key not in best or _choice(problem) > _choice(best[key]):
+            best[key] = problem
+    kept = {id(problem) for problem in best.values()}
+    return [problem for problem in found if id(problem) in kept]
+
+
+def _choice(problem: Problem) -> tuple[int, str]:
+    return len(problem.candidates), max((one.run.started for one in problem.candidates), default="")
+
+
 def _in_order(found: Sequence[Problem]) -> list[Problem]:
     devices = list(dict.fromkeys(problem.device for problem in found))
     steps = ("fwd", TRAINING, "bwd", "fwd_bwd")
@@ -204,7 +224,9 @@ def _problem(
     default = next((by_backend[name] for name in DEFAULTS if name in by_backend), None)
     candidates = tuple(one for one in right if wanted(one.backend))
     ending = None if candidates else _ending([of for of in groups if wanted(of[0][1].backend)])
-    return Problem(device, case, step, candidates, default, model, ending)
+    where = next((cell.run.environment for of in groups for _, cell in of), None)
+    machine = (where.device.name, where.power_limit_w) if where else (device, None)
+    return Problem(device, case, step, candidates, default, model, machine, ending)
 
 
 def _ending(groups: Sequence[Sequence[tuple[int, Cell]]]) -> Status:
