@@ -464,14 +464,14 @@ def sustained_latency(row: Row) -> float | None:
 
 @metric("Throughput without pauses", "TFLOP/s", "higher", formats.digits, sure_as="sustained_latency")
 def sustained_tflops(row: Row) -> float | None:
-    """FLOPs of the case over the latency without pauses."""
-    return _over(work(row) / 1e12, sustained_latency(row))
+    """FLOPs of the case over the latency without pauses; with several ranks, those of each."""
+    return _over(_work_of_rank(row) / 1e12, sustained_latency(row))
 
 
 @metric("Utilisation without pauses", "", "higher", formats.share, sure_as="sustained_latency")
 def sustained_utilization(row: Row) -> float | None:
     """Throughput without pauses as a share of the datasheet peak of the dtype; none where the peak is unknown."""
-    return _over(_over(work(row), sustained_latency(row)), row.rates.peak)
+    return _over(_over(_work_of_rank(row), sustained_latency(row)), row.rates.peak)
 
 
 @metric("Power without pauses", "W", "lower", formats.digits)
@@ -490,8 +490,8 @@ def joules(row: Row) -> float | None:
 
 @metric("Efficiency", "TFLOP/s/W", "higher", formats.digits, sure_as="joules")
 def tflops_per_watt(row: Row) -> float | None:
-    """FLOPs of the case over the energy of one call."""
-    return _over(work(row) / 1e12, joules(row))
+    """FLOPs of the case over the energy of one call; with several ranks, those of each."""
+    return _over(_work_of_rank(row) / 1e12, joules(row))
 
 
 @metric("Uncertainty of the power without pauses", "", "lower", formats.percent)
@@ -551,7 +551,11 @@ def cycles(row: Row) -> float | None:
 
 def _throughput(row: Row) -> float | None:
     """Return FLOP/s of each rank."""
-    return _over(work(row) / row.case.ranks, latency(row))
+    return _over(_work_of_rank(row), latency(row))
+
+
+def _work_of_rank(row: Row) -> float:
+    return work(row) / row.case.ranks
 
 
 def _traffic(row: Row) -> float | None:

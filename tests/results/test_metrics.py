@@ -168,6 +168,19 @@ def test_sustained_and_its_energy() -> None:
     ]
 
 
+def test_rates_of_several_ranks_are_of_each() -> None:
+    timed = measurements(time=[2e-6] * 6, sustained=[2e-6] * 6, sustained_power=[400.0])
+    names = ("tflops", "gbps", "utilization", "sustained_tflops", "sustained_utilization", "tflops_per_watt")
+    alone, of_four = (
+        [
+            value(name, row(record(case=replace(SMALL, ranks=ranks), measurements=timed), Rates(peak=989e12)))
+            for name in names
+        ]
+        for ranks in (1, 4)
+    )
+    assert of_four == [pytest.approx((figure or math.nan) / 4) for figure in alone]
+
+
 def test_instruments_are_compared_turn_by_turn() -> None:
     """The clock falls from turn to turn, by more than the instruments differ."""
     taken = measurements(turns_events=(1.0, 2.0, 4.0), turns_graph=(1.01, 2.02, 4.2), turns_cupti=(0.97, 1.94, 3.88))
