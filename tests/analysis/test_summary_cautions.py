@@ -34,7 +34,7 @@ def test_cautions() -> None:
     assert "Clock held down by power cap in 1 of 1 cell." in warned(held)
     few = ok(case(2048), "triton", 300.0, n=4)
     assert "Few samples in 1 cell, the fewest 4: triton 2k d128 full fwd." in warned(good, few)
-    assert "Below 6 an interval takes" in warned(few)
+    assert "Below 6 the interval takes" in warned(few)
     assert "Few" not in warned(ok(case(2048), "triton", 300.0, n=6))  # enough for calls that take long
     unknown = warned(good, device=replace(H200, name="GPU of tomorrow"))
     assert "no bf16 peak is on file for GPU of tomorrow" in unknown

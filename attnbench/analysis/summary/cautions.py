@@ -261,7 +261,7 @@ def _few(cells: Sequence[Cell]) -> Iterator[Caution]:
         fewest, cell = min(few, key=lambda pair: pair[0])
         yield Caution(
             f"Few samples in {count(len(few), 'cell')}, the fewest {fewest}: {cell.name}.",
-            f"Below {MIN_SAMPLES_INTERVAL} an interval takes their noise to be normal.",
+            f"Below {MIN_SAMPLES_INTERVAL} the interval takes their noise to be normal.",
             f"Give run more --min-samples, or more --max-seconds (it was {cell.run.policy.max_seconds:g}s a cell).",
         )
 
