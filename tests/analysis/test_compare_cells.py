@@ -312,3 +312,24 @@ def test_what_is_hardly_known_decides_nothing() -> None:
     assert compared([known, other, once], [known, other, once]).main.cases == (case(2048),), "one sample tells nothing"
     with pytest.raises(UserError, match=r"no figure that is known to better than a factor of 1\.5"):
         compared([faster], [known])
+
+
+def test_one_backend_by_unlike_kernels_is_no_shared_backend() -> None:
+    fa3 = {"cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<flash::Collective...": 1}
+    fa2 = {"pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>": 1, "Memset (Device)": 1}
+    split = {"pytorch_flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<64>>": 1, "Memset (Device)": 1}
+    triton = {"_forward": 1}
+
+    def records(kernels: dict[str, int], tflops: float) -> list[Record]:
+        return [ok(case(), "xformers", tflops, kernels=kernels), ok(case(), "triton", 200, kernels=triton)]
+
+    unlike, alike = compared(records(fa3, 600), records(fa2, 300)), compared(records(split, 600), records(fa2, 300))
+    assert unlike.main.shared
+    assert ratio(unlike.main) == pytest.approx(1)
+    assert ratio(alike.main) == pytest.approx(0.5), "one library that splits a call otherwise"
+    ampere = compared(records(fa3, 600), records(fa2, 300), device=replace(H100, capability=(8, 0)))
+    assert ratio(ampere.main) == pytest.approx(0.5), "another architecture has kernels of its own"
+    said = "xformers ran unlike kernels: flash::FlashAttnFwdSm90 on H200, pytorch_flash::flash_fwd_kernel on H100"
+    assert [table.footnotes for table in tables(unlike) if table.name == "cases"] == [(said,)]
+    assert [c for c in cautions(unlike) if "xformers ran unlike kernels in 1 case" in str(c)]
+    assert unlike.same_ratio(unlike.others[0], (case(), "xformers")) is None

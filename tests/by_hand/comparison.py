@@ -12,7 +12,7 @@ from typing import Any
 
 from .audit import Audit, printed
 from .device import peak
-from .machines import Machine, machine_of, machines
+from .machines import Machine, alike, machine_of, machines, shared_cells
 from .names import headdim, mask
 from .ratios import Ratio, equal, speed_ratio
 from .raw import Cell, Key, middle, over_rounds, samples
@@ -55,7 +55,7 @@ def all_figures(found: Sequence[Machine]) -> list[Figures]:
     """Return the figures, without pauses before bursts, shared backends before each machine's own."""
     every = []
     for what in ("sustained", "latency"):
-        common = set.intersection(*({*machine.figures[what]} for machine in found))
+        common = shared_cells(found, what)
         for shared in (True, False):
             best = [m.fastest(what, common if shared else m.figures[what]) for m in found]
             cases = [case for case in best[0] if all(case in of for of in best)]
@@ -204,7 +204,7 @@ def _cell(found: Sequence[Machine], machine: Machine, key: Key, fastest: Mapping
             told["sustained_tflops_per_watt"] = machine.tflops(key, "joules")
         told["sustained_power"] = over_rounds(cell, lambda record: middle(record, "sustained_power"))
         told["memory_peak"] = over_rounds(cell, lambda r: max(samples(r, "memory_peak"), default=None))
-        if key in found[0].figures["latency"]:
+        if key in found[0].figures["latency"] and alike(found[0], machine, key):
             speed = speed_ratio(found[0], {key: 1.0}, machine, {key: 1.0}, "latency")
     return told | ends("ratio", speed)
 

@@ -16,7 +16,7 @@ from typing import Any
 from . import work
 from .audit import Audit, printed
 from .comparison import Offer, Scenario, ends, in_order, money, offers
-from .machines import Machine, machines
+from .machines import Machine, machines, shared_cells
 from .ratios import Ratio, speed_ratio
 from .raw import DEFAULTS, Case, Key
 
@@ -120,7 +120,7 @@ def phases(found: Sequence[Machine], asked: Asked, shared: bool) -> list[Part]:
     best = [machine.fastest("latency", machine.figures["latency"]) for machine in found]
     known = set.intersection(*({*of} for of in best))
     cases = {key[0]: cell.case for key, cell in found[0].cells.items() if key[0] in known}
-    common = set.intersection(*({*machine.figures["latency"]} for machine in found))
+    common = shared_cells(found)
     made = []
     for phase, is_of, steps in (("prefill", _is_prefill, asked.batch), ("decode", _is_decode, asked.generated)):
         families: dict[str, list[Case]] = defaultdict(list)  # that differ in batch and length alone

@@ -332,7 +332,8 @@ def _one_model(c: Comparison) -> str:
     if not c.one_setup:
         return f"These are {what}, so what sets them apart is their software, {why}."
     said = [f"These are {what}, so what sets them apart is {why}"]
-    moves = [abs(c.same_ratio(machine, key).value - 1) for machine in c.others for key in c.cells]
+    ratios_of_cells = (c.same_ratio(machine, key) for machine in c.others for key in c.cells)
+    moves = [abs(ratio.value - 1) for ratio in ratios_of_cells if ratio]
     if moves:
         said.append(f"a cell differs by {percent(stats.median(moves))} in the median, {percent(max(moves))} at most")
     ratios = ", ".join(f"{label} {ratio_text(ratio)}" for ratio, label in _ratios(c.main, c))

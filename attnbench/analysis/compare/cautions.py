@@ -28,6 +28,7 @@ def cautions(c: Comparison) -> list[Caution]:
         *_intervals(c),
         *(Caution(note) for note in (c.workload.notes if c.workload else ())),
         *_unsure(c),
+        *_unlike_kernels(c),
         *_methods(c),
         *_setups(c.machines),
         *_joined(c.machines),
@@ -51,6 +52,19 @@ def _unsure(c: Comparison) -> Iterator[Caution]:
                 "Which backend is fastest is not known there.",
                 "Measure again, on a device that nothing else uses.",
             )
+
+
+def _unlike_kernels(c: Comparison) -> Iterator[Caution]:
+    """Yield which backends ran unlike kernels on machines that could run the same ones."""
+    by_backend: dict[tuple[str, str], list[Key]] = {}
+    for key, kernels in c.unlike.items():
+        by_backend.setdefault((key[1], kernels), []).append(key)
+    for (backend, kernels), keys in by_backend.items():
+        yield Caution(
+            f"{backend} ran unlike kernels in {count(len(keys), 'case')}: {kernels}.",
+            "It is no shared backend there: what differs is the software.",
+            "Install one build on all machines.",
+        )
 
 
 def _name(key: Key, c: Comparison) -> str:

@@ -5,7 +5,8 @@ A buyer gets four answers to how fast a machine is, and each figure says which i
 - **without pauses** is what a machine sustains, at the clock that its power and cooling allow; **in bursts** is what it
   does for milliseconds, and is higher.
 - with **shared** backends each machine runs each case with the fastest of those that have a figure of it on all
-  machines, so that like is compared with like; with its **own**, with the fastest that it has.
+  machines by like kernels (like_kernels.py), so that like is compared with like; with its **own**, with the fastest
+  that it has.
 
 All figures are geometric means over the cases, or those of the workload if there is one (workload.py). Of decode, which
 waits for memory, the rate is in GB/s by the least bytes that a call moves, and TFLOP/s are of the other cases alone.
@@ -20,6 +21,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from attnbench.analysis.compare.common_cells import common, kinds
+from attnbench.analysis.compare.like_kernels import shared_cells
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_ratio
 from attnbench.core import stats
@@ -149,7 +151,7 @@ def all_figures(
 
 def _figures(machines: Mapping[str, Machine], reference: str, shared: bool) -> Figures | None:
     """Return the figures of machines by label; None where they have no cell in common."""
-    cells = {*common(machine.log_rounds for machine in machines.values())}
+    cells = {*shared_cells([*machines.values()])}
     among = {label: [key for key in m.log_rounds if not shared or key in cells] for label, m in machines.items()}
     fastest = {label: machine.fastest_of(among[label]) for label, machine in machines.items()}
     unsure = tuple((label, key) for label, machine in machines.items() for key in machine.unsure_of(among[label]))

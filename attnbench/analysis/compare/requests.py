@@ -35,6 +35,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from attnbench.analysis.compare.common_cells import common
+from attnbench.analysis.compare.like_kernels import shared_cells
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.workload import MeasuredPart, MeasuredWorkload, shares_of_time
 from attnbench.core.case import Case
@@ -80,7 +81,7 @@ class Requests:
         figure, with the command that measures it.
         """
         cases = common(machine.fastest for machine in machines)
-        cells = {*common(machine.log_rounds for machine in machines)} if shared else None
+        cells = {*shared_cells(machines)} if shared else None
         phases: tuple[Phase, ...] = ("prefill", "decode")
         found = [_part(self, of, phase, cases, machines, cells) for of in self.model.layers for phase in phases]
         parts = tuple(shares_of_time(found, reference))

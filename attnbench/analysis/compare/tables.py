@@ -279,9 +279,10 @@ def _cases_of(
 
 
 def _lacking(c: Comparison, key: Key) -> list[str]:
-    """Return why machines have no figure of a cell that is fastest on another, a sentence for each machine."""
+    """Return why a cell that is fastest on a machine is not compared with those of others, a sentence each."""
     without = [machine.label for machine in c.machines if key not in machine.log_rounds]
-    return [f"{key[1]} has no figure on {label}: {c.why_missing(label, key)}" for label in without]
+    said = [f"{key[1]} has no figure on {label}: {c.why_missing(label, key)}" for label in without]
+    return [*said, *([f"{key[1]} ran unlike kernels: {c.unlike[key]}"] if key in c.unlike else [])]
 
 
 def _cells(c: Comparison) -> Table:

@@ -46,6 +46,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, field_validator
 
 from attnbench.analysis.compare.common_cells import common
+from attnbench.analysis.compare.like_kernels import shared_cells
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio, Weights, speed_ratio
 from attnbench.core.case import Case
@@ -274,7 +275,7 @@ def measured_workload(
     able = [machine for machine in machines if all(of_part[machine] for of_part in fastest)]
     measured = [{case for machine in able for case in of_part[machine]} for of_part in fastest]
     if shared:
-        cells = {*common(machine.log_rounds for machine in able)}
+        cells = {*shared_cells(able)}
         fastest = [_fastest_cells(part, machines, reference, cells) for part in workload.parts]
     parts, notes = [], []
     for part, share, of_part, every in zip(workload.parts, workload.shares, fastest, measured, strict=True):
