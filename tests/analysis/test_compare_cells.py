@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -197,18 +198,18 @@ def test_power_is_that_of_work_without_pauses() -> None:
     theirs = [ok(case(), "fa3", 600, power=300, sustained=work / 500e12, sustained_power=350.0)]
     more = [ok(case(2048), "fa3", 600, power=300)]
     got = compared([*ours, *more], [*theirs, *more])
-    assert got.main.sustained
-    assert got.main.cases == (case(),)
-    assert [got.main.watts(label) for label in got.labels] == pytest.approx([700, 350])
-    assert [got.main.tflops_per_watt(label) for label in got.labels] == pytest.approx([500 / 700, 500 / 350])
+    assert len(got.main.cases) == 2
+    assert got.main.watts("H200") is None
+    of = got.powered
+    assert of.cases == (case(),)
+    assert [of.watts(label) for label in got.labels] == pytest.approx([700, 350])
+    assert [of.tflops_per_watt(label) for label in got.labels] == pytest.approx([500 / 700, 500 / 350])
     for label in got.labels:
-        watts, tflops = got.main.watts(label), got.main.tflops(label)
+        watts, tflops = of.watts(label), of.tflops(label)
         assert watts
         assert tflops
-        assert got.main.tflops_per_watt(label) == tflops / watts, "of one reading: the quotient of two columns"
-    assert (in_bursts := got.beside(sustained=False, shared=True))
-    assert len(in_bursts.cases) == 2
-    assert in_bursts.watts("H200") is None
+        assert of.tflops_per_watt(label) == tflops / watts, "of one reading: the quotient of two columns"
+    assert "Per watt, without pauses, H100 gives 2.00x" in " ".join(answer(got)).replace("; per", ". Per")
     assert "No power of work" not in str(cautions(compared(ours, theirs))[-1])
     assert not compared(more, more).main.sustained
     one_sided = compared(ours, [*more, ok(case(), "fa3", 600)])
@@ -333,3 +334,30 @@ def test_one_backend_by_unlike_kernels_is_no_shared_backend() -> None:
     assert [table.footnotes for table in tables(unlike) if table.name == "cases"] == [(said,)]
     assert [c for c in cautions(unlike) if "xformers ran unlike kernels in 1 case" in str(c)]
     assert unlike.same_ratio(unlike.others[0], (case(), "xformers")) is None
+
+
+def test_figures_without_pauses_lead_where_they_cover_the_cases_in_bursts() -> None:
+    work = flops.flops(case())
+    long = [ok(case(), "fa3", tflops, sustained=work / tflops / 1e12) for tflops in (500, 300)]
+    assert [of.sustained for of in compared(long[:1], long[1:]).figures] == [True, False]
+    more = ok(case(2048), "fa3", 600)
+    some = compared([long[0], more], [long[1], more])
+    assert [of.sustained for of in some.figures] == [False, True]
+    assert re.search(r"; without pauses 0\.600x \(\S+ to \S+\) over 1 case\.$", answer(some)[0])
+
+
+def test_what_waits_for_the_host_decides_nothing() -> None:
+    """By its record's flag, and without pauses also where a launch takes the host longer than the call the GPU."""
+    known, work = ok(case(2048), "fa3", 500), flops.flops(case())
+    flagged = ok(case(), "fa3", 500, host_bound=True)
+    got = compared([known, flagged], [known, ok(case(), "fa3", 500)])
+    assert got.main.cases == (case(2048),)
+    (said,) = [str(caution) for caution in cautions(got) if "waits for the host" in str(caution)]
+    assert said.startswith("1 case left out in bursts, with shared backends:")
+    assert "fa3 1k d128 full fwd on H200" in said
+    slow = ok(case(), "fa3", 500, enqueue=work / 100e12, sustained=work / 100e12)
+    quick = ok(case(), "fa3", 500, enqueue=work / 900e12, sustained=work / 400e12)
+    assert [of.sustained for of in compared([slow], [slow]).figures] == [False], "in bursts launches are queued before"
+    assert [of.sustained for of in compared([quick], [quick]).figures] == [True, False]
+    with pytest.raises(UserError, match="not the host's"):
+        compared([flagged], [known])

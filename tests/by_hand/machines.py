@@ -75,6 +75,7 @@ class Machine:
         for key, cell in self.cells.items():
             by_method[count[key][0] if key in count else 0].append(cell)
         self.figures: dict[str, dict[Key, Figure]] = {"latency": {}, "sustained": {}, "joules": {}}
+        self.host_bound: set[tuple[str, Key]] = set()  # (what, cell) whose figure holds the host's time
         for cells in by_method.values():
             prior = latency.common_prior(cells, self.spans, self.spread)
             for cell in cells:
@@ -89,14 +90,22 @@ class Machine:
         for name, one in found.items():
             if one:
                 self.figures[name][cell.key] = one
+        called, launched = found["latency"], over_rounds(cell, lambda record: middle(record, "enqueue"))
+        waits = bool(called and launched and launched > called.value)
+        flagged = any(record.get("host_bound") for record in cell.ok.values())
+        self.host_bound |= {(name, cell.key) for name in found if flagged or (waits and name != "latency")}
+
+    def decides_nothing(self, what: str, key: Key) -> bool:
+        """Whether a figure is hardly known, or holds the time in which the device waited for the host."""
+        return self.figures[what][key].is_hardly_known or (what, key) in self.host_bound
 
     def fastest(self, what: str, among: Collection[Key]) -> dict[str, Key]:
-        """Return case -> the cell of the least time; none where that is hardly known."""
+        """Return case -> the cell of the least time; none where that decides nothing."""
         best: dict[str, Key] = {}
         for key in self.figures[what]:
             if key in among and key[1] not in self.approximate:
                 best[key[0]] = min(best.get(key[0], key), key, key=lambda k: self.figures[what][k].value)
-        return {case: key for case, key in best.items() if not self.figures[what][key].is_hardly_known}
+        return {case: key for case, key in best.items() if not self.decides_nothing(what, key)}
 
     def kernels(self, key: Key) -> set[str]:
         """Return what the names of a cell's kernels begin with, up to their pass, first number or template argument."""

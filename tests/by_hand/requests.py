@@ -209,11 +209,11 @@ def _between(
 
 
 def _fastest(machine: Machine, times: Mapping[str, float], among: Collection[Key] | None) -> dict[Key, float]:
-    """Return the cells of the backend whose sum of times is least; none where it is hardly known."""
+    """Return the cells of the backend whose sum of times is least; none where it decides nothing."""
     known, sums = machine.figures["latency"], []
     for backend in {backend for _, backend in known} - machine.approximate:
         cells = {(case, backend): n for case, n in times.items()}
         if all(key in known and (among is None or key in among) for key in cells):
             sums.append((sum(n * known[key].value for key, n in cells.items()), cells))
     best = min(sums, key=lambda pair: pair[0], default=(0.0, {}))[1]
-    return {} if any(known[key].is_hardly_known for key in best) else best
+    return {} if any(machine.decides_nothing("latency", key) for key in best) else best

@@ -57,7 +57,7 @@ def _interval(ratio: Ratio) -> str:
 
 
 def _speed(c: Comparison) -> str:
-    """Return how fast the machines are with the same backends, and beside it with their own and in bursts."""
+    """Return how fast the machines are with the same backends, and beside it with their own and at the other pace."""
     main, ratios = c.main, _ratios(c.main, c)
     if c.workload and not ratios:
         return f"No machine but {c.reference.label} can run all of the workload {c.workload.name!r}."
@@ -70,10 +70,9 @@ def _speed(c: Comparison) -> str:
     elif not main.shared:
         said.append("no backend was measured on all of them")
     said += _lacking(c)
-    in_bursts = c.beside(sustained=False, shared=main.shared) if main.sustained else None
-    if in_bursts:
-        over = "" if c.workload else f" over {count(len(in_bursts.cases), 'case')}"
-        said.append(f"in bursts {_short(in_bursts, c)}{over}")
+    if other := c.beside(sustained=not main.sustained, shared=main.shared):
+        over = "" if c.workload else f" over {count(len(other.cases), 'case')}"
+        said.append(f"{other.pace} {_short(other, c)}{over}")
     return "; ".join(filter(None, said)) + "."
 
 
@@ -200,10 +199,11 @@ def _money(c: Comparison) -> str:
         said = [f"{c.others[0].label} is worth it below {ratio_text(ratio)} of the price of {c.reference.label}"]
         if c.prices:
             said.append(f"{c.reference.label} has no price: --price {c.reference.label.lower()}=...")
-    ratios = {machine.label: c.main.per_watt(machine.label) for machine in c.others}
-    said.append(
-        _given("per watt", {label: c.main.tflops_per_watt(label) for label in c.labels}, "TFLOP/s/W", c, ratios)
-    )
+    of = c.powered
+    ratios = {machine.label: of.per_watt(machine.label) for machine in c.others}
+    per_watt = {label: of.tflops_per_watt(label) for label in c.labels}
+    what = "per watt" if of is c.main else f"per watt, {of.pace},"
+    said.append(_given(what, per_watt, "TFLOP/s/W", c, ratios))
     text = "; ".join(filter(None, said))
     return f"{text[0].upper()}{text[1:]}." if text else ""
 

@@ -58,6 +58,11 @@ class Comparison:
         """The figures that answer a buyer."""
         return self.figures[0]
 
+    @property
+    def powered(self) -> Figures:
+        """The first figures without pauses, which alone have watts; the main ones where there are none."""
+        return next((figures for figures in self.figures if figures.sustained), self.main)
+
     def beside(self, *, sustained: bool, shared: bool) -> Figures | None:
         """Return other figures than `main`; None where there are none, or they are the same."""
         fit = (f for f in self.figures[1:] if (f.sustained, f.shared) == (sustained, shared))
@@ -224,20 +229,21 @@ def compare(
     costs = parse_prices(prices, found)
     check_common_cases(found)
     figures = all_figures(found, home, _workload(workload) if workload is not None else None)
-    watts = {machine.label: figures[0].watts(machine.label) for machine in found}
-    return Comparison(
+    compared = Comparison(
         machines=tuple(found),
         reference=home,
         figures=figures,
         cells=tuple(shared_cells(found)),
         prices=costs,
-        energy=energy_costs(costs, watts, energy_price, pue),
+        energy={},
         missing=tuple(missing_cells(found)),
         longest=tuple(longest_sequences(found)),
         longest_of_any=tuple(longest_sequences(found, by_backend=False)),
         spreads=tuple(unit_spreads(found)),
         left_out=left_out(paths, runs, bool(names)),
     )
+    watts = {label: compared.powered.watts(label) for label in compared.labels}
+    return replace(compared, energy=energy_costs(costs, watts, energy_price, pue))
 
 
 def _workload(text: str) -> Workload | Requests:

@@ -216,7 +216,7 @@ def _between(place: int, sizes: Mapping[int, float], size: float) -> _Between | 
 def fastest_sum(machine: Machine, times: Mapping[Case, float], cells: Collection[Key] | None) -> dict[Key, float]:
     """Return the cells of the backend whose sum of times is least, with how often each counts.
 
-    Empty where no backend has all of them, or what reads fastest is hardly known. `cells` are those that may count.
+    Empty where no backend has all of them, or what reads fastest decides nothing. `cells` are those that may count.
     """
 
     def cells_of(backend: str) -> dict[Key, float]:
@@ -229,7 +229,7 @@ def fastest_sum(machine: Machine, times: Mapping[Case, float], cells: Collection
         and (cells is None or all(key in cells for key in of))
     ]
     best = min(usable, key=lambda of: sum(n * machine.latency(key) for key, n in of.items()), default={})
-    return {} if any(map(machine.is_hardly_known, best)) else best
+    return {} if any(map(machine.decides_nothing, best)) else best
 
 
 def _with(case: Case, batch: int, seqlen: int) -> Case:
