@@ -75,9 +75,12 @@ MODELS = Scenario(
     RENT,
     RENTED,
 )
-LLAMA = {"layers": 32, "heads": (32, 8, 128)}  # meta-llama/Meta-Llama-3.1-8B, config.json
+LAYER = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)  # q and output, keys and values, MLP
+PARAMETERS = 32 * LAYER + 2 * 4096 * 128256
+LLAMA = {"layers": 32, "heads": (32, 8, 128), "parameters": PARAMETERS}  # meta-llama/Meta-Llama-3.1-8B, config.json
 ASKED = (
     Asked("chat: 4k in, 300 out, llama-3.1-8b, batch 64", 4096, 300, 64, **LLAMA),
+    Asked("full: 4k in, 8k out, llama-3.1-8b, batch 64", 4096, 8192, 64, **LLAMA),  # an H100 does not hold it
     Asked("long: 4500 in, 600 out, llama-3.1-8b, batch 32", 4500, 600, 32, **LLAMA),
 )
 

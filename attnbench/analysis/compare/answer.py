@@ -60,7 +60,9 @@ def _speed(c: Comparison) -> str:
     """Return how fast the machines are with the same backends, and beside it with their own and at the other pace."""
     main, ratios = c.main, _ratios(c.main, c)
     if c.workload and not ratios:
-        return f"No machine but {c.reference.label} can run all of the workload {c.workload.name!r}."
+        no_other = f"No machine but {c.reference.label} can run all of the workload {c.workload.name!r}"
+        of_reference = "; ".join(filter(None, [no_other, _stand_ins(c), _tokens_a_second(c)]))
+        return " ".join([f"{of_reference}.", *c.workload.notes])
     said = [f"{_compared(ratios, c.reference.label)} {_over(main)}{_units(c)}", _stand_ins(c), _tokens_a_second(c)]
     if not c.workload and len(ratios) == 1:
         said += [_decode_apart(main, ratios[0][1]), _extremes(main, ratios[0][1])]
@@ -85,7 +87,8 @@ def _tokens_a_second(c: Comparison) -> str:
     """Return the tokens a second of each machine; "" without a workload."""
     each = [(label, rate) for label in c.labels if (rate := c.tokens_a_second(c.main, label))]
     said = ", ".join(f"{digits(rate)} tokens/s on {label}" for label, rate in each)
-    return f"attention alone gives {said}" if each else ""
+    of = f" ({c.workload.tokens_are} alone)" if c.workload and c.workload.tokens_are != "tokens" else ""
+    return f"attention alone gives {said}{of}" if each else ""
 
 
 def _ratios(figures: Figures, c: Comparison) -> list[tuple[Ratio, str]]:
@@ -286,7 +289,7 @@ def _tokens(c: Comparison) -> str:
         return ""
     each = ", ".join(f"{c.prices[label].money(cost)} on {label}" for label, cost in costs.items())
     layers = "all layers" if c.workload.weights == "calls" else count(c.workload.layers, "layer")
-    return f"a million tokens of {c.workload.name!r} cost {each} (attention alone, {layers})"
+    return f"a million {c.workload.tokens_are} of {c.workload.name!r} cost {each} (attention alone, {layers})"
 
 
 # ---- The longest context.

@@ -85,8 +85,9 @@ class Figures:
         return _geomean([self.machines[label].gbps(key) for key in cells if key[0].is_decode])
 
     def utilization(self, label: str) -> float | None:
-        """Return TFLOP/s over the datasheet's peak, a mean over the cases but decode; None where that is not known."""
-        return _geomean([self.machines[label].utilization(key) for key in self._computing(label)])
+        """Return TFLOP/s over the datasheet's peak, a mean over the cases but decode; None if unknown or a workload."""
+        cells = () if self.workload else self._computing(label)
+        return _geomean([self.machines[label].utilization(key) for key in cells])
 
     def _computing(self, label: str) -> list[Key]:
         """Return the cells that count for the cases that are no decode."""

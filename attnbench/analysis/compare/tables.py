@@ -57,7 +57,7 @@ def _machines(c: Comparison) -> Table:
     rows = [
         {
             **_row_of(figures, label),
-            "cases": str(len(figures.cases)),
+            "cases": NOTHING if c.workload else str(len(figures.cases)),
             f"speed / {home}": "1x" if label == home else ratio_text(figures.ratio(label)),
             "TFLOP/s": _or_nothing(figures.tflops(label)),
             "GB/s": _or_nothing(figures.gbps(label)),
@@ -70,14 +70,15 @@ def _machines(c: Comparison) -> Table:
         for figures in c.figures
         for label in c.labels
     ]
-    of = f"Speed, TFLOP/s and W: of the workload {c.workload.name!r}; of peak: g" if c.workload else "G"
-    note = (
-        f"Shared backends: the fastest in each case of those that all machines have. {of}eometric means. FLOPs: exact."
-    )
+    note = "Shared backends: the fastest in each case of those that all machines have. "
+    note += f"Of the workload {c.workload.name!r}" if c.workload else "Geometric means"
+    note += ". FLOPs: exact."
     if any(row["GB/s"] != NOTHING for row in rows):
         note += " GB/s: of decode, by the least bytes that a call moves; TFLOP/s: of the other cases."
     if any(row["of peak"] != NOTHING for row in rows):
         note += " Of peak: the datasheet's."
+    if c.workload and c.workload.tokens_are != "tokens":
+        note += f" Tokens/s: of {c.workload.tokens_are}."
     if any(row["W"] != NOTHING for row in rows):
         note += " W: the board's, by its energy counter in the same seconds as TFLOP/s."
     return _table("machines", "Machines", _without_empty(rows), note)

@@ -189,7 +189,8 @@ class MeasuredWorkload:
     tokens: float  # of all calls
     reference: Machine
     parts: tuple[MeasuredPart, ...]
-    notes: tuple[str, ...]  # which machine has no figure for which part
+    notes: tuple[str, ...]  # which machine has no figure, and why
+    tokens_are: str = "tokens"  # what `tokens` counts
 
     def ratio(self, machine: Machine, part: MeasuredPart | None = None) -> Ratio | None:
         """Return how many times as fast as the reference a machine is, in a part or in all of the workload."""
