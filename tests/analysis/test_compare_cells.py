@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.compare.answer import answer
+from attnbench.analysis.compare.answer import answer, fit_text, length_text
 from attnbench.analysis.compare.cautions import cautions
 from attnbench.analysis.compare.common_cells import NOT_PLANNED, NOT_RUN
 from attnbench.analysis.compare.compare import Comparison, compare
@@ -186,10 +186,29 @@ def test_the_longest_context_is_that_of_any_backend() -> None:
     (line,) = got.longest_of_any
     assert [*line.fits.values()] == [Fit(4096, None), Fit(2048, 4096)]
     said = answer(got)[-1]
-    assert said == "Longest context, with any backend: d128 fwd: H200 at least 4k, H100 2k (4k does not fit)."
-    assert answer(compared(ours, [replace(r, backend="fa3") for r in ours[:3]]))[-1] == (
-        "Longest context: all that was tried fits on each, up to 4k."
+    assert said == (
+        "Longest context, with any backend that both tried: d128 fwd: H200 at least 4k, H100 2k (4k does not fit)."
     )
+    assert answer(compared(ours, [replace(r, backend="fa3") for r in ours[:3]]))[-1] == (
+        "Longest context: at least 4k on each, where memory was no limit."
+    )
+    lacking = [*ours, ok(case(8192), "triton", 500)]
+    assert answer(compared(lacking, theirs))[-1] == said, "a backend that one lacks tells nothing of its memory"
+    planned = [ok(case(n), "fa3", 500) for n in (1024, 2048)]
+    slow = [ok(case(1024), "fa3", 500), ended(case(2048), "fa3", "timeout", "one call took 9s")]
+    assert answer(compared(planned, slow))[-1].startswith("Longest context: at least 1k on each"), "time is no memory"
+
+
+def test_lengths_of_one_sentence_have_one_unit() -> None:
+    fine, coarse, none = Fit(651136, None), Fit(583 * 1024, 584 * 1024), Fit(None, 2048)
+    text = length_text([fine, coarse, none, None])
+    assert [fit_text(fit, text) for fit in (fine, coarse, none, None)] == [
+        "at least 651,136",
+        "596,992 (598,016 does not fit)",
+        "none (2,048 does not fit)",
+        "-",
+    ]
+    assert fit_text(coarse, length_text([coarse, none])) == "583k (584k does not fit)"
 
 
 def test_power_is_that_of_work_without_pauses() -> None:

@@ -83,7 +83,10 @@ def test_the_answer_comes_first_in_three_sentences(comparison: Comparison) -> No
         r"worth it below \$2\.00/h \(\$1\.9\d to \$2\.0\d\), if H200 costs \$4\.00/h\.",
         money,
     )
-    assert longest == "Longest context, with any backend: d128 fwd: H200 at least 4k, H100 2k (4k does not fit)."
+    assert (
+        longest
+        == "Longest context, with any backend that both tried: d128 fwd: H200 at least 4k, H100 2k (4k does not fit)."
+    )
     for render in (terminal.text, markdown.render, html_page.render):
         out = render(document(comparison))
         assert out.index("as fast as H200") < out.index("TFLOP/s")

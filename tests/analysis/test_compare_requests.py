@@ -140,7 +140,10 @@ def test_the_answer_has_tokens_a_second_and_what_they_cost() -> None:
     said = " ".join(answer(got))
     rates = [got.tokens_a_second(got.main, label) for label in got.labels]
     assert "on the workload 'chat'" in said
-    assert f"attention alone gives {rates[0]:.0f} tokens/s on H200, {rates[1]:.0f} tokens/s on H100 (generated" in said
+    assert (
+        f"attention alone gives {rates[0]:.0f} tokens/s on H200, {rates[1]:.0f} tokens/s on H100 (of generated tokens)"
+        in said
+    )
     assert "prefill of 1898 is scaled from 2k at batch 4, to some 0.88%" in said
     assert re.search(
         r"a million generated tokens of 'chat' cost \$0\.12\d on H200, \$0\.07\d+ on H100 \(attention alone, all", said
@@ -231,7 +234,7 @@ def test_what_memory_does_not_hold_has_no_figure() -> None:
     assert [bool(got.tokens_a_second(got.main, label)) for label in got.labels] == [True, False]
     assert [bool(got.million_tokens(got.main, label)) for label in got.labels] == [True, False]
     need = "'llama-3.1-8b' needs 96.0 GiB of KV cache and 15.0 GiB of weights, in 16 bits, and H100 has 80.0 GiB"
-    assert f" tokens/s on H200 (generated tokens alone). {need}: no figure of it there." in answer(got)[0]
+    assert f" tokens/s on H200 (of generated tokens). {need}: no figure of it there." in answer(got)[0]
     with pytest.raises(UserError, match=f"{need}; name another reference"):
         of(text, H200, small, to="h100")
     with pytest.raises(UserError, match=r"H200 has 140 GiB and H100 has 80.0 GiB; ask for fewer"):

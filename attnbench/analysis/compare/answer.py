@@ -6,7 +6,7 @@ Each number in them is one of the tables' (tables.py), and can be computed by ha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.figures import Figures
@@ -87,7 +87,7 @@ def _tokens_a_second(c: Comparison) -> str:
     """Return the tokens a second of each machine; "" without a workload."""
     each = [(label, rate) for label in c.labels if (rate := c.tokens_a_second(c.main, label))]
     said = ", ".join(f"{digits(rate)} tokens/s on {label}" for label, rate in each)
-    of = f" ({c.workload.tokens_are} alone)" if c.workload and c.workload.tokens_are != "tokens" else ""
+    of = f" (of {c.workload.tokens_are})" if c.workload and c.workload.tokens_are != "tokens" else ""
     return f"attention alone gives {said}{of}" if each else ""
 
 
@@ -296,27 +296,37 @@ def _tokens(c: Comparison) -> str:
 
 
 def _longest(c: Comparison) -> str:
-    """Return the longest context that each machine ran, in the kinds of cases in which memory or machines differ."""
+    """Return the longest context of each machine in the kinds of cases in which memory refused one."""
     everything = [of for of in c.longest_of_any if all(of.fits.values())]
-    told = [of for of in everything if of.limited or len({fit and fit.longest for fit in of.fits.values()}) > 1]
-    if told:
-        each = "; ".join(f"{of.cases}: {_fits(of)}" for of in told[-MOST_NAMED:])
+    if told := [of for of in everything if of.limited]:
+        shown = told[-MOST_NAMED:]
+        text = length_text(fit for of in shown for fit in of.fits.values())
+        each = "; ".join(f"{of.cases}: {_fits(of, text)}" for of in shown)
         more = f" and {count(len(told) - MOST_NAMED, 'more kind')} of cases below" if len(told) > MOST_NAMED else ""
-        return f"Longest context, with any backend: {each}{more}."
-    lengths = [fit.longest for of in everything for fit in of.fits.values() if fit and fit.longest]
-    return f"Longest context: all that was tried fits on each, up to {format_size(max(lengths))}." if lengths else ""
+        return (
+            f"Longest context, with any backend that {'both' if len(c.machines) == 2 else 'all'} tried: {each}{more}."
+        )
+    longest = max((min(fit.longest or 0 for fit in of.fits.values() if fit) for of in everything), default=0)
+    text = length_text([Fit(longest, None)])
+    return f"Longest context: at least {text(longest)} on each, where memory was no limit." if longest else ""
 
 
-def _fits(of: LongestSequence) -> str:
-    return ", ".join(f"{label} {fit_text(fit)}" for label, fit in of.fits.items())
+def _fits(of: LongestSequence, text: Callable[[int], str]) -> str:
+    return ", ".join(f"{label} {fit_text(fit, text)}" for label, fit in of.fits.items())
 
 
-def fit_text(fit: Fit | None, refused: str = "{} does not fit") -> str:
+def length_text(fits: Iterable[Fit | None]) -> Callable[[int], str]:
+    """Return how to write all lengths of some fits: as 64k, or as tokens where one of them is no multiple of 1k."""
+    lengths = [n for fit in fits if fit for n in (fit.longest, fit.refused) if n]
+    return format_size if not any(n % 1024 for n in lengths) else "{:,}".format
+
+
+def fit_text(fit: Fit | None, text: Callable[[int], str], refused: str = "{} does not fit") -> str:
     """Return "64k (128k does not fit)" where memory refused 128k, else "at least 64k"."""
     if fit is None:
         return case_names.NOTHING
-    longest = format_size(fit.longest) if fit.longest else "none"
-    return f"{longest} ({refused.format(format_size(fit.refused))})" if fit.refused else f"at least {longest}"
+    longest = text(fit.longest) if fit.longest else "none"
+    return f"{longest} ({refused.format(text(fit.refused))})" if fit.refused else f"at least {longest}"
 
 
 # ---- Runs of one model.

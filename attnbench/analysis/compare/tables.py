@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnbench.analysis.compare.answer import fit_text, price_text, ratio_text
+from attnbench.analysis.compare.answer import fit_text, length_text, price_text, ratio_text
 from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.figures import Figures
+from attnbench.analysis.compare.longest_sequence import LongestSequence
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.core import stats
@@ -71,7 +72,7 @@ def _machines(c: Comparison) -> Table:
         for label in c.labels
     ]
     note = "Shared backends: the fastest in each case of those that all machines have. "
-    note += f"Of the workload {c.workload.name!r}" if c.workload else "Geometric means"
+    note += f"All figures are of the workload {c.workload.name!r}" if c.workload else "Geometric means"
     note += ". FLOPs: exact."
     if any(row["GB/s"] != NOTHING for row in rows):
         note += " GB/s: of decode, by the least bytes that a call moves; TFLOP/s: of the other cases."
@@ -327,7 +328,11 @@ def _longest(c: Comparison) -> Table:
         note += f" {count(free, 'other')} fitted all that was tried."
     rows = [{"cases of": longest.cases, "backend": longest.backend} for longest in limited]
     table = _table("longest", "The longest sequence that fits", rows, note)
-    fits = _MachineColumn("longest", "{}", lambda longest, machine: fit_text(longest.fits[machine.label], "{}"))
+
+    def fit(longest: LongestSequence, machine: Machine) -> str:
+        return fit_text(longest.fits[machine.label], length_text(longest.fits.values()), "{}")
+
+    fits = _MachineColumn("longest", "{}", fit)
     return _by_machine(c, table, limited, [fits])
 
 
