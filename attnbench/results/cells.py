@@ -193,6 +193,19 @@ class Cell:
         """Whether a figure says of nothing which is best: its uncertainty is unknown, or too large."""
         return hardly_known(self.half_interval(metric))
 
+    def is_host_bound(self, metric: str = "latency") -> bool:
+        """Whether a figure holds the time in which the device waited for the host.
+
+        Without pauses that is so too where the host takes longer to launch a call than the device to run it.
+        """
+        waits = metric != "latency" and self.is_launch_bound
+        return waits or any(row.record.host_bound for row in self.ok)
+
+    @property
+    def is_launch_bound(self) -> bool:
+        """Whether the host takes longer to launch a call than the device to run it."""
+        return (self.value("latency") or 0.0) < (self.value("enqueue") or 0.0)
+
     def alike(self, other: Cell, metric: str = "latency") -> bool:
         """Return whether two measured cells differ by no more than their uncertainties explain (half_interval)."""
         ours, theirs = self.value(metric), other.value(metric)

@@ -1,7 +1,8 @@
 """Where bursts and runs without pauses rank two backends differently.
 
 A burst is short enough that the power cap does not act; without pauses it does, and the kernel that draws less power
-keeps the higher clock. So the two are two figures, and so is who is fastest.
+keeps the higher clock. So the two are two figures, and so is who is fastest. Cells in which the device waits for the
+host are left out: there power has no part in it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def rank_changes(cells: Iterable[Cell]) -> list[RankChange]:
     """Return all pairs of cells of one case and device that change their rank, the largest changes first."""
     rivals: dict[tuple[str, Case], list[Cell]] = {}
     for cell in cells:
-        if cell.is_exact and cell.value("latency") and cell.value("sustained_latency"):
+        measured = cell.value("latency") and cell.value("sustained_latency")
+        if cell.is_exact and measured and not cell.is_host_bound("sustained_latency"):
             rivals.setdefault((cell.device, cell.case), []).append(cell)
     found = []
     for of_case in rivals.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.compare.answer import answer
+from attnbench.analysis.compare.answer import answer, fit_text, length_text
 from attnbench.analysis.compare.cautions import cautions
 from attnbench.analysis.compare.common_cells import NOT_PLANNED, NOT_RUN
 from attnbench.analysis.compare.compare import Comparison, compare
@@ -185,10 +186,29 @@ def test_the_longest_context_is_that_of_any_backend() -> None:
     (line,) = got.longest_of_any
     assert [*line.fits.values()] == [Fit(4096, None), Fit(2048, 4096)]
     said = answer(got)[-1]
-    assert said == "Longest context, with any backend: d128 fwd: H200 at least 4k, H100 2k (4k does not fit)."
-    assert answer(compared(ours, [replace(r, backend="fa3") for r in ours[:3]]))[-1] == (
-        "Longest context: all that was tried fits on each, up to 4k."
+    assert said == (
+        "Longest context, with any backend that both tried: d128 fwd: H200 at least 4k, H100 2k (4k does not fit)."
     )
+    assert answer(compared(ours, [replace(r, backend="fa3") for r in ours[:3]]))[-1] == (
+        "Longest context: at least 4k on each, where memory was no limit."
+    )
+    lacking = [*ours, ok(case(8192), "triton", 500)]
+    assert answer(compared(lacking, theirs))[-1] == said, "a backend that one lacks tells nothing of its memory"
+    planned = [ok(case(n), "fa3", 500) for n in (1024, 2048)]
+    slow = [ok(case(1024), "fa3", 500), ended(case(2048), "fa3", "timeout", "one call took 9s")]
+    assert answer(compared(planned, slow))[-1].startswith("Longest context: at least 1k on each"), "time is no memory"
+
+
+def test_lengths_of_one_sentence_have_one_unit() -> None:
+    fine, coarse, none = Fit(651136, None), Fit(583 * 1024, 584 * 1024), Fit(None, 2048)
+    text = length_text([fine, coarse, none, None])
+    assert [fit_text(fit, text) for fit in (fine, coarse, none, None)] == [
+        "at least 651,136",
+        "596,992 (598,016 does not fit)",
+        "none (2,048 does not fit)",
+        "-",
+    ]
+    assert fit_text(coarse, length_text([coarse, none])) == "583k (584k does not fit)"
 
 
 def test_power_is_that_of_work_without_pauses() -> None:
@@ -197,18 +217,18 @@ def test_power_is_that_of_work_without_pauses() -> None:
     theirs = [ok(case(), "fa3", 600, power=300, sustained=work / 500e12, sustained_power=350.0)]
     more = [ok(case(2048), "fa3", 600, power=300)]
     got = compared([*ours, *more], [*theirs, *more])
-    assert got.main.sustained
-    assert got.main.cases == (case(),)
-    assert [got.main.watts(label) for label in got.labels] == pytest.approx([700, 350])
-    assert [got.main.tflops_per_watt(label) for label in got.labels] == pytest.approx([500 / 700, 500 / 350])
+    assert len(got.main.cases) == 2
+    assert got.main.watts("H200") is None
+    of = got.powered
+    assert of.cases == (case(),)
+    assert [of.watts(label) for label in got.labels] == pytest.approx([700, 350])
+    assert [of.tflops_per_watt(label) for label in got.labels] == pytest.approx([500 / 700, 500 / 350])
     for label in got.labels:
-        watts, tflops = got.main.watts(label), got.main.tflops(label)
+        watts, tflops = of.watts(label), of.tflops(label)
         assert watts
         assert tflops
-        assert got.main.tflops_per_watt(label) == tflops / watts, "of one reading: the quotient of two columns"
-    assert (in_bursts := got.beside(sustained=False, shared=True))
-    assert len(in_bursts.cases) == 2
-    assert in_bursts.watts("H200") is None
+        assert of.tflops_per_watt(label) == tflops / watts, "of one reading: the quotient of two columns"
+    assert "Per watt, without pauses, H100 gives 2.00x" in " ".join(answer(got)).replace("; per", ". Per")
     assert "No power of work" not in str(cautions(compared(ours, theirs))[-1])
     assert not compared(more, more).main.sustained
     one_sided = compared(ours, [*more, ok(case(), "fa3", 600)])
@@ -312,3 +332,51 @@ def test_what_is_hardly_known_decides_nothing() -> None:
     assert compared([known, other, once], [known, other, once]).main.cases == (case(2048),), "one sample tells nothing"
     with pytest.raises(UserError, match=r"no figure that is known to better than a factor of 1\.5"):
         compared([faster], [known])
+
+
+def test_one_backend_by_unlike_kernels_is_no_shared_backend() -> None:
+    fa3 = {"cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<flash::Collective...": 1}
+    fa2 = {"pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>": 1, "Memset (Device)": 1}
+    split = {"pytorch_flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<64>>": 1, "Memset (Device)": 1}
+    triton = {"_forward": 1}
+
+    def records(kernels: dict[str, int], tflops: float) -> list[Record]:
+        return [ok(case(), "xformers", tflops, kernels=kernels), ok(case(), "triton", 200, kernels=triton)]
+
+    unlike, alike = compared(records(fa3, 600), records(fa2, 300)), compared(records(split, 600), records(fa2, 300))
+    assert unlike.main.shared
+    assert ratio(unlike.main) == pytest.approx(1)
+    assert ratio(alike.main) == pytest.approx(0.5), "one library that splits a call otherwise"
+    ampere = compared(records(fa3, 600), records(fa2, 300), device=replace(H100, capability=(8, 0)))
+    assert ratio(ampere.main) == pytest.approx(0.5), "another architecture has kernels of its own"
+    said = "xformers ran unlike kernels: flash::FlashAttnFwdSm90 on H200, pytorch_flash::flash_fwd_kernel on H100"
+    assert [table.footnotes for table in tables(unlike) if table.name == "cases"] == [(said,)]
+    assert [c for c in cautions(unlike) if "xformers ran unlike kernels in 1 case" in str(c)]
+    assert unlike.same_ratio(unlike.others[0], (case(), "xformers")) is None
+
+
+def test_figures_without_pauses_lead_where_they_cover_the_cases_in_bursts() -> None:
+    work = flops.flops(case())
+    long = [ok(case(), "fa3", tflops, sustained=work / tflops / 1e12) for tflops in (500, 300)]
+    assert [of.sustained for of in compared(long[:1], long[1:]).figures] == [True, False]
+    more = ok(case(2048), "fa3", 600)
+    some = compared([long[0], more], [long[1], more])
+    assert [of.sustained for of in some.figures] == [False, True]
+    assert re.search(r"; without pauses 0\.600x \(\S+ to \S+\) over 1 case\.$", answer(some)[0])
+
+
+def test_what_waits_for_the_host_decides_nothing() -> None:
+    """By its record's flag, and without pauses also where a launch takes the host longer than the call the GPU."""
+    known, work = ok(case(2048), "fa3", 500), flops.flops(case())
+    flagged = ok(case(), "fa3", 500, host_bound=True)
+    got = compared([known, flagged], [known, ok(case(), "fa3", 500)])
+    assert got.main.cases == (case(2048),)
+    (said,) = [str(caution) for caution in cautions(got) if "waits for the host" in str(caution)]
+    assert said.startswith("1 case left out in bursts, with shared backends:")
+    assert "fa3 1k d128 full fwd on H200" in said
+    slow = ok(case(), "fa3", 500, enqueue=work / 100e12, sustained=work / 100e12)
+    quick = ok(case(), "fa3", 500, enqueue=work / 900e12, sustained=work / 400e12)
+    assert [of.sustained for of in compared([slow], [slow]).figures] == [False], "in bursts launches are queued before"
+    assert [of.sustained for of in compared([quick], [quick]).figures] == [True, False]
+    with pytest.raises(UserError, match="not the host's"):
+        compared([flagged], [known])

@@ -83,7 +83,10 @@ def test_the_answer_comes_first_in_three_sentences(comparison: Comparison) -> No
         r"worth it below \$2\.00/h \(\$1\.9\d to \$2\.0\d\), if H200 costs \$4\.00/h\.",
         money,
     )
-    assert longest == "Longest context, with any backend: d128 fwd: H200 at least 4k, H100 2k (4k does not fit)."
+    assert (
+        longest
+        == "Longest context, with any backend that both tried: d128 fwd: H200 at least 4k, H100 2k (4k does not fit)."
+    )
     for render in (terminal.text, markdown.render, html_page.render):
         out = render(document(comparison))
         assert out.index("as fast as H200") < out.index("TFLOP/s")
@@ -339,6 +342,8 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
     assert re.search(r"a million tokens of 'chat' cost \$\S+ on H200 \(attention alone, 1 layer\)", answer(hourly)[1])
     assert re.search(r"all of chat +100% +4 +2\.00x", text(got))
     assert json_of(got)["workload"]["parts"][0]["share"] == pytest.approx(0.7)
+    (machines,) = [table for table in tables(got) if table.name == "machines"]
+    assert not {"cases", "of peak"} & {column.heading for column in machines.columns}, "which are of all cases"
 
 
 def test_tflops_are_of_the_workload_as_the_ratio_and_the_money_are(tmp_path: Path) -> None:
@@ -360,7 +365,8 @@ def test_machines_that_cannot_run_a_workload_are_beside_the_answer(tmp_path: Pat
     said, *_ = answer(compare(paths, [a_run(H200, 1.0), a_run(H100, 2.0), small], workload=str(file)))
     assert said.startswith("H100 is 2.00x")
     said, *_ = answer(compare(paths[:2], [a_run(H200, 1.0), small], workload=str(file)))
-    assert said == "No machine but H200 can run all of the workload 'chat'."
+    assert said.startswith("No machine but H200 can run all of the workload 'chat'; attention alone gives ")
+    assert said.endswith(" tokens/s on H200. M has no figure for 'part 2', so none for the workload.")
     got = compare(paths[:2], [a_run(H200, 1.0), small], workload=str(file))
     assert "M has no figure for 'part 2', so none for the workload." in text(got)
     assert html_page.render(document(got))

@@ -250,7 +250,9 @@ def test_every_difference_in_software_is_a_warning() -> None:
 
 def test_unlike_methods_are_a_warning() -> None:
     (line,) = warnings(a_run(), replace(a_run(H100), method=2))
-    assert line.startswith("The measuring method differs: 1 on H200, 2 on H100 80GB HBM3. It changes what a figure")
+    assert line.startswith(
+        "The measuring method differs: method 1 on H200, method 2 on H100 80GB HBM3. It changes what a figure"
+    )
 
 
 def test_a_library_that_one_machine_lacks_is_named_once() -> None:

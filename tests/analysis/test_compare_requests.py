@@ -16,6 +16,7 @@ from attnbench.analysis.compare.compare import Comparison, compare
 from attnbench.analysis.compare.machines import File, machine_of
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
+from attnbench.core.machine import Device
 from attnbench.core.record import Record
 from attnbench.results import run_file
 from attnbench.run.suite import load_suite, parse_options, resolve
@@ -139,10 +140,13 @@ def test_the_answer_has_tokens_a_second_and_what_they_cost() -> None:
     said = " ".join(answer(got))
     rates = [got.tokens_a_second(got.main, label) for label in got.labels]
     assert "on the workload 'chat'" in said
-    assert f"attention alone gives {rates[0]:.0f} tokens/s on H200, {rates[1]:.0f} tokens/s on H100" in said
+    assert (
+        f"attention alone gives {rates[0]:.0f} tokens/s on H200, {rates[1]:.0f} tokens/s on H100 (of generated tokens)"
+        in said
+    )
     assert "prefill of 1898 is scaled from 2k at batch 4, to some 0.88%" in said
     assert re.search(
-        r"a million tokens of 'chat' cost \$0\.12\d on H200, \$0\.07\d+ on H100 \(attention alone, all", said
+        r"a million generated tokens of 'chat' cost \$0\.12\d on H200, \$0\.07\d+ on H100 \(attention alone, all", said
     )
 
 
@@ -171,6 +175,8 @@ def test_every_kind_of_layers_is_a_part() -> None:
         ("chat: 2k in", "does not say out, model and batch"),
         ("llama-3.1-8b, batch 32", "does not say in and out"),
         ("300 out", "does not say in, model and batch"),
+        ("2k in 300 out llama-3.1-8b", "wants commas between its parts; write 'chat: 2k in"),
+        ("2k in, 300 out llama-3.1-8b, batch 4", "'300 out llama-3.1-8b' wants commas"),
         ("chat: 2k in, 1k in, 3 out, llama-3.1-8b, batch 2", "says in a second time"),
         ("chat: 2k in, 300 out, llama-9, batch 32", "no model 'llama-9'"),
         ("chat: 2k in, x out, llama-3.1-8b, batch 32", "'x' is not a size"),
@@ -178,7 +184,7 @@ def test_every_kind_of_layers_is_a_part() -> None:
         ("chat: 2k in, 300 out, flux.1-dev, batch 32", "cannot measure the decoding of flux.1-dev"),
         (
             "chat: 2k in, 300 out, llama-3.1-70b, batch 32, tp 2",
-            "on each machine: attnbench run --model llama-3.1-70b --tp 2 --seqlen 2k",
+            "measure there: attnbench run --model llama-3.1-70b --tp 2 --seqlen 2k",
         ),
     ],
 )
@@ -204,8 +210,40 @@ def test_a_decode_that_is_missing_says_what_to_measure() -> None:
     ],
 )
 def test_what_is_far_from_all_that_was_measured_is_no_figure(asked: str) -> None:
-    with pytest.raises(UserError, match="no figure on all machines"):
+    with pytest.raises(UserError, match="no figure on H200 and H100 of the"):
         compared(asked, records(1e-3, 1e-4), records(1e-3, 1e-4))
+
+
+def test_a_machine_that_lacks_a_figure_is_named() -> None:
+    with pytest.raises(UserError, match=r"no figure on H100 of the decode of 32 x 2198 keys .* measure there: "):
+        compared(CHAT, records(1e-3, 1e-4), records(1e-3, 1e-4, PREFILL))
+
+
+def test_what_memory_does_not_hold_has_no_figure() -> None:
+    """128 KiB a token in 32 layers of 8 heads of 128, in 16 bits, and 8.03 G weights."""
+    decode = cases("llama-3.1-8b", "decode", seqlen="8k", batch="64", page_size="16")
+    found = records(1e-3, 1e-4, (*PREFILL, *decode))
+    small = replace(H100, memory=80 * 2**30)
+
+    def of(text: str, *devices: Device, **ask: str) -> Comparison:
+        runs = [run(found, device=device) for device in devices]
+        return compare([Path("a"), Path("b")], runs, workload=text, prices=("h200=3/h", "h100=2/h"), **ask)
+
+    text = "4k in, 8k out, llama-3.1-8b, batch 64"
+    got = of(text, H200, small)
+    assert [bool(got.tokens_a_second(got.main, label)) for label in got.labels] == [True, False]
+    assert [bool(got.million_tokens(got.main, label)) for label in got.labels] == [True, False]
+    need = "'llama-3.1-8b' needs 96.0 GiB of KV cache and 15.0 GiB of weights, in 16 bits, and H100 has 80.0 GiB"
+    assert f" tokens/s on H200 (of generated tokens). {need}: no figure of it there." in answer(got)[0]
+    with pytest.raises(UserError, match=f"{need}; name another reference"):
+        of(text, H200, small, to="h100")
+    with pytest.raises(UserError, match=r"H200 has 140 GiB and H100 has 80.0 GiB; ask for fewer"):
+        of("4k in, 14k out, llama-3.1-8b, batch 64", H200, small)
+    assert requests.parse("4k in, 4k out, deepseek-v3, batch 1").weights == 0, "with experts they are not known"
+    latent = requests.parse("4k in, 4k out, deepseek-v3, batch 1, tp 8").cache
+    assert latent == 2 * 8192 * 61 * (512 + 64), "each device has all of it"
+    windows = requests.parse("4k in, 4k out, gemma-3-27b, batch 1").cache
+    assert windows == 2 * 16 * 256 * (52 * 1024 + 10 * 8192)
 
 
 def test_files_are_no_words() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from .audit import Audit, printed
 from .device import peak
-from .machines import Machine, machine_of, machines
+from .machines import Machine, alike, machine_of, machines, shared_cells
 from .names import headdim, mask
 from .ratios import Ratio, equal, speed_ratio
 from .raw import Cell, Key, middle, over_rounds, samples
@@ -52,17 +52,24 @@ class Figures:
 
 
 def all_figures(found: Sequence[Machine]) -> list[Figures]:
-    """Return the figures, without pauses before bursts, shared backends before each machine's own."""
-    every = []
-    for what in ("sustained", "latency"):
-        common = set.intersection(*({*machine.figures[what]} for machine in found))
+    """Return the figures: shared backends before each machine's own, without pauses first if that has all cases."""
+    every: list[Figures] = []
+    for what in ("latency", "sustained"):
+        common = shared_cells(found, what)
         for shared in (True, False):
             best = [m.fastest(what, common if shared else m.figures[what]) for m in found]
             cases = [case for case in best[0] if all(case in of for of in best)]
             one = Figures(what, shared, [{case: of[case] for case in cases} for of in best])
             if cases and not (every and not shared and every[-1].what == what and every[-1].chosen == one.chosen):
                 every.append(one)
-    return every
+    bursts, others = ([one for one in every if one.what == what] for what in ("latency", "sustained"))
+    covers = others and others[0].shared == bursts[0].shared and {*bursts[0].chosen[0]} <= {*others[0].chosen[0]}
+    return [*others, *bursts] if covers else [*bursts, *others]
+
+
+def powered(figures: Sequence[Figures]) -> Figures:
+    """Return the first figures without pauses, which alone have watts; the first of all where there are none."""
+    return next((of for of in figures if of.what == "sustained"), figures[0])
 
 
 def kind(cell: Cell, several_dtypes: bool) -> str:
@@ -87,7 +94,7 @@ def check(
     where = f"compare {' '.join(path.name.partition('-nvidia')[0] for path in paths)}"
     figures = all_figures(found)
     audit.same(where, "kinds of figures", len(said["figures"]), len(figures))
-    costs = offers(scenario, found, figures[0])
+    costs = offers(scenario, found, powered(figures))
     for shown, of in zip(said["figures"], figures, strict=True):
         pace = f"{where}: {of.what}, {'shared' if of.shared else 'own'}"
         audit.same(pace, "sustained", shown["sustained"], of.what == "sustained")
@@ -204,7 +211,7 @@ def _cell(found: Sequence[Machine], machine: Machine, key: Key, fastest: Mapping
             told["sustained_tflops_per_watt"] = machine.tflops(key, "joules")
         told["sustained_power"] = over_rounds(cell, lambda record: middle(record, "sustained_power"))
         told["memory_peak"] = over_rounds(cell, lambda r: max(samples(r, "memory_peak"), default=None))
-        if key in found[0].figures["latency"]:
+        if key in found[0].figures["latency"] and alike(found[0], machine, key):
             speed = speed_ratio(found[0], {key: 1.0}, machine, {key: 1.0}, "latency")
     return told | ends("ratio", speed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -74,6 +75,7 @@ class Machine:
         for key, cell in self.cells.items():
             by_method[count[key][0] if key in count else 0].append(cell)
         self.figures: dict[str, dict[Key, Figure]] = {"latency": {}, "sustained": {}, "joules": {}}
+        self.host_bound: set[tuple[str, Key]] = set()  # (what, cell) whose figure holds the host's time
         for cells in by_method.values():
             prior = latency.common_prior(cells, self.spans, self.spread)
             for cell in cells:
@@ -88,14 +90,31 @@ class Machine:
         for name, one in found.items():
             if one:
                 self.figures[name][cell.key] = one
+        called, launched = found["latency"], over_rounds(cell, lambda record: middle(record, "enqueue"))
+        waits = bool(called and launched and launched > called.value)
+        flagged = any(record.get("host_bound") for record in cell.ok.values())
+        self.host_bound |= {(name, cell.key) for name in found if flagged or (waits and name != "latency")}
+
+    def decides_nothing(self, what: str, key: Key) -> bool:
+        """Whether a figure is hardly known, or holds the time in which the device waited for the host."""
+        return self.figures[what][key].is_hardly_known or (what, key) in self.host_bound
 
     def fastest(self, what: str, among: Collection[Key]) -> dict[str, Key]:
-        """Return case -> the cell of the least time; none where that is hardly known."""
+        """Return case -> the cell of the least time; none where that decides nothing."""
         best: dict[str, Key] = {}
         for key in self.figures[what]:
             if key in among and key[1] not in self.approximate:
                 best[key[0]] = min(best.get(key[0], key), key, key=lambda k: self.figures[what][k].value)
-        return {case: key for case, key in best.items() if not self.figures[what][key].is_hardly_known}
+        return {case: key for case, key in best.items() if not self.decides_nothing(what, key)}
+
+    def kernels(self, key: Key) -> set[str]:
+        """Return what the names of a cell's kernels begin with, up to their pass, first number or template argument."""
+        found = set()
+        for name in {name for record in self.cells[key].ok.values() for name in record.get("kernels", {})}:
+            if not re.match(r"Memcpy|Memset|at::native::\w*elementwise_kernel<", name):
+                inner = re.sub(r"^([\w:]*(device_kernel|Kernel\d*|enable_sm\w*)<)*", "", name)
+                found.add(re.split(r"_?fwd|_?bwd|\d|<", inner, maxsplit=1, flags=re.IGNORECASE)[0])
+        return found
 
     def watts(self, key: Key) -> float | None:
         return over_rounds(self.cells[key], lambda record: middle(record, "sustained_power"))
@@ -108,6 +127,21 @@ class Machine:
     def gbps(self, key: Key, what: str = "latency") -> float:
         case = self.cells[key].case
         return self.figures[what][key].rate(work.ideal_bytes(case) / case.ranks / 1e9)
+
+
+def shared_cells(found: Sequence[Machine], what: str = "latency") -> set[Key]:
+    """Return the cells with a figure on all machines that ran them by like kernels."""
+    common = set.intersection(*({*machine.figures[what]} for machine in found))
+    return {key for key in common if all(alike(a, b, key) for a in found for b in found)}
+
+
+def alike(first: Machine, second: Machine, key: Key) -> bool:
+    """Whether a cell has a kernel in common on GPUs of one compute capability, or that is not known."""
+    ours, theirs = (machine.files[0].device for machine in (first, second))
+    if ours["kind"] != "cuda" or theirs["kind"] != "cuda" or ours.get("capability") != theirs.get("capability"):
+        return True
+    kernels = [machine.kernels(key) for machine in (first, second)]
+    return not all(kernels) or not kernels[0].isdisjoint(kernels[1])
 
 
 def machines(paths: Iterable[Path]) -> list[Machine]:

@@ -10,6 +10,7 @@ charts from the data in the page. Needs numpy and scipy. Exit code 1: something 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,8 @@ SCENARIOS = (
         {"H200": Price(32000, 4 * YEARS, bought=True), "H100": Price(2)},
         energy_price=0.15 * 1.3,
     ),
+    # xformers ran unlike kernels
+    Scenario(("20261124-120822-claims-nvidia-h200", "20261124-020208-claims-nvidia-h100")),
     Scenario(("20261126-060921-training-packed-nvidia-h200", "20261125-223822-training-packed-nvidia-h100")),
     Scenario(("20261126-055857-masks-nvidia-h200", "20261123-165359-masks-nvidia-h100")),
     Scenario(("20261125-144815-approximate-nvidia-h200", "20261123-165707-approximate-nvidia-h100")),
@@ -72,16 +75,19 @@ MODELS = Scenario(
     RENT,
     RENTED,
 )
-LLAMA = {"layers": 32, "heads": (32, 8, 128)}  # meta-llama/Meta-Llama-3.1-8B, config.json
+LAYER = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)  # q and output, keys and values, MLP
+PARAMETERS = 32 * LAYER + 2 * 4096 * 128256
+LLAMA = {"layers": 32, "heads": (32, 8, 128), "parameters": PARAMETERS}  # meta-llama/Meta-Llama-3.1-8B, config.json
 ASKED = (
     Asked("chat: 4k in, 300 out, llama-3.1-8b, batch 64", 4096, 300, 64, **LLAMA),
+    Asked("full: 4k in, 8k out, llama-3.1-8b, batch 64", 4096, 8192, 64, **LLAMA),  # an H100 does not hold it
     Asked("long: 4500 in, 600 out, llama-3.1-8b, batch 32", 4500, 600, 32, **LLAMA),
 )
 
-# Of these `recommend` and charts as well, which steps of whole models lack. The last but one has approximations, in the
-# last the default of PyTorch ties.
+# Of these `recommend` and charts as well, which steps of whole models and claims lack. The last but one has
+# approximations, in the last the default of PyTorch ties.
 ALONE = (
-    *dict.fromkeys(scenario.files[0] for scenario in SCENARIOS if "-step-" not in scenario.files[0]),
+    *dict.fromkeys(s.files[0] for s in SCENARIOS if not re.search("-step-|-claims-", s.files[0])),
     "20261125-145417-default-nvidia-h200",
     "20261121-174520-libraries-nvidia-h200",
 )

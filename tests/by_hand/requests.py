@@ -16,7 +16,7 @@ from typing import Any
 from . import work
 from .audit import Audit, printed
 from .comparison import Offer, Scenario, ends, in_order, money, offers
-from .machines import Machine, machines
+from .machines import Machine, machines, shared_cells
 from .ratios import Ratio, speed_ratio
 from .raw import DEFAULTS, Case, Key
 
@@ -35,9 +35,17 @@ class Asked:
     layers: int
     heads: tuple[int, int, int]
 
+    parameters: int
+
     @property
     def halfway(self) -> int:
         return self.given + self.generated // 2
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes in 16 bits of the weights, and of keys and values of all tokens."""
+        _, heads, headdim = self.heads
+        return 2 * (self.parameters + self.batch * (self.given + self.generated) * self.layers * heads * 2 * headdim)
 
 
 @dataclass(frozen=True)
@@ -59,13 +67,14 @@ def check(audit: Audit, scenario: Scenario, asked: Asked, paths: Sequence[Path])
     said = printed("compare", *paths, *scenario.options, "--workload", asked.text)
     found = in_order(said, machines(paths))
     costs = offers(scenario, found, None)
+    holds = [asked.nbytes <= machine.files[0].device["memory"] for machine in found]
     for shown in said["figures"]:
-        parts = phases(found, asked, shown["shared_backends"])
+        parts = phases(found, asked, holds, shown["shared_backends"])
         where = f"compare {asked.text!r}, {'shared' if shown['shared_backends'] else 'own'}"
         for i, row in enumerate(shown["machines"]):
             for name, value in figures(found, asked, parts, i, costs).items():
-                audit.same(f"{where}, {row['name']}", name, row[name], value)
-    parts = phases(found, asked, said["figures"][0]["shared_backends"])
+                audit.same(f"{where}, {row['name']}", name, row[name], value if holds[i] else None)
+    parts = phases(found, asked, holds, said["figures"][0]["shared_backends"])
     total = sum(part.seconds(found, 0) for part in parts)
     for part, shown in zip(parts, said["workload"]["parts"], strict=True):
         where = f"compare {asked.text!r}, {part.phase}"
@@ -73,7 +82,7 @@ def check(audit: Audit, scenario: Scenario, asked: Asked, paths: Sequence[Path])
         audit.same(where, "interpolation", shown["interpolation"], DOUBT * part.doublings)
         for i, row in enumerate(shown["machines"].values()):
             for name, value in ends("ratio", ratio(found, [part], i)).items():
-                audit.same(where, f"{name} of a part", row[name], value)
+                audit.same(where, f"{name} of a part", row[name], value if holds[i] else None)
 
 
 def figures(
@@ -115,12 +124,13 @@ def _shares(found: Sequence[Machine], parts: Sequence[Part], j: int, total: floa
     return weights
 
 
-def phases(found: Sequence[Machine], asked: Asked, shared: bool) -> list[Part]:
-    """Return prefill and decode as all machines measured them; `shared`: with backends that all have."""
-    best = [machine.fastest("latency", machine.figures["latency"]) for machine in found]
+def phases(found: Sequence[Machine], asked: Asked, holds: Sequence[bool], shared: bool) -> list[Part]:
+    """Return prefill and decode as all machines measured them that hold the tokens; `shared`: with backends of all."""
+    able = [machine for machine, fits in zip(found, holds, strict=True) if fits]
+    best = [machine.fastest("latency", machine.figures["latency"]) for machine in able]
     known = set.intersection(*({*of} for of in best))
     cases = {key[0]: cell.case for key, cell in found[0].cells.items() if key[0] in known}
-    common = set.intersection(*({*machine.figures["latency"]} for machine in found))
+    common = shared_cells(able)
     made = []
     for phase, is_of, steps in (("prefill", _is_prefill, asked.batch), ("decode", _is_decode, asked.generated)):
         families: dict[str, list[Case]] = defaultdict(list)  # that differ in batch and length alone
@@ -131,7 +141,7 @@ def phases(found: Sequence[Machine], asked: Asked, shared: bool) -> list[Part]:
         ranked = []
         for case, times, doublings in sums:
             cells = [_fastest(machine, times, common if shared else None) for machine in found]
-            if all(cells):
+            if all(of for of, fits in zip(cells, holds, strict=True) if fits):
                 pages = phase == "decode" and not case.page_size, abs(math.log((case.page_size or 1) / 16))
                 part = Part(phase, asked.layers * steps, case, doublings, cells)
                 ranked.append(((round(doublings, 6), *pages, case.key), part))
@@ -209,11 +219,11 @@ def _between(
 
 
 def _fastest(machine: Machine, times: Mapping[str, float], among: Collection[Key] | None) -> dict[Key, float]:
-    """Return the cells of the backend whose sum of times is least; none where it is hardly known."""
+    """Return the cells of the backend whose sum of times is least; none where it decides nothing."""
     known, sums = machine.figures["latency"], []
     for backend in {backend for _, backend in known} - machine.approximate:
         cells = {(case, backend): n for case, n in times.items()}
         if all(key in known and (among is None or key in among) for key in cells):
             sums.append((sum(n * known[key].value for key, n in cells.items()), cells))
     best = min(sums, key=lambda pair: pair[0], default=(0.0, {}))[1]
-    return {} if any(known[key].is_hardly_known for key in best) else best
+    return {} if any(machine.decides_nothing("latency", key) for key in best) else best

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from .audit import Audit
-from .comparison import Figures, Offer, kind, machine_figures, ratio
+from .comparison import Figures, Offer, kind, machine_figures, powered, ratio
 from .machines import Machine
 from .ratios import Ratio
 
@@ -64,11 +64,11 @@ def _phrases(
     of_own = next((one for one in figures if one.what == main.what and not one.shared), main)
     own = machine_figures(found, of_own, 1, costs)
     yield rf"{OWN} {TIMES}", _three(ratio(found, of_own, 1, of_own.chosen[0]))
-    bursts = next(one for one in figures if one.what == "latency" and one.shared)
-    yield (
-        rf"in bursts {TIMES} over (\d+) case",
-        [*_three(ratio(found, bursts, 1, bursts.chosen[0])), len(bursts.chosen[0])],
-    )
+    for of in figures:
+        if of.what != main.what and of.shared == main.shared:
+            pace = "in bursts" if of.what == "latency" else "without pauses"
+            values_of = [*_three(ratio(found, of, 1, of.chosen[0])), len(of.chosen[0])]
+            yield rf"{pace} {TIMES} over (\d+) case", values_of
     if costs[0]:
         yield (
             rf"B gives {TIMES} of A",
@@ -78,10 +78,11 @@ def _phrases(
         ends = ("worth_below", "worth_below_low", "worth_below_high")
         yield rf"below [$]({NUMBER})(?:/h)? \([$]({NUMBER}) to [$]({NUMBER})\)", [values[name] for name in ends]
     yield rf"B is worth it below {TIMES} of the price of A", _three(speed)
+    values = machine_figures(found, powered(figures), 1, costs)
     if values["tflops_per_watt"]:
-        home = machine_figures(found, main, 0, costs)["tflops_per_watt"]
+        home = machine_figures(found, powered(figures), 0, costs)["tflops_per_watt"]
         of_energy = [values[name] for name in ("per_watt_ratio", "per_watt_ratio_low", "per_watt_ratio_high")]
-        phrase = rf"per watt B gives {TIMES} of A: ({NUMBER}) against ({NUMBER})"
+        phrase = rf"per watt(?:, without pauses,)? B gives {TIMES} of A: ({NUMBER}) against ({NUMBER})"
         yield phrase, [*of_energy, values["tflops_per_watt"], home]
 
 

@@ -47,6 +47,8 @@ def test_ranks_that_are_alike_are_not(bursts: tuple[float, float], sustained: tu
         a_cell(name, *of) for name, of in zip(("fa4", "eager"), zip(bursts, sustained, strict=True), strict=True)
     ]
     assert rank_changes(cells([run(records)])) == []
+    waiting = replace(a_cell("sdpa-cudnn", 1.02, 1.25), host_bound=True)
+    assert rank_changes(cells([run([a_cell("fa4", 1.0, 1.3), waiting])])) == [], "power has no part in what waits"
     assert rank_changes(cells([run([ok(case(), "fa4", 300), records[1]])])) == []
 
 

@@ -3,6 +3,7 @@
     compare.py            the whole comparison as one value
     machines.py           run files -> machines: which files are one, and which of their rounds count
     common_cells.py       the cells and cases that all machines measured, and what each machine lacks and why
+    like_kernels.py       whether one backend ran like kernels on two machines
     figures.py            the figures that a buyer may mean: in bursts or without pauses, shared backends or own
     speed_ratio.py        how many times as fast one machine is as another, with its 95 % interval
     prices.py             --price: what a machine costs

@@ -6,7 +6,7 @@ Each number in them is one of the tables' (tables.py), and can be computed by ha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.figures import Figures
@@ -57,10 +57,12 @@ def _interval(ratio: Ratio) -> str:
 
 
 def _speed(c: Comparison) -> str:
-    """Return how fast the machines are with the same backends, and beside it with their own and in bursts."""
+    """Return how fast the machines are with the same backends, and beside it with their own and at the other pace."""
     main, ratios = c.main, _ratios(c.main, c)
     if c.workload and not ratios:
-        return f"No machine but {c.reference.label} can run all of the workload {c.workload.name!r}."
+        no_other = f"No machine but {c.reference.label} can run all of the workload {c.workload.name!r}"
+        of_reference = "; ".join(filter(None, [no_other, _stand_ins(c), _tokens_a_second(c)]))
+        return " ".join([f"{of_reference}.", *c.workload.notes])
     said = [f"{_compared(ratios, c.reference.label)} {_over(main)}{_units(c)}", _stand_ins(c), _tokens_a_second(c)]
     if not c.workload and len(ratios) == 1:
         said += [_decode_apart(main, ratios[0][1]), _extremes(main, ratios[0][1])]
@@ -70,10 +72,9 @@ def _speed(c: Comparison) -> str:
     elif not main.shared:
         said.append("no backend was measured on all of them")
     said += _lacking(c)
-    in_bursts = c.beside(sustained=False, shared=main.shared) if main.sustained else None
-    if in_bursts:
-        over = "" if c.workload else f" over {count(len(in_bursts.cases), 'case')}"
-        said.append(f"in bursts {_short(in_bursts, c)}{over}")
+    if other := c.beside(sustained=not main.sustained, shared=main.shared):
+        over = "" if c.workload else f" over {count(len(other.cases), 'case')}"
+        said.append(f"{other.pace} {_short(other, c)}{over}")
     return "; ".join(filter(None, said)) + "."
 
 
@@ -86,7 +87,8 @@ def _tokens_a_second(c: Comparison) -> str:
     """Return the tokens a second of each machine; "" without a workload."""
     each = [(label, rate) for label in c.labels if (rate := c.tokens_a_second(c.main, label))]
     said = ", ".join(f"{digits(rate)} tokens/s on {label}" for label, rate in each)
-    return f"attention alone gives {said}" if each else ""
+    of = f" (of {c.workload.tokens_are})" if c.workload and c.workload.tokens_are != "tokens" else ""
+    return f"attention alone gives {said}{of}" if each else ""
 
 
 def _ratios(figures: Figures, c: Comparison) -> list[tuple[Ratio, str]]:
@@ -200,10 +202,11 @@ def _money(c: Comparison) -> str:
         said = [f"{c.others[0].label} is worth it below {ratio_text(ratio)} of the price of {c.reference.label}"]
         if c.prices:
             said.append(f"{c.reference.label} has no price: --price {c.reference.label.lower()}=...")
-    ratios = {machine.label: c.main.per_watt(machine.label) for machine in c.others}
-    said.append(
-        _given("per watt", {label: c.main.tflops_per_watt(label) for label in c.labels}, "TFLOP/s/W", c, ratios)
-    )
+    of = c.powered
+    ratios = {machine.label: of.per_watt(machine.label) for machine in c.others}
+    per_watt = {label: of.tflops_per_watt(label) for label in c.labels}
+    what = "per watt" if of is c.main else f"per watt, {of.pace},"
+    said.append(_given(what, per_watt, "TFLOP/s/W", c, ratios))
     text = "; ".join(filter(None, said))
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
@@ -286,34 +289,44 @@ def _tokens(c: Comparison) -> str:
         return ""
     each = ", ".join(f"{c.prices[label].money(cost)} on {label}" for label, cost in costs.items())
     layers = "all layers" if c.workload.weights == "calls" else count(c.workload.layers, "layer")
-    return f"a million tokens of {c.workload.name!r} cost {each} (attention alone, {layers})"
+    return f"a million {c.workload.tokens_are} of {c.workload.name!r} cost {each} (attention alone, {layers})"
 
 
 # ---- The longest context.
 
 
 def _longest(c: Comparison) -> str:
-    """Return the longest context that each machine ran, in the kinds of cases in which memory or machines differ."""
+    """Return the longest context of each machine in the kinds of cases in which memory refused one."""
     everything = [of for of in c.longest_of_any if all(of.fits.values())]
-    told = [of for of in everything if of.limited or len({fit and fit.longest for fit in of.fits.values()}) > 1]
-    if told:
-        each = "; ".join(f"{of.cases}: {_fits(of)}" for of in told[-MOST_NAMED:])
+    if told := [of for of in everything if of.limited]:
+        shown = told[-MOST_NAMED:]
+        text = length_text(fit for of in shown for fit in of.fits.values())
+        each = "; ".join(f"{of.cases}: {_fits(of, text)}" for of in shown)
         more = f" and {count(len(told) - MOST_NAMED, 'more kind')} of cases below" if len(told) > MOST_NAMED else ""
-        return f"Longest context, with any backend: {each}{more}."
-    lengths = [fit.longest for of in everything for fit in of.fits.values() if fit and fit.longest]
-    return f"Longest context: all that was tried fits on each, up to {format_size(max(lengths))}." if lengths else ""
+        return (
+            f"Longest context, with any backend that {'both' if len(c.machines) == 2 else 'all'} tried: {each}{more}."
+        )
+    longest = max((min(fit.longest or 0 for fit in of.fits.values() if fit) for of in everything), default=0)
+    text = length_text([Fit(longest, None)])
+    return f"Longest context: at least {text(longest)} on each, where memory was no limit." if longest else ""
 
 
-def _fits(of: LongestSequence) -> str:
-    return ", ".join(f"{label} {fit_text(fit)}" for label, fit in of.fits.items())
+def _fits(of: LongestSequence, text: Callable[[int], str]) -> str:
+    return ", ".join(f"{label} {fit_text(fit, text)}" for label, fit in of.fits.items())
 
 
-def fit_text(fit: Fit | None, refused: str = "{} does not fit") -> str:
+def length_text(fits: Iterable[Fit | None]) -> Callable[[int], str]:
+    """Return how to write all lengths of some fits: as 64k, or as tokens where one of them is no multiple of 1k."""
+    lengths = [n for fit in fits if fit for n in (fit.longest, fit.refused) if n]
+    return format_size if not any(n % 1024 for n in lengths) else "{:,}".format
+
+
+def fit_text(fit: Fit | None, text: Callable[[int], str], refused: str = "{} does not fit") -> str:
     """Return "64k (128k does not fit)" where memory refused 128k, else "at least 64k"."""
     if fit is None:
         return case_names.NOTHING
-    longest = format_size(fit.longest) if fit.longest else "none"
-    return f"{longest} ({refused.format(format_size(fit.refused))})" if fit.refused else f"at least {longest}"
+    longest = text(fit.longest) if fit.longest else "none"
+    return f"{longest} ({refused.format(text(fit.refused))})" if fit.refused else f"at least {longest}"
 
 
 # ---- Runs of one model.
@@ -332,7 +345,8 @@ def _one_model(c: Comparison) -> str:
     if not c.one_setup:
         return f"These are {what}, so what sets them apart is their software, {why}."
     said = [f"These are {what}, so what sets them apart is {why}"]
-    moves = [abs(c.same_ratio(machine, key).value - 1) for machine in c.others for key in c.cells]
+    ratios_of_cells = (c.same_ratio(machine, key) for machine in c.others for key in c.cells)
+    moves = [abs(ratio.value - 1) for ratio in ratios_of_cells if ratio]
     if moves:
         said.append(f"a cell differs by {percent(stats.median(moves))} in the median, {percent(max(moves))} at most")
     ratios = ", ".join(f"{label} {ratio_text(ratio)}" for ratio, label in _ratios(c.main, c))

@@ -27,7 +27,8 @@ def cautions(c: Comparison) -> list[Caution]:
     return [
         *_intervals(c),
         *(Caution(note) for note in (c.workload.notes if c.workload else ())),
-        *_unsure(c),
+        *_undecided(c),
+        *_unlike_kernels(c),
         *_methods(c),
         *_setups(c.machines),
         *_joined(c.machines),
@@ -38,19 +39,46 @@ def cautions(c: Comparison) -> list[Caution]:
     ]
 
 
-def _unsure(c: Comparison) -> Iterator[Caution]:
-    """Yield in which cases nobody knows what is fastest, so that they count for nothing."""
+def _undecided(c: Comparison) -> Iterator[Caution]:
+    """Yield which cases count for nothing, as what reads fastest there is hardly known, or holds the host's time."""
     for figures in c.figures:
-        if figures.unsure:
-            named = some([f"{_name(key, c)} on {label}" for label, key in figures.unsure], MOST_NAMED)
-            cases = count(len({key[0] for _, key in figures.unsure}), "case")
-            backends = "shared backends" if figures.shared else "own fastest"
+        bound = [(label, key) for label, key in figures.undecided if figures.machines[label].is_host_bound(key)]
+        unsure = [pair for pair in figures.undecided if pair not in bound]
+        out = f"left out {figures.pace}, with {'shared backends' if figures.shared else 'own fastest'}"
+        if unsure:
             yield Caution(
-                f"{cases} left out {figures.pace}, with {backends}: what reads fastest there is known to no better "
-                f"than a factor of 1.5 ({named}).",
+                f"{_cases(unsure)} {out}: what reads fastest there is known to no better than a factor of 1.5 "
+                f"({_named(unsure, c)}).",
                 "Which backend is fastest is not known there.",
                 "Measure again, on a device that nothing else uses.",
             )
+        if bound:
+            yield Caution(
+                f"{_cases(bound)} {out}: there the GPU waits for the host to launch what reads fastest "
+                f"({_named(bound, c)}).",
+                "Such a figure is not the speed of the GPU.",
+            )
+
+
+def _cases(cells: Sequence[tuple[str, Key]]) -> str:
+    return count(len({key[0] for _, key in cells}), "case")
+
+
+def _named(cells: Sequence[tuple[str, Key]], c: Comparison) -> str:
+    return some([f"{_name(key, c)} on {label}" for label, key in cells], MOST_NAMED)
+
+
+def _unlike_kernels(c: Comparison) -> Iterator[Caution]:
+    """Yield which backends ran unlike kernels on machines that could run the same ones."""
+    by_backend: dict[tuple[str, str], list[Key]] = {}
+    for key, kernels in c.unlike.items():
+        by_backend.setdefault((key[1], kernels), []).append(key)
+    for (backend, kernels), keys in by_backend.items():
+        yield Caution(
+            f"{backend} ran unlike kernels in {count(len(keys), 'case')}: {kernels}.",
+            "It is no shared backend there: what differs is the software.",
+            "Install one build on all machines.",
+        )
 
 
 def _name(key: Key, c: Comparison) -> str:
@@ -63,7 +91,7 @@ def _methods(c: Comparison) -> Iterator[Caution]:
     apart = [of for of in methods if len({*of}) > 1]
     if apart:
         each = ", ".join(
-            f"{' and '.join(sorted({*of}))} on {m.label}"
+            f"method {' and '.join(sorted({*of}))} on {m.label}"
             for m, of in zip(c.machines, zip(*apart, strict=True), strict=True)
         )
         where = "" if len(apart) == len(methods) else f" in {len(apart)} of {count(len(methods), 'cell')}"

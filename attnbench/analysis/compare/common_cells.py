@@ -50,9 +50,8 @@ def check_common_cases(machines: Sequence[Machine]) -> None:
         return
     for machine in machines:
         if not machine.fastest:
-            what = (
-                "no figure that is known to better than a factor of 1.5" if machine.log_rounds else "no figure at all"
-            )
+            better = "no figure that is known to better than a factor of 1.5 and not the host's"
+            what = better if machine.log_rounds else "no figure at all"
             raise UserError(f"{machine.label} ({machine.files[0].path}) has {what}: nothing to compare")
     first = machines[0]
     for machine in machines[1:]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from attnbench.analysis.compare.common_cells import MissingCells, check_common_cases, common, missing_cells, why_missing
 from attnbench.analysis.compare.figures import Figures, all_figures
+from attnbench.analysis.compare.like_kernels import shared_cells, unlike_kernels
 from attnbench.analysis.compare.longest_sequence import LongestSequence, longest_sequences
 from attnbench.analysis.compare.machines import Machine, left_out, machines, parse_names, reference
 from attnbench.analysis.compare.money import Offer, energy_costs, for_the_money, worth_below
@@ -34,7 +35,7 @@ class Comparison:
     machines: tuple[Machine, ...]
     reference: Machine
     figures: tuple[Figures, ...]  # those that answer a buyer first
-    cells: tuple[Key, ...]  # with a figure on all machines, in bursts
+    cells: tuple[Key, ...]  # with a figure on all machines by like kernels, in bursts
     prices: Mapping[str, Price]
     energy: Mapping[str, float]  # what an hour of a bought device's power costs; empty where it was not asked for
     missing: tuple[MissingCells, ...]
@@ -56,6 +57,11 @@ class Comparison:
     def main(self) -> Figures:
         """The figures that answer a buyer."""
         return self.figures[0]
+
+    @property
+    def powered(self) -> Figures:
+        """The first figures without pauses, which alone have watts; the main ones where there are none."""
+        return next((figures for figures in self.figures if figures.sustained), self.main)
 
     def beside(self, *, sustained: bool, shared: bool) -> Figures | None:
         """Return other figures than `main`; None where there are none, or they are the same."""
@@ -100,9 +106,18 @@ class Comparison:
         pair = self.reference.sustained, machine.sustained
         return _fastest_ratio(*pair, [case]) if all(case in one.fastest for one in pair) else None
 
-    def same_ratio(self, machine: Machine, key: Key) -> Ratio:
-        """Return the ratio of a machine in one cell in bursts, so with the same backend on both."""
+    def same_ratio(self, machine: Machine, key: Key) -> Ratio | None:
+        """Return the ratio of a machine in one cell in bursts; None unless both have it, and ran like kernels."""
+        pair = self.reference, machine
+        if any(key not in one.log_rounds for one in pair) or unlike_kernels(pair, key):
+            return None
         return speed_ratio(self.reference, equal_weights([key]), machine)
+
+    @cached_property
+    def unlike(self) -> Mapping[Key, str]:
+        """Cell -> the kernels that ran it, where machines ran unlike ones."""
+        every = dict.fromkeys(key for machine in self.machines for key in machine.log_rounds)
+        return {key: kernels for key in every if (kernels := unlike_kernels(self.machines, key))}
 
     @cached_property
     def one_model(self) -> bool:
@@ -214,20 +229,21 @@ def compare(
     costs = parse_prices(prices, found)
     check_common_cases(found)
     figures = all_figures(found, home, _workload(workload) if workload is not None else None)
-    watts = {machine.label: figures[0].watts(machine.label) for machine in found}
-    return Comparison(
+    compared = Comparison(
         machines=tuple(found),
         reference=home,
         figures=figures,
-        cells=tuple(common(machine.log_rounds for machine in found)),
+        cells=tuple(shared_cells(found)),
         prices=costs,
-        energy=energy_costs(costs, watts, energy_price, pue),
+        energy={},
         missing=tuple(missing_cells(found)),
         longest=tuple(longest_sequences(found)),
         longest_of_any=tuple(longest_sequences(found, by_backend=False)),
         spreads=tuple(unit_spreads(found)),
         left_out=left_out(paths, runs, bool(names)),
     )
+    watts = {label: compared.powered.watts(label) for label in compared.labels}
+    return replace(compared, energy=energy_costs(costs, watts, energy_price, pue))
 
 
 def _workload(text: str) -> Workload | Requests:

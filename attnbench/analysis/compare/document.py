@@ -2,7 +2,7 @@
 
 CSV has a row for each cell and machine, JSON the same rows and all that is derived. Seconds, watts and fractions are
 not scaled; tflops is TFLOP/s, gbps GB/s. `ratio` is how many times as fast the machine is as the reference in the same
-cell, with the ends of its 95 % interval and what that is from. What is not known is None.
+cell by like kernels, with the ends of its 95 % interval and what that is from. What is not known is None.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
                 "sustained_tflops": measured and measured.value("sustained_tflops"),
                 "sustained_tflops_per_watt": measured and measured.value("tflops_per_watt"),
                 "memory_peak": measured and measured.value("memory_peak"),
-                **_ratio(c.same_ratio(machine, key) if measured and key in c.reference.log_rounds else None),
+                **_ratio(c.same_ratio(machine, key) if measured else None),
             }
 
 

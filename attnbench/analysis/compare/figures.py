@@ -5,7 +5,8 @@ A buyer gets four answers to how fast a machine is, and each figure says which i
 - **without pauses** is what a machine sustains, at the clock that its power and cooling allow; **in bursts** is what it
   does for milliseconds, and is higher.
 - with **shared** backends each machine runs each case with the fastest of those that have a figure of it on all
-  machines, so that like is compared with like; with its **own**, with the fastest that it has.
+  machines by like kernels (like_kernels.py), so that like is compared with like; with its **own**, with the fastest
+  that it has.
 
 All figures are geometric means over the cases, or those of the workload if there is one (workload.py). Of decode, which
 waits for memory, the rate is in GB/s by the least bytes that a call moves, and TFLOP/s are of the other cases alone.
@@ -20,6 +21,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from attnbench.analysis.compare.common_cells import common, kinds
+from attnbench.analysis.compare.like_kernels import shared_cells
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_ratio
 from attnbench.core import stats
@@ -41,7 +43,7 @@ class Figures:
     machines: Mapping[str, Machine]  # whose figures are in bursts or without pauses
     reference: Machine
     chosen: Mapping[str, Mapping[Case, Key]]  # the cell that counts for each case; the cases of all are the same
-    unsure: tuple[tuple[str, Key], ...] = ()  # (machine, cell) that reads fastest in its case, and is hardly known
+    undecided: tuple[tuple[str, Key], ...] = ()  # (machine, cell) that reads fastest in its case, and decides nothing
     workload: MeasuredWorkload | None = None
 
     @property
@@ -83,8 +85,9 @@ class Figures:
         return _geomean([self.machines[label].gbps(key) for key in cells if key[0].is_decode])
 
     def utilization(self, label: str) -> float | None:
-        """Return TFLOP/s over the datasheet's peak, a mean over the cases but decode; None where that is not known."""
-        return _geomean([self.machines[label].utilization(key) for key in self._computing(label)])
+        """Return TFLOP/s over the datasheet's peak, a mean over the cases but decode; None if unknown or a workload."""
+        cells = () if self.workload else self._computing(label)
+        return _geomean([self.machines[label].utilization(key) for key in cells])
 
     def _computing(self, label: str) -> list[Key]:
         """Return the cells that count for the cases that are no decode."""
@@ -132,8 +135,9 @@ def all_figures(
 ) -> tuple[Figures, ...]:
     """Return the figures that there are, those first that answer a buyer: without pauses, with shared backends.
 
-    Figures without pauses are left out where the machines have no such case in common, or the workload has cases
-    without; those of own backends where they are the shared ones. Raises UserError where a workload has no figure.
+    Figures without pauses follow those in bursts where they do not cover the cases of these. They are left out where
+    the machines have no such case in common, or the workload has cases without; those of own backends where they are
+    the shared ones. Raises UserError where a workload has no figure.
     """
     found: list[Figures] = []
     for sustained in (False, True):
@@ -143,20 +147,26 @@ def all_figures(
         if sustained and own and workload and _cells_of(own).keys() != _cells_of(found[-1]).keys():
             continue  # they are of other cases
         same = own and shared and _cells_of(own) == _cells_of(shared)
-        found = [*filter(None, (shared, None if same else own)), *found]
+        more = [*filter(None, (shared, None if same else own))]
+        found = [*more, *found] if not found or workload or _covers(more, found[0]) else [*found, *more]
     return tuple(found)
+
+
+def _covers(figures: Sequence[Figures], other: Figures) -> bool:
+    """Whether the first of some figures are over the cases of others, and with backends chosen in the same way."""
+    return bool(figures) and figures[0].shared == other.shared and {*other.cases} <= {*figures[0].cases}
 
 
 def _figures(machines: Mapping[str, Machine], reference: str, shared: bool) -> Figures | None:
     """Return the figures of machines by label; None where they have no cell in common."""
-    cells = {*common(machine.log_rounds for machine in machines.values())}
+    cells = {*shared_cells([*machines.values()])}
     among = {label: [key for key in m.log_rounds if not shared or key in cells] for label, m in machines.items()}
     fastest = {label: machine.fastest_of(among[label]) for label, machine in machines.items()}
-    unsure = tuple((label, key) for label, machine in machines.items() for key in machine.unsure_of(among[label]))
+    undecided = tuple((label, key) for label, of in machines.items() for key in of.undecided_of(among[label]))
     cases = common(fastest.values())
     chosen = {label: {case: of[case] for case in cases} for label, of in fastest.items()}
     home = machines[reference]
-    return Figures(home.metric == "sustained_latency", shared, machines, home, chosen, unsure) if cases else None
+    return Figures(home.metric == "sustained_latency", shared, machines, home, chosen, undecided) if cases else None
 
 
 def _with_workload(figures: Figures | None, workload: Workload | Requests | None, needed: bool) -> Figures | None:

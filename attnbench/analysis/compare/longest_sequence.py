@@ -40,7 +40,8 @@ class LongestSequence:
 def longest_sequences(machines: Sequence[Machine], by_backend: bool = True) -> list[LongestSequence]:
     """Return the longest sequences in the order of a report, of each backend or with any.
 
-    A length fits if it fits with any mask, number of heads or batch; with any backend means that computes attention.
+    A length fits if it fits with any mask, number of heads or batch; with any backend means with one that computes
+    attention and was tried on every machine, so that a library that one lacks is no limit of the other's memory.
     """
     several_dtypes = len({case.dtype for machine in machines for case, _ in machine.cells}) > 1
     kinds: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}  # rank of a row -> label -> cells
@@ -58,6 +59,11 @@ def longest_sequences(machines: Sequence[Machine], by_backend: bool = True) -> l
         case, backend = next(iter(cells.values()))[0].key
         name = f"{case.dtype} " if several_dtypes else ""
         name += f"d{headdim(case)} {case.direction}"
+        if not by_backend:
+            tried = set.intersection(
+                *({cell.backend for cell in cells.get(m.label, ()) if _says(cell)} for m in machines)
+            )
+            cells = {label: [cell for cell in of if cell.backend in tried] for label, of in cells.items()}
         fits = {machine.label: _fit(cells.get(machine.label, [])) for machine in machines}
         if any(fits.values()):
             found.append(LongestSequence(name, backend if by_backend else "", fits))
@@ -70,6 +76,11 @@ def _fit(cells: Sequence[Cell]) -> Fit | None:
     lengths = [cell.case.shape.seqlen_k for cell in cells if _refused_by_memory(cell)]
     refused = min((length for length in lengths if length > longest), default=None)
     return Fit(longest or None, refused) if longest or refused else None
+
+
+def _says(cell: Cell) -> bool:
+    """Whether a cell says what fits: it was measured, or memory refused it."""
+    return cell.status == "ok" or _refused_by_memory(cell)
 
 
 def _refused_by_memory(cell: Cell) -> bool:

@@ -175,13 +175,21 @@ class Machine:
     def fastest_of(self, keys: Iterable[Key]) -> dict[Case, Key]:
         """Return case -> the fastest of these cells that is no approximation; each has a figure.
 
-        A case is not among them where what reads fastest is hardly known (`unsure_of`): nobody knows which is fastest.
+        A case is not among them where what reads fastest decides nothing (`undecided_of`).
         """
-        return {case: key for case, key in self._reads_fastest(keys).items() if not self.is_hardly_known(key)}
+        return {case: key for case, key in self._reads_fastest(keys).items() if not self.decides_nothing(key)}
 
-    def unsure_of(self, keys: Iterable[Key]) -> list[Key]:
-        """Return the cells that read fastest in their case among these, and are hardly known."""
-        return [key for key in self._reads_fastest(keys).values() if self.is_hardly_known(key)]
+    def undecided_of(self, keys: Iterable[Key]) -> list[Key]:
+        """Return the cells that read fastest in their case among these, and decide nothing."""
+        return [key for key in self._reads_fastest(keys).values() if self.decides_nothing(key)]
+
+    def decides_nothing(self, key: Key) -> bool:
+        """Return whether a figure is hardly known, so that nobody knows which is fastest, or holds the host's time."""
+        return self.is_hardly_known(key) or self.is_host_bound(key)
+
+    def is_host_bound(self, key: Key) -> bool:
+        """Return whether the device waited for the host in a cell, so that its figure is not the device's speed."""
+        return self.cells[key].is_host_bound(self.metric)
 
     def is_hardly_known(self, key: Key) -> bool:
         """Return whether a cell with a figure is known to no better than a factor of 1.5, or nobody knows how well.

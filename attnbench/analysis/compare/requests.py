@@ -5,7 +5,8 @@
 
 Each sequence of the batch is filled with the tokens that come in, and then generates those that go out, one a step,
 in steps of the whole batch. A kind of layers takes part in each as often as the model has it. The time is that of
-attention alone, layer by layer. The tokens are those that are generated.
+attention alone, layer by layer. The tokens are those that are generated. A machine has no figure whose memory does not
+hold the keys and values of all tokens, and the weights where the table of models has their sizes.
 
 A call's time t is taken to be linear between measured cases of one backend on one machine: of a prefill in its FLOPs,
 of a decode in the least bytes that it moves. So it is a sum of measured times, t = sum of c_i t_i:
@@ -35,12 +36,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from attnbench.analysis.compare.common_cells import common
+from attnbench.analysis.compare.like_kernels import shared_cells
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.workload import MeasuredPart, MeasuredWorkload, shares_of_time
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.flops import flops, ideal_bytes
-from attnbench.core.formats import percent
+from attnbench.core.formats import percent, size
 from attnbench.core.models import Layers, Model, Phase, find
 from attnbench.core.sizes import format_size, parse_size
 from attnbench.core.text import count, listed
@@ -48,12 +50,14 @@ from attnbench.results import case_names
 from attnbench.results.cells import Key
 from attnbench.run.axes import AXES, matches
 from attnbench.run.model_axes import layer_axes
+from attnbench.run.step_axes import heads, whole_step
 
 EXAMPLE = "chat: 2k in, 300 out, llama-3.1-8b, batch 32"
 FAR = 8.0  # times as many FLOPs or bytes, that a case may have to be interpolated from
 EXTRA = 1.25  # times as long, or as large a batch, that a case may be beyond all that was measured
 DOUBT = 0.04  # half the 95 % interval of an interpolated time, for each doubling
 USUAL_PAGE = 16  # tokens; of cases that are as near, one with such pages stands for a server
+_NUMBER = r"(^|[:,\s])(\d\w* (in|out)|batch \d\w*)\s*($|[,\s])"  # in a workload in words
 _WORDS = {"in": r"(\S+) in", "out": r"(\S+) out", "batch": r"batch (\S+)", "tp": r"tp (\S+)"}
 
 
@@ -74,22 +78,55 @@ class Requests:
         return self.seqlen_in + self.seqlen_out // 2
 
     def measured(self, machines: Sequence[Machine], reference: Machine, shared: bool) -> MeasuredWorkload:
-        """Return the requests as a workload, from cases that all machines have measured.
+        """Return the requests as a workload, from cases that all machines have measured whose memory holds it.
 
         `shared`: with backends alone that all machines have. Raises UserError where a kind of layers or a phase has no
-        figure, with the command that measures it.
+        figure, with the command that measures it, and where the reference's memory does not hold it.
         """
+        full = [machine for machine in machines if self.cache + self.weights > machine.environment.device.memory]
+        if reference in full:
+            smaller = len(full) == len(machines)
+            advice = "ask for fewer tokens or sequences" if smaller else "name another reference with --to"
+            raise UserError(f"--workload: {self._too_large(full)}; {advice}")
+        notes = (f"{self._too_large(full)}: no figure of it there.",) if full else ()
+        machines = [machine for machine in machines if machine not in full]
         cases = common(machine.fastest for machine in machines)
-        cells = {*common(machine.log_rounds for machine in machines)} if shared else None
+        cells = {*shared_cells(machines)} if shared else None
         phases: tuple[Phase, ...] = ("prefill", "decode")
         found = [_part(self, of, phase, cases, machines, cells) for of in self.model.layers for phase in phases]
         parts = tuple(shares_of_time(found, reference))
-        return MeasuredWorkload(self.name, "calls", 1, self.batch * self.seqlen_out, reference, parts, ())
+        tokens = self.batch * self.seqlen_out
+        return MeasuredWorkload(self.name, "calls", 1, tokens, reference, parts, notes, "generated tokens")
+
+    @property
+    def cache(self) -> int:
+        """The bytes of keys and values of all layers on one device, once all is generated, in 16 bits."""
+        model, tokens = self.model, self.seqlen_in + self.seqlen_out
+        of_token = sum(model.latent or (model.heads(self.tp)[1] * (model.headdim + model.headdim_v),))
+        kept = sum(layers.count * min(tokens, layers.window or tokens) for layers in model.layers)
+        return 2 * self.batch * kept * of_token
+
+    @property
+    def weights(self) -> int:
+        """The bytes of the model's weights on one device, in 16 bits; 0 where the table of models does not tell.
+
+        It does not of models with experts, which are published in fewer bits.
+        """
+        if not self.model.step or self.model.step.get("experts"):
+            return 0
+        whole = whole_step(self.model)
+        return 2 * (whole.weights(heads(self.model)) + whole.outside) // self.tp
+
+    def _too_large(self, machines: Sequence[Machine]) -> str:
+        """Return what is needed, and what machines have whose memory does not hold it."""
+        weights = f" and {size(self.weights)} of weights" if self.weights else ", its weights not counted"
+        each = listed([f"{machine.label} has {size(machine.environment.device.memory)}" for machine in machines])
+        return f"{self.name!r} needs {size(self.cache)} of KV cache{weights}, in 16 bits, and {each}"
 
 
 def is_in_words(text: str) -> bool:
     """Whether a text is a workload in words, and no file."""
-    return re.search(r"(^|[:,])\s*(\S+ (in|out)|batch \S+)\s*($|,)", text) is not None
+    return re.search(_NUMBER, text) is not None
 
 
 def parse(text: str) -> Requests:
@@ -98,6 +135,8 @@ def parse(text: str) -> Requests:
     found: dict[str, str] = {}
     for part in (rest if colon else text).split(","):
         word = next((word for word, form in _WORDS.items() if re.fullmatch(form, part.strip())), "model")
+        if word == "model" and re.search(_NUMBER, part):
+            raise UserError(f"--workload: {part.strip()!r} wants commas between its parts; write {EXAMPLE!r}")
         if word in found:
             raise UserError(f"--workload: {part.strip()!r} says {word} a second time; write {EXAMPLE!r}")
         match = re.fullmatch(_WORDS.get(word, r"(.*)"), part.strip())
@@ -138,7 +177,8 @@ def _part(
             rank = total.case.dtype != "bf16", round(total.doublings, 6), *_pages(total.case, phase), total.case.key
             best = min(filter(None, (best, (rank, total, on_each))), key=lambda one: one[0])
     if best is None:
-        raise UserError(_no_figure(asked, layers, phase))
+        lacking = [of.label for of in machines if not _has(of, asked, layers, phase)]
+        raise UserError(_no_figure(asked, layers, phase, lacking))
     _, total, on_each = best
     of_layers = f"{phase}, {_kind(layers)}"
     pages = case_names.extra(total.case, "page_size")
@@ -147,6 +187,12 @@ def _part(
     what = phase if len(asked.model.layers) == 1 else of_layers
     said = _stands_in(asked, what, total)
     return MeasuredPart(name, 0.0, layers.count * steps, (total.case,), 0, on_each, DOUBT * total.doublings, said)
+
+
+def _has(machine: Machine, asked: Requests, layers: Layers, phase: Phase) -> bool:
+    """Whether a machine alone has a figure of a phase of a kind of layers."""
+    sums = (interpolated(asked, phase, family) for family in _families(asked, layers, phase, machine.fastest))
+    return any(fastest_sum(machine, of.times, None) for of in sums if of)
 
 
 def _families(asked: Requests, layers: Layers, phase: Phase, cases: Iterable[Case]) -> list[list[Case]]:
@@ -215,7 +261,7 @@ def _between(place: int, sizes: Mapping[int, float], size: float) -> _Between | 
 def fastest_sum(machine: Machine, times: Mapping[Case, float], cells: Collection[Key] | None) -> dict[Key, float]:
     """Return the cells of the backend whose sum of times is least, with how often each counts.
 
-    Empty where no backend has all of them, or what reads fastest is hardly known. `cells` are those that may count.
+    Empty where no backend has all of them, or what reads fastest decides nothing. `cells` are those that may count.
     """
 
     def cells_of(backend: str) -> dict[Key, float]:
@@ -228,7 +274,7 @@ def fastest_sum(machine: Machine, times: Mapping[Case, float], cells: Collection
         and (cells is None or all(key in cells for key in of))
     ]
     best = min(usable, key=lambda of: sum(n * machine.latency(key) for key, n in of.items()), default={})
-    return {} if any(map(machine.is_hardly_known, best)) else best
+    return {} if any(map(machine.decides_nothing, best)) else best
 
 
 def _with(case: Case, batch: int, seqlen: int) -> Case:
@@ -277,15 +323,17 @@ def _stands_in(asked: Requests, what: str, total: _Sum) -> str:
     return f"{what} of {of} is {how} {measured} {at}, to some {percent(DOUBT * total.doublings)}"
 
 
-def _no_figure(asked: Requests, layers: Layers, phase: Phase) -> str:
+def _no_figure(asked: Requests, layers: Layers, phase: Phase, lacking: Sequence[str]) -> str:
+    """Return which machines lack a figure, or that each has one of other cases, and what to measure."""
     decodes = phase == "decode"
     size = asked.seqlen_halfway if decodes else asked.seqlen_in
     lengths = sorted({1 << math.floor(math.log2(size)), 1 << math.ceil(math.log2(size))})
     run = f"attnbench run --model {asked.model.name}" + (f" --tp {asked.tp}" if asked.tp > 1 else "")
     run += f" --phase decode --page-size {USUAL_PAGE} --batch {asked.batch}" if decodes else ""
     of = f"{asked.batch} x {format_size(size)} keys" if decodes else f"{format_size(size)} tokens"
+    where = f"on {listed(lacking)}" if lacking else "of the same cases on all machines"
     return (
-        f"--workload: no figure on all machines of the {phase} of {of} by {_kind(layers)} of {asked.model.name}, nor "
-        f"of what it could be interpolated between; measure on each machine: {run} --seqlen "
+        f"--workload: no figure {where} of the {phase} of {of} by {_kind(layers)} of {asked.model.name}, nor "
+        f"of what it could be interpolated between; measure {'there' if lacking else 'on each'}: {run} --seqlen "
         f"{','.join(map(format_size, lengths))}"
     )

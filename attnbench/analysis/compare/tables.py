@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnbench.analysis.compare.answer import fit_text, price_text, ratio_text
+from attnbench.analysis.compare.answer import fit_text, length_text, price_text, ratio_text
 from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.figures import Figures
+from attnbench.analysis.compare.longest_sequence import LongestSequence
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.core import stats
@@ -57,7 +58,7 @@ def _machines(c: Comparison) -> Table:
     rows = [
         {
             **_row_of(figures, label),
-            "cases": str(len(figures.cases)),
+            "cases": NOTHING if c.workload else str(len(figures.cases)),
             f"speed / {home}": "1x" if label == home else ratio_text(figures.ratio(label)),
             "TFLOP/s": _or_nothing(figures.tflops(label)),
             "GB/s": _or_nothing(figures.gbps(label)),
@@ -70,14 +71,15 @@ def _machines(c: Comparison) -> Table:
         for figures in c.figures
         for label in c.labels
     ]
-    of = f"Speed, TFLOP/s and W: of the workload {c.workload.name!r}; of peak: g" if c.workload else "G"
-    note = (
-        f"Shared backends: the fastest in each case of those that all machines have. {of}eometric means. FLOPs: exact."
-    )
+    note = "Shared backends: the fastest in each case of those that all machines have. "
+    note += f"All figures are of the workload {c.workload.name!r}" if c.workload else "Geometric means"
+    note += ". FLOPs: exact."
     if any(row["GB/s"] != NOTHING for row in rows):
         note += " GB/s: of decode, by the least bytes that a call moves; TFLOP/s: of the other cases."
     if any(row["of peak"] != NOTHING for row in rows):
         note += " Of peak: the datasheet's."
+    if c.workload and c.workload.tokens_are != "tokens":
+        note += f" Tokens/s: of {c.workload.tokens_are}."
     if any(row["W"] != NOTHING for row in rows):
         note += " W: the board's, by its energy counter in the same seconds as TFLOP/s."
     return _table("machines", "Machines", _without_empty(rows), note)
@@ -279,9 +281,10 @@ def _cases_of(
 
 
 def _lacking(c: Comparison, key: Key) -> list[str]:
-    """Return why machines have no figure of a cell that is fastest on another, a sentence for each machine."""
+    """Return why a cell that is fastest on a machine is not compared with those of others, a sentence each."""
     without = [machine.label for machine in c.machines if key not in machine.log_rounds]
-    return [f"{key[1]} has no figure on {label}: {c.why_missing(label, key)}" for label in without]
+    said = [f"{key[1]} has no figure on {label}: {c.why_missing(label, key)}" for label in without]
+    return [*said, *([f"{key[1]} ran unlike kernels: {c.unlike[key]}"] if key in c.unlike else [])]
 
 
 def _cells(c: Comparison) -> Table:
@@ -325,7 +328,11 @@ def _longest(c: Comparison) -> Table:
         note += f" {count(free, 'other')} fitted all that was tried."
     rows = [{"cases of": longest.cases, "backend": longest.backend} for longest in limited]
     table = _table("longest", "The longest sequence that fits", rows, note)
-    fits = _MachineColumn("longest", "{}", lambda longest, machine: fit_text(longest.fits[machine.label], "{}"))
+
+    def fit(longest: LongestSequence, machine: Machine) -> str:
+        return fit_text(longest.fits[machine.label], length_text(longest.fits.values()), "{}")
+
+    fits = _MachineColumn("longest", "{}", fit)
     return _by_machine(c, table, limited, [fits])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnbench.analysis.compare.common_cells import common
+from attnbench.analysis.compare.like_kernels import shared_cells
 from attnbench.analysis.compare.machines import Machine, files_by_setup, machine_of
 from attnbench.core import stats
 from attnbench.results.run_setup import setup_texts
@@ -27,7 +27,7 @@ def unit_spreads(machines: Sequence[Machine]) -> list[UnitSpread]:
     found = []
     for files in files_by_setup(file for machine in machines for file in machine.files):
         each = [machine_of(file.path.name, [file], [other.run for other in files]) for file in files]
-        keys = common(machine.log_rounds for machine in each) if len(files) > 1 else []
+        keys = shared_cells(each) if len(files) > 1 else []
         if keys:
             uuids = {card.uuid for machine in each for card in machine.cards}
             found.append(

@@ -46,6 +46,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, field_validator
 
 from attnbench.analysis.compare.common_cells import common
+from attnbench.analysis.compare.like_kernels import shared_cells
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio, Weights, speed_ratio
 from attnbench.core.case import Case
@@ -188,7 +189,8 @@ class MeasuredWorkload:
     tokens: float  # of all calls
     reference: Machine
     parts: tuple[MeasuredPart, ...]
-    notes: tuple[str, ...]  # which machine has no figure for which part
+    notes: tuple[str, ...]  # which machine has no figure, and why
+    tokens_are: str = "tokens"  # what `tokens` counts
 
     def ratio(self, machine: Machine, part: MeasuredPart | None = None) -> Ratio | None:
         """Return how many times as fast as the reference a machine is, in a part or in all of the workload."""
@@ -274,7 +276,7 @@ def measured_workload(
     able = [machine for machine in machines if all(of_part[machine] for of_part in fastest)]
     measured = [{case for machine in able for case in of_part[machine]} for of_part in fastest]
     if shared:
-        cells = {*common(machine.log_rounds for machine in able)}
+        cells = {*shared_cells(able)}
         fastest = [_fastest_cells(part, machines, reference, cells) for part in workload.parts]
     parts, notes = [], []
     for part, share, of_part, every in zip(workload.parts, workload.shares, fastest, measured, strict=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attnbench.analysis.summary.machine_summary import clock_range
 from attnbench.core import stats
-from attnbench.core.formats import duration, percent
+from attnbench.core.formats import digits, duration, percent
 from attnbench.core.policy import SHORT
 from attnbench.core.record import Run
 from attnbench.core.text import count, one_line, some
@@ -221,11 +221,16 @@ def rank_change(cells: Iterable[Cell], machine: str = "") -> Iterator[Caution]:
         yield Caution(
             f"Bursts and runs without pauses rank backends differently{f' on {machine}' if machine else ''} in "
             f"{count(len(found), 'pair')} of cells: "
-            f"{most.in_bursts.name} is faster than {most.sustained.backend_name} by {percent(most.lead_in_bursts)} in "
-            f"bursts, slower by {percent(most.lead_sustained)} without pauses.",
+            f"{most.in_bursts.name} is faster than {most.sustained.backend_name} {_by(most.lead_in_bursts)} in "
+            f"bursts, slower {_by(most.lead_sustained)} without pauses.",
             "Without pauses power lowers the clock, most for the kernel that draws most.",
             "-m tflops,sustained_tflops has both.",
         )
+
+
+def _by(lead: float) -> str:
+    """Return by how much a latency is longer than another: "by 12%", from twice as long on "by a factor of 6.39"."""
+    return f"by {percent(lead)}" if lead < 1 else f"by a factor of {digits(1 + lead)}"
 
 
 def _drifting(cells: Sequence[Cell]) -> Iterator[Caution]:

@@ -150,7 +150,7 @@ def _slowed(row: Row) -> bool:
 
 
 def _launch_bound(cells: Sequence[Cell]) -> Iterator[Caution]:
-    bound = [c for c in cells if (c.value("latency") or 0.0) < (c.value("enqueue") or 0.0)]
+    bound = [c for c in cells if c.is_launch_bound]
     if bound:
         each = ", ".join(f"{backend} {len(found)}" for backend, found in _by_backend(bound, lambda _: 1.0))
         yield Caution(

@@ -1,0 +1,60 @@
+"""Whether one backend ran like kernels on two machines: a library may fall back to another one where it is missing.
+
+xformers 0.0.35 ran FlashAttention 3 on an H200 and FlashAttention 2 on an H100, as its build on the latter had no other
+(results/20261124-120822-claims-nvidia-h200.jsonl.gz and 20261124-020208-claims-nvidia-h100.jsonl.gz).
+
+GPUs of one compute capability can run the same code, so there unlike kernels are a property of the software. They are
+unlike where a cell has no kernel in common, by what its name begins with, up to the pass, the first number or template
+argument: tiles, splits and architectures follow these. Copies and element-wise kernels of torch's, which any backend
+launches, do not count. Between GPUs of other capabilities a library has kernels of their own, which is what a buyer
+gets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import combinations
+
+from attnbench.analysis.compare.common_cells import common
+from attnbench.analysis.compare.machines import Machine
+from attnbench.results.cells import Key
+
+_WRAPPERS = re.compile(r"^(?:[\w:]*(?:device_kernel|Kernel\d*|enable_sm\w*)<)+")
+_END = re.compile(r"_?[FfBb]wd|\d")
+_ANYONES = re.compile(r"Mem(cpy|set)|at::native::\w*elementwise_kernel")
+
+
+def shared_cells(machines: Sequence[Machine]) -> list[Key]:
+    """Return the cells with a figure on all machines, by like kernels, in the order of the first machine."""
+    return [key for key in common(machine.log_rounds for machine in machines) if not unlike_kernels(machines, key)]
+
+
+def unlike_kernels(machines: Sequence[Machine], key: Key) -> str:
+    """Return which kernels ran a cell, by machine, where two machines ran unlike ones; "" where they are not known to.
+
+    A machine without a figure of the cell does not count.
+    """
+    measured = [machine for machine in machines if machine.is_gpu and key in machine.log_rounds]
+    if not any(_unlike(*pair, key) for pair in combinations(measured, 2)):
+        return ""
+    return ", ".join(f"{min(_kernels(of, key).values(), key=len, default='?')} on {of.label}" for of in measured)
+
+
+def _unlike(first: Machine, second: Machine, key: Key) -> bool:
+    if first.environment.device.capability != second.environment.device.capability:
+        return False
+    ours, theirs = ({*map(_beginning, _kernels(of, key).values())} for of in (first, second))
+    return bool(ours and theirs and not ours & theirs)
+
+
+def _kernels(machine: Machine, key: Key) -> Mapping[str, str]:
+    """Return the kernels of a cell that tell backends apart -> their names without wrappers and template arguments."""
+    every = {kernel for row in machine.cells[key].ok for kernel in row.record.kernels if not _ANYONES.match(kernel)}
+    return {kernel: _WRAPPERS.sub("", kernel).partition("<")[0] for kernel in sorted(every)}
+
+
+@cache
+def _beginning(name: str) -> str:
+    return _END.split(name, maxsplit=1)[0]
