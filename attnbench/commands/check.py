@@ -12,7 +12,7 @@ from attnbench.commands import complete, options, output
 from attnbench.commands.shared import live
 from attnbench.core.case import DIRECTIONS, DTYPES
 
-cases = partial(typer.Option, rich_help_panel="The cases (each option leaves some out)")
+cases = partial(typer.Option, rich_help_panel="The cases (each option replaces what they have)")
 
 
 @options.grouped

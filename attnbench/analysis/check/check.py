@@ -31,11 +31,16 @@ SUITE = parse_suite(
         },
         "cases": [
             {"seqlen": 203, "headdim": 64},  # no multiple of any block: what lies beyond the end must not count
-            {"seqlen_q": 80, "headdim": 64},  # bottom-right alignment, and q and k mixed up
-            {"nheads_k": 2, "headdim": 64, "causal": True},
-            {"seqlen_q": 1, "headdim": 64, "causal": True, "pass": "fwd"},  # decoding
-            {"seqlen_q": 48, "seqlen": 4096, "headdim": 64, "causal": True, "pass": "fwd", "batch": 1},  # many keys
+            {"seqlen_q": 80, "headdim": 64, "causal": True},  # bottom-right alignment
+            {"seqlen": 80, "seqlen_q": 256, "headdim": 64, "causal": False},  # q and k mixed up
+            {"nheads": 6, "nheads_k": 2, "headdim": 64, "causal": True},  # groups of 3 heads, 2 key heads: no mix-up
+            {"seqlen_q": 1, "headdim": 64, "causal": True},  # decoding
+            {"seqlen_q": 48, "seqlen": 4096, "headdim": 64, "causal": True, "batch": 1},  # many keys
+            {"headdim": 64, "causal": False, "softmax_scale": 0.3},  # another than 1 / sqrt(headdim)
+            {"headdim": 64, "causal": True, "layout": "bhsd"},  # strides of q, k, v and dout, for order = "bshd"
+            {"headdim": 64, "causal": True, "layout": "packed"},  # and for order = "bhsd"
         ],
+        "exclude": [{"seqlen": 80, "causal": True}],  # queries that see no key
         "on_cpu": {"axes": {"dtype": ["fp32", "bf16"]}},
     },
     "check",
