@@ -264,6 +264,22 @@ def test_a_crash_and_a_hang_cost_one_row_each(mine: Tool) -> None:
     assert "the worker crashed (SIGABRT)" in out
 
 
+def test_the_advice_of_a_run_with_a_wrong_result_checks_the_same_cells_again(mine: Tool) -> None:
+    """Lengths that check does not try, on which a function is wrong, give the command that does."""
+    mine.write(
+        "at_96.py",
+        "from mine import right\n"
+        "def at_96(q, k, v, **options):\n"
+        "    return right(q, k, v, **options) * (1 + (q.shape[1] == 96))\n",
+    )
+    options = ("--device", "cpu", "--batch", "1", "--nheads", "2", *ONE_KIND)
+    out = mine("run", "-b", "./at_96.py:at_96", "--seqlen", "64,96", *options, "--out", "own.jsonl", code=5).out
+    advice = " ".join(out.split()).partition("without timing: attnbench ")[2].split()[:4]
+    assert advice == ["check", "./at_96.py:at_96", "--wrong", "own.jsonl"]
+    assert [*entries(mine(*advice, "--device", "cpu", code=5).out)] == ["96 d64 full"]
+    assert "own.jsonl has no wrong result of these cases" in mine(*advice, "--pass", "bwd", code=2).err
+
+
 @pytest.mark.parametrize(
     ("script", "code", "verdict"),
     [
