@@ -66,9 +66,9 @@ def check(
 ) -> tuple[Run, int]:
     """Return a run whose records have the checks of each case on each backend and no measurements, and an exit code.
 
-    That is 0, or that of an interrupt, which ends the records. `settings` narrow the cases; with a run file `wrong` they
-    are those of its wrong results. `timeout` is of one case in seconds, `say` is told what goes on, with `allow_busy`
-    other processes may use the GPU. Raises UserError for what a person can mend.
+    That is 0, or that of an interrupt, which ends the records. `settings` narrow the cases; with a run file `wrong`
+    they are those of its wrong results. `timeout` is of one case in seconds, `say` is told what goes on, with
+    `allow_busy` other processes may use the GPU. Raises UserError for what a person can mend.
     """
     device = parse_device(device)
     if not patterns:
