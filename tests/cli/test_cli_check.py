@@ -237,6 +237,11 @@ def test_what_a_function_prints_is_shown(mine: Tool, ending: str, code: int) -> 
     [
         ("def tiled(q, k, v): ...", """has no 'tild'; did you mean "tiled"?"""),
         ("from os import getcwd", "has no 'tild'; it defines no functions"),
+        (
+            "from functools import partial\nfrom typing import Optional\nfrom torch import nn\n"
+            "from torch.nn.functional import softmax\ndef f(q, k, v): ...\np = partial(f)\nm = nn.Identity()",
+            "has no 'tild'; known: f, p, m",
+        ),
         ("def tild(q:\n  pass", "SyntaxError: '(' was never closed (mine.py, line 1), at column 9 of: def tild(q:"),
     ],
 )
