@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.backends.base import BackendBase, Order, autograd_prepared
 from attnbench.backends.libraries import is_interpreted, refusal_of_interpreter, refusal_when_interpreted
 from attnbench.backends.limits import TORCH_LIMITS
-from attnbench.backends.own_signature import CALL, objection
+from attnbench.backends.own_signature import CALL, objection, takes_scale
 from attnbench.core.backend import Prepared, Probe, Signature, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -31,7 +32,8 @@ class Function(BackendBase):
 
     The tensors are (batch, seqlen, nheads, headdim), or (batch, nheads, seqlen, headdim) where its attribute `order` is
     "bhsd". A backward is measured if autograd can differentiate the function. A case for which it raises
-    NotImplementedError is skipped, with the error's text as the reason; any other error is a failure.
+    NotImplementedError is skipped, with the error's text as the reason; any other error is a failure. One that has no
+    softmax_scale scales by 1 / sqrt(headdim) itself; cases of another scale are skipped.
     """
 
     limits = TORCH_LIMITS
@@ -46,6 +48,7 @@ class Function(BackendBase):
         self.parameters = parameters or {}
         self._given = fn
         self._file, _, self._attribute = spec.rpartition(":") if spec else ("", "", name)
+        self._takes_scale = takes_scale(fn)
         self._uses_triton = "triton.language" in sys.modules  # its file has imported it
 
     def probe(self) -> Probe:
@@ -64,7 +67,10 @@ class Function(BackendBase):
         of_triton = None
         if self._uses_triton:
             of_triton = refusal_when_interpreted(case) if device.kind == "cpu" else refusal_of_interpreter(device)
-        return of_triton or super().unsupported(case, device)
+        of_scale = None
+        if not self._takes_scale and not math.isclose(case.softmax_scale, case.shape.headdim**-0.5, rel_tol=1e-6):
+            of_scale = f"no parameter softmax_scale; this case has {case.softmax_scale:g}"
+        return of_triton or of_scale or super().unsupported(case, device)
 
     def signature(self, case: Case, device: Device) -> Signature:
         """Return the function's attribute `kernels`, one or several regular expressions; no rule where it has none.
@@ -78,9 +84,11 @@ class Function(BackendBase):
         return Signature(runs, float32=not runs)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        scale = {"softmax_scale": case.softmax_scale} if self._takes_scale else {}
+
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             try:
-                out = self.fn(q, k, v, causal=case.causal, softmax_scale=case.softmax_scale)
+                out = self.fn(q, k, v, causal=case.causal, **scale)
             except NotImplementedError as refusal:
                 raise Unsupported(str(refusal).partition("\n")[0] or "not implemented") from None
             except TypeError as error:

@@ -35,19 +35,36 @@ def objection(function: Callable[..., Any], attribute: str, file: str, parameter
     `attribute` is its name in `file`, `parameters` are what a person sets beside. None also where nothing is known of
     its arguments.
     """
-    module_call = getattr(function, "forward", None)  # of an nn.Module, whose own call takes anything
-    try:
-        signature = inspect.signature(module_call if callable(module_call) else function)
-    except (TypeError, ValueError):
+    signature = _signature(function)
+    if signature is None:
         return None
     if unknown := _unknown_parameter(signature, attribute, parameters):
         return unknown
+    options = GIVEN[3:] if takes_scale(function) else GIVEN[3:4]
     try:
-        signature.bind(*GIVEN[:3], causal=False, softmax_scale=1.0, **parameters)
+        signature.bind(*GIVEN[:3], **dict.fromkeys(options), **parameters)
     except TypeError as error:
-        why = f"cannot be called with (q, k, v, causal=..., softmax_scale=...): {one_line(str(error))}"
+        call = ", ".join((*GIVEN[:3], *(f"{name}=..." for name in options)))
+        why = f"cannot be called with ({call}): {one_line(str(error))}"
         return f"{why}; {_adapter(function, signature, attribute, file, parameters)}"
     return None
+
+
+def takes_scale(function: Callable[..., Any]) -> bool:
+    """Whether a function has a parameter for the scale, takes any keyword, or nothing is known of its arguments."""
+    signature = _signature(function)
+    return signature is None or any(
+        p.kind == p.VAR_KEYWORD or _value_of(p.name) == "softmax_scale" for p in signature.parameters.values()
+    )
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Return the arguments of a function; None where nothing is known of them."""
+    module_call = getattr(function, "forward", None)  # of an nn.Module, whose own call takes anything
+    try:
+        return inspect.signature(module_call if callable(module_call) else function)
+    except (TypeError, ValueError):
+        return None
 
 
 def _unknown_parameter(signature: inspect.Signature, attribute: str, parameters: Mapping[str, Any]) -> str | None:
@@ -114,7 +131,8 @@ def _adapter(
     made_of_class = not inspect.isroutine(function) and type(function).__name__ == attribute
     more = [*parameters, *([f"made={attribute}()"] if made_of_class else [])]
     called = "made" if made_of_class else attribute
-    code = f"def {name}{CALL[:-1]}{''.join(f', {one}' for one in more)}): return {called}({', '.join(arguments)})"
+    call = CALL if "softmax_scale" in values.values() else CALL.replace(", softmax_scale", "")
+    code = f"def {name}{call[:-1]}{''.join(f', {one}' for one in more)}): return {called}({', '.join(arguments)})"
     return f"add this line to {file} and give {file}:{name}{beside}: {code}"
 
 

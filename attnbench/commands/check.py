@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +13,7 @@ from attnbench.commands import complete, options, output
 from attnbench.commands.shared import live
 from attnbench.core.case import DIRECTIONS, DTYPES
 
-cases = partial(typer.Option, rich_help_panel="The cases (each option leaves some out)")
+cases = partial(typer.Option, rich_help_panel="The cases (each option replaces what they have)")
 
 
 @options.grouped
@@ -55,6 +56,9 @@ def check(
     ] = None,
     headdim: Annotated[str | None, cases(metavar="SIZES", help="64,128 by default.")] = None,
     causal: Annotated[bool | None, cases("--causal/--full", metavar="", help="Only one of the two masks.")] = None,
+    wrong: Annotated[
+        Path | None, cases(metavar="FILE", help="In their place, the cases of the wrong results in this run file.")
+    ] = None,
     device: options.Device = "auto",
     timeout: Annotated[
         str, options.how(metavar="TIME", help="Of one case: 30s, 5m; its process is then killed.")
@@ -90,6 +94,7 @@ def check(
             [*(what or ()), *(backend or ())],
             parse_options({"axes": axes}),
             line.say,
+            wrong=wrong,
             device=device,
             timeout=seconds,
             pythons=python or (),

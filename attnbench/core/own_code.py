@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import itertools
 import re
 import sys
@@ -32,8 +33,18 @@ def load_file(path: Path) -> ModuleType:
 def functions_of(module: object, attribute: str) -> str:
     """Return the end of an error line: which function of a module may have been meant."""
     inside = vars(module)
-    own = [n for n, f in inside.items() if callable(f) and getattr(f, "__module__", "") == inside.get("__name__")]
+    own = [name for name, found in inside.items() if callable(found) and _is_made_in(found, inside.get("__name__"))]
     return did_you_mean(attribute, own) if own else "; it defines no functions"
+
+
+def _is_made_in(found: object, module: str | None) -> bool:
+    """Whether a module made something that it has, and did not import it.
+
+    An object that has no module of its own, as a functools.partial or an nn.Module, is taken for one that it made.
+    """
+    if inspect.isroutine(found) or inspect.isclass(found) or "__module__" in getattr(found, "__dict__", {}):
+        return getattr(found, "__module__", "") == module
+    return type(found).__module__ != "typing"
 
 
 def split_names(text: str) -> list[str]:

@@ -230,16 +230,19 @@ def span(values: Sequence[int], known: Sequence[int]) -> str:
 
 def where(ours: Sequence[Case], every: Sequence[Case]) -> str:
     """Return what sets some cases apart from all: the axes on which they lack a value; "" where they lack none."""
-    told = " or ".join(sorted({text.split()[0] for case in every for text in extras(case)}))
     axes: tuple[tuple[Callable[[Case], Any], Callable[[Case], str]], ...] = (  # what sorts, and its name
         (lambda c: DTYPES.index(c.dtype), lambda c: c.dtype),
         (lambda c: (c.shape.headdim, c.shape.headdim_v), lambda c: f"d{headdim(c)}"),
         (grouped, lambda c: "grouped heads" if grouped(c) else ""),
         (lengths_differ, lambda c: "seqlen_q != seqlen_k" if lengths_differ(c) else ""),
         (mask_rank, mask),
-        (extras, lambda c: " ".join(extras(c)) or f"without {told}"),
+        (extras, lambda c: " ".join(extras(c)) or without),
         (lambda c: DIRECTIONS.index(c.direction), lambda c: c.direction),
     )
+    seen = {value: {value(c) for c in ours} for value, _ in axes if value != extras}
+    alike = [c for c in every if all(value(c) in of for value, of in seen.items())]  # but for their extras
+    told = " or ".join(sorted({text.split()[0] for case in alike for text in extras(case)}))
+    without = told and f"without {told}"
     lengths_k, known = ({c.shape.seqlen_k for c in cases} for cases in (ours, every))
     parts = [span([*lengths_k], [*known])] if lengths_k != known else []
     for value, name in axes:

@@ -63,7 +63,12 @@ def select_backends(patterns: Sequence[str], ranks: int = 1) -> dict[str, str]:
         fitting = fnmatch.filter(known, bare) if bare in known else fnmatch.filter(usual, bare)
         fitting = fitting or fnmatch.filter(backends.SEVERAL, bare) or fnmatch.filter(split, bare)  # ring-*, ulysses-*
         if not fitting:
-            raise UserError(f"no backend {bare!r}{_meant(bare, usual, available)}")
+            meant = _meant(bare, usual, available)
+            if own and bare.isidentifier():
+                file = list(own.values())[-1].pattern.rpartition(":")[0]
+                close = "" if meant.startswith("; known: ") else meant
+                meant = f"{close}; a function of the same file is written {file}:{bare}"
+            raise UserError(f"no backend {bare!r}{meant}")
         for name in fitting:
             if pattern.startswith("!"):
                 chosen.pop(name, None)

@@ -37,8 +37,10 @@ MIN_DECLARED_SHARE = 0.02
 # Operators that only view a tensor in another way
 VIEWS = re.compile(
     r"(aten::)?(_?unsafe_view|_reshape_alias|alias|as_strided|chunk|detach_?|expand|flatten|movedim|narrow|permute|"
-    r"reshape|select|slice|split|squeeze|swapaxes|t|transpose|unbind|unflatten|unsqueeze|view|view_as)"
+    r"reshape|select|slice|split|split_with_sizes|squeeze|swapaxes|t|transpose|unbind|unflatten|unsqueeze|view|view_as)"
 )
+NO_WORK = re.compile(rf"{VIEWS.pattern}|aten::empty\w*")  # nor do these compute
+PRODUCT = re.compile("mm<|gemm|attention")
 
 
 def count_by_name(names: Iterable[str]) -> dict[str, int]:
@@ -71,7 +73,8 @@ def find_broken_rule(case: Case, signature: Signature, names: Iterable[str]) -> 
     kernels = list(dict.fromkeys(names))
     if not kernels:
         return "nothing ran on the device during the launch: its answer was there already, or comes from elsewhere"
-    ran = ", ".join(map(short_name, kernels[:4])) + (f" and {len(kernels) - 4} more" if len(kernels) > 4 else "")
+    work = sorted((k for k in kernels if not NO_WORK.fullmatch(k)), key=lambda k: not PRODUCT.search(k)) or kernels
+    ran = ", ".join(map(short_name, work[:4])) + (f" and {len(work) - 4} more" if len(work) > 4 else "")
     for pattern in signature.runs:
         if not any(re.search(pattern, name) for name in kernels):
             return f"no kernel like {pattern!r} ran; instead: {ran}"

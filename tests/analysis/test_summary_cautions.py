@@ -196,8 +196,12 @@ def test_a_wrong_result_of_ones_own_file_is_sent_to_check(monkeypatch: pytest.Mo
     wrong = ended(case(), "tiled", "wrong", "out is off")
     mine = warned(wrong, ended(case(), "triton", "wrong", "off"), specs={"tiled": f"{tmp_path / 'mine.py'}:tiled"})
     assert "1 result wrong: tiled 1k d128 full fwd." in mine
-    assert f"attnbench check .{os.sep}mine.py:tiled" in mine
+    assert f"attnbench check .{os.sep}mine.py:tiled --wrong FILE" in mine
     assert mine.count("report it to the backend's authors") == 1
+    split = ended(replace(case(), ranks=2), "tiled", "wrong", "out is off")
+    mine = warned(split, specs={"tiled": f"{tmp_path / 'mine.py'}:tiled"})
+    assert "1 result wrong: tiled" in mine
+    assert "attnbench check" not in mine, "it splits no sequence"
 
 
 def test_the_advice_to_resume_names_the_file() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ CPU, GPU = Device("cpu", 0, "CPU", 2**34, 2**34), Device("cuda", 0, "GPU", 2**34
 
 
 def taken(q: Any, k: Any, v: Any, *, causal: Any, softmax_scale: Any) -> Any: ...
+def unscaled(q: Any, k: Any, v: Any, *, causal: Any) -> Any: ...
 def any_arguments(*args: Any, **kwargs: Any) -> Any: ...
 def by_names(query: Any, key: Any, value: Any, is_causal: Any = False, sm_scale: Any = None) -> tuple[Any, ...]:
     return query, key, value, is_causal, sm_scale
@@ -55,15 +57,17 @@ class Module:
         return query, key, value, causal, scale
 
 
-def heads_first(q: Any, k: Any, v: Any, causal: Any) -> Any:
+def heads_first(q: Any, k: Any, v: Any, is_causal: Any) -> Any:
     B, H, N, D = q.shape  # noqa: N806
-    return B, H, N, D, k, v, causal
+    return B, H, N, D, k, v, is_causal
 
 
 def of_one(x: Any) -> Any: ...
 
 
-@pytest.mark.parametrize(("function", "parameters"), [(taken, {}), (any_arguments, {"block_m": 64}), (max, {})])
+@pytest.mark.parametrize(
+    ("function", "parameters"), [(taken, {}), (unscaled, {}), (any_arguments, {"block_m": 64}), (max, {})]
+)
 def test_what_takes_these_arguments_or_is_not_known_is_no_objection(
     function: Callable[..., Any], parameters: dict[str, Any]
 ) -> None:
@@ -97,6 +101,7 @@ def test_what_the_line_cannot_know_is_said() -> None:
     assert "(with values for block_m): def " in said
     assert said.endswith("block_m=...)")
     said = str(objection(heads_first, "heads_first", "mine.py", {}))
+    assert "heads_first_adapted(q, k, v, *, causal): return heads_first(" in said
     assert "if it scales by 1/sqrt(headdim) itself" in said
     assert 'with heads_first_adapted.order = "bhsd" below it' in said
     assert str(objection(of_one, "of_one", "mine.py", {})).endswith(
@@ -146,6 +151,18 @@ def test_the_version_is_that_of_the_persons_code(name: str, tmp_path: Path, monk
     assert len(versions) == 2
     assert not any("unknown" in str(version) for version in versions)
     monkeypatch.delitem(sys.modules, "library")
+
+
+def test_without_a_parameter_for_the_scale_there_are_no_cases_of_another() -> None:
+    usual = Case(Shape(1, 64, 64, 1, 1, 64, 64), "fp32", "fwd")
+    cases = (usual, replace(usual, scale=0.125), replace(usual, scale=0.3))
+    own, other = Function("own", unscaled), Function("other", taken)
+    assert [own.unsupported(case, CPU) for case in cases] == [
+        None,
+        None,
+        "no parameter softmax_scale; this case has 0.3",
+    ]
+    assert [other.unsupported(case, CPU) for case in cases] == [None] * 3
 
 
 def test_tritons_interpreter_is_no_judge_of_bf16(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ import json
 import pytest
 from tool import Tool
 
+from attnbench.backends.own_signature import GIVEN
+
 FAKE = ("check", "--device", "fake", "fake")
 ONE_KIND = ("--dtype", "fp32", "--pass", "fwd", "--headdim", "64", "--full")
 MINE = """
@@ -71,10 +73,100 @@ def check(tool: Tool, function: str, *more: str, code: int) -> str:
 def test_a_right_function(mine: Tool) -> None:
     out = check(mine, "right", code=0)
     found = entries(out)
-    assert len(found) == 11
-    assert all(entry.startswith("right ") for entry in found.values())
-    assert {entry.count("right") for entry in found.values()} == {2, 4}  # one query: forward only
-    assert out.splitlines()[-1] == "right is RIGHT in 40 cases"
+    assert len(found) == 14
+    assert {entry.count("right ") for entry in found.values()} == {4}
+    assert out.splitlines()[-1] == "right is RIGHT in 56 cases"
+
+
+@pytest.mark.parametrize("parameter", GIVEN)
+def test_a_function_that_ignores_one_of_its_parameters_is_wrong(mine: Tool, parameter: str) -> None:
+    usual = {"causal": "False", "softmax_scale": "q.shape[-1] ** -0.5"}.get(parameter, f"torch.ones_like({parameter})")
+    mine.write(
+        "ignores.py",
+        "import torch\nfrom mine import right\n"
+        "def ignores(q, k, v, *, causal, softmax_scale):\n"
+        f"    {parameter} = {usual}\n"
+        "    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)\n"
+        "def without(q, k, v, *, causal):\n"
+        "    return ignores(q, k, v, causal=causal, softmax_scale=q.shape[-1] ** -0.5)\n",
+    )
+    options = ("--device", "cpu", "--dtype", "fp32", "--pass", "fwd", "--headdim", "64")
+    assert "ignores is WRONG" in mine("check", "./ignores.py:ignores", *options, code=5).out
+    if parameter == "softmax_scale":
+        assert "without is RIGHT in 11 cases, 1 not supported" in mine("check", "./ignores.py:without", *options).out
+
+
+OTHERS = """
+import torch
+from mine import right
+
+def first_keys(q, k, v, *, causal, softmax_scale):
+    return right(q, k[:, :q.shape[1]], v[:, :q.shape[1]], causal=causal, softmax_scale=softmax_scale)
+
+def pairs(q, k, v, *, causal, softmax_scale):
+    if q.shape[2] != k.shape[2]:
+        k, v = (t[:, :, [head // 2 % k.shape[2] for head in range(q.shape[2])]] for t in (k, v))
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+
+class Contiguous(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, options):
+        ctx.save_for_backward(q, k, v)
+        ctx.options = options
+        return right(q, k, v, **options)
+
+    @staticmethod
+    def backward(ctx, dout):
+        dout = dout.as_strided(dout.shape, torch.empty(dout.shape).stride())
+        given = [t.detach().requires_grad_() for t in ctx.saved_tensors]
+        with torch.enable_grad():
+            out = right(*given, **ctx.options)
+        return (*torch.autograd.grad(out, given, dout), None)
+
+def contiguous(q, k, v, **options):
+    return Contiguous.apply(q, k, v, options)
+
+def contiguous_heads_first(q, k, v, **options):
+    return Heads.apply(q, k, v, options)
+
+class Heads(Contiguous):
+    @staticmethod
+    def forward(ctx, q, k, v, options):
+        return Contiguous.forward(ctx, *(t.transpose(1, 2) for t in (q, k, v)), options).transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx, dout):
+        dout = dout.as_strided(dout.shape, torch.empty(dout.shape).stride()).transpose(1, 2).contiguous()
+        *found, none = Contiguous.backward(ctx, dout)
+        return (*(t.transpose(1, 2) for t in found), none)
+
+contiguous_heads_first.order = "bhsd"
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong"),
+    [
+        ("first_keys", {"80x256 d64 causal", "1x256 d64 causal", "48x4k d64 causal"}),
+        ("pairs", {"256 d64 causal, heads 6/2"}),
+        ("contiguous", {"256 d64 causal layout bhsd"}),
+        ("contiguous_heads_first", {"256 d64 causal layout packed"}),
+    ],
+)
+def test_what_is_wrong_in_few_cases(mine: Tool, function: str, wrong: set[str]) -> None:
+    mine.write("others.py", OTHERS)
+    options = ("--device", "cpu", "--dtype", "fp32", "--pass", "bwd", "--headdim", "64")
+    found = entries(mine("check", f"./others.py:{function}", *options, code=5).out)
+    assert {case for case, entry in found.items() if "right" not in entry} == wrong
+
+
+@pytest.mark.parametrize("option", [("--pass", "bwd"), ("--dtype", "bf16"), ("--headdim", "64")])
+def test_an_option_adds_no_case_to_those_tried_by_default(tool: Tool, option: tuple[str, str]) -> None:
+    whole, part = (
+        {tuple(sorted(row.items())) for row in csv.DictReader(io.StringIO(tool(*FAKE, "-f", "csv", *more).out))}
+        for more in ((), option)
+    )
+    assert part < whole
 
 
 def test_a_wrong_function_and_in_which_cases(mine: Tool) -> None:
@@ -85,16 +177,16 @@ def test_a_wrong_function_and_in_which_cases(mine: Tool) -> None:
     assert "WRONG top_left (6 cases: 256, 4k; d64; seqlen_q != seqlen_k; causal): out is off by" in " ".join(
         out.split()
     )
-    assert out.splitlines()[-1] == "top_left is WRONG in 6 of 22 cases"
+    assert out.splitlines()[-1] == "top_left is WRONG in 6 of 28 cases"
 
 
 def test_what_a_function_does_not_implement_is_skipped_with_its_reason(mine: Tool) -> None:
     out = check(mine, "picky", "--dtype", "fp32", code=0)
     found = entries(out)
-    assert found["256 d128 full"].split() == found["256 d64 causal, heads 4/2"].split() == ["skip", "skip"]
+    assert found["256 d128 full"].split() == found["256 d64 causal, heads 6/2"].split() == ["skip", "skip"]
     for reason in ("headdim 64 only", "not implemented", "not differentiable: its output has no gradient"):
         assert reason in out
-    assert out.splitlines()[-1] == "picky is RIGHT in 8 cases, 12 not supported"
+    assert out.splitlines()[-1] == "picky is RIGHT in 11 cases, 17 not supported"
 
 
 def test_what_was_checked_before_an_interrupt_is_shown(mine: Tool) -> None:
@@ -118,7 +210,7 @@ def test_a_failure_shows_its_place(mine: Tool) -> None:
     assert f'  File "{mine.folder}/mine.py", line {line}, in broken' in out
     assert "return q @ k" in out
     assert "worker" not in out  # no frames of attnbench's own
-    assert "broken FAILS in 9 of 9 cases" in out
+    assert "broken FAILS in 12 of 12 cases" in out
 
 
 def test_another_signature_is_one_line_with_the_code_that_adapts_it(mine: Tool) -> None:
@@ -145,6 +237,11 @@ def test_what_a_function_prints_is_shown(mine: Tool, ending: str, code: int) -> 
     [
         ("def tiled(q, k, v): ...", """has no 'tild'; did you mean "tiled"?"""),
         ("from os import getcwd", "has no 'tild'; it defines no functions"),
+        (
+            "from functools import partial\nfrom typing import Optional\nfrom torch import nn\n"
+            "from torch.nn.functional import softmax\ndef f(q, k, v): ...\np = partial(f)\nm = nn.Identity()",
+            "has no 'tild'; known: f, p, m",
+        ),
         ("def tild(q:\n  pass", "SyntaxError: '(' was never closed (mine.py, line 1), at column 9 of: def tild(q:"),
     ],
 )
@@ -162,21 +259,40 @@ def test_a_crash_and_a_hang_cost_one_row_each(mine: Tool) -> None:
         "256 d64 causal": "right",
         "203 d64 causal": "FAIL",
         "80x256 d64 causal": "right",
-        "256 d64 causal, heads 4/2": "right",
+        "256 d64 causal, heads 6/2": "right",
         "1x256 d64 causal": "TIMEOUT",
         "48x4k d64 causal": "right",
+        "256 d64 causal softmax_scale 0.3": "right",
+        "256 d64 causal layout bhsd": "right",
+        "256 d64 causal layout packed": "right",
     }
     assert "the worker crashed (SIGABRT)" in out
+
+
+def test_the_advice_of_a_run_with_a_wrong_result_checks_the_same_cells_again(mine: Tool) -> None:
+    """Lengths that check does not try, on which a function is wrong, give the command that does."""
+    mine.write(
+        "at_96.py",
+        "from mine import right\n"
+        "def at_96(q, k, v, **options):\n"
+        "    return right(q, k, v, **options) * (1 + (q.shape[1] == 96))\n",
+    )
+    options = ("--device", "cpu", "--batch", "1", "--nheads", "2", *ONE_KIND)
+    out = mine("run", "-b", "./at_96.py:at_96", "--seqlen", "64,96", *options, "--out", "own.jsonl", code=5).out
+    advice = " ".join(out.split()).partition("without timing: attnbench ")[2].split()[:4]
+    assert advice == ["check", "./at_96.py:at_96", "--wrong", "own.jsonl"]
+    assert [*entries(mine(*advice, "--device", "cpu", code=5).out)] == ["96 d64 full"]
+    assert "own.jsonl has no wrong result of these cases" in mine(*advice, "--pass", "bwd", code=2).err
 
 
 @pytest.mark.parametrize(
     ("script", "code", "verdict"),
     [
-        ("", 0, "fake is RIGHT in 40 cases"),
-        ("wrong@203", 5, "fake is WRONG in 8 of 40 cases"),
-        ("error@203", 1, "fake FAILS in 8 of 40 cases"),
-        ("refuse@203", 0, "fake is RIGHT in 32 cases, 8 not supported"),
-        ("wrong@203 error@80", 5, "fake is WRONG in 8 and FAILS in 8 of 40 cases"),
+        ("", 0, "fake is RIGHT in 56 cases"),
+        ("wrong@203", 5, "fake is WRONG in 8 of 56 cases"),
+        ("error@203", 1, "fake FAILS in 8 of 56 cases"),
+        ("refuse@203", 0, "fake is RIGHT in 48 cases, 8 not supported"),
+        ("wrong@203 error@80", 5, "fake is WRONG in 8 and FAILS in 4 of 56 cases"),
         ("missing", 1, "fake: nothing could be checked"),
         ("crash@256", 1, "fake FAILS in 3 of 3 cases"),
     ],
@@ -203,7 +319,7 @@ def test_a_backend_that_keeps_crashing_is_given_up(tool: Tool) -> None:
 def test_csv_and_json_have_a_row_a_case(tool: Tool) -> None:
     rows = list(csv.DictReader(io.StringIO(tool(*FAKE, "-f", "csv", fake="wrong@203", code=5).out)))
     records = json.loads(tool(*FAKE, "--json", fake="wrong@203", code=5).out)
-    assert len(rows) == len(records) == 40
+    assert len(rows) == len(records) == 56
     assert [row["status"] for row in rows] == [record["status"] for record in records]
     assert {(row["status"], row["error"], row["tolerance"]) for row in rows} == {
         ("ok", "0.001", "0.002"),
@@ -214,7 +330,7 @@ def test_csv_and_json_have_a_row_a_case(tool: Tool) -> None:
 @pytest.mark.parametrize("format", ["md", "html"])
 def test_other_formats(tool: Tool, format: str) -> None:
     out = tool(*FAKE, "-f", format, fake="wrong@203", code=5).out
-    assert "fake is WRONG in 8 of 40 cases" in out
+    assert "fake is WRONG in 8 of 56 cases" in out
     assert "80x256 d64 causal" in out
 
 

@@ -70,6 +70,25 @@ def test_what_matches_nothing_is_an_error(pattern: str, said: str) -> None:
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("patterns", "said"),
+    [
+        (["./a.py:f,g"], "no backend 'g'; a function of the same file is written ./a.py:g"),
+        (["./a.py:f[block=64,128]", "g"], "no backend 'g'; a function of the same file is written ./a.py:g"),
+        (["./a.py:f,flash"], """'flash'; did you mean "fa2"?; a function of the same file is written ./a.py:flash"""),
+        (["./a.py:f,zz-*"], "no backend 'zz-*'; known: eager"),
+    ],
+)
+def test_a_second_function_of_a_file_has_the_file_too(
+    patterns: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text("")
+    with pytest.raises(UserError) as error:
+        select.select_backends(patterns)
+    assert said in str(error.value)
+
+
 def test_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a.py", "b.py"):

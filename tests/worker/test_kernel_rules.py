@@ -152,6 +152,12 @@ def test_of_many_kernels_four_are_named() -> None:
     assert str(broken_rule(Signature(("flash_fwd",)), *"abcd")).endswith("instead: a, b, c, d")
 
 
+def test_of_operators_those_that_compute_are_named_products_first() -> None:
+    ran = ("aten::expand", "aten::empty_like", "aten::copy_", "aten::view", "aten::bmm<float>")
+    assert str(broken_rule(Signature(("mine",)), *ran)).endswith("instead: aten::bmm<float>, aten::copy_")
+    assert str(broken_rule(Signature(("mine",)), "aten::view")).endswith("instead: aten::view")
+
+
 def test_an_excluded_kernel_ran() -> None:
     text = broken_rule(Signature(("SoftMax",), ("flash|fmha",)), SOFTMAX, EFFICIENT)
     assert text == "fmha_cutlassF_bf16_aligned_64x128_rf_sm80 ran, which is another implementation's"

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 
 from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, Interrupted, UserError
 from attnbench.core.policy import METHOD, Policy
 from attnbench.core.record import Forecast, Job, Record, Run
+from attnbench.results import run_file
+from attnbench.run.axes import Axes, matches
 from attnbench.run.device_probe import DeviceProbe
 from attnbench.run.plan import CaseSupport, skipped_record
 from attnbench.run.run_suite import resolve_suite_for, wrong_records
@@ -31,11 +34,16 @@ SUITE = parse_suite(
         },
         "cases": [
             {"seqlen": 203, "headdim": 64},  # no multiple of any block: what lies beyond the end must not count
-            {"seqlen_q": 80, "headdim": 64},  # bottom-right alignment, and q and k mixed up
-            {"nheads_k": 2, "headdim": 64, "causal": True},
-            {"seqlen_q": 1, "headdim": 64, "causal": True, "pass": "fwd"},  # decoding
-            {"seqlen_q": 48, "seqlen": 4096, "headdim": 64, "causal": True, "pass": "fwd", "batch": 1},  # many keys
+            {"seqlen_q": 80, "headdim": 64, "causal": True},  # bottom-right alignment
+            {"seqlen": 80, "seqlen_q": 256, "headdim": 64, "causal": False},  # q and k mixed up
+            {"nheads": 6, "nheads_k": 2, "headdim": 64, "causal": True},  # groups of 3 heads, 2 key heads: no mix-up
+            {"seqlen_q": 1, "headdim": 64, "causal": True},  # decoding
+            {"seqlen_q": 48, "seqlen": 4096, "headdim": 64, "causal": True, "batch": 1},  # many keys
+            {"headdim": 64, "causal": False, "softmax_scale": 0.3},  # another than 1 / sqrt(headdim)
+            {"headdim": 64, "causal": True, "layout": "bhsd"},  # strides of q, k, v and dout, for order = "bshd"
+            {"headdim": 64, "causal": True, "layout": "packed"},  # and for order = "bhsd"
         ],
+        "exclude": [{"seqlen": 80, "causal": True}],  # queries that see no key
         "on_cpu": {"axes": {"dtype": ["fp32", "bf16"]}},
     },
     "check",
@@ -50,6 +58,7 @@ def check(
     settings: Settings,
     say: Callable[[str], object],
     *,
+    wrong: Path | None = None,
     device: str = "auto",
     timeout: float = Policy.timeout_s,
     pythons: Sequence[str] = (),
@@ -57,15 +66,16 @@ def check(
 ) -> tuple[Run, int]:
     """Return a run whose records have the checks of each case on each backend and no measurements, and an exit code.
 
-    That is 0, or that of an interrupt, which ends the records. `settings` narrow the cases, `timeout` is of one case in
-    seconds, `say` is told what goes on, with `allow_busy` other processes may use the GPU. Raises UserError for what a
-    person can mend.
+    That is 0, or that of an interrupt, which ends the records. `settings` narrow the cases; with a run file `wrong`
+    they are those of its wrong results. `timeout` is of one case in seconds, `say` is told what goes on, with
+    `allow_busy` other processes may use the GPU. Raises UserError for what a person can mend.
     """
     device = parse_device(device)
     if not patterns:
         raise UserError("what is to be checked? Give a function or backends: attnbench check ./mine.py:attention")
     specs = select_backends(patterns)
     resolve_suite_for(SUITE, device, settings)
+    again = _wrong_cases(wrong, settings.axes) if wrong else ()
     pool = WorkerPool(specs, select_interpreters(pythons, list(specs)))
     with closing_workers(pool), DeviceProbe(device, with_torch=False, allow_busy=allow_busy) as device_probe:
         say(f"importing {', '.join(specs)}")
@@ -76,7 +86,7 @@ def check(
         for name, probe in probes.items():
             if is_user_code(specs[name]) and not probe.usable:
                 raise UserError(f"{name}: {probe.why_not}")
-        cases = resolve(SUITE, environment.device.kind, settings).cases
+        cases = again or resolve(SUITE, environment.device.kind, settings).cases
         jobs = _jobs(cases, pool.survey(probes, cases, environment.device))
         policy = Policy(timeout_s=timeout)
         records: list[Record] = []
@@ -110,6 +120,15 @@ def check(
         method=METHOD,
     )
     return run, interrupt
+
+
+def _wrong_cases(file: Path, axes: Axes) -> tuple[Case, ...]:
+    """Return the cases of the wrong results in a run file, those on these axes. Raises UserError without any."""
+    found = dict.fromkeys(record.case for record in wrong_records(run_file.read(file)[0]))
+    cases = tuple(case for case in found if case.ranks == 1 and matches(axes, case))
+    if not cases:
+        raise UserError(f"--wrong: {file} has no wrong result" + (" of these cases on one device" if found else ""))
+    return cases
 
 
 def _jobs(cases: Sequence[Case], answers: Mapping[str, Sequence[CaseSupport]]) -> tuple[Job, ...]:

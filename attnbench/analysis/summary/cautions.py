@@ -31,7 +31,7 @@ def cautions(cells: Sequence[Cell], runs: Sequence[Run], files: Sequence[Path] =
     """Return everything that should make a reader careful, most serious first. `files` are those of the runs."""
     measured = [c for c in cells if c.status == "ok"]
     return [
-        *_wrong([c for c in cells if c.status == "wrong"]),
+        *_wrong([c for c in cells if c.status == "wrong"], runs, files),
         *about(
             [c for c in cells if c.status == "wrong-kernel"],
             "{cells} where another kernel ran than the backend's: {names}.",
@@ -84,17 +84,18 @@ def about(cells: Sequence[Cell], what: str, why: str, todo: str) -> list[Caution
     return [Caution(what.format(cells=count(number, "cell"), results=count(number, "result"), names=names), why, todo)]
 
 
-def _wrong(cells: Sequence[Cell]) -> Iterator[Caution]:
-    """Tell which results are wrong: of a person's own file they can find out more, of another backend its authors."""
+def _wrong(cells: Sequence[Cell], runs: Iterable[Run], files: Iterable[Path]) -> Iterator[Caution]:
+    """Tell which results are wrong, and what to do: of a person's own file `check` tries the same cells again."""
+    text = "{results} wrong: {names}.", "The speed of a wrong answer says nothing, so none is shown."
     own = [c for c in cells if ".py:" in c.run.specs.get(c.backend, "")]
-    files = dict.fromkeys(relative(c.run.specs[c.backend]) for c in own)
-    for found, todo in (
-        (own, f"See above by how much, and where: attnbench check {' '.join(map(shlex.quote, files))}"),
-        ([c for c in cells if c not in own], "See above by how much; report it to the backend's authors."),
-    ):
-        yield from about(
-            found, "{results} wrong: {names}.", "The speed of a wrong answer says nothing, so none is shown.", todo
-        )
+    for run, file in zip_longest(runs, files, fillvalue="FILE"):
+        again = [c for c in own if c.run is run and c.case.ranks == 1]  # check splits no sequence
+        functions = dict.fromkeys(relative(c.run.specs[c.backend]) for c in again)
+        command = shlex.join(["attnbench", "check", *functions, "--wrong", str(file)])
+        yield from about(again, *text, f"See above by how much. The same cells again, without timing: {command}")
+    yield from about([c for c in own if c.case.ranks > 1], *text, "See above by how much.")
+    others = [c for c in cells if c not in own]
+    yield from about(others, *text, "See above by how much; report it to the backend's authors.")
 
 
 def relative(spec: str) -> str:

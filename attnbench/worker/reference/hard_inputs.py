@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.core import pages
 from attnbench.core.backend import Inputs, Prepared, torch_dtype
 from attnbench.core.case import Case
+from attnbench.core.layouts import lay_out
 from attnbench.core.record import Accuracy
 from attnbench.worker.reference.exact_attention import compute_reference
 from attnbench.worker.reference.row_sample import check_inputs, choose_rows, draw_seed
@@ -100,7 +101,7 @@ class HardInputsCheck:
 
 
 def make_hard(case: Case, device: torch.device, seed: int) -> Inputs:
-    """Return hard inputs of a case on a device, from a seed; dout is standard normal."""
+    """Return hard inputs of a case on a device, in its layout, from a seed; dout is standard normal."""
     import torch
 
     s, dtype = case.extent, torch_dtype(case)
@@ -120,7 +121,7 @@ def make_hard(case: Case, device: torch.device, seed: int) -> Inputs:
     given, count = pages.with_page_table(case, Inputs(q, k, v, dout, sink=sink), seed), min(SINKS, s.seqlen_k)
     sinks = torch.arange(count) * s.seqlen_k // count
     set_outliers(case, given, _signs(case, device) * (_shift(case) / (KEY_LEVEL * case.softmax_scale)), sinks)
-    return pages.without_new_keys(case, pages.in_cache_dtype(case, given))
+    return lay_out(case.layout, pages.without_new_keys(case, pages.in_cache_dtype(case, given)))
 
 
 def set_outliers(case: Case, given: Inputs, in_q: float | Tensor, sinks: Tensor) -> None:
