@@ -1,4 +1,4 @@
-"""The uncertainty of a latency or an energy: within a process, between processes, between cards. All else asks this file.
+"""The uncertainty of a latency or an energy: within a process, between processes, between cards.
 
 What is stated is half a 95 % interval, relative to the figure (strictly, of its logarithm): the cell's latency, as many
 fresh processes on this card would find it, lies within that of the figure. Two figures of one card differ with 95 %
