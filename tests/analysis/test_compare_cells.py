@@ -161,12 +161,17 @@ def test_runs_without_a_figure_and_single_runs_are_one_line() -> None:
         compare([Path("a"), Path("b")], [run(some), run(some)], names=("a=x", "b=x"))
 
 
+def alone(seqlen: int, **changes: Any) -> Case:
+    """Return a case of one sequence, so that all lengths are of one row."""
+    return case(seqlen, batch=1, **changes)
+
+
 def test_the_longest_sequence_that_fits() -> None:
-    ours = [ok(case(n), "eager", 100) for n in (1024, 2048)] + [ended(case(4096), "eager", "oom", "out of memory")]
-    ours += [ok(case(n), "fa3", 500) for n in (1024, 2048, 4096)]
-    theirs = [ok(case(), "eager", 100), ended(case(2048), "eager", "skipped", ROOM)]
-    theirs += [ended(case(4096), "eager", "skipped", ROOM), ok(case(), "fa3", 100)]
-    theirs += [ended(case(2048), "fa3", "failed", "crashed")]
+    ours = [ok(alone(n), "eager", 100) for n in (1024, 2048)] + [ended(alone(4096), "eager", "oom", "out of memory")]
+    ours += [ok(alone(n), "fa3", 500) for n in (1024, 2048, 4096)]
+    theirs = [ok(alone(1024), "eager", 100), ended(alone(2048), "eager", "skipped", ROOM)]
+    theirs += [ended(alone(4096), "eager", "skipped", ROOM), ok(alone(1024), "fa3", 100)]
+    theirs += [ended(alone(2048), "fa3", "failed", "crashed")]
     eager, fa3 = compared(ours, theirs).longest
     assert [*eager.fits.values()] == [Fit(2048, 4096), Fit(1024, 2048)]
     assert [*fa3.fits.values()] == [Fit(4096, None), Fit(1024, None)], "a crash is not a want of memory"
@@ -174,29 +179,32 @@ def test_the_longest_sequence_that_fits() -> None:
 
 
 def test_a_mask_that_fits_counts_for_the_length() -> None:
-    ours = [ok(case(2048), "eager", 100), ended(case(2048, causal=True), "eager", "oom", "out of memory")]
-    (line,) = compared(ours, [ok(case(2048), "eager", 100)]).longest
+    ours = [ok(alone(2048), "eager", 100), ended(alone(2048, causal=True), "eager", "oom", "out of memory")]
+    (line,) = compared(ours, [ok(alone(2048), "eager", 100)]).longest
     assert [*line.fits.values()] == [Fit(2048, None), Fit(2048, None)]
 
 
 def test_the_longest_context_is_that_of_any_backend() -> None:
-    ours = [ok(case(n), "fa3", 500) for n in (1024, 2048, 4096)] + [ended(case(4096), "eager", "oom", "out of memory")]
-    theirs = [ok(case(1024), "fa3", 500), ok(case(2048), "eager", 1), ended(case(4096), "fa3", "skipped", ROOM)]
+    ours = [ok(alone(n), "fa3", 500) for n in (1024, 2048, 4096)] + [
+        ended(alone(4096), "eager", "oom", "out of memory")
+    ]
+    theirs = [ok(alone(1024), "fa3", 500), ok(alone(2048), "eager", 1), ended(alone(4096), "fa3", "skipped", ROOM)]
     got = compared(ours, theirs)
     (line,) = got.longest_of_any
     assert [*line.fits.values()] == [Fit(4096, None), Fit(2048, 4096)]
     said = answer(got)[-1]
     assert said == (
-        "Longest context, with any backend that both tried: d128 fwd: H200 at least 4k, H100 2k (4k does not fit)."
+        "Longest context, with any backend that both tried: d128 fwd, batch 1, heads 16: H200 at "
+        "least 4k, H100 2k (4k does not fit)."
     )
-    assert answer(compared(ours, [replace(r, backend="fa3") for r in ours[:3]]))[-1] == (
-        "Longest context: at least 4k on each, where memory was no limit."
-    )
-    lacking = [*ours, ok(case(8192), "triton", 500)]
+    lacking = [*ours, ok(alone(8192), "triton", 500)]
     assert answer(compared(lacking, theirs))[-1] == said, "a backend that one lacks tells nothing of its memory"
-    planned = [ok(case(n), "fa3", 500) for n in (1024, 2048)]
-    slow = [ok(case(1024), "fa3", 500), ended(case(2048), "fa3", "timeout", "one call took 9s")]
-    assert answer(compared(planned, slow))[-1].startswith("Longest context: at least 1k on each"), "time is no memory"
+    planned = [ok(alone(n), "fa3", 500) for n in (1024, 2048)]
+    slow = [ok(alone(1024), "fa3", 500), ended(alone(2048), "fa3", "timeout", "one call took 9s")]
+    assert "Longest" not in " ".join(answer(compared(planned, slow))), "time is no memory, and nobody searched"
+    large = [ok(case(1024, batch=64), "fa3", 500), ok(alone(4096), "fa3", 500)]
+    refused = [ended(large[0].case, "fa3", "skipped", ROOM), large[1]]
+    assert "batch 64, heads 16: H200 at least 1k, H100 none (1k does not fit)" in answer(compared(large, refused))[-1]
 
 
 def test_lengths_of_one_sentence_have_one_unit() -> None:

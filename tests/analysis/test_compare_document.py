@@ -84,8 +84,8 @@ def test_the_answer_comes_first_in_three_sentences(comparison: Comparison) -> No
         money,
     )
     assert (
-        longest
-        == "Longest context, with any backend that both tried: d128 fwd: H200 at least 4k, H100 2k (4k does not fit)."
+        longest == "Longest context, with any backend that both tried: d128 fwd, batch 4, heads 16: H200 at least "
+        "4k, H100 none (4k does not fit)."
     )
     for render in (terminal.text, markdown.render, html_page.render):
         out = render(document(comparison))
@@ -105,7 +105,7 @@ def test_like_with_like_comes_before_what_a_missing_backend_does() -> None:
     better = [ok(r.case, "fa4", 467, round=r.round) for r in ours.records if r.backend == "eager"]
     runs = [replace(ours, records=(*ours.records, *better)), theirs]
     more = compare([Path("a"), Path("b")], runs, prices=("h200=2/h", "h100=2/h"))
-    speed, money, _ = answer(more)
+    speed, money = answer(more)
     assert re.match(
         r"H100 is 1\.17x .* with each machine's own fastest backend 1\.000x \(\S+ to \S+\); "
         r"H100 has no figure of fa4 \(the fastest in 4 cases on H200\)\.$",
@@ -211,7 +211,7 @@ def test_the_table_has_every_part(comparison: Comparison) -> None:
     places = [out.index(f"\n{title}\n") for title in titles]
     assert places == sorted(places)
     assert "H100 lacks 1 cell that another machine has" in out
-    assert re.search(r"d128 fwd +eager +at least 4k +2k \(4k\)", out)
+    assert re.search(r"d128 fwd, batch 4, heads 16 +eager +at least 4k +none \(4k\)", out)
     assert "Intervals are 95 %, from rounds." in out
     assert "Cells that all machines have" not in text(comparison)
     assert re.search(r"d128 full fwd +H200 +400 +━{64}\n +H100 +200 +━{32}\n", out), "bars from 0"
@@ -335,7 +335,7 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
     file.write_text("name: chat\nparts: [{weight: 70%, seqlen: 1k}, {weight: 30%, seqlen: 2k}]")
     paths, runs = [Path("a"), Path("b")], [a_run(H200, 1.0), a_run(H100, 2.0)]
     got = compare(paths, runs, workload=str(file), prices=("h200=1000", "h100=1000"))
-    speed, money, _ = answer(got)
+    speed, money = answer(got)
     assert speed.startswith("H100 is 2.00x (1.92 to 2.09) as fast as H200 in bursts, on the workload 'chat' with")
     assert "TFLOP/s per $1,000" in money
     hourly = compare(paths, runs, workload=str(file), prices=("h200=1/h",))

@@ -502,9 +502,13 @@ def test_one_case_has_one_answer_on_one_model_of_device() -> None:
     newer = [ok(CASE, "triton", SLOW), ok(CASE, "fa2", FAST), whole.records[2]]
     again = replace(whole, started="2026-07-20T10:00:00Z", records=newer)
     shown = document(cells([whole, two]))
-    assert [row["use"] for row in shown.rows] == ["triton"], "the run of most backends answers"
+    assert [row["use"] for row in shown.rows] == ["triton"], "of the runs that are alike, the one of most backends"
     assert "use fa2" not in told(shown)
     assert "1 answer left out: the same case was measured in several runs" in told(shown)
+    faster = replace(two, records=[ok(CASE, "fa2", FAST * 1.2)])
+    assert [row["use"] for row in document(cells([whole, faster])).rows] == ["fa2"], "of the fastest backend"
+    failed = replace(two, records=[ended(CASE, "triton", "failed", "crashed"), ok(CASE, "eager", 10)])
+    assert [row["use"] for row in document(cells([whole, failed])).rows] == ["triton"]
     other = replace(two, environment=environment(power_limit_w=500.0))
     assert [row["use"] for row in document(cells([whole, other])).rows] == ["triton", "fa2"]
     assert [row["use"] for row in document(cells([whole, again])).rows] == ["fa2"], "of as many the newest"

@@ -13,9 +13,9 @@ from typing import Any
 from .audit import Audit, printed
 from .device import peak
 from .machines import Machine, alike, machine_of, machines, shared_cells
-from .names import headdim, mask
+from .names import headdim, heads, mask, pattern
 from .ratios import Ratio, equal, speed_ratio
-from .raw import Cell, Key, middle, over_rounds, samples
+from .raw import Case, Cell, Key, middle, over_rounds, samples
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def _check_longest(audit: Audit, where: str, found: Sequence[Machine], said: dic
         lengths: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
         for cell in machine.cells.values():
             case = cell.case
-            name = f"{case.dtype} " * several + f"d{headdim(case)} {case.direction}"
+            name = f"{case.dtype} " * several + f"d{headdim(case)} {case.direction}, {_sizes(case)}"
             no_room = cell.status == "oom" or (cell.status == "skipped" and _is_for_memory(cell))
             lengths[name, cell.backend].append(("oom" if no_room else cell.status, case.seqlen_k))
         for row, of in lengths.items():
@@ -247,6 +247,14 @@ def _check_longest(audit: Audit, where: str, found: Sequence[Machine], said: dic
     audit.same(where, "rows of the longest sequences", shown.keys() == expected.keys(), True)
     for name in shown.keys() & expected.keys():
         audit.same(f"{where}, {name}", "longest sequence", str(shown[name]), str(expected[name]))
+
+
+def _sizes(case: Case) -> str:
+    """Return what is one for all lengths of a row."""
+    parts = [pattern(case)] if case.lengths else []
+    parts += [f"ranks {case.ranks}"] if case.ranks > 1 else []
+    parts += [f"seqlen_q {case.seqlen_q}"] if case.seqlen_q != case.seqlen_k else []
+    return ", ".join([*parts, f"batch {case.batch}", f"heads {heads(case)}"])
 
 
 def _is_for_memory(cell: Cell) -> bool:

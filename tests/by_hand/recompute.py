@@ -50,6 +50,14 @@ SCENARIOS = (
     Scenario(("ci-experiment/shipped", "20261123-140542-default-nvidia-h100")),
     # Two runs of one card
     Scenario(("20261121-141028-default-nvidia-h200", "20261121-141425-default-nvidia-h200")),
+    # A search by a newer method beside figures of an older
+    Scenario(
+        (
+            "20261121-174520-libraries-nvidia-h200",
+            "20261124-120111-capacity-nvidia-h200",
+            "20261123-140542-default-nvidia-h100",
+        )
+    ),
     # A machine of several files, cards, methods and versions
     Scenario(
         (

@@ -128,9 +128,9 @@ def test_many_runs_are_a_screen_and_all_is_a_word_away(tool: Tool) -> None:
     assert short.count("\nNVIDIA H") >= 2
     assert "attnbench recommend --all shows everything" in " ".join(short.split())
     every = tool("recommend", *files, "--all").out
-    assert len(every.splitlines()) > 10 * len(short.splitlines())
+    assert len(every.splitlines()) > 5 * len(short.splitlines())
     assert "Not shown" not in every
     rows = list(csv.DictReader(io.StringIO(tool("recommend", *files, "-f", "csv").out)))
     assert rows == list(csv.DictReader(io.StringIO(tool("recommend", *files, "--all", "-f", "csv").out)))
     tool("recommend", *files, "-f", "md=use.md")
-    assert len((tool.folder / "use.md").read_text().splitlines()) > 10 * len(short.splitlines())
+    assert len((tool.folder / "use.md").read_text().splitlines()) > 5 * len(short.splitlines())

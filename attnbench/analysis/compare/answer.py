@@ -306,6 +306,8 @@ def _longest(c: Comparison) -> str:
         return (
             f"Longest context, with any backend that {'both' if len(c.machines) == 2 else 'all'} tried: {each}{more}."
         )
+    if not any(file.run.search for machine in c.machines for file in machine.files):
+        return ""  # nobody looked for the longest
     longest = max((min(fit.longest or 0 for fit in of.fits.values() if fit) for of in everything), default=0)
     text = length_text([Fit(longest, None)])
     return f"Longest context: at least {text(longest)} on each, where memory was no limit." if longest else ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from attnbench.analysis.compare.machines import Machine
 from attnbench.core.case import DIRECTIONS, DTYPES
-from attnbench.results.case_names import backend_rank, headdim
+from attnbench.results.case_names import backend_rank, headdim, heads, lengths_differ, pattern
 from attnbench.results.cells import Cell
 
 _NO_ROOM = re.compile(r"needs .+; .+ free")  # the reason that run/plan.py gives for a skip for want of memory
@@ -25,9 +25,9 @@ class Fit:
 
 @dataclass(frozen=True)
 class LongestSequence:
-    """What fits of one backend, head dimension and pass, by the machine's label; None where it has no such cell."""
+    """What fits of one backend, shape and pass, by the machine's label; None where it has no such cell."""
 
-    cases: str  # "d128 fwd"
+    cases: str  # "d128 fwd, batch 1, 32/8 heads"
     backend: str  # "" for any
     fits: Mapping[str, Fit | None]
 
@@ -40,8 +40,8 @@ class LongestSequence:
 def longest_sequences(machines: Sequence[Machine], by_backend: bool = True) -> list[LongestSequence]:
     """Return the longest sequences in the order of a report, of each backend or with any.
 
-    A length fits if it fits with any mask, number of heads or batch; with any backend means with one that computes
-    attention and was tried on every machine, so that a library that one lacks is no limit of the other's memory.
+    A length fits if it fits with any mask; with any backend means with one that computes attention and was tried on
+    every machine, so that a library that one lacks is no limit of the other's memory.
     """
     several_dtypes = len({case.dtype for machine in machines for case, _ in machine.cells}) > 1
     kinds: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}  # rank of a row -> label -> cells
@@ -50,15 +50,20 @@ def longest_sequences(machines: Sequence[Machine], by_backend: bool = True) -> l
         for (case, backend), cell in machine.cells.items():
             if not (by_backend or cell.is_exact):
                 continue
-            headdims = case.shape.headdim, case.shape.headdim_v
-            rank = (DTYPES.index(case.dtype), headdims, DIRECTIONS.index(case.direction))
+            s = case.shape
+            rank = (DTYPES.index(case.dtype), s.headdim, s.headdim_v, DIRECTIONS.index(case.direction), pattern(case))
+            rank += (case.ranks, s.batch, s.nheads, s.nheads_k, s.seqlen_q if lengths_differ(case) else 0)
             rank += (backend_rank(backend),) if by_backend else ()
             kinds.setdefault(rank, {}).setdefault(machine.label, []).append(cell)
     found = []
     for _, cells in sorted(kinds.items()):
         case, backend = next(iter(cells.values()))[0].key
         name = f"{case.dtype} " if several_dtypes else ""
-        name += f"d{headdim(case)} {case.direction}"
+        name += f"d{headdim(case)} {case.direction}, "
+        name += f"{pattern(case)}, " if case.is_ragged else ""
+        name += f"ranks {case.ranks}, " if case.ranks > 1 else ""
+        name += f"seqlen_q {case.shape.seqlen_q}, " if lengths_differ(case) else ""
+        name += f"batch {case.shape.batch}, heads {heads(case)}"
         if not by_backend:
             tried = set.intersection(
                 *({cell.backend for cell in cells.get(m.label, ()) if _says(cell)} for m in machines)

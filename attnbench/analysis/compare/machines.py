@@ -372,12 +372,12 @@ def _pooled(files: Sequence[File]) -> Pooled:
         before = after
         for record in file.run.records:
             version = counts.get((record.case, record.backend))
-            if file.run.search or version in (None, version_of(file.run, record)):
+            if version is None or (not file.run.search and version == version_of(file.run, record)):
                 number = before + record.round
                 after = max(after, number + 1)
                 cards[number] = file.card
                 records[file.run.method].append(replace(record, round=number))
-            elif record.status == "ok":
+            elif record.status == "ok" and not file.run.search:
                 older[record.backend] += 1
     runs = []
     for method in sorted(records, reverse=True):

@@ -488,7 +488,7 @@ def _measured_again(number: int) -> Iterator[Caution]:
     if number:
         yield Caution(
             f"{count(number, 'answer')} left out: the same case was measured in several runs on one model of device.",
-            "The run that tried most backends answers, the newest of those.",
+            "The run of the fastest backend answers; of several that are alike, the one with the most backends.",
             "Give fewer files for another.",
         )
 

@@ -18,7 +18,7 @@ from attnbench.core.models import Model
 from attnbench.core.record import Run, Status
 from attnbench.results.case_names import case_rank
 from attnbench.results.cells import Cell, heaviest
-from attnbench.results.uncertainty import Contest, contest, of_sum
+from attnbench.results.uncertainty import Contest, apart, contest, of_sum
 from attnbench.run.shipped_backends import chosen, code
 
 DEFAULTS = ("sdpa", "hf-sdpa")  # PyTorch's default; where the first was not measured, the next that was
@@ -63,6 +63,12 @@ class Candidate:
         """The uncertainty of the latency: half a 95 % interval, relative; None where nothing can be said of it."""
         halves = [(count * (cell.value("latency") or 0.0), cell.half_interval("latency")) for count, cell in self.parts]
         return of_sum(halves)
+
+    @property
+    def half_of_model(self) -> float | None:
+        """The uncertainty of the latency on another card of the model."""
+        units = [known.units for cell in self.cells if (known := cell.uncertainty)]
+        return None if self.half is None else math.hypot(self.half, max(units, default=0.0))
 
     @property
     def memory(self) -> float | None:
@@ -188,20 +194,26 @@ def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: Tr
 def answered_once(found: Sequence[Problem]) -> list[Problem]:
     """Return problems without those that another run of the same machine answers better.
 
-    Figures of unlike runs are in no table together, so a choice is that of one run: of the most backends, and of those
-    the newest.
+    Figures of unlike runs are in no table together, so an answer is that of one run: of the fastest backend, and of
+    those that differ from it by no more than cards of a model do, the run with the most backends, then the newest.
     """
-    best: dict[tuple[tuple[str, float | None], str, Case, str], Problem] = {}
+    groups: dict[tuple[tuple[str, float | None], str, Case, str], list[Problem]] = {}
     for problem in found:
-        key = (problem.machine, problem.model, problem.case, problem.step)
-        if key not in best or _choice(problem) > _choice(best[key]):
-            best[key] = problem
-    kept = {id(problem) for problem in best.values()}
+        groups.setdefault((problem.machine, problem.model, problem.case, problem.step), []).append(problem)
+    kept = {id(_best_answer(group)) for group in groups.values()}
     return [problem for problem in found if id(problem) in kept]
 
 
-def _choice(problem: Problem) -> tuple[int, str]:
-    return len(problem.candidates), max((one.run.started for one in problem.candidates), default="")
+def _best_answer(group: Sequence[Problem]) -> Problem:
+    fastest = [(problem.fastest[0], problem) for problem in group if problem.fastest]
+    best = min((one for one, _ in fastest), key=lambda one: one.latency, default=None)
+    alike = [
+        problem
+        for one, problem in fastest
+        if best and not apart(one.latency, best.latency, one.half_of_model, best.half_of_model)
+    ]
+    started = {id(p): max((one.run.started for one in p.candidates), default="") for p in group}
+    return max(alike or group, key=lambda problem: (len(problem.candidates), started[id(problem)]))
 
 
 def _in_order(found: Sequence[Problem]) -> list[Problem]:
