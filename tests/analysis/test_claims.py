@@ -190,6 +190,10 @@ def test_of_several_names_the_first_that_was_measured_counts(tmp_path: Path) -> 
     skipped = builders.ended(builders.case(1024), "fa2", "skipped", "flash-attn is not installed")
     (found,) = findings(tmp_path, text, skipped, *speeds(**{"sdpa-flash": (200, 310)}))
     assert (found.outcome, found.ran, found.why) == ("reproduced", ("sdpa-flash",), "sdpa-flash for fa2")
+    slow = speeds(**{"sdpa-flash": (100, 100)})
+    (found,) = findings(tmp_path, text.replace("to 300", "300"), skipped, *slow)
+    assert found.outcome == "cannot be tried here", "a stand-in refutes nothing"
+    assert "sdpa-flash for fa2 gives 100" in found.why
 
 
 def test_a_wrong_result_reproduces_nothing(tmp_path: Path) -> None:

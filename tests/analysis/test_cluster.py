@@ -94,6 +94,12 @@ def test_what_all_units_have_wrong_is_the_kernel() -> None:
     assert exit_code(models(files)) == 5
 
 
+def test_what_units_of_another_setup_have_right_may_be_the_unit() -> None:
+    files = [("n0", unit(0, wrong=[4096])), ("n1", unit(1, power_limit_w=500.0))]
+    assert told(files).startswith("Wrong on some units and right on others, whose setup differs")
+    assert exit_code(models(files)) == 5
+
+
 def test_two_units_are_too_few_and_so_is_one_beside_another_driver() -> None:
     files = cluster(2, n1=unit(1, slow=0.3))
     assert "of two that differ nobody knows which is off" in told(files)

@@ -127,8 +127,12 @@ def _judged(setting: Setting, figure: Figure, gpu: str, cells: Cells) -> Finding
     holds = max(found.high for found in held) >= low and min(found.low for found in held) <= high
     if some and not holds and figure.printed.kind == "up to":
         return cannot(f"{some[0]} measured, and the best may be another")
-    outcome: Outcome = "reproduced" if holds else "not reproduced"
-    return Finding(setting, figure, gpu, bursts, sustained, outcome, why, ran)
+    if instead and not holds:
+        return cannot(f"{', '.join(instead)} gives {held[0].value:.3g}, and no stand-in refutes a claim")
+    if holds:
+        return Finding(setting, figure, gpu, bursts, sustained, "reproduced", why, ran)
+    why = "; ".join(filter(None, (why, setting.claim.why)))
+    return Finding(setting, figure, gpu, bursts, sustained, "not reproduced", why, ran)
 
 
 def _side(cases: Sequence[Case], names: Sequence[str], cells: Cells) -> dict[Case, Cell] | str:

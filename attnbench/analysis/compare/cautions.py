@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from attnbench.analysis.compare.compare import Comparison
-from attnbench.analysis.compare.machines import Machine
+from attnbench.analysis.compare.machines import Machine, is_own_kernel
 from attnbench.analysis.compare.speed_ratio import ROUNDS, TABLE
 from attnbench.analysis.summary.cautions import rank_change
 from attnbench.core.formats import percent
@@ -196,6 +196,9 @@ def _setups(machines: Sequence[Machine]) -> Iterator[Caution]:
         **{name: values(name) for name in packages},
     }
     yield from _differing(software, "It may explain a part of the ratio.")
+    if any(is_own_kernel(backend) for m in machines for _, backend in m.log_rounds):
+        commits = {m.label: some(sorted({str(of.run.environment.git) for of in m.files}), MOST_NAMED) for m in machines}
+        yield from _differing({"attnbench's commit": commits}, "It may explain a part of the ratio of its own kernels.")
     backends = sorted({backend for m in machines for _, backend in m.log_rounds}, key=case_names.backend_rank)
     versions = {
         name: {m.label: v for m in machines if (v := m.run.versions.get(name)) is not None} for name in backends

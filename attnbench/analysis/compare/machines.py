@@ -391,9 +391,14 @@ def _pooled(files: Sequence[File]) -> Pooled:
 Version = tuple[int, str]  # the measuring method, and that of the backend
 
 
+def is_own_kernel(backend: str) -> bool:
+    """Return whether a backend's kernels are attnbench's own, which change with its commits."""
+    return backend.rpartition("-")[2] in _OWN_KERNELS
+
+
 def version_of(run: Run, record: Record) -> Version:
     found = record.version or run.versions.get(record.backend, "")
-    if record.backend.rpartition("-")[2] in _OWN_KERNELS:
+    if is_own_kernel(record.backend):
         found = f"{found}, attnbench {run.environment.attnbench} {run.environment.git}"
     return run.method, found
 
