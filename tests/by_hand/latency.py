@@ -81,10 +81,26 @@ def within(found: Sequence[float]) -> float | None:
     if n >= 6:
         below = max(k for k in range(1, n // 2 + 1) if 2 * stats.binom.cdf(k - 1, n, 0.5) <= 0.05)
         ordered = sorted(found)
-        return (ordered[-below] - ordered[below - 1]) / 2 / statistics.median(found)
+        return max((ordered[-below] - ordered[below - 1]) / 2 / statistics.median(found), two_speeds(ordered))
     if n < 2:
         return None
     return student(n - 1) * math.sqrt(statistics.variance(map(math.log, found)) / n)
+
+
+def two_speeds(ordered: Sequence[float]) -> float:
+    """Return the ratio of two speeds as a logarithm; 0 for less than ten samples, or of one speed.
+
+    A tenth is on either side of their gap, which is over 2 % and four times what half of either side deviates.
+    """
+    n = len(ordered)
+    if n < 10 or ordered[0] <= 0:
+        return 0.0
+    each = max(2, -(-n // 10))
+    split = max(range(each, n - each + 1), key=lambda i: (math.log(ordered[i] / ordered[i - 1]), i))
+    slow, fast = ([math.log(one) for one in side] for side in (ordered[split:], ordered[:split]))
+    deviations = [statistics.median(abs(one - statistics.median(side)) for one in side) for side in (slow, fast)]
+    gap = math.log(ordered[split] / ordered[split - 1])
+    return statistics.median(slow) - statistics.median(fast) if gap > max(0.02, 4 * max(deviations)) else 0.0
 
 
 def of_rounds(values: Sequence[float], prior: Prior) -> float:

@@ -37,7 +37,7 @@ def versions_that_count(files: Iterable[RunFile]) -> dict[Key, tuple[int, str]]:
     """Return of each cell with a figure or a wrong result the newest method, and its version that came last."""
     found: dict[Key, tuple[int, str, tuple[int, str]]] = {}
     for file in files:
-        for record in file.records:
+        for record in file.records if not file.head.get("search") else ():
             if record["status"] in ("ok", "wrong", "wrong-kernel"):
                 key = record["case"].key, record["backend"]
                 this = file.method, file.head["started"], version(file, record)
@@ -52,7 +52,10 @@ def pooled(files: Sequence[RunFile]) -> dict[Key, Cell]:
     first = 0
     for file in files:
         after = first
-        kept = [r for r in file.records if count.get((r["case"].key, r["backend"])) in (None, version(file, r))]
+        like = (None,) if file.head.get("search") else None  # which has no figure, so it takes the place of none
+        kept = [
+            r for r in file.records if count.get((r["case"].key, r["backend"])) in (like or (None, version(file, r)))
+        ]
         for key, cell in cells_of(kept, first).items():
             joined = found.setdefault(key, Cell(cell.case, cell.backend))
             joined.rounds |= cell.rounds

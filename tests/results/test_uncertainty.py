@@ -122,6 +122,16 @@ def test_two_figures_are_apart_beyond_both_uncertainties() -> None:
     assert not apart(1.0, 1.0, None, None)
 
 
+def test_samples_at_two_speeds_are_known_to_what_lies_between() -> None:
+    fast, slow = [1.035 + 1e-4 * i for i in range(13)], [1.235 + 1e-4 * i for i in range(35)]
+    between = math.log(1.235 / 1.035)
+    assert within_process([*fast, *slow]) == pytest.approx(between, abs=0.01)
+    assert within_process([*fast, *slow[:4]]) == pytest.approx(between, abs=0.01), "the median at the other speed"
+    assert (within_process([*slow, *fast[:3]]) or 0.0) < 0.01, "some fast calls are no second speed"
+    assert (within_process([1.0 + 1e-3 * i for i in range(40)]) or 0.0) < 0.02
+    assert within_process([1.0] * 30) == 0.0
+
+
 def test_the_best_is_among_what_is_known_and_what_ties_with_it() -> None:
     def found(*rivals: tuple[float, float | None], higher: bool = False) -> list[float]:
         return [value for value, _ in contest(rivals, lambda r: r[0], lambda r: r[1], higher=higher).winners]

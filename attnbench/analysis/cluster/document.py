@@ -111,12 +111,12 @@ def _answer(found: Sequence[Model]) -> Iterator[str]:
                     f"{some([cell.name for cell in alone])}: silent data corruption; take it out of service."
                 )
     right = {cell.key for model in found for unit in model.units for cell in unit.cells if cell.status == "ok"}
-    others = [
+    shared = [
         cell for model in found for unit in model.units for cell in unit.wrong if cell not in model.alone_wrong(unit)
     ]
-    if everywhere := {cell.name for cell in others if cell.key not in right}:
+    if everywhere := {cell.name for cell in shared if cell.key not in right}:
         yield f"Wrong on every unit that measured it, so rather the kernel: {some(sorted(everywhere))}."
-    if somewhere := {cell.name for cell in others if cell.key in right}:
+    if somewhere := {cell.name for cell in shared if cell.key in right}:
         yield (
             "Wrong on some units and right on others, whose setup differs, so the unit, the software or the kernel: "
             f"{some(sorted(somewhere))}. Measure them with one setup."
