@@ -1,4 +1,4 @@
-"""Kernels that read the wrong pages, lengths or scale of a cache. Each is found, whatever rows are compared."""
+"""Kernels that read the wrong pages, lengths or scale of a cache. Each is found by all rows and by a sample."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ CASES = {
 
 @pytest.fixture(params=["all rows", "sampled"])
 def few_or_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample's seed is given: in 1 of 150 no row of 21 is one that reads a wrong page."""
     if request.param == "sampled":
+        monkeypatch.setattr("attnbench.worker.reference.result_check.draw_seed", lambda: 0)
         monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 60_000)
 
 
