@@ -197,7 +197,9 @@ def _setups(machines: Sequence[Machine]) -> Iterator[Caution]:
     }
     yield from _differing(software, "It may explain a part of the ratio.")
     if any(is_own_kernel(backend) for m in machines for _, backend in m.log_rounds):
-        commits = {m.label: some(sorted({str(of.run.environment.git) for of in m.files}), MOST_NAMED) for m in machines}
+        commits = {
+            m.label: some(sorted({of.run.environment.git or "unknown" for of in m.files}), MOST_NAMED) for m in machines
+        }
         yield from _differing({"attnbench's commit": commits}, "It may explain a part of the ratio of its own kernels.")
     backends = sorted({backend for m in machines for _, backend in m.log_rounds}, key=case_names.backend_rank)
     versions = {
