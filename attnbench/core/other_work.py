@@ -34,6 +34,15 @@ def is_too_busy(device: Device) -> bool:
     return device.busy is not None and device.busy > (OVERLOADED if device.kind == "cpu" else BUSY)
 
 
+def is_short_of_cores(device: Device, left: float | None) -> bool:
+    """Return whether other processes took so many cores from a CPU's threads that a time may be any amount too long.
+
+    `left` are the cores that they left, on average; None where that is not known. Threads that share a core wait for
+    one another at each barrier, which costs a kernel far more than its share of the core.
+    """
+    return left is not None and device.threads is not None and left < (1 - LOADED) * device.threads
+
+
 def other_work(device: Device) -> str:
     """Return what was seen of other processes on a device, in a few words: "98% of its time: train (pid 12)"."""
     if device.kind == "cpu":

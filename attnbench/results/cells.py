@@ -30,6 +30,7 @@ from attnbench.results.uncertainty import (
     uncertainty,
 )
 
+IMPOSSIBLE = 2.0  # times the rate of a large matmul; of all stored cells none has over 1.1
 CLOCK_HELD = 0.985  # of the best clock; what is missing up to it is the gauge's and the boost's own play
 # Where rounds ended differently, a wrong result or kernel outweighs a measured one; then what happened weighs more than
 # what was not tried.
@@ -151,9 +152,15 @@ class Cell:
         return any(row.disturbance for row in self.ok)
 
     @cached_property
+    def is_impossible(self) -> bool:
+        """Whether it computes several times as fast as a large matmul, as an answer that was stored would be."""
+        share = self.value("utilization_ceiling") if self.source.convention == "exact" else None
+        return self.is_exact and (share or 0.0) > IMPOSSIBLE
+
+    @cached_property
     def uncertainty(self) -> Uncertainty | None:
         """The uncertainty of the latency; None where nothing can be said of it."""
-        if self.is_disturbed:
+        if self.is_disturbed or self.is_impossible:
             return None
         rounds = [row.ordered_samples for row in self.ok if row.samples]
         load = stats.median([row.load for row in self.ok]) if rounds else 0.0

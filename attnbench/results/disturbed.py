@@ -13,10 +13,9 @@ from collections.abc import Iterator, Sequence
 from attnbench.core import gpus, stats
 from attnbench.core.formats import digits
 from attnbench.core.machine import Device, Environment
-from attnbench.core.other_work import BUSY, is_too_busy, other_work
+from attnbench.core.other_work import BUSY, is_short_of_cores, is_too_busy, other_work
 from attnbench.core.record import Record, Run
 from attnbench.core.text import count, some
-from attnbench.results.uncertainty import HARDLY_KNOWN
 
 # Of runs on free H100s and H200s the lowest reading of a large matmul was 1.02 times the quick one before the run, and
 # 0.72 of the datasheet's peak; beside another process it was 0.26 of the peak.
@@ -45,9 +44,9 @@ def doubt(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _doubt_of_cores(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return the first line of figures that a CPU's other work may have slowed by more than a factor of 1.5."""
+    """Return the first line of figures that a CPU's other work may have slowed by any amount."""
     figures = [record for run in runs for record in run.records if record.measurements]
-    slowed = [r for run in runs for r in run.records if load(r, run.environment.device) >= HARDLY_KNOWN]
+    slowed = [r for run in runs for r in run.records if load(r, run.environment.device) == math.inf]
     if not slowed:
         return ()
     return (
@@ -57,11 +56,15 @@ def _doubt_of_cores(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def load(record: Record, device: Device) -> float:
-    """Return by how much other work on a CPU may have slowed its calls, as a logarithm: threads over cores left."""
-    left = record.measurements.get("cores_left")
+    """Return by how much other work on a CPU may have slowed its calls, as a logarithm; infinite for any amount.
+
+    It is that of the threads over the cores that were left to them.
+    """
+    read = record.measurements.get("cores_left")
+    left = read.values[0] if read else None
     if left is None or not device.threads:
         return 0.0
-    return max(0.0, math.log(device.threads / max(left.values[0], 0.01)))
+    return math.inf if is_short_of_cores(device, left) else max(0.0, math.log(device.threads / left))
 
 
 def doubt_at_start(environment: Environment) -> tuple[str, ...]:

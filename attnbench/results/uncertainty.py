@@ -24,7 +24,8 @@ and a variance such that for one round, without a variance of its own, the inter
 A median of more than two rounds is less sure than their mean, by at most sqrt(pi / 2) for normal values.
 
 **Other work on a CPU.** Where other processes left fewer cores than torch has threads while a cell was timed, the
-latency may be too large by their ratio. Its logarithm is a part of the uncertainty, in one round or several.
+latency may be too large by their ratio. Its logarithm is a part of the uncertainty, in one round or several. Where more
+than a quarter was taken, nothing can be said: threads that wait for one another lose far more (core/other_work.py).
 
 **Units.** The table has the standard deviation between cards of one model as well. It counts where figures of two cards
 are compared to choose between models, and one card of each was measured: no number of rounds shows it.
@@ -120,8 +121,10 @@ def uncertainty(
     """Return the uncertainty of a latency, the median over rounds of the medians of these samples, in seconds.
 
     `prior` is that of several rounds, where it is not the table's; `load` is the part of other work on a CPU. None
-    where nothing can be said: a single sample, or a latency of 0.
+    where nothing can be said: a single sample, a latency of 0, or one that may be any amount too large.
     """
+    if load == math.inf:
+        return None
     medians = [stats.median(samples) for samples in rounds if samples]
     if not medians or not all(0 < median < math.inf for median in medians):
         return None
@@ -250,17 +253,19 @@ def contest(
     """Return which rivals have the least figure, or the highest. `half` is the uncertainty of a figure.
 
     What is hardly known is left out only where it reads worse than the best by more than their uncertainties explain.
-    One that is unknown is taken as HARDLY_KNOWN.
+    One of which nothing is known may be the best whatever it reads.
     """
     sign = -1.0 if higher else 1.0
     found = [(sign * (figure(one) or 0.0), one) for one in rivals]
     sure = [(value, one) for value, one in found if not hardly_known(half(one))]
-    unsure = [(value, one, half(one) or HARDLY_KNOWN) for value, one in found if hardly_known(half(one))]
+    unsure = [(value, one, half(one)) for value, one in found if hardly_known(half(one))]
     if not sure:
         return Contest((), tuple(one for _, one, _ in unsure))
     least, first = min(sure, key=lambda pair: pair[0])
     ties = (one for v, one in sure if one is not first and not apart(abs(v), abs(least), half(one), half(first)))
-    may_win = (one for v, one, wide in unsure if v < least or not apart(abs(v), abs(least), wide, half(first)))
+    may_win = (
+        one for v, one, wide in unsure if v < least or wide is None or not apart(abs(v), abs(least), wide, half(first))
+    )
     return Contest((first, *ties), tuple(may_win))
 
 

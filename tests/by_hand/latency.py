@@ -189,7 +189,7 @@ def fastest(rivals: Mapping[Any, tuple[float, float | None]]) -> list[Any]:
     first = min(known, key=lambda name: known[name][0])
     least, half = known[first]
     for name, (seconds, of) in rivals.items():
-        if name not in known and math.log(seconds / least) <= math.hypot(of or HARDLY_KNOWN, half):
+        if name not in known and math.log(seconds / least) <= math.hypot(math.inf if of is None else of, half):
             return []
     alike = [n for n, (t, of) in known.items() if n != first and abs(math.log(t / least)) <= math.hypot(of, half)]
     return [first, *alike]

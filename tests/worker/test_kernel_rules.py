@@ -402,10 +402,24 @@ def test_samples_much_slower_than_a_later_call_get_a_note(trace_launch: Callable
     assert trace_launch(call(FLASH), call(), latency=200e-6, host_bound=True).notes == ()  # the host explains it
 
 
-@pytest.mark.parametrize(("on_new_inputs", "noted"), [((0.011,), False), ((0.5, 0.011), False), ((0.5, 0.5), True)])
-def test_a_cpu_that_is_slow_on_new_inputs_twice_gets_a_note(on_new_inputs: tuple[float, ...], noted: bool) -> None:
-    """Samples take 10 ms. Other work on the CPU may delay one call on new inputs."""
-    measurer, calls = object.__new__(CellMeasurer), [*on_new_inputs]
+SLOW_ONCE, AS_EVER, LOADED = (0.5, 0.01), (0.011, 0.01), (0.5, 0.4)  # calls on new inputs: the first, and the next
+
+
+@pytest.mark.parametrize(
+    ("on_new_inputs", "noted"),
+    [
+        ([AS_EVER], False),
+        ([SLOW_ONCE, AS_EVER], False),
+        ([SLOW_ONCE, SLOW_ONCE], True),
+        ([LOADED], False),
+        ([SLOW_ONCE, LOADED], False),
+    ],
+)
+def test_a_cpu_that_is_slow_on_new_inputs_twice_gets_a_note(
+    on_new_inputs: list[tuple[float, float]], noted: bool
+) -> None:
+    """Samples take 10 ms. Other work on the CPU may delay one call on new inputs, or all calls."""
+    measurer, calls = object.__new__(CellMeasurer), [seconds for pair in on_new_inputs for seconds in pair]
     measurer.device = torch.device("cpu")
     renewed = []
 

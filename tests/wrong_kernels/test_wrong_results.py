@@ -368,6 +368,18 @@ def test_a_stored_output(
     assert "out is off by" in str(record.reason)
 
 
+def test_a_stored_output_by_one_value(steady_cpu: MeasuringDevice) -> None:
+    """Fault: it returns the last output where one value of each input is the same. Found: wrong, unless it changed."""
+    which = case(seqlen=256, headdim=64, headdim_v=64)
+
+    def status(place: int) -> str:
+        stored = stale_results.CachesOutput(lambda t: float(t.flatten()[place]), clone=True)
+        return steady_cpu.measure(stored, which).status
+
+    found = [status(place) for place in (0, 16, 32, 48)]
+    assert found.count("wrong") >= 3
+
+
 def test_a_stored_output_by_contents(cpu: MeasuringDevice) -> None:
     """Fault: it returns the last output where a few input values are the same. Found: wrong, or too fast."""
     which = case(seqlen=512, headdim=64, headdim_v=64)

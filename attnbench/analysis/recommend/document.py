@@ -244,6 +244,11 @@ def _gains(answered: Sequence[Problem]) -> str:
         return f"Nothing is gained {over}: it is the fastest, or as fast as it."
     mean = math.exp(sum(math.log(gain) for gain, _ in gains) / len(known))
     most, where = max(gains, key=lambda pair: pair[0])
+    if mean < 1:
+        return (
+            f"But {DEFAULT} ({name}) is faster: they are {times(mean)} as fast in the geometric mean of "
+            f"{count(len(known), 'case')}, and at most {times(most)} ({_name(where)})."
+        )
     return (
         f"That gains {over} {times(mean)} in the geometric mean of {count(len(known), 'case')}, and at most "
         f"{times(most)} ({_name(where)})."

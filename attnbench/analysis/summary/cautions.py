@@ -177,8 +177,8 @@ def _above_ceiling(cells: Sequence[Cell]) -> Iterator[Caution]:
         most, cell = max(found, key=lambda pair: pair[0])
         yield Caution(
             f"{count(len(found), 'cell')} above the measured ceiling ({percent(most)}): {cell.name}.",
-            "No kernel is that much faster than a large matmul: the ceiling or the cell was disturbed.",
-            "Leave the machine alone meanwhile, and measure again.",
+            "No kernel is that much faster than a large matmul: the ceiling was disturbed, or results are stored.",
+            "Leave the machine alone meanwhile, and measure again; from twice the ceiling on it wins nothing.",
         )
 
 

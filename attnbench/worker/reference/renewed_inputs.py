@@ -1,9 +1,11 @@
 """Changes the inputs of a prepared launch in place, so that a launch which returns earlier results is wrong.
 
-Half of the columns of headdim, drawn at random for each tensor, change their sign. That is exact in any dtype, keeps
-the distribution, changes all scores and sums, and is undone by doing it again. Of a copy's layout it needs to know only
-that headdim comes last. It bypasses autograd's version counter, so a timed backward keeps its graph. What the forward
-of a timed backward saved belongs to the old q, k and v; so where only the backward is timed, only dout is changed.
+An eighth of the columns of headdim, drawn at random for each tensor, change their sign. That is exact in any dtype,
+keeps the distribution, changes all scores and sums, and is undone by doing it again. It leaves most single elements as
+they were, so a launch that looks at a few of them to recognise its inputs is found too. Of a copy's layout it needs to
+know only that headdim comes last. It bypasses autograd's version counter, so a timed backward keeps its graph. What the
+forward of a timed backward saved belongs to the old q, k and v; so where only the backward is timed, only dout is
+changed.
 """
 
 from __future__ import annotations
@@ -57,9 +59,9 @@ class InputRenewal:
 
 
 def _signs(n: int, seed: int, like: Tensor) -> Tensor:
-    """Return n values of 1 or -1 in float32, half of them -1 (rounded up), on the device of `like`."""
+    """Return n values of 1 or -1 in float32, an eighth of them -1 (rounded up), on the device of `like`."""
     import torch
 
     signs = torch.ones(n)
-    signs[torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: (n + 1) // 2]] = -1.0
+    signs[torch.randperm(n, generator=torch.Generator().manual_seed(seed))[: (n + 7) // 8]] = -1.0
     return signs.to(like.device)
