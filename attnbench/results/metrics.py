@@ -454,6 +454,12 @@ def temperature(row: Row) -> float | None:
     return row.one_value("temperature")
 
 
+@metric("Cores left", "", None, formats.digits)
+def cores_left(row: Row) -> float | None:
+    """On a CPU: the cores that other processes left while the samples were taken, on average."""
+    return row.one_value("cores_left")
+
+
 @metric("Latency without pauses", "s", "lower", formats.duration, sure_as="sustained_latency")
 def sustained_latency(row: Row) -> float | None:
     """Mean time of one call in a long run without pauses, once power and clock are steady; L2 is as the last call
