@@ -73,9 +73,9 @@ def check(tool: Tool, function: str, *more: str, code: int) -> str:
 def test_a_right_function(mine: Tool) -> None:
     out = check(mine, "right", code=0)
     found = entries(out)
-    assert len(found) == 14
+    assert len(found) == 15
     assert {entry.count("right ") for entry in found.values()} == {4}
-    assert out.splitlines()[-1] == "right is RIGHT in 56 cases"
+    assert out.splitlines()[-1] == "right is RIGHT in 60 cases"
 
 
 @pytest.mark.parametrize("parameter", GIVEN)
@@ -93,7 +93,7 @@ def test_a_function_that_ignores_one_of_its_parameters_is_wrong(mine: Tool, para
     options = ("--device", "cpu", "--dtype", "fp32", "--pass", "fwd", "--headdim", "64")
     assert "ignores is WRONG" in mine("check", "./ignores.py:ignores", *options, code=5).out
     if parameter == "softmax_scale":
-        assert "without is RIGHT in 11 cases, 1 not supported" in mine("check", "./ignores.py:without", *options).out
+        assert "without is RIGHT in 12 cases, 1 not supported" in mine("check", "./ignores.py:without", *options).out
 
 
 OTHERS = """
@@ -147,7 +147,7 @@ contiguous_heads_first.order = "bhsd"
 @pytest.mark.parametrize(
     ("function", "wrong"),
     [
-        ("first_keys", {"80x256 d64 causal", "1x256 d64 causal", "48x4k d64 causal"}),
+        ("first_keys", {"80x256 d64 causal", "1x256 d64 causal", "48x4k d64 causal", "48x4k d64 full"}),
         ("pairs", {"256 d64 causal, heads 6/2"}),
         ("contiguous", {"256 d64 causal layout bhsd"}),
         ("contiguous_heads_first", {"256 d64 causal layout packed"}),
@@ -177,7 +177,7 @@ def test_a_wrong_function_and_in_which_cases(mine: Tool) -> None:
     assert "WRONG top_left (6 cases: 256, 4k; d64; seqlen_q != seqlen_k; causal): out is off by" in " ".join(
         out.split()
     )
-    assert out.splitlines()[-1] == "top_left is WRONG in 6 of 28 cases"
+    assert out.splitlines()[-1] == "top_left is WRONG in 6 of 30 cases"
 
 
 def test_what_a_function_does_not_implement_is_skipped_with_its_reason(mine: Tool) -> None:
@@ -186,7 +186,7 @@ def test_what_a_function_does_not_implement_is_skipped_with_its_reason(mine: Too
     assert found["256 d128 full"].split() == found["256 d64 causal, heads 6/2"].split() == ["skip", "skip"]
     for reason in ("headdim 64 only", "not implemented", "not differentiable: its output has no gradient"):
         assert reason in out
-    assert out.splitlines()[-1] == "picky is RIGHT in 11 cases, 17 not supported"
+    assert out.splitlines()[-1] == "picky is RIGHT in 12 cases, 18 not supported"
 
 
 def test_what_was_checked_before_an_interrupt_is_shown(mine: Tool) -> None:
@@ -210,7 +210,7 @@ def test_a_failure_shows_its_place(mine: Tool) -> None:
     assert f'  File "{mine.folder}/mine.py", line {line}, in broken' in out
     assert "return q @ k" in out
     assert "worker" not in out  # no frames of attnbench's own
-    assert "broken FAILS in 12 of 12 cases" in out
+    assert "broken FAILS in 13 of 13 cases" in out
 
 
 def test_another_signature_is_one_line_with_the_code_that_adapts_it(mine: Tool) -> None:
@@ -288,11 +288,11 @@ def test_the_advice_of_a_run_with_a_wrong_result_checks_the_same_cells_again(min
 @pytest.mark.parametrize(
     ("script", "code", "verdict"),
     [
-        ("", 0, "fake is RIGHT in 56 cases"),
-        ("wrong@203", 5, "fake is WRONG in 8 of 56 cases"),
-        ("error@203", 1, "fake FAILS in 8 of 56 cases"),
-        ("refuse@203", 0, "fake is RIGHT in 48 cases, 8 not supported"),
-        ("wrong@203 error@80", 5, "fake is WRONG in 8 and FAILS in 4 of 56 cases"),
+        ("", 0, "fake is RIGHT in 60 cases"),
+        ("wrong@203", 5, "fake is WRONG in 8 of 60 cases"),
+        ("error@203", 1, "fake FAILS in 8 of 60 cases"),
+        ("refuse@203", 0, "fake is RIGHT in 52 cases, 8 not supported"),
+        ("wrong@203 error@80", 5, "fake is WRONG in 8 and FAILS in 4 of 60 cases"),
         ("missing", 1, "fake: nothing could be checked"),
         ("crash@256", 1, "fake FAILS in 3 of 3 cases"),
     ],
@@ -319,7 +319,7 @@ def test_a_backend_that_keeps_crashing_is_given_up(tool: Tool) -> None:
 def test_csv_and_json_have_a_row_a_case(tool: Tool) -> None:
     rows = list(csv.DictReader(io.StringIO(tool(*FAKE, "-f", "csv", fake="wrong@203", code=5).out)))
     records = json.loads(tool(*FAKE, "--json", fake="wrong@203", code=5).out)
-    assert len(rows) == len(records) == 56
+    assert len(rows) == len(records) == 60
     assert [row["status"] for row in rows] == [record["status"] for record in records]
     assert {(row["status"], row["error"], row["tolerance"]) for row in rows} == {
         ("ok", "0.001", "0.002"),
@@ -330,7 +330,7 @@ def test_csv_and_json_have_a_row_a_case(tool: Tool) -> None:
 @pytest.mark.parametrize("format", ["md", "html"])
 def test_other_formats(tool: Tool, format: str) -> None:
     out = tool(*FAKE, "-f", format, fake="wrong@203", code=5).out
-    assert "fake is WRONG in 8 of 56 cases" in out
+    assert "fake is WRONG in 8 of 60 cases" in out
     assert "80x256 d64 causal" in out
 
 
