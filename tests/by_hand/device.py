@@ -28,7 +28,7 @@ def spread(file: RunFile) -> Spread:
     name, kind = file.device["name"], file.device["kind"]
     if kind == "cuda":  # of a GPU that was not measured twice the H200's is assumed
         return Spread(PROCESSES.get(name, 0.0074), CARDS.get(name, 0.0196))
-    return {"cpu": Spread(0.15, 0.15), "fake": Spread(0.0, 0.0)}[kind]
+    return {"cpu": Spread(0.17, 0.17), "fake": Spread(0.0, 0.0)}[kind]
 
 
 def peak(file: RunFile, dtype: str) -> float | None:
