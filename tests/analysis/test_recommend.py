@@ -514,6 +514,15 @@ def test_one_case_has_one_answer_on_one_model_of_device() -> None:
     assert [row["use"] for row in document(cells([whole, again])).rows] == ["fa2"], "of as many the newest"
 
 
+def test_a_backward_alone_is_no_answer_beside_a_training_step_of_another_run() -> None:
+    backward = replace(CASE, direction="bwd")
+    step = run([ok(CASE, "fa3", FAST), ok(backward, "fa3", FAST), ok(CASE, "sdpa", SLOW)])
+    alone = replace(run([ok(CASE, "sdpa", SLOW), ok(backward, "eager", SLOW)]), started="2026-08-01T10:00:00Z")
+    alone = replace(alone, records=alone.records[1:])
+    shown = document(cells([step, replace(alone, environment=environment(driver="590.0"))]))
+    assert [(row["step"], row["use"]) for row in shown.rows] == [("fwd", "fa3"), (TRAINING, "fa3")]
+
+
 def test_a_loss_is_no_gain() -> None:
     both = [ok(c, name, rate) for c in (CASE, case(8192)) for name, rate in (("fa2", SLOW), ("sdpa", FAST))]
     shown = document(cells([run(both)]), lambda backend: backend == "fa2")

@@ -195,8 +195,11 @@ def answered_once(found: Sequence[Problem]) -> list[Problem]:
     """Return problems without those that another run of the same machine answers better.
 
     Figures of unlike runs are in no table together, so an answer is that of one run: of the fastest backend, and of
-    those that differ from it by no more than cards of a model do, the run with the most backends, then the newest.
+    those that differ from it by no more than cards of a model do, the run with the most backends, then the newest. As
+    within a run, a backward counts in a training step alone where the machine has one of its case.
     """
+    whole = {(p.machine, p.model, p.case) for p in found if p.step == TRAINING and p.fastest}
+    found = [p for p in found if p.step != "bwd" or (p.machine, p.model, replace(p.case, direction="fwd")) not in whole]
     groups: dict[tuple[tuple[str, float | None], str, Case, str], list[Problem]] = {}
     for problem in found:
         groups.setdefault((problem.machine, problem.model, problem.case, problem.step), []).append(problem)
