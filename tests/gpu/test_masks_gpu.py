@@ -14,7 +14,11 @@ from attnbench.core.case import Case, Shape  # noqa: E402
 from attnbench.worker import environment, inputs, reference  # noqa: E402
 from attnbench.worker.reference.tolerance import compare  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.filterwarnings("default"),  # torch's compiler uses what torch deprecates
+]
 LONG = Shape(1, 49_664, 49_664, 2, 1, 64, 64)
 CHUNK = Shape(1, 1000, 49_700, 2, 1, 64, 64)
 PLAIN = Shape(2, 1000, 1000, 4, 2, 128, 128)
