@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +17,14 @@ from attnbench.analysis.gate.margins import DEFAULT, Margins
 from attnbench.analysis.gate.round_values import round_values
 from attnbench.core.errors import UserError
 from attnbench.core.record import Forecast, Job, Record, Run
+from attnbench.results import run_file
 from attnbench.results.cells import cells
 from builders import case, ended, environment, measurements, ok, run
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
 LENGTHS = (1024, 2048, 4096)
 SLOW, FAST = 300 / 1.1, 300 / 0.9
+SPREADS = Path(__file__).parents[2] / "results" / "spreads"
 
 
 def rounds(
@@ -55,6 +58,15 @@ def test_the_same_run_twice_passes() -> None:
     assert {f.verdict for f in judgement.findings} == {"unchanged"}
     assert {f.metric for f in judgement.findings} == {*DEFAULT}
     assert judgement.exit_code == 0
+
+
+@pytest.mark.parametrize("card", ["h200-7f3cc288", "h200-9587d04c", "h100-ff241cb2"])
+def test_two_runs_of_one_card_and_one_code_differ_in_nothing(card: str) -> None:
+    """The rows whose errors are read are drawn anew for each run, and are another sample of the same error."""
+    files = [SPREADS / f"{card}-{number}.jsonl.gz" for number in (1, 2)]
+    found = judge(*(run_file.read(file)[0] for file in files), Request())
+    assert {f.metric for f in found.findings if f.verdict == "regressed"} == set()
+    assert sum(f.metric == "relative_error" and f.verdict == "unchanged" for f in found.findings) > 50
 
 
 def test_a_slower_cell_fails_and_comes_first() -> None:

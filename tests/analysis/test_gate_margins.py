@@ -36,14 +36,14 @@ def test_a_file_sets_metrics_and_cells_and_options_win(tmp_path: Path) -> None:
     file = tmp_path / "margins.yaml"
     file.write_text(
         "latency: 4%\nfirst_call: 100%\n"
-        "cells:\n  'triton *': {latency: 5%}\n  'triton 64k *': {latency: 8%, error: 50%}\n"
+        "cells:\n  'triton *': {latency: 5%}\n  'triton 64k *': {latency: 8%, relative_error: 20%}\n"
     )
     found = margins([], file)
     assert found.of("latency", "eager 1k d64") == 0.04
     assert found.of("latency", "triton 1k d64") == 0.05
     assert found.of("latency", "triton 64k d64") == 0.08
-    assert found.of("error", "triton 64k d64") == 0.5
-    assert found.of("error", "triton 1k d64") == RULES["error"].margin
+    assert found.of("relative_error", "triton 64k d64") == 0.2
+    assert found.of("relative_error", "triton 1k d64") == RULES["relative_error"].margin
     assert found.of("first_call", "triton 64k d64") == 1.0
     assert found.unused(["triton 1k d64"]) == ["triton 64k *"]
     over = margins(["2%", "first_call=30%"], file)

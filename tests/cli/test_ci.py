@@ -113,20 +113,20 @@ def test_the_action_runs_no_other_attnbench(use: Use, repository: Tool) -> None:
 
 
 def test_the_action_fails_on_a_regression_and_keeps_the_run(use: Use) -> None:
-    job = use("speed=0.97", margin="error=20%,2%", artifact="slow")
+    job = use("speed=0.97", margin="relative_error=20%,2%", artifact="slow")
     assert (job.code, job.outputs["exit-code"]) == (1, "1"), job.log
     assert "::error title=attention 8k d64 full fwd" in job.log
     findings = json.loads((Path(job.used[UPLOAD]["path"]) / "gate.json").read_text())["findings"]
-    margins = {"latency": 0.02, "error": 0.2, "memory_peak": 0.01, "first_call": 0.5}
+    margins = {"latency": 0.02, "relative_error": 0.2, "memory_peak": 0.01, "first_call": 0.5}
     assert {f["metric"]: f["margin"] for f in findings} == margins
 
 
 def test_the_action_judges_what_it_is_told_to(use: Use, repository: Tool) -> None:
     repository.write("margins.yaml", "latency: 9%\n")
-    job = use("speed=0.95", metric="latency,error", margins="margins.yaml", missing="pass", artifact="chosen")
+    job = use("speed=0.95", metric="latency,relative_error", margins="margins.yaml", missing="pass", artifact="chosen")
     assert job.code == 0, job.log
     findings = json.loads((Path(job.used[UPLOAD]["path"]) / "gate.json").read_text())["findings"]
-    assert {f["metric"]: f["margin"] for f in findings} == {"latency": 0.09, "error": 0.1}
+    assert {f["metric"]: f["margin"] for f in findings} == {"latency": 0.09, "relative_error": 0.5}
 
 
 def test_the_action_runs_its_own_code(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_the_action_in_a_hostile_checkout(
     """The checkout's packages replace nothing. Only the pull request's own kernel is loaded from it, in a worker."""
     hostile(repository.folder)
     monkeypatch.setenv("PYTHONPATH", path.replace(":", os.pathsep))
-    job = use("speed=0.97", margin="error=20%,2%")
+    job = use("speed=0.97", margin="relative_error=20%,2%")
     assert hijacked(repository.folder) == ""
     assert (job.code, job.outputs["exit-code"]) == (1, "1"), job.log
 

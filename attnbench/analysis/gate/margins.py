@@ -42,7 +42,9 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "latency": Rule(0.03, of_unit=True),
         "cycles": Rule(0.03, of_unit=True),
         "memory_peak": Rule(0.01, floor=2**20, noisy=False),
-        "error": Rule(0.10, floor=0.1, noisy=False),  # floor: a tenth of the allowed error
+        # Its rows are drawn anew for each run: between runs of the same code it differs by up to a third where they are
+        # few of a long sequence. Results are rounded by 5e-4 in fp16, and a kernel of another precision doubles it.
+        "relative_error": Rule(0.50, floor=5e-4, noisy=False),
         "first_call": Rule(0.50, floor=0.1, cached=True),  # nobody notices less than 0.1 s
         "memory_driver": Rule(0.01, floor=2**20, noisy=False),
         "memory_saved": Rule(0.01, floor=2**20, noisy=False),
@@ -52,7 +54,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
     }
 )
 UNITS = 3.72  # normal quantile of 1 - 1 % / 100
-DEFAULT = ("latency", "memory_peak", "error", "first_call")
+DEFAULT = ("latency", "memory_peak", "relative_error", "first_call")
 
 
 @dataclass(frozen=True)
