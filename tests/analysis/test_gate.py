@@ -64,7 +64,7 @@ def test_the_same_run_twice_passes() -> None:
 def test_two_runs_of_one_card_and_one_code_differ_in_nothing(card: str) -> None:
     """The rows whose errors are read are drawn anew for each run, and are another sample of the same error."""
     files = [SPREADS / f"{card}-{number}.jsonl.gz" for number in (1, 2)]
-    found = judge(*(run_file.read(file)[0] for file in files), Request())
+    found = judge(*(run_file.read(file)[0] for file in files), Request(DEFAULT))
     assert {f.metric for f in found.findings if f.verdict == "regressed"} == set()
     assert sum(f.metric == "relative_error" and f.verdict == "unchanged" for f in found.findings) > 50
 
