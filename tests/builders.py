@@ -16,7 +16,9 @@ from attnbench.results.rows import Rates, Row, Source
 
 UNITS = {
     **dict.fromkeys(("attention", "step_traced", "compute"), "s"),
-    **dict.fromkeys(("time", "span", "span_events", "enqueue", "first_call", "sustained"), "s"),
+    **dict.fromkeys(
+        ("time", "span", "span_events", "enqueue", "first_call", "sustained", "new_inputs", "same_inputs"), "s"
+    ),
     **dict.fromkeys(("turns_events", "turns_graph", "turns_cupti", "turns_traced"), "s"),
     **dict.fromkeys(("memory_peak", "memory_driver", "memory_saved"), "B"),
     **dict.fromkeys(("clock_held", "clock_sm", "clock_mem", "clock_compute"), "Hz"),

@@ -11,7 +11,7 @@ from functools import cached_property
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.flops import Bound, Convention
-from attnbench.core.formats import duration
+from attnbench.core.formats import duration, times
 from attnbench.core.record import STATUSES, WRONG, Record, Run, Status
 from attnbench.results import case_names, metrics
 from attnbench.results.case_names import backend_rank, case_name, case_rank
@@ -75,6 +75,11 @@ class Cell:
     def is_exact(self) -> bool:
         """Whether its backend computes attention itself; what does not is not ranked among those that do."""
         return self.backend not in self.source.approximate
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether it takes part in a contest: it computes attention, and did so in the time that was measured."""
+        return self.is_exact and not self.not_computed
 
     @property
     def usual(self) -> tuple[str, ...]:
@@ -152,15 +157,21 @@ class Cell:
         return any(row.disturbance for row in self.ok)
 
     @cached_property
-    def is_impossible(self) -> bool:
-        """Whether it computes several times as fast as a large matmul, as an answer that was stored would be."""
-        share = self.value("utilization_ceiling") if self.source.convention == "exact" else None
-        return self.is_exact and (share or 0.0) > IMPOSSIBLE
+    def not_computed(self) -> str:
+        """Why its latency is probably not that of the computation; "" where nothing tells so."""
+        on_new = self.rounds("new_inputs") if self.status == "ok" else {}
+        if 2 * len(on_new) > len(self.ok):
+            took = times(stats.median(on_new.values()))
+            return f"a call on new inputs takes {took} as long as the next: results are probably stored"
+        share = (self.value("utilization_ceiling") or 0.0) if self.source.convention == "exact" else 0.0
+        if share <= IMPOSSIBLE:
+            return ""
+        return f"{times(share)} as fast as a large matmul: results are stored, or other work slowed the matmul"
 
     @cached_property
     def uncertainty(self) -> Uncertainty | None:
         """The uncertainty of the latency; None where nothing can be said of it."""
-        if self.is_disturbed or self.is_impossible:
+        if self.is_disturbed or self.not_computed:
             return None
         rounds = [row.ordered_samples for row in self.ok if row.samples]
         load = stats.median([row.load for row in self.ok]) if rounds else 0.0

@@ -61,7 +61,7 @@ def load(record: Record, device: Device) -> float:
     It is that of the threads over the cores that were left to them.
     """
     read = record.measurements.get("cores_left")
-    left = read.values[0] if read else None
+    left = read.values[0] if read and read.values else None
     if left is None or not device.threads:
         return 0.0
     return math.inf if is_short_of_cores(device, left) else max(0.0, math.log(device.threads / left))

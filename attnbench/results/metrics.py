@@ -460,6 +460,13 @@ def cores_left(row: Row) -> float | None:
     return row.one_value("cores_left")
 
 
+@metric("New over same inputs", "", None, formats.times)
+def new_inputs(row: Row) -> float | None:
+    """On a CPU: median time of calls on new inputs over that of the calls after them, where each of them is slower."""
+    new, same = row.one_value("new_inputs"), row.one_value("same_inputs")
+    return None if new is None or not same else new / same
+
+
 @metric("Latency without pauses", "s", "lower", formats.duration, sure_as="sustained_latency")
 def sustained_latency(row: Row) -> float | None:
     """Mean time of one call in a long run without pauses, once power and clock are steady; L2 is as the last call

@@ -30,7 +30,7 @@ def rank_changes(cells: Iterable[Cell]) -> list[RankChange]:
     rivals: dict[tuple[str, Case], list[Cell]] = {}
     for cell in cells:
         measured = cell.value("latency") and cell.value("sustained_latency")
-        if cell.is_exact and measured and not cell.is_host_bound("sustained_latency"):
+        if cell.is_ranked and measured and not cell.is_host_bound("sustained_latency"):
             rivals.setdefault((cell.device, cell.case), []).append(cell)
     found = []
     for of_case in rivals.values():

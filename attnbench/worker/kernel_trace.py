@@ -13,6 +13,7 @@ from attnbench.core import stats
 from attnbench.core.activity import busy_seconds
 from attnbench.core.backend import Prepared, Signature
 from attnbench.core.case import Case
+from attnbench.core.record import Measurement
 from attnbench.worker import kernel_rules
 from attnbench.worker.instruments import Instruments, Timing
 from attnbench.worker.measure.cpu_operators import operator_names
@@ -20,7 +21,8 @@ from attnbench.worker.measure.cupti import TracedCall, Untraceable
 from attnbench.worker.measure.sampling import LONG_CALL
 
 MAX_BUSY_OVER_LATENCY = 1.3  # traced kernel time over the samples' median; a falling clock can explain as much
-MAX_FIRST_CALL_CPU = 3.0  # a CPU's first call on new inputs, over the samples' 90th percentile
+SLOWER_ON_NEW_INPUTS = 1.2  # a CPU's first call on new inputs over the next call, from which results may be stored
+PAIRS = 5  # of a call on new inputs and the next, all of which must differ so
 FEW_SAMPLES = 10
 TOO_LONG_TO_REPEAT = 0.15  # seconds; longer calls are not made again for these tests
 SLOW_AT_FIRST = "samples much slower than a later call: it was not warm yet, or something disturbed it"
@@ -106,25 +108,17 @@ def check_later_calls(
 ) -> list[str]:
     """Return notes on the samples from later calls on inputs not seen before, where those calls cost little.
 
-    `renew` writes inputs that no call has seen. On a CPU first calls on new inputs that are much slower suggest stored
-    results, if the next call is fast again: other work on the CPU would slow that too. Two are asked, as it may delay
-    one of them. On a GPU the trace shows that.
+    `renew` writes inputs that no call has seen. On a CPU calls on new inputs that are all slower than the calls after
+    them tell of stored results; `timing` then has both as measurements. On a GPU the trace shows that.
     Cells of long calls have so few samples that a kernel which is slow in its first ten calls would pass: one to three
     more calls reveal it.
     """
     times = timing.measurements["time"].values
     notes = []
-    limit = MAX_FIRST_CALL_CPU * stats.percentile(times, 90) + 1e-3
-
-    def is_slow_on_new_inputs() -> bool:
-        renew()
-        first, again = (instruments.timer.samples(prepared.launch, 1)[0] for _ in range(2))
-        return first > limit >= again
-
     if instruments.device.type == "cuda":
         renew()
-    elif is_slow_on_new_inputs() and is_slow_on_new_inputs():
-        notes.append("its first call on new inputs is much slower than its samples: it may remember inputs")
+    else:
+        timing.measurements.update(_slow_on_new_inputs(instruments, prepared, renew))
     if len(times) <= FEW_SAMPLES and stats.median(times) < TOO_LONG_TO_REPEAT:
         count = 3 if stats.median(times) < LONG_CALL else 1
         later_times = [instruments.timer.samples(prepared.launch, 1)[0] for _ in range(count)]
@@ -132,6 +126,20 @@ def check_later_calls(
         if stats.median(later_times) * MAX_OVER_LATER_CALL + slack < stats.median(times):
             notes.append(SLOW_AT_FIRST)
     return notes
+
+
+def _slow_on_new_inputs(
+    instruments: Instruments, prepared: Prepared, renew: Callable[[], None]
+) -> dict[str, Measurement]:
+    """Return the seconds of calls on new inputs, and of the calls after them; nothing where one pair is alike."""
+    pairs: list[tuple[float, ...]] = []
+    for _ in range(PAIRS):
+        renew()
+        pairs.append(tuple(instruments.timer.samples(prepared.launch, 1)[0] for _ in range(2)))
+        if pairs[-1][0] <= SLOWER_ON_NEW_INPUTS * pairs[-1][1]:
+            return {}
+    new, same = zip(*pairs, strict=True)
+    return {"new_inputs": Measurement("s", new), "same_inputs": Measurement("s", same)} if min(new) > max(same) else {}
 
 
 def _work_outside_launch(launched: TracedCall, naming: TracedCall) -> str | None:

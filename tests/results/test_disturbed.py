@@ -19,7 +19,7 @@ from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.results.disturbed import disturbance, doubt
 from attnbench.results.export_rows import table_rows
-from builders import CPU, H200, case, ok, run
+from builders import CPU, H200, case, measurements, ok, run
 
 TRAIN = ("train (pid 7)",)
 IDLE = replace(H200, busy=0.0, matmul={"bf16": 750e12})
@@ -144,10 +144,24 @@ def test_what_computes_several_times_as_fast_as_a_matmul_wins_nothing() -> None:
     ceiling = {"ceiling_matmul": [100e12]}
     stored, right = ok(case(), "triton", 300.0, n=20, **ceiling), ok(case(), "eager", 90.0, n=20)
     made = run([stored, right], device=CPU)
-    (line,) = document(cells([made]), [made]).answer[1:]
-    assert line == "Fastest of 1 case: not known in 1, where triton may be faster, since it is hardly known."
+    other = ok(case(), "sdpa", 80.0, n=20)
+    made = replace(made, records=(*made.records, other))
+    fastest, left_out = document(cells([made]), [made]).answer[1:]
+    assert fastest.startswith("Fastest of 1 case: eager")  # of the others
+    assert left_out.startswith("Left out of every comparison: triton 1k d128 full fwd (3.00x as fast as a large")
     fast = replace(stored, measurements=ok(case(), "triton", 150.0, n=20, **ceiling).measurements)
-    assert not cells([run([fast, right])])[0].is_impossible
+    assert cells([run([fast, right])])[0].is_ranked
+
+
+def test_what_is_slower_on_new_inputs_wins_nothing() -> None:
+    pairs = {"new_inputs": [0.02] * 5, "same_inputs": [0.01] * 5}
+    stored, right = ok(case(), "triton", 90.0, n=20), ok(case(), "eager", 30.0, n=20)
+    stored = replace(stored, measurements={**stored.measurements, **measurements(**pairs)})
+    made = run([stored, right, ok(case(), "sdpa", 29.0, n=20)], device=CPU)
+    fastest, left_out = document(cells([made]), [made]).answer[1:]
+    assert "triton" not in fastest
+    assert "a call on new inputs takes 2.00x as long as the next: results are probably stored" in left_out
+    assert not any(one.is_ranked for one in cells([made]) if one.backend == "triton")
 
 
 def test_cores_that_others_took_from_a_cpu_are_a_part_of_the_uncertainty() -> None:

@@ -202,7 +202,7 @@ class Machine:
 
     def _reads_fastest(self, keys: Iterable[Key]) -> dict[Case, Key]:
         best: dict[Case, Key] = {}
-        for key in (key for key in keys if self.cells[key].is_exact):
+        for key in (key for key in keys if self.cells[key].is_ranked):
             rival = best.setdefault(key[0], key)
             if self.log_figure[key] < self.log_figure[rival]:
                 best[key[0]] = key

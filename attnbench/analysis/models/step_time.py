@@ -39,7 +39,7 @@ def step_times(cells: Iterable[Cell], model: Model, tp: int) -> list[StepTime]:
     """Return the times of a step on one of `tp` devices, for all sizes of which every kind of layers was measured."""
     found: dict[tuple[str, str, Case], dict[Layers, Cell]] = {}
     for cell in cells:
-        if cell.value("latency") is None or not cell.is_exact:
+        if cell.value("latency") is None or not cell.is_ranked:
             continue
         for layers in model.layers:
             if is_of(layers, model, tp, cell.case):

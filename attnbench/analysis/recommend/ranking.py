@@ -233,7 +233,7 @@ def _problem(
     wanted: Callable[[str], bool],
     model: str = "",
 ) -> Problem:
-    right = [Candidate(of) for of in groups if all(cell.is_exact and cell.value("latency") for _, cell in of)]
+    right = [Candidate(of) for of in groups if all(cell.is_ranked and cell.value("latency") for _, cell in of)]
     right.sort(key=lambda one: one.latency)
     by_backend = {one.backend: one for one in right}
     default = next((by_backend[name] for name in DEFAULTS if name in by_backend), None)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from attnbench.core.case import Case
 from attnbench.core.formats import percent, times
 from attnbench.core.record import Run
-from attnbench.core.text import count, listed
+from attnbench.core.text import count, listed, some
 from attnbench.report.document import NOTHING_MEASURED
 from attnbench.results import case_names
 from attnbench.results.cells import Cell, contest_of, why_no_winner
@@ -34,14 +34,20 @@ def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
     for cell in cells:
         by_dtype.setdefault(cell.case.dtype, []).append(cell)
     said = (_fastest(of_one, f" in {dtype}" if len(by_dtype) > 1 else "") for dtype, of_one in by_dtype.items())
-    return (f"{counted}: {ended}.", *filter(None, (*said, _approximations(cells))))
+    return (f"{counted}: {ended}.", *filter(None, (*said, left_out(cells), _approximations(cells))))
+
+
+def left_out(cells: Sequence[Cell]) -> str:
+    """Return which cells take no part in any contest, as their latency is not that of the computation; "" for none."""
+    why = {cell.name: cell.not_computed for cell in cells if cell.is_exact and cell.not_computed}
+    return f"Left out of every comparison: {some(f'{name} ({of})' for name, of in why.items())}." if why else ""
 
 
 def _approximations(cells: Sequence[Cell]) -> str:
     """Return how fast approximations are beside the fastest backend that computes attention, and their errors."""
     known = [c for c in cells if c.value("latency") and not c.is_hardly_known()]
     fastest: dict[tuple[str, Case], float] = {}
-    for cell in (c for c in known if c.is_exact):
+    for cell in (c for c in known if c.is_ranked):
         fastest[cell.device, cell.case] = min(_latency(cell), fastest.get((cell.device, cell.case), math.inf))
     told, beside = [], False
     for name in dict.fromkeys(c.backend for c in cells if not c.is_exact):
@@ -70,7 +76,7 @@ def _fastest(cells: Sequence[Cell], where: str) -> str:
     """
     rivals: dict[tuple[str, Case], list[Cell]] = {}
     for cell in cells:
-        if cell.is_exact and cell.value("latency") is not None:
+        if cell.is_ranked and cell.value("latency") is not None:
             rivals.setdefault((cell.device, cell.case), []).append(cell)
     contests = [contest_of(of_case) for of_case in rivals.values() if len(of_case) > 1]
     if not contests:

@@ -175,9 +175,11 @@ def _above_ceiling(cells: Sequence[Cell]) -> Iterator[Caution]:
     found = [(share, c) for share, c in shares if c.source.convention == "exact"]  # fa has another caution for it
     if found:
         most, cell = max(found, key=lambda pair: pair[0])
+        loaded = any(row.load > 0 for _, c in found for row in c.ok)
+        why = "other work disturbed the ceiling" if loaded else "the ceiling was disturbed, or results are stored"
         yield Caution(
             f"{count(len(found), 'cell')} above the measured ceiling ({percent(most)}): {cell.name}.",
-            "No kernel is that much faster than a large matmul: the ceiling was disturbed, or results are stored.",
+            f"No kernel is that much faster than a large matmul: {why}.",
             "Leave the machine alone meanwhile, and measure again; from twice the ceiling on it wins nothing.",
         )
 

@@ -222,7 +222,7 @@ def _grid(cells: Sequence[Cell], several: bool, metric: Metric, axes: tuple[str,
     rows, columns = (sorted(set(keys)) for keys in zip(*tried, strict=True))  # what was skipped throughout has no place
 
     rivals: dict[Case, list[Cell]] = {}
-    for cell in (at[key] for key in values if "backend" in axes and at[key].is_exact):
+    for cell in (at[key] for key in values if "backend" in axes and at[key].is_ranked):
         rivals.setdefault(cell.case, []).append(cell)
     starred = {id(cell) for found in rivals.values() for cell in _best(metric, found)}
 

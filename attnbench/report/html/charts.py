@@ -149,7 +149,7 @@ def _fastest(rivals: Sequence[Cell]) -> dict[int, str]:
 
     Where a faster one is hardly known, none is the best; each that is hardly known is marked so.
     """
-    measured = [cell for cell in rivals if cell.is_exact and cell.value("latency")]
+    measured = [cell for cell in rivals if cell.is_ranked and cell.value("latency")]
     found = contest_of(measured).winners
     doubtful = {id(cell): "? hardly known" for cell in measured if cell.is_hardly_known()}
     return doubtful | {id(cell): "best" if len(found) == 1 else "= best" for cell in found if len(measured) > 1}
