@@ -18,7 +18,9 @@ from attnbench.analysis.recommend.asked_for import asked_for
 from attnbench.analysis.recommend.document import COLUMNS, document
 from attnbench.analysis.recommend.ranking import TRAINING, Problem, model_problems, problems
 from attnbench.backends import BACKENDS
+from attnbench.core.case import sizes_of
 from attnbench.core.errors import UserError
+from attnbench.core.lengths import RaggedLengths
 from attnbench.core.models import find
 from attnbench.core.record import Measurement, Record, Run
 from attnbench.report import json_and_csv, markdown, terminal
@@ -28,7 +30,7 @@ from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.results.uncertainty import of_sum
 from attnbench.run.suite import parse_options
-from builders import case, ended, environment, job, ok, run
+from builders import case, ended, environment, job, ok, run, shape
 
 RESULTS = Path(__file__).parents[2] / "results"
 LIBRARIES = RESULTS / "20261121-174520-libraries-nvidia-h200.jsonl.gz"
@@ -258,8 +260,8 @@ def test_dtypes_are_answered_apart() -> None:
     records = [ok(c, "cudnn-fp8", 900) for c in narrow] + [ok(replace(c, dtype="bf16"), "fa2", FAST) for c in narrow]
     shown = document(cells([run(records)]))
     assert shown.answer == (
-        "On NVIDIA H200 in bf16, of 2 cases: use fa2 in 2.",
-        "On NVIDIA H200 in fp8, of 2 cases: use cudnn-fp8 in 2.",
+        "On NVIDIA H200 in bf16, of 2 cases: fa2 alone was right in 2: no choice.",
+        "On NVIDIA H200 in fp8, of 2 cases: cudnn-fp8 alone was right in 2: no choice.",
     )
 
 
@@ -479,7 +481,7 @@ def test_of_many_machines_the_newest_are_shown_and_the_others_are_one_sentence()
     )
     full, short = document(cells([*runs, other])), document(cells([*runs, other]), every=False)
     assert len(full.answer) == 6
-    assert short.answer[-1] == "On the other 3 machines or runs, of 3 cases: use fa2 in 3."
+    assert short.answer[-1] == "On the other 3 machines or runs, of 3 cases: fa2 alone was right in 3: no choice."
     shown = " ".join(machine.label for machine in short.machines)
     assert [day for day in range(1, 6) if f"2026-07-0{day}" in shown] == [4, 5]
     assert "NVIDIA H100" in shown, "the newest of each model"
@@ -489,11 +491,64 @@ def test_of_many_machines_the_newest_are_shown_and_the_others_are_one_sentence()
     assert (short.data, short.rows) == (full.data, full.rows)
 
 
-def test_batch_and_heads_stay_where_they_alone_tell_cases_apart() -> None:
-    several = [case(4096, batch=batch) for batch in (1, 8)]
-    (table,) = tables_of(document(cells([run([ok(c, "fa2", FAST) for c in several])]), every=False))
-    optional = {column.heading: column.optional for column in table.columns}
-    assert optional["batch"] == 0 < optional["speed"]
+def test_no_two_answers_of_a_machine_have_one_name() -> None:
+    """Each in a run of its own: they differ in heads, in batch, and of packed ones in the most queries."""
+    packed = [RaggedLengths("", pattern="uniform").resolve(8, 4096, queries) for queries in (256, 512)]
+    sizes = [dict(zip(("batch", "seqlen_q", "seqlen_k"), sizes_of(lengths), strict=True)) for lengths in packed]
+    ragged = [replace(case(4096), shape=shape(**of), lengths=own) for of, own in zip(sizes, packed, strict=True)]
+    several = (case(4096, nheads=16), case(4096, nheads=64), case(4096, batch=64), *ragged)
+    runs = [
+        run([ok(c, "fa2", FAST), ok(c, "sdpa", SLOW)], started=f"2026-07-0{n}T10:00:00Z")
+        for n, c in enumerate(several, 1)
+    ]
+    runs = [replace(one, environment=environment(driver=f"59{n}.0")) for n, one in enumerate(runs)]
+    shown = document(cells(runs))
+    labels = {str(row[0]) for table in tables_of(shown) for row in table.rows}
+    assert len(labels) == len(several)
+    assert "4k d128 full, 64 heads, batch 4" in labels
+    assert any("use fa2 for 4k d128 full fwd, 64 heads, batch 4: " in line for line in shown.answer)
+
+
+def test_two_steps_of_a_model_have_unlike_names() -> None:
+    layers = layers_of_gemma("fa2", 600, 200)
+    paged = [replace(record, case=replace(record.case, page_size=16)) for record in layers]
+    shown = document(cells([run([*layers, *paged])]), models=[GEMMA])
+    assert [str(row[0]) for row in tables_of(shown)[0].rows] == ["8k, batch 2", "8k, batch 2, page_size 16"]
+
+
+def test_plain_cases_come_first() -> None:
+    """In answers, in tables, and of the machines and cases on a screen, however new the others are."""
+    random = [replace(CASE, mask=f"random:0.{n}") for n in range(1, 10)]
+    special = [replace(CASE, ranks=2), *random]
+    both = [ok(c, b, rate) for c in (*special, CASE) for b, rate in (("fa2", FAST), ("triton", SLOW))]
+    newer = [
+        run([ok(replace(case(1024 * day), ranks=2), "fa2", FAST)], started=f"2026-08-0{day}T10:00:00+00:00")
+        for day in range(1, 4)
+    ]
+    newer = [replace(r, environment=environment(driver=f"59{n}.0")) for n, r in enumerate(newer)]
+    for every in (True, False):
+        shown = document(cells([*newer, run(both)]), every=every)
+        assert "use fa2 for 4k d128 causal fwd: " in shown.answer[0]
+        assert tables_of(shown)[0].rows[0][0] == "4k d128 causal"
+    assert "of 9 special cases (masks by name): use fa2 in 9." in told(document(cells([*newer, run(both)])))
+
+
+def test_a_backend_that_alone_was_right_is_no_choice() -> None:
+    several = [case(n, causal=True) for n in (1024, 2048, 4096)]
+    records = [*(ok(c, "triton", FAST) for c in several), ended(several[0], "fa2", "skipped", "no")]
+    assert document(cells([run(records)])).answer == (
+        "On NVIDIA H200, of 3 cases: triton alone was right in 3: no choice.",
+    )
+    records.append(ok(several[1], "fa2", SLOW))
+    shown = document(cells([run(records)]))
+    assert shown.answer == ("On NVIDIA H200, of 3 cases: use triton in 1; triton alone was right in 2: no choice.",)
+    (table,) = tables_of(shown)
+    use = [column.heading for column in table.columns].index("use")
+    assert [row[use] for row in table.rows] == [alone := Span("triton alone", "quiet"), Span("triton", "strong"), alone]
+    (single,) = document(cells([run([ok(CASE, "triton", FAST)])])).answer
+    assert single.startswith("On NVIDIA H200 triton alone was right for 4k d128 causal fwd: ")
+    asked = document(cells([run(records)]), lambda backend: backend == "triton")
+    assert "triton alone was asked for and right in 3: no choice" in asked.answer[0]
 
 
 def test_one_case_has_one_answer_on_one_model_of_device() -> None:
@@ -509,6 +564,11 @@ def test_one_case_has_one_answer_on_one_model_of_device() -> None:
     assert [row["use"] for row in document(cells([whole, faster])).rows] == ["fa2"], "of the fastest backend"
     failed = replace(two, records=[ended(CASE, "triton", "failed", "crashed"), ok(CASE, "eager", 10)])
     assert [row["use"] for row in document(cells([whole, failed])).rows] == ["triton"]
+    lacking = replace(two, records=[ok(CASE, "gluon", FAST * 1.001), ok(CASE, "fa2", SLOW)])
+    answers = document(cells([whole, lacking])).rows
+    assert [row["use"] for row in answers] == ["gluon"], (
+        "a run without the fastest does not stand in for one that has it"
+    )
     other = replace(two, environment=environment(power_limit_w=500.0))
     assert [row["use"] for row in document(cells([whole, other])).rows] == ["triton", "fa2"]
     assert [row["use"] for row in document(cells([whole, again])).rows] == ["fa2"], "of as many the newest"
@@ -521,6 +581,9 @@ def test_a_backward_alone_is_no_answer_beside_a_training_step_of_another_run() -
     alone = replace(alone, records=alone.records[1:])
     shown = document(cells([step, replace(alone, environment=environment(driver="590.0"))]))
     assert [(row["step"], row["use"]) for row in shown.rows] == [("fwd", "fa3"), (TRAINING, "fa3")]
+    faster = replace(alone, records=[ok(backward, "eager", FAST * 1.2)])
+    shown = document(cells([step, replace(faster, environment=environment(driver="590.0"))]))
+    assert [row["use"] for row in shown.rows if row["step"] == "bwd"] == ["eager"], "which no training step has"
 
 
 def test_a_loss_is_no_gain() -> None:
@@ -533,6 +596,4 @@ def test_a_loss_is_no_gain() -> None:
 
 def test_cases_of_one_name_are_told_apart_where_nothing_is_recommended() -> None:
     found = [ended(case(4096, batch=batch), "triton", "oom", "out of memory") for batch in (1, 64)]
-    assert "2 cases (4k d128 full fwd batch 1 heads 16, 4k d128 full fwd batch 64 heads 16)" in told(
-        document(cells([run(found)]))
-    )
+    assert "2 cases (4k d128 full fwd, batch 1, 4k d128 full fwd, batch 64)" in told(document(cells([run(found)])))

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from attnbench.analysis.models.step_time import unmeasured
+from attnbench.analysis.recommend import problem_names
 from attnbench.analysis.recommend.most_telling import FEW_CASES, MOST_CASES, most_telling, newest_devices
 from attnbench.analysis.recommend.ranking import (
     DEFAULTS,
@@ -82,7 +83,7 @@ def document(
     """
     found = [step for model in models for step in model_problems(cells, model, tp, wanted)]
     every_run = [*found, *problems(cells, wanted)]
-    found = answered_once(every_run)
+    found = problem_names.told_apart(answered_once(every_run))
     shown = [cell for cell in cells if wanted(cell.backend) or cell.backend in DEFAULTS]
     lacking = (*_lacking(found, cells, models, tp), *_measured_again(len(every_run) - len(found)))
     complete = _document(found, shown, file, lacking)
@@ -130,8 +131,7 @@ def _shortened(
     It has the newest machines, and of them the cases that tell most. Where there are other machines, it has no code and
     no reasons, and few cautions.
     """
-    answered = {problem.device for problem in found}
-    devices = newest_devices([cell for cell in cells if cell.device in answered])
+    devices = newest_devices(cells, found)
     own, others = ([p for p in found if (p.device in devices) == is_own] for is_own in (True, False))
     chosen, codes = most_telling(own, FEW_CASES if others else MOST_CASES), _codes(own)
     shown, most_codes, most_reasons, most_cautions = complete, FEW_CODES, FEW_REASONS, len(complete.cautions)
@@ -164,11 +164,9 @@ def _shortened(
 def _of_others(found: Sequence[Problem]) -> str:
     """Return what to use on the machines that are not shown, in one sentence."""
     devices = {problem.device for problem in found}
-    answered = [problem for problem in found if problem.use]
-    uses = Counter(problem.use.backend for problem in answered if problem.use)
-    said = some((f"{backend} in {number}" for backend, number in uses.most_common()), 4)
     where = f"On the other {len(devices)} machines or runs" if len(devices) > 1 else "On one other machine or run"
-    return f"{where}, of {count(len(answered), 'case')}: use {said or 'none'}."
+    answered = [problem for problem in found if problem.use]
+    return f"{where}, of {count(len(answered), 'case')}: {_uses(answered, 4) or 'use none'}."
 
 
 def _answer(found: Sequence[Problem]) -> Iterator[str]:
@@ -180,10 +178,11 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
         case = problem.case
         key = (problem.device, case.ranks, case.dtype if several else "", problem.model)
         groups.setdefault(key, []).append(problem)
-    for (device, ranks, dtype, model), own in groups.items():
-        answered = [problem for problem in own if problem.use]
-        devices = f"{ranks} x {device}" if ranks > 1 else device
-        where = f"On {devices}{f' in {dtype}' if dtype else ''}{f', all layers of {model}' if model else ''}"
+    for own in sorted(_plain_apart(groups.values()), key=lambda own: min(len(problem.special) for problem in own)):
+        first, answered = own[0], [problem for problem in own if problem.use]
+        devices = f"{first.case.ranks} x {first.device}" if first.case.ranks > 1 else first.device
+        where = f"On {devices}" + (f" in {first.case.dtype}" if several else "")
+        where += f", all layers of {first.model}" if first.model else ""
         if not answered:
             yield f"{where} nothing can be recommended: {_doubt(own) or 'no exact backend has a right figure'}."
         elif len(answered) == 1:
@@ -196,6 +195,13 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
             yield f"In {count(len(unknown), 'other case')} nothing can be recommended: {_doubt(unknown)}."
 
 
+def _plain_apart(groups: Iterable[Sequence[Problem]]) -> Iterator[Sequence[Problem]]:
+    """Yield groups of problems, in two parts where some cases are plain and some special."""
+    for own in groups:
+        plain, special = ([p for p in own if bool(p.special) == is_special] for is_special in (False, True))
+        yield from (part for part in (plain, special) if part)
+
+
 def _doubt(found: Sequence[Problem]) -> str:
     """Return why no backend is known to be the fastest of problems that have candidates; "" where each has one."""
     contests = [problem.contest for problem in found if problem.candidates]
@@ -206,23 +212,22 @@ def _of_one(problem: Problem) -> str:
     """Return the answer for a single problem: what to use, its latency, gain and memory."""
     use, gain = problem.use, problem.gain
     assert use
-    text = f"On {problem.device} use {_with_choice(use)} for {_name(problem)}: {duration(use.latency)}"
+    said = f"use {_with_choice(use)}" if problem.has_choice else f"{_with_choice(use)} {_alone([problem])}"
+    text = f"On {problem.device} {said} for {problem_names.name(problem)}: {duration(use.latency)}"
     if use is problem.default:
         text += f", {DEFAULT}"
     elif gain:
         assert problem.default
         text += f", {_gain_text(gain)} as fast as {DEFAULT} ({_with_choice(problem.default)})"
     text += f"; {size(use.memory)} of memory beside the inputs" if use.memory is not None else ""
+    text += "" if problem.has_choice else ": no choice"
     others = [one.name for one in problem.fastest if one is not use]
     return text + (f". Alike within the uncertainty: {some(others, 6)}." if others else ".")
 
 
 def _of_several(where: str, answered: Sequence[Problem]) -> str:
     """Return which backend to use in how many problems; `where` begins the sentence."""
-    uses = Counter(problem.use.backend for problem in answered if problem.use)
-    ranked = sorted(uses, key=lambda backend: (-uses[backend], case_names.backend_rank(backend)))
-    said = ", ".join(f"{backend} in {uses[backend]}" for backend in ranked)
-    text = f"{where}, of {count(len(answered), 'case')}: use {said}."
+    text = f"{where}, of {_cases(answered)}: {_uses(answered)}."
     ties = [problem for problem in answered if len(problem.fastest) > 1]
     kept = sum(problem.use is problem.default for problem in ties)
     if ties:
@@ -231,9 +236,43 @@ def _of_several(where: str, answered: Sequence[Problem]) -> str:
     return text
 
 
+def _cases(found: Sequence[Problem]) -> str:
+    """Return how many cases there are, and what makes them special: "3 special cases (packed, softcap)"."""
+    special = dict.fromkeys(what for problem in found for what in problem.special)
+    return f"{count(len(found), 'special case')} ({some(special, 6)})" if special else count(len(found), "case")
+
+
+def _uses(answered: Sequence[Problem], most: int | None = None) -> str:
+    """Return what to use in how many cases: "use fa3 in 2; triton alone was right in 24: no choice".
+
+    At most so many backends are named, if asked; "" where nothing is answered.
+    """
+    chosen, alone = ([p for p in answered if p.has_choice == has_choice] for has_choice in (True, False))
+    said = []
+    if chosen:
+        uses = [f"{backend} in {number}" for backend, number in _counted(chosen)]
+        said.append(f"use {some(uses, most or len(uses))}")
+    if alone:
+        (first, number), *others = _counted(alone)
+        uses = [f"{first} {_alone(alone)} in {number}", *(f"{backend} in {n}" for backend, n in others)]
+        said.append(f"{some(uses, most or len(uses))}: no choice")
+    return "; ".join(said)
+
+
+def _counted(answered: Sequence[Problem]) -> list[tuple[str, int]]:
+    """Return the backends to use with their numbers of cases, the most first."""
+    uses = Counter(problem.use.backend for problem in answered if problem.use)
+    return sorted(uses.items(), key=lambda of: (-of[1], case_names.backend_rank(of[0])))
+
+
+def _alone(found: Sequence[Problem]) -> str:
+    """Return what is said of the one backend that each of some problems has."""
+    return "alone was asked for and right" if any(p.others_right for p in found) else "alone was right"
+
+
 def _gains(answered: Sequence[Problem]) -> str:
     """Return what the backends to use gain over PyTorch's default over all problems that it computes."""
-    known = [problem for problem in answered if problem.default]
+    known = [problem for problem in answered if problem.default and problem.has_choice]
     gains = [(problem.gain.value, problem) for problem in known if problem.gain]
     if not known:
         return ""
@@ -247,11 +286,11 @@ def _gains(answered: Sequence[Problem]) -> str:
     if mean < 1:
         return (
             f"But {DEFAULT} ({name}) is faster: they are {times(mean)} as fast in the geometric mean of "
-            f"{count(len(known), 'case')}, and at most {times(most)} ({_name(where)})."
+            f"{count(len(known), 'case')}, and at most {times(most)} ({problem_names.name(where)})."
         )
     return (
         f"That gains {over} {times(mean)} in the geometric mean of {count(len(known), 'case')}, and at most "
-        f"{times(most)} ({_name(where)})."
+        f"{times(most)} ({problem_names.name(where)})."
     )
 
 
@@ -273,24 +312,6 @@ def _interval_text(gain: Gain) -> str:
     return "hardly known" if gain.high > FAR * gain.value else f"{digits(gain.low)} to {digits(gain.high)}"
 
 
-def _name(problem: Problem) -> str:
-    """Return a problem in a few words: "16k d128 causal fwd + bwd", "all layers of gemma-3-27b, 16k, batch 1, fwd"."""
-    case = problem.case
-    if problem.model:
-        batch = "" if case.is_ragged else f", batch {case.shape.batch}"
-        return f"all layers of {problem.model}, {case_names.lengths(case)}{batch}, {problem.step}"
-    told = (case_names.lengths(case), f"d{case_names.headdim(case)}", case_names.mask(case), problem.step)
-    return " ".join((*told, *case_names.extras(case), *([case.dtype] if case.dtype != "bf16" else [])))
-
-
-def _names(chosen: Sequence[Problem], found: Sequence[Problem]) -> str:
-    """Return the names of chosen problems, with batch and heads where others of `found` have the same name."""
-    shared = Counter(map(_name, found))
-    sizes = [f" batch {p.case.shape.batch} heads {case_names.heads(p.case)}" for p in chosen]
-    named = [(_name(problem), size) for problem, size in zip(chosen, sizes, strict=True)]
-    return some([name + (size if shared[name] > 1 else "") for name, size in named])
-
-
 def _tables(found: Sequence[Problem], short: bool = False) -> Iterator[Table]:
     """Yield a table for each device, model and step; in short one for all steps, whose rows name theirs."""
     groups: dict[tuple[str, str, str], list[Problem]] = {}
@@ -306,12 +327,10 @@ def _tables(found: Sequence[Problem], short: bool = False) -> Iterator[Table]:
 
 def _table(name: str, title: str, own: Sequence[Problem], short: bool) -> Table:
     one_step = len({problem.step for problem in own}) == 1
-    labels = [_label(problem) + ("" if one_step else f" {problem.step}") for problem in own]
-    rows = [{"case": label, **_sizes(p), **_entries(p, short)} for label, p in zip(labels, own, strict=True)]
+    rows = [{"case": problem_names.label(p, not one_step), **_sizes(p), **_entries(p, short)} for p in own]
     told = [column for column in COLUMNS_OF_TABLE if any(row[column] != rows[0][column] for row in rows)]
     shown = [column for column in COLUMNS_OF_TABLE if column in told or _is_told(column, rows[0][column])]
-    alike = len({(row["case"], row["dtype"]) for row in rows}) < len(rows)  # but for batch and heads
-    rank = {column: place for place, column in enumerate(LESS_NEEDED, 1) if short and not (alike and column in SIZES)}
+    rank = {column: place for place, column in enumerate(LESS_NEEDED, 1) if short}
     wrapped = (*WRAPPED, *(["case"] if short else []))
     columns = tuple(
         Column(c, "left" if c in TEXT else "right", wrap=c in wrapped, optional=rank.get(c, 0)) for c in shown
@@ -321,21 +340,15 @@ def _table(name: str, title: str, own: Sequence[Problem], short: bool) -> Table:
 
 
 def _is_told(column: str, entry: Entry) -> bool:
-    """Return whether a column whose entries are all alike has something to say: sizes need to be told apart only."""
-    return column not in SIZES and entry not in ("", NOTHING)
+    """Return whether a column whose entries are all alike has something to say: of sizes an unusual dtype alone."""
+    return (
+        entry not in ("", NOTHING, "bf16") if column == "dtype" else column not in SIZES and entry not in ("", NOTHING)
+    )
 
 
 def _sizes(problem: Problem) -> dict[str, str]:
     case = problem.case
     return {"batch": str(case.shape.batch), "heads": case_names.heads(case), "dtype": case.dtype}
-
-
-def _label(problem: Problem) -> str:
-    case = problem.case
-    if problem.model:
-        return case_names.lengths(case)
-    told = (case_names.lengths(case), f"d{case_names.headdim(case)}", case_names.mask(case), *case_names.extras(case))
-    return " ".join(told)
 
 
 def _entries(problem: Problem, short: bool) -> dict[str, Entry]:
@@ -361,7 +374,8 @@ def _entries(problem: Problem, short: bool) -> dict[str, Entry]:
     if use.memory is not None:
         found["memory"] = size(use.memory)
     others = ", ".join(one.name for one in problem.fastest if one is not use)
-    return found | {"use": Span(use.name, "strong"), "latency": duration(use.latency), "alike with it": others}
+    what = Span(use.name, "strong") if problem.has_choice else Span(f"{use.name} alone", "quiet")
+    return found | {"use": what, "latency": duration(use.latency), "alike with it": others}
 
 
 def _no_use(problem: Problem) -> Span:
@@ -412,13 +426,13 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
     answered = [problem for problem in found if problem.use]
     if lost := [problem for problem in found if not problem.candidates]:
         yield Caution(
-            f"Nothing is recommended in {count(len(lost), 'case')} ({_names(lost, found)}).",
+            f"Nothing is recommended in {_counted_names(lost)}.",
             "No backend has a right figure there.",
             "Each has its reason in this report." if _have_reasons(lost, cells) else "",
         )
     if noisy := [problem for problem in found if problem.candidates and not problem.use]:
         yield Caution(
-            f"Nothing is recommended in {count(len(noisy), 'case')} ({_names(noisy, found)}): {_doubt(noisy)}.",
+            f"Nothing is recommended in {_counted_names(noisy)}: {_doubt(noisy)}.",
             todo="Measure with more samples, or with --rounds 5, and nothing else running.",
         )
     without = [problem for problem in answered if not problem.default]
@@ -439,7 +453,7 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
             f"{DEFAULT} is taken from {', '.join(sorted(other))}, transformers' call of it.",
             f"{DEFAULTS[0]} was not measured with it.",
         )
-    if alone := [problem for problem in answered if len(problem.candidates) == 1]:
+    if alone := [problem for problem in answered if not problem.has_choice]:
         yield Caution(
             f"In {count(len(alone), 'case')} one backend alone has a right figure: it is no choice.",
             todo="Measure more: attnbench backends says what can be installed here.",
@@ -462,6 +476,10 @@ def _cautions(found: Sequence[Problem], cells: Sequence[Cell]) -> Iterator[Cauti
             "In bursts it is faster than sustained.",
             "attnbench report marks them.",
         )
+
+
+def _counted_names(found: Sequence[Problem]) -> str:
+    return f"{count(len(found), 'case')} ({some(map(problem_names.name, found))})"
 
 
 def _alike_kernels(problem: Problem) -> bool:
@@ -493,7 +511,7 @@ def _measured_again(number: int) -> Iterator[Caution]:
     if number:
         yield Caution(
             f"{count(number, 'answer')} left out: the same case was measured in several runs on one model of device.",
-            "The run of the fastest backend answers; of several that are alike, the one with the most backends.",
+            "The run of the fastest backend answers, or an alike one of more backends that measured those it names.",
             "Give fewer files for another.",
         )
 

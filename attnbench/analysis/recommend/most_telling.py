@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from attnbench.analysis.recommend.ranking import Problem
+from attnbench.analysis.recommend.ranking import Problem, least_special
 from attnbench.results import case_names
 from attnbench.results.cells import Cell
 
@@ -13,15 +13,18 @@ MOST_MACHINES = 3
 MOST_CASES, FEW_CASES = 12, 4  # of a machine; few where there are more machines than are shown
 
 
-def newest_devices(cells: Sequence[Cell]) -> list[str]:
-    """Return the devices with the newest runs, at most MOST_MACHINES; the newest of each model of GPU comes first."""
+def newest_devices(cells: Sequence[Cell], problems: Sequence[Problem]) -> list[str]:
+    """Return at most MOST_MACHINES devices: of each model of GPU those with plain cases first, then the newest run."""
+    special = least_special(problems)
     started: dict[str, str] = {}
     for cell in cells:
-        started[cell.device] = max(cell.run.started, started.get(cell.device, ""))
+        if cell.device in special:
+            started[cell.device] = max(cell.run.started, started.get(cell.device, ""))
     names = {cell.device: cell.run.environment.device.name for cell in cells}
-    seen = Counter[str]()  # newer ones of a model
+    seen = Counter[str]()  # those of a model that come before
     ranked = []
-    for device in sorted(started, key=lambda device: started[device], reverse=True):
+    newest_first = sorted(started, key=lambda device: started[device], reverse=True)
+    for device in sorted(newest_first, key=lambda device: special[device]):
         ranked.append((seen[names[device]], device))
         seen[names[device]] += 1
     return [device for _, device in sorted(ranked, key=lambda pair: pair[0])[:MOST_MACHINES]]
@@ -30,7 +33,8 @@ def newest_devices(cells: Sequence[Cell]) -> list[str]:
 def most_telling(problems: Sequence[Problem], most: int) -> list[Problem]:
     """Return that many problems of each device and model, in their order: of many kinds, and spread over the lengths.
 
-    Where there are too many kinds (all of a case but its lengths and batch), those with the most backends are taken.
+    Where there are too many kinds (all of a case but its lengths and batch), plain ones are taken, then those with the
+    most backends.
     """
     groups: dict[tuple[str, str], dict[Hashable, list[Problem]]] = {}
     for problem in problems:
@@ -38,11 +42,15 @@ def most_telling(problems: Sequence[Problem], most: int) -> list[Problem]:
         kinds.setdefault(_kind(problem), []).append(problem)
     chosen: set[int] = set()
     for kinds in groups.values():
-        ranked = sorted(kinds.values(), key=lambda of: -max(len(problem.candidates) for problem in of))[:most]
+        ranked = sorted(kinds.values(), key=_rank)[:most]
         each, more = divmod(most, len(ranked))
         for place, of in enumerate(ranked):
             chosen.update(map(id, _spread(of, each + (place < more))))
     return [problem for problem in problems if id(problem) in chosen]
+
+
+def _rank(of: Sequence[Problem]) -> tuple[int, int]:
+    return len(of[0].special), -max(len(problem.candidates) for problem in of)
 
 
 def _kind(problem: Problem) -> Hashable:

@@ -16,6 +16,7 @@ from attnbench.analysis.models.step_time import BOTH, step_times
 from attnbench.core.case import Case
 from attnbench.core.models import Model
 from attnbench.core.record import Run, Status
+from attnbench.results import case_names
 from attnbench.results.case_names import case_rank
 from attnbench.results.cells import Cell, heaviest
 from attnbench.results.uncertainty import Contest, apart, contest, of_sum
@@ -123,6 +124,20 @@ class Problem:
     model: str = ""  # of which these are all layers
     machine: tuple[str, float | None] = ("", None)  # the device's name and power limit, which several labels share
     ending: Status | None = None  # how its cells ended, where there is no candidate; "ok" where each approximates
+    others_right: bool = False  # whether backends were right that were not asked for
+    apart: tuple[str, ...] = ()  # what its name needs beside that of its case (problem_names.py)
+
+    @property
+    def special(self) -> tuple[str, ...]:
+        """What makes its case another than a plain one, dense and on one device: packed, a mask by name, options."""
+        case = self.case
+        options = (option for option in case_names.EXTRAS if case_names.extra(case, option))
+        return (*(["packed"] if case.is_ragged else []), *(["masks by name"] if case.mask else []), *options)
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether several backends were right, PyTorch's default counted also where it was not asked for."""
+        return len({one.backend for one in (*self.candidates, self.default) if one}) > 1
 
     @cached_property
     def contest(self) -> Contest[Candidate]:
@@ -167,11 +182,11 @@ def model_problems(
         whole = step == "bwd" and (device, replace(case, direction="fwd"), TRAINING) in steps
         if not whole:
             found.append(_problem(device, case, step, groups, wanted, model.name))
-    return _in_order(found)
+    return found
 
 
 def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: True) -> list[Problem]:
-    """Return the problems of cells, by device and in the order of reports.
+    """Return the problems of cells.
 
     `wanted` says which backends compete. A backward whose forward was measured too counts in a training step only.
     Steps of whole models are left out: `attnbench step` ranks them.
@@ -188,41 +203,81 @@ def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: Tr
             continue
         pairs = [((1, forward[backend]), (1, cell)) for backend, cell in of_case.items() if backend in forward]
         found.append(_problem(device, replace(case, direction="fwd"), TRAINING, pairs, wanted))
-    return _in_order(found)
+    return found
 
 
 def answered_once(found: Sequence[Problem]) -> list[Problem]:
-    """Return problems without those that another run of the same machine answers better.
+    """Return problems in the order of reports, without those that another run of the same machine answers better.
 
-    Figures of unlike runs are in no table together, so an answer is that of one run: of the fastest backend, and of
-    those that differ from it by no more than cards of a model do, the run with the most backends, then the newest. As
-    within a run, a backward counts in a training step alone where the machine has one of its case.
+    Figures of unlike runs are in no table together, so an answer is that of one run: of the fastest backend. Another
+    run stands in for it whose fastest differs from that by no more than cards of a model do, and which measured the
+    backends that the answer names: of these the run with the most backends, then the newest. A backward counts in a
+    training step alone where the machine has one of its case, unless it is faster than each backward of that step.
     """
-    whole = {(p.machine, p.model, p.case) for p in found if p.step == TRAINING and p.fastest}
-    found = [p for p in found if p.step != "bwd" or (p.machine, p.model, replace(p.case, direction="fwd")) not in whole]
     groups: dict[tuple[tuple[str, float | None], str, Case, str], list[Problem]] = {}
     for problem in found:
         groups.setdefault((problem.machine, problem.model, problem.case, problem.step), []).append(problem)
-    kept = {id(_best_answer(group)) for group in groups.values()}
-    return [problem for problem in found if id(problem) in kept]
+    kept = {key: _best_answer(group) for key, group in groups.items()}
+    for (machine, model, case, step), problem in [*kept.items()]:
+        training = kept.get((machine, model, replace(case, direction="fwd"), TRAINING))
+        if step == "bwd" and training and training.fastest and not _has_faster_backward(problem, training):
+            del kept[machine, model, case, step]
+    return _in_order([*kept.values()])
+
+
+def least_special(found: Sequence[Problem]) -> dict[str, int]:
+    """Return device -> in how much the plainest of its cases is special: 0 where it has a plain one."""
+    least: dict[str, int] = {}
+    for problem in found:
+        least[problem.device] = min(len(problem.special), least.get(problem.device, len(problem.special)))
+    return least
 
 
 def _best_answer(group: Sequence[Problem]) -> Problem:
-    fastest = [(problem.fastest[0], problem) for problem in group if problem.fastest]
-    best = min((one for one, _ in fastest), key=lambda one: one.latency, default=None)
-    alike = [
-        problem
-        for one, problem in fastest
-        if best and not apart(one.latency, best.latency, one.half_of_model, best.half_of_model)
-    ]
+    """Return the problem, of the same case in several runs, that answers for all."""
     started = {id(p): max((one.run.started for one in p.candidates), default="") for p in group}
-    return max(alike or group, key=lambda problem: (len(problem.candidates), started[id(problem)]))
+
+    def most(chosen: Sequence[Problem]) -> Problem:
+        return max(chosen, key=lambda problem: (len(problem.candidates), started[id(problem)]))
+
+    known = [problem for problem in group if problem.fastest]
+    if not known:
+        return most(group)
+    best = min(known, key=lambda problem: problem.fastest[0].latency)
+    named = {one.backend for one in best.fastest}
+    return most(
+        [p for p in known if _alike(p.fastest[0], best.fastest[0]) and named <= {c.backend for c in p.candidates}]
+    )
+
+
+def _alike(one: Candidate, other: Candidate) -> bool:
+    """Return whether latencies of two runs differ by no more than cards of a model do."""
+    return not apart(one.latency, other.latency, one.half_of_model, other.half_of_model)
+
+
+def _has_faster_backward(alone: Problem, training: Problem) -> bool:
+    """Return whether the fastest of a backward alone is faster than each backward of a training step of another run."""
+    if not alone.fastest:
+        return False
+    rivals = [
+        Candidate(tuple(part for part in one.parts if part[1].case.direction == "bwd")) for one in training.candidates
+    ]
+    first = alone.fastest[0]
+    return all(first.latency < rival.latency and not _alike(first, rival) for rival in rivals)
 
 
 def _in_order(found: Sequence[Problem]) -> list[Problem]:
-    devices = list(dict.fromkeys(problem.device for problem in found))
+    """Return problems by model and device, plain cases first; devices that have plain cases come first too."""
+    models = list(dict.fromkeys(problem.model for problem in found))
+    special = least_special(found)
+    devices = sorted(special, key=lambda device: special[device])
     steps = ("fwd", TRAINING, "bwd", "fwd_bwd")
-    return sorted(found, key=lambda p: (devices.index(p.device), steps.index(p.step), case_rank(p.case)))
+
+    def rank(p: Problem) -> tuple[int, int, int, int, tuple[object, ...]]:
+        place = models.index(p.model), devices.index(p.device)
+        return (*place, len(p.special), steps.index(p.step), case_rank(p.case))
+
+    return sorted(found, key=rank)
 
 
 def _problem(
@@ -241,7 +296,8 @@ def _problem(
     ending = None if candidates else _ending([of for of in groups if wanted(of[0][1].backend)])
     where = next((cell.run.environment for of in groups for _, cell in of), None)
     machine = (where.device.name, where.power_limit_w) if where else (device, None)
-    return Problem(device, case, step, candidates, default, model, machine, ending)
+    others_right = len(right) > len(candidates)
+    return Problem(device, case, step, candidates, default, model, machine, ending, others_right)
 
 
 def _ending(groups: Sequence[Sequence[tuple[int, Cell]]]) -> Status:
