@@ -28,6 +28,7 @@ from attnbench.analysis.recommend.ranking import (
     model_problems,
     problems,
 )
+from attnbench.analysis.summary.answer import left_out
 from attnbench.analysis.summary.cautions import incomplete, relative
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.analysis.summary.reasons import reasons
@@ -96,7 +97,7 @@ def _document(
     """Return all that is to be said of some problems, from the cells of the backends that are shown."""
     rows = [_row(problem) for problem in found]
     runs = {id(cell.run): cell.run for cell in cells}
-    answer = (*disturbed.doubt([*runs.values()]), *_answer(found))
+    answer = (*disturbed.doubt([*runs.values()]), *_answer(found), *filter(None, [left_out(cells)]))
     missing = tuple(reasons(cells))
     cautions = (*incomplete(runs.values(), [file] if file else []), *_cautions(found, cells), *lacking)
     codes = _codes(found)
@@ -383,7 +384,7 @@ def _no_use(problem: Problem) -> Span:
     if problem.candidates:
         return Span("hardly known", "warning")
     if problem.ending == "ok":
-        return Span("only approximations", "warning")
+        return Span("nothing that is ranked", "warning")
     if problem.ending in WRONG:
         return Span("nothing right", "bad")
     return Span(_NO_FIGURE[problem.ending or "skipped"], "warning")

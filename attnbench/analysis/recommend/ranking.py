@@ -123,7 +123,7 @@ class Problem:
     default: Candidate | None  # PyTorch's default, also where it was not asked for
     model: str = ""  # of which these are all layers
     machine: tuple[str, float | None] = ("", None)  # the device's name and power limit, which several labels share
-    ending: Status | None = None  # how its cells ended, where there is no candidate; "ok" where each approximates
+    ending: Status | None = None  # how its cells ended, where there is no candidate; "ok" where none of them is ranked
     others_right: bool = False  # whether backends were right that were not asked for
     apart: tuple[str, ...] = ()  # what its name needs beside that of its case (problem_names.py)
 
