@@ -120,7 +120,7 @@ def report(
     attnbench cluster report runs/*.jsonl --html acceptance.html
 
     Exit code 0: no unit stands out; 1: a unit is an outlier, or measured nothing; 3: too few units to judge any; 5: a
-    wrong result.
+    wrong result, or a kernel that is not as declared.
     """
     wanted = output_to.wanted()
     ends_with_its_reader()

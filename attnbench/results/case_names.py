@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -48,24 +48,54 @@ def backend_rank(name: str) -> tuple[int, str]:
     return (BACKEND_ORDER.index(plain) if plain in BACKEND_ORDER else len(BACKEND_ORDER), name)
 
 
-def with_versions(versions: Mapping[str, str]) -> dict[str, str]:
+def with_versions(versions: Mapping[str, str], unusual: Collection[tuple[str, str]] = ()) -> dict[str, str]:
     """Return backend -> its name in a table: with a library's version where others of the run have another of it.
 
     `versions` is what each backend says of itself: "torch 2.11.0, flash-attn-4 4.0.0b18". The version that most of a
     library's backends have is not named. So what differs in a version is not read as what a backend adds: "sdpa-fa4
-    (4.0.0b18)" beside "fa4 (4.0.0b36)".
+    (4.0.0b18)" beside "fa4 (4.0.0b36)". `unusual` has what other runs of a report name (unusual_versions): it is named
+    here too, so that a version has one name.
     """
-    of_library: dict[str, dict[str, str]] = {}  # library -> backend -> version
-    for backend, said in versions.items():
-        for library, version in re.findall(r"(\S+) (\d+\.[^\s,]+)", said):
-            of_library.setdefault(library, {})[backend] = version
+    told = {*unusual, *unusual_versions(versions)}
     named: dict[str, list[str]] = {backend: [] for backend in versions}
-    for found in of_library.values():
-        usual = [version for version, n in Counter(found.values()).items() if 2 * n > len(found)]
+    for library, found in _by_library(versions).items():
         for backend, version in found.items():
-            if version not in usual:
+            if (library, backend) in told:
                 named[backend].append(version)
     return {backend: f"{backend} ({', '.join(of)})" if of else backend for backend, of in named.items()}
+
+
+def unusual_versions(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield (library, backend) where the backend has not the version that most of the library's backends have."""
+    for library, found in _by_library(versions).items():
+        usual = [version for version, n in Counter(found.values()).items() if 2 * n > len(found)]
+        yield from ((library, backend) for backend, version in found.items() if version not in usual)
+
+
+def _by_library(versions: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return library -> backend -> version."""
+    found: dict[str, dict[str, str]] = {}
+    for backend, said in versions.items():
+        for library, version in re.findall(r"(\S+) (\d+\.[^\s,]+)", said):
+            found.setdefault(library, {})[backend] = version
+    return found
+
+
+def by_version(versions: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Return (backend, what it says of its version) -> its name in a sentence about several runs.
+
+    What differs is named only where there are several versions of a backend: "fa4 (flash-attn-4 4.0.0b36)".
+    """
+    parts: dict[str, dict[str, list[str]]] = {}
+    for backend, said in versions:
+        parts.setdefault(backend, {})[said] = said.split(", ") if said else []
+    found = {}
+    for backend, of_version in parts.items():
+        common = set.intersection(*map(set, filter(None, of_version.values()))) if any(of_version.values()) else set()
+        for said, all_parts in of_version.items():
+            own = ", ".join(part for part in all_parts if part not in common)
+            found[backend, said] = f"{backend} ({own})" if own else backend
+    return found
 
 
 def headdim(case: Case) -> str:

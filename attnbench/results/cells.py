@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +14,7 @@ from attnbench.core.flops import Bound, Convention
 from attnbench.core.formats import duration, times
 from attnbench.core.record import STATUSES, WRONG, Record, Run, Status
 from attnbench.results import case_names, metrics
-from attnbench.results.case_names import backend_rank, case_name, case_rank
+from attnbench.results.case_names import backend_rank, case_name, case_rank, unusual_versions
 from attnbench.results.rows import Rates, Row, Source
 from attnbench.results.run_setup import differences, setup_texts, unique_labels
 from attnbench.results.timing_method import timed_by_span
@@ -276,9 +276,13 @@ def cells(runs: Sequence[Run], convention: Convention = "exact", *, beside: Iter
     shared = Counter(names.values())
     alike = frozenset(case for case, name in names.items() if shared[name] > 1)
     found: list[Cell] = []
-    for label, group in _groups(joined):
+    groups = _groups(joined)
+    versions = [{b: v for source, _ in group for b, v in source.run.versions.items()} for _, group in groups]
+    unusual = frozenset(pair for of_device in versions for pair in unusual_versions(of_device))
+    for label, group in groups:
         own = []
         for source, keys in group:
+            source.unusual_versions = unusual
             source.device, source.several_dtypes, source.alike, source.by_span = label, several, alike, by_span
             own += _cells_of(source, keys)
         eager = {cell.case: cell.rounds("latency") for cell in own if cell.backend == "eager" and cell.status == "ok"}
@@ -295,9 +299,11 @@ def contest_of(
     return contest(cells, lambda c: c.value(metric), lambda c: c.half_interval(sure_as), higher=higher)
 
 
-def why_no_winner(contests: Sequence[Contest[Cell]]) -> str:
+def why_no_winner(
+    contests: Sequence[Contest[Cell]], name: Callable[[Cell], str] = lambda cell: cell.backend_name
+) -> str:
     """Return why contests of latencies have no winner, with the backends' names; "" where all have one."""
-    return doubt(contests, lambda cell: cell.backend_name, lambda cell: cell.half_interval("latency"))
+    return doubt(contests, name, lambda cell: cell.half_interval("latency"))
 
 
 def by_key(cells: Iterable[Cell]) -> dict[Key, Cell]:

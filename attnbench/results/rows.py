@@ -39,6 +39,7 @@ class Source:
     run: Run
     convention: Convention = "exact"  # by which FLOPs are counted
     device: str = ""  # the label of its device, unique among devices and settings that are not comparable
+    unusual_versions: frozenset[tuple[str, str]] = frozenset()  # (library, backend) whose version is to be named
     several_dtypes: bool = False  # not all cells that are reported together have one dtype
     alike: frozenset[Case] = frozenset()  # cases that differ from another of these in batch or heads alone
     matmul_ceilings: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s, median over the run
@@ -53,7 +54,7 @@ class Source:
     @cached_property
     def backend_names(self) -> Mapping[str, str]:
         """Backend -> its name in a table, with a version where it is not that of others (case_names.with_versions)."""
-        named = with_versions(self.run.versions)
+        named = with_versions(self.run.versions, self.unusual_versions)
         return named | {backend: f"{named.get(backend, backend)} (approx.)" for backend in self.approximate}
 
     @cached_property

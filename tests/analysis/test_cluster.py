@@ -10,6 +10,7 @@ import numpy as np
 
 from attnbench.analysis.cluster.document import document, exit_code
 from attnbench.analysis.cluster.units import models
+from attnbench.core.machine import Device
 from attnbench.core.record import Run
 from attnbench.report import json_and_csv, markdown
 from attnbench.report.html import html_page
@@ -33,8 +34,7 @@ def unit(number: int, slow: float = 0.0, slow_decode: float = 0.0, wrong: Sequen
             speed = 400 / factor / (1 + slow)
             records.append(ok(case(seqlen), "triton", speed, clock_held=1.7e9, clock_mem=memory_clock, **more))
         records.append(decode(seqlen, "triton", 4 / factor / (1 + slow + slow_decode), clock_mem=memory_clock))
-    device = replace(H200, uuid=f"GPU-{number:04}")
-    return run(records, environment=environment(device, **changes), method=2)
+    return run(records, environment=environment(card(number), **changes), method=2)
 
 
 def cluster(number: int, **special: Run) -> list[tuple[str, Run]]:
@@ -92,6 +92,49 @@ def test_what_all_units_have_wrong_is_the_kernel() -> None:
     files = [(f"n{i}", unit(i, wrong=[4096])) for i in range(3)]
     assert told(files).startswith("Wrong on every unit that measured it, so rather the kernel: triton 4k")
     assert exit_code(models(files)) == 5
+
+
+def test_what_no_second_unit_measured_acquits_no_card() -> None:
+    """Two runs of one card, in one setup or in two, are one unit; so are ranks that share a card."""
+    alone = ("n0", unit(0, wrong=[4096]))
+    again = ("n0-again", unit(0, wrong=[4096], power_limit_w=500.0))
+    without = ("n1", only(unit(1), 2048, 8192, 16384))
+    for files in ([alone], [alone, without], [alone, again, without]):
+        assert document(files).answer[0] == (
+            "Wrong on the only unit that measured it, so kernel or card: triton 4k d128 full fwd on n0. "
+            "Measure on another."
+        )
+    wrong = [ended(replace(case(4096), ranks=2), "triton", "wrong", "out is off by 0.02 where 0.004 is allowed")]
+    groups = [run(wrong, environment=environment(card(a), peers=(card(b),))) for a, b in ((0, 1), (1, 2))]
+    assert told([*zip("ab", groups, strict=True)]).startswith("Wrong on every unit that measured it, which have a card")
+    assert told([alone, ("n0-later", unit(0))]).startswith("Wrong in one run and right in another of the same unit")
+
+
+def test_how_many_units_computed_it_right_is_of_those_that_measured_it() -> None:
+    files = cluster(4, n1=unit(1, wrong=[4096]), n2=unit(2, wrong=[4096]), n3=only(unit(3), 2048))
+    assert document(files).answer[0].startswith("n1 computed wrong results that 1 other unit of its model computed")
+
+
+def test_another_kernel_than_declared_is_no_wrong_result() -> None:
+    other = run([ended(case(4096), "triton", "wrong-kernel", "magma_sgemm ran")], environment=environment(card(1)))
+    found = document([*cluster(1), ("n1", replace(other, method=2))])
+    assert "rong on" not in " ".join(found.answer)
+    assert found.answer[0].startswith(
+        "A kernel of another name or precision than the backend declares ran, which is no wrong result of a unit: "
+        "triton 4k"
+    )
+    assert found.verdict.text.startswith("KERNELS NOT AS DECLARED: 1")
+    assert [(one["wrong"], one["other_kernels"]) for one in found.data["units"]] == [(0, 0), (0, 1)]
+
+
+def test_a_card_of_two_setups_is_counted_once() -> None:
+    files = [(f"n{i}", unit(i, power_limit_w=300.0 + 50 * i)) for i in range(4)]
+    found = document([*files, ("n0-again", unit(0, power_limit_w=700.0))])
+    assert found.answer[0].startswith("These 4 units are no cluster")
+    assert found.title == "Cluster of 4 units"
+    assert found.verdict.text.endswith("of 4 units, 1 model, 5 setups")
+    (answer,) = document([files[0], ("n0-again", unit(0, power_limit_w=700.0))]).answer
+    assert answer == "No outlier can be named among 1 unit: it stands alone."
 
 
 def test_what_units_of_another_setup_have_right_may_be_the_unit() -> None:
@@ -154,6 +197,15 @@ def test_a_unit_without_figures_is_no_outlier() -> None:
     assert told(files) == ("Nothing could be measured on n0. No outlier can be named among 1 unit: it stands alone.")
     assert document(files).verdict.text == "MEASURED NOTHING: 1 of 2 units, 1 model"
     assert exit_code(models(files)) == 1
+
+
+def card(number: int) -> Device:
+    return replace(H200, uuid=f"GPU-{number:04}")
+
+
+def only(one: Run, *seqlens: int) -> Run:
+    """Return a run without the cells of other lengths."""
+    return replace(one, records=[r for r in one.records if r.case.shape.seqlen_k in seqlens])
 
 
 def with_uuid(one: Run, uuid: str) -> Run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnbench.analysis.summary.answer import answer
-from attnbench.core.record import Run
+from attnbench.core.record import Record, Run
 from attnbench.results.cells import cells
 from builders import case, ended, forwards, ok, run
 
@@ -24,6 +24,23 @@ def test_backends_are_ranked_by_their_wins() -> None:
     records = [ok(case(n), b, s) for n, both in speeds.items() for b, s in zip(("fa4", "eager"), both, strict=True)]
     records.append(ok(case(8192), "fa4", 300.0))  # without a rival
     assert answered(run(records))[1] == "Fastest of 3 cases: eager in 2, fa4 in 1."
+
+
+def test_a_version_has_one_name_and_none_where_it_is_the_only_one() -> None:
+    """A run in which another backend has another version of the library tells versions in its tables."""
+    fa4 = "flash-attn-4 4.0.0b36"
+    both = run(raced(1024, "sdpa-fa4"), versions={"fa4": fa4, "sdpa-fa4": "torch 2.11.0, flash-attn-4 4.0.0b18"})
+    alone = run(raced(2048, "eager"), versions={"fa4": fa4})
+    assert answered(both, alone)[1] == "Fastest of 2 cases: fa4 in 2."
+    assert {c.backend_name for c in cells([both, alone]) if c.backend == "fa4"} == {"fa4 (4.0.0b36)"}
+    other = run(raced(4096, "eager"), versions={"fa4": "flash-attn-4 4.0.0b40"})
+    assert answered(alone, other)[1] == (
+        "Fastest of 2 cases: fa4 (flash-attn-4 4.0.0b36) in 1, fa4 (flash-attn-4 4.0.0b40) in 1."
+    )
+
+
+def raced(seqlen: int, slower: str) -> list[Record]:
+    return [ok(case(seqlen), "fa4", 300.0), ok(case(seqlen), slower, 200.0)]
 
 
 def test_rounds_and_runs_are_counted() -> None:

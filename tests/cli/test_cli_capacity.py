@@ -48,9 +48,41 @@ def test_memory_stops_it(tool: Tool) -> None:
     assert training["fits"] < forward["fits"]
     assert found(tool, "capacity", "a.jsonl") == [forward, training]
     shown = tool("capacity", "a.jsonl", "--html", "a.html").out
-    assert "causal, heads 16, forward, Simulated GPU: 256k tokens with fake (memory stops the next)" in shown
+    assert "causal, heads 16, forward, Simulated GPU: 256k tokens in 4 GiB with fake (memory stops the next)" in shown
     assert "Memory over size" in (tool.folder / "a.html").read_text()
     assert "attnbench capacity --resume a.jsonl" in tool("run", "--resume", "a.jsonl", code=2).err
+
+
+def test_sizes_under_unlike_limits_stand_apart_with_their_limits(tool: Tool) -> None:
+    for name, *limits in (
+        ("a", "--memory", "4g"),
+        ("b", "--call-limit", "1s"),
+        ("c", "--memory", "4g", "--ranks", "2"),
+    ):
+        tool(*FAKE, "--pass", "fwd", *limits, "--out", f"{name}.jsonl")
+    shown = tool("capacity", "a.jsonl", "b.jsonl", "c.jsonl", "--html", "a.html", COLUMNS="200").out
+    page = (tool.folder / "a.html").read_text()
+    told = (
+        "forward, Simulated GPU: 256k tokens in 4 GiB with fake (memory stops the next)",
+        "forward, Simulated GPU: 512k tokens in 4 GiB of each device with fake (memory stops the next)",
+        "with fake (more than 1s a call stops the next)",
+        "heads 16, forward, 4 GiB of each device, 10s a call at most",  # titles
+        "heads 16, forward, all memory, 1s a call at most",
+        "Over several devices, 4 GiB of each device, 10s a call at most",
+        "tokens in 4 GiB, fake",  # of the reasons
+    )
+    for text in told:
+        assert text in " ".join(shown.split()), text
+    for text in told[:-1]:
+        assert text in page, text
+    assert (
+        "nothing was measured; 4 GiB, 10s a call at most"
+        in tool(*FAKE, "--memory", "4g", "--dry-run", COLUMNS="200").out
+    )
+    tool(*FAKE, "--pass", "fwd", "--memory", "4g", "--call-limit", "1s", "--out", "d.jsonl")
+    both = " ".join(tool("capacity", "a.jsonl", "d.jsonl", COLUMNS="200").out.split())
+    assert "256k tokens in 4 GiB at 10s a call with fake" in both
+    assert "256k tokens in 4 GiB at 1s a call with fake" in both
 
 
 def test_a_lack_of_memory_was_seen_by_a_process_of_its_own(tool: Tool) -> None:
@@ -68,7 +100,7 @@ def test_more_ranks_hold_a_longer_sequence(tool: Tool) -> None:
     assert "fake 256k tokens 512k tokens, 2.00x 1m tokens, 4.00x" in said
     assert "over several devices" not in tool(*FAKE, "--pass", "fwd").out.lower()
     said = tool(*FAKE, "--pass", "fwd", "--ranks", "2", COLUMNS="200").out.splitlines()
-    assert "bf16 d128 causal ranks 2, heads 16, forward" in said
+    assert "bf16 d128 causal ranks 2, heads 16, forward, all memory, 10s a call at most" in said
 
 
 def test_several_ranks_on_a_cpu(tool: Tool) -> None:

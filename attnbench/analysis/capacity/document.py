@@ -49,11 +49,11 @@ def document(runs: Sequence[Run]) -> Document:
         title=f"What fits: {', '.join(devices)}",
         answer=(*disturbed.doubt(runs), *_answers(found)),
         machines=tuple(Machine(name, "") for name in devices),
-        blocks=(_table(found), *_over_ranks(found)) if found else (),
+        blocks=tuple(_tables(found)),
         reasons=tuple(_reasons(found)),
         cautions=tuple(
             Caution(
-                f"{_who(of)} is WRONG at {_size(of, of.next)}: {of.reason}",
+                f"{_who(of)} is WRONG at {_size(of, of.next)}{_in_memory(of)}: {of.reason}",
                 "Sizes beyond it do not count as fitting.",
             )
             for of in wrong
@@ -76,34 +76,62 @@ def plan_document(run: Run) -> Document:
         where = f"refused: {job.skip}" if job.skip else where
         data.append({"backend": of.backend, "forecast": size_of(job.case, of.search.of), "skip": job.skip})
         rows.append((_case(of), PASSES[of.case.direction], of.backend, where, format_bytes(job.forecast.nbytes)))
+    title = "Dry run: nothing was measured" + (f"; {_limits(found)}" if found else "")
     return Document(
         command="capacity",
         title="What would be searched",
         machines=(Machine(run.environment.device.name, ""),),
-        blocks=(Table("plan", columns, tuple(rows), title="Dry run: nothing was measured"),),
+        blocks=(Table("plan", columns, tuple(rows), title=title),),
         data=data,
     )
 
 
 def _answers(found: Sequence[Finding]) -> Iterator[str]:
-    """Yield a sentence for each device, case and pass: how many tokens fit, and with which backend."""
-    groups: dict[tuple[str, Case], list[Finding]] = {}
+    """Yield a sentence for each device, case, pass and limits: how many tokens fit, and with which backend."""
+    calls: dict[tuple[Any, ...], set[float]] = {}  # limits of a call, of searches that differ in nothing else
     for of in found:
-        groups.setdefault((of.run.environment.device.name, of.case), []).append(of)
-    for (device, case), members in groups.items():
+        calls.setdefault((of.run.environment.device.name, of.case, of.search.memory), set()).add(of.search.call_limit)
+    groups: dict[tuple[str, Case, Search], list[Finding]] = {}
+    for alike in _by_limits(found):
+        for of in alike:
+            limits = replace(of.search, what="")
+            groups.setdefault((of.run.environment.device.name, of.case, limits), []).append(of)
+    for (device, case, search), members in groups.items():
         what = members[0].search.what or _case(members[0])
         best = max(members, key=lambda of: of.largest or 0)
+        within = _in_memory(best)
+        if len(calls[device, case, search.memory]) > 1:
+            within += f" at {_a_call(search)} a call"
         who = f"{what}, {PASSES[case.direction]}, {device}"
         if best.largest is None:
-            yield f"{who}: {'nothing fits' if all(of.is_done for of in members) else 'not searched to the end'}"
+            nothing = "nothing fits" if all(of.is_done for of in members) else "not searched to the end"
+            yield f"{who}: {nothing}{within}"
             continue
         also = [of.backend for of in members if of.largest == best.largest]
         least = "at least " if not best.is_done or best.limit == "not reached" else ""
-        stop = f" ({best.limit} stops the next)" if best.next else ""
-        yield f"{who}: {least}{_size(best, best.largest)} with {' and '.join(also)}{stop}"
+        limit = f"more than {_a_call(search)} a call" if best.limit == "too slow" else best.limit
+        stop = f" ({limit} stops the next)" if best.next else ""
+        yield f"{who}: {least}{_size(best, best.largest)}{within} with {' and '.join(also)}{stop}"
 
 
-def _table(found: Sequence[Finding]) -> Table:
+def _by_limits(found: Sequence[Finding]) -> list[list[Finding]]:
+    """Return the findings by what is searched and its limits, as sizes under unlike limits do not compare."""
+    alike: dict[tuple[Any, ...], list[Finding]] = {}
+    for of in found:
+        alike.setdefault((of.search.of, of.search.memory, of.search.call_limit), []).append(of)
+    return [*alike.values()]
+
+
+def _tables(found: Sequence[Finding]) -> Iterator[Table]:
+    """Yield a table for each of the limits, then those of several ranks."""
+    several_devices = len({of.run.environment.device.name for of in found}) > 1
+    groups = [(f"-{i}" if i > 1 else "", alike) for i, alike in enumerate(_by_limits(found), start=1)]
+    yield from (_table(f"capacity{number}", alike, several_devices) for number, alike in groups)
+    for number, alike in groups:
+        yield from _over_ranks(f"ranks{number}", alike, several_devices)
+
+
+def _table(name: str, found: Sequence[Finding], several_devices: bool) -> Table:
     headings = ("device", "case", "pass", "backend", "ranks")
     by_ranks = len({of.case.ranks for of in found}) > 1  # then they have a column; else the case's name has them
     named = [
@@ -128,8 +156,9 @@ def _table(found: Sequence[Finding]) -> Table:
     note = "Forecast: the error of the forecast of memory at the size that fits, without copies of the inputs."
     if any(of.search.of == "seqlen" for of in found):
         note = f"Fits, next: tokens of a sequence. {note}"
-    title = ", ".join(named[0][i] for i, name in enumerate(headings) if name in ("case", "pass") and i not in told)
-    return Table("capacity", columns, rows, title=title, note=note, labels=len(told))
+    in_title = ("case", "pass", *(("device",) if several_devices else ()))
+    alike = [named[0][i] for i, heading in enumerate(headings) if heading in in_title and i not in told]
+    return Table(name, columns, rows, title=", ".join((*alike, _limits(found))), note=note, labels=len(told))
 
 
 def _told(headings: Sequence[str], named: Sequence[Sequence[str]]) -> list[int]:
@@ -154,18 +183,17 @@ def _figures(of: Finding) -> tuple[Entry, ...]:
     )
 
 
-def _over_ranks(found: Sequence[Finding]) -> Iterator[Table]:
+def _over_ranks(name: str, found: Sequence[Finding], several_devices: bool) -> Iterator[Table]:
     """Yield the table of how the largest size grows with the ranks, where a search is of several."""
     methods: dict[tuple[Any, ...], dict[int, Finding]] = {}
     for of in found:
-        device = of.run.environment.device.name
-        named = (device, _case(_on_one(of)), PASSES[of.case.direction], of.backend, _of_each(of.search))
+        named = (of.run.environment.device.name, _case(_on_one(of)), PASSES[of.case.direction], of.backend)
         methods.setdefault((*named, of.search), {})[of.case.ranks] = of
     several = {named: members for named, members in methods.items() if len(members) > 1}
     if not several:
         return
     ranks = sorted({n for members in several.values() for n in members})
-    headings = ("device", "case", "pass", "backend", "of each")
+    headings = ("device", "case", "pass", "backend")
     told = _told(headings, [*several])
     names = (Column(headings[i], wrap=headings[i] != "backend") for i in told)
     columns = (*names, *(Column(count(n, "rank"), "right") for n in ranks))
@@ -174,12 +202,34 @@ def _over_ranks(found: Sequence[Finding]) -> Iterator[Table]:
         for named, members in several.items()
     ]
     note = "The largest size that fits, over that of the fewest ranks where memory stops both."
-    yield Table("ranks", columns, tuple(rows), title="Over several devices", note=note)
+    device = [next(iter(several))[0]] if several_devices and 0 not in told else []
+    title = ", ".join(("Over several devices", *device, _limits(found)))
+    yield Table(name, columns, tuple(rows), title=title, note=note)
 
 
-def _of_each(search: Search) -> str:
-    """Return how much of each device is searched."""
-    return format_bytes(search.memory) if search.memory else "all memory"
+def _limits(found: Sequence[Finding]) -> str:
+    """Return the limits that searches share, as a title has them: "2 GiB of each device, 10s a call at most"."""
+    search = found[0].search
+    each = " of each device" if any(of.case.ranks > 1 for of in found) else ""
+    memory = f"{_memory(search.memory)}{each}" if search.memory else "all memory"
+    return f"{memory}, {_a_call(search)} a call at most"
+
+
+def _in_memory(of: Finding) -> str:
+    """Return the limit of memory behind a size: " in 2 GiB", " in 2 GiB of each device"; "" without one."""
+    if not of.search.memory:
+        return ""
+    return f" in {_memory(of.search.memory)}{' of each device' if of.case.ranks > 1 else ''}"
+
+
+def _memory(nbytes: int) -> str:
+    """Return the bytes of --memory, which are whole MiB: "2 GiB", "512 MiB"."""
+    return f"{nbytes // 2**20} MiB" if nbytes % 2**30 else f"{nbytes // 2**30} GiB"
+
+
+def _a_call(search: Search) -> str:
+    """Return the longest call that a search takes: "3s", "2m00s"."""
+    return f"{search.call_limit:g}s" if search.call_limit < 60 else format_duration(search.call_limit)
 
 
 def _of_fewest(of: Finding | None, fewest: Finding) -> Entry:
@@ -242,7 +292,10 @@ def _reasons(found: Sequence[Finding]) -> Iterator[Reason]:
         if of.reason and of.limit != "wrong":
             groups.setdefault((of.limit, of.reason), []).append(of)
     for (limit, reason), alike in groups.items():
-        named = (f"{_who(of)}{f' at {_size(of, of.next)}' if of.next and limit != 'refused' else ''}" for of in alike)
+        named = (
+            f"{_who(of)}{f' at {_size(of, of.next)}' if of.next and limit != 'refused' else ''}{_in_memory(of)}"
+            for of in alike
+        )
         yield Reason(limit, some(named), reason)
 
 
@@ -268,7 +321,9 @@ def _plot(of: Finding) -> Plot | None:
                 at = place(of.growth.at(size), low, high)
                 dots.append(Dot(step / 32, at, group=1, tip=f"fit, {of.growth.name}"))
     x_labels = ((0.0, _size(of, left)), (1.0, _size(of, right)))
-    return Plot(_who(of), tuple(dots), (), x_labels, ((0.0, format_bytes(low)), (1.0, format_bytes(high))))
+    return Plot(
+        f"{_who(of)}{_in_memory(of)}", tuple(dots), (), x_labels, ((0.0, format_bytes(low)), (1.0, format_bytes(high)))
+    )
 
 
 def _row(of: Finding) -> Mapping[str, Any]:
@@ -279,6 +334,8 @@ def _row(of: Finding) -> Mapping[str, Any]:
         "backend": of.backend,
         "version": of.run.versions.get(of.backend),
         "of": of.search.of,
+        "memory_limit": of.search.memory,
+        "call_limit": of.search.call_limit,
         "fits": of.largest,
         "next": of.next,
         "limit": of.limit,

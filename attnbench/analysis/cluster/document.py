@@ -27,25 +27,42 @@ from attnbench.report.document import (
     Table,
     Verdict,
 )
+from attnbench.results.cells import Cell, Key
 from attnbench.results.disturbed import doubt
 from attnbench.results.run_setup import differences
+
+EVERY_UNIT = "Wrong on every unit that measured it, so rather the kernel: {}."
+ONLY_UNIT = "Wrong on the only unit that measured it, so kernel or card: {}. Measure on another."
+COMMON_CARD = (
+    "Wrong on every unit that measured it, which have a card in common, so kernel or card: {}. Measure on another."
+)
+SAME_UNIT = (
+    "Wrong in one run and right in another of the same unit, so kernel, card or software: {}. Measure on another."
+)
+OTHER_SETUP = (
+    "Wrong on some units and right on others, whose setup differs, so the unit, the software or the kernel: {}. "
+    "Measure them with one setup."
+)
+SHARED_WRONG = (EVERY_UNIT, ONLY_UNIT, COMMON_CARD, SAME_UNIT, OTHER_SETUP)  # what no other unit of a model has right
 
 
 def document(files: Sequence[tuple[str, Run]]) -> Document:
     """Return the document of a cluster from runs, each with the name of its file."""
     found = models(files)
     rows = [row for model in found for row in _data(model)]
-    units = sum(len(model.units) for model in found)
+    units = count(len({unit.id for model in found for unit in model.units}), "unit")
+    of_models = count(len({model.run.environment.device.name for model in found}), "model")
+    setups = f", {len(found)} setups" if len(found) > 1 else ""
     return Document(
         command="cluster",
-        title=f"Cluster of {count(units, 'unit')}",
+        title=f"Cluster of {units}",
         answer=(*doubt([run for _, run in files]), *_answer(found)),
         machines=tuple(_machine(model) for model in found),
         blocks=tuple(_table(number, model) for number, model in enumerate(found, start=1)),
         cautions=tuple(_cautions(found)),
         facts=tuple(_facts(found)),
         notes=((Span(_note(found), "quiet"),),),
-        verdict=_verdict(found, f"of {count(units, 'unit')}, {count(len(found), 'model')}"),
+        verdict=_verdict(found, f"of {units}, {of_models}{setups}"),
         appendix=tuple(_figures(found)),
         data={"units": rows, "models": [_model_data(model) for model in found]},
         rows=rows,
@@ -70,23 +87,28 @@ def planned(devices: Sequence[tuple[str, str, str, str]], words: Sequence[str]) 
 def _verdict(found: Sequence[Model], of: str) -> Verdict:
     """Return the verdict with how many units it is of; `of` says how many there are."""
     units = [(model, unit) for model in found for unit in model.units]
-    wrong = sum(bool(unit.wrong) for _, unit in units)
-    silent = sum(not unit.latencies for _, unit in units)
-    outliers = sum(_is_slow(model, unit) for model, unit in units)
-    bad = [f"{word}: {number}" for word, number in (("WRONG RESULTS", wrong), ("OUTLIERS", outliers)) if number]
-    bad += [f"MEASURED NOTHING: {silent}"] if silent else []
-    if bad:
+    numbers = {
+        "WRONG RESULTS": len({unit.id for _, unit in units if unit.wrong}),
+        "KERNELS NOT AS DECLARED": len({unit.id for _, unit in units if unit.other_kernels}),
+        "OUTLIERS": len({unit.id for model, unit in units if _is_slow(model, unit)}),
+        "MEASURED NOTHING": len({unit.id for _, unit in units if not unit.latencies}),
+    }
+    if bad := [f"{word}: {number}" for word, number in numbers.items() if number]:
         return Verdict(f"{', '.join(bad)} {of}", "bad")
     if exit_code(found) == EXIT_INCONCLUSIVE:
         return Verdict(f"NOT JUDGED: too few units measured alike, {of}", "warning")
-    judged = sum(len(model.judged) for model in found)
-    rest = f", {len(units) - judged} of them not judged" if judged < len(units) else ""
-    return Verdict(f"NO UNIT STANDS OUT: none {of}{rest}", "good")
+    left = len({unit.id for _, unit in units} - _judged(found))
+    return Verdict(f"NO UNIT STANDS OUT: none {of}{f', {left} of them not judged' if left else ''}", "good")
+
+
+def _judged(found: Sequence[Model]) -> set[str]:
+    """Return the units that are judged in any model: a card whose setup changed is a unit of two."""
+    return {unit.id for model in found for unit in model.judged}
 
 
 def exit_code(found: Sequence[Model]) -> int:
-    """Return the exit code: wrong results first, then a unit that is slower or measured nothing."""
-    if any(unit.wrong for model in found for unit in model.units):
+    """Return the exit code: wrong results and wrong kernels first, then a unit that is slower or measured nothing."""
+    if any(unit.wrong or unit.other_kernels for model in found for unit in model.units):
         return EXIT_WRONG_RESULT
     if any(_failed(model, unit) for model in found for unit in model.units):
         return EXIT_NOTHING_MEASURED
@@ -105,21 +127,16 @@ def _answer(found: Sequence[Model]) -> Iterator[str]:
     for model in found:
         for unit in model.units:
             if alone := model.alone_wrong(unit):
-                others = count(len(model.units) - 1, "other unit")
+                others = count(min(len(model.right(cell.key) - {unit.id}) for cell in alone), "other unit")
                 yield (
                     f"{unit.name} computed wrong results that {others} of its model computed right, in "
                     f"{some([cell.name for cell in alone])}: silent data corruption; take it out of service."
                 )
-    right = {cell.key for model in found for unit in model.units for cell in unit.cells if cell.status == "ok"}
-    shared = [
-        cell for model in found for unit in model.units for cell in unit.wrong if cell not in model.alone_wrong(unit)
-    ]
-    if everywhere := {cell.name for cell in shared if cell.key not in right}:
-        yield f"Wrong on every unit that measured it, so rather the kernel: {some(sorted(everywhere))}."
-    if somewhere := {cell.name for cell in shared if cell.key in right}:
+    yield from _shared_wrong(found)
+    if other := {cell.name for model in found for unit in model.units for cell in unit.other_kernels}:
         yield (
-            "Wrong on some units and right on others, whose setup differs, so the unit, the software or the kernel: "
-            f"{some(sorted(somewhere))}. Measure them with one setup."
+            "A kernel of another name or precision than the backend declares ran, which is no wrong result of a unit: "
+            f"{some(sorted(other))}. attnbench report FILE says which."
         )
     for model in found:
         where, units = f" of {model.label}" if len(found) > 1 else "", count(len(model.judged), "unit")
@@ -135,22 +152,46 @@ def _answer(found: Sequence[Model]) -> Iterator[str]:
     yield from _not_judged(found)
 
 
+def _shared_wrong(found: Sequence[Model]) -> Iterator[str]:
+    """Yield what is said of wrong results that no other unit of the same model and setup computed right."""
+    wrong: dict[Key, list[tuple[Unit, Cell]]] = {}
+    for model in found:
+        for unit in model.units:
+            alone = model.alone_wrong(unit)
+            for cell in unit.wrong:
+                if cell not in alone:
+                    wrong.setdefault(cell.key, []).append((unit, cell))
+    cells: dict[str, set[str]] = {sentence: set() for sentence in SHARED_WRONG}
+    for key, places in wrong.items():
+        name, units = places[0][1].name, {unit.id: unit.name for unit, _ in reversed(places)}
+        if right := frozenset[str]().union(*(model.right(key) for model in found)):
+            cells[SAME_UNIT if right <= units.keys() else OTHER_SETUP].add(name)
+        elif len(units) == 1:
+            cells[ONLY_UNIT].add(f"{name} on {some(units.values())}")
+        else:
+            common = frozenset.intersection(*(unit.cards(cell) for unit, cell in places))
+            cells[COMMON_CARD if common else EVERY_UNIT].add(name)
+    for sentence, names in cells.items():
+        if names:
+            yield sentence.format(some(sorted(names)))
+
+
 def _not_judged(found: Sequence[Model]) -> Iterator[str]:
     """Yield what is said of the units that measured something and are not judged."""
-    apart = [[unit.name for unit in model.units if unit.latencies and unit not in model.judged] for model in found]
-    groups = [names for names in apart if names]
-    if not groups:
-        return
-    units = count(sum(map(len, groups)), "unit")
-    if any(model.judged for model in found):
+    judged = _judged(found)
+    apart = [{unit.id for unit in model.units if unit.latencies} - judged for model in found]
+    groups = [units for units in apart if units]
+    number = len(set[str]().union(*groups))
+    units = count(number, "unit")
+    if number and judged:
         yield f"Not judged: {units}, of which no {LEAST} are of one model and were measured alike, on the same cells."
-    elif len(groups) > 1 or len(groups[0]) >= LEAST:
+    elif number >= LEAST or (number == 2 and len(groups) > 1):
         yield (
             f"These {units} are no cluster, and no outlier can be named: no {LEAST} of them are of one model and were "
             "measured alike, on the same cells."
         )
-    else:
-        what = "of two that differ nobody knows which is off" if len(groups[0]) == 2 else "it stands alone"
+    elif number:
+        what = "of two that differ nobody knows which is off" if number == 2 else "it stands alone"
         yield f"No outlier can be named among {units}: {what}."
 
 
@@ -177,6 +218,7 @@ def _table(number: int, model: Model) -> Table:
         "limits",
         "ECC",
         "wrong",
+        "other kernel",
     )
     rows = [_row(model, unit) for unit in sorted(model.units, key=lambda unit: _rank(model, unit))]
     keep = [i for i, _ in enumerate(headings) if i == 0 or any(row[i] not in ("", "0") for row in rows)]
@@ -210,7 +252,7 @@ def _row(model: Model, unit: Unit) -> tuple[Entry, ...]:
     facts = _readings(unit)
     compared = sum(map(len, model.families.values()))
     own = sum(key in unit.latencies for keys in model.families.values() for key in keys)
-    wrong: Entry = Span(str(len(unit.wrong)), "bad") if unit.wrong else "0"
+    wrong, other = (Span(str(len(cells)), "bad") if cells else "0" for cells in (unit.wrong, unit.other_kernels))
     return (
         unit.name,
         unit.uuid[:12],
@@ -223,6 +265,7 @@ def _row(model: Model, unit: Unit) -> tuple[Entry, ...]:
         ", ".join(facts["limits"]),
         Span(str(facts["ecc_errors"]), "bad") if facts["ecc_errors"] else "0",
         wrong,
+        other,
     )
 
 
@@ -340,6 +383,7 @@ def _data(model: Model) -> Iterator[dict[str, Any]]:
             **_readings(unit),
             "wrong": len(unit.wrong),
             "wrong_alone": len(model.alone_wrong(unit)),
+            "other_kernels": len(unit.other_kernels),
         }
 
 

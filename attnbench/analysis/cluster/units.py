@@ -9,7 +9,7 @@ from functools import cached_property
 
 from attnbench.analysis.cluster.outliers import Judgement, judge
 from attnbench.core import stats
-from attnbench.core.record import WRONG, Record, Run
+from attnbench.core.record import Record, Run
 from attnbench.results.cells import Cell, Key, cells
 from attnbench.results.run_setup import differences, setup_texts, unique_labels
 from attnbench.results.uncertainty import NORMAL, Spread, spread
@@ -30,12 +30,28 @@ class Unit:
         return self.runs[0].environment.device.uuid or ""
 
     @property
+    def id(self) -> str:
+        """What tells it from other units in all models: its UUID, else its name."""
+        return self.uuid or self.name
+
+    @property
     def records(self) -> list[Record]:
         return [record for run in self.runs for record in run.records]
 
     @cached_property
     def wrong(self) -> list[Cell]:
-        return [cell for cell in self.cells if cell.status in WRONG]
+        """The cells with a wrong result."""
+        return [cell for cell in self.cells if cell.status == "wrong"]
+
+    @cached_property
+    def other_kernels(self) -> list[Cell]:
+        """The cells in which another kernel ran than the backend declares, which is no wrong result."""
+        return [cell for cell in self.cells if cell.status == "wrong-kernel"]
+
+    def cards(self, cell: Cell) -> frozenset[str]:
+        """Return the UUIDs of the GPUs that computed a cell, one for each rank; the unit's name for those without."""
+        ranks = (cell.run.environment.device, *cell.run.environment.peers)[: cell.case.ranks]
+        return frozenset(device.uuid or self.name for device in ranks)
 
     @cached_property
     def latencies(self) -> dict[Key, float]:
@@ -116,10 +132,22 @@ class Model:
                 found[family] = off
         return found
 
+    def right(self, key: Key) -> frozenset[str]:
+        """Return the units that computed a cell right."""
+        return self._right.get(key, frozenset())
+
+    @cached_property
+    def _right(self) -> dict[Key, frozenset[str]]:
+        found: dict[Key, set[str]] = {}
+        for unit in self.units:
+            for cell in unit.cells:
+                if cell.status == "ok":
+                    found.setdefault(cell.key, set()).add(unit.id)
+        return {key: frozenset(units) for key, units in found.items()}
+
     def alone_wrong(self, unit: Unit) -> list[Cell]:
         """Return the wrong cells of a unit that others of the model computed right."""
-        right = {cell.key for other in self.units if other is not unit for cell in other.cells if cell.status == "ok"}
-        return [cell for cell in unit.wrong if cell.key in right]
+        return [cell for cell in unit.wrong if self.right(cell.key) - {unit.id}]
 
     def _table(self, keys: Iterable[Key]) -> float:
         """Return the standard deviation between units by the table, with what their processes add."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from attnbench.core.case import Case
 from attnbench.core.formats import percent, times
@@ -33,7 +33,8 @@ def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
     by_dtype: dict[str, list[Cell]] = {}  # which do not compete with each other
     for cell in cells:
         by_dtype.setdefault(cell.case.dtype, []).append(cell)
-    said = (_fastest(of_one, f" in {dtype}" if len(by_dtype) > 1 else "") for dtype, of_one in by_dtype.items())
+    names = case_names.by_version(map(_version, cells))
+    said = (_fastest(of_one, f" in {dtype}" if len(by_dtype) > 1 else "", names) for dtype, of_one in by_dtype.items())
     return (f"{counted}: {ended}.", *filter(None, (*said, left_out(cells), _approximations(cells))))
 
 
@@ -69,7 +70,12 @@ def _span(values: Sequence[float], write: Callable[[float], str]) -> str:
     return " to ".join(dict.fromkeys((write(min(values)), write(max(values))))) if values else ""
 
 
-def _fastest(cells: Sequence[Cell], where: str) -> str:
+def _version(cell: Cell) -> tuple[str, str]:
+    """Return a cell's backend, and what that says of its version."""
+    return cell.backend, cell.run.versions.get(cell.backend, "")
+
+
+def _fastest(cells: Sequence[Cell], where: str, named: Mapping[tuple[str, str], str]) -> str:
     """Return how many cases each backend is fastest of, among the cases that several backends were measured on.
 
     Backends that are alike within the uncertainty are named together, with how far apart they are at most.
@@ -83,7 +89,7 @@ def _fastest(cells: Sequence[Cell], where: str) -> str:
         return ""
     ties: dict[tuple[str, ...], list[float]] = {}  # backends that are alike -> how far apart, in each case
     for found in (one.winners for one in contests):
-        names = sorted({cell.backend_name for cell in found}, key=case_names.backend_rank)
+        names = sorted({named[_version(cell)] for cell in found}, key=case_names.backend_rank)
         latencies = [*map(_latency, found)]
         if found:
             ties.setdefault(tuple(names), []).append(max(latencies) / min(latencies) - 1)
@@ -97,7 +103,7 @@ def _fastest(cells: Sequence[Cell], where: str) -> str:
     if left := [apart for names in together[MOST_TIES:] for apart in ties[names]]:
         said.append(f"others alike in {len(left)} (within {percent(max(left))})")
     if unknown := sum(not one.winners for one in contests):
-        said.append(f"not known in {unknown}, where {why_no_winner(contests)}")
+        said.append(f"not known in {unknown}, where {why_no_winner(contests, lambda cell: named[_version(cell)])}")
     return f"Fastest of {count(len(contests), 'case')}{where}: {'; '.join(said) if together else ', '.join(said)}."
 
 
