@@ -10,7 +10,7 @@ import typer
 
 from attnbench.commands import options
 from attnbench.commands.output import Output, option, write
-from attnbench.commands.shared import ends_with_its_reader, read_runs
+from attnbench.commands.shared import ends_with_its_reader, read_runs, tell
 from attnbench.core.errors import UserError
 
 what = partial(typer.Option, rich_help_panel="What to compare")
@@ -95,6 +95,8 @@ def compare(
     from attnbench.analysis.compare.document import document
 
     comparison = compared(results, runs, to, name or (), price or (), workload, energy_price, pue)
+    for why in comparison.apart.values():
+        tell(f"attnbench: left out: {why}")
 
     def page() -> str:
         from attnbench.report.html import html_page

@@ -22,7 +22,7 @@ from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.formats import digits
 from attnbench.core.machine import Device
-from attnbench.core.record import Job, Measurement, Record
+from attnbench.core.record import NO_ROOM_TO_CHECK, Job, Measurement, Record, Search
 from builders import CPU, H200, case, ended, job, ok, run
 
 H100 = replace(H200, name="NVIDIA H100")
@@ -38,6 +38,10 @@ def compared(
 ) -> Comparison:
     paths = [Path("a.jsonl"), Path("b.jsonl")]
     return compare(paths, [run(ours), run(theirs, device=device, plan=plan)], **ask)
+
+
+def refused(seqlen: int, backend: str) -> Record:
+    return ended(case(seqlen), backend, "skipped", "its kernels are of another architecture")
 
 
 def ratio(figures: Figures, label: str = "H100") -> float:
@@ -60,14 +64,70 @@ def test_cells_common_to_all_and_the_fastest_backend_of_each() -> None:
 
 
 def test_like_is_compared_with_like_first() -> None:
-    ours = [ok(case(), "fa4", 600), ok(case(), "triton", 500), ok(case(2048), "fa4", 600), ok(case(2048), "flex", 1)]
-    theirs = [ok(case(), "triton", 550), ok(case(), "eager", 100), ok(case(2048), "triton", 500)]
+    ours = [ok(case(), "fa4", 600), ok(case(), "triton", 500), ok(case(2048), "fa4", 600), refused(2048, "triton")]
+    theirs = [ok(case(), "triton", 550), refused(1024, "fa4"), ok(case(2048), "triton", 500), refused(2048, "fa4")]
     shared, own = compared(ours, theirs).figures
     assert (shared.shared, shared.cases, own.shared, own.cases) == (True, (case(),), False, (case(), case(2048)))
     assert ratio(shared) == pytest.approx(550 / 500)
     assert ratio(own) == pytest.approx((550 / 600 * 500 / 600) ** 0.5)
-    (alone,) = compared([ok(case(), "fa4", 600)], [ok(case(), "triton", 300)]).figures
+    ours, theirs = [ok(case(), "fa4", 600)], [ok(case(), "triton", 300)]
+    (alone,) = compared([*ours, refused(1024, "triton")], [*theirs, refused(1024, "fa4")]).figures
     assert not alone.shared, "no backend is on both"
+    with pytest.raises(UserError, match="H200 and H100 have no backend in common, and in no case did each try"):
+        compared(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "counts"),
+    [
+        (ended(case(), "fa4", "skipped", "no fp8"), True),
+        (ended(case(), "fa4", "failed", "crashed"), True),
+        (ended(case(), "fa4", "oom", "out of memory"), True),
+        (ended(case(), "fa4", "wrong", "off by 3"), True),
+        (ended(case(), "fa4", "failed", f"NoRoomToCheckError: {NO_ROOM_TO_CHECK}"), False),
+        (ended(case(), "fa4", "skipped", "the time limit of 1 minute", resumable=True), False),
+        (ended(case(), "fa4", "timeout", "no answer within 5m"), False),
+        (ended(case(), "sdpa-fa4", "skipped", "sdpa-fa4 is not installed"), False),  # which has no version
+        (None, False),
+    ],
+)
+def test_totals_of_own_backends_are_of_cases_that_each_machine_tried(theirs: Record | None, counts: bool) -> None:
+    """What is not planned, not installed or left out for time says nothing of a machine, unlike what cannot run."""
+    name = theirs.backend if theirs else "fa4"
+    both = [ok(case(n), "triton", 500) for n in (1024, 2048)]
+    runs = [run([*both, ok(case(), name, 1000)]), run([*both, *filter(None, [theirs])], device=H100)]
+    runs = [replace(one, versions={"triton": "3.6", "fa4": "4.0"}) for one in runs]
+    got = compare([Path("a"), Path("b")], runs, prices=("h200=2/h", "h100=2/h"))
+    own, said = got.beside(sustained=False, shared=False), " ".join(answer(got))
+    assert (got.untried, bool(own)) == (() if counts else (case(),), counts)
+    assert got.cases == (case(), case(2048)), "the case list has both"
+    if own:
+        assert ratio(own) == pytest.approx(0.5**0.5)
+        assert said.count("own fastest backend") == 2, "of speed and of money"
+        return
+    assert "own fastest" not in said
+    assert "; 1 case counts with shared backends alone, as a machine did not try what is fastest on the other;" in said
+    (table,) = [table for table in tables(got) if table.name == "cases"]
+    (why,) = table.footnotes
+    assert why.startswith(f"{name} has no figure on H100: ")
+    assert why.endswith("; so the case is in no total of own fastest backends")
+    assert "own fastest" in [column.heading for column in table.columns]
+
+
+def test_kinds_of_own_backends_say_how_many_of_their_cases_count() -> None:
+    """Also where the cases that count are of one dtype, and so their kinds alone would not be named by it."""
+    cases = [case(), case(2048), case(dtype="fp16")]
+    ours = [*[ok(which, "triton", 500) for which in cases], ok(case(), "fa4", 1000), ok(case(dtype="fp16"), "fa4", 900)]
+    got = compared(ours, [*ours[:3], refused(1024, "fa4")])
+    assert "own fastest backend 0.707x" in answer(got)[0]
+    assert " over 2 cases; 1 case is not in it, as " in answer(got)[0]
+    (table,) = [table for table in tables(got) if table.name == "groups"]
+    shown = [[str(entry).partition(" (")[0] for entry in row] for row in table.rows]
+    assert shown == [
+        ["bf16 d128 full fwd", "2", "1.000x", "0.707x"],
+        ["fp16 d128 full fwd", "1 / 0", "1.000x", "-"],
+        ["all", "3 / 2", "1.000x", "0.707x"],
+    ]
 
 
 def test_ratios_are_to_the_one_named() -> None:
@@ -141,7 +201,7 @@ def test_what_to_measure_has_windows_softcap_and_dropout() -> None:
 
 def test_a_cpu_and_a_gpu_compare_where_they_meet() -> None:
     ours = [ok(case(), "eager", 100), ok(case(), "triton", 500)]
-    got = compared(ours, [ok(case(), "eager", 1), ok(case(2048), "eager", 1)], CPU)
+    got = compared(ours, [ok(case(), "eager", 1), ok(case(2048), "eager", 1), refused(1024, "triton")], CPU)
     shared, own = got.figures
     assert ratio(shared, "EPYC CPU") == pytest.approx(1 / 100)
     assert ratio(own, "EPYC CPU") == pytest.approx(1 / 500)
@@ -153,6 +213,9 @@ def test_runs_without_a_figure_and_single_runs_are_one_line() -> None:
     some = [ok(case(), "eager", 100)]
     with pytest.raises(UserError, match=r"H100 \(b.jsonl\) has no figure"):
         compared(some, [ended(case(), "eager", "oom", "out of memory")])
+    searched = [replace(run([ended(case(), "eager", "oom", "out of memory")]), search=Search("seqlen", 1.0))] * 2
+    with pytest.raises(UserError, match=r"no time of a call: .* searches for what fits, which attnbench capacity a "):
+        compare([Path("a"), Path("b")], searched)
     with pytest.raises(UserError, match="at least two"):
         compare([Path("a")], [run(some)])
     with pytest.raises(UserError, match="given twice"):
@@ -174,8 +237,38 @@ def test_the_longest_sequence_that_fits() -> None:
     theirs += [ended(alone(2048), "fa3", "failed", "crashed")]
     eager, fa3 = compared(ours, theirs).longest
     assert [*eager.fits.values()] == [Fit(2048, 4096), Fit(1024, 2048)]
-    assert [*fa3.fits.values()] == [Fit(4096, None), Fit(1024, None)], "a crash is not a want of memory"
+    assert [*fa3.fits.values()] == [Fit(4096, None), Fit(1024, None, (2048, 4096))], "a crash is not a want of memory"
     assert (eager.limited, fa3.limited) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        ended(alone(2048), "fa3", "skipped", "the time limit of 1 minute", resumable=True),
+        ended(alone(2048), "fa3", "timeout", "one call took 9s"),
+        ended(alone(2048), "fa3", "wrong", "off by 3"),
+        None,  # planned, and not run yet
+    ],
+)
+def test_a_length_is_the_limit_only_if_none_before_it_was_left_out(between: Record | None) -> None:
+    """Such a machine holds at least what was measured, which is shown as no less than what another holds."""
+    ours = [ok(alone(1024), "fa3", 500), *filter(None, [between]), ended(alone(8192), "fa3", "skipped", ROOM)]
+    plan = [job(alone(n), "fa3") for n in (1024, 2048, 8192)]
+    theirs = [ok(alone(n), "fa3", 500) for n in (1024, 4096)] + [ended(alone(8192), "fa3", "oom", "out of memory")]
+    got = compare([Path("a"), Path("b")], [run(ours, plan=plan), run(theirs, device=H100)])
+    assert [*got.longest[0].fits.values()] == [Fit(1024, None, (2048, 4096)), Fit(4096, 8192)]
+    fits = "H200 at least 1k (2k, 4k not measured), H100 4k (8k does not fit)"
+    assert answer(got)[-1].endswith(f"d128 fwd, batch 1, heads 16: {fits}.")
+    (table,) = [table for table in tables(got) if table.name == "longest"]
+    assert [*map(str, table.rows[0][-2:])] == ["at least 1k (2k, 4k not measured)", "4k (8k does not fit)"]
+
+
+def test_a_length_that_one_backend_was_refused_and_another_not_given_the_time_is_not_known() -> None:
+    late = ended(alone(2048), "fa3", "skipped", "the time limit of 1 minute", resumable=True)
+    ours = [ok(alone(1024), name, 500) for name in ("fa3", "eager")]
+    got = compared([*ours, late, ended(alone(2048), "eager", "oom", "out of memory")], ours)
+    (line,) = got.longest_of_any
+    assert line.fits["H200"] == Fit(1024, None, (2048,))
 
 
 def test_a_mask_that_fits_counts_for_the_length() -> None:
@@ -303,14 +396,14 @@ def test_decode_is_a_kind_of_its_own_in_its_own_unit() -> None:
 
 def test_a_case_shows_both_its_fastest_backends_and_those_that_both_have() -> None:
     """A backend that the other lacks is marked, with the reason."""
-    ours = [ok(case(), "fa3", 500), ended(case(), "fa4", "skipped", "the time limit of 1 minute")]
+    ours = [ok(case(), "fa3", 500), ended(case(), "fa4", "skipped", "no bf16")]
     theirs = [ok(case(), "fa3", 450), ok(case(), "fa4", 800)]
     got = compared(ours, theirs)
     (table,) = [table for table in tables(got) if table.name == "cases"]
     assert [column.heading for column in table.columns][-2:] == ["own fastest", "shared backends"]
     _, *own, wide, shared = map(str, table.rows[0])
     assert own == ["fa3", "500", "fa4 [1]", "800"]
-    assert table.footnotes == ("fa4 has no figure on H200: skip: the time limit of 1 minute",)
+    assert table.footnotes == ("fa4 has no figure on H200: skip: no bf16",)
     assert (wide[:5], shared[:6], shared[-3:]) == ("1.60x", "0.900x", "fa3")
     (table,) = [table for table in tables(compared(ours[:1], theirs[:1])) if table.name == "cases"]
     assert [column.heading for column in table.columns][-1] == "speed", "one backend, one ratio"
@@ -358,7 +451,10 @@ def test_one_backend_by_unlike_kernels_is_no_shared_backend() -> None:
     ampere = compared(records(fa3, 600), records(fa2, 300), device=replace(H100, capability=(8, 0)))
     assert ratio(ampere.main) == pytest.approx(0.5), "another architecture has kernels of its own"
     said = "xformers ran unlike kernels: flash::FlashAttnFwdSm90 on H200, pytorch_flash::flash_fwd_kernel on H100"
-    assert [table.footnotes for table in tables(unlike) if table.name == "cases"] == [(said,)]
+    ((footnote,),) = [table.footnotes for table in tables(unlike) if table.name == "cases"]
+    assert footnote == f"{said}; so the case is in no total of own fastest backends"
+    assert "as a machine did not try what is fastest on the other, or ran it by unlike kernels" in answer(unlike)[0]
+    assert not unlike.beside(sustained=False, shared=False)
     assert [c for c in cautions(unlike) if "xformers ran unlike kernels in 1 case" in str(c)]
     assert unlike.same_ratio(unlike.others[0], (case(), "xformers")) is None
 

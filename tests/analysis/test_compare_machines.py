@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnbench.analysis.compare import prices
+from attnbench.analysis.compare.answer import answer
 from attnbench.analysis.compare.cautions import cautions
 from attnbench.analysis.compare.compare import compare
 from attnbench.analysis.compare.machines import Machine, machines, named, parse_names, reference
@@ -19,9 +20,10 @@ from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.compare.tables import tables
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run, Search
-from builders import CPU, H200, case, environment, ok, run
+from builders import CPU, H200, case, ended, environment, ok, run
 
 H100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory=80 * 2**30)
+H100_LABEL = "H100 80GB HBM3"
 
 
 def a_run(device=H200, tflops: float = 500, rounds: int = 1, **environment_: object) -> Run:  # type: ignore[no-untyped-def]
@@ -92,6 +94,40 @@ def test_what_says_nothing_for_a_comparison_is_left_out_and_named() -> None:
     assert "1 file left out: c.jsonl (no time of a call)." in map(str, cautions(alone))
     with pytest.raises(UserError, match="say nothing of machines"):
         compare([Path("a"), Path("b")], [search, search])
+
+
+def test_a_machine_without_a_case_in_common_is_left_out() -> None:
+    """The most machines that have one are compared, with that of --to if it is given, else with the first."""
+    gpus, cpu = [a_run(), a_run(H100)], run([ok(case(dtype="fp32"), "eager", 1)], device=CPU)
+    got = compare([Path("a"), Path("b"), Path("c")], [cpu, *gpus], prices=("epyc=1/h", "h200=3/h", "h100=2/h"))
+    assert (got.labels, got.reference.label, {*got.prices}) == (("H200", H100_LABEL), "H200", {"H200", H100_LABEL})
+    why = f"EPYC CPU has no case in common with H200 and {H100_LABEL}: dtype bf16 on H200, fp32 on EPYC CPU"
+    assert got.apart == {"EPYC CPU": why}
+    assert f"Left out: {why}." in map(str, cautions(got))
+    nothing = run([ended(case(), "triton", "oom", "out of memory")], device=CPU)
+    (why,) = compare([Path("a"), Path("b"), Path("c")], [*gpus, nothing]).apart.values()
+    assert why == "EPYC CPU has no figure at all: nothing to compare"
+    b200 = run([ok(case(), "triton", 900), ok(case(2048), "triton", 900)], device=replace(H200, name="NVIDIA B200"))
+    longer = run([ok(case(2048), "triton", 1)], device=CPU)
+    found = [longer, b200, *gpus]
+    assert compare([Path("a"), Path("b"), Path("c"), Path("d")], found).labels == ("B200", "H200", H100_LABEL)
+    assert compare([Path("a"), Path("b"), Path("c"), Path("d")], found, to="epyc").labels == ("EPYC CPU", "B200")
+    for files, ask in (([cpu, *gpus], {"to": "epyc"}), ([cpu, gpus[0]], {})):
+        with pytest.raises(UserError, match="EPYC CPU and H200 have no case in common: dtype fp32 on EPYC CPU"):
+            compare([Path(f"{i}") for i in range(len(files))], files, **ask)
+
+
+def test_a_step_of_a_model_is_a_kind_of_its_own_name() -> None:
+    step = "prefill llama-3.1-8b 4/32 arch=llama hidden=4096 intermediate=14336 vocab=128256"
+    whole = step.replace("4/32", "32/32").replace("prefill", "train")
+    steps = [replace(case(causal=True), step=step), replace(case(causal=True, direction="fwd_bwd"), step=whole)]
+    records = [ok(of, "step-sdpa", 500) for of in steps]
+    got = compare([Path("a"), Path("b")], [run(records), run(records, device=H100)])
+    assert [*got.main.kinds] == [
+        "prefill step of llama-3.1-8b (4 of 32 layers)",
+        "training step of llama-3.1-8b (all 32 layers)",
+    ]
+    assert "over 2 model steps (geometric mean)" in answer(got)[0]
 
 
 def test_alike_files_alone_stand_each_for_itself() -> None:

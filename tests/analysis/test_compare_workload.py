@@ -92,12 +92,16 @@ def test_the_interval_of_one_case_is_that_of_its_ratio(tmp_path: Path, weights: 
 
 def test_the_fastest_backend_of_each_machine_or_of_those_named(tmp_path: Path) -> None:
     ours = [*records(500, 400, 300), ok(PREFILL, "sdpa-cudnn", 550), ok(PREFILL, "sdpa-flash", 450)]
+    no_fa4 = ended(PREFILL, "fa4", "skipped", "no bf16")
     theirs = [*records(700, 400, 300), ok(PREFILL, "sdpa-cudnn", 600)]
     got, shared = weighed(tmp_path, CHAT, ours, theirs)
     backends = [shared.parts[0].backends(machine) for machine in got.machines]
     assert backends == [["sdpa-cudnn"], ["fa3"]], "each the fastest that both have"
     theirs = [*theirs, ok(PREFILL, "fa4", 800)]
-    got, shared = weighed(tmp_path, CHAT, ours, theirs)
+    got, _ = weighed(tmp_path, CHAT, ours, theirs)
+    assert not got.beside(sustained=False, shared=False), "nobody tried fa4 on the first"
+    assert got.untried == (PREFILL,)
+    got, shared = weighed(tmp_path, CHAT, [*ours, no_fa4], theirs)
     assert value(got, part=shared.parts[0]) == pytest.approx(700 / 550)
     assert (own := got.beside(sustained=False, shared=False))
     assert own.workload

@@ -59,12 +59,40 @@ def all_figures(found: Sequence[Machine]) -> list[Figures]:
         for shared in (True, False):
             best = [m.fastest(what, common if shared else m.figures[what]) for m in found]
             cases = [case for case in best[0] if all(case in of for of in best)]
-            one = Figures(what, shared, [{case: of[case] for case in cases} for of in best])
-            if cases and not (every and not shared and every[-1].what == what and every[-1].chosen == one.chosen):
+            out = () if shared else untried(found, what)
+            one = Figures(what, shared, [{case: of[case] for case in cases if case not in out} for of in best])
+            before = every[-1] if every and every[-1].what == what else None
+            if one.chosen[0] and not (before and _is_told_by(found, before, one)):
                 every.append(one)
     bursts, others = ([one for one in every if one.what == what] for what in ("latency", "sustained"))
     covers = others and others[0].shared == bursts[0].shared and {*bursts[0].chosen[0]} <= {*others[0].chosen[0]}
     return [*others, *bursts] if covers else [*bursts, *others]
+
+
+def untried(found: Sequence[Machine], what: str) -> list[str]:
+    """Return the cases in which not all machines tried, by like kernels, what is fastest on each."""
+    best = [m.fastest(what, m.figures[what]) for m in found]
+    return [
+        case
+        for case in best[0]
+        if all(case in of for of in best) and not all(tried_by_all(found, what, of[case]) for of in best)
+    ]
+
+
+def tried_by_all(found: Sequence[Machine], what: str, key: Key) -> bool:
+    """Whether each machine has a figure of a cell, by like kernels, or cannot run it."""
+    have = [machine for machine in found if key in machine.figures[what]]
+    alike_kernels = all(alike(a, b, key) for a in have for b in have)
+    return alike_kernels and all(machine.has_tried(what, key) for machine in found)
+
+
+def _is_told_by(found: Sequence[Machine], shared: Figures, own: Figures) -> bool:
+    """Whether own backends are the shared ones, and no case is left out of them as what is fastest is hardly known."""
+    decided = [m.fastest(own.what, m.figures[own.what]) for m in found]
+    same = all(
+        ours[case] == theirs.get(case) for ours, theirs in zip(own.chosen, shared.chosen, strict=True) for case in ours
+    )
+    return same and all(case in of for of in decided for case in shared.chosen[0])
 
 
 def powered(figures: Sequence[Figures]) -> Figures:
@@ -77,6 +105,12 @@ def kind(cell: Cell, several_dtypes: bool) -> str:
     case = cell.case
     way = "decode" if case.is_decode else case.direction
     devices = f" {case.ranks} devices" if case.ranks > 1 else ""
+    if case.step:
+        phase, model, layers = case.step.split()[:3]
+        kept, depth = layers.split("/")
+        phase = phase.replace("train", "training")
+        of_them = f"all {depth}" if kept == depth else f"{kept} of {depth}"
+        return f"{case.dtype} " * several_dtypes + f"{phase} step of {model} ({of_them} layers){devices}"
     return f"{case.dtype} " * several_dtypes + f"d{headdim(case)} {mask(case)} {way}{devices}"
 
 
@@ -108,6 +142,7 @@ def check(
         for name, value in machine_figures(found, figures[0], i, costs).items():
             audit.same(f"{where}: {row['name']}", name, row[name], value)
     _check_cells(audit, where, found, [row["name"] for row in said["machines"]], said["cells"])
+    audit.same(where, "untried", str(sorted(said["untried"])), str(sorted(untried(found, figures[0].what))))
     _check_missing(audit, where, found, said)
     _check_longest(audit, where, found, said)
     return said, found, figures, costs
@@ -227,26 +262,51 @@ def _check_missing(audit: Audit, where: str, found: Sequence[Machine], said: dic
 def _check_longest(audit: Audit, where: str, found: Sequence[Machine], said: dict[str, Any]) -> None:
     """Compare the longest sequence of each kind that was measured, and the next that memory refused."""
     several = len({cell.case.dtype for machine in found for cell in machine.cells.values()}) > 1
-    rows: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    lengths: dict[tuple[str, str], list[dict[int, set[str]]]] = {}  # row -> by machine: length -> how its cells ended
     for i, machine in enumerate(found):
-        lengths: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
-        for cell in machine.cells.values():
+        jobs = [job for file in machine.files for job in file.head.get("plan", ())]
+        planned = [Cell(Case(job["case"]), job["backend"]) for job in jobs]
+        for cell in [*machine.cells.values(), *(cell for cell in planned if cell.key not in machine.cells)]:
             case = cell.case
             name = f"{case.dtype} " * several + f"d{headdim(case)} {case.direction}, {_sizes(case)}"
-            no_room = cell.status == "oom" or (cell.status == "skipped" and _is_for_memory(cell))
-            lengths[name, cell.backend].append(("oom" if no_room else cell.status, case.seqlen_k))
-        for row, of in lengths.items():
-            longest = max((n for status, n in of if status == "ok"), default=0)
-            refused = min((n for status, n in of if status == "oom" and n > longest), default=None)
-            rows[row] += [None] * (i - len(rows[row]))
-            rows[row].append({"longest": longest or None, "refused": refused} if longest or refused else None)
-    for row in rows.values():
-        row += [None] * (len(found) - len(row))
+            by_machine = lengths.setdefault((name, cell.backend), [defaultdict(set) for _ in found])
+            by_machine[i][case.seqlen_k].add(_ending(cell))
+    rows = {row: [_longest(of, of_all) for of in of_all] for row, of_all in lengths.items()}
     shown = {(row["cases"], row["backend"]): row["machines"] for row in said["longest"]}
     expected = {name: row for name, row in rows.items() if any(row)}
     audit.same(where, "rows of the longest sequences", shown.keys() == expected.keys(), True)
     for name in shown.keys() & expected.keys():
         audit.same(f"{where}, {name}", "longest sequence", str(shown[name]), str(expected[name]))
+
+
+def _ending(cell: Cell) -> str:
+    """Return what a cell says of its length: "ok", no "room", nothing ("no", as it is unsupported), not known ("?")."""
+    if not cell.rounds:  # it was planned only
+        return "?"
+    if cell.status == "ok":
+        return "ok"
+    if cell.status == "oom" or (cell.status == "skipped" and _is_for_memory(cell)):
+        return "room"
+    resumable = any(record.get("resumable") for record in cell.rounds.values())
+    return "no" if cell.status == "skipped" and not resumable else "?"
+
+
+def _longest(of: Mapping[int, set[str]], of_all: Sequence[Mapping[int, set[str]]]) -> dict[str, Any] | None:
+    """Return the longest that was measured, and the next length if memory refused it, else what was not measured."""
+    endings = set().union(*of.values())
+    if not endings & {"ok", "room"}:
+        return None
+    longest = max((n for n in of if "ok" in of[n]), default=0)
+    elsewhere = {n for each in of_all for n in each if "ok" in each[n]}
+    gaps = []
+    for n in sorted({*of, *elsewhere}):
+        if n > longest:
+            if "?" in of.get(n, "?"):
+                gaps.append(n)
+            elif "room" in of[n]:
+                refused = None if gaps else n
+                return {"longest": longest or None, "refused": refused, **({"not_measured": gaps} if gaps else {})}
+    return {"longest": longest, "refused": None, **({"not_measured": gaps} if gaps else {})} if longest else None
 
 
 def _sizes(case: Case) -> str:

@@ -16,6 +16,15 @@ from .raw import Cell, Key, Record, RunFile, cells_of, middle, over_rounds, read
 OWN_KERNELS = ("triton", "gluon")  # attnbench's, whose version holds its commit
 
 
+def _cannot(file: RunFile, record: Record) -> bool:
+    """Whether a record says that a backend cannot run a case on this device."""
+    status, versions = record["status"], file.head.get("versions", {})
+    if status == "skipped":
+        return not record.get("resumable") and (not versions or record["backend"] in versions)
+    no_room_to_check = "the check had too little memory" in (record.get("reason") or "")
+    return status not in ("ok", "timeout") and not no_room_to_check
+
+
 def machine_of(file: RunFile) -> tuple[Any, ...]:
     """Return what is alike in the files of one machine: the model of device, its power limit, the way of timing."""
     device, policy = file.device, file.head["policy"]
@@ -72,6 +81,7 @@ class Machine:
         self.files, self.cells = files, pooled(files)
         self.spread: Spread = spread(files[0])
         self.spans = latency.timed_by_span(record for file in beside for record in file.records)
+        self.cannot = {(r["case"].key, r["backend"]) for file in files for r in file.records if _cannot(file, r)}
         self.approximate = {r["backend"] for file in files for r in file.records if r.get("approximation")}
         count = versions_that_count(files)
         by_method: dict[int, list[Cell]] = defaultdict(list)
@@ -109,6 +119,10 @@ class Machine:
             if key in among and key[1] not in self.approximate:
                 best[key[0]] = min(best.get(key[0], key), key, key=lambda k: self.figures[what][k].value)
         return {case: key for case, key in best.items() if not self.decides_nothing(what, key)}
+
+    def has_tried(self, what: str, key: Key) -> bool:
+        """Whether a cell has a figure, or a record says that it cannot run: not for want of time or of a library."""
+        return key in self.figures[what] or key in self.cannot
 
     def kernels(self, key: Key) -> set[str]:
         """Return what the names of a cell's kernels begin with, up to their pass, first number or template argument."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import work
 from .audit import Audit, printed
-from .comparison import Offer, Scenario, ends, in_order, money, offers
+from .comparison import Offer, Scenario, ends, in_order, money, offers, tried_by_all
 from .machines import Machine, machines, shared_cells
 from .ratios import Ratio, speed_ratio
 from .raw import DEFAULTS, Case, Key
@@ -74,6 +74,13 @@ def check(audit: Audit, scenario: Scenario, asked: Asked, paths: Sequence[Path])
         for i, row in enumerate(shown["machines"]):
             for name, value in figures(found, asked, parts, i, costs).items():
                 audit.same(f"{where}, {row['name']}", name, row[name], value if holds[i] else None)
+    own, of_both = ([part.cells for part in phases(found, asked, holds, shared)] for shared in (False, True))
+    able = [i for i, fits in enumerate(holds) if fits]
+    cells = {key for part in own for i in able for key in part[i]}
+    told = all(tried_by_all([found[i] for i in able], "latency", key) for key in cells)
+    told &= any(ours[i] != theirs[i] for ours, theirs in zip(own, of_both, strict=True) for i in able)
+    shown_own = any(not shown["shared_backends"] for shown in said["figures"])
+    audit.same(f"compare {asked.text!r}", "own fastest", shown_own, told)
     parts = phases(found, asked, holds, said["figures"][0]["shared_backends"])
     total = sum(part.seconds(found, 0) for part in parts)
     for part, shown in zip(parts, said["workload"]["parts"], strict=True):

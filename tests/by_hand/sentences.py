@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from .audit import Audit
-from .comparison import Figures, Offer, kind, machine_figures, powered, ratio
+from .comparison import Figures, Offer, kind, machine_figures, powered, ratio, untried
 from .machines import Machine
 from .ratios import Ratio
 
@@ -63,7 +63,15 @@ def _phrases(
     yield rf"by kind of case from ({NUMBER})x .*? to ({NUMBER})x", [min(each), max(each)]
     of_own = next((one for one in figures if one.what == main.what and not one.shared), main)
     own = machine_figures(found, of_own, 1, costs)
-    yield rf"{OWN} {TIMES}", _three(ratio(found, of_own, 1, of_own.chosen[0]))
+    out = len(untried(found, main.what))
+    yield (
+        rf"{OWN} {TIMES}(?: over (\d+) cases?)?",
+        [*_three(ratio(found, of_own, 1, of_own.chosen[0])), len(of_own.chosen[0])],
+    )
+    yield (
+        r"(\d+) cases? (?:(?:is|are) not in it|counts? with shared backends alone|(?:is|are) in no total), as",
+        [out],
+    )
     for of in figures:
         if of.what != main.what and of.shared == main.shared:
             pace = "in bursts" if of.what == "latency" else "without pauses"

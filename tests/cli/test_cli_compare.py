@@ -16,6 +16,7 @@ from attnbench.results import run_file
 
 RESULTS = Path(__file__).parents[2] / "results"
 A, B = (RESULTS / f"20261121-{time}-default-nvidia-h200.jsonl.gz" for time in ("141028", "141425"))
+CPU_RUN = "20261127-041123-default-amd-epyc-2-cores"
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,15 @@ def test_the_examples_of_the_document_are_what_is_printed(tool: Tool) -> None:
     for figure in re.findall(r"\d\.\d+x(?: \([^)]*\))?|\$\d\.\d+/h", said):
         assert figure in answer
     assert "0.729x (0.692 to 0.768)" in said
+
+
+def test_a_machine_without_a_case_in_common_is_left_out_in_one_line(tool: Tool) -> None:
+    others = [RESULTS / f"{name}.jsonl.gz" for name in (CPU_RUN, "20261123-140542-default-nvidia-h100")]
+    done = tool("compare", others[0], A, others[1])
+    (line,) = done.err.splitlines()
+    assert line.startswith("attnbench: left out: EPYC CPU has no case in common with H200 and H100 80GB HBM3: dtype ")
+    assert done.out.startswith("H100 80GB HBM3 and H200 ")
+    assert "in bursts, over 56 cases (geometric mean)" in " ".join(done.out.split())
 
 
 def test_it_never_loads_torch(tool: Tool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from attnbench.analysis.compare.common_cells import common
 from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.longest_sequence import Fit, LongestSequence
@@ -68,10 +69,11 @@ def _speed(c: Comparison) -> str:
         said += [_decode_apart(main, ratios[0][1]), _extremes(main, ratios[0][1])]
     own = c.beside(sustained=main.sustained, shared=False)
     if own:
-        said.append(f"with {OWN} {_short(own, c)}")
+        over = "" if c.workload or {*own.cases} == {*main.cases} else f" over {count(len(own.cases), 'case')}"
+        said.append(f"with {OWN} {_short(own, c)}{over}")
     elif not main.shared:
         said.append("no backend was measured on all of them")
-    said += _lacking(c)
+    said += [_untried(c, own), *_lacking(c)]
     if other := c.beside(sustained=not main.sustained, shared=main.shared):
         over = "" if c.workload else f" over {count(len(other.cases), 'case')}"
         said.append(f"{other.pace} {_short(other, c)}{over}")
@@ -130,7 +132,8 @@ def _fastest(ratios: Sequence[tuple[Ratio, str]], home: str) -> str:
 
 def _over(figures: Figures) -> str:
     """Return "in bursts, over 43 cases (geometric mean) with the fastest backends that both have"."""
-    over = f"over {count(len(figures.cases), 'case')} (geometric mean)"
+    steps = all(case.model_step for case in figures.cases)
+    over = f"over {count(len(figures.cases), 'model step' if steps else 'case')} (geometric mean)"
     if figures.workload:
         over = f"on the workload {figures.workload.name!r}"
     everyone = "both" if len(figures.machines) == 2 else "all"
@@ -144,13 +147,24 @@ def _units(c: Comparison) -> str:
     return ", one unit of each measured" if single and not all(m.same_card(c.reference) for m in c.others) else ""
 
 
+def _untried(c: Comparison, own: Figures | None) -> str:
+    """Return how many cases no total of own backends holds, and why; "" if none is left out."""
+    if not c.untried:
+        return ""
+    be, counts = ("is", "counts") if len(c.untried) == 1 else ("are", "count")
+    where = (
+        f"{be} not in it" if own else f"{counts} with shared backends alone" if c.main.shared else f"{be} in no total"
+    )
+    why = f"a machine did not try what is fastest on {'the other' if len(c.machines) == 2 else 'another'}"
+    if any(key in c.unlike for machine in c.machines for case in c.untried if (key := machine.fastest.get(case))):
+        why += ", or ran it by unlike kernels"
+    return f"{count(len(c.untried), 'case')} {where}, as {why}"
+
+
 def _lacking(c: Comparison) -> Iterator[str]:
     """Yield for each machine which backends it lacks: those that others have, and those that are fastest on another."""
     machines = c.main.machines
-    own = c.beside(sustained=c.main.sustained, shared=False) or c.main
-    asked = own.cases
-    if c.workload:
-        asked = tuple({case for part in c.workload.parts for cells in part.cells.values() for case, _ in cells})
+    asked = c.workload.cases if c.workload else common(machine.fastest for machine in machines.values())
     for label, machine in machines.items():
         has = {backend for _, backend in machine.log_rounds}
         others = {name: other for name, other in machines.items() if name != label}
@@ -319,16 +333,18 @@ def _fits(of: LongestSequence, text: Callable[[int], str]) -> str:
 
 def length_text(fits: Iterable[Fit | None]) -> Callable[[int], str]:
     """Return how to write all lengths of some fits: as 64k, or as tokens where one of them is no multiple of 1k."""
-    lengths = [n for fit in fits if fit for n in (fit.longest, fit.refused) if n]
+    lengths = [n for fit in fits if fit for n in (fit.longest, fit.refused, *fit.not_measured) if n]
     return format_size if not any(n % 1024 for n in lengths) else "{:,}".format
 
 
-def fit_text(fit: Fit | None, text: Callable[[int], str], refused: str = "{} does not fit") -> str:
-    """Return "64k (128k does not fit)" where memory refused 128k, else "at least 64k"."""
+def fit_text(fit: Fit | None, text: Callable[[int], str]) -> str:
+    """Return "64k (128k does not fit)" where memory refused 128k, else "at least 64k (96k not measured)"."""
     if fit is None:
         return case_names.NOTHING
-    longest = text(fit.longest) if fit.longest else "none"
-    return f"{longest} ({refused.format(text(fit.refused))})" if fit.refused else f"at least {longest}"
+    if fit.refused:
+        return f"{text(fit.longest) if fit.longest else 'none'} ({text(fit.refused)} does not fit)"
+    longest = f"at least {text(fit.longest)}" if fit.longest else "unknown"
+    return f"{longest} ({some(map(text, fit.not_measured))} not measured)" if fit.not_measured else longest
 
 
 # ---- Runs of one model.

@@ -122,12 +122,13 @@ def _joined(machines: Sequence[Machine]) -> Iterator[Caution]:
 
 
 def _left_out(c: Comparison) -> Iterator[Caution]:
-    """Yield which files say nothing for a comparison, and why."""
+    """Yield which files and machines say nothing for a comparison, and why."""
     by_reason: dict[str, list[str]] = {}
     for path, why in c.left_out.items():
         by_reason.setdefault(why, []).append(path.name)
     for why, names in by_reason.items():
         yield Caution(f"{count(len(names), 'file')} left out: {some(names, MOST_NAMED)} ({why}).")
+    yield from (Caution(f"Left out: {why}.") for why in c.apart.values())
 
 
 def _intervals(c: Comparison) -> list[Caution]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ from attnbench.analysis.compare.machines import Machine
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.sizes import format_size
-from attnbench.core.text import count, merged, one_line, some, template
+from attnbench.core.text import listed, merged, one_line, some, template
 from attnbench.results import case_names
 from attnbench.results.cells import Key
 from attnbench.run.axes import AXES, Axis
@@ -21,6 +22,7 @@ T = TypeVar("T")
 NOT_PLANNED = "not planned"
 NOT_RUN = "not run yet"
 NO_TIME = "no figure"
+FASTEST_ON_ANOTHER = "what is fastest on another; measure the same backends on all, attnbench run --backend A,B"
 
 
 def common(mappings: Iterable[Mapping[T, object]]) -> list[T]:
@@ -32,41 +34,63 @@ def common(mappings: Iterable[Mapping[T, object]]) -> list[T]:
 def kinds(cases: Iterable[Case]) -> dict[str, list[Case]]:
     """Return the cases by head dimension, mask and pass ("d128 causal fwd"), with the dtype where there are several.
 
-    Decode, which waits for memory, is a pass of its own ("d128 causal decode"). Several devices stand apart.
+    Decode, which waits for memory, is a pass of its own ("d128 causal decode"). Several devices stand apart, and so
+    does a step of each model: "prefill step of llama-3.1-8b (4 of 32 layers)".
     """
     cases = list(cases)
     several = len({case.dtype for case in cases}) > 1
     found: dict[str, list[Case]] = {}
     for case in cases:
         name = f"d{case_names.headdim(case)} {case_names.mask(case)} {'decode' if case.is_decode else case.direction}"
+        if step := case.model_step:
+            name = f"{'training' if step.phase == 'train' else step.phase} step of {step.model} ({step.cut})"
         name += f" {case.ranks} devices" if case.ranks > 1 else ""
         found.setdefault(f"{case.dtype} {name}" if several else name, []).append(case)
     return found
 
 
-def check_common_cases(machines: Sequence[Machine]) -> None:
-    """Raise UserError where no case is common to all machines; it says where they differ and what to measure."""
-    if common(machine.fastest for machine in machines):
-        return
+def comparable(machines: Sequence[Machine], reference: Machine | None) -> list[Machine]:
+    """Return the most machines that have a case in common: those with `reference` if it is given, else with the first.
+
+    Raises UserError where no two have one; it says where they differ and what to measure.
+    """
+    owners: dict[Case, list[Machine]] = {}
+    for machine in machines:
+        for case in machine.fastest:
+            owners.setdefault(case, []).append(machine)
+    groups = Counter(tuple(of) for of in owners.values() if len(of) > 1 and (reference is None or reference in of))
+    if groups:
+        return [*max(groups, key=lambda of: (len(of), machines[0] in of, groups[of]))]
     for machine in machines:
         if not machine.fastest:
-            better = "no figure that is known to better than a factor of 1.5 and not the host's"
-            what = better if machine.log_rounds else "no figure at all"
-            raise UserError(f"{machine.label} ({machine.files[0].path}) has {what}: nothing to compare")
-    first = machines[0]
-    for machine in machines[1:]:
-        if not machine.fastest.keys() & first.fastest.keys():
-            fewer = min(first, machine, key=lambda m: len(m.fastest))
-            raise UserError(
-                f"{first.label} and {machine.label} have no case in common: {_differing_axes(first, machine)}; "
-                "give files of one machine one name (--name FILE=LABEL), or measure the same on both, as in "
-                f"{_run_command(fewer.fastest)}"
-            )
+            raise UserError(f"{machine.label} ({machine.files[0].path}) has {_no_figure(machine)}")
+    first = reference or machines[0]
+    other = next(machine for machine in machines if machine is not first)
+    fewer = min(first, other, key=lambda m: len(m.fastest))
     raise UserError(
-        "no case is common to all machines, though each has some in common with another: "
-        + some([f"{m.label} has {count(len(m.fastest), 'case')}" for m in machines], 4)
-        + "; measure the same suite on all, or compare fewer"
+        f"{first.label} and {other.label} have no case in common: {_differing_axes(first, other)}; "
+        "give files of one machine one name (--name FILE=LABEL), or measure the same on both, as in "
+        f"{_run_command(fewer.fastest)}"
     )
+
+
+def why_apart(machine: Machine, compared: Sequence[Machine]) -> str:
+    """Return why a machine is not compared with others."""
+    if not machine.fastest:
+        return f"{machine.label} has {_no_figure(machine)}"
+    labels = listed(other.label for other in compared)
+    apart = _differing_axes(compared[0], machine)
+    return f"{machine.label} has no case in common with {labels}: {apart}"
+
+
+def _no_figure(machine: Machine) -> str:
+    """Return that a machine has no figure that counts, and what shows what its files hold."""
+    if machine.log_rounds:
+        return "no figure that is known to better than a factor of 1.5 and not the host's: nothing to compare"
+    if all(file.run.search for file in machine.files):
+        shown = f"attnbench capacity {machine.files[0].path}"
+        return f"no time of a call: its files are searches for what fits, which {shown} shows"
+    return "no figure at all: nothing to compare"
 
 
 @dataclass(frozen=True)

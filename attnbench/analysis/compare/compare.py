@@ -8,8 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnbench.analysis.compare.common_cells import MissingCells, check_common_cases, common, missing_cells, why_missing
-from attnbench.analysis.compare.figures import Figures, all_figures
+from attnbench.analysis.compare.common_cells import (
+    MissingCells,
+    common,
+    comparable,
+    missing_cells,
+    why_apart,
+    why_missing,
+)
+from attnbench.analysis.compare.figures import Figures, all_figures, untried
 from attnbench.analysis.compare.like_kernels import shared_cells, unlike_kernels
 from attnbench.analysis.compare.longest_sequence import LongestSequence, longest_sequences
 from attnbench.analysis.compare.machines import Machine, left_out, machines, parse_names, reference
@@ -43,6 +50,7 @@ class Comparison:
     longest_of_any: tuple[LongestSequence, ...]  # with any backend
     spreads: tuple[UnitSpread, ...]
     left_out: Mapping[Path, str]  # files that say nothing for a comparison, with why
+    apart: Mapping[str, str]  # machines that have no case in common with those that are compared, with why
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -76,6 +84,15 @@ class Comparison:
     def cases(self) -> tuple[Case, ...]:
         """The cases with a figure on all machines, in bursts."""
         return tuple(common(machine.fastest for machine in self.machines))
+
+    @cached_property
+    def untried(self) -> tuple[Case, ...]:
+        """The cases that no total of own backends holds, as a machine did not try what is fastest on another.
+
+        With a workload those of its cases.
+        """
+        found = untried([*self.main.machines.values()])
+        return tuple(case for case in found if not self.workload or case in self.workload.cases)
 
     def fastest_ratio(self, machine: Machine, cases: Sequence[Case]) -> Ratio:
         """Return the ratio of a machine over some cases in bursts, both with their fastest backends."""
@@ -227,7 +244,10 @@ def compare(
         raise UserError("--name makes one machine of all files: nothing to compare")
     home = reference(found, to)
     costs = parse_prices(prices, found)
-    check_common_cases(found)
+    every, found = found, comparable(found, home if to is not None else None)
+    apart = {machine.label: why_apart(machine, found) for machine in every if machine not in found}
+    home = home if home in found else found[0]
+    costs = {label: price for label, price in costs.items() if label not in apart}
     figures = all_figures(found, home, _workload(workload) if workload is not None else None)
     compared = Comparison(
         machines=tuple(found),
@@ -241,6 +261,7 @@ def compare(
         longest_of_any=tuple(longest_sequences(found, by_backend=False)),
         spreads=tuple(unit_spreads(found)),
         left_out=left_out(paths, runs, bool(names)),
+        apart=apart,
     )
     watts = {label: compared.powered.watts(label) for label in compared.labels}
     return replace(compared, energy=energy_costs(costs, watts, energy_price, pue))

@@ -97,10 +97,12 @@ def _data(c: Comparison, warnings: Sequence[str], cells: Sequence[Mapping[str, A
         "machines": [_machine(c, machine) for machine in c.machines],
         "figures": [_figures(c, figures) for figures in c.figures],
         "workload": _workload(c),
+        "untried": [case.key for case in c.untried],
         "missing": c.missing,
         "longest": [{"cases": of.cases, "backend": of.backend, "machines": [*of.fits.values()]} for of in c.longest],
         "units": c.spreads,
         "left_out": {path.name: why for path, why in c.left_out.items()},
+        "machines_left_out": c.apart,
         "warnings": warnings,
         "cells": cells,
     }

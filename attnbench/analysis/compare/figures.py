@@ -6,7 +6,7 @@ A buyer gets four answers to how fast a machine is, and each figure says which i
   does for milliseconds, and is higher.
 - with **shared** backends each machine runs each case with the fastest of those that have a figure of it on all
   machines by like kernels (like_kernels.py), so that like is compared with like; with its **own**, with the fastest
-  that it has.
+  that it has, over the cases in which each machine tried what is fastest on another, or cannot run it (tried_by_all).
 
 All figures are geometric means over the cases, or those of the workload if there is one (workload.py). Of decode, which
 waits for memory, the rate is in GB/s by the least bytes that a call moves, and TFLOP/s are of the other cases alone.
@@ -20,13 +20,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from attnbench.analysis.compare.common_cells import common, kinds
-from attnbench.analysis.compare.like_kernels import shared_cells
+from attnbench.analysis.compare.common_cells import FASTEST_ON_ANOTHER, common, kinds
+from attnbench.analysis.compare.like_kernels import shared_cells, tried_by_all
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_ratio
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
+from attnbench.core.text import listed
 from attnbench.results.cells import Key
 
 if TYPE_CHECKING:
@@ -137,19 +138,36 @@ def all_figures(
 
     Figures without pauses follow those in bursts where they do not cover the cases of these. They are left out where
     the machines have no such case in common, or the workload has cases without; those of own backends where they are
-    the shared ones. Raises UserError where a workload has no figure.
+    shared ones. Raises UserError where there are none, as for a workload without a figure.
     """
     found: list[Figures] = []
     for sustained in (False, True):
         of = {machine.label: machine.sustained if sustained else machine for machine in machines}
-        own = _with_workload(_figures(of, reference.label, shared=False), workload, needed=not sustained)
         shared = _with_workload(_figures(of, reference.label, shared=True), workload, needed=False)
-        if sustained and own and workload and _cells_of(own).keys() != _cells_of(found[-1]).keys():
+        own = _with_workload(_figures(of, reference.label, shared=False), workload, needed=not sustained and not shared)
+        more = [*filter(None, (shared, None if own and shared and _adds_nothing(own, shared) else own))]
+        if found and workload and more and _cells_of(more[0]).keys() != _cells_of(found[0]).keys():
             continue  # they are of other cases
-        same = own and shared and _cells_of(own) == _cells_of(shared)
-        more = [*filter(None, (shared, None if same else own))]
         found = [*more, *found] if not found or workload or _covers(more, found[0]) else [*found, *more]
+    if not found:
+        raise UserError(
+            f"{listed(machine.label for machine in machines)} have no backend in common, and in no case did each try "
+            f"{FASTEST_ON_ANOTHER}"
+        )
     return tuple(found)
+
+
+def _adds_nothing(own: Figures, shared: Figures) -> bool:
+    """Whether own backends are the shared ones, and no case lacks them but where not all machines tried them."""
+    theirs = _cells_of(shared)
+    undecided = {case for _, (case, _) in own.undecided} & {*shared.cases}
+    return not undecided and all(theirs.get(case) == backends for case, backends in _cells_of(own).items())
+
+
+def untried(machines: Sequence[Machine]) -> list[Case]:
+    """Return the cases of all machines in which what is fastest on one was not tried by all (like_kernels.py)."""
+    cases = common(machine.fastest for machine in machines)
+    return [case for case in cases if not tried_by_all(machines, [machine.fastest[case] for machine in machines])]
 
 
 def _covers(figures: Sequence[Figures], other: Figures) -> bool:
@@ -158,12 +176,13 @@ def _covers(figures: Sequence[Figures], other: Figures) -> bool:
 
 
 def _figures(machines: Mapping[str, Machine], reference: str, shared: bool) -> Figures | None:
-    """Return the figures of machines by label; None where they have no cell in common."""
+    """Return the figures of machines by label; None where no case counts."""
     cells = {*shared_cells([*machines.values()])}
     among = {label: [key for key in m.log_rounds if not shared or key in cells] for label, m in machines.items()}
     fastest = {label: machine.fastest_of(among[label]) for label, machine in machines.items()}
     undecided = tuple((label, key) for label, of in machines.items() for key in of.undecided_of(among[label]))
-    cases = common(fastest.values())
+    left_out = () if shared else untried([*machines.values()])
+    cases = [case for case in common(fastest.values()) if case not in left_out]
     chosen = {label: {case: of[case] for case in cases} for label, of in fastest.items()}
     home = machines[reference]
     return Figures(home.metric == "sustained_latency", shared, machines, home, chosen, undecided) if cases else None

@@ -13,7 +13,7 @@ gets.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import combinations
 
@@ -29,6 +29,11 @@ _ANYONES = re.compile(r"Mem(cpy|set)|at::native::\w*elementwise_kernel")
 def shared_cells(machines: Sequence[Machine]) -> list[Key]:
     """Return the cells with a figure on all machines, by like kernels, in the order of the first machine."""
     return [key for key in common(machine.log_rounds for machine in machines) if not unlike_kernels(machines, key)]
+
+
+def tried_by_all(machines: Sequence[Machine], keys: Iterable[Key]) -> bool:
+    """Return whether each machine tried each of some cells (Machine.tried), and none ran one by unlike kernels."""
+    return all(all(key in of.tried for of in machines) and not unlike_kernels(machines, key) for key in keys)
 
 
 def unlike_kernels(machines: Sequence[Machine], key: Key) -> str:

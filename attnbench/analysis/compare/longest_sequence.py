@@ -1,26 +1,35 @@
-"""The longest sequence that fits in memory: the longest that was measured, and the next that memory refused."""
+"""The longest sequence that fits in memory: the longest that was measured, and the next that memory refused.
+
+A length that memory refused is the limit only where no planned length below it was left out for another reason (time,
+a crash, a wrong result): a machine on which one was may hold more than the longest that was measured there. What
+another machine measured counts as planned.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from attnbench.analysis.compare.machines import Machine
 from attnbench.core.case import DIRECTIONS, DTYPES
 from attnbench.results.case_names import backend_rank, headdim, heads, lengths_differ, pattern
-from attnbench.results.cells import Cell
+from attnbench.results.cells import Cell, Key
 
 _NO_ROOM = re.compile(r"needs .+; .+ free")  # the reason that run/plan.py gives for a skip for want of memory
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What fits, as seqlen_k: the longest measured (None: none), and the shortest above it that memory refused."""
+    """What fits, as seqlen_k: the longest measured (None: none), and the next above it, which memory refused.
+
+    Where lengths between were left out for another reason, they are `not_measured`, and none is refused.
+    """
 
     longest: int | None
     refused: int | None
+    not_measured: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,20 +53,20 @@ def longest_sequences(machines: Sequence[Machine], by_backend: bool = True) -> l
     every machine, so that a library that one lacks is no limit of the other's memory.
     """
     several_dtypes = len({case.dtype for machine in machines for case, _ in machine.cells}) > 1
-    kinds: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}  # rank of a row -> label -> cells
+    kinds: dict[tuple[Any, ...], dict[str, dict[Key, Cell | None]]] = {}  # rank of a row -> label -> cells
     rank: tuple[Any, ...]
     for machine in machines:
-        for (case, backend), cell in machine.cells.items():
-            if not (by_backend or cell.is_exact):
+        for (case, backend), cell in {**dict.fromkeys(machine.planned), **machine.cells}.items():
+            if not (by_backend or cell is None or cell.is_exact):
                 continue
             s = case.shape
             rank = (DTYPES.index(case.dtype), s.headdim, s.headdim_v, DIRECTIONS.index(case.direction), pattern(case))
             rank += (case.ranks, s.batch, s.nheads, s.nheads_k, s.seqlen_q if lengths_differ(case) else 0)
             rank += (backend_rank(backend),) if by_backend else ()
-            kinds.setdefault(rank, {}).setdefault(machine.label, []).append(cell)
+            kinds.setdefault(rank, {}).setdefault(machine.label, {})[case, backend] = cell
     found = []
     for _, cells in sorted(kinds.items()):
-        case, backend = next(iter(cells.values()))[0].key
+        case, backend = next(key for of in cells.values() for key in of)
         name = f"{case.dtype} " if several_dtypes else ""
         name += f"d{headdim(case)} {case.direction}, "
         name += f"{pattern(case)}, " if case.is_ragged else ""
@@ -66,28 +75,50 @@ def longest_sequences(machines: Sequence[Machine], by_backend: bool = True) -> l
         name += f"batch {case.shape.batch}, heads {heads(case)}"
         if not by_backend:
             tried = set.intersection(
-                *({cell.backend for cell in cells.get(m.label, ()) if _says(cell)} for m in machines)
+                *({name for (_, name), cell in cells.get(m.label, {}).items() if _says(cell)} for m in machines)
             )
-            cells = {label: [cell for cell in of if cell.backend in tried] for label, of in cells.items()}
-        fits = {machine.label: _fit(cells.get(machine.label, [])) for machine in machines}
+            cells = {label: {key: of[key] for key in of if key[1] in tried} for label, of in cells.items()}
+        measured = {_length(key) for of in cells.values() for key, cell in of.items() if cell and cell.status == "ok"}
+        fits = {machine.label: _fit(cells.get(machine.label, {}), measured) for machine in machines}
         if any(fits.values()):
             found.append(LongestSequence(name, backend if by_backend else "", fits))
     return found
 
 
-def _fit(cells: Sequence[Cell]) -> Fit | None:
-    """Return what fits of the cells; None where no cell was measured and memory refused none."""
-    longest = max((cell.case.shape.seqlen_k for cell in cells if cell.status == "ok"), default=0)
-    lengths = [cell.case.shape.seqlen_k for cell in cells if _refused_by_memory(cell)]
-    refused = min((length for length in lengths if length > longest), default=None)
-    return Fit(longest or None, refused) if longest or refused else None
+def _fit(cells: Mapping[Key, Cell | None], measured: Collection[int]) -> Fit | None:
+    """Return what fits of the cells, of which some were planned only; None unless one says what fits.
+
+    `measured` are the lengths that any machine measured.
+    """
+    if not any(map(_says, cells.values())):
+        return None
+    longest = max((_length(key) for key, cell in cells.items() if cell and cell.status == "ok"), default=0)
+    refused = {_length(key) for key, cell in cells.items() if _refused_by_memory(cell)}
+    unknown = {_length(key) for key, cell in cells.items() if not _says(cell) and not _is_unsupported(cell)}
+    unknown |= {*measured} - {_length(key) for key in cells}
+    limit = min((n for n in refused - unknown if n > longest), default=None)
+    between = sorted(n for n in unknown if n > longest and (limit is None or n < limit))
+    if not longest and limit is None:
+        return None
+    return Fit(longest or None, None if between else limit, tuple(between))
 
 
-def _says(cell: Cell) -> bool:
+def _length(key: Key) -> int:
+    return key[0].shape.seqlen_k
+
+
+def _says(cell: Cell | None) -> bool:
     """Whether a cell says what fits: it was measured, or memory refused it."""
-    return cell.status == "ok" or _refused_by_memory(cell)
+    return cell is not None and (cell.status == "ok" or _refused_by_memory(cell))
 
 
-def _refused_by_memory(cell: Cell) -> bool:
+def _refused_by_memory(cell: Cell | None) -> bool:
+    if cell is None:
+        return False
     no_room = cell.status == "skipped" and _NO_ROOM.fullmatch(cell.reason or "")
     return cell.status == "oom" or bool(no_room)
+
+
+def _is_unsupported(cell: Cell | None) -> bool:
+    """Whether a cell was skipped as its backend cannot run it, so that it says nothing of a length."""
+    return cell is not None and cell.status == "skipped" and not any(row.record.resumable for row in cell.rows)

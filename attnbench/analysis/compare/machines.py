@@ -28,7 +28,7 @@ from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import ideal_bytes
 from attnbench.core.machine import Environment
-from attnbench.core.record import WRONG, Record, Run
+from attnbench.core.record import NO_ROOM_TO_CHECK, WRONG, Record, Run
 from attnbench.core.text import listed
 from attnbench.results import run_file
 from attnbench.results.cells import Cell, Key, by_key, cells
@@ -132,6 +132,15 @@ class Machine:
     def planned(self) -> frozenset[Key]:
         """The cells that its runs planned."""
         return frozenset((job.case, job.backend) for run in self.pooled.runs for job in run.plan)
+
+    @cached_property
+    def tried(self) -> frozenset[Key]:
+        """The cells that have a figure, or cannot have one on this machine.
+
+        Not those that time or the plan left out, or whose library is not installed: they say nothing of the device.
+        """
+        cannot = {(r.case, r.backend) for file in self.files for r in file.run.records if _cannot_run(file.run, r)}
+        return frozenset(cannot | self.log_rounds.keys())
 
     def rounds_by_card(self, key: Key) -> Mapping[Card, Sequence[int]]:
         """Return card -> the rounds in which it measured a cell that has a figure."""
@@ -238,6 +247,14 @@ class Machine:
         return self.cells[key].value("sustained_power") if self.metric == "sustained_latency" else None
 
 
+def _cannot_run(run: Run, record: Record) -> bool:
+    """Return whether a record shows that a backend cannot run a case on a device."""
+    if record.status == "skipped":
+        installed = record.backend in run.versions or not run.versions
+        return installed and not record.resumable
+    return record.status in (*WRONG, "oom", "failed") and NO_ROOM_TO_CHECK not in (record.reason or "")
+
+
 def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, str] | None = None) -> list[Machine]:
     """Return the machines in the order of their first file.
 
@@ -248,7 +265,10 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, s
     unusable = left_out(paths, runs, bool(labels))
     files = [File(path, run) for path, run in zip(paths, runs, strict=True) if path not in unusable]
     if not files:
-        raise UserError("searches of a batch or within --memory say nothing of machines; give run files: attnbench run")
+        raise UserError(
+            "searches of a batch or within --memory say nothing of machines; give run files: attnbench run; "
+            f"attnbench capacity {paths[0]} shows what a search found"
+        )
     groups = _by_model(files, labels)
     if len(groups) == 1 and not labels:
         groups = [[file] for file in files]

@@ -35,8 +35,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from attnbench.analysis.compare.common_cells import common
-from attnbench.analysis.compare.like_kernels import shared_cells
+from attnbench.analysis.compare.common_cells import FASTEST_ON_ANOTHER, common
+from attnbench.analysis.compare.like_kernels import shared_cells, tried_by_all
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.workload import MeasuredPart, MeasuredWorkload, shares_of_time
 from attnbench.core.case import Case
@@ -180,6 +180,8 @@ def _part(
         lacking = [of.label for of in machines if not _has(of, asked, layers, phase)]
         raise UserError(_no_figure(asked, layers, phase, lacking))
     _, total, on_each = best
+    if cells is None and not tried_by_all(machines, (key for of in on_each.values() for key in of)):
+        raise UserError(f"--workload: for {phase} not each machine tried {FASTEST_ON_ANOTHER}")
     of_layers = f"{phase}, {_kind(layers)}"
     pages = case_names.extra(total.case, "page_size")
     name = f"{of_layers}: {case_names.lengths(total.case)} b{asked.batch} {total.case.dtype} {pages}".strip()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnbench.analysis.compare.answer import fit_text, length_text, price_text, ratio_text
+from attnbench.analysis.compare.common_cells import kinds
 from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.longest_sequence import LongestSequence
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 MOST_CASES = 500  # listed unless --all was given
 MOST_MISSING = 100  # rows of what machines lack, likewise
 MOST_COLUMNS = 4  # machines as columns; with more, no page is wide enough
+NO_TOTAL = "; so the case is in no total of own fastest backends"
 _TEXT = {"machine", "figures", "with", "part", "case", "cases of", "cell", "model", "backend", "backends", "why"}
 _LONG_TEXT = {"where", "reason"}  # text too
 
@@ -142,7 +144,8 @@ def _workload(c: Comparison, workload: MeasuredWorkload) -> Table:
     note = f"Figures {c.main.pace}. Weights are shares of {of}. A part is one call of each of its cases. "
     note += "Its ratio is that of the total times, and so is that of the whole."
     if left_out := sum(part.left_out for part in parts):
-        note += f" {count(left_out, 'case')} not measured on all machines {'is' if left_out == 1 else 'are'} left out."
+        are = "is" if left_out == 1 else "are"
+        note += f" {count(left_out, 'case')} that not all machines measured or tried {are} left out."
 
     def backends(part: MeasuredPart | None, machine: Machine) -> str:
         if part is None:
@@ -162,24 +165,33 @@ def _time_is(part: MeasuredPart) -> str:
 def _groups(c: Comparison) -> Table:
     """Return the ratios by kind of case, of the figures that answer and beside them of those with own backends."""
     own = c.beside(sustained=c.main.sustained, shared=False)
-    wider = replace(own or c.main, workload=None)
-    both = [(replace(c.main, workload=None), "speed" if not own else "shared backends")]
-    both += [(wider, "own fastest")] if own else []
-    names = [*wider.kinds, *(["all"] if len(wider.kinds) > 1 else [])]
-    rows = [{"cases of": name, "cases": str(len((wider.kinds.get(name) or wider).cases))} for name in names]
+    both = [(c.main, "speed" if not own else "shared backends"), *([(own, "own fastest")] if own else [])]
+    every = sorted({case for figures, _ in both for case in figures.cases}, key=case_names.case_rank)
+    grouped = kinds(every)
+    grouped |= {"all": every} if len(grouped) > 1 else {}
+
+    def of_kind(figures: Figures, name: str) -> Figures:
+        return figures.of([case for case in grouped[name] if case in figures.chosen[c.reference.label]])
+
+    def numbers(name: str) -> str:
+        return " / ".join(dict.fromkeys(str(len(of_kind(figures, name).cases)) for figures, _ in both))
+
+    rows = [{"cases of": name, "cases": numbers(name)} for name in grouped]
     note = f"Figures {c.main.pace}, geometric means."
     if own:
         note += " Shared backends: the fastest of those that all machines have; own fastest: of those that each has."
+    if any("/" in row["cases"] for row in rows):
+        note += " Cases: with shared backends / own fastest."
     table = _table("groups", "Speed by kind of case", rows, note)
 
     def column(figures: Figures, what: str) -> _MachineColumn:
         def ratio(name: str, machine: Machine) -> Ratio | None:
-            of = figures if name == "all" else figures.kinds.get(name)
-            return of.ratio(machine.label) if of else None
+            of = of_kind(figures, name)
+            return of.ratio(machine.label) if of.cases else None
 
         return _speed(c, ratio, "" if what == "speed" else what)
 
-    return _by_machine(c, table, names, *([column(figures, what)] for figures, what in both))
+    return _by_machine(c, table, [*grouped], *([column(figures, what)] for figures, what in both))
 
 
 def _bars(c: Comparison) -> list[Table]:
@@ -190,7 +202,7 @@ def _bars(c: Comparison) -> list[Table]:
         if c.main.shared
         else "each machine's own fastest backend."
     )
-    kinds = replace(c.main, workload=None).kinds
+    of_kinds = replace(c.main, workload=None).kinds
     charts: list[tuple[str, str, Callable[[Figures, str], float | None]]] = [
         ("bars", "TFLOP/s", Figures.tflops),
         ("decode-bars", "GB/s", Figures.gbps),
@@ -201,7 +213,7 @@ def _bars(c: Comparison) -> list[Table]:
     tables = []
     for name, unit, value in charts:
         found = {
-            kind: {label: number for label in c.labels if (number := value(of, label))} for kind, of in kinds.items()
+            kind: {label: number for label in c.labels if (number := value(of, label))} for kind, of in of_kinds.items()
         }
         most = max((number for of in found.values() for number in of.values()), default=0.0)
         rows = [
@@ -282,9 +294,13 @@ def _cases_of(
 
 def _lacking(c: Comparison, key: Key) -> list[str]:
     """Return why a cell that is fastest on a machine is not compared with those of others, a sentence each."""
-    without = [machine.label for machine in c.machines if key not in machine.log_rounds]
-    said = [f"{key[1]} has no figure on {label}: {c.why_missing(label, key)}" for label in without]
-    return [*said, *([f"{key[1]} ran unlike kernels: {c.unlike[key]}"] if key in c.unlike else [])]
+    said = [
+        f"{key[1]} has no figure on {machine.label}: {c.why_missing(machine.label, key)}"
+        f"{'' if key in machine.tried else NO_TOTAL}"
+        for machine in c.machines
+        if key not in machine.log_rounds
+    ]
+    return [*said, *([f"{key[1]} ran unlike kernels: {c.unlike[key]}{NO_TOTAL}"] if key in c.unlike else [])]
 
 
 def _cells(c: Comparison) -> Table:
@@ -314,7 +330,7 @@ def _missing(c: Comparison, every: bool) -> Table:
     for missing in c.missing:
         numbers[missing.machine] += missing.cells
     note = "; ".join(f"{label} lacks {count(n, 'cell')} that another machine has" for label, n in numbers.items())
-    note += ". Such a cell counts above only with a machine's own fastest backend."
+    note += ". Such a cell counts above only with a machine's own fastest backend, where the machine cannot run it."
     if not every and len(rows) > MOST_MISSING:
         note += f" {count(len(rows) - MOST_MISSING, 'more row')} not shown: attnbench compare --all shows every one."
         rows = rows[:MOST_MISSING]
@@ -323,14 +339,14 @@ def _missing(c: Comparison, every: bool) -> Table:
 
 def _longest(c: Comparison) -> Table:
     limited = [longest for longest in c.longest if longest.limited]
-    note = "The longest that was measured, of any mask; in brackets the next, which memory refused."
+    note = "The longest that was measured, of any mask; at least: memory was not what ended it."
     if free := len(c.longest) - len(limited):
-        note += f" {count(free, 'other')} fitted all that was tried."
+        note += f" {count(free, 'other row')} {'shows' if free == 1 else 'show'} no limit."
     rows = [{"cases of": longest.cases, "backend": longest.backend} for longest in limited]
     table = _table("longest", "The longest sequence that fits", rows, note)
 
     def fit(longest: LongestSequence, machine: Machine) -> str:
-        return fit_text(longest.fits[machine.label], length_text(longest.fits.values()), "{}")
+        return fit_text(longest.fits[machine.label], length_text(longest.fits.values()))
 
     fits = _MachineColumn("longest", "{}", fit)
     return _by_machine(c, table, limited, [fits])

@@ -45,8 +45,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, field_validator
 
-from attnbench.analysis.compare.common_cells import common
-from attnbench.analysis.compare.like_kernels import shared_cells
+from attnbench.analysis.compare.common_cells import FASTEST_ON_ANOTHER, common
+from attnbench.analysis.compare.like_kernels import shared_cells, tried_by_all
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio, Weights, speed_ratio
 from attnbench.core.case import Case
@@ -192,6 +192,11 @@ class MeasuredWorkload:
     notes: tuple[str, ...]  # which machine has no figure, and why
     tokens_are: str = "tokens"  # what `tokens` counts
 
+    @property
+    def cases(self) -> frozenset[Case]:
+        """The measured cases that its parts are made of."""
+        return frozenset(case for part in self.parts for cells in part.cells.values() for case, _ in cells)
+
     def ratio(self, machine: Machine, part: MeasuredPart | None = None) -> Ratio | None:
         """Return how many times as fast as the reference a machine is, in a part or in all of the workload."""
         parts = [part] if part else self.parts
@@ -283,6 +288,10 @@ def measured_workload(
         cases = common(of_part[machine] for machine in able)
         if not cases:
             raise UserError(f"workload: no case of {part.name!r} has a figure on all machines; widen its axes")
+        if not shared:
+            cases = [case for case in cases if tried_by_all(able, [of_part[machine][case] for machine in able])]
+        if not cases:
+            raise UserError(f"workload: in no case of {part.name!r} did each machine try {FASTEST_ON_ANOTHER}")
         of_part_cells = {machine: {of_part[machine][case]: 1.0 for case in cases} for machine in able}
         calls = part.amount
         if workload.weights != "calls":
