@@ -330,7 +330,8 @@ def _missing(c: Comparison, every: bool) -> Table:
     for missing in c.missing:
         numbers[missing.machine] += missing.cells
     note = "; ".join(f"{label} lacks {count(n, 'cell')} that another machine has" for label, n in numbers.items())
-    note += ". Such a cell counts above only with a machine's own fastest backend, where the machine cannot run it."
+    note += ". Such a cell counts above only with own fastest backends, "
+    note += "and only if the machine that lacks it cannot run it."
     if not every and len(rows) > MOST_MISSING:
         note += f" {count(len(rows) - MOST_MISSING, 'more row')} not shown: attnbench compare --all shows every one."
         rows = rows[:MOST_MISSING]
