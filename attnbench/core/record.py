@@ -82,6 +82,12 @@ class TensorError:
         return self.max_error <= self.tolerance
 
 
+def told_apart(a: float, b: float) -> tuple[str, str]:
+    """Return two numbers with three significant digits, or as many as tell them apart."""
+    pairs = ((f"{a:.{n}g}", f"{b:.{n}g}") for n in range(3, 18))
+    return next((pair for pair in pairs if pair[0] != pair[1]), (f"{a:.3g}", f"{b:.3g}"))
+
+
 @dataclass(frozen=True)
 class Accuracy:
     """The result of checking one case: its errors on a sample of query rows and heads, and what else was wrong."""
@@ -102,10 +108,11 @@ class Accuracy:
         """Return one line that says what is wrong; empty where nothing is."""
         parts = [f"{name} has values that are not finite (NaN, or never written)" for name in self.unwritten]
         parts += [
-            f"{name} is off by {e.max_error:.3g} where {e.tolerance:.3g} is allowed (eager: {e.eager_error:.3g})"
+            f"{name} is off by {error} where {tolerance} is allowed (eager: {e.eager_error:.3g})"
             + (f", {e.where}" if e.where else "")
             for name, e in self.errors.items()
             if not e.ok and name not in self.unwritten
+            for error, tolerance in [told_apart(e.max_error, e.tolerance)]
         ]
         parts += self.flaws
         return "; ".join(parts)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from attnbench.analysis.check import check
 from attnbench.analysis.check.document import _tracebacks, document, worst_error
-from attnbench.core.record import Accuracy, TensorError
+from attnbench.core.case import Case
+from attnbench.core.record import Accuracy, Record, TensorError
 from attnbench.report import terminal
 from builders import case, ended, ok, run
 
@@ -63,6 +65,39 @@ def test_the_worst_error_is_the_largest_share_of_what_is_allowed() -> None:
     assert "WRONG 150%" in terminal.text(document(run([record])))
     errors["out"] = TensorError(float("nan"), 0.1, 1.0, float("nan"))
     assert "WRONG NaN" in terminal.text(document(run([replace(record, accuracy=Accuracy(errors, 1, 1))])))
+
+
+def wrong_by(share: float, which: Case, **more: Any) -> Record:
+    accuracy = Accuracy({"dq": TensorError(share * 0.002, 0.001, 0.002, 0.1)}, 1, 1, **more)
+    return replace(ended(which, "mine", "wrong", accuracy.problem()), accuracy=accuracy)
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        (
+            [wrong_by(1.28, case(dtype="bf16"))],
+            "at most 28% over the limit: more likely rounding than a bug, as of sums",
+        ),
+        (
+            [wrong_by(1.28, case(dtype="bf16")), ok(case(dtype="fp32"), "mine", 1.0)],
+            "kept in 16 bits; in fp32 it is right",
+        ),
+        ([wrong_by(1.28, case(dtype="bf16")), wrong_by(1.5, case(2))], "mine is WRONG in 2 of 2 cases"),
+        ([wrong_by(1.28, case(dtype="bf16"), flaws=("a row is stale",))], "mine is WRONG in 1 of 1 case"),
+    ],
+)
+def test_what_is_little_over_the_limit_is_said_to_be_more_likely_rounding(records: list[Record], said: str) -> None:
+    verdict = document(run(records)).verdict
+    assert verdict is not None
+    assert said in verdict.text
+    assert ("rounding" in verdict.text) == ("rounding" in said or "fp32" in said)
+
+
+def test_an_error_and_its_limit_are_told_apart() -> None:
+    shown = " ".join(terminal.text(document(run([wrong_by(1.0002, case())]))).split())
+    assert "WRONG 100.02%" in shown
+    assert "dq is off by 0.0020004 where 0.002 is allowed" in shown
 
 
 SERVE = '  File "/opt/attnbench/worker/serve.py", line 1, in run\n    measure()\n'

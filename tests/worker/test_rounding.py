@@ -134,3 +134,27 @@ def test_the_deviations_are_not_far_above_what_a_right_kernel_makes(data: str) -
 def test_nothing_is_added_on_other_data() -> None:
     for data in ("normal", "uniform", "zeros"):
         assert not made(data, causal=False)[2].rounding
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seeds"), [((1, 256, 4, 4), 40), ((48, 4096, 1, 1), 4), ((256, 256, 6, 2), 1)], ids=str
+)
+def test_a_gradient_through_the_maximum_of_the_scores_passes(sizes: tuple[int, ...], seeds: int) -> None:
+    """Of a softmax over all keys at once, by autograd, in bf16. A dk that is 4 % too large is wrong all the same."""
+    case = Case(Shape(1, *sizes, 64, 64), "bf16", "bwd", causal=True)
+    for seed in range(seeds):
+        given = inputs.make(case, "cpu", seed)
+        answer = reference.compute_reference(case, given, reference.choose_rows(case, torch.device("cpu"), seed))
+        leaves = [t.detach().requires_grad_() for t in (given.q, given.k, given.v)]
+        group = case.shape.nheads // case.shape.nheads_k
+        q, k, v = (t.transpose(1, 2).repeat_interleave(n, 1) for t, n in zip(leaves, (1, group, group), strict=True))
+        scores = (q @ k.mT).float() * case.softmax_scale
+        visible = torch.ones(scores.shape[-2:]).tril(scores.shape[-1] - scores.shape[-2]).bool()
+        scores = scores.masked_fill(~visible, -math.inf)
+        p = (scores - scores.amax(-1, keepdim=True)).exp()
+        out = ((p.bfloat16() @ v).float() / p.sum(-1, keepdim=True)).bfloat16().transpose(1, 2)
+        found = dict(zip(("dq", "dk", "dv"), torch.autograd.grad(out, leaves, given.dout), strict=True))
+        found["out"] = out.detach()
+        accuracy = reference.compare(answer, found)
+        assert accuracy.ok, accuracy.problem()
+        assert not reference.compare(answer, {**found, "dk": found["dk"] * 1.04}).ok

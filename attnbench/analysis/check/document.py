@@ -16,7 +16,7 @@ from attnbench.core.case import DIRECTIONS, Case
 from attnbench.core.errors import EXIT_DONE, EXIT_WRONG_RESULT
 from attnbench.core.formats import digits
 from attnbench.core.json import to_json
-from attnbench.core.record import Record, Run, TensorError
+from attnbench.core.record import Accuracy, Record, Run, TensorError, told_apart
 from attnbench.core.text import count, listed, template
 from attnbench.report.document import (
     Code,
@@ -37,6 +37,7 @@ from attnbench.results.export_rows import case_columns
 
 RIGHT = "right"
 NOTE = "Beside each result: its largest error as a share of the error allowed."
+NEAR = 1.3  # times the error allowed: most bugs are further off, and sums of many parts in 16 bits are about as far
 MAX_TRACEBACKS = 2
 TRACEBACK = "Traceback (most recent call last):\n"
 MAX_PRINTED = 8  # lines
@@ -133,6 +134,8 @@ def _entry(record: Record | None) -> Entry:
 def _percent(share: float) -> str:
     if math.isinf(share):
         return "NaN"
+    if 0.995 <= share < 1.005:  # on which side of what is allowed
+        return f"{told_apart(100 * share, 100.0)[0]}%"
     return f"{100 * share:.0f}%" if share < 10 else f"{digits(share)}x" if share < 1000 else ">1000x"
 
 
@@ -169,14 +172,15 @@ def _own_frames(stderr: str) -> str:
 
 
 def _verdict(run: Run, names: Sequence[str]) -> str:
-    found = [_verdict_of(name, [r.status for r in run.records if r.backend == name]) for name in names]
+    found = [_verdict_of(name, [record for record in run.records if record.backend == name]) for name in names]
     if left := left_out(run):
         found.append(f"interrupted, {count(left, 'case')} not checked")
     return "; ".join(found)
 
 
-def _verdict_of(name: str, statuses: Sequence[str]) -> str:
+def _verdict_of(name: str, records: Sequence[Record]) -> str:
     """Return the verdict on one backend: "mine is RIGHT in 38 cases", or how many are not."""
+    statuses = [record.status for record in records]
     wrong, other_kernel = (statuses.count(status) for status in ("wrong", "wrong-kernel"))
     failed = sum(status in FAILED for status in statuses)
     tried = sum(status != "skipped" for status in statuses)
@@ -188,7 +192,34 @@ def _verdict_of(name: str, statuses: Sequence[str]) -> str:
     parts = [f"is WRONG in {wrong}"] if wrong else []
     parts += [f"runs WRONG KERNELS in {other_kernel}"] if other_kernel else []
     parts += [f"FAILS in {failed}"] if failed else []
-    return f"{name} {listed(parts)} of {count(tried, 'case')}"
+    return f"{name} {listed(parts)} of {count(tried, 'case')}{_nearness(records)}"
+
+
+def _nearness(records: Sequence[Record]) -> str:
+    """Return what to say of a backend whose wrong results are all about as far off as is allowed; "" for others.
+
+    A bug is as far off in fp32, where a rounding is thousands of times smaller.
+    """
+    wrong = [record for record in records if record.status == "wrong"]
+    shares = [_nearly_right(record.accuracy) for record in wrong]
+    if not wrong or max(shares) >= NEAR:
+        return ""
+    percent = math.ceil(round(100 * max(shares), 3)) - 100
+    over = f", at most {percent}% over the limit: more likely rounding than a bug"
+    right = {record.case for record in records if record.status == "ok"}
+    if any(record.case.dtype == "fp32" for record in wrong):
+        return over
+    over += ", as of sums over chunks that are kept in 16 bits"
+    if all(replace(record.case, dtype="fp32") in right for record in wrong):
+        return f"{over}; in fp32 it is right"
+    return f"{over}; in fp32 (--dtype fp32) a bug stays, and rounding does not"
+
+
+def _nearly_right(accuracy: Accuracy | None) -> float:
+    """Return the largest error over what is allowed; infinite where something else is wrong too."""
+    if accuracy is None or accuracy.unwritten or accuracy.flaws:
+        return math.inf
+    return max(map(_share, accuracy.errors.values()), default=math.inf)
 
 
 def _rows(run: Run) -> Iterator[Mapping[str, Any]]:

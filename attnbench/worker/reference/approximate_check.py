@@ -149,7 +149,7 @@ def define(
     terms = {}  # as of exact attention
     if case.has_backward:
         terms = {name: case.softmax_scale * float(t.abs().max()) for name, t in (("dq", inputs.k), ("dk", inputs.q))}
-    return Reference(case, sample, tuple(parts), eager, size, terms, {}, {})
+    return Reference(case, sample, tuple(parts), eager, size, terms, {}, {}, {})
 
 
 def _evaluate(

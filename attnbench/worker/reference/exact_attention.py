@@ -26,7 +26,7 @@ from attnbench.core.alibi import alibi_slopes
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case
 from attnbench.worker.reference.precision import without_tf32
-from attnbench.worker.reference.rounding import Rows, rounding_variances
+from attnbench.worker.reference.rounding import Rows, maximum_variances, rounding_variances
 from attnbench.worker.reference.row_sample import RowSample, rows_of
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ class Reference:
     cancelling_terms: Mapping[str, float]  # size of the terms of dq and dk; their sum may be zero, its rounding is not
     rounding: Mapping[str, ErrorProfile]  # standard deviations from roundings that eager's errors do not show
     eager_rounding: Mapping[str, ErrorProfile]  # for large scores: those of a kernel that keeps scores in the dtype
+    of_maximum: Mapping[str, ErrorProfile]  # of dq and dk: standard deviations from a gradient through maxima of rows
     dsink: SinkGradient | None = None
 
     def relative_eager_error(self, name: str) -> float:
@@ -224,6 +225,7 @@ def _compute_reference(
     eager: dict[str, ErrorProfile] = {}
     size: dict[str, ErrorProfile] = {}
     rounding: list[dict[str, ErrorProfile]] = [{}, {}]
+    of_maximum: dict[str, ErrorProfile] = {}
     for pairs in torch.arange(len(sample.batch), device=sample.batch.device).split(step):
         batch, head, rows = sample.batch[pairs], sample.head[pairs], sample.rows[pairs]
         q = rows_of(case, inputs.q, batch, head, rows)
@@ -247,6 +249,7 @@ def _compute_reference(
             accumulate=precise,
             scores_in=scores_in,
             found_out=None if out is None else rows_of(case, out, batch, head, rows),
+            of_maximum=out is None and not scales,
             **options,
         )
         rounded = dict(exact)
@@ -259,6 +262,9 @@ def _compute_reference(
             rounded, _ = _attend(case, rows, q, k, v, dout, storage=storage, accumulate=torch.float32, **options)
         if "dsink" in exact:
             dsink.add(head, exact.pop("dsink"), rounded["dsink"], exact.pop("dsink_terms"))
+        for name in ("dq", "dk"):
+            if (variance := exact.pop(f"{name}_of_maximum", None)) is not None:
+                _add_profile(of_maximum, name, ErrorProfile.of(variance.sqrt()))
         for name, values in exact.items():
             _add_profile(eager, name, ErrorProfile.between(rounded[name], values))
             _add_profile(size, name, ErrorProfile.of(values))
@@ -271,7 +277,7 @@ def _compute_reference(
     if case.has_backward:
         terms = {name: case.softmax_scale * float(t.abs().max()) for name, t in (("dq", inputs.k), ("dk", inputs.q))}
     of_dsink = dsink if case.sink else None
-    return Reference(case, sample, tuple(parts), eager, size, terms, rounding[0], rounding[1], of_dsink)
+    return Reference(case, sample, tuple(parts), eager, size, terms, rounding[0], rounding[1], of_maximum, of_dsink)
 
 
 def _keys_of(t: Tensor, places: Tensor | None, batch: Tensor, head: Tensor, factor: float) -> Tensor:
@@ -307,6 +313,7 @@ def _attend(
     scores_in: Sequence[torch.dtype | None] = (),
     found_out: Tensor | None = None,
     fp8_out: Tensor | None = None,
+    of_maximum: bool = False,
 ) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
     """Compute attention of some key heads and their groups of query heads, rounding intermediates to `storage`.
 
@@ -317,8 +324,9 @@ def _attend(
     multiplied, and so is out where a backward reads it (core/fp8.py). `found_out` is that of a kernel.
 
     Return the results ("out"; with dout also "dq", and "dk" and "dv" unless `rows_only`; with a sink also "dsink",
-    (pairs, group), of these rows, and "dsink_terms", the squares that the rounding of out multiplies in it), and for
-    each of `scores_in` their standard deviations from roundings (rounding.py).
+    (pairs, group), of these rows, and "dsink_terms", the squares that the rounding of out multiplies in it; with
+    `of_maximum` also "dq_of_maximum" and "dk_of_maximum", what `maximum_variances` says of dq and dk), and for each of
+    `scores_in` their standard deviations from roundings (rounding.py).
     """
     import torch
 
@@ -338,6 +346,7 @@ def _attend(
 
     dk = torch.zeros(pairs, group, *k.shape[1:], dtype=accumulate, device=k.device) if not rows_only else None
     dv = torch.zeros(pairs, group, *v.shape[1:], dtype=accumulate, device=v.device) if not rows_only else None
+    by_maximum: dict[str, list[Tensor]] = {"dq": [], "dk": []}
     outs, dqs, dsinks = [], [], []
     by_row: list[dict[str, list[Tensor]]] = [{} for _ in scores_in]  # variances
     by_key: list[dict[str, Tensor]] = [{} for _ in scores_in]
@@ -377,6 +386,9 @@ def _attend(
                 dk += summed(ds, q[:, at])
                 dv += summed(factors, do_rows)
             computed = replace(computed, dout=do_rows, dp=dp, dq=dqs[-1])
+            if of_maximum:
+                for name, variance in maximum_variances(case, computed, k, rows_only=rows_only).items():
+                    by_maximum[name].append(variance)
         for dtype, of_rows, of_keys in zip(scores_in, by_row, by_key, strict=True):
             found = rounding_variances(case, computed, k, v, scores_in=dtype, rows_only=rows_only)
             for name, variance in found.items():
@@ -390,6 +402,10 @@ def _attend(
         for name, each in (("dk", dk), ("dv", dv)):
             if each is not None:  # round for each query head, then sum over the group
                 results[name] = each.to(storage).to(accumulate).sum(1).to(storage)
+        if of_maximum:
+            results["dq_of_maximum"] = torch.cat(by_maximum["dq"], dim=1)
+        if by_maximum["dk"]:
+            results["dk_of_maximum"] = torch.stack(by_maximum["dk"]).sum(0)
         if dsinks:
             each, terms = (torch.cat(found, dim=1) for found in zip(*dsinks, strict=True))
             results |= {"dsink": each.sum(1).to(storage), "dsink_terms": terms.square().sum(1)}

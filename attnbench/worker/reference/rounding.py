@@ -29,7 +29,20 @@ by one rounding of each dout * out and P_j dP_j. It matters most for a query tha
 itself there and is not rounded; with dropout it is v / (1 - p), while eager's dq is exactly zero.
 
 The tolerance (tolerance.py) adds all of this where scores are large, and the rounding of out alone with dropout on
-other data. Elsewhere nothing is added: eager's error has the same size.
+other data. Elsewhere nothing of it is added: eager's error has the same size.
+
+The maximum. A row of dS adds up to zero, so the gradient of the largest score of a row, which a softmax subtracts, is
+zero too. A kernel that leaves its backward to autograd computes it all the same, unless it detaches the maximum. It is
+then the error of the sum of the row, and autograd adds it to dS of the key with the largest score:
+
+    dS_m   is off by   sum_j (r_j + s_j) P_j dP_j + sum_d t_d dout_d out_d
+
+for the roundings r of P before it multiplies v, s of dP, and t of dout over the sum of the exponentials. In mean square
+these are two roundings of dS more, which the tolerance allows to every kernel. But one key has those of all, and they
+are not in proportion to its own probability: dS of that key, and its row of dk, may be off by several times as much as
+eager's. With keys in blocks, the largest key of the first blocks has the errors of those blocks. In dq it shows in rows
+of which one key has nearly all the probability: eager's dS is nearly zero there. So the tolerance of dq and dk has
+`maximum_variances`, on all data.
 """
 
 from __future__ import annotations
@@ -45,6 +58,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+LEAST_BLOCK = 16  # keys that a kernel takes at a time, at least; larger blocks hold a multiple
 SCORE_ROUNDINGS, CAP_ROUNDINGS = 2, 3  # of a score once it is summed: to store and to scale it; to cap it
 
 
@@ -124,6 +138,38 @@ def rounding_variances(
         of_ds += of_sum * (ds * slope).square() + of_d * (p * slope).square()
         found["dk"] = _summed(of_ds, rows.q.square())
         found["dv"] = _summed((of_scores + of_sum) * weights.square(), rows.dout.square())
+    return found
+
+
+def maximum_variances(case: Case, rows: Rows, k: Tensor, *, rows_only: bool) -> dict[str, Tensor]:
+    """Return by result the variance of each element, from a gradient through the maxima of some rows.
+
+    k is (pairs, seqlen_k, d). The variance of "dq" is (pairs, count, group, d). That of "dk", (pairs, seqlen_k, d), is
+    to be added up over all rows; it is left out with `rows_only`.
+    """
+    import torch
+    from torch.nn.functional import pad
+
+    assert rows.dout is not None
+    assert rows.dp is not None
+    dtype, keys = torch_dtype(case), rows.p.shape[-1]
+    of_dout = (rows.dout * rows.out).square().sum(-1, keepdim=True)
+    terms = pad(2 * (rows.p * rows.dp).square() + of_dout * rows.p, (0, -keys % LEAST_BLOCK))
+    p = pad(rows.p, (0, -keys % LEAST_BLOCK)).unflatten(-1, (-1, LEAST_BLOCK))
+    so_far = terms.unflatten(-1, (-1, LEAST_BLOCK)).sum(-1).cumsum(-1)
+    largest = p.amax(-1).cummax(-1).values
+    at = rows.p.argmax(-1, keepdim=True)
+    highest = rows.scores.gather(-1, at)
+    slope = case.softmax_scale * (1 - (highest / case.softcap) ** 2 if case.softcap else 1)
+    so_far *= (rms_of_one_rounding(dtype) * slope) ** 2
+    of_k = k.square().gather(1, at.flatten(1, 3)[..., None].expand(-1, -1, k.shape[-1]))
+    found = {"dq": so_far[..., -1:] * of_k.unflatten(1, at.shape[1:3])}
+    if rows_only:
+        return found
+    apart = (2 * torch.finfo(dtype).eps * highest.abs()).clamp(max=0.5)  # by which roundings may exchange probabilities
+    last = torch.searchsorted(largest, largest * (1 + apart), right=True) - 1  # block in which it may be the largest
+    of_sum = so_far.gather(-1, last)[..., None] * (p >= (largest * (1 - apart))[..., None])
+    found["dk"] = _summed(of_sum.flatten(-2)[..., :keys], rows.q.square())
     return found
 
 

@@ -28,6 +28,15 @@ Both bounds are raised by:
   the largest error and two for the root mean square, because a row of a head shares one such error, and a section of
   one head may have only 16 rows.
 
+In dq and dk a gradient through the maximum of a row adds the error of a whole row at one key (rounding.py), to add up
+with others in squares: four standard deviations of it in the largest error. In the root mean square it is among the
+roundings more that are allowed; where fewer than FEW rows count for it, it is added, with what chance explains.
+
+Partial sums of dq that are kept in the dtype after each of m chunks of keys, as autograd keeps them, are not allowed
+for. Their error is that of sqrt(m / 2) roundings of dq, 1.3 % of it with 64 chunks of 64 keys in bf16, and grows with
+the sequence. A key of 4096 that is left out of dq costs as much, 1.6 %, and one of more keys less, so that no limit
+would tell the two apart.
+
 Where scores are large, errors are not in proportion to values: in 16 bits those of a few probabilities are most of it,
 and eager's may be small by chance. So the rows that count are those by the errors to expect of a kernel that keeps
 scores in the dtype, where they are fewer, and the largest error may be four standard deviations of those.
@@ -137,6 +146,16 @@ def _slack(count: float) -> float:
     return math.sqrt(1 + DEVIATIONS_MEAN * math.sqrt(4 / count))
 
 
+def _slack_of_known(count: float) -> float:
+    """Return by how much a root mean square over `count` rows may exceed a standard deviation that is not an estimate.
+
+    A sum of few squares is far from normal, its cube root is near (Wilson and Hilferty, "The distribution of
+    chi-square", 1931).
+    """
+    variance = 2 / (9 * count)
+    return math.pow(1 - variance + DEVIATIONS_MEAN * math.sqrt(variance), 1.5)
+
+
 def _excess(error: TensorError) -> float:
     """Return the error over its tolerance; infinite for NaN."""
     return math.inf if math.isnan(error.max_error) else error.max_error / max(error.tolerance, math.ulp(0.0))
@@ -193,12 +212,15 @@ def _worst_error(
     elements = sum(part.exact[name].numel() for part in reference.parts) / len(size.largest)  # at each position
     none = ErrorProfile(*(torch.zeros_like(t) for t in (size.largest, size.square, size.fourth)))
     rounding, expected = reference.rounding.get(name, none), reference.eager_rounding.get(name, none)
-    peaks = torch.stack([found.largest, eager.largest, size.largest, rounding.largest, expected.largest])
-    squares = torch.stack([found.square, eager.square, size.square, rounding.square])
+    of_maximum = reference.of_maximum.get(name, none)
+    peaks = torch.stack(
+        [found.largest, eager.largest, size.largest, rounding.largest, expected.largest, of_maximum.largest]
+    )
+    squares = torch.stack([found.square, eager.square, size.square, rounding.square, of_maximum.square])
     if case.is_ragged:
         order = _by_place_in_sequence(reference, name)
         peaks, squares = peaks[:, order], squares[:, order]
-        size, expected = (profile.ordered(order) for profile in (size, expected))
+        size, expected, of_maximum = (profile.ordered(order) for profile in (size, expected, of_maximum))
     n = min(SECTIONS, max(1, peaks.shape[1] // 16))
     largest_by_section = torch.stack([section.amax(1) for section in peaks.tensor_split(n, dim=1)]).tolist()
     mean_squares = torch.stack([section.mean(1) for section in squares.tensor_split(n, dim=1)]).div(elements)
@@ -208,23 +230,31 @@ def _worst_error(
         counts = [min(pair) for pair in zip(counts, _effective_counts(expected, n), strict=True)]
     total = squares.sum(1).tolist()
     relative = math.sqrt(total[0] / total[2]) if total[2] else math.sqrt(total[0])
-    largest_values = (value for _, _, value, _, _ in largest_by_section)
+    largest_values = (value for _, _, value, *_ in largest_by_section)
     floor: float = summation_error(case) * max(reference.cancelling_terms.get(name, 0.0), *largest_values)
 
     eps, one_rounding = torch.finfo(dtype).eps, rms_of_one_rounding(dtype)
     largest_errors = []
-    for (error, by_eager, value, deviation, expectation), count in zip(largest_by_section, counts, strict=True):
+    for (error, by_eager, value, deviation, expectation, maximum), count in zip(
+        largest_by_section, counts, strict=True
+    ):
         bound = (wide or 2) * by_eager * (_slack(count) if count < FEW else 1) + DEVIATIONS_LARGEST * deviation
-        bound = max(bound, DEVIATIONS_LARGEST * expectation) + eps * value + floor
+        bound = math.hypot(max(bound, DEVIATIONS_LARGEST * expectation), DEVIATIONS_LARGEST * maximum)
+        bound += eps * value + floor
         largest_errors.append(TensorError(error, by_eager, bound, relative))
     largest = worst(largest_errors)
     root_mean_squares = []
-    for (error, by_eager, value, deviation), count in zip(rms_by_section, counts, strict=True):
+    counts_of_maximum = _effective_counts(of_maximum, n)
+    for (error, by_eager, value, deviation, maximum), count, count_of_maximum in zip(
+        rms_by_section, counts, counts_of_maximum, strict=True
+    ):
         if wide or case.dtype == "fp8" or count < FEW:
             most = (wide or 2) * by_eager * (_slack(count) if count < FEW else 1)
             bound = math.hypot(most, one_rounding * value) if case.dtype == "fp8" else most + one_rounding * value
         else:
             bound = max(math.sqrt(EXTRA_ROUNDINGS) * by_eager, one_rounding * value) * _slack(count)
+        if count_of_maximum < FEW:
+            bound = max(bound, math.hypot(by_eager * _slack(count), maximum * _slack_of_known(count_of_maximum)))
         root_mean_squares.append(TensorError(error, by_eager, bound + DEVIATIONS_RMS * deviation + floor, relative))
     root_mean_square = worst(root_mean_squares)
     if largest.ok:
