@@ -217,7 +217,7 @@ class Cell:
         Without pauses that is so too where the host takes longer to launch a call than the device to run it.
         """
         waits = metric != "latency" and self.is_launch_bound
-        return waits or any(row.record.host_bound for row in self.ok)
+        return waits or any(row.host_bound for row in self.ok)
 
     @property
     def is_launch_bound(self) -> bool:

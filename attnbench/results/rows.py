@@ -115,6 +115,8 @@ class Source:
         return rounds.get(number, stats.median([*rounds.values()])) if rounds else None
 
 
+IDLE = 0.03  # of a step, up to which the device did not wait for the host
+
 # How the samples of a measurement become one value. A measurement that is not named here gives their median.
 ONE_VALUE: Mapping[str, Callable[[Sequence[float]], float]] = {
     "memory_peak": max,
@@ -149,6 +151,17 @@ class Row:
         if self.source.disturbance or self.record.id not in self.source.beside_others:
             return self.source.disturbance
         return f"another process used the GPU meanwhile: {', '.join(self.record.others)}"
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether its latency holds the time in which the device waited for the host.
+
+        The host also waits where the queue of launches is full. A step in which kernels ran nearly all the time waited
+        for nothing.
+        """
+        busy, seconds = self.one_value("step_traced"), self.one_value("time")
+        waited = not busy or not seconds or busy < (1 - IDLE) * seconds
+        return self.record.host_bound and waited
 
     @property
     def load(self) -> float:

@@ -257,10 +257,10 @@ def test_a_length_is_the_limit_only_if_none_before_it_was_left_out(between: Reco
     theirs = [ok(alone(n), "fa3", 500) for n in (1024, 4096)] + [ended(alone(8192), "fa3", "oom", "out of memory")]
     got = compare([Path("a"), Path("b")], [run(ours, plan=plan), run(theirs, device=H100)])
     assert [*got.longest[0].fits.values()] == [Fit(1024, None, (2048, 4096)), Fit(4096, 8192)]
-    fits = "H200 at least 1k (2k, 4k not measured), H100 4k (8k does not fit)"
+    fits = "H200 at least 1k (2k, 4k not measured), H100 4k (no room to measure 8k)"
     assert answer(got)[-1].endswith(f"d128 fwd, batch 1, heads 16: {fits}.")
     (table,) = [table for table in tables(got) if table.name == "longest"]
-    assert [*map(str, table.rows[0][-2:])] == ["at least 1k (2k, 4k not measured)", "4k (8k does not fit)"]
+    assert [*map(str, table.rows[0][-2:])] == ["at least 1k (2k, 4k not measured)", "4k (no room to measure 8k)"]
 
 
 def test_a_length_that_one_backend_was_refused_and_another_not_given_the_time_is_not_known() -> None:
@@ -287,8 +287,8 @@ def test_the_longest_context_is_that_of_any_backend() -> None:
     assert [*line.fits.values()] == [Fit(4096, None), Fit(2048, 4096)]
     said = answer(got)[-1]
     assert said == (
-        "Longest context, with any backend that both tried: d128 fwd, batch 1, heads 16: H200 at "
-        "least 4k, H100 2k (4k does not fit)."
+        "Longest context measured, of one layer, with any backend that both tried: d128 fwd, batch 1, heads 16: "
+        "H200 at least 4k, H100 2k (no room to measure 4k)."
     )
     lacking = [*ours, ok(alone(8192), "triton", 500)]
     assert answer(compared(lacking, theirs))[-1] == said, "a backend that one lacks tells nothing of its memory"
@@ -297,7 +297,10 @@ def test_the_longest_context_is_that_of_any_backend() -> None:
     assert "Longest" not in " ".join(answer(compared(planned, slow))), "time is no memory, and nobody searched"
     large = [ok(case(1024, batch=64), "fa3", 500), ok(alone(4096), "fa3", 500)]
     refused = [ended(large[0].case, "fa3", "skipped", ROOM), large[1]]
-    assert "batch 64, heads 16: H200 at least 1k, H100 none (1k does not fit)" in answer(compared(large, refused))[-1]
+    assert (
+        "batch 64, heads 16: H200 at least 1k, H100 none (no room to measure 1k)"
+        in answer(compared(large, refused))[-1]
+    )
 
 
 def test_lengths_of_one_sentence_have_one_unit() -> None:
@@ -305,11 +308,11 @@ def test_lengths_of_one_sentence_have_one_unit() -> None:
     text = length_text([fine, coarse, none, None])
     assert [fit_text(fit, text) for fit in (fine, coarse, none, None)] == [
         "at least 651,136",
-        "596,992 (598,016 does not fit)",
-        "none (2,048 does not fit)",
+        "596,992 (no room to measure 598,016)",
+        "none (no room to measure 2,048)",
         "-",
     ]
-    assert fit_text(coarse, length_text([coarse, none])) == "583k (584k does not fit)"
+    assert fit_text(coarse, length_text([coarse, none])) == "583k (no room to measure 584k)"
 
 
 def test_power_is_that_of_work_without_pauses() -> None:

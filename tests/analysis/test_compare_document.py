@@ -84,8 +84,9 @@ def test_the_answer_comes_first_in_three_sentences(comparison: Comparison) -> No
         money,
     )
     assert (
-        longest == "Longest context, with any backend that both tried: d128 fwd, batch 4, heads 16: H200 at least "
-        "4k, H100 none (4k does not fit)."
+        longest
+        == "Longest context measured, of one layer, with any backend that both tried: d128 fwd, batch 4, heads 16: "
+        "H200 at least 4k, H100 none (no room to measure 4k)."
     )
     for render in (terminal.text, markdown.render, html_page.render):
         out = render(document(comparison))
@@ -208,11 +209,11 @@ def test_the_table_has_every_part(comparison: Comparison) -> None:
         "The fastest backend of each case",
         "Cells that all machines have",
     ]
-    titles += ["Missing", "The longest sequence that fits"]
+    titles += ["Missing", "The longest sequence measured"]
     places = [out.index(f"\n{title}\n") for title in titles]
     assert places == sorted(places)
     assert "H100 lacks 1 cell that another machine has" in out
-    assert re.search(r"d128 fwd, batch 4, heads 16 +eager +at least 4k +none \(4k does not fit\)", out)
+    assert re.search(r"d128 fwd, batch 4, heads 16 +eager +at least 4k +none \(no room to measure 4k\)", out)
     assert "Intervals are 95 %, from rounds." in out
     assert "Cells that all machines have" not in text(comparison)
     assert re.search(r"d128 full fwd +H200 +400 +━{64}\n +H100 +200 +━{32}\n", out), "bars from 0"

@@ -42,12 +42,9 @@ def step(backend: str, latency: float, attention: float, traced: float, **change
     return Record(STEP, backend, 0, "ok", measurements=taken, timer="events", l2="cold", **changes)
 
 
-def run(*steps: tuple[str, float, float], host_bound: bool = False) -> Run:
+def run(*steps: tuple[str, float, float]) -> Run:
     """Return a run of STEP: (backend, latency, attention in one traced step that took as long)."""
-    records = [
-        step(backend, latency, attention, latency, host_bound=host_bound) for backend, latency, attention in steps
-    ]
-    return builders.run(records)
+    return builders.run([step(backend, latency, attention, latency) for backend, latency, attention in steps])
 
 
 def test_the_answer_says_what_a_faster_kernel_is_worth() -> None:
@@ -85,6 +82,8 @@ def test_the_device_is_idle_where_its_kernels_take_less_than_the_step() -> None:
     assert rows["step-eager"]["off"] == pytest.approx(0)
 
 
-def test_a_host_bound_step_is_told() -> None:
-    shown = document([run(("step-eager", 10e-3, 4e-3), host_bound=True)])
-    assert any("host launched too slowly" in caution.what for caution in shown.cautions)
+@pytest.mark.parametrize(("traced", "told"), [(9e-3, True), (9.9e-3, False), (10e-3, False)])
+def test_a_host_bound_step_is_told_unless_its_kernels_ran_all_the_time(traced: float, told: bool) -> None:
+    """The host waits where the queue of launches is full, and the device for nothing."""
+    shown = document([builders.run([step("step-eager", 10e-3, 4e-3, traced, host_bound=True)])])
+    assert any("host launched too slowly" in caution.what for caution in shown.cautions) == told

@@ -25,6 +25,12 @@ def _cannot(file: RunFile, record: Record) -> bool:
     return status not in ("ok", "timeout") and not no_room_to_check
 
 
+def _never_idle(record: Record) -> bool:
+    """Whether kernels ran in 97 % of a step or more, so that the device waited for nothing."""
+    busy, seconds = middle(record, "step_traced"), middle(record, "time")
+    return bool(busy and seconds and busy >= 0.97 * seconds)
+
+
 def machine_of(file: RunFile) -> tuple[Any, ...]:
     """Return what is alike in the files of one machine: the model of device, its power limit, the way of timing."""
     device, policy = file.device, file.head["policy"]
@@ -105,7 +111,7 @@ class Machine:
                 self.figures[name][cell.key] = one
         called, launched = found["latency"], over_rounds(cell, lambda record: middle(record, "enqueue"))
         waits = bool(called and launched and launched > called.value)
-        flagged = any(record.get("host_bound") for record in cell.ok.values())
+        flagged = any(record.get("host_bound") and not _never_idle(record) for record in cell.ok.values())
         self.host_bound |= {(name, cell.key) for name in found if flagged or (waits and name != "latency")}
 
     def decides_nothing(self, what: str, key: Key) -> bool:

@@ -14,6 +14,7 @@ from attnbench.run.capacity import call_seconds, is_done, key_of, known, outcome
 from attnbench.run.capacity_search import bracket
 
 Limit = Literal["memory", "wrong", "refused", "too slow", "failed", "unchecked", "not reached"]
+FULL = 0.75  # of the memory, below which a call whose next size is 4 % larger has not filled it
 LIMITS: dict[str, Limit] = {
     "oom": "memory",
     "wrong": "wrong",
@@ -59,11 +60,17 @@ class Finding:
         return record.forecast.nbytes / self.nbytes - 1
 
 
-def _limit(record: Record) -> Limit:
-    """Return what a record that does not fit says of the limit."""
+def _limit(run: Run, record: Record, below: Record | None) -> Limit:
+    """Return what a record that does not fit says of the limit. `below` is that of the largest size that fits.
+
+    Where that left much of the device free, the check took what the call lacked.
+    """
     if record.status == "failed" and NO_ROOM_TO_CHECK in (record.reason or ""):
         return "unchecked"
-    return LIMITS.get(record.status, "failed")
+    found = LIMITS.get(record.status, "failed")
+    room = run.search.memory if run.search and run.search.memory else run.environment.device.memory
+    taken = memory(below) if below else None
+    return "unchecked" if found == "memory" and taken and room and taken < FULL * room else found
 
 
 def memory(record: Record) -> int | None:
@@ -75,8 +82,7 @@ def memory(record: Record) -> int | None:
 def findings(runs: Sequence[Run]) -> list[Finding]:
     """Return what the searches of some runs found, in the order of their plans. Raises UserError for other runs.
 
-    Of searches for the same on devices of one name, those that did not end are left out where another did or went on
-    further.
+    Of searches for the same on devices of one name, the one that ended, and then went furthest, is left.
     """
     found = []
     for run in runs:
@@ -89,7 +95,8 @@ def findings(runs: Sequence[Run]) -> list[Finding]:
             at = bracket({size: outcome(record) for size, record in records.items()})
             stopped = records.get(at.stops) if at.stops else None
             done = is_done(run.records, job, search)
-            limit = _limit(stopped) if stopped else "not reached"
+            below = records.get(at.fits) if at.fits else None
+            limit = _limit(run, stopped, below) if stopped else "not reached"
             points = [(size, float(memory(r) or 0)) for size, r in records.items() if r.status == "ok" and memory(r)]
             found.append(
                 Finding(
@@ -98,7 +105,7 @@ def findings(runs: Sequence[Run]) -> list[Finding]:
                     backend,
                     case,
                     at.fits,
-                    records.get(at.fits) if at.fits else None,
+                    below,
                     at.stops,
                     limit,
                     (stopped.reason if stopped else job.skip) or "",
@@ -108,7 +115,7 @@ def findings(runs: Sequence[Run]) -> list[Finding]:
                 )
             )
     furthest = {_same(of): of for of in sorted(found, key=lambda of: (of.is_done, of.largest or 0))}
-    return [of for of in found if of.is_done or of is furthest[_same(of)]]
+    return [of for of in found if of is furthest[_same(of)]]
 
 
 def _same(of: Finding) -> tuple[str, Search, str, Case]:

@@ -307,6 +307,13 @@ def _cautions(found: Sequence[Model]) -> Iterator[Caution]:
                 "The files of a unit are joined; where each file was to be of another GPU, one was left out.",
             )
     for model in found:
+        unknown = [unit.name for unit in model.units if not unit.uuid]
+        if len(unknown) > 1:
+            yield Caution(
+                f"Without a UUID, so that two of them may be one unit: {some(unknown)}.",
+                "Each file counts as a unit of its own.",
+            )
+    for model in found:
         compared = {key for keys in model.families.values() for key in keys}
         if short := [unit.name for unit in model.units if unit.latencies and not compared <= {*unit.latencies}]:
             yield Caution(f"Some cells have no figure on {some(short)}.", todo="attnbench report FILE says why.")

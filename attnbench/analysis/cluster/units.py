@@ -59,7 +59,7 @@ class Unit:
         found: dict[Key, list[float]] = {}
         for cell in self.cells:
             seconds = cell.value("latency")
-            if seconds and not any(row.record.host_bound for row in cell.ok):
+            if seconds and not any(row.host_bound for row in cell.ok):
                 found.setdefault(cell.key, []).append(seconds)
         return {key: stats.median(seconds) for key, seconds in found.items()}
 

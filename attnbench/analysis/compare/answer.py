@@ -318,13 +318,18 @@ def _longest(c: Comparison) -> str:
         each = "; ".join(f"{of.cases}: {_fits(of, text)}" for of in shown)
         more = f" and {count(len(told) - MOST_NAMED, 'more kind')} of cases below" if len(told) > MOST_NAMED else ""
         return (
-            f"Longest context, with any backend that {'both' if len(c.machines) == 2 else 'all'} tried: {each}{more}."
+            f"Longest context measured, of one layer, with any backend that "
+            f"{'both' if len(c.machines) == 2 else 'all'} tried: {each}{more}."
         )
     if not any(file.run.search for machine in c.machines for file in machine.files):
         return ""  # nobody looked for the longest
     longest = max((min(fit.longest or 0 for fit in of.fits.values() if fit) for of in everything), default=0)
     text = length_text([Fit(longest, None)])
-    return f"Longest context: at least {text(longest)} on each, where memory was no limit." if longest else ""
+    return (
+        f"Longest context, of one layer: at least {text(longest)} on each, where memory was no limit."
+        if longest
+        else ""
+    )
 
 
 def _fits(of: LongestSequence, text: Callable[[int], str]) -> str:
@@ -338,11 +343,11 @@ def length_text(fits: Iterable[Fit | None]) -> Callable[[int], str]:
 
 
 def fit_text(fit: Fit | None, text: Callable[[int], str]) -> str:
-    """Return "64k (128k does not fit)" where memory refused 128k, else "at least 64k (96k not measured)"."""
+    """Return "64k (no room to measure 128k)" where memory refused 128k, else "at least 64k (96k not measured)"."""
     if fit is None:
         return case_names.NOTHING
     if fit.refused:
-        return f"{text(fit.longest) if fit.longest else 'none'} ({text(fit.refused)} does not fit)"
+        return f"{text(fit.longest) if fit.longest else 'none'} (no room to measure {text(fit.refused)})"
     longest = f"at least {text(fit.longest)}" if fit.longest else "unknown"
     return f"{longest} ({some(map(text, fit.not_measured))} not measured)" if fit.not_measured else longest
 

@@ -1,4 +1,4 @@
-"""The longest sequence that fits in memory: the longest that was measured, and the next that memory refused.
+"""The longest sequence that was measured, and the next that memory refused, to the call or to its check.
 
 A length that memory refused is the limit only where no planned length below it was left out for another reason (time,
 a crash, a wrong result): a machine on which one was may hold more than the longest that was measured there. What

@@ -340,11 +340,12 @@ def _missing(c: Comparison, every: bool) -> Table:
 
 def _longest(c: Comparison) -> Table:
     limited = [longest for longest in c.longest if longest.limited]
-    note = "The longest that was measured, of any mask; at least: memory was not what ended it."
+    note = "Of one layer and any mask. At least: memory was not what ended it. No room to measure: with the copies and "
+    note += "the check of a run; attnbench capacity finds what fits."
     if free := len(c.longest) - len(limited):
         note += f" {count(free, 'other row')} {'shows' if free == 1 else 'show'} no limit."
     rows = [{"cases of": longest.cases, "backend": longest.backend} for longest in limited]
-    table = _table("longest", "The longest sequence that fits", rows, note)
+    table = _table("longest", "The longest sequence measured", rows, note)
 
     def fit(longest: LongestSequence, machine: Machine) -> str:
         return fit_text(longest.fits[machine.label], length_text(longest.fits.values()))

@@ -132,7 +132,7 @@ def _cautions(steps: dict[tuple[str, Case], list[Timed]]) -> Iterator[Caution]:
     for (_, case), own in steps.items():
         for timed in own:
             label = f"{timed.cell.backend} {case.model_step.title if case.model_step else ''}"
-            if any(row.record.host_bound for row in timed.cell.ok):
+            if any(row.host_bound for row in timed.cell.ok):
                 waiting.append(label)
             if (off := timed.off(own[0])) is not None and abs(off) > AGREES:
                 unlike.append(f"{label} ({_signed(off)})")
@@ -166,7 +166,7 @@ def _row(cell: Cell, own: Sequence[Timed]) -> dict[str, Any]:
         "reason": cell.reason,
         **{of: cell.value(of) for of in named},
         "attention_share": timed.share if timed else None,
-        "host_bound": any(row.record.host_bound for row in cell.ok),
+        "host_bound": any(row.host_bound for row in cell.ok),
         "fastest": own[0].cell.backend if own else None,
         "predicted": timed.predicted(own[0]) if timed else None,
         "off": timed.off(own[0]) if timed else None,

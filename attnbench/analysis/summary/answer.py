@@ -84,9 +84,11 @@ def _fastest(cells: Sequence[Cell], where: str, named: Mapping[tuple[str, str], 
     for cell in cells:
         if cell.is_ranked and cell.value("latency") is not None:
             rivals.setdefault((cell.device, cell.case), []).append(cell)
+    judged = {device for (device, _), of_case in rivals.items() if len(of_case) > 1}
     contests = [contest_of(of_case) for of_case in rivals.values() if len(of_case) > 1]
     if not contests:
         return ""
+    where += f", each of {len(judged)} machines or runs by itself" if len(judged) > 1 else ""
     ties: dict[tuple[str, ...], list[float]] = {}  # backends that are alike -> how far apart, in each case
     for found in (one.winners for one in contests):
         names = sorted({named[_version(cell)] for cell in found}, key=case_names.backend_rank)

@@ -45,7 +45,7 @@ def cautions(cells: Sequence[Cell], runs: Sequence[Run], files: Sequence[Path] =
         *_others([c for c in cells if c.status in ("ok", "wrong-kernel")]),
         *_disagree(measured),
         *about(
-            [c for c in measured if any(row.record.host_bound for row in c.rows)],
+            [c for c in measured if any(row.host_bound for row in c.rows)],
             "Host-bound: {cells} where the device waited for the host: {names}.",
             "Their latency holds the time that Python takes to launch, not the kernels' alone.",
             "Launch fewer kernels, or capture them in a CUDA graph.",

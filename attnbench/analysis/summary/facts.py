@@ -117,7 +117,7 @@ def _uncertainty(cells: Sequence[Cell]) -> Iterator[Caution]:
 def _spans(cells: Iterable[Cell]) -> Iterator[Caution]:
     short = [c for c in cells if c.uses_span]
     if short:
-        fast_enough = [c for c in short if not any(row.record.host_bound for row in c.rows)]
+        fast_enough = [c for c in short if not any(row.host_bound for row in c.rows)]
         gaps = _by_backend(fast_enough, lambda c: c.value("launch_gap"))
         each = ", ".join(f"{backend} {_microseconds(found)}" for backend, found in gaps)
         yield Caution(
@@ -144,7 +144,7 @@ def _has_span(cell: Cell) -> bool:
 def _slowed(row: Row) -> bool:
     """Return whether tracing lengthened a call whose latency is the span, which is read while the profiler traces."""
     traced, plain = row.one_value("span_events"), row.one_value("time")
-    if traced is None or plain is None or not row.uses_span or row.record.host_bound:
+    if traced is None or plain is None or not row.uses_span or row.host_bound:
         return False
     return traced > (1 + SLOWED) * plain + GAP_GROWS
 
