@@ -1,0 +1,41 @@
+"""What ended a search, by its records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from attnbench.analysis.capacity.findings import findings
+from attnbench.core.record import Measurement, Record, Run, Search
+from builders import case, job, run
+
+GIB = 2**30
+SEARCH = Search(of="batch", call_limit=10.0)
+
+
+def search(largest: int, following: int, in_use: float) -> Run:
+    """Return a run whose search of a batch found `largest`, with GiB in use, and no memory for the `following` one."""
+    base = replace(case(1024), shape=replace(case(1024).shape, batch=1))
+    fits = replace(base, shape=replace(base.shape, batch=largest))
+    stops = replace(base, shape=replace(base.shape, batch=following))
+    taken = {
+        name: Measurement("B", (value * GIB,)) for name, value in (("memory_inputs", 0.0), ("memory_peak", in_use))
+    }
+    taken["call"] = Measurement("s", (0.1,))
+    records = (
+        Record(fits, "fa3", 0, "ok", measurements=taken),
+        Record(stops, "fa3", 0, "oom", reason="CUDA out of memory"),
+    )
+    return replace(run(records), search=SEARCH, plan=(job(base, "fa3"),))
+
+
+@pytest.mark.parametrize(("in_use", "limit"), [(135.0, "memory"), (75.0, "unchecked")])
+def test_a_search_that_left_much_of_the_device_was_ended_by_its_check(in_use: float, limit: str) -> None:
+    (found,) = findings([search(304, 318, in_use)])
+    assert (found.largest, found.limit) == (304, limit)
+
+
+def test_of_searches_for_the_same_the_furthest_is_left() -> None:
+    (found,) = findings([search(173, 181, 75.0), search(304, 318, 135.0), search(64, 67, 70.0)])
+    assert found.largest == 304
