@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 
-from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_CANNOT_WRITE, EXIT_DONE, Interrupted, UserError
+from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_CANNOT_WRITE, EXIT_DONE, EXIT_FAULT, Interrupted, UserError
 
 TYPE_CHECKING = False  # the module typing takes a third of the time until signals are handled
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def main() -> None:
     """Run the command line and exit.
 
     An error that a person can cause is one line and exit code 2. So is output that cannot be written, where the command
-    itself ended with 0.
+    itself ended with 0. Any other exception is a fault of attnbench's own, and never ends with 1, the code of a regression.
     """
     _prepare_streams()
     code: Any = EXIT_DONE
@@ -55,6 +55,9 @@ def main() -> None:
             _say(f"{what}{error.strerror}")
         code = code or EXIT_CANNOT_WRITE
         _drop_rest(sys.stdout)
+    except Exception as error:
+        _say_fault(error)
+        code = EXIT_FAULT
     sys.exit(code)
 
 
@@ -66,6 +69,22 @@ def _say(error: str) -> None:
         print(f"attnbench: {printable(error)}", file=sys.stderr, flush=True)
     except OSError:
         _drop_rest(sys.stderr)
+
+
+def _say_fault(error: Exception) -> None:
+    """Print one line on an exception that no command expects, and keep its traceback in a file."""
+    import tempfile
+    import traceback
+
+    from attnbench.core.text import one_line
+
+    report = "please report it"
+    with contextlib.suppress(OSError):
+        with tempfile.NamedTemporaryFile("w", prefix="attnbench-fault-", suffix=".txt", delete=False) as file:
+            print(*sys.argv, file=file)
+            traceback.print_exception(type(error), error, error.__traceback__, file=file)
+        report += f" with {file.name}"
+    _say(f"a fault of attnbench's own: {type(error).__name__}: {one_line(str(error))}; {report}")
 
 
 def _drop_rest(stream: TextIO) -> None:

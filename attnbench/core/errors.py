@@ -11,6 +11,7 @@
 | 4        | not comparable (gate, ab)                                                                    |
 | 5        | a wrong result (run, check, profile, capacity, claims, step, gate, ab, cluster), unless      |
 |          | allowed                                                                                      |
+| 70       | a fault of attnbench's own: an exception that no command expects (BSD's EX_SOFTWARE)          |
 | 129      | hung up (SIGHUP: the terminal is gone)                                                       |
 | 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM)                                                   |
 """
@@ -27,6 +28,7 @@ EXIT_BAD_INPUT = EXIT_CANNOT_WRITE = 2
 EXIT_INCONCLUSIVE = EXIT_UNFIT = 3
 EXIT_NOT_COMPARABLE = 4
 EXIT_WRONG_RESULT = 5
+EXIT_FAULT = 70
 EXIT_HUNG_UP = 129
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143

@@ -8,16 +8,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tool import COMMAND, FAKE, SMALL, Tool, alive
 
 from attnbench import cli
 from attnbench.commands import suites
-from attnbench.core.errors import Interrupted
+from attnbench.core.errors import EXIT_FAULT, Interrupted
 
 ONE = (*FAKE, "--seqlen", "1k", *SMALL, "--out", "run.jsonl")
 posix = pytest.mark.skipif(sys.platform != "linux", reason="signals and /dev")
@@ -229,3 +231,24 @@ def test_a_later_signal_ends_what_the_first_began_to_tidy_up(
 
     assert command(tidies_up) == 143
     assert ended == ["the second"]
+
+
+def test_a_fault_of_our_own_is_one_line_and_never_the_code_of_a_regression(
+    command: Callable[[Callable[[], None]], int], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def fail(error: BaseException) -> Callable[[], None]:
+        def raise_it() -> None:
+            raise error
+
+        return raise_it
+
+    for error in (ValueError("two\nlines"), RecursionError("deep"), AssertionError()):
+        assert command(fail(error)) == EXIT_FAULT
+        said = capsys.readouterr().err
+        assert said.startswith(f"attnbench: a fault of attnbench's own: {type(error).__name__}: ")
+        assert said.count("\n") == 1
+        assert "in raise_it" in Path(said.split()[-1]).read_text()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert command(fail(KeyError("key"))) == EXIT_FAULT, "where no file can be written"
