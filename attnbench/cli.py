@@ -28,7 +28,7 @@ def main() -> None:
     """Run the command line and exit.
 
     An error that a person can cause is one line and exit code 2. So is output that cannot be written, where the command
-    itself ended with 0. Any other exception is a fault of attnbench's own, which never ends with 1, a regression's code.
+    itself ended with 0. Any other exception is a fault of attnbench's own, and never ends with 1, as a regression.
     """
     _prepare_streams()
     code: Any = EXIT_DONE
