@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from attnbench.core.errors import Interrupted, UserError, did_you_mean
+from attnbench.core.files import write_whole
 from attnbench.core.text import count, no_command, printable
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 L = TypeVar("L", bound="ProgressLine")
 W = TypeVar("W", bound=str)
 ENDINGS = (".jsonl", ".jsonl.gz")
+MOST_PROBLEMS = 20  # of a file that are printed, each on a line
 
 
 def command_line() -> tuple[str, ...]:
@@ -65,8 +67,10 @@ def read_and_count(path: Path) -> tuple[Run, int]:
     from attnbench.results import run_file
 
     run, problems = run_file.read(path)
-    for problem in problems:
+    for problem in problems[:MOST_PROBLEMS]:
         tell(f"attnbench: {problem}")
+    if (more := len(problems) - MOST_PROBLEMS) > 0:
+        tell(f"attnbench: {path}: {count(more, 'more problem')}")
     damaged = sum(run_file.DAMAGED in problem for problem in problems)
     if damaged and not run.records:
         raise UserError(f"{path}: no record of it can be read; restore the file, or measure again")
@@ -155,14 +159,13 @@ def one_of(option: str, word: str, known: Sequence[W]) -> W:
 
 
 def put(content: str | bytes, file: Path | None = None) -> None:
-    """Write text or bytes to a file, whose folder is made where there is none, or to stdout.
+    """Write text or bytes to a file, whole or not at all, or to stdout.
 
     Raises UserError for a file that cannot be written, and for bytes on a terminal.
     """
     if file:
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "replace"))
+            write_whole(file, content if isinstance(content, bytes) else content.encode("utf-8", "replace"))
         except OSError as error:
             raise UserError(f"cannot write {file}: {error.strerror}") from None
     elif isinstance(content, str):

@@ -263,10 +263,9 @@ def _problem_of_mask(case: Case) -> str:
     if case.shape.seqlen_q > case.shape.seqlen_k:
         return "a mask by name: not more queries than keys"
     try:
-        masks.find(case.mask)
+        return masks.problem(case.mask, case.shape.seqlen_k, causal=case.causal, window=case.window_size)
     except UserError as error:
         return str(error)
-    return masks.problem(case.mask, causal=case.causal, window=case.window_size)
 
 
 def _problem_of_step(case: Case) -> str:

@@ -20,12 +20,10 @@ Tensors of places and keys may be given instead of numbers wherever a mask says 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -37,24 +35,29 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    Array = Any  # numpy's, whose arithmetic has no types
+
 BLOCK = 128  # tokens of a block of random:P, as of FlexAttention's masks
+AT_ONCE = 2**20  # queries whose pairs are counted together
 
 
 class Mask:
     """Says which keys of a query a mask adds or leaves."""
 
     adds: ClassVar[bool] = False  # it adds keys to the band, or else leaves some of it
+    longest: ClassVar[int] = 2**24  # keys: pairs are counted query by query
 
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
         """Return whether the mask adds or leaves a key. `blocks` is `kept_blocks`, or a tensor of it."""
         raise NotImplementedError
 
-    def count(self, place: int, first: int, last: int, seqlen_k: int) -> int:
-        """Return how many keys a query sees whose band is `first` to `last`, at least one."""
+    def count(self, place: Array, first: Array, last: Array, seqlen_k: int) -> Array:
+        """Return how many keys queries see at consecutive places, whose bands are `first` to `last`, at least one."""
         raise NotImplementedError
 
-    def kept_blocks(self, seqlen_k: int) -> Sequence[Sequence[bool]] | None:
-        """Return which blocks of places and keys the mask keeps, where it is made of blocks."""
+    def kept_blocks(self, seqlen_k: int) -> Array | None:
+        """Return which blocks of places and keys the mask keeps, (rows, columns), where it is made of blocks."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,9 @@ class Prefix(Numbered):
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
         return key < self.number
 
-    def count(self, place: int, first: int, last: int, seqlen_k: int) -> int:
+    def count(self, place: Array, first: Array, last: Array, seqlen_k: int) -> Array:
         n = min(int(self.number), seqlen_k)
-        return last - first + 1 + min(n, first) + max(0, n - last - 1)
+        return last - first + 1 + first.clip(max=n) + (n - last - 1).clip(0)
 
 
 class SinkTokens(Numbered):
@@ -81,8 +84,8 @@ class SinkTokens(Numbered):
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
         return (key < self.number) & (key <= place)
 
-    def count(self, place: int, first: int, last: int, seqlen_k: int) -> int:
-        return last - first + 1 + min(int(self.number), first)
+    def count(self, place: Array, first: Array, last: Array, seqlen_k: int) -> Array:
+        return last - first + 1 + first.clip(max=int(self.number))
 
 
 class Strided(Numbered):
@@ -90,17 +93,18 @@ class Strided(Numbered):
         d = place - key
         return ((d < self.number) & (d > -self.number)) | (d % self.number == 0)
 
-    def count(self, place: int, first: int, last: int, seqlen_k: int) -> int:
+    def count(self, place: Array, first: Array, last: Array, seqlen_k: int) -> Array:
         stride = int(self.number)
-        near = min(last, place + stride - 1) - max(first, place - stride + 1) + 1
-        return max(0, near) + _multiples(stride, place, first, last) - (first <= place <= last)
+        near = last.clip(max=place + stride - 1) - first.clip(place - stride + 1) + 1
+        itself = (first <= place) & (place <= last)
+        return near.clip(0) + _multiples(stride, place, first, last) - itself
 
 
 class Dilated(Numbered):
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
         return (place - key) % self.number == 0
 
-    def count(self, place: int, first: int, last: int, seqlen_k: int) -> int:
+    def count(self, place: Array, first: Array, last: Array, seqlen_k: int) -> Array:
         return _multiples(int(self.number), place, first, last)
 
 
@@ -109,17 +113,16 @@ class Random(Numbered):
         row, column = place // BLOCK, key // BLOCK
         return blocks[row][column] if isinstance(row, int) else blocks[row, column]
 
-    def count(self, place: int, first: int, last: int, seqlen_k: int) -> int:
-        before = _kept_before(self.number, seqlen_k)[place // BLOCK]
-        kept = self.kept_blocks(seqlen_k)[place // BLOCK]
+    longest = 2**21  # its blocks grow with the square, and each is drawn
 
-        def up_to(key: int) -> int:
-            block, rest = divmod(key, BLOCK)
-            return before[block] * BLOCK + rest * (rest > 0 and kept[block])
+    def count(self, place: Array, first: Array, last: Array, seqlen_k: int) -> Array:
+        found = place * 0
+        for row in range(place[0] // BLOCK, place[-1] // BLOCK + 1):
+            here = slice(max(0, row * BLOCK - place[0]), (row + 1) * BLOCK - place[0])  # the queries of the row
+            found[here] = _kept_keys(_drawn_row(self.number, row, seqlen_k), first[here], last[here])
+        return found
 
-        return up_to(last + 1) - up_to(first)
-
-    def kept_blocks(self, seqlen_k: int) -> Sequence[Sequence[bool]]:
+    def kept_blocks(self, seqlen_k: int) -> Array:
         return _drawn(self.number, seqlen_k)
 
 
@@ -135,7 +138,7 @@ class Own(Mask):
         zero = place * 0  # of the batch entry and the head
         return self.function(zero, zero, place, key)
 
-    def count(self, place: int, first: int, last: int, seqlen_k: int) -> int:
+    def count(self, place: Array, first: Array, last: Array, seqlen_k: int) -> Array:
         return last - first + 1
 
     @property
@@ -230,9 +233,11 @@ def find(text: str) -> Mask:
     return MASKS[name](float(number) if name == "random" else parse_size(number, "mask"))
 
 
-def problem(text: str, *, causal: bool, window: tuple[int | None, int | None]) -> str:
-    """Return why a mask does not go with causal and window, "" where it does."""
+def problem(text: str, seqlen_k: int, *, causal: bool, window: tuple[int | None, int | None]) -> str:
+    """Return why a mask does not go with the keys, causal and window, "" where it does. Raises UserError."""
     name = text.partition(":")[0]
+    if seqlen_k > (longest := find(text).longest):
+        return f"{text}: with at most {format_size(longest)} keys"
     if name == "prefix" and (not causal or window != (None, None)):
         return "a prefix: with causal, and without a window"
     if name == "sink_tokens" and (not causal or window[0] is None):
@@ -243,13 +248,16 @@ def problem(text: str, *, causal: bool, window: tuple[int | None, int | None]) -
 @cache
 def count_pairs(text: str, seqlen_q: int, seqlen_k: int, causal: bool, window: tuple[int | None, int | None]) -> int:
     """Return the number of (query, key) pairs of one head of one batch entry."""
+    import numpy as np
+
     mask, (left, right) = find(text), window
     right = 0 if causal else right
     pairs = 0
-    for place in range(seqlen_k - seqlen_q, seqlen_k):
-        first = 0 if left is None else max(0, place - left)
-        last = seqlen_k - 1 if right is None else min(seqlen_k - 1, place + right)
-        pairs += mask.count(place, first, last, seqlen_k)
+    for begin in range(seqlen_k - seqlen_q, seqlen_k, AT_ONCE):
+        place = np.arange(begin, min(begin + AT_ONCE, seqlen_k))
+        first = place * 0 if left is None else (place - left).clip(0)
+        last = place * 0 + seqlen_k - 1 if right is None else (place + right).clip(max=seqlen_k - 1)
+        pairs += int(mask.count(place, first, last, seqlen_k).sum())
     return pairs
 
 
@@ -283,19 +291,36 @@ def sees(mask: Mask, in_band: Any, place: Any, key: Any, blocks: Any = None) -> 
     return in_band | picked if mask.adds else in_band & picked
 
 
-def _multiples(n: int, place: int, first: int, last: int) -> int:
+def _multiples(n: int, place: Array, first: Array, last: Array) -> Array:
     """Return how many keys from `first` to `last` are a multiple of n before or after a place."""
     return (place - first) // n - (place - last - 1) // n
 
 
-@cache
-def _drawn(share: float, seqlen_k: int) -> Sequence[Sequence[bool]]:
-    blocks = range(-(-seqlen_k // BLOCK))
-    rows = ((row, random.Random(row)) for row in blocks)
-    return [[draw.random() < share or row == column for column in blocks] for row, draw in rows]
+@lru_cache(maxsize=2)
+def _drawn(share: float, seqlen_k: int) -> Array:
+    import numpy as np
+
+    return np.stack([_drawn_row(share, row, seqlen_k) for row in range(-(-seqlen_k // BLOCK))])
 
 
-@cache
-def _kept_before(share: float, seqlen_k: int) -> Sequence[Sequence[int]]:
-    """Return for each row of blocks how many are kept before each block."""
-    return [list(itertools.accumulate(row, initial=0)) for row in _drawn(share, seqlen_k)]
+def _drawn_row(share: float, row: int, seqlen_k: int) -> Array:
+    """Return which blocks of keys a row of blocks keeps; the draws are those of random.Random(row)."""
+    import numpy as np
+
+    kept = np.random.RandomState([row]).random_sample(-(-seqlen_k // BLOCK)) < share
+    kept[row] = True
+    return kept
+
+
+def _kept_keys(kept: Array, first: Array, last: Array) -> Array:
+    """Return how many keys from `first` to `last` are in a block that is kept."""
+    import numpy as np
+
+    before = np.append(0, kept.cumsum())
+    at = np.append(kept, False)
+
+    def up_to(key: Array) -> Array:
+        block, rest = key // BLOCK, key % BLOCK
+        return before[block] * BLOCK + rest * at[block]
+
+    return up_to(last + 1) - up_to(first)

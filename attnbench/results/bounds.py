@@ -7,9 +7,10 @@ of a result, which may hold them, and nowhere else: no instrument reads them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from attnbench.core.case import Case
@@ -17,6 +18,20 @@ from attnbench.core.record import Measurement, Record, Run
 
 LARGEST, SHORTEST = 1e30, 1e-15  # of any unit; seconds: no clock tells less
 MOST = 2**48  # of what is counted: bytes, tokens, rounds
+UNITS = (  # of the measurements that attnbench makes, by name; what a newer one makes besides has any unit
+    (
+        "s",
+        r"time(_rank\d+)?|attention|call|compute|enqueue|first_call|plan|span(_events)?|step_traced|sustained|turns_\w+",
+    ),
+    ("B", r"memory_\w+|moved|plan_memory"),
+    ("B/s", "ceiling_(bus|copy)"),
+    ("FLOP/s", "ceiling_matmul"),
+    ("1/s", "ceiling_exp"),
+    ("Hz", r"clock_\w+"),
+    ("W", "power|sustained_power"),
+    ("C", "temperature"),
+    ("", "busy|cores_left|pairs|pairs_computed|sustained_power_error"),
+)
 # Samples that "runs" of value and times may stand for: a damaged file must not fill the memory.
 MOST_OF_RECORD = 1_000_000
 MOST_OF_FILE = 5_000_000  # beyond the bytes of its lines
@@ -49,7 +64,15 @@ def _check_case(case: Case) -> None:
     _check("case", case)
 
 
+@cache
+def _unit(name: str) -> str | None:
+    """Return the unit that a measurement has; None for one that is not known here."""
+    return next((unit for unit, names in UNITS if re.fullmatch(names, name)), None)
+
+
 def _check_samples(name: str, found: Measurement) -> None:
+    if _unit(name) not in (None, found.unit):
+        raise ValueError(f"{name}: its unit is {_unit(name)!r}, not {found.unit!r}")
     low, high = min(found.values, default=0.0), max(found.values, default=0.0)
     # NaN has no rank, so neither low nor high need show it.
     least = 0.0 if found.unit == "s" or (found.unit == "B" and name not in DIFFERENCES) else -LARGEST

@@ -14,11 +14,13 @@ from __future__ import annotations
 import codecs
 import contextlib
 import errno
-import fcntl
 import gzip
 import io
 import json
 import os
+import secrets
+import sys
+import tempfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,11 +32,17 @@ from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
 from attnbench.results import bounds, decode
 
+if sys.platform != "win32":
+    import fcntl
+
 SCHEMA = 2
 _FIRST = b'{"type":"run",'  # what each begins with
 MOST_BYTES = 2**32  # that a gzip file may unpack to
 DAMAGED = "damaged line left out"
+MOST_DAMAGED = 1000  # lines of a file that is read
 _GZIP = b"\x1f\x8b"  # what a gzip file begins with
+_CONFLICT = (b"<<<<<<< ", b"=======\n", b">>>>>>> ", b"||||||| ")  # git's markers
+_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 class RunFile:
@@ -44,35 +52,44 @@ class RunFile:
         self.path = path
         self._file = file
         self._schema = schema
+        self._size = os.fstat(file.fileno()).st_size
+        self._lost = False  # whether another program took the file away
 
     @classmethod
     def create(cls, path: Path, run: Run) -> RunFile:
-        """Create a run file and write its first line. Raises UserError where it cannot, or where a file is already."""
+        """Create a run file, which has its first line from the start.
+
+        Raises UserError where it cannot, or where a file is already.
+        """
+        line = _head(run)
+        aside = path.with_name(f".attnbench-{secrets.token_hex(8)}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("xb", buffering=0)
+            if os.path.lexists(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            file = open(aside, "x+b", buffering=0, opener=_appending)  # noqa: SIM115  (it stays open)
         except OSError as error:
-            if os.path.exists(path):
-                raise UserError(
-                    f"{path} is there already and is not overwritten; choose another --out, or --resume {path}"
-                ) from None
-            what = f"{path.parent} is not a folder" if isinstance(error, FileExistsError) else error.strerror
-            raise UserError(f"cannot write {path}: {what}; choose another place with --out") from None
-        _lock(path, file)
-        out = cls(path, file)
+            raise _not_created(path, error) from None
         try:
-            out._write(_head(run))
-        except UserError as error:
-            out.close()
-            path.unlink(missing_ok=True)  # there is nothing in it to resume
-            raise UserError(f"{str(error).partition('; ')[0]}; choose another place with --out") from None
+            _lock(path, file)
+            out = cls(path, file)
+            out._put(line)
+            _name(aside, path)
+        except BaseException as error:
+            file.close()
+            if isinstance(error, OSError):
+                raise _not_created(path, error) from None
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(aside)
         return out
 
     @classmethod
     def reopen(cls, path: Path) -> RunFile:
         """Open a run file for appending; a truncated last line is cut off. Raises UserError where it is no run file."""
         try:
-            file = path.open("r+b", buffering=0)
+            file = open(path, "r+b", buffering=0, opener=_appending)  # noqa: SIM115  (it stays open)
         except OSError as error:
             raise UserError(f"cannot append to {path}: {error.strerror}") from None
         _lock(path, file)
@@ -88,30 +105,95 @@ class RunFile:
             file.close()
             raise
         file.truncate(content.rfind(b"\n") + 1)
-        file.seek(0, os.SEEK_END)
         return cls(path, file, schema)
 
     def append(self, record: Record) -> None:
-        """Append a record; the file has it when this returns. Raises UserError where the disk is full."""
-        self._write(_record(record, self._schema))
+        """Append a record; the file has it when this returns.
 
-    def close(self) -> None:
-        self._file.close()
-
-    def _write(self, line: bytes) -> None:
-        """Append one line, or nothing. Raises UserError where the disk is full; the file then keeps its whole lines."""
-        start = self._file.tell()
+        Raises UserError where the disk is full, and where the file is not at its path any more.
+        """
+        self._check_place()
         try:
-            while line:
-                line = line[self._file.write(line) or 0 :]
+            self._put(_record(record, self._schema))
         except OSError as error:
-            with contextlib.suppress(OSError):
-                self._file.truncate(start)
-            what = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror)
             raise UserError(
-                f"cannot write {self.path}: {what}; what was measured before is in it; "
+                f"cannot write {self.path}: {_what(error)}; what was measured before is in it; "
                 f"make room, then attnbench run --resume {self.path}"
             ) from None
+
+    def close(self) -> None:
+        """Close the file. Raises UserError where it is not at its path any more, unless `append` has said so."""
+        try:
+            if not self._lost:
+                self._check_place()
+        finally:
+            self._file.close()
+
+    def _check_place(self) -> None:
+        """Raise UserError where another program deleted, moved, replaced or changed the file; it names a copy."""
+        try:
+            there = os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
+            what = "" if there else "replaced"
+        except OSError:
+            what = "deleted or moved"
+        if not what:
+            if os.fstat(self._file.fileno()).st_size == self._size:
+                return
+            what = "changed"
+        self._lost = True
+        raise UserError(f"another program {what} {self.path} during the measurement; {self._copied()}")
+
+    def _copied(self) -> str:
+        """Write what the open file holds to a file of another name, and say where it is."""
+        with contextlib.suppress(OSError):
+            self._file.seek(0)
+            content = self._file.read()
+            for folder in (self.path.parent, Path(tempfile.gettempdir())):
+                with contextlib.suppress(OSError):
+                    handle, name = tempfile.mkstemp(".jsonl", f"{self.path.stem}-kept-", folder)
+                    with os.fdopen(handle, "wb") as copy:
+                        copy.write(content)
+                    return f"its content is kept in {name}; attnbench run --resume {name}"
+        return "its content could not be kept"
+
+    def _put(self, line: bytes) -> None:
+        """Append one line, or nothing. Raises OSError where the disk is full; the file then keeps its whole lines."""
+        rest = line
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) or 0 :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._size)
+            raise
+        self._size += len(line)
+
+
+def _appending(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_APPEND, 0o666)
+
+
+def _name(aside: Path, path: Path) -> None:
+    """Give a file its name, which no other has. Raises OSError."""
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        raise
+    except OSError as error:  # a file system without links
+        if os.path.lexists(path) or error.errno == errno.ENAMETOOLONG:
+            raise
+        os.rename(aside, path)
+
+
+def _what(error: OSError) -> str:
+    return "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror)
+
+
+def _not_created(path: Path, error: OSError) -> UserError:
+    if os.path.lexists(path):
+        return UserError(f"{path} is there already and is not overwritten; choose another --out, or --resume {path}")
+    what = f"{path.parent} is not a folder" if isinstance(error, FileExistsError) else _what(error)
+    return UserError(f"cannot write {path}: {what}; choose another place with --out")
 
 
 def encoded(run: Run) -> bytes:
@@ -134,6 +216,8 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 def _lock(path: Path, file: IO[bytes]) -> None:
     """Lock a file for one writer; the lock ends with the process. Raises UserError where another process has it."""
+    if sys.platform == "win32":
+        return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -146,16 +230,22 @@ def _lock(path: Path, file: IO[bytes]) -> None:
 def read(path: Path) -> tuple[Run, list[str]]:
     """Return a run and what is wrong with its file, one phrase for each damaged line.
 
-    Raises UserError when it is no run file.
+    Raises UserError when it is no run file, and for several files joined into one.
     """
     content, problems = unpacked(path)
-    first, *lines = content.split(b"\n")
-    if not lines:
+    gzip_cut_off = bool(problems)
+    lines = io.BytesIO(content)
+    first = lines.readline()
+    if not first.endswith(b"\n"):
         raise _cut_off(path, content)
     run, records, repeated = _header(path, first), [], 0
-    if lines.pop() and not problems:  # no newline at the end: the last write did not finish
-        problems.append(f"{path}:{len(lines) + 2}: truncated last line dropped (an interrupted write)")
     for number, line in enumerate(lines, start=2):
+        if _FIRST in line or line.startswith(_CONFLICT):  # within a string of a record its quotes would be escaped
+            raise _joined(path, number, line)
+        if not line.endswith(b"\n"):
+            if not gzip_cut_off:  # the last write did not finish
+                problems.append(f"{path}:{number}: truncated last line dropped (an interrupted write)")
+            continue
         try:
             record = decode.record(line)
             repeated += max(0, decode.samples(record) - len(line)) if record else 0
@@ -163,9 +253,20 @@ def read(path: Path) -> tuple[Run, list[str]]:
                 raise ValueError("the file repeats more samples than fit the memory")
         except decode.DAMAGE as error:
             problems.append(f"{path}:{number}: {DAMAGED} ({type(error).__name__}: {error})")
+            if len(problems) > MOST_DAMAGED:
+                raise UserError(f"{path}: over {MOST_DAMAGED:,} of its lines are damaged; restore the file") from None
         else:
             records += [record] if record else []
     return replace(run, records=tuple(records)), problems
+
+
+def _joined(path: Path, number: int, line: bytes) -> UserError:
+    if line.startswith(_CONFLICT):
+        return UserError(f"{path}:{number}: a conflict of a merge that was not resolved; restore one of its two files")
+    return UserError(
+        f"{path}:{number}: a second run begins here, and a run file has one; give each run a file of its own "
+        f"(head -n {number - 1} has the first)"
+    )
 
 
 def head(path: Path) -> Run:
@@ -233,7 +334,7 @@ def _fields(path: Path, line: bytes) -> dict[str, bytes]:
     try:
         return decode.fields(line)
     except decode.DAMAGE:
-        raise (_damaged(path) if line.startswith(_FIRST) else _not_ours(path)) from None
+        raise (_damaged(path) if line.startswith(_FIRST) else _not_ours(path, content=line)) from None
 
 
 def _schema(path: Path, header: Mapping[str, bytes]) -> int:
@@ -249,7 +350,11 @@ def _schema(path: Path, header: Mapping[str, bytes]) -> int:
     return schema
 
 
-def _not_ours(path: Path, why: str = "its first line does not say so") -> UserError:
+def _not_ours(path: Path, why: str = "its first line does not say so", content: bytes = b"") -> UserError:
+    if content.startswith(_POINTER):
+        return UserError(f"{path} is a pointer of Git LFS, and the run file is not here; git lfs pull brings it")
+    if content.startswith(_CONFLICT):
+        return UserError(f"{path} has a conflict of a merge that was not resolved; restore one of its two files")
     return UserError(f"{path} is not an attnbench run file ({why})")
 
 

@@ -30,6 +30,7 @@ from pathlib import Path
 
 from attnbench.backends import BACKENDS
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.files import write_whole
 from attnbench.run import fa3_build
 from attnbench.run.process import child_environment, isolated_command
 
@@ -263,11 +264,8 @@ def remove(name: str) -> Venv:
 
 
 def _write_list(venvs: Iterable[Venv]) -> None:
-    folder = data_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    new = folder / f"environments.{os.getpid()}.new"
-    new.write_text(json.dumps([asdict(made) for made in venvs], indent=1))
-    new.replace(folder / "environments.json")
+    listed = json.dumps([asdict(made) for made in venvs], indent=1)
+    write_whole(data_folder() / "environments.json", listed.encode())
 
 
 def _present_torch() -> tuple[str, str | None]:

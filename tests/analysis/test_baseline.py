@@ -168,13 +168,12 @@ def test_a_run_without_a_figure_is_none(tmp_path: Path) -> None:
 def test_a_baseline_that_cannot_be_written_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, _: bytes) -> None:
-        path.open("wb").close()
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     path, _ = baseline_files.save(run(records()), "main", tmp_path)
     before = path.read_bytes()
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(UserError, match=r"cannot write .*nvidia-h200\.jsonl: No space left.*--dir"):
         baseline_files.save(run(records("eager")), "main", tmp_path)
     assert [*path.parent.iterdir()] == [path]

@@ -7,14 +7,21 @@ import gzip
 import io
 import json
 import math
+import os
 import re
+import resource
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from attnbench.core.errors import UserError
-from attnbench.core.record import Record, Run
+from attnbench.core.errors import Interrupted, UserError
+from attnbench.core.record import Measurement, Record, Run
 from attnbench.results import run_file
 from builders import case, ended, job, measurements, ok, run
 
@@ -188,7 +195,7 @@ def test_damage_is_reported_by_its_line_wherever_it_is(tmp_path: Path, real: lis
     path.write_bytes(b"\n".join(real)[:-200])
     found, problems = run_file.read(path)
     numbers = [int(problem.removeprefix(f"{path}:").partition(":")[0]) for problem in problems]
-    assert numbers == [len(real) - 1, 3, len(real) // 3 + 1, len(real) - 2]  # the truncated line is reported first
+    assert numbers == [3, len(real) // 3 + 1, len(real) - 2, len(real) - 1]
     assert len(found.records) == len(real) - 2 - 5  # neither the header nor the empty line; five are no records
     errors = [error.max_error for r in found.records if r.accuracy for error in r.accuracy.errors.values()]
     assert errors.count(math.inf) == 1
@@ -392,10 +399,115 @@ def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_from_the_start_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty file could not be resumed, and would stand in the way of the next run."""
     path = tmp_path / "run.jsonl"
-    monkeypatch.setattr(Path, "open", lambda self, mode, buffering: FullDisk(self, "xb"))
-    with pytest.raises(UserError, match=r"disk is full; choose another place with --out$"):
+    real = os.open
+
+    def limited(*of: Any, **more: Any) -> int:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        return real(*of, **more)
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(os, "open", limited)
+    was = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with pytest.raises(UserError, match=r"File too large; choose another place with --out$"):
+            run_file.RunFile.create(path, RUN)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, was)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_signal_during_creation_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise Interrupted(15)
+
+    for place in ((os, "link"), (run_file, "_lock")):
+        monkeypatch.setattr(*place, stopped)
+        with pytest.raises(Interrupted):
+            run_file.RunFile.create(tmp_path / "run.jsonl", RUN)
+        assert not [*tmp_path.iterdir()]
+        monkeypatch.undo()
+
+
+def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refused)
+    path = tmp_path / "run.jsonl"
+    run_file.RunFile.create(path, RUN).close()
+    assert [*tmp_path.iterdir()] == [path]
+    with pytest.raises(UserError, match="is there already"):
         run_file.RunFile.create(path, RUN)
-    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("happens", "said"),
+    [
+        (lambda path: path.unlink(), "deleted or moved"),
+        (lambda path: path.rename(path.with_name("elsewhere.jsonl")), "deleted or moved"),
+        (lambda path: path.parent.rename(path.parent.with_name(f"old {path.parent.name}")), "deleted or moved"),
+        (lambda path: shutil.copy(path, f"{path}.new") and os.replace(f"{path}.new", path), "replaced"),
+        (lambda path: os.truncate(path, 0), "changed"),
+    ],
+    ids=["deleted", "moved", "folder moved", "replaced", "rotated"],
+)
+def test_a_file_that_is_taken_away_ends_the_run_and_a_copy_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happens: Callable[[Path], None], said: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for late in (False, True):
+        path = tmp_path / ("late" if late else "early") / "run.jsonl"
+        file = run_file.RunFile.create(path, RUN)
+        file.append(RECORDS[0])
+        happens(path)
+        with pytest.raises(UserError, match=f"another program {said} {path} during") as error:
+            file.close() if late else file.append(RECORDS[1])
+        file.close()
+        copy = Path(str(error.value).rpartition(" ")[2])
+        if said != "changed":  # what is cut off is gone
+            assert run_file.read(copy)[0].records == RECORDS[:1]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 200], ids=["whole", "without its newline", "cut off"])
+def test_files_that_were_joined_are_refused(path: Path, cut: int) -> None:
+    """The records of the second would count as those of the first's device."""
+    one = path.read_bytes()
+    path.write_bytes(one[: len(one) - cut] + one)
+    with pytest.raises(UserError, match=r"run\.jsonl:[45]: a second run begins here"):
+        run_file.read(path)
+    path.write_bytes(gzip.compress(one) + gzip.compress(one))
+    with pytest.raises(UserError, match=r"run\.jsonl:5: a second run begins here"):
+        run_file.read(path)
+
+
+@pytest.mark.parametrize("line", [0, 2, 4])
+def test_a_conflict_of_a_merge_is_refused(path: Path, line: int) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:line], "<<<<<<< HEAD\n", *lines[line:]]))
+    with pytest.raises(UserError, match="a conflict of a merge that was not resolved"):
+        run_file.read(path)
+
+
+def test_a_pointer_of_git_lfs_is_called_one(path: Path) -> None:
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n")
+    with pytest.raises(UserError, match="git lfs pull"):
+        run_file.read(path)
+
+
+def test_a_file_of_damaged_lines_is_given_up(path: Path) -> None:
+    path.write_bytes(gzip.compress(path.read_bytes() + b"\n" * 2_000_000))
+    with pytest.raises(UserError, match="over 1,000 of its lines are damaged"):
+        run_file.read(path)
+
+
+@pytest.mark.parametrize(("name", "unit"), [("time", "ms"), ("time", "xyz"), ("memory_peak", "GiB"), ("power", "")])
+def test_a_unit_that_a_measurement_does_not_have_makes_its_line_a_damaged_one(path: Path, name: str, unit: str) -> None:
+    odd = replace(RECORDS[1], measurements={**RECORDS[1].measurements, name: Measurement(unit, (1.0,))})
+    path.write_bytes(run_file.encoded(replace(RUN, records=(RECORDS[0], odd))))
+    found, (problem,) = run_file.read(path)
+    assert found.records == RECORDS[:1]
+    assert f"{name}: its unit is" in problem
 
 
 class FullDisk(io.FileIO):

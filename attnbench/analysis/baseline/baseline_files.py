@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from attnbench.analysis.baseline import FOLDER, MAIN
 from attnbench.analysis.baseline.reduce_run import reduced
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.files import write_whole
 from attnbench.core.record import Run
 from attnbench.results import run_file
 
@@ -49,15 +49,9 @@ def save(run: Run, name: str, folder: Path) -> tuple[Path, Run | None]:
         ) from None
     if before and _device(before) != _device(run):
         raise UserError(f"{old} belongs to another device, {before.environment.device.name}; choose another --name")
-    fresh = path.with_suffix(".new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            fresh.write_bytes(run_file.encoded(reduced(run)))
-            os.replace(fresh, path)
-            gzipped.unlink(missing_ok=True)
-        finally:
-            fresh.unlink(missing_ok=True)
+        write_whole(path, run_file.encoded(reduced(run)))
+        gzipped.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another place with --dir") from None
     return path, before

@@ -18,11 +18,12 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+
+from attnbench.core.files import write_whole
 
 BUDGET_S = 20.0  # seconds for one search
 FORMAT = 3  # version of the file, raised with the kernels' layouts too; a file of another version is not read
@@ -58,15 +59,7 @@ def save_choice(path: Path, key: str, blocks: Iterable[Any], seconds: dict[str, 
     """Add a choice to the file, where it can be written. The file is replaced as a whole."""
     choices = read_choices(path) | {key: {"blocks": list(blocks), "seconds": seconds}}
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({"format": FORMAT, "choices": choices}, file, indent=1, sort_keys=True)
-            os.replace(temporary, path)
-        except OSError:
-            os.unlink(temporary)
-            raise
+        write_whole(path, json.dumps({"format": FORMAT, "choices": choices}, indent=1, sort_keys=True).encode())
 
 
 def search(

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.files import write_whole
 from attnbench.core.flops import CONVENTIONS
 from attnbench.report.html import palette, vega_spec
 from attnbench.report.html.charts import Charts
@@ -39,8 +40,7 @@ def save(path: Path, kind: str, charts: Charts, name: str, panel: str = "") -> N
         raise UserError(f"{number} panels are too many for one figure; choose with --panel 'd128 causal 16k'")
     content = _drawn(kind, specification(known[name], chosen))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        write_whole(path, content)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
 

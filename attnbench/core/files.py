@@ -1,0 +1,37 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, of which a reader sees the old content or the new. Its folder is made where there is none.
+
+    A symbolic link stays one, and so do a pipe and a device, which are written to as they are. Raises OSError.
+    """
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists() and not (target.is_file() and os.access(target.parent, os.W_OK)):
+        target.write_bytes(content)
+        return
+    handle, fresh = tempfile.mkstemp(prefix=".attnbench-", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(fresh, target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
+        os.replace(fresh, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(fresh)
+        raise
+
+
+def _umask() -> int:
+    """Return the permissions that new files are not to have; it can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
