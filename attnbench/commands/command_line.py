@@ -41,6 +41,7 @@ COMMANDS = (
     "baseline",
     "env",
 )
+DOCUMENTS = ("--html", "--png", "--svg")  # options whose value is a document's file
 
 
 class OneLineErrors:
@@ -78,6 +79,7 @@ class Command(OneLineErrors, TyperCommand):
             _check_given_once(self.get_params(ctx), args)
         rest = super().parse_args(ctx, args)
         _check_names_once(self.get_params(ctx), ctx.params)
+        _check_nothing_is_overwritten(ctx.params, ("--out",) if ctx.info_name == "compare" else ())
         return rest
 
 
@@ -134,6 +136,30 @@ def _check_names_once(params: Iterable[Any], values: Mapping[str, Any]) -> None:
                 if names.count(name) > 1:
                     what = f"{param.opts[0]} {name}=".removesuffix(" =")
                     raise UserError(f"{what} is given twice, and one value would win silently; give it once")
+
+
+def _check_nothing_is_overwritten(values: Mapping[str, Any], documents: Sequence[str]) -> None:
+    """Raise UserError where a document is to be written to a file that another option names, under whatever name.
+
+    `documents` are the options, beside those of every command, whose value is the file of a document.
+    """
+    written = [(f"-f {text}", text.partition("=")[2]) for text in values.get("format") or ()]
+    written += [(f"{name} {values[name[2:]]}", values[name[2:]]) for name in DOCUMENTS if values.get(name[2:])]
+    inputs: list[Path] = []
+    for name, value in values.items():
+        if f"--{name}" not in ("--format", *DOCUMENTS, *documents):
+            each = value if isinstance(value, list | tuple) else [value]
+            inputs += [Path(one) for one in each if one and isinstance(one, str | Path)]
+    for option, file in written:
+        if file and any(_is_one_file(Path(file), other) for other in inputs):
+            raise UserError(f"{option}: another option names that file, which would be overwritten; choose another")
+
+
+def _is_one_file(file: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(file, other)
+    except (OSError, ValueError):  # one is not there, or is no path
+        return file.name == other.name and file.absolute() == other.absolute()
 
 
 def _in_whole_paragraphs(text: str) -> str:

@@ -113,6 +113,10 @@ def test_in_a_github_workflow_it_annotates_by_itself(runs: Tool, tmp_path: Path)
         (["a.jsonl", "same.jsonl", "-f", "md", "-f", "json"], "cannot both be printed"),
         (["a.jsonl", "same.jsonl", "-f", "md=a.jsonl/gate.md"], "md=a.jsonl/gate.md: cannot be written"),
         (["a.jsonl", "same.jsonl", "-f", "md=gate", "-f", "json=gate"], "gate is given twice"),
+        (
+            ["a.jsonl", "same.jsonl", "--margins", "m.txt", "-f", "md=./m.txt"],
+            "md=./m.txt: another option names that file",
+        ),
         (["a.jsonl", "same.jsonl", "-m", "cycles"], "clock"),
     ],
 )
