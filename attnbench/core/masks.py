@@ -20,9 +20,11 @@ Tensors of places and keys may be given instead of numbers wherever a mask says 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -35,29 +37,54 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    Array = Any  # numpy's, whose arithmetic has no types
-
 BLOCK = 128  # tokens of a block of random:P, as of FlexAttention's masks
-AT_ONCE = 2**20  # queries whose pairs are counted together
+MOST_DRAWN = 2**20  # keys of random:P, whose blocks grow with their square
+
+
+@dataclass(frozen=True)
+class Band:
+    """The keys that causal and window leave each query: from `left` before its place to `right` after it."""
+
+    seqlen_q: int
+    seqlen_k: int  # at least seqlen_q
+    left: int
+    right: int
+
+    @property
+    def first_place(self) -> int:
+        """The place of the first query."""
+        return self.seqlen_k - self.seqlen_q
+
+    def keys(self, place: int) -> tuple[int, int]:
+        """Return the first and the last key of a query."""
+        return max(0, place - self.left), min(self.seqlen_k - 1, place + self.right)
+
+    def pairs(self) -> int:
+        """Return the number of pairs in the band."""
+        end = _sum_clamped(self.first_place + self.right + 1, self.seqlen_k + self.right, self.seqlen_k)
+        return end - _sum_clamped(self.first_place - self.left, self.seqlen_k - 1 - self.left, self.seqlen_k)
+
+    def multiples(self, n: int) -> int:
+        """Return the number of pairs in the band whose distance is a multiple of n."""
+        before = _sum_quotients(self.first_place, self.seqlen_k - 1, self.left, n)
+        return before + _sum_quotients(0, self.seqlen_q - 1, self.right, n) + self.seqlen_q
 
 
 class Mask:
     """Says which keys of a query a mask adds or leaves."""
 
     adds: ClassVar[bool] = False  # it adds keys to the band, or else leaves some of it
-    longest: ClassVar[int] = 2**24  # keys: pairs are counted query by query
 
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
         """Return whether the mask adds or leaves a key. `blocks` is `kept_blocks`, or a tensor of it."""
         raise NotImplementedError
 
-    def count(self, place: Array, first: Array, last: Array, seqlen_k: int) -> Array:
-        """Return how many keys queries see at consecutive places, whose bands are `first` to `last`, at least one."""
+    def pairs(self, band: Band) -> int:
+        """Return how many pairs of a query and a key are seen that causal and window leave as a band."""
         raise NotImplementedError
 
-    def kept_blocks(self, seqlen_k: int) -> Array | None:
-        """Return which blocks of places and keys the mask keeps, (rows, columns), where it is made of blocks."""
-        return None
+    def kept_blocks(self, seqlen_k: int) -> Sequence[Sequence[bool]] | None:
+        """Return which blocks of places and keys the mask keeps, where it is made of blocks."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +100,9 @@ class Prefix(Numbered):
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
         return key < self.number
 
-    def count(self, place: Array, first: Array, last: Array, seqlen_k: int) -> Array:
-        n = min(int(self.number), seqlen_k)
-        return last - first + 1 + first.clip(max=n) + (n - last - 1).clip(0)
+    def pairs(self, band: Band) -> int:
+        n = min(int(self.number), band.seqlen_k)
+        return band.pairs() + _sum_clamped(n - band.seqlen_k, n - 1 - band.first_place, n)  # causal, without a window
 
 
 class SinkTokens(Numbered):
@@ -84,8 +111,9 @@ class SinkTokens(Numbered):
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
         return (key < self.number) & (key <= place)
 
-    def count(self, place: Array, first: Array, last: Array, seqlen_k: int) -> Array:
-        return last - first + 1 + first.clip(max=int(self.number))
+    def pairs(self, band: Band) -> int:
+        before = band.first_place - band.left, band.seqlen_k - 1 - band.left  # keys before those of the band
+        return band.pairs() + _sum_clamped(*before, int(self.number))
 
 
 class Strided(Numbered):
@@ -93,19 +121,18 @@ class Strided(Numbered):
         d = place - key
         return ((d < self.number) & (d > -self.number)) | (d % self.number == 0)
 
-    def count(self, place: Array, first: Array, last: Array, seqlen_k: int) -> Array:
+    def pairs(self, band: Band) -> int:
         stride = int(self.number)
-        near = last.clip(max=place + stride - 1) - first.clip(place - stride + 1) + 1
-        itself = (first <= place) & (place <= last)
-        return near.clip(0) + _multiples(stride, place, first, last) - itself
+        near = replace(band, left=min(band.left, stride - 1), right=min(band.right, stride - 1))
+        return near.pairs() + band.multiples(stride) - band.seqlen_q  # d = 0 is in both
 
 
 class Dilated(Numbered):
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
         return (place - key) % self.number == 0
 
-    def count(self, place: Array, first: Array, last: Array, seqlen_k: int) -> Array:
-        return _multiples(int(self.number), place, first, last)
+    def pairs(self, band: Band) -> int:
+        return band.multiples(int(self.number))
 
 
 class Random(Numbered):
@@ -113,22 +140,27 @@ class Random(Numbered):
         row, column = place // BLOCK, key // BLOCK
         return blocks[row][column] if isinstance(row, int) else blocks[row, column]
 
-    longest = 2**21  # its blocks grow with the square, and each is drawn
-
-    def count(self, place: Array, first: Array, last: Array, seqlen_k: int) -> Array:
-        found = place * 0
-        for row in range(place[0] // BLOCK, place[-1] // BLOCK + 1):
-            here = slice(max(0, row * BLOCK - place[0]), (row + 1) * BLOCK - place[0])  # the queries of the row
-            found[here] = _kept_keys(_drawn_row(self.number, row, seqlen_k), first[here], last[here])
+    def pairs(self, band: Band) -> int:
+        found, last_place = 0, band.seqlen_k - 1
+        for row in range(band.first_place // BLOCK, last_place // BLOCK + 1):
+            places = range(max(band.first_place, row * BLOCK), min(last_place, row * BLOCK + BLOCK - 1) + 1)
+            kept = _drawn_row(self.number, row, band.keys(places[-1])[1] // BLOCK + 1)
+            before = list(itertools.accumulate(kept, initial=0))
+            kept.append(False)
+            for place in places:
+                first, last = band.keys(place)
+                for key, sign in ((last + 1, 1), (first, -1)):
+                    block, rest = divmod(key, BLOCK)
+                    found += sign * (before[block] * BLOCK + rest * kept[block])
         return found
 
-    def kept_blocks(self, seqlen_k: int) -> Array:
+    def kept_blocks(self, seqlen_k: int) -> Sequence[Sequence[bool]]:
         return _drawn(self.number, seqlen_k)
 
 
 @dataclass(frozen=True)
 class Own(Mask):
-    """A mask_mod in a file of one's own. What it leaves is known where it runs; `count` counts the band."""
+    """A mask_mod in a file of one's own. What it leaves is known where it runs; `pairs` are those of the band."""
 
     path: str
     name: str
@@ -138,8 +170,8 @@ class Own(Mask):
         zero = place * 0  # of the batch entry and the head
         return self.function(zero, zero, place, key)
 
-    def count(self, place: Array, first: Array, last: Array, seqlen_k: int) -> Array:
-        return last - first + 1
+    def pairs(self, band: Band) -> int:
+        return band.pairs()
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -234,10 +266,11 @@ def find(text: str) -> Mask:
 
 
 def problem(text: str, seqlen_k: int, *, causal: bool, window: tuple[int | None, int | None]) -> str:
-    """Return why a mask does not go with the keys, causal and window, "" where it does. Raises UserError."""
+    """Return why a mask does not go with its keys, causal and window, "" where it does. Raises UserError."""
+    find(text)
     name = text.partition(":")[0]
-    if seqlen_k > (longest := find(text).longest):
-        return f"{text}: with at most {format_size(longest)} keys"
+    if name == "random" and seqlen_k > MOST_DRAWN:
+        return f"random blocks: with at most {format_size(MOST_DRAWN)} keys"
     if name == "prefix" and (not causal or window != (None, None)):
         return "a prefix: with causal, and without a window"
     if name == "sink_tokens" and (not causal or window[0] is None):
@@ -248,17 +281,8 @@ def problem(text: str, seqlen_k: int, *, causal: bool, window: tuple[int | None,
 @cache
 def count_pairs(text: str, seqlen_q: int, seqlen_k: int, causal: bool, window: tuple[int | None, int | None]) -> int:
     """Return the number of (query, key) pairs of one head of one batch entry."""
-    import numpy as np
-
-    mask, (left, right) = find(text), window
-    right = 0 if causal else right
-    pairs = 0
-    for begin in range(seqlen_k - seqlen_q, seqlen_k, AT_ONCE):
-        place = np.arange(begin, min(begin + AT_ONCE, seqlen_k))
-        first = place * 0 if left is None else (place - left).clip(0)
-        last = place * 0 + seqlen_k - 1 if right is None else (place + right).clip(max=seqlen_k - 1)
-        pairs += int(mask.count(place, first, last, seqlen_k).sum())
-    return pairs
+    left, right = (seqlen_k if side is None else side for side in window)
+    return find(text).pairs(Band(seqlen_q, seqlen_k, left, 0 if causal else right))
 
 
 def count_keys(
@@ -291,36 +315,36 @@ def sees(mask: Mask, in_band: Any, place: Any, key: Any, blocks: Any = None) -> 
     return in_band | picked if mask.adds else in_band & picked
 
 
-def _multiples(n: int, place: Array, first: Array, last: Array) -> Array:
-    """Return how many keys from `first` to `last` are a multiple of n before or after a place."""
-    return (place - first) // n - (place - last - 1) // n
+def _sum_clamped(low: int, high: int, top: int) -> int:
+    """Return the sum of max(0, min(x, top)) over x from `low` to `high`."""
+
+    def up_to(x: int) -> int:
+        x, above = min(x, top), max(0, x - top)
+        return max(0, x) * (x + 1) // 2 + top * above
+
+    return up_to(high) - up_to(low - 1)
+
+
+def _sum_quotients(low: int, high: int, top: int, n: int) -> int:
+    """Return the sum of min(x, top) // n over x from `low`, at least 0, to `high`."""
+
+    def up_to(x: int) -> int:
+        quotient, rest = divmod(min(x, top) + 1, n)
+        return n * quotient * (quotient - 1) // 2 + quotient * rest + max(0, x - top) * (top // n)
+
+    return up_to(high) - up_to(low - 1)
 
 
 @lru_cache(maxsize=2)
-def _drawn(share: float, seqlen_k: int) -> Array:
-    import numpy as np
+def _drawn(share: float, seqlen_k: int) -> Sequence[Sequence[bool]]:
+    blocks = -(-seqlen_k // BLOCK)
+    return [_drawn_row(share, row, blocks) for row in range(blocks)]
 
-    return np.stack([_drawn_row(share, row, seqlen_k) for row in range(-(-seqlen_k // BLOCK))])
 
-
-def _drawn_row(share: float, row: int, seqlen_k: int) -> Array:
-    """Return which blocks of keys a row of blocks keeps; the draws are those of random.Random(row)."""
-    import numpy as np
-
-    kept = np.random.RandomState([row]).random_sample(-(-seqlen_k // BLOCK)) < share
-    kept[row] = True
+def _drawn_row(share: float, row: int, blocks: int) -> list[bool]:
+    """Return which of the first blocks of keys a row of blocks keeps."""
+    draw = random.Random(row).random
+    kept = [draw() < share for _ in range(blocks)]
+    if row < blocks:
+        kept[row] = True
     return kept
-
-
-def _kept_keys(kept: Array, first: Array, last: Array) -> Array:
-    """Return how many keys from `first` to `last` are in a block that is kept."""
-    import numpy as np
-
-    before = np.append(0, kept.cumsum())
-    at = np.append(kept, False)
-
-    def up_to(key: Array) -> Array:
-        block, rest = key // BLOCK, key % BLOCK
-        return before[block] * BLOCK + rest * at[block]
-
-    return up_to(last + 1) - up_to(first)
