@@ -16,7 +16,7 @@ from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_CANNOT_WRITE, EXIT_DONE, 
 TYPE_CHECKING = False  # the module typing takes a third of the time until signals are handled
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any, TextIO
+    from typing import Any
 
 COMPLETION = "_ATTNBENCH_COMPLETE"  # set by what --install-completion gives a shell
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
@@ -87,10 +87,10 @@ def _say_fault(error: Exception) -> None:
     _say(f"a fault of attnbench's own: {type(error).__name__}: {one_line(str(error))}; {report}")
 
 
-def _drop_rest(stream: TextIO) -> None:
-    """Let what a stream still holds go nowhere; writing it would fail again when Python ends."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+def _drop_rest(stream: Any) -> None:
+    from attnbench.core.files import drop_rest  # it takes longer to import than all else here
+
+    drop_rest(stream)
 
 
 def _prepare_streams() -> None:

@@ -79,9 +79,9 @@ def create(
 @app.command("list")
 def list_() -> None:
     """List the environments that were created, and the backends that run in them."""
-    from rich.console import Console
     from rich.table import Table
 
+    from attnbench.report.console import Console
     from attnbench.run import venvs
 
     ends_with_its_reader()

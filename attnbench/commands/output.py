@@ -120,9 +120,8 @@ def write(document: Document, wanted: Wanted, writers: Writers | None = None) ->
 
 def _write(document: Document, name: str, file: Path | None, writers: Writers) -> None:
     if name == "table" and not file:
-        from rich.console import Console
-
         from attnbench.report import terminal
+        from attnbench.report.console import Console
 
         terminal.render(Console(highlight=False), document)
         return

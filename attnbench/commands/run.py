@@ -13,8 +13,7 @@ from attnbench.commands.shared import command_line, ends_with_its_reader, jobs_l
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_WRONG_RESULT
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from attnbench.report.console import Console
     from attnbench.run.run_suite import Outcome
 
 how = partial(typer.Option, rich_help_panel="How to measure")
@@ -171,9 +170,8 @@ def run(
         from attnbench.analysis.summary import planned
 
         raise typer.Exit(output.write(planned.document(outcome.run), wanted))
-    from rich.console import Console
-
     from attnbench.analysis.summary.document import complete, document
+    from attnbench.report.console import Console
     from attnbench.results.cells import cells as cells_of
 
     cells, formats = cells_of([outcome.run]), {name for name, _ in wanted}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from attnbench.core.errors import Interrupted, UserError, did_you_mean
-from attnbench.core.files import write_whole
+from attnbench.core.files import drop_rest, write_whole
 from attnbench.core.text import count, no_command, printable
 
 if TYPE_CHECKING:
@@ -35,8 +35,11 @@ def command_line() -> tuple[str, ...]:
 
 
 def tell(line: str) -> None:
-    """Print a line on stderr, whatever the names in it are."""
-    print(no_command(printable(line)), file=sys.stderr)
+    """Print a line on stderr, whatever the names in it are, if that can be."""
+    try:
+        print(no_command(printable(line)), file=sys.stderr, flush=True)
+    except OSError:
+        drop_rest(sys.stderr)
 
 
 def results_line(path: Path | None) -> str:
@@ -135,7 +138,7 @@ def ends_with_its_reader() -> None:
 @contextmanager
 def live(kind: type[L], goal: str) -> Iterator[L]:
     """Give a line on stderr that says what goes on. Interrupted, say what was kept and end with the exit code."""
-    from rich.console import Console
+    from attnbench.report.console import Console
 
     line = kind(Console(stderr=True, highlight=False))
     try:

@@ -25,9 +25,9 @@ def suites(
     ends_with_its_reader()
 
     if name is None:
-        from rich.console import Console
         from rich.table import Table
 
+        from attnbench.report.console import Console
         from attnbench.run import suite
 
         table = Table(box=None, pad_edge=False, show_header=False)

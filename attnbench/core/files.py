@@ -1,11 +1,14 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and streams that take no more."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from pathlib import Path
+
+TYPE_CHECKING = False  # cli.py imports this before signals are handled
+if TYPE_CHECKING:
+    from typing import IO, Any
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -13,6 +16,8 @@ def write_whole(path: Path, content: bytes) -> None:
 
     A symbolic link stays one, and so do a pipe and a device, which are written to as they are. Raises OSError.
     """
+    import tempfile
+
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and not (target.is_file() and os.access(target.parent, os.W_OK)):
@@ -28,6 +33,12 @@ def write_whole(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(fresh)
         raise
+
+
+def drop_rest(stream: IO[Any]) -> None:
+    """Let what a stream still holds, and all that follows, go nowhere; writing it would fail again."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _umask() -> int:

@@ -6,12 +6,12 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from attnbench.core.text import no_command, printable
 from attnbench.report.characters import BEST, HARDLY_KNOWN, HELD_DOWN, MEMORY_BOUND, NO_FIGURES, drawing, marks
+from attnbench.report.console import Console
 from attnbench.report.document import (
     Bar,
     Block,

@@ -79,6 +79,13 @@ def test_a_standard_error_that_takes_nothing_is_no_other_exit_code(measured: Too
 
 
 @posix
+@pytest.mark.parametrize("where", ["2> /dev/full", "2>&1 | true", "2>&1 | head -n 1"])
+def test_progress_that_cannot_be_shown_ends_no_measurement(tool: Tool, where: str) -> None:
+    in_shell(tool, f"$A {shlex.join((*FAKE, '--seqlen', '1k,2k', *SMALL, '--out', 'run.jsonl'))} {where}")
+    assert tool.stored().statuses == {1024: "ok", 2048: "ok"}
+
+
+@posix
 def test_all_streams_closed_harm_no_file(tool: Tool) -> None:
     assert in_shell(tool, f"$A {shlex.join(ONE)} <&- >&- 2>&-")[0] == 2
     assert tool.stored().statuses == {1024: "ok"}

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count, one_line
+from attnbench.report.console import Console
 from attnbench.report.progress.progress_line import JobProgress
 from attnbench.results import case_names
 

@@ -6,12 +6,13 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from attnbench.core.files import drop_rest
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.text import no_command, printable
+from attnbench.report.console import Console
 from attnbench.results import case_names, disturbed
 
 IN_A_PIPE_EVERY = 10.0  # seconds between lines that say what goes on
@@ -56,7 +57,10 @@ class ProgressLine:
         self._now = ""
         if (shown := no_command(printable(text.plain))) != text.plain:
             text = Text(shown, style=text.style)
-        self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)
+        try:
+            self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)
+        except OSError:  # a full disk, or a reader that is gone: measuring goes on
+            drop_rest(self._console.file)
 
 
 class JobProgress(ProgressLine):

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from attnbench.core.formats import share
@@ -15,6 +14,7 @@ from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count, merged, one_line, template
 from attnbench.report.characters import MEMORY_BOUND
+from attnbench.report.console import Console
 from attnbench.report.progress.progress_line import JobProgress
 from attnbench.results import case_names, metrics
 from attnbench.results.metrics import METRICS
