@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+from typing import Any
 
 from attnbench.core.json import to_json
+from attnbench.core.text import printable
 from attnbench.report.document import Document
 
 
@@ -26,5 +28,13 @@ def csv_text(document: Document) -> str:
     if not keys:
         return ""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([keys, *(row.values() for row in rows)])
-    return out.getvalue().replace("\r", " ")  # csv leaves it unquoted, and readers take it for the end of a line
+    csv.writer(out, lineterminator="\n").writerows([keys, *(map(_field, row.values()) for row in rows)])
+    return out.getvalue()
+
+
+def _field(value: Any) -> Any:
+    """Return a value that a terminal and a spreadsheet show as it is: text without commands and formulas."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
