@@ -32,7 +32,7 @@ class Approximation:
     heads: int  # (batch entry, query head) pairs compared
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """What the plan expects of a job."""
 
@@ -41,7 +41,7 @@ class Forecast:
     nbytes: int  # peak memory on the device, in bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Job:
     """One planned measurement: one case on one backend in one round."""
 
@@ -58,7 +58,7 @@ class Job:
         return f"{self.case.key}/{self.backend}/{self.round}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """Raw samples of one quantity, in the order in which they were taken."""
 
@@ -66,7 +66,7 @@ class Measurement:
     values: tuple[float, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorError:
     """The error of one result tensor against the high-precision reference, over the elements compared."""
 
@@ -88,7 +88,7 @@ def told_apart(a: float, b: float) -> tuple[str, str]:
     return next((pair for pair in pairs if pair[0] != pair[1]), (f"{a:.3g}", f"{b:.3g}"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Accuracy:
     """The result of checking one case: its errors on a sample of query rows and heads, and what else was wrong."""
 

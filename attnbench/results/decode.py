@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
+from sys import intern
 from typing import Annotated, Any, get_type_hints
 
 import msgspec
@@ -28,12 +29,14 @@ def record(line: bytes) -> Record | None:
         found = _RECORD.decode(line)
         known = case(bytes(found.case))
         _check_room([m.runs for m in found.measurements.values()])
-        measurements = {name: Measurement(m.unit, m.samples()) for name, m in found.measurements.items()}
+        measurements = {intern(n): Measurement(intern(m.unit), m.samples()) for n, m in found.measurements.items()}
+        kernels = {intern(name): calls for name, calls in found.kernels.items()}
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
         read = _record_by_core_json(line)
     else:
         values = dict(zip(_HINTS, msgspec.structs.astuple(found), strict=False))
-        read = Record(**{**values, "case": known, "measurements": measurements}) if found.type == "record" else None
+        own = {"case": known, "backend": intern(found.backend), "measurements": measurements, "kernels": kernels}
+        read = Record(**{**values, **own}) if found.type == "record" else None
     if read:
         bounds.check_record(read)
     return read

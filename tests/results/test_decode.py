@@ -198,7 +198,7 @@ def test_a_count_of_64_bits_is_none(place: str) -> None:
 def test_a_sample_that_nothing_can_have_measured_is_damage(unit: str, value: float | str) -> None:
     line = {"type": "record", **to_json(ok(case(), "triton", 300.0))}
     for values in ([value], [1.0, value, 2.0], ["nan", value]):
-        found = {"power": {"unit": unit, "values": values}}
+        found = {"of_a_newer_attnbench": {"unit": unit, "values": values}}
         with pytest.raises(ValueError, match="is nothing that can be measured"):
             decode.record(text({**line, "measurements": found}))
 
