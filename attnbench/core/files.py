@@ -35,6 +35,14 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
+def below_home(*parts: str) -> Path | None:
+    """Return a path below the user's home folder; None for a user without one, as containers have."""
+    try:
+        return Path.home().joinpath(*parts)
+    except RuntimeError:
+        return None
+
+
 def drop_rest(stream: IO[Any]) -> None:
     """Let what a stream still holds, and all that follows, go nowhere; writing it would fail again."""
     with contextlib.suppress(OSError, ValueError):

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from attnbench.core.files import below_home
+
 VARIABLES: Mapping[str, str] = {
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -41,8 +43,9 @@ def fresh_caches() -> Iterator[dict[str, str]]:
         for name, below in VARIABLES.items():
             (Path(folder) / below).mkdir()
             variables[name] = f"{folder}/{below}"
-        downloads = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home(), DOWNLOADS)
-        if downloads.is_dir():
+        base = os.environ.get("FLASHINFER_WORKSPACE_BASE")
+        downloads = Path(base, DOWNLOADS) if base else below_home(DOWNLOADS)
+        if downloads and downloads.is_dir():
             link = Path(variables["FLASHINFER_WORKSPACE_BASE"], DOWNLOADS)
             link.parent.mkdir(parents=True)
             link.symlink_to(downloads)

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from attnbench.core import checkout
 from attnbench.core.case import DTYPES
 from attnbench.core.errors import (
     EXIT_DONE,
@@ -203,7 +204,8 @@ def _planned(
             "give fewer sizes, backends or --rounds"
         )
     gone = venvs.missing_venv_notes(name for name in pool.specs if name not in pool.interpreters)
-    chosen = replace(chosen, notes=(*chosen.notes, *gone))
+    untold = checkout.why_no_commit() if environment.git is None else ""
+    chosen = replace(chosen, notes=(*chosen.notes, *gone, *filter(None, [untold])))
     if request.dry_run and not together:
         observer.say("asking each backend what it supports here")
         probes, answers = first_look(pool, chosen.cases, environment.device)

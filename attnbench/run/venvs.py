@@ -30,7 +30,7 @@ from pathlib import Path
 
 from attnbench.backends import BACKENDS
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.files import write_whole
+from attnbench.core.files import below_home, write_whole
 from attnbench.run import fa3_build
 from attnbench.run.process import child_environment, isolated_command
 
@@ -89,14 +89,25 @@ class Step:
 
 
 def data_folder() -> Path:
-    """Return the folder of the list and of the environments: $XDG_DATA_HOME/attnbench, ~/.local/share/attnbench."""
+    """Return the folder of the list and of the environments: $XDG_DATA_HOME/attnbench, ~/.local/share/attnbench.
+
+    Raises UserError for a user without a home folder.
+    """
+    if found := _data_folder():
+        return found
+    raise UserError("env: this user has no home folder for environments; set XDG_DATA_HOME to a folder")
+
+
+def _data_folder() -> Path | None:
     base = os.environ.get("XDG_DATA_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share") / "attnbench"
+    return Path(base, "attnbench") if os.path.isabs(base) else below_home(".local", "share", "attnbench")
 
 
 def known_venvs() -> dict[str, Venv]:
     """Return the environments that were created, by name. Raises UserError if their list is damaged."""
-    path = data_folder() / "environments.json"
+    if not (folder := _data_folder()):
+        return {}
+    path = folder / "environments.json"
     try:
         entries = json.loads(path.read_text())
         return {e["name"]: Venv(**{**e, "requirements": tuple(e["requirements"])}) for e in entries}

@@ -6,7 +6,6 @@ import ctypes
 import importlib.metadata
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench import __version__
 from attnbench.backends.fake import busy_with_others
 from attnbench.backends.libraries import installed_version
+from attnbench.core import checkout
 from attnbench.core.machine import Device, Environment
 from attnbench.worker.measure import ceiling
 from attnbench.worker.measure.nvml import GpuState
@@ -107,7 +107,7 @@ def _environment(device: Device, torch: str) -> Environment:
         torch=torch,
         cpu=_cpu_name(),
         attnbench=__version__,
-        git=_git(),
+        git=checkout.commit(),
         packages=_packages(),
     )
 
@@ -278,13 +278,3 @@ def _packages() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _git() -> str | None:
-    """Return the commit of the working directory, with "+dirty" where tracked files differ; None outside a checkout."""
-    command = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+dirty"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=5)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from attnbench.core.files import write_whole
+from attnbench.core.files import below_home, write_whole
 
 BUDGET_S = 20.0  # seconds for one search
 FORMAT = 3  # version of the file, raised with the kernels' layouts too; a file of another version is not read
@@ -32,12 +32,16 @@ Sizes = TypeVar("Sizes", bound=tuple[Any, ...])  # a Blocks
 
 
 def cache_file() -> Path:
-    """Return the file of this user's choices, in ATTNBENCH_CACHE_DIR or else in the user's cache folder."""
+    """Return the file of this user's choices, in ATTNBENCH_CACHE_DIR or else in the user's cache folder.
+
+    A user without a home folder has none, and no choice is kept.
+    """
     folder = os.environ.get("ATTNBENCH_CACHE_DIR")
     if folder:
         return Path(folder) / "triton-blocks.json"
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "attnbench" / "triton-blocks.json"
+    cache = Path(root) if root else below_home(".cache")
+    return cache / "attnbench" / "triton-blocks.json" if cache else Path(os.devnull)
 
 
 def search_enabled() -> bool:
