@@ -15,11 +15,10 @@ _VARIABLES = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIO
 
 def commit() -> str | None:
     """Return the commit of the working directory, with "+dirty" where tracked files differ; None without one."""
-    names = re.findall(
-        r"(?m)^(filter\..*)\.[^.\n]+$", _git("config", "--name-only", "--get-regexp", r"^filter\..").stdout
-    )
-    off = [*_OFF, *(f"{name}.{key}=" for name in dict.fromkeys(names) for key in ("clean", "smudge", "process"))]
-    off += [f"{name}.required=false" for name in dict.fromkeys(names)]
+    configured = _git("config", "--name-only", "--get-regexp", r"^filter\..").stdout
+    filters = dict.fromkeys(re.findall(r"(?m)^(filter\..*)\.[^.\n]+$", configured))
+    off = [*_OFF, *(f"{name}.{key}=" for name in filters for key in ("clean", "smudge", "process"))]
+    off += [f"{name}.required=false" for name in filters]
     return _git(*(word for setting in off for word in ("-c", setting)), *DESCRIBE).stdout.strip() or None
 
 
