@@ -46,6 +46,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class Gpu:
     flop_per_clock: Mapping[str, int]  # dtype -> FLOP of one multiprocessor in one cycle
 
 
+@cache
 def find(name: str, memory: int, multiprocessors: int | None = None) -> Gpu | None:
     """Return the GPU with this name, as the driver reports it, and this total memory in bytes.
 

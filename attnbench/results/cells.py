@@ -17,7 +17,7 @@ from attnbench.results import case_names, metrics
 from attnbench.results.case_names import backend_rank, case_name, case_rank, unusual_versions
 from attnbench.results.rows import Rates, Row, Source
 from attnbench.results.run_setup import differences, setup_texts, unique_labels
-from attnbench.results.timing_method import timed_by_span
+from attnbench.results.timing_method import TimedBySpan, timed_by_span
 from attnbench.results.uncertainty import (
     Contest,
     Uncertainty,
@@ -260,16 +260,16 @@ def _held_down(row: Row) -> bool:
     return any(clock is not None and best is not None and clock < CLOCK_HELD * best for clock, best in pairs)
 
 
-def cells(runs: Sequence[Run], convention: Convention = "exact", *, beside: Iterable[Run] = ()) -> list[Cell]:
+def cells(runs: Sequence[Run], convention: Convention = "exact", *, by_span: TimedBySpan | None = None) -> list[Cell]:
     """Return the cells of several runs, in the order of a report; the last record of a job wins within a run.
 
-    `beside` are the runs that they will be compared with, so that one case has one timing method everywhere.
+    `by_span` is that of all runs that they will be compared with, so that one case has one timing method everywhere.
 
     Runs share a device label when their figures can stand in one table: nothing in the environment, the timer or the
     cache state differs, and they measured no cell twice. Otherwise each gets a label of its own.
     """
     joined = [(Source(run, convention), _records_by_key(run)) for run in runs]
-    by_span = timed_by_span([*runs, *beside])
+    by_span = timed_by_span(runs) if by_span is None else by_span
     cases = {case for _, keys in joined for case, _ in keys}
     several = len({case.dtype for case in cases}) > 1
     names = {case: case_name("", case, several) for case in cases}

@@ -25,7 +25,7 @@ def pairs() -> list[tuple[Machine, Machine]]:
         run = run_file.read(path)[0]
         if run.method == METHOD and not run.search and run.environment.device.uuid:
             by_card.setdefault((model(run), run.environment.device.uuid), []).append(File(path, run))
-    cards = [machine_of(str(card), files, [file.run for file in files]) for card, files in by_card.items()]
+    cards = [machine_of(str(card), files) for card, files in by_card.items()]
     return [(one, other) for one, other in itertools.combinations(cards, 2) if one.model == other.model]
 
 

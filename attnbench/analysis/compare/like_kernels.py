@@ -22,6 +22,7 @@ from attnbench.analysis.compare.machines import Machine
 from attnbench.results.cells import Key
 
 _WRAPPERS = re.compile(r"^(?:[\w:]*(?:device_kernel|Kernel\d*|enable_sm\w*)<)+")
+_Kind = tuple[object, frozenset[str]]  # a compute capability, and the beginnings of kernels' names
 _END = re.compile(r"_?[FfBb]wd|\d")
 _ANYONES = re.compile(r"Mem(cpy|set)|at::native::\w*elementwise_kernel")
 
@@ -42,16 +43,18 @@ def unlike_kernels(machines: Sequence[Machine], key: Key) -> str:
     A machine without a figure of the cell does not count.
     """
     measured = [machine for machine in machines if machine.is_gpu and key in machine.log_rounds]
-    if not any(_unlike(*pair, key) for pair in combinations(measured, 2)):
+    kinds = {
+        (of.environment.device.capability, frozenset(map(_beginning, _kernels(of, key).values()))) for of in measured
+    }
+    if not any(_unlike(*pair) for pair in combinations(kinds, 2)):
         return ""
     return ", ".join(f"{min(_kernels(of, key).values(), key=len, default='?')} on {of.label}" for of in measured)
 
 
-def _unlike(first: Machine, second: Machine, key: Key) -> bool:
-    if first.environment.device.capability != second.environment.device.capability:
-        return False
-    ours, theirs = ({*map(_beginning, _kernels(of, key).values())} for of in (first, second))
-    return bool(ours and theirs and not ours & theirs)
+def _unlike(first: _Kind, second: _Kind) -> bool:
+    """Return whether two GPUs of one compute capability ran kernels of which none has another's beginning."""
+    (ours, our_kernels), (theirs, their_kernels) = first, second
+    return ours == theirs and bool(our_kernels and their_kernels) and not our_kernels & their_kernels
 
 
 def _kernels(machine: Machine, key: Key) -> Mapping[str, str]:

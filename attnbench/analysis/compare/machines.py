@@ -41,6 +41,7 @@ from attnbench.results.run_setup import (
     setup_texts,
     unique_labels,
 )
+from attnbench.results.timing_method import TimedBySpan, timed_by_span
 from attnbench.results.uncertainty import hardly_known
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
@@ -87,7 +88,7 @@ class Machine:
     label: str
     files: tuple[File, ...]
     pooled: Pooled = field(repr=False)
-    beside: tuple[Run, ...] = field(default=(), repr=False)  # the runs of all machines that it is compared with
+    by_span: TimedBySpan = field(default=frozenset(), repr=False)  # of the runs of all that it is compared with
     metric: Literal["latency", "sustained_latency", "joules"] = "latency"  # what its figures are of
 
     @property
@@ -120,7 +121,7 @@ class Machine:
     @cached_property
     def cells(self) -> Mapping[Key, Cell]:
         """All cells, with and without a figure, in the order of a report."""
-        found = [by_key(cells([run], beside=self.beside)) for run in reversed(self.pooled.runs)]
+        found = [by_key(cells([run], by_span=self.by_span)) for run in reversed(self.pooled.runs)]
         return {key: cell for of_method in found for key, cell in of_method.items()}
 
     def version(self, key: Key) -> Version:
@@ -158,12 +159,17 @@ class Machine:
     @cached_property
     def sustained(self) -> Machine:
         """The same machine without pauses; it has only the cells that were measured so."""
-        return replace(self, metric="sustained_latency")
+        return self._with("sustained_latency")
 
     @cached_property
     def energy(self) -> Machine:
         """The same machine with the energy of a call as its figure, instead of the latency."""
-        return replace(self, metric="joules")
+        return self._with("joules")
+
+    def _with(self, metric: Literal["sustained_latency", "joules"]) -> Machine:
+        made = replace(self, metric=metric)
+        vars(made)["cells"] = self.cells  # which a cached property would make anew
+        return made
 
     @cached_property
     def log_figure(self) -> Mapping[Key, float]:
@@ -274,7 +280,7 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, s
         groups = [[file] for file in files]
     names = [labels.get(group[0].path) or short_name(group[0].run) for group in groups]
     unique = unique_labels(names, [[*setup_texts(group[0].run).values()] for group in groups])
-    used = [file.run for file in files]
+    used = timed_by_span(file.run for file in files)
     return [machine_of(label, group, used) for label, group in zip(unique, groups, strict=True)]
 
 
@@ -376,9 +382,10 @@ def short_name(run: Run) -> str:
     return f"{bare} CPU" if device.kind == "cpu" else bare
 
 
-def machine_of(label: str, files: Sequence[File], beside: Iterable[Run] = ()) -> Machine:
-    """Return the machine of some files. `beside`: all runs that are compared."""
-    return Machine(label, tuple(files), _pooled(files), tuple(beside))
+def machine_of(label: str, files: Sequence[File], by_span: TimedBySpan | None = None) -> Machine:
+    """Return the machine of some files. `by_span` is that of all runs that are compared."""
+    found = timed_by_span(file.run for file in files) if by_span is None else by_span
+    return Machine(label, tuple(files), _pooled(files), found)
 
 
 def _pooled(files: Sequence[File]) -> Pooled:
