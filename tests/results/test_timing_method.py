@@ -17,7 +17,8 @@ def a_cell(backend: str, events: float, span: bool = True, **changes: object) ->
 
 
 def methods(*records: Record, beside: tuple[Run, ...] = ()) -> dict[str, str]:
-    found = cells([run(records)], beside=beside)
+    made = run(records)
+    found = cells([made], by_span=timed_by_span([made, *beside]))
     return {cell.backend: "span" if cell.uses_span else "events" for cell in found if cell.status == "ok"}
 
 
