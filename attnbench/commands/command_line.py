@@ -41,6 +41,7 @@ COMMANDS = (
     "baseline",
     "env",
 )
+_HOME = re.compile(r"(?<=[=,])~(?=/)")  # a shell leaves it as it is in --out=~/x and in lists
 DOCUMENTS = ("--html", "--png", "--svg")  # options whose value is a document's file
 
 
@@ -77,6 +78,7 @@ class Command(OneLineErrors, TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
             _check_given_once(self.get_params(ctx), args)
+            args = [_HOME.sub(os.path.expanduser("~"), word) for word in args]
         rest = super().parse_args(ctx, args)
         _check_names_once(self.get_params(ctx), ctx.params)
         _check_nothing_is_overwritten(ctx.params, ("--out",) if ctx.info_name == "compare" else ())

@@ -15,6 +15,7 @@ from typing import Any
 
 from attnbench.core.errors import UserError, did_you_mean
 
+NEEDED = ("torch", "triton", "numpy", "attnbench")  # what a neighbour of a person's file must not replace
 MAX_SWEEP = 64  # kernels of one sweep, each of which has a process
 
 
@@ -23,6 +24,8 @@ def load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"attnbench_own_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
+    if hidden := next((name for name in NEEDED if path.with_name(f"{name}.py").is_file()), None):
+        raise UserError(f"{path.with_name(hidden)}.py would be imported in place of {hidden}; give it another name")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # pickle and Triton find what a module defines by the name of the module
     sys.path.insert(0, str(path.parent.resolve()))  # it may import its neighbours, as with `python file.py`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,9 +62,12 @@ def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "
 
 
 def _files(pattern: str) -> list[Path]:
-    if not glob.has_magic(pattern) or Path(pattern).exists():
-        return [Path(pattern)]
-    found = sorted(map(Path, glob.glob(pattern, recursive=True)))
+    path = Path(pattern).expanduser()
+    if not glob.has_magic(pattern) or path.exists():
+        return [path]
+    there = next(folder for folder in path.parents if folder.exists())  # whose name may have brackets
+    below = os.path.relpath(path, there)
+    found = sorted(map(Path, glob.glob(os.path.join(glob.escape(str(there)), below), recursive=True)))
     if not found:
         raise UserError(f"no file fits {pattern!r}; give run files, as attnbench run writes them to results/")
     return found

@@ -231,6 +231,7 @@ def _own_spec(pattern: str) -> str:
     if pattern.endswith(".py"):
         raise UserError(f"{pattern}: which function of it? Write {pattern}:my_attention")
     where, _, name = pattern.rpartition(":")
+    where = os.path.expanduser(where)
     if not parameters_of(name)[0].isidentifier():
         raise UserError(f"{pattern!r} is not pkg.mod:object or file.py:function")
     if where.endswith(".py"):

@@ -49,6 +49,18 @@ def test_a_file_whose_name_is_a_pattern_too(folder: Path) -> None:
     assert len(attnbench.load(folder / "odd[1].jsonl").runs) == 1
 
 
+def test_a_folder_with_brackets_and_a_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = folder / "of[1]"
+    (folder / "deep").rename(there)
+    monkeypatch.setenv("HOME", str(folder))
+    assert (
+        len(attnbench.load(f"{there}/*.jsonl").runs)
+        == len(attnbench.load("~/of[1]/*.jsonl").runs)
+        == len([*there.glob("*.jsonl")])
+        > 0
+    )
+
+
 def test_cells_and_raw_samples(folder: Path) -> None:
     _, triton = attnbench.load(folder / "a.jsonl").cells
     assert triton.value("tflops") == pytest.approx(300)

@@ -12,6 +12,7 @@ import pytest
 from attnbench import backends
 from attnbench.backends import BACKENDS, NOT_BY_DEFAULT
 from attnbench.core.errors import UserError
+from attnbench.core.own_code import load_file
 from attnbench.run import select
 from attnbench.run.suite import parse_suite
 
@@ -288,3 +289,11 @@ def test_loading_what_is_not_there(own: str) -> None:
         backends.load("x", f"{own[:-3]}_gone.py:function")
     with pytest.raises(ModuleNotFoundError):
         backends.load("x", "no_such_package_of_ours:f")
+
+
+def test_a_neighbour_that_would_replace_a_library_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("x = 1\n")
+    assert load_file(tmp_path / "mine.py").x == 1
+    (tmp_path / "torch.py").touch()
+    with pytest.raises(UserError, match=r"torch\.py would be imported in place of torch"):
+        load_file(tmp_path / "mine.py")
