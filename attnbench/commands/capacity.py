@@ -107,6 +107,7 @@ def capacity(
     resume: Annotated[
         Path | None, files(metavar="FILE", help="Go on with the searches of a file that are not done.")
     ] = None,
+    trust: options.Trust = False,
     output_to: output.Output,
 ) -> None:
     """Find the longest sequence, or the largest batch, that fits and is right, by backend, pass and dtype.
@@ -140,7 +141,9 @@ def capacity(
         if resume and (out or what != Shapes() or which.model or memory or call_limit != "10s"):
             raise UserError(f"--resume uses the settings of {resume}; leave out the others")
         search = _search(what, which, parse_duration(call_limit, "--call-limit"), memory)
-        run, interrupt = _searched(what, which, search, device, limit, python or [], out, resume, dry_run, allow_busy)
+        run, interrupt = _searched(
+            what, which, search, device, limit, python or [], out, resume, dry_run, allow_busy, trust
+        )
         runs = [run]
     ends_with_its_reader()
     unwritten = output.write(plan_document(runs[0]) if dry_run else document(runs), wanted)
@@ -187,6 +190,7 @@ def _searched(
     resume: Path | None,
     dry_run: bool,
     allow_busy: bool,
+    trust: bool,
 ) -> tuple[Run, int]:
     """Search, or go on with a search; return its run, and the exit code of an interrupt, else 0."""
     from attnbench.report.progress.progress_line import ProgressLine
@@ -198,7 +202,9 @@ def _searched(
     settings = parse_options({"backends": what.backend, "axes": axes, **which.settings})
     with live(ProgressLine, "anything was measured") as line:
         if resume:
-            ended = searches.resume(resume, line.say, time_limit=time_limit, dry_run=dry_run, allow_busy=allow_busy)
+            ended = searches.resume(
+                resume, line.say, time_limit=time_limit, dry_run=dry_run, allow_busy=allow_busy, trust=trust
+            )
         else:
             request = searches.Request(
                 settings, search, device, time_limit, tuple(python), out, dry_run, command_line(), allow_busy

@@ -168,7 +168,7 @@ def _plan(words: Sequence[str], out: Path | None, *, patience: str, **given: Any
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--out: {folder} is there already and is not empty; choose another folder")
     check_output_path(folder / "node.jsonl")
-    kept = [*(["--allow-wrong"] if params["allow_wrong"] else [])]
+    kept = ["--trust", *(["--allow-wrong"] if params["allow_wrong"] else [])]  # the files are the driver's own
     kept += ["--time-limit", params["time_limit"]] if params["time_limit"] else []
     own = [] if params["device"] != "auto" else ["--device", device]
     return Plan(

@@ -299,6 +299,14 @@ AllowBusy = Annotated[
         help="Measure also on a GPU that other processes use; what is shown then says first not to believe it.",
     ),
 ]
+Trust = Annotated[
+    bool,
+    how(
+        "--trust",
+        metavar="",
+        help="With --resume: run the code and interpreters that the file names, also where none would be chosen here.",
+    ),
+]
 Device = Annotated[
     str,
     how(

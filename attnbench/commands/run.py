@@ -105,6 +105,7 @@ def run(
             help="Measure what this run file lacks, with the options that it was started with but its time limit.",
         ),
     ] = None,
+    trust: options.Trust = False,
     again: Annotated[
         list[int] | None,
         files(
@@ -155,6 +156,7 @@ def run(
         rounds=rounds,
         out=out,
         resume=resume,
+        trust=trust,
         again=tuple(again or ()),
         dry_run=dry_run,
         pythons=tuple(python or ()),
@@ -191,6 +193,7 @@ def _epilogue(console: Console, outcome: Outcome) -> None:
     from attnbench.analysis.summary.forecast import forecast_line
     from attnbench.core.text import count, printable, some
     from attnbench.results.case_names import case_name
+    from attnbench.results.run_file import resume_command
     from attnbench.run.run_suite import wrong_records
 
     console.print()
@@ -202,7 +205,7 @@ def _epilogue(console: Console, outcome: Outcome) -> None:
             console.print(f"Interrupted; what was measured is kept. Go on with the {left}:")
         else:
             console.print(f"{left}, beyond the time limit. To measure them:")
-        console.print(printable(f"  attnbench run --resume {outcome.path}"), markup=False, soft_wrap=True)
+        console.print(printable(f"  {resume_command(outcome.run, outcome.path)}"), markup=False, soft_wrap=True)
     if wrong := wrong_records(outcome.run):
         several = len({record.case.dtype for record in outcome.run.records}) > 1
         names = dict.fromkeys(case_name(record.backend, record.case, several) for record in wrong)

@@ -369,6 +369,12 @@ def _damaged(path: Path, why: str = "it is not JSON") -> UserError:
     return UserError(f"{path}:1: damaged first line ({why}); restore the file, its records cannot be read without it")
 
 
+def resume_command(run: Run, path: Path | str | None) -> str:
+    """Return the command that measures what a run lacks, which says that own code and interpreters may be run."""
+    own = run.interpreters or any(not spec.startswith("attnbench.") for spec in run.specs.values())
+    return f"attnbench run --resume {path}{' --trust' if own else ''}"
+
+
 def missing(run: Run) -> list[Job]:
     """Return the planned jobs that have no final record: none, or a skip for want of time. The last record counts."""
     return [job for job, _ in unfinished(run)]

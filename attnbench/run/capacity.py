@@ -29,7 +29,7 @@ from attnbench.run.capacity_search import UNIT, Outcome, bracket, grid, next_siz
 from attnbench.run.device_probe import DeviceProbe
 from attnbench.run.plan import CONTEXT, CaseSupport, forecast_job, skipped_record, too_few_devices
 from attnbench.run.run_suite import check_output_path, new_run_paths, resolve_suite_for, wrong_records
-from attnbench.run.select import is_user_code, parse_devices, select_backends, select_interpreters
+from attnbench.run.select import check_trusted, is_user_code, parse_devices, select_backends, select_interpreters
 from attnbench.run.suite import Settings, parse_suite, resolve
 from attnbench.run.workers import WorkerPool, closing_workers
 
@@ -192,19 +192,30 @@ def search_capacity(request: Request, say: Say) -> Ended:
 
 
 def resume(
-    path: Path, say: Say, *, time_limit: float | None = None, dry_run: bool = False, allow_busy: bool = False
+    path: Path,
+    say: Say,
+    *,
+    time_limit: float | None = None,
+    dry_run: bool = False,
+    allow_busy: bool = False,
+    trust: bool = False,
 ) -> Ended:
-    """Go on with the searches of a run file that are not done. Raises UserError where that cannot be."""
+    """Go on with the searches of a run file that are not done. Raises UserError where that cannot be.
+
+    With `trust` the code and the interpreters that the file names are run, whatever they are.
+    """
     old, _ = run_file.read(path)
     if old.search is None:
         raise UserError(f"{path} is no file of attnbench capacity; attnbench run --resume {path}")
     if dry_run or all(is_done(old.records, job, old.search) for job in old.plan):
         return Ended(old, None if dry_run else path)
+    if not trust:
+        check_trusted(path, old)
     for name, python in old.interpreters.items():
         if "\0" in python or not os.access(python, os.X_OK):
             raise UserError(f"cannot resume {path}: {name} ran in {python}, which is gone; make it again there")
     file = run_file.RunFile.reopen(path)
-    old = run_file.read(path)[0]
+    old = replace(old, records=run_file.read(path)[0].records)
     pool = WorkerPool(old.specs, old.interpreters, peers=old.environment.peers)
     with closing_workers(pool), DeviceProbe(str(old.environment.device), allow_busy=allow_busy) as device_probe:
         say(f"importing {', '.join(old.specs)}")

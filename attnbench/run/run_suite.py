@@ -35,7 +35,14 @@ from attnbench.run import plan as planning
 from attnbench.run.axes import Axes
 from attnbench.run.device_probe import DeviceProbe, probe_device
 from attnbench.run.first_look import first_look
-from attnbench.run.select import is_user_code, parse_devices, possible_kinds, select_backends, select_interpreters
+from attnbench.run.select import (
+    check_trusted,
+    is_user_code,
+    parse_devices,
+    possible_kinds,
+    select_backends,
+    select_interpreters,
+)
 from attnbench.run.suite import Resolved, Settings, Suite, load_suite, resolve
 from attnbench.run.workers import TimeLimit, WorkerPool, closing_workers, has_nvidia_gpu, measure_jobs, ranks_ahead
 
@@ -56,6 +63,7 @@ class Request:
     rounds: int = 1
     out: Path | None = None
     resume: Path | None = None
+    trust: bool = False  # run the code and the interpreters that the resumed file names
     again: tuple[int, ...] = ()  # rounds that a resumed run measures anew
     dry_run: bool = False
     pythons: tuple[str, ...] = ()
@@ -287,9 +295,11 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
         raise UserError(f"{request.resume} is a search; attnbench capacity --resume {request.resume} goes on with it")
     if old.reduced:
         raise UserError(f"{request.resume} is a baseline, which has no plan; resume the run that it was saved from")
+    if not request.trust:
+        check_trusted(request.resume, old)
     file = None if request.dry_run else run_file.RunFile.reopen(request.resume)
     if file:  # it is locked from here on; read again what another process may have added
-        old = run_file.read(request.resume)[0]
+        old = replace(old, records=run_file.read(request.resume)[0].records)
     todo = [replace(j, skip=None, resumable=False) if j.resumable else j for j in run_file.missing(old)]
     rounds = {job.round for job in old.plan}
     if unknown := {*request.again} - rounds:

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnbench import backends
+from attnbench.core import masks
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.own_code import parameters_of, split_names, sweep
-from attnbench.core.text import fits
+from attnbench.core.record import Run
+from attnbench.core.text import fits, some
 from attnbench.run import venvs
 
 _LIBRARIES = {  # names of libraries that people try -> backends
@@ -110,6 +112,18 @@ def backend_spec(name: str) -> str:
 def is_user_code(spec: str) -> bool:
     """Whether a "module:object" is neither a backend that ships with attnbench nor one of an installed package."""
     return spec not in backends.BACKENDS.values() and spec not in backends.available().values()
+
+
+def check_trusted(path: Path, run: Run) -> None:
+    """Raise UserError where a run file names code, or interpreters, that would not be chosen here without it."""
+    usual = venvs.venv_interpreters(run.specs)
+    found = [spec for name, spec in run.specs.items() if backends.available().get(name) != spec]
+    found += [python for name, python in run.interpreters.items() if usual.get(name) != python]
+    found += {job.case.mask.partition("@")[0] for job in run.plan if masks.is_own(job.case.mask)}
+    if found:
+        raise UserError(
+            f"{path} says to run {some(dict.fromkeys(found))}; if you wrote that file, or know who did, add --trust"
+        )
 
 
 def select_interpreters(

@@ -23,7 +23,7 @@ def test_a_suites_interpreter_and_fresh_caches_are_in_the_run_file_and_the_repor
     assert "First call (each in a new process, no kernel compiled before)" in shown
     assert f"fake ran in {other}." in shown
     other.unlink()
-    again = tool("run", "--resume", "run.jsonl", code=2)
+    again = tool("run", "--resume", "run.jsonl", "--trust", code=2)
     assert again.err == f"attnbench: cannot resume run.jsonl: fake ran in {other}, which is gone; make it again there\n"
 
 

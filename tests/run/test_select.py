@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,9 @@ from attnbench.backends import BACKENDS, NOT_BY_DEFAULT
 from attnbench.core.errors import UserError
 from attnbench.core.own_code import load_file
 from attnbench.run import select
+from attnbench.run.select import check_trusted
 from attnbench.run.suite import parse_suite
+from builders import case, job, run
 
 USUAL = [name for name in BACKENDS if name not in NOT_BY_DEFAULT]
 SDPA = [name for name in USUAL if name.startswith("sdpa-")]
@@ -297,3 +301,18 @@ def test_a_neighbour_that_would_replace_a_library_is_refused(tmp_path: Path) -> 
     (tmp_path / "torch.py").touch()
     with pytest.raises(UserError, match=r"torch\.py would be imported in place of torch"):
         load_file(tmp_path / "mine.py")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"specs": {"fa2": "/tmp/evil.py:f"}}, "/tmp/evil.py:f"),
+        ({"specs": {"triton": "os:system"}}, "os:system"),
+        ({"specs": {"fa2": BACKENDS["fa2"]}, "interpreters": {"fa2": "/bin/rm"}}, "/bin/rm"),
+        ({"plan": [job(replace(case(), mask="evil.py:mask@0"), "flex")]}, "evil.py:mask"),
+    ],
+)
+def test_what_a_strangers_file_names_is_not_run(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=f"^run.jsonl says to run {named}; .*add --trust$"):
+        check_trusted(Path("run.jsonl"), run([], **changes))
+    check_trusted(Path("run.jsonl"), run([], specs={"fa2": BACKENDS["fa2"]}))

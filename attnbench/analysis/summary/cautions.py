@@ -108,7 +108,7 @@ def incomplete(runs: Iterable[Run], files: Iterable[Path]) -> Iterator[Caution]:
     """Tell where planned jobs have no final record; run.turns are those of an A/B, which cannot be resumed."""
     for run, file in zip_longest(runs, files, fillvalue="FILE"):
         assert isinstance(run, Run)
-        resume = f"attnbench run --resume {file}"
+        resume = run_file.resume_command(run, file)
         missing = run_file.unfinished(run)
         unrecorded = sum(job.skip is None and not ended for job, ended in missing)
         if unrecorded and run.turns:
