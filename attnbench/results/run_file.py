@@ -19,7 +19,6 @@ import io
 import json
 import os
 import secrets
-import sys
 import tempfile
 import zlib
 from collections.abc import Mapping
@@ -31,9 +30,6 @@ from attnbench.core.errors import UserError
 from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
 from attnbench.results import bounds, decode
-
-if sys.platform != "win32":
-    import fcntl
 
 SCHEMA = 2
 _FIRST = b'{"type":"run",'  # what each begins with
@@ -216,7 +212,9 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 def _lock(path: Path, file: IO[bytes]) -> None:
     """Lock a file for one writer; the lock ends with the process. Raises UserError where another process has it."""
-    if sys.platform == "win32":
+    try:
+        import fcntl
+    except ImportError:  # Windows
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

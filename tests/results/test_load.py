@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import attnbench
-from attnbench.core.errors import UserError
+from attnbench.core.errors import EXIT_FAULT, UserError
 from attnbench.results import run_file
 from builders import case, ok, run
 
@@ -148,3 +148,15 @@ def test_no_library_is_imported_before_it_is_needed(folder: Path, code: str, lea
     code = f"import sys\n{code.format(path=str(folder / 'a.jsonl'))}\nprint([m for m in {lean!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_reads_run_files_needs_no_module_that_windows_lacks(folder: Path) -> None:
+    blocked = "fcntl", "resource", "pwd", "grp", "termios"
+    code = f"import sys; sys.modules.update(dict.fromkeys({blocked}))\nimport attnbench.cli; attnbench.cli.main()"
+    files = [str(folder / "a.jsonl"), str(folder / "b.jsonl")]
+    for command in (["report", files[0]], ["compare", *files], ["gate", *files]):
+        done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True)
+        assert "Traceback" not in done.stderr
+        assert done.returncode != EXIT_FAULT, done.stderr
+    code = f"import sys; sys.modules.update(dict.fromkeys({blocked}))\nimport attnbench; attnbench.load({files[0]!r})"
+    subprocess.run([sys.executable, "-c", code], check=True)
