@@ -5,15 +5,14 @@ Standard library only; reads /proc and /sys, sets nothing and needs no root. The
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
 from typing import Any
 
+from attnbench.core.cgroups import cpu_limit, read_text
 from attnbench.core.other_work import OVERLOADED, core_seconds
 
-CGROUPS = Path("/sys/fs/cgroup")
 CPUS = Path("/sys/devices/system/cpu")
 NOW = 0.25  # seconds in which the cores are watched
 
@@ -23,11 +22,11 @@ def read_host_facts() -> dict[str, Any]:
 
     Call it before any worker starts, because workers add to the load average that it reads.
     """
-    governors = {text for path in CPUS.glob("cpu[0-9]*/cpufreq/scaling_governor") if (text := _read_text(path))}
+    governors = {text for path in CPUS.glob("cpu[0-9]*/cpufreq/scaling_governor") if (text := read_text(path))}
     return {
         "load": cpu_load(),
         "cores": os.cpu_count(),
-        "cpu_limit": cpu_limit(_read_text(Path("/proc/self/cgroup")) or ""),
+        "cpu_limit": cpu_limit(),
         "governors": sorted(governors),
         "nvidia_driver": Path("/proc/driver/nvidia/version").exists(),
     }
@@ -46,32 +45,3 @@ def cpu_load() -> float:
     time.sleep(NOW)
     after, seconds = core_seconds(), time.monotonic() - began
     return load if before is None or after is None else min(load, (after - before) / seconds)
-
-
-def cpu_limit(cgroup: str, root: Path = CGROUPS) -> float | None:
-    """Return how many CPUs this process may use at once by its cgroup quotas; None where there is no quota.
-
-    `cgroup` is the text of /proc/self/cgroup: "0::/path" for version 2, "4:cpu,cpuacct:/path" for version 1. The
-    strictest quota of the process's own cgroup and of all cgroups above it counts.
-    """
-    limits = []
-    for line in cgroup.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        base = root if not controllers else root / "cpu"
-        inside = Path(path.lstrip("/"))
-        for folder in [base / inside, *(base / parent for parent in inside.parents)]:
-            words = (_read_text(folder / "cpu.max") or "").split()
-            words = words or [_read_text(folder / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")]
-            with contextlib.suppress(ValueError, IndexError, ZeroDivisionError):  # "max", or no quota at this level
-                if (limit := int(words[0]) / int(words[1])) > 0:
-                    limits.append(limit)
-    return min(limits, default=None)
-
-
-def _read_text(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench import __version__
 from attnbench.backends.fake import busy_with_others
 from attnbench.backends.libraries import installed_version
-from attnbench.core import checkout
+from attnbench.core import cgroups, checkout
 from attnbench.core.machine import Device, Environment
 from attnbench.worker.measure import ceiling
 from attnbench.worker.measure.nvml import GpuState
@@ -251,12 +251,8 @@ def host_free() -> int | None:
         free = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return None
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        return min(free, limit - used)
-    except (OSError, ValueError):  # no cgroup v2, or its limit is "max"
-        return free
+    limit = cgroups.free_memory()
+    return free if limit is None else min(free, limit)
 
 
 def _cpu_name() -> str:

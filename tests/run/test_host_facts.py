@@ -1,36 +1,14 @@
-"""Facts of the host: they can be read here, and cgroup quotas of both versions are understood."""
+"""Facts of the host: they can be read here."""
 
 from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 
 from attnbench.run import host_facts
-from attnbench.run.host_facts import cpu_limit, cpu_load, read_host_facts
-
-
-@pytest.mark.parametrize(
-    ("files", "cgroup", "expected"),
-    [
-        ({}, "0::/", None),
-        ({"cpu.max": "max 100000"}, "0::/", None),
-        ({"cpu.max": "150000 100000"}, "0::/", 1.5),
-        ({"a/b/cpu.max": "400000 100000", "a/cpu.max": "200000 100000"}, "0::/a/b", 2.0),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "4:cpu,cpuacct:/\n0::/", None),
-        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, "4:cpuacct,cpu:/docker/12", 3.0),
-        ({"cpu.max": "garbage"}, "0::/\n9:name=systemd:/", None),
-    ],
-)
-def test_cpu_limit_is_the_strictest_cgroup_quota(
-    tmp_path: Path, files: dict[str, str], cgroup: str, expected: float | None
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-    assert cpu_limit(cgroup, tmp_path) == expected
+from attnbench.run.host_facts import cpu_load, read_host_facts
 
 
 def test_host_facts_can_be_read_here() -> None:

@@ -1,0 +1,81 @@
+"""Limits of control groups of both versions: the strictest counts, and the page cache is free memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attnbench.core.cgroups import cpu_limit, free_memory
+
+GIB = 2**30
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+
+
+@pytest.mark.parametrize(
+    ("files", "cgroup", "expected"),
+    [
+        ({}, "0::/", None),
+        ({"cpu.max": "max 100000"}, "0::/", None),
+        ({"cpu.max": "150000 100000"}, "0::/", 1.5),
+        ({"a/b/cpu.max": "400000 100000", "a/cpu.max": "200000 100000"}, "0::/a/b", 2.0),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "4:cpu,cpuacct:/\n0::/", None),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, "4:cpuacct,cpu:/docker/12", 3.0),
+        ({"cpu.max": "garbage"}, "0::/\n9:name=systemd:/", None),
+    ],
+)
+def test_cpu_limit_is_the_strictest_cgroup_quota(
+    tmp_path: Path, files: dict[str, str], cgroup: str, expected: float | None
+) -> None:
+    write(tmp_path, files)
+    assert cpu_limit(cgroup, tmp_path) == expected
+
+
+V1 = "memory/docker/12/memory"
+
+
+@pytest.mark.parametrize(
+    ("files", "cgroup", "expected"),
+    [
+        ({}, "0::/", None),
+        ({"memory.max": "max", "memory.current": "5"}, "0::/", None),
+        (
+            {
+                "memory.max": f"{8 * GIB}",
+                "memory.current": f"{7 * GIB}",
+                "memory.stat": f"anon {GIB}\nactive_file {4 * GIB}",
+            },
+            "0::/",
+            5 * GIB,
+        ),
+        ({"memory.max": f"{GIB}", "memory.current": f"{GIB + 4096}"}, "0::/", 0),  # above its limit for a moment
+        (
+            {
+                "a/b/memory.max": "max",
+                "a/b/memory.current": "0",
+                "a/memory.max": f"{GIB}",
+                "a/memory.current": f"{GIB // 2}",
+            },
+            "0::/a/b",
+            GIB // 2,
+        ),
+        (
+            {
+                f"{V1}.limit_in_bytes": f"{2 * GIB}",
+                f"{V1}.usage_in_bytes": f"{GIB}",
+                f"{V1}.stat": f"inactive_file 0\ntotal_inactive_file {GIB // 2}",
+            },
+            "5:memory:/docker/12",
+            2 * GIB - GIB // 2,
+        ),
+        ({"memory.max": "garbage"}, "0::/\nnot a line", None),
+    ],
+)
+def test_free_memory(tmp_path: Path, files: dict[str, str], cgroup: str, expected: int | None) -> None:
+    write(tmp_path, files)
+    assert free_memory(cgroup, tmp_path) == expected
