@@ -19,10 +19,8 @@ from attnbench.core.record import Measurement, Record, Run
 LARGEST, SHORTEST = 1e30, 1e-15  # of any unit; seconds: no clock tells less
 MOST = 2**48  # of what is counted: bytes, tokens, rounds
 UNITS = (  # of the measurements that attnbench makes, by name; what a newer one makes besides has any unit
-    (
-        "s",
-        r"time(_rank\d+)?|attention|call|compute|enqueue|first_call|plan|span(_events)?|step_traced|sustained|turns_\w+",
-    ),
+    ("s", r"time(_rank\d+)?|attention|call|compute|enqueue|first_call|plan|span(_events)?|step_traced|sustained"),
+    ("s", r"turns_\w+|(new|same)_inputs"),
     ("B", r"memory_\w+|moved|plan_memory"),
     ("B/s", "ceiling_(bus|copy)"),
     ("FLOP/s", "ceiling_matmul"),
@@ -65,14 +63,14 @@ def _check_case(case: Case) -> None:
 
 
 @cache
-def _unit(name: str) -> str | None:
+def unit(name: str) -> str | None:
     """Return the unit that a measurement has; None for one that is not known here."""
-    return next((unit for unit, names in UNITS if re.fullmatch(names, name)), None)
+    return next((of for of, names in UNITS if re.fullmatch(names, name)), None)
 
 
 def _check_samples(name: str, found: Measurement) -> None:
-    if _unit(name) not in (None, found.unit):
-        raise ValueError(f"{name}: its unit is {_unit(name)!r}, not {found.unit!r}")
+    if unit(name) not in (None, found.unit):
+        raise ValueError(f"{name}: its unit is {unit(name)!r}, not {found.unit!r}")
     low, high = min(found.values, default=0.0), max(found.values, default=0.0)
     # NaN has no rank, so neither low nor high need show it.
     least = 0.0 if found.unit == "s" or (found.unit == "B" and name not in DIFFERENCES) else -LARGEST

@@ -19,7 +19,7 @@ from attnbench.core.errors import UserError
 from attnbench.core.json import from_json, to_json
 from attnbench.core.record import Accuracy, Forecast, Measurement, Record, TensorError
 from attnbench.results import bounds, decode, run_file
-from builders import case, ok, run
+from builders import UNITS, case, ok, run
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl*"))
 LATEST = next(path for path in RESULTS if path.name.startswith("20261126-091952-models-"))  # of the present schema
@@ -288,3 +288,7 @@ def test_multiplied_runs_are_real_ones(tmp_path: Path) -> None:
     assert len(run.records) == 700
     assert len({r.id for r in run.records}) == 700
     assert run_file.missing(run) == [j for j, r in zip(run.plan, run.records, strict=True) if r.resumable]
+
+
+def test_the_unit_of_each_measurement_that_is_made_is_known() -> None:
+    assert {name: bounds.unit(name) for name in UNITS} == UNITS
