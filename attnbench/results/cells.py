@@ -17,7 +17,7 @@ from attnbench.results import case_names, metrics
 from attnbench.results.case_names import backend_rank, case_name, case_rank, unusual_versions
 from attnbench.results.rows import Rates, Row, Source
 from attnbench.results.run_setup import differences, setup_texts, unique_labels
-from attnbench.results.timing_method import TimedBySpan, timed_by_span
+from attnbench.results.together import Together, made, together
 from attnbench.results.uncertainty import (
     Contest,
     Uncertainty,
@@ -163,6 +163,8 @@ class Cell:
         if 2 * len(on_new) > len(self.ok):
             took = times(stats.median(on_new.values()))
             return f"a call on new inputs takes {took} as long as the next: results are probably stored"
+        if self.source.beside and any(made(row.record) in self.source.beside.stored for row in self.ok):
+            return "in another run it was slower on new inputs: results are probably stored"
         share = (self.value("utilization_ceiling") or 0.0) if self.source.convention == "exact" else 0.0
         if share <= IMPOSSIBLE:
             return ""
@@ -260,16 +262,16 @@ def _held_down(row: Row) -> bool:
     return any(clock is not None and best is not None and clock < CLOCK_HELD * best for clock, best in pairs)
 
 
-def cells(runs: Sequence[Run], convention: Convention = "exact", *, by_span: TimedBySpan | None = None) -> list[Cell]:
+def cells(runs: Sequence[Run], convention: Convention = "exact", *, beside: Together | None = None) -> list[Cell]:
     """Return the cells of several runs, in the order of a report; the last record of a job wins within a run.
 
-    `by_span` is that of all runs that they will be compared with, so that one case has one timing method everywhere.
+    `beside` has the facts of all runs that they will be compared with.
 
     Runs share a device label when their figures can stand in one table: nothing in the environment, the timer or the
     cache state differs, and they measured no cell twice. Otherwise each gets a label of its own.
     """
     joined = [(Source(run, convention), _records_by_key(run)) for run in runs]
-    by_span = timed_by_span(runs) if by_span is None else by_span
+    beside = together(runs) if beside is None else beside
     cases = {case for _, keys in joined for case, _ in keys}
     several = len({case.dtype for case in cases}) > 1
     names = {case: case_name("", case, several) for case in cases}
@@ -283,7 +285,7 @@ def cells(runs: Sequence[Run], convention: Convention = "exact", *, by_span: Tim
         own = []
         for source, keys in group:
             source.unusual_versions = unusual
-            source.device, source.several_dtypes, source.alike, source.by_span = label, several, alike, by_span
+            source.device, source.several_dtypes, source.alike, source.beside = label, several, alike, beside
             own += _cells_of(source, keys)
         eager = {cell.case: cell.rounds("latency") for cell in own if cell.backend == "eager" and cell.status == "ok"}
         for source, _ in group:

@@ -16,7 +16,8 @@ from attnbench.core.record import Record, Run
 from attnbench.results import disturbed, uncertainty
 from attnbench.results.case_names import with_versions
 from attnbench.results.noise import Prior, prior_from_variances
-from attnbench.results.timing_method import TimedBySpan, has_span
+from attnbench.results.timing_method import has_span
+from attnbench.results.together import Together
 from attnbench.results.uncertainty import Spread
 
 
@@ -47,7 +48,7 @@ class Source:
     exp_ceiling: float | None = None  # exponentials per second, median over the run
     best_clock: float = 0.0  # Hz, the highest that was held for a cell
     rows: Sequence[Sequence[Row]] = ()  # the rounds of each cell
-    by_span: TimedBySpan | None = None  # the cells whose latency is a span; None for a record that stands alone
+    beside: Together | None = None  # facts of all runs beside it; None for a record that stands alone
     eager: Mapping[Case, Mapping[int, float]] = field(default_factory=dict)  # case -> round -> seconds of eager
     _rates: dict[str, Rates] = field(default_factory=dict)
 
@@ -193,9 +194,9 @@ class Row:
         """Whether the latency is the kernels' span instead of the events' reading (timing_method.py)."""
         if not has_span(self.record):
             return False
-        if self.source.by_span is None:
+        if self.source.beside is None:
             return 0 < (self.events or 0) < SHORT
-        return (self.case, self.record.backend) in self.source.by_span
+        return (self.case, self.record.backend) in self.source.beside.by_span
 
     @property
     def samples(self) -> tuple[float, ...]:

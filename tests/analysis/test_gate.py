@@ -19,7 +19,7 @@ from attnbench.core.errors import UserError
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.results import run_file
 from attnbench.results.cells import cells
-from attnbench.results.timing_method import timed_by_span
+from attnbench.results.together import together
 from builders import case, ended, environment, measurements, ok, run
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
@@ -425,9 +425,7 @@ def test_a_kernel_at_the_length_where_spans_begin_is_read_alike_on_both_sides() 
 
     def read(metric: str, *sides: Run) -> list[float]:
         return [
-            value
-            for side in sides
-            for value in round_values(metric, cells([side], by_span=timed_by_span(sides))[0]).values()
+            value for side in sides for value in round_values(metric, cells([side], beside=together(sides))[0]).values()
         ]
 
     below, above = at(99e-6), at(101e-6)

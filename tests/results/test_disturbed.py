@@ -162,6 +162,11 @@ def test_what_is_slower_on_new_inputs_wins_nothing() -> None:
     assert "triton" not in fastest
     assert "a call on new inputs takes 2.00x as long as the next: results are probably stored" in left_out
     assert not any(one.is_ranked for one in cells([made]) if one.backend == "triton")
+    missed = replace(made, records=(replace(stored, measurements=right.measurements), right), started="2026-11-02")
+    assert [one.is_ranked for one in cells([missed])] == [True, True]
+    found = [one for one in cells([made, missed]) if one.backend == "triton"]
+    assert len(found) == 2
+    assert not any(one.is_ranked for one in found), "what one run shows holds in the others"
 
 
 def test_cores_that_others_took_from_a_cpu_are_a_part_of_the_uncertainty() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attnbench.core.policy import Policy
 from attnbench.core.record import Record, Run
 from attnbench.results.cells import by_key, cells
-from attnbench.results.timing_method import timed_by_span
+from attnbench.results.together import together
 from builders import case, ended, ok, run
 
 US = 1e-6
@@ -18,7 +18,7 @@ def a_cell(backend: str, events: float, span: bool = True, **changes: object) ->
 
 def methods(*records: Record, beside: tuple[Run, ...] = ()) -> dict[str, str]:
     made = run(records)
-    found = cells([made], by_span=timed_by_span([made, *beside]))
+    found = cells([made], beside=together([made, *beside]))
     return {cell.backend: "span" if cell.uses_span else "events" for cell in found if cell.status == "ok"}
 
 
@@ -59,7 +59,7 @@ def test_what_was_not_measured_or_by_another_instrument_decides_nothing() -> Non
     records = [a_cell("triton", 90), ended(case(), "eager", "oom", "no memory")]
     other = run([a_cell("flex", 50, span=False, timer="graph"), a_cell("triton", 90, timer="cupti")])
     assert methods(*records, beside=(other,)) == {"triton": "span"}
-    assert timed_by_span([other]) == frozenset()
+    assert together([other]).by_span == frozenset()
     again = [a_cell("triton", 90, span=False), a_cell("triton", 90)]
     assert methods(*again) == {"triton": "span"}, "the last record of a job counts"
 

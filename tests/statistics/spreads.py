@@ -37,7 +37,7 @@ from attnbench.core.case import Case
 from attnbench.core.record import Run
 from attnbench.results import run_file
 from attnbench.results.cells import Cell, by_key, cells
-from attnbench.results.timing_method import timed_by_span
+from attnbench.results.together import together
 from attnbench.results.uncertainty import NORMAL, Spread
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -82,7 +82,7 @@ def card(runs: Sequence[Run]) -> Measured:
     logs: dict[Versioned, list[float]] = {}
     kernels: dict[Versioned, int] = {}
     for run in runs:
-        for cell in cells([run], by_span=timed_by_span(runs)):
+        for cell in cells([run], beside=together(runs)):
             found = cell.rounds("latency") if cell.status == "ok" and cell.case.ranks == 1 else {}
             if found:
                 key = (*cell.key, cell.ok[0].record.version or run.versions.get(cell.backend, ""))
@@ -128,7 +128,7 @@ def between(one: Measured, other: Measured, keys: Sequence[Versioned]) -> list[t
 
 def measured(run: Run, beside: Sequence[Run], spread: Spread | None) -> dict[object, Cell]:
     """Return the measured cells of a run, with the uncertainty that a table with this entry would state; else ours."""
-    found = cells([run], by_span=timed_by_span(beside))
+    found = cells([run], beside=together(beside))
     if spread:
         found[0].source.__dict__["spread"] = spread
     return {key: cell for key, cell in by_key(found).items() if cell.status == "ok"}

@@ -36,7 +36,10 @@ from attnbench.results.disturbed import doubt_of_check
 from attnbench.results.export_rows import case_columns
 
 RIGHT = "right"
-NOTE = "Beside each result: its largest error as a share of the error allowed."
+NOTE = (
+    "Beside each result: its largest error as a share of the error allowed. Nothing is timed here: whether results are "
+    "stored from call to call, attnbench run tells."
+)
 NEAR = 1.3  # times the error allowed: most bugs are further off, and sums of many parts in 16 bits are about as far
 MAX_TRACEBACKS = 2
 TRACEBACK = "Traceback (most recent call last):\n"

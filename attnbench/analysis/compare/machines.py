@@ -41,7 +41,7 @@ from attnbench.results.run_setup import (
     setup_texts,
     unique_labels,
 )
-from attnbench.results.timing_method import TimedBySpan, timed_by_span
+from attnbench.results.together import Together, together
 from attnbench.results.uncertainty import hardly_known
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
@@ -88,7 +88,7 @@ class Machine:
     label: str
     files: tuple[File, ...]
     pooled: Pooled = field(repr=False)
-    by_span: TimedBySpan = field(default=frozenset(), repr=False)  # of the runs of all that it is compared with
+    beside: Together = field(default=Together(), repr=False)  # facts of the runs of all that it is compared with
     metric: Literal["latency", "sustained_latency", "joules"] = "latency"  # what its figures are of
 
     @property
@@ -121,7 +121,7 @@ class Machine:
     @cached_property
     def cells(self) -> Mapping[Key, Cell]:
         """All cells, with and without a figure, in the order of a report."""
-        found = [by_key(cells([run], by_span=self.by_span)) for run in reversed(self.pooled.runs)]
+        found = [by_key(cells([run], beside=self.beside)) for run in reversed(self.pooled.runs)]
         return {key: cell for of_method in found for key, cell in of_method.items()}
 
     def version(self, key: Key) -> Version:
@@ -153,7 +153,8 @@ class Machine:
     @cached_property
     def log_rounds(self) -> Mapping[Key, Mapping[int, float]]:
         """Round -> natural logarithm of its latency in seconds, or energy in joules, of every cell with a figure."""
-        rounds = {key: cell.rounds(self.metric) for key, cell in self.cells.items() if cell.value(self.metric)}
+        known = {key: cell for key, cell in self.cells.items() if cell.value(self.metric) and not cell.not_computed}
+        rounds = {key: cell.rounds(self.metric) for key, cell in known.items()}
         return {key: {n: math.log(value) for n, value in found.items() if value} for key, found in rounds.items()}
 
     @cached_property
@@ -280,7 +281,7 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, s
         groups = [[file] for file in files]
     names = [labels.get(group[0].path) or short_name(group[0].run) for group in groups]
     unique = unique_labels(names, [[*setup_texts(group[0].run).values()] for group in groups])
-    used = timed_by_span(file.run for file in files)
+    used = together(file.run for file in files)
     return [machine_of(label, group, used) for label, group in zip(unique, groups, strict=True)]
 
 
@@ -382,9 +383,9 @@ def short_name(run: Run) -> str:
     return f"{bare} CPU" if device.kind == "cpu" else bare
 
 
-def machine_of(label: str, files: Sequence[File], by_span: TimedBySpan | None = None) -> Machine:
-    """Return the machine of some files. `by_span` is that of all runs that are compared."""
-    found = timed_by_span(file.run for file in files) if by_span is None else by_span
+def machine_of(label: str, files: Sequence[File], beside: Together | None = None) -> Machine:
+    """Return the machine of some files. `beside` has the facts of all runs that are compared."""
+    found = together(file.run for file in files) if beside is None else beside
     return Machine(label, tuple(files), _pooled(files), found)
 
 

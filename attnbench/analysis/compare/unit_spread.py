@@ -9,7 +9,7 @@ from attnbench.analysis.compare.like_kernels import shared_cells
 from attnbench.analysis.compare.machines import Machine, files_by_setup, machine_of
 from attnbench.core import stats
 from attnbench.results.run_setup import setup_texts
-from attnbench.results.timing_method import timed_by_span
+from attnbench.results.together import together
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ def unit_spreads(machines: Sequence[Machine]) -> list[UnitSpread]:
     """Return the spread of every model that several files with common cells measured: units differ, and so do runs."""
     found = []
     for files in files_by_setup(file for machine in machines for file in machine.files):
-        by_span = timed_by_span(file.run for file in files)
-        each = [machine_of(file.path.name, [file], by_span) for file in files]
+        beside = together(file.run for file in files)
+        each = [machine_of(file.path.name, [file], beside) for file in files]
         keys = shared_cells(each) if len(files) > 1 else []
         if keys:
             uuids = {card.uuid for machine in each for card in machine.cards}

@@ -24,7 +24,7 @@ from attnbench.core.record import Run
 from attnbench.core.text import count
 from attnbench.results import run_file
 from attnbench.results.cells import by_key, cells
-from attnbench.results.timing_method import timed_by_span
+from attnbench.results.together import together
 
 Choice = Literal["pass", "fail"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
@@ -97,8 +97,8 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
     in_turns = ab_files.in_turns(baseline, current)
     heading = ab_files.heading(baseline, current) if in_turns else ()
     compared = ab_files.whole_pairs(baseline, current) if in_turns else (baseline, current)
-    by_span = timed_by_span(compared)
-    before, after = (by_key(cells([run], by_span=by_span)) for run in compared)
+    beside = together(compared)
+    before, after = (by_key(cells([run], beside=beside)) for run in compared)
     planned = {(job.case, job.backend) for job in run_file.missing(current)}
     of_cells, pairs, not_compared = compare_states(before, after, planned, in_turns, request.allow_wrong)
     wrong = [f for f in of_cells if f.verdict == "wrong"]

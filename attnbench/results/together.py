@@ -1,0 +1,41 @@
+"""Facts of all runs that are shown or compared together, which hold in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from attnbench.core.case import Case
+from attnbench.core.record import Record, Run
+from attnbench.results.timing_method import TimedBySpan, timed_by_span
+
+Made = tuple[Case, str, str | None]  # a case, and a backend with its version
+
+
+class Together(NamedTuple):
+    """Facts of some runs.
+
+    `stored` are kernels that were slower on new inputs (worker/kernel_trace.py), so that results are probably stored. A
+    run on a busy machine may miss it.
+    """
+
+    by_span: TimedBySpan = frozenset()  # the cells whose latency is a span, so that a case has one method everywhere
+    stored: frozenset[Made] = frozenset()
+
+
+def together(runs: Iterable[Run]) -> Together:
+    """Return the facts of some runs."""
+    runs = list(runs)
+    stored: set[Made] = set()
+    for run in runs:
+        rounds: dict[Made, list[bool]] = {}
+        for record in run.records:
+            if record.status == "ok":
+                rounds.setdefault(made(record), []).append("new_inputs" in record.measurements)
+        stored |= {of for of, slower in rounds.items() if 2 * sum(slower) > len(slower)}
+    return Together(timed_by_span(runs), frozenset(stored))
+
+
+def made(record: Record) -> Made:
+    """Return of what a record is, of whichever run and round."""
+    return record.case, record.backend, record.version
