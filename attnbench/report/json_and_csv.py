@@ -36,5 +36,5 @@ def _field(value: Any) -> Any:
     """Return a value that a terminal and a spreadsheet show as it is: text without commands and formulas."""
     if not isinstance(value, str):
         return value
-    text = printable(value)
+    text = "\n".join(map(printable, value.split("\n")))  # code has lines
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

@@ -298,7 +298,7 @@ def test_csv_has_a_row_a_cell_and_machine(comparison: Comparison) -> None:
     assert all(float(r["ratio"]) == pytest.approx(0.5) and r["fastest"] == "True" for r in triton)
     assert {r["interval_from"] for r in triton} == {"rounds"}
     (lost,) = [r for r in found if r["status"] == "oom"]
-    assert (lost["machine"], lost["ratio"], lost["reason"]) == ("H100", "", "out | of *memory* <script>  50 %")
+    assert (lost["machine"], lost["ratio"], lost["reason"]) == ("H100", "", "out | of *memory* <script> \n50 %")
 
 
 def test_json_has_what_the_tables_have(comparison: Comparison) -> None:

@@ -295,7 +295,8 @@ def test_loading_what_is_not_there(own: str) -> None:
         backends.load("x", "no_such_package_of_ours:f")
 
 
-def test_a_neighbour_that_would_replace_a_library_is_refused(tmp_path: Path) -> None:
+def test_a_neighbour_that_would_replace_a_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "mine.py").write_text("x = 1\n")
     assert load_file(tmp_path / "mine.py").x == 1
     (tmp_path / "torch.py").touch()
