@@ -1,6 +1,7 @@
 """Changes the inputs of a prepared launch in place, so that a launch which returns earlier results is wrong.
 
-One in 32 columns of headdim, drawn at random for each tensor, changes its sign. That is exact in any dtype, keeps the
+One in 32 columns of headdim, drawn at random, changes its sign; other ones for each tensor, as those of q and of k
+would undo each other in the scores. That is exact in any dtype, keeps the
 distribution, changes all scores and sums, and is undone by doing it again. It leaves most single elements as they were,
 so a launch that looks at a few of them to recognise its inputs is found too. Of a copy's layout it needs to know only
 that headdim comes last. It bypasses autograd's version counter, so a timed backward keeps its graph. What the forward
@@ -55,7 +56,7 @@ class InputRenewal:
 
     def _flip(self, tensors: dict[str, Tensor]) -> None:
         for name, t in tensors.items():
-            signs = _signs(t.shape[-1], self._seed + NAMES.index(name), self._count, t)
+            signs = _signs(t.shape[-1], self._seed, self._count + NAMES.index(name), t)
             if t.dtype.itemsize == 1:  # torch cannot multiply fp8
                 t.data.copy_((t.data.float() * signs).to(t.dtype))
             else:
