@@ -42,7 +42,8 @@ COMMANDS = (
     "env",
 )
 _HOME = re.compile(r"(?<=[=,])~(?=/)")  # a shell leaves it as it is in --out=~/x and in lists
-DOCUMENTS = ("--html", "--png", "--svg")  # options whose value is a document's file
+# The parameters whose value is the file of a document, and their options. Another --out is that of a run file.
+DOCUMENTS = {"html": "--html", "png": "--png", "svg": "--svg", "document_file": "--out"}
 
 
 class OneLineErrors:
@@ -81,7 +82,7 @@ class Command(OneLineErrors, TyperCommand):
             args = [_HOME.sub(os.path.expanduser("~"), word) for word in args]
         rest = super().parse_args(ctx, args)
         _check_names_once(self.get_params(ctx), ctx.params)
-        _check_nothing_is_overwritten(ctx.params, ("--out",) if ctx.info_name == "compare" else ())
+        _check_nothing_is_overwritten(ctx.params)
         return rest
 
 
@@ -140,16 +141,13 @@ def _check_names_once(params: Iterable[Any], values: Mapping[str, Any]) -> None:
                     raise UserError(f"{what} is given twice, and one value would win silently; give it once")
 
 
-def _check_nothing_is_overwritten(values: Mapping[str, Any], documents: Sequence[str]) -> None:
-    """Raise UserError where a document is to be written to a file that another option names, under whatever name.
-
-    `documents` are the options, beside those of every command, whose value is the file of a document.
-    """
+def _check_nothing_is_overwritten(values: Mapping[str, Any]) -> None:
+    """Raise UserError where a document is to be written to a file that another option names, under whatever name."""
     written = [(f"-f {text}", text.partition("=")[2]) for text in values.get("format") or ()]
-    written += [(f"{name} {values[name[2:]]}", values[name[2:]]) for name in DOCUMENTS if values.get(name[2:])]
+    written += [(f"{option} {values[name]}", values[name]) for name, option in DOCUMENTS.items() if values.get(name)]
     inputs: list[Path] = []
     for name, value in values.items():
-        if f"--{name}" not in ("--format", *DOCUMENTS, *documents):
+        if name not in ("format", *DOCUMENTS):
             each = value if isinstance(value, list | tuple) else [value]
             inputs += [Path(one) for one in each if one and isinstance(one, str | Path)]
     for option, file in written:

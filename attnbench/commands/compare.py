@@ -64,7 +64,7 @@ def compare(
         ),
     ] = None,
     output_to: Output,
-    out: Annotated[
+    document_file: Annotated[
         Path | None, option("--out", "-o", metavar="FILE", help="Write the one format to a file and print nothing.")
     ] = None,
     every: Annotated[
@@ -84,9 +84,10 @@ def compare(
     attnbench compare llama-*.jsonl --workload "chat: 2k in, 300 out, llama-3.1-8b, batch 32"
     attnbench compare lab-*.jsonl --to h100 --workload chat.yaml --html compare.html
     """
-    if out:
-        output_to = Output(_with_file(output_to, out), output_to.html)
-    wanted = [(name, file) for name, file in output_to.wanted() if file or not out]  # with --out nothing is printed
+    if document_file:
+        output_to = Output(_with_file(output_to, document_file), output_to.html)
+    # with --out nothing is printed
+    wanted = [(name, file) for name, file in output_to.wanted() if file or not document_file]
     ends_with_its_reader()
     read = read_runs(results)
     results, runs = [path for path, _ in read], [run for _, run in read]
@@ -95,7 +96,7 @@ def compare(
     from attnbench.analysis.compare.document import document
 
     comparison = compared(results, runs, to, name or (), price or (), workload, energy_price, pue)
-    for why in comparison.apart.values():
+    for why in comparison.machines_left_out.values():
         tell(f"attnbench: left out: {why}")
 
     def page() -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from pathlib import Path
-
-TYPE_CHECKING = False  # cli.py imports this before signals are handled
-if TYPE_CHECKING:
-    from typing import IO, Any
+from typing import IO, Any
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -16,8 +14,6 @@ def write_whole(path: Path, content: bytes) -> None:
 
     A symbolic link stays one, and so do a pipe and a device, which are written to as they are. Raises OSError.
     """
-    import tempfile
-
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and not (target.is_file() and os.access(target.parent, os.W_OK)):

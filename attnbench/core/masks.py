@@ -29,6 +29,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from attnbench.core.band import pairs_up_to, visible_pairs
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.own_code import functions_of, load_file
 from attnbench.core.sizes import format_size, parse_numbers, parse_size
@@ -61,8 +62,7 @@ class Band:
 
     def pairs(self) -> int:
         """Return the number of pairs in the band."""
-        end = _sum_clamped(self.first_place + self.right + 1, self.seqlen_k + self.right, self.seqlen_k)
-        return end - _sum_clamped(self.first_place - self.left, self.seqlen_k - 1 - self.left, self.seqlen_k)
+        return visible_pairs(self.seqlen_q, self.seqlen_k, False, (self.left, self.right))
 
     def multiples(self, n: int) -> int:
         """Return the number of pairs in the band whose distance is a multiple of n."""
@@ -101,8 +101,8 @@ class Prefix(Numbered):
         return key < self.number
 
     def pairs(self, band: Band) -> int:
-        n = min(int(self.number), band.seqlen_k)
-        return band.pairs() + _sum_clamped(n - band.seqlen_k, n - 1 - band.first_place, n)  # causal, without a window
+        n, queries = min(int(self.number), band.seqlen_k), band.seqlen_q
+        return band.pairs() + n * queries - pairs_up_to(band.first_place, queries, n)  # causal, without a window
 
 
 class SinkTokens(Numbered):
@@ -112,8 +112,8 @@ class SinkTokens(Numbered):
         return (key < self.number) & (key <= place)
 
     def pairs(self, band: Band) -> int:
-        before = band.first_place - band.left, band.seqlen_k - 1 - band.left  # keys before those of the band
-        return band.pairs() + _sum_clamped(*before, int(self.number))
+        before_band = pairs_up_to(band.first_place - band.left - 1, band.seqlen_q, int(self.number))
+        return band.pairs() + before_band
 
 
 class Strided(Numbered):
@@ -313,16 +313,6 @@ def sees(mask: Mask, in_band: Any, place: Any, key: Any, blocks: Any = None) -> 
     """Return whether a query sees a key: `in_band` is whether causal and window leave it."""
     picked = mask.picks(place, key, blocks)
     return in_band | picked if mask.adds else in_band & picked
-
-
-def _sum_clamped(low: int, high: int, top: int) -> int:
-    """Return the sum of max(0, min(x, top)) over x from `low` to `high`."""
-
-    def up_to(x: int) -> int:
-        x, above = min(x, top), max(0, x - top)
-        return max(0, x) * (x + 1) // 2 + top * above
-
-    return up_to(high) - up_to(low - 1)
 
 
 def _sum_quotients(low: int, high: int, top: int, n: int) -> int:

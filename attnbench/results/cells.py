@@ -17,7 +17,7 @@ from attnbench.results import case_names, metrics
 from attnbench.results.case_names import backend_rank, case_name, case_rank, unusual_versions
 from attnbench.results.rows import Rates, Row, Source
 from attnbench.results.run_setup import differences, setup_texts, unique_labels
-from attnbench.results.together import Together, made, together
+from attnbench.results.together import Together, together, versioned
 from attnbench.results.uncertainty import (
     Contest,
     Uncertainty,
@@ -159,12 +159,10 @@ class Cell:
     @cached_property
     def not_computed(self) -> str:
         """Why its latency is probably not that of the computation; "" where nothing tells so."""
-        on_new = self.rounds("new_inputs") if self.status == "ok" else {}
-        if 2 * len(on_new) > len(self.ok):
-            took = times(stats.median(on_new.values()))
-            return f"a call on new inputs takes {took} as long as the next: results are probably stored"
-        if self.source.beside and any(made(row.record) in self.source.beside.stored for row in self.ok):
-            return "in another run it was slower on new inputs: results are probably stored"
+        if self.source.beside and any(versioned(row.record) in self.source.beside.stored for row in self.ok):
+            longer = self.value("new_inputs")
+            where = f"a call on new inputs takes {times(longer)} as long as the next" if longer else ""
+            return f"{where or 'in another run it was slower on new inputs'}: results are probably stored"
         share = (self.value("utilization_ceiling") or 0.0) if self.source.convention == "exact" else 0.0
         if share <= IMPOSSIBLE:
             return ""

@@ -9,7 +9,7 @@ from attnbench.core.case import Case
 from attnbench.core.record import Record, Run
 from attnbench.results.timing_method import TimedBySpan, timed_by_span
 
-Made = tuple[Case, str, str | None]  # a case, and a backend with its version
+Versioned = tuple[Case, str, str | None]  # a case, and a backend with its version
 
 
 class Together(NamedTuple):
@@ -20,22 +20,22 @@ class Together(NamedTuple):
     """
 
     by_span: TimedBySpan = frozenset()  # the cells whose latency is a span, so that a case has one method everywhere
-    stored: frozenset[Made] = frozenset()
+    stored: frozenset[Versioned] = frozenset()
 
 
 def together(runs: Iterable[Run]) -> Together:
     """Return the facts of some runs."""
     runs = list(runs)
-    stored: set[Made] = set()
+    stored: set[Versioned] = set()
     for run in runs:
-        rounds: dict[Made, list[bool]] = {}
+        rounds: dict[Versioned, list[bool]] = {}
         for record in run.records:
             if record.status == "ok":
-                rounds.setdefault(made(record), []).append("new_inputs" in record.measurements)
+                rounds.setdefault(versioned(record), []).append("new_inputs" in record.measurements)
         stored |= {of for of, slower in rounds.items() if 2 * sum(slower) > len(slower)}
     return Together(timed_by_span(runs), frozenset(stored))
 
 
-def made(record: Record) -> Made:
-    """Return of what a record is, of whichever run and round."""
+def versioned(record: Record) -> Versioned:
+    """Return the case, the backend and its version, which records of several rounds and runs share."""
     return record.case, record.backend, record.version

@@ -102,10 +102,10 @@ def test_a_machine_without_a_case_in_common_is_left_out() -> None:
     got = compare([Path("a"), Path("b"), Path("c")], [cpu, *gpus], prices=("epyc=1/h", "h200=3/h", "h100=2/h"))
     assert (got.labels, got.reference.label, {*got.prices}) == (("H200", H100_LABEL), "H200", {"H200", H100_LABEL})
     why = f"EPYC CPU has no case in common with H200 and {H100_LABEL}: dtype bf16 on H200, fp32 on EPYC CPU"
-    assert got.apart == {"EPYC CPU": why}
+    assert got.machines_left_out == {"EPYC CPU": why}
     assert f"Left out: {why}." in map(str, cautions(got))
     nothing = run([ended(case(), "triton", "oom", "out of memory")], device=CPU)
-    (why,) = compare([Path("a"), Path("b"), Path("c")], [*gpus, nothing]).apart.values()
+    (why,) = compare([Path("a"), Path("b"), Path("c")], [*gpus, nothing]).machines_left_out.values()
     assert why == "EPYC CPU has no figure at all: nothing to compare"
     b200 = run([ok(case(), "triton", 900), ok(case(2048), "triton", 900)], device=replace(H200, name="NVIDIA B200"))
     longer = run([ok(case(2048), "triton", 1)], device=CPU)

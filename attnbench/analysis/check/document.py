@@ -204,7 +204,7 @@ def _nearness(records: Sequence[Record]) -> str:
     A bug is as far off in fp32, where a rounding is thousands of times smaller.
     """
     wrong = [record for record in records if record.status == "wrong"]
-    shares = [_nearly_right(record.accuracy) for record in wrong]
+    shares = [_largest_share(record.accuracy) for record in wrong]
     if not wrong or max(shares) >= NEAR:
         return ""
     percent = math.ceil(round(100 * max(shares), 3)) - 100
@@ -218,7 +218,7 @@ def _nearness(records: Sequence[Record]) -> str:
     return f"{over}; in fp32 (--dtype fp32) a bug stays, and rounding does not"
 
 
-def _nearly_right(accuracy: Accuracy | None) -> float:
+def _largest_share(accuracy: Accuracy | None) -> float:
     """Return the largest error over what is allowed; infinite where something else is wrong too."""
     if accuracy is None or accuracy.unwritten or accuracy.flaws:
         return math.inf

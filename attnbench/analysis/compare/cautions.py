@@ -128,7 +128,7 @@ def _left_out(c: Comparison) -> Iterator[Caution]:
         by_reason.setdefault(why, []).append(path.name)
     for why, names in by_reason.items():
         yield Caution(f"{count(len(names), 'file')} left out: {some(names, MOST_NAMED)} ({why}).")
-    yield from (Caution(f"Left out: {why}.") for why in c.apart.values())
+    yield from (Caution(f"Left out: {why}.") for why in c.machines_left_out.values())
 
 
 def _intervals(c: Comparison) -> list[Caution]:

@@ -74,7 +74,7 @@ def comparable(machines: Sequence[Machine], reference: Machine | None) -> list[M
     )
 
 
-def why_apart(machine: Machine, compared: Sequence[Machine]) -> str:
+def why_left_out(machine: Machine, compared: Sequence[Machine]) -> str:
     """Return why a machine is not compared with others."""
     if not machine.fastest:
         return f"{machine.label} has {_no_figure(machine)}"

@@ -13,7 +13,7 @@ from attnbench.analysis.compare.common_cells import (
     common,
     comparable,
     missing_cells,
-    why_apart,
+    why_left_out,
     why_missing,
 )
 from attnbench.analysis.compare.figures import Figures, all_figures, untried
@@ -50,7 +50,7 @@ class Comparison:
     longest_of_any: tuple[LongestSequence, ...]  # with any backend
     spreads: tuple[UnitSpread, ...]
     left_out: Mapping[Path, str]  # files that say nothing for a comparison, with why
-    apart: Mapping[str, str]  # machines that have no case in common with those that are compared, with why
+    machines_left_out: Mapping[str, str]  # those that have no case in common with those that are compared, with why
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -245,9 +245,9 @@ def compare(
     home = reference(found, to)
     costs = parse_prices(prices, found)
     every, found = found, comparable(found, home if to is not None else None)
-    apart = {machine.label: why_apart(machine, found) for machine in every if machine not in found}
+    without = {machine.label: why_left_out(machine, found) for machine in every if machine not in found}
     home = home if home in found else found[0]
-    costs = {label: price for label, price in costs.items() if label not in apart}
+    costs = {label: price for label, price in costs.items() if label not in without}
     figures = all_figures(found, home, _workload(workload) if workload is not None else None)
     compared = Comparison(
         machines=tuple(found),
@@ -261,7 +261,7 @@ def compare(
         longest_of_any=tuple(longest_sequences(found, by_backend=False)),
         spreads=tuple(unit_spreads(found)),
         left_out=left_out(paths, runs, bool(names)),
-        apart=apart,
+        machines_left_out=without,
     )
     watts = {label: compared.powered.watts(label) for label in compared.labels}
     return replace(compared, energy=energy_costs(costs, watts, energy_price, pue))

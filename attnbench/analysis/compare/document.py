@@ -102,7 +102,7 @@ def _data(c: Comparison, warnings: Sequence[str], cells: Sequence[Mapping[str, A
         "longest": [{"cases": of.cases, "backend": of.backend, "machines": [*of.fits.values()]} for of in c.longest],
         "units": c.spreads,
         "left_out": {path.name: why for path, why in c.left_out.items()},
-        "machines_left_out": c.apart,
+        "machines_left_out": c.machines_left_out,
         "warnings": warnings,
         "cells": cells,
     }

@@ -88,7 +88,7 @@ class Machine:
     label: str
     files: tuple[File, ...]
     pooled: Pooled = field(repr=False)
-    beside: Together = field(default=Together(), repr=False)  # facts of the runs of all that it is compared with
+    cells: Mapping[Key, Cell] = field(repr=False)  # with and without a figure, in the order of a report
     metric: Literal["latency", "sustained_latency", "joules"] = "latency"  # what its figures are of
 
     @property
@@ -117,12 +117,6 @@ class Machine:
     def same_card(self, other: Machine) -> bool:
         """Return whether both were measured on one card alone, as far as the files tell."""
         return len(self.cards | other.cards) == 1
-
-    @cached_property
-    def cells(self) -> Mapping[Key, Cell]:
-        """All cells, with and without a figure, in the order of a report."""
-        found = [by_key(cells([run], beside=self.beside)) for run in reversed(self.pooled.runs)]
-        return {key: cell for of_method in found for key, cell in of_method.items()}
 
     def version(self, key: Key) -> Version:
         """Return the measuring method of a cell, and the version of its backend."""
@@ -160,17 +154,12 @@ class Machine:
     @cached_property
     def sustained(self) -> Machine:
         """The same machine without pauses; it has only the cells that were measured so."""
-        return self._with("sustained_latency")
+        return replace(self, metric="sustained_latency")
 
     @cached_property
     def energy(self) -> Machine:
         """The same machine with the energy of a call as its figure, instead of the latency."""
-        return self._with("joules")
-
-    def _with(self, metric: Literal["sustained_latency", "joules"]) -> Machine:
-        made = replace(self, metric=metric)
-        vars(made)["cells"] = self.cells  # which a cached property would make anew
-        return made
+        return replace(self, metric="joules")
 
     @cached_property
     def log_figure(self) -> Mapping[Key, float]:
@@ -385,8 +374,11 @@ def short_name(run: Run) -> str:
 
 def machine_of(label: str, files: Sequence[File], beside: Together | None = None) -> Machine:
     """Return the machine of some files. `beside` has the facts of all runs that are compared."""
-    found = together(file.run for file in files) if beside is None else beside
-    return Machine(label, tuple(files), _pooled(files), found)
+    beside = together(file.run for file in files) if beside is None else beside
+    pooled = _pooled(files)
+    by_method = [by_key(cells([run], beside=beside)) for run in reversed(pooled.runs)]
+    found = {key: cell for of_method in by_method for key, cell in of_method.items()}
+    return Machine(label, tuple(files), pooled, found)
 
 
 def _pooled(files: Sequence[File]) -> Pooled:

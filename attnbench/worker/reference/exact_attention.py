@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnbench.core import flops, fp8, masks, pages
+from attnbench.core import fp8, masks, pages
 from attnbench.core.alibi import alibi_slopes
 from attnbench.core.backend import Inputs, torch_dtype
+from attnbench.core.band import diagonals
 from attnbench.core.case import Case
 from attnbench.worker.reference.precision import without_tf32
 from attnbench.worker.reference.rounding import Rows, maximum_variances, rounding_variances
@@ -502,7 +503,7 @@ def _key_bounds(case: Case, device: torch.device) -> _KeyBounds:
     firsts, lasts, middles = [], [], []
     start = 0  # key of the sequence
     for count, seqlen_q, seqlen_k in case.sequences if case.is_ragged else [(1, *case.sequences[0][1:])]:
-        low, high = flops.diagonals(seqlen_q, seqlen_k, case.causal, case.window_size)
+        low, high = diagonals(seqlen_q, seqlen_k, case.causal, case.window_size)
         row = torch.arange(seqlen_q)
         starts = start + seqlen_k * torch.arange(count)[:, None]
         firsts.append((starts + (row + low).clamp(min=0)).flatten())
