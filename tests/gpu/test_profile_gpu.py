@@ -39,9 +39,9 @@ small, large, chain = Chain(16, 1), Chain(512, 1), Chain(8, 2)
 """
 
 
-def profile(folder: Path, *args: str) -> dict[str, Any]:
+def profile(folder: Path, *args: str, seqlen: str = "2k") -> dict[str, Any]:
     """Return the JSON output of `attnbench profile` with the options given."""
-    command = [sys.executable, "-m", "attnbench", "profile", "--seqlen", "2k", "--causal", "--json", *args]
+    command = [sys.executable, "-m", "attnbench", "profile", "--seqlen", seqlen, "--causal", "--json", *args]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -103,7 +103,7 @@ def test_data_that_one_kernel_leaves_in_l2_is_not_read_again_by_the_next(tmp_pat
 def test_standard_attention_moves_many_times_the_bytes_of_a_fused_one(tmp_path: Path) -> None:
     if ncu.find() is None:
         pytest.skip(ncu.MISSING)
-    data = profile(tmp_path, "-b", "eager,triton", "--seqlen", "8k")
+    data = profile(tmp_path, "-b", "eager,triton", seqlen="8k")
     if not all("traffic" in p for p in data["profiles"]):
         pytest.skip("; ".join(data["notes"]))
     eager, fused = (p["traffic"]["read"] + p["traffic"]["written"] for p in data["profiles"])
