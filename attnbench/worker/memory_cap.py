@@ -7,40 +7,50 @@ or Python raise; other processes are not slowed, and the worker lives.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
-from attnbench.core.record import Job
+from attnbench.core.sizes import format_bytes
 from attnbench.worker.environment import host_free
 from attnbench.worker.measure.memory import status_bytes
 
-ROOM = 2 * 2**30  # bytes beside what the plan forecast: what checks take, code that is compiled
-THREAD = 2**24  # bytes of the stack and the buffers of one more thread
-SCORES = 6  # score matrices in fp32 that the plainest kernel keeps; the plan knows of none in a person's own kernel
 SHARE = 0.9  # of the memory that is free now: the rest of the machine must go on
 
 
-def most_bytes(job: Job) -> int | None:
-    """Return how many bytes a job may take beside what its worker holds already; None where that cannot be known."""
-    free = host_free()
-    if free is None:
-        return None
-    s = job.case.extent
-    scores = 4 * s.batch * s.nheads * s.seqlen_q * s.seqlen_k
-    threads = THREAD * (os.cpu_count() or 1)
-    return min(ROOM + threads + 2 * job.forecast.nbytes + SCORES * scores, int(SHARE * free))
+class Cap(NamedTuple):
+    """How many bytes a job may take beside what its worker holds already, and what sets that limit, as a noun."""
+
+    nbytes: int
+    limit: str
+
+    def __str__(self) -> str:
+        return f"{format_bytes(self.nbytes)}, {self.limit}"
 
 
-def most_bytes_to_fit(memory: int | None, ranks: int = 1) -> int | None:
-    """Return how many bytes a job may take that looks for the limit of memory, or of `memory` bytes of it.
+def cap_of_a_job(memory: int | None = None, ranks: int = 1) -> Cap | None:
+    """Return the cap of the next job, by the tightest limit in force; None where no limit is known.
 
-    It is of one of so many `ranks`, which share what is free.
+    With `memory` a job may take at most so many bytes. It is of one of so many `ranks`, which share what is free.
     """
-    free = host_free()
-    if free is None:
-        return memory
-    return min(int(SHARE * free) // ranks, memory or free)
+    caps = [] if memory is None else [Cap(memory, "the memory that was asked for")]
+    if (free := host_free()) is not None:
+        caps.append(Cap(int(SHARE * free) // ranks, f"{SHARE:.0%} of the memory that was free"))
+    for resource_name, counted, option in (("RLIMIT_DATA", "VmData", "-d"), ("RLIMIT_AS", "VmSize", "-v")):
+        if (left := _left_of(resource_name, counted)) is not None:
+            caps.append(Cap(left, f"the rest of the limit by `ulimit {option}`"))
+    return min(caps, default=None)
+
+
+def _left_of(resource_name: str, counted: str) -> int | None:
+    """Return the bytes that a limit of this process leaves, of what a field of /proc counts; None without a limit."""
+    used = status_bytes(counted)
+    if used is None:  # no Linux
+        return None
+    import resource
+
+    soft, _ = resource.getrlimit(getattr(resource, resource_name))
+    return None if soft == resource.RLIM_INFINITY else max(0, soft - used)
 
 
 def held_bytes() -> int | None:

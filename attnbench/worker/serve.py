@@ -170,13 +170,9 @@ class Worker:
         """
         assert self.backend is not None
         began = time.monotonic()
-        most = None
-        if device.kind == "cpu":
-            if op == "fit":
-                most = memory_cap.most_bytes_to_fit(memory, job.case.ranks)
-                self._held = self._held or self._held_when_warm(job.case, policy, device)
-            else:
-                most = memory_cap.most_bytes(job)
+        cap = memory_cap.cap_of_a_job(memory, job.case.ranks if op == "fit" else 1) if device.kind == "cpu" else None
+        if cap is not None and op == "fit":
+            self._held = self._held or self._held_when_warm(job.case, policy, device)
         try:
             if op == "fit" and (refusal := self.backend.unsupported(job.case, device)):
                 raise Unsupported(refusal)
@@ -186,7 +182,7 @@ class Worker:
                 found = simulate_fit(prepared, job, most) if most else simulate(prepared, policy, timed=op == "run")
             else:
                 measurer = self.measurer(device)
-                with memory_cap.capped(most, self._held):
+                with memory_cap.capped(cap.nbytes if cap else None, self._held):
                     if op == "fit":
                         found = measurer.fit(self.backend, job.case, policy, memory)
                     else:
@@ -198,9 +194,9 @@ class Worker:
             found = {"status": "failed", "reason": failures.reason(error, self.spec)}
             if failures.is_out_of_memory(error):
                 found["status"] = "oom"
-                if most is not None:
-                    sizes = format_bytes(most), format_bytes(job.forecast.nbytes)
-                    found["reason"] = "took more than {}; the plan forecast {}: {}".format(*sizes, found["reason"])
+                if cap is not None:
+                    forecast = format_bytes(job.forecast.nbytes)
+                    found["reason"] = f"took more than {cap}; the plan forecast {forecast}: {found['reason']}"
         if self._measurer is not None and not self._measurer.recover():
             self.fatal = True
         return Record(

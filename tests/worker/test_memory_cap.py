@@ -10,10 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.core.case import Case, Shape
-from attnbench.core.record import Forecast, Job
 from attnbench.worker import memory_cap
-from needs_ray import needs_shared_memory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts memory on Linux only")
 
@@ -31,14 +28,16 @@ def takes_all_in_python(q, k, v, *, causal, softmax_scale):
         held.append([0.0] * 2**20)
 
 def takes_all_in_a_child(q, k, v, *, causal, softmax_scale):
-    import multiprocessing
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.map(child, [0])
-
-def child(_):
-    held = []
-    while True:
-        held.append(bytearray(2**24))
+    import os
+    if not (child := os.fork()):
+        held = []
+        try:
+            while True:
+                held.append(bytearray(2**24))
+        except MemoryError:
+            os._exit(3)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3:
+        raise MemoryError
 
 def plain(q, k, v, *, causal, softmax_scale):
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
@@ -55,7 +54,7 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job
 from attnbench.worker import memory_cap
 from attnbench.worker.serve import Worker
-memory_cap.ROOM = 2**28
+memory_cap.host_free = lambda: 2**29
 device = Device("cpu", 0, "CPU", 2**40, 2**40, matmul={"fp32": 1e10}, copy=1e10)
 for name in sys.argv[2:]:
     worker = Worker()
@@ -68,7 +67,6 @@ for name in sys.argv[2:]:
 
 def test_a_kernel_that_takes_all_memory(tmp_path: Path) -> None:
     """One process runs all, so each cap must be gone after its job, and the worker must have its memory back."""
-    needs_shared_memory()
     (tmp_path / "mine.py").write_text(MINE)
     names = ("takes_all", "takes_all_in_python", "takes_all_in_a_child", "plain")
     done = subprocess.run(
@@ -82,32 +80,31 @@ def test_a_kernel_that_takes_all_memory(tmp_path: Path) -> None:
             # torch may find no memory for the tensor, or for what it notes of it
             r"(RuntimeError: no memory for 16 MiB \(mine.py:7 in takes_all\)|MemoryError: std::bad_alloc.*)",
             r"MemoryError \(mine.py:12 in takes_all_in_python\)",
-            r"MemoryError \(mine.py:17 in takes_all_in_a_child\)",
+            r"MemoryError \(mine.py:24 in takes_all_in_a_child\)",
         ),
         strict=False,
     ):
-        assert re.fullmatch(rf"took more than \d+ MiB; the plan forecast 1.0 MiB: {rest}", reason), reason
+        cap = "461 MiB, 90% of the memory that was free"
+        assert re.fullmatch(rf"took more than {cap}; the plan forecast 1.0 MiB: {rest}", reason), reason
 
 
-def a_job(seqlen: int, forecast: int) -> Job:
-    return Job(Case(Shape(2, seqlen, seqlen, 4, 4, 64, 64), "fp32", "fwd"), "own", 0, Forecast(0.1, 0.01, forecast))
-
-
-def test_the_cap_has_room_for_what_was_forecast_and_for_the_plainest_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_cap, "host_free", lambda: 2**40)
-    small = memory_cap.most_bytes(a_job(8, 0))
-    assert small is not None
-    assert small >= memory_cap.ROOM
-    assert memory_cap.most_bytes(a_job(8, 2**30)) == small + 2**31
-    scores = 4 * 2 * 4 * 2**24
-    assert (memory_cap.most_bytes(a_job(4096, 0)) or 0) >= memory_cap.ROOM + 6 * scores
-
-
-def test_the_cap_leaves_the_machine_some_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tightest_limit_in_force_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_cap, "host_free", lambda: 10**9)
-    assert memory_cap.most_bytes(a_job(4096, 2**40)) == 9 * 10**8
+    assert memory_cap.cap_of_a_job() == (9 * 10**8, "90% of the memory that was free")
+    assert memory_cap.cap_of_a_job(ranks=2) == (45 * 10**7, "90% of the memory that was free")
+    assert memory_cap.cap_of_a_job(memory=10**6) == (10**6, "the memory that was asked for")
     monkeypatch.setattr(memory_cap, "host_free", lambda: None)
-    assert memory_cap.most_bytes(a_job(8, 0)) is None
+    assert memory_cap.cap_of_a_job() is None
+
+
+@pytest.mark.parametrize("option", ["-d", "-v"])
+def test_a_limit_of_the_shell_is_named(option: str) -> None:
+    code = "from attnbench.worker.memory_cap import cap_of_a_job; print(cap_of_a_job())"
+    command = f"ulimit {option} 400000 && exec {sys.executable} -c '{code}'"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    found = re.fullmatch(rf"(\d+) MiB, the rest of the limit by `ulimit {option}`\n", done.stdout)
+    assert found, done
+    assert 0 < int(found[1]) < 391
 
 
 def test_a_limit_of_the_person_stands() -> None:
