@@ -16,17 +16,31 @@ from dataclasses import replace
 from typing import Any
 
 from attnbench.backends.function import Function
+from attnbench.backends.limits import has_empty_rows
 from attnbench.core import flops, masks, pages, stats
 from attnbench.core.backend import Backend, Inputs, Prepared, Signature, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Measurement
+from attnbench.core.sizes import format_bytes
 from attnbench.worker import failures, inputs, kernel_trace, plan_time, reference, repeated_calls
 from attnbench.worker.instruments import Instruments, TimedLaunch, Timing
 from attnbench.worker.laps import Laps
 
 ALLOCATED = 512  # bytes, of which torch's CUDA allocator gives out multiples
+
+LEAK = 2**20  # bytes; less than that a call may keep in Python's objects and torch's tables
+ONE_BACKWARD = (
+    "only the first backward after a forward is right, and the pass bwd times the backward of one forward many times: "
+    "keep what the forward saved as it is, or measure both with --pass fwd_bwd"
+)
+
+WITHOUT_KEYS = (
+    "some queries see no key, and their output and gradients are 0; raise NotImplementedError for such cases if they "
+    "are none of yours"
+)
+UNLIKE = 0.1  # of the largest value: two results that differ by more have not read the same values
 
 Fields = dict[str, Any]  # of a Record
 
@@ -57,6 +71,7 @@ class CellSteps:
         self.laps = Laps()
         self.timing: Timing | None = None
         self.others: tuple[str, ...] = ()
+        self.leak = ""  # a sentence on memory that calls never free; "" where they free it
         self._began, self._ecc_errors = time.time(), instruments.state.ecc_errors()
 
     def make_inputs(self) -> Fields | None:
@@ -80,11 +95,10 @@ class CellSteps:
         check = reference.HardInputsCheck(self.case, self.instruments.device) if is_hard else self.check
         self.instruments.synchronize()
         self.laps.end("hard inputs")
-        with self._told_of_the_other_order():
-            first = self.instruments.memory.measure_held(lambda: self._launch_and_give_up(check))
+        first = self.instruments.memory.measure_held(lambda: self._launch_and_give_up(check))
         self._kept_by_first, self._first = first
         self.check.notes += (*(check.notes if is_hard else ()), *notes_on_data(self.case, is_hard))
-        return None if is_hard or self._first.ok else self._wrong(self._first, end=self._in_other_order())
+        return None if is_hard or self._first.ok else self._wrong(self._first)
 
     def launch_to_check(self) -> Fields | None:
         """Prepare on the given inputs, measure the memory of a launch, and check its results and those of the first.
@@ -101,13 +115,16 @@ class CellSteps:
         self.laps.end("check")
         if self.case.has_backward and self.prepared.forward is not None:
             found["memory_saved"] = memory.measure_held(self.prepared.forward)[0]
-        kept = max(0, kept) + max(0, self._kept_by_first) + self._kept_by_prepare(held, found.get("memory_saved"))
+        if leak := self._leak_of_a_call() if kept >= LEAK else 0:
+            self.leak = f"each call leaves {format_bytes(leak)} more allocated, until no memory is left"
+        kept = 0 if leak else max(0, kept) + max(0, self._kept_by_first)
+        kept += self._kept_by_prepare(held, found.get("memory_saved"))
         self.memory = {name: value + (0 if name == "memory_saved" else kept) for name, value in found.items()}
         self.laps.end("memory")
         if not self.accuracy.ok:
             others = ", on the case's own inputs (it was right on hard inputs)" if self.check.hard else ""
             when = f"in the second launch{others}: " if self._first.ok else ""
-            return self._wrong(self.accuracy, when, end=self._in_other_order())
+            return self._wrong(self.accuracy, when)
         if problem := self.check.fp8_problem(self.prepared, self.accuracy):
             return {"status": "wrong-kernel", "reason": problem, "accuracy": self.accuracy}
         return None if self._first.ok else self._wrong(self._first, "on hard inputs: ")
@@ -218,6 +235,22 @@ class CellSteps:
             )
         return None
 
+    def check_strides_of_dout(self) -> Fields | None:
+        """See that a dout of ones gives the same results with strides of 0, as `out.sum().backward()` gives it."""
+        if self.given.dout is None:
+            return None
+        one, found = self.given.dout.new_ones(()), []
+        for dout in (self.given.dout.new_ones(self.given.dout.shape), one.expand_as(self.given.dout)):
+            prepared = self._prepare(self.given.with_values({"dout": dout}))
+            found.append({name: t.clone() for name, t in prepared.canonical(prepared.launch()).items()})
+        self.laps.end("check")
+        dense, expanded = found
+        for name, result in expanded.items():
+            if (far := repeated_calls.distance(result, dense[name])) > UNLIKE:
+                reason = f"{name} is off by {far:.0%} of its largest value where the strides of dout are 0"
+                return {"status": "wrong", "reason": f"{reason}, as in out.sum().backward()", "accuracy": self.accuracy}
+        return None
+
     def record(self) -> Fields:
         """Return the fields of the record of a right kernel; without measurements where it was not timed."""
         found = {"status": "ok", "accuracy": self.accuracy, "kernels": self.traced.kernels}
@@ -247,7 +280,7 @@ class CellSteps:
     def notes(self) -> list[str]:
         """The notes of all steps that were taken, as sentences."""
         timing = self.timing.notes if self.timing else []
-        return [*self.check.notes, *timing, *self.traced.notes]
+        return [*self.check.notes, *filter(None, [self.leak]), *timing, *self.traced.notes]
 
     @property
     def latency(self) -> float | None:
@@ -326,20 +359,57 @@ class CellSteps:
         footprint = 2 * self.given.nbytes + self.memory["memory_peak"] + self.memory.get("memory_saved", 0)
         return TimedLaunch(self.prepared.launch, on_copies, flops.ideal_bytes(self.case), footprint)
 
-    def _wrong(self, accuracy: Accuracy, when: str = "", end: str = "") -> Fields:
-        reason = "; ".join(filter(None, (when + accuracy.problem(), end)))
+    def _leak_of_a_call(self) -> int:
+        """Return the bytes that a call leaves allocated once its results are freed; 0 where one of two leaves none."""
+
+        def call() -> None:
+            self.check.launcher(self.prepared)()
+
+        left = min(self.instruments.memory.measure_held(call)[0] for _ in range(2))
+        return left if left >= LEAK else 0
+
+    def _wrong(self, accuracy: Accuracy, when: str = "") -> Fields:
+        reason = "; ".join(filter(None, (when + accuracy.problem(), self._what_to_do())))
         return {"status": "wrong", "reason": reason, "accuracy": accuracy}
 
     @contextlib.contextmanager
-    def _told_of_the_other_order(self) -> Iterator[None]:
-        """Add to an error of the block what `_in_other_order` finds."""
+    def told_what_to_do(self) -> Iterator[None]:
+        """Add to an error of the block what a person can do about it, where that is known."""
         try:
             yield
         except Exception as error:
-            if not isinstance(error, Unsupported) and not failures.is_out_of_memory(error):
+            if not isinstance(error, Unsupported):
+                todo = self.leak if failures.is_out_of_memory(error) else self._what_to_do()
                 with contextlib.suppress(Exception):  # its class may take no attributes
-                    setattr(error, failures.TODO, self._in_other_order())
+                    setattr(error, failures.TODO, todo)
             raise
+
+    def _what_to_do(self) -> str:
+        """Return what to do about a wrong result or a failure, where a try shows it; else ""."""
+        return self._in_other_order() or self._with_one_backward() or self._without_keys()
+
+    def _without_keys(self) -> str:
+        """Return what a person's function must give for queries that see no key, where the case has such; else ""."""
+        if not isinstance(self.backend, Function) or not has_empty_rows(self.case):
+            return ""
+        return WITHOUT_KEYS
+
+    def _with_one_backward(self) -> str:
+        """Return what to do where the first backward after a forward is right, and the next is not; else ""."""
+        if self.case.direction != "bwd":
+            return ""
+        try:
+            check = reference.make_check(self.case, self._new_inputs(), self.policy.seed, self.backend)
+            for _ in range(2):
+                prepared = self.backend.prepare(self.case, check.inputs)
+                if not check.check_first(prepared.canonical(prepared.launch())).ok:
+                    return ""
+                with contextlib.suppress(Exception):
+                    if check.check_first(prepared.canonical(prepared.launch())).ok:
+                        return ""
+        except Exception:
+            return ""
+        return ONE_BACKWARD
 
     def _in_other_order(self) -> str:
         """Return what to do where a person's function is right with its dimensions in another order; else ""."""

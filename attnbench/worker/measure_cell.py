@@ -48,18 +48,20 @@ class CellMeasurer(Instruments):
         cell.laps.end("ceilings")
         if flawed := cell.make_inputs():
             return flawed
-        with self.memory.job_window():
-            if wrong := cell.launch_first() or cell.launch_to_check():
-                return wrong
-            cell.prepare_to_time()
-        ending = (
-            cell.time(timed)
-            or cell.time_plan()
-            or cell.check_repeated_calls()
-            or cell.trace()
-            or cell.check_renewed_inputs()
-            or cell.check_restored_inputs()
-        )
+        with cell.told_what_to_do():
+            with self.memory.job_window():
+                if wrong := cell.launch_first() or cell.launch_to_check():
+                    return wrong
+                cell.prepare_to_time()
+            ending = (
+                cell.time(timed)
+                or cell.time_plan()
+                or cell.check_repeated_calls()
+                or cell.trace()
+                or cell.check_renewed_inputs()
+                or cell.check_restored_inputs()
+                or (None if timed else cell.check_strides_of_dout())
+            )
         if ending:
             return ending
         record = cell.record()

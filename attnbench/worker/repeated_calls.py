@@ -54,7 +54,7 @@ def _to_compare(kept: Sequence[Results]) -> list[int]:
     """Return which results are to be compared with the reference: the first, and the one furthest from it, if any."""
     first = kept[0]
     others = [
-        (max(_distance(results[name], first[name]) for name in first), number)
+        (max(distance(results[name], first[name]) for name in first), number)
         for number, results in enumerate(kept)
         if not all(_is_equal(results[name], first[name]) for name in first)
     ]
@@ -86,7 +86,7 @@ def _kept_results(instruments: Instruments, launch: Callable[[], Any], prepared:
     return named
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
+def distance(one: Tensor, other: Tensor) -> float:
     """Return the largest difference of two tensors over the largest value, infinite where there is a NaN."""
     difference = float((one.float() - other.float()).abs().max() / other.float().abs().max().clamp_min(1e-30))
     return difference if math.isfinite(difference) else math.inf

@@ -73,9 +73,9 @@ def check(tool: Tool, function: str, *more: str, code: int) -> str:
 def test_a_right_function(mine: Tool) -> None:
     out = check(mine, "right", code=0)
     found = entries(out)
-    assert len(found) == 15
+    assert len(found) == 17
     assert {entry.count("right ") for entry in found.values()} == {4}
-    assert out.splitlines()[-1] == "right is RIGHT in 60 cases"
+    assert out.splitlines()[-1] == "right is RIGHT in 68 cases"
 
 
 @pytest.mark.parametrize("parameter", GIVEN)
@@ -93,7 +93,7 @@ def test_a_function_that_ignores_one_of_its_parameters_is_wrong(mine: Tool, para
     options = ("--device", "cpu", "--dtype", "fp32", "--pass", "fwd", "--headdim", "64")
     assert "ignores is WRONG" in mine("check", "./ignores.py:ignores", *options, code=5).out
     if parameter == "softmax_scale":
-        assert "without is RIGHT in 12 cases, 1 not supported" in mine("check", "./ignores.py:without", *options).out
+        assert "without is RIGHT in 14 cases, 1 not supported" in mine("check", "./ignores.py:without", *options).out
 
 
 OTHERS = """
@@ -107,6 +107,30 @@ def pairs(q, k, v, *, causal, softmax_scale):
     if q.shape[2] != k.shape[2]:
         k, v = (t[:, :, [head // 2 % k.shape[2] for head in range(q.shape[2])]] for t in (k, v))
     return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+
+def threes(q, k, v, *, causal, softmax_scale):
+    if q.shape[2] != k.shape[2]:
+        k, v = (t[:, :, [min(head // 3, k.shape[2] - 1) for head in range(q.shape[2])]] for t in (k, v))
+    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+
+class Dense(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, options):
+        ctx.save_for_backward(q, k, v)
+        ctx.options = options
+        return right(q, k, v, **options)
+
+    @staticmethod
+    def backward(ctx, dout):
+        if 0 in dout.stride():
+            dout = torch.zeros_like(dout)
+        given = [t.detach().requires_grad_() for t in ctx.saved_tensors]
+        with torch.enable_grad():
+            out = right(*given, **ctx.options)
+        return (*torch.autograd.grad(out, given, dout), None)
+
+def dense(q, k, v, **options):
+    return Dense.apply(q, k, v, options)
 
 class Contiguous(torch.autograd.Function):
     @staticmethod
@@ -149,8 +173,10 @@ contiguous_heads_first.order = "bhsd"
     [
         ("first_keys", {"80x256 d64 causal", "1x256 d64 causal", "48x4k d64 causal", "48x4k d64 full"}),
         ("pairs", {"256 d64 causal, heads 6/2"}),
-        ("contiguous", {"256 d64 causal layout bhsd"}),
-        ("contiguous_heads_first", {"256 d64 causal layout packed"}),
+        ("threes", {"256 d64 causal, heads 8/4"}),
+        ("dense", {"256 d64 causal layout bhsd", "256 d64 causal layout packed"}),
+        ("contiguous", {"256 d64 causal layout bhsd", "256 d64 causal layout packed"}),
+        ("contiguous_heads_first", {"256 d64 causal layout bhsd", "256 d64 causal layout packed"}),
     ],
 )
 def test_what_is_wrong_in_few_cases(mine: Tool, function: str, wrong: set[str]) -> None:
@@ -177,7 +203,7 @@ def test_a_wrong_function_and_in_which_cases(mine: Tool) -> None:
     assert "WRONG top_left (6 cases: 256, 4k; d64; seqlen_q != seqlen_k; causal): out is off by" in " ".join(
         out.split()
     )
-    assert out.splitlines()[-1] == "top_left is WRONG in 6 of 30 cases"
+    assert out.splitlines()[-1] == "top_left is WRONG in 6 of 34 cases"
 
 
 def test_what_a_function_does_not_implement_is_skipped_with_its_reason(mine: Tool) -> None:
@@ -186,7 +212,7 @@ def test_what_a_function_does_not_implement_is_skipped_with_its_reason(mine: Too
     assert found["256 d128 full"].split() == found["256 d64 causal, heads 6/2"].split() == ["skip", "skip"]
     for reason in ("headdim 64 only", "not implemented", "not differentiable: its output has no gradient"):
         assert reason in out
-    assert out.splitlines()[-1] == "picky is RIGHT in 12 cases, 18 not supported"
+    assert out.splitlines()[-1] == "picky is RIGHT in 12 cases, 22 not supported"
 
 
 def test_what_was_checked_before_an_interrupt_is_shown(mine: Tool) -> None:
@@ -210,7 +236,7 @@ def test_a_failure_shows_its_place(mine: Tool) -> None:
     assert f'  File "{mine.folder}/mine.py", line {line}, in broken' in out
     assert "return q @ k" in out
     assert "worker" not in out  # no frames of attnbench's own
-    assert "broken FAILS in 13 of 13 cases" in out
+    assert "broken FAILS in 15 of 15 cases" in out
 
 
 def test_another_signature_is_one_line_with_the_code_that_adapts_it(mine: Tool) -> None:
@@ -288,11 +314,11 @@ def test_the_advice_of_a_run_with_a_wrong_result_checks_the_same_cells_again(min
 @pytest.mark.parametrize(
     ("script", "code", "verdict"),
     [
-        ("", 0, "fake is RIGHT in 60 cases"),
-        ("wrong@203", 5, "fake is WRONG in 8 of 60 cases"),
-        ("error@203", 1, "fake FAILS in 8 of 60 cases"),
-        ("refuse@203", 0, "fake is RIGHT in 52 cases, 8 not supported"),
-        ("wrong@203 error@80", 5, "fake is WRONG in 8 and FAILS in 4 of 60 cases"),
+        ("", 0, "fake is RIGHT in 68 cases"),
+        ("wrong@203", 5, "fake is WRONG in 8 of 68 cases"),
+        ("error@203", 1, "fake FAILS in 8 of 68 cases"),
+        ("refuse@203", 0, "fake is RIGHT in 60 cases, 8 not supported"),
+        ("wrong@203 error@80", 5, "fake is WRONG in 8 and FAILS in 4 of 68 cases"),
         ("missing", 1, "fake: nothing could be checked"),
         ("crash@256", 1, "fake FAILS in 3 of 3 cases"),
     ],
@@ -319,7 +345,7 @@ def test_a_backend_that_keeps_crashing_is_given_up(tool: Tool) -> None:
 def test_csv_and_json_have_a_row_a_case(tool: Tool) -> None:
     rows = list(csv.DictReader(io.StringIO(tool(*FAKE, "-f", "csv", fake="wrong@203", code=5).out)))
     records = json.loads(tool(*FAKE, "--json", fake="wrong@203", code=5).out)
-    assert len(rows) == len(records) == 60
+    assert len(rows) == len(records) == 68
     assert [row["status"] for row in rows] == [record["status"] for record in records]
     assert {(row["status"], row["error"], row["tolerance"]) for row in rows} == {
         ("ok", "0.001", "0.002"),
@@ -330,7 +356,7 @@ def test_csv_and_json_have_a_row_a_case(tool: Tool) -> None:
 @pytest.mark.parametrize("format", ["md", "html"])
 def test_other_formats(tool: Tool, format: str) -> None:
     out = tool(*FAKE, "-f", format, fake="wrong@203", code=5).out
-    assert "fake is WRONG in 8 of 60 cases" in out
+    assert "fake is WRONG in 8 of 68 cases" in out
     assert "80x256 d64 causal" in out
 
 
