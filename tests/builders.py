@@ -10,7 +10,7 @@ from attnbench.core import flops
 from attnbench.core.case import Case, Shape
 from attnbench.core.flops import Convention
 from attnbench.core.machine import Device, Environment
-from attnbench.core.policy import Policy
+from attnbench.core.policy import CHECK, Policy
 from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, Run, TensorError
 from attnbench.results.rows import Rates, Row, Source
 
@@ -120,6 +120,7 @@ def run(records: Iterable[Record], *, device: Device = H200, plan: Sequence[Job]
         "suite": "quick",
         "policy": Policy(),
         "started": "2026-07-01T10:00:00+00:00",
+        "check": CHECK,
     }
     return Run(plan=jobs, records=records, **{**values, **changes})
 

@@ -218,6 +218,7 @@ class Run:
     peak: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s given by --peak; "" for every dtype
     reduced: bool = False  # a baseline: each measurement holds one value, the one that the gate reads
     method: int = 1  # of measuring (core/policy.py); figures of unlike methods are not comparable
+    check: int = 1  # of results (core/policy.py): what an earlier check than today's calls wrong may be right
     search: Search | None = None  # of `attnbench capacity`, whose plan holds the first step of each search
     turns: str = ""  # identity of an A/B whose two runs took turns by round; their plans hold the first round only
 

@@ -12,6 +12,7 @@ from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.flops import Bound, Convention
 from attnbench.core.formats import duration, times
+from attnbench.core.policy import CHECK
 from attnbench.core.record import STATUSES, WRONG, Record, Run, Status
 from attnbench.results import case_names, metrics
 from attnbench.results.case_names import backend_rank, case_name, case_rank, unusual_versions
@@ -116,8 +117,15 @@ class Cell:
 
     @property
     def reason(self) -> str | None:
-        """The reason of the first round that ended with the cell's status."""
-        return next(row.record.reason for row in self.rows if row.record.status == self.status)
+        """The reason of the first round that ended with the cell's status, and where an earlier check gave it."""
+        reason = next(row.record.reason for row in self.rows if row.record.status == self.status)
+        return f"{reason} (by an earlier check: measure it again)" if self.of_earlier_check else reason
+
+    @property
+    def of_earlier_check(self) -> bool:
+        """Whether it is wrong by an earlier check, in a way in which today's check may find no fault with it."""
+        changed = self.status == "wrong-kernel" or (self.status == "wrong" and self.case.dtype == "fp8")
+        return changed and self.run.check < CHECK
 
     @property
     def uses_span(self) -> bool:

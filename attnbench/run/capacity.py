@@ -20,7 +20,7 @@ from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, Interrupted, UserError
 from attnbench.core.flops import flops
 from attnbench.core.machine import Device, Environment
-from attnbench.core.policy import METHOD, Policy
+from attnbench.core.policy import CHECK, METHOD, Policy
 from attnbench.core.record import WRONG, Forecast, Job, Record, Run, Search
 from attnbench.core.sizes import format_duration, format_size
 from attnbench.results import run_file
@@ -181,6 +181,7 @@ def search_capacity(request: Request, say: Say) -> Ended:
             specs=pool.specs,
             interpreters=pool.interpreters,
             method=METHOD,
+            check=CHECK,
             search=request.search,
         )
         if request.dry_run:

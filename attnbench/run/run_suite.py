@@ -24,7 +24,7 @@ from attnbench.core.errors import (
 )
 from attnbench.core.machine import Device
 from attnbench.core.other_work import is_too_busy, other_work
-from attnbench.core.policy import METHOD
+from attnbench.core.policy import CHECK, METHOD
 from attnbench.core.record import WRONG, Job, Record, Run
 from attnbench.core.sizes import parse_duration
 from attnbench.core.text import some
@@ -273,6 +273,7 @@ def _planned(
         interpreters=pool.interpreters,
         peak=checked.peak,
         method=METHOD,
+        check=CHECK,
     )
     return planned, chosen, pool
 

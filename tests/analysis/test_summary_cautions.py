@@ -45,6 +45,18 @@ def test_cautions() -> None:
     assert "1 cell measured in some rounds only: eager 1k d128 full fwd (TIMEOUT: took 120 s)." in warned(good, half)
 
 
+def test_a_verdict_that_todays_check_may_not_give_accuses_nobody() -> None:
+    copied = ended(case(), "eager", "wrong-kernel", "what it declares took 0.86% of the time; copies did more")
+    in_fp8 = ended(case(dtype="fp8"), "fa3", "wrong", "on hard inputs: out is off by 0.3 where 0.05 is allowed")
+    missed = ended(case(2048), "fa1", "wrong", "dropout drops the same probabilities every 2 keys")
+    earlier = warned(copied, in_fp8, missed, check=1)
+    assert "2 results wrong by an earlier check of attnbench: eager 1k" in earlier
+    assert "1 result wrong: fa1 2k" in earlier, "the check of it has not changed"
+    today = warned(copied, in_fp8, missed)
+    assert "earlier check" not in today
+    assert "2 results wrong: fa3 1k" in today
+
+
 def test_a_figure_that_no_device_can_reach_is_a_fault_of_ours() -> None:
     """989 TFLOP/s hold at 1830 MHz and the highest clock is 1980; memory gives 4.8 TB/s."""
 

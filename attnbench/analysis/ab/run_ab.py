@@ -18,7 +18,7 @@ from attnbench.analysis.gate import judge
 from attnbench.analysis.gate.repeated_looks import LOOKS
 from attnbench.core.errors import EXIT_INTERRUPTED, UserError
 from attnbench.core.machine import Environment
-from attnbench.core.policy import METHOD
+from attnbench.core.policy import CHECK, METHOD
 from attnbench.core.record import Job, Run
 from attnbench.core.sizes import format_duration
 from attnbench.results import run_file
@@ -181,6 +181,7 @@ def _prepare(
                 interpreters=build.interpreters,
                 turns=shared,
                 method=METHOD,
+                check=CHECK,
             )
         )
     return (runs[0], runs[1]), plans

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, Interrupted, UserError
-from attnbench.core.policy import METHOD, Policy
+from attnbench.core.policy import CHECK, METHOD, Policy
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.results import run_file
 from attnbench.run.axes import Axes, matches
@@ -120,6 +120,7 @@ def check(
         specs=specs,
         interpreters=pool.interpreters,
         method=METHOD,
+        check=CHECK,
     )
     return run, interrupt
 

@@ -29,11 +29,17 @@ ABOVE_CEILING = 1.1  # of what a large matmul reached: the two were read under u
 
 def cautions(cells: Sequence[Cell], runs: Sequence[Run], files: Sequence[Path] = ()) -> list[Caution]:
     """Return everything that should make a reader careful, most serious first. `files` are those of the runs."""
-    measured = [c for c in cells if c.status == "ok"]
+    measured, judged = [c for c in cells if c.status == "ok"], [c for c in cells if not c.of_earlier_check]
     return [
-        *_wrong([c for c in cells if c.status == "wrong"], runs, files),
+        *_wrong([c for c in judged if c.status == "wrong"], runs, files),
         *about(
-            [c for c in cells if c.status == "wrong-kernel"],
+            [c for c in cells if c.of_earlier_check],
+            "{results} wrong by an earlier check of attnbench: {names}.",
+            "Today's check may find no fault with them; none of their figures is shown.",
+            "Measure them again.",
+        ),
+        *about(
+            [c for c in judged if c.status == "wrong-kernel"],
             "{cells} where another kernel ran than the backend's: {names}.",
             "Its speed under this name would mislead, so none is shown.",
             "See above what ran; leave those cases out, or choose the backend whose kernel it is.",
