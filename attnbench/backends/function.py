@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -15,6 +13,7 @@ from attnbench.backends.base import BackendBase, Order, autograd_prepared
 from attnbench.backends.libraries import is_interpreted, refusal_of_interpreter, refusal_when_interpreted
 from attnbench.backends.limits import TORCH_LIMITS
 from attnbench.backends.own_signature import CALL, objection, takes_scale
+from attnbench.backends.own_source import hash_of_source, layers
 from attnbench.core.backend import Prepared, Probe, Signature, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -52,7 +51,7 @@ class Function(BackendBase):
         self._uses_triton = "triton.language" in sys.modules  # its file has imported it
 
     def probe(self) -> Probe:
-        """Return a hash of the function's source as its version, or why it cannot be called.
+        """Return a hash of its source as its version, or why it cannot be called.
 
         A run is thus not resumed with another kernel.
         """
@@ -61,7 +60,7 @@ class Function(BackendBase):
             return Probe(reason=refusal)
         if self.order not in ORDERS:
             return Probe(reason=f"{self._attribute}.order is {self.order!r}, neither bshd nor bhsd")
-        return Probe(version=f"{self.name}, source {_hash_of_source(self._given, self._file) or 'unknown'}")
+        return Probe(version=f"{self.name}, source {hash_of_source(self._given, self._file) or 'unknown'}")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         of_triton = None
@@ -79,7 +78,7 @@ class Function(BackendBase):
         """
         if self._uses_triton and device.kind == "cpu" and is_interpreted():
             return Signature(float32=True)
-        declared = next((found for f in _layers(self._given) if (found := getattr(f, "kernels", ()))), ())
+        declared = next((found for f in layers(self._given) if (found := getattr(f, "kernels", ()))), ())
         runs = (declared,) if isinstance(declared, str) else tuple(declared)
         return Signature(runs, float32=not runs)
 
@@ -109,40 +108,3 @@ class Function(BackendBase):
         dimensions = {"bshd": "(batch, seqlen, nheads, headdim)", "bhsd": "(batch, nheads, seqlen, headdim)"}[order]
         name, file = self._attribute, Path(self._file).name or "its file"
         return other, f'it is right on {dimensions} tensors: if it takes those, add {name}.order = "{order}" to {file}'
-
-
-def _layers(callable_: Any) -> list[Any]:
-    """Return an object that can be called, and what it wraps: of functools.partial, wraps and torch.compile."""
-    found = [callable_]
-    while True:
-        last = found[-1]
-        inner = last.func if isinstance(last, functools.partial) else getattr(last, "__wrapped__", None)
-        inner = inner or getattr(last, "_orig_mod", None)  # of a compiled nn.Module
-        if not callable(inner) or any(inner is f for f in found):
-            return found
-        found.append(inner)
-
-
-def _hash_of_source(callable_: Any, file: str) -> str | None:
-    """Return a hash of the file of a function, or of an object's class; None where it cannot be found.
-
-    What makes an object counts too: the person's `file`, where that is another one.
-    """
-    inmost = _layers(callable_)[-1]
-    made = not inspect.isroutine(inmost) or inmost is not callable_
-    files = [_source_file(inmost if inspect.isroutine(inmost) else type(inmost))]
-    files += [file] if made and file.endswith(".py") else []
-    digest = hashlib.sha256()
-    try:
-        for path in dict.fromkeys(Path(f).resolve() for f in files if f):
-            digest.update(path.read_bytes())
-    except OSError:
-        return None
-    return digest.hexdigest()[:8] if any(files) else None
-
-
-def _source_file(of: Any) -> str | None:
-    try:
-        return inspect.getsourcefile(of)
-    except TypeError:  # built in, as a function of a C++ extension
-        return getattr(inspect.getmodule(of), "__file__", None)

@@ -54,6 +54,7 @@ class WorkerPool:
     _importing: bool = False  # and then import what measuring needs
     _opened: set[Key] = field(default_factory=set)  # workers that were told to open the device
     _variables: Mapping[str, str] = field(default_factory=dict)  # environment variables of new workers
+    _loaded_versions: dict[str, str | None] = field(default_factory=dict)  # backend -> what its first worker loaded
 
     def start_loading(self, *, import_ahead: bool = False) -> None:
         """Start all workers and let them import their libraries, which takes seconds. `probe` receives the answers.
@@ -113,6 +114,7 @@ class WorkerPool:
             return Probe(reason=f"cannot be imported{there}: {answer['error']}")
         self._note_compiler(name, answer)
         probe = Probe(**answer["probe"])
+        self._loaded_versions[name] = probe.version
         if probe.install and python:  # pip alone would install into another interpreter
             probe = replace(
                 probe, install=probe.install.replace("pip install", f"{shlex.quote(python)} -m pip install", 1)
@@ -305,7 +307,13 @@ class WorkerPool:
         if "probe" not in answer:
             worker.kill()
             raise WorkerDied(answer["error"])
-        self._note_compiler(key[0], answer)
+        name, version = key[0], answer["probe"].get("version")
+        if (first := self._loaded_versions.setdefault(name, version)) != version:
+            raise UserError(
+                f"{name} was changed while it was measured: a process loaded {first}, a later one {version}; what was "
+                "measured is kept; another run measures what it is now"
+            )
+        self._note_compiler(name, answer)
 
     def _note_compiler(self, name: str, answer: Mapping[str, Any]) -> None:
         """Remember from the answer to "load" whether the backend starts a compiler."""

@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 
 from attnbench.backends import BACKENDS
+from attnbench.backends.own_source import INSTALLED
 from attnbench.core.sizes import format_bytes
 from attnbench.core.text import one_line, printable
 
@@ -20,7 +21,6 @@ WITHOUT_GPU = (
 )
 TODO = "_attnbench_todo"  # attribute of an exception: what a person can do about it
 STABLE_ALLOCATION = re.compile(r"aoti_torch_(aten_)?(new_)?(empty|zeros)\w*\(.*API call failed.*", re.DOTALL)
-NOT_OWN = ("site-packages", "dist-packages", "torchinductor_")  # how such folders begin, within a person's folder too
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -65,7 +65,7 @@ def place(error: BaseException, spec: str) -> str:
         file = Path(frame.filename).resolve()
         if not file.is_file() or not file.is_relative_to(own) or file.is_relative_to(ATTNBENCH):
             continue
-        if not any(part.startswith(NOT_OWN) for part in file.relative_to(own).parts):
+        if not any(part.startswith(INSTALLED) for part in file.relative_to(own).parts):
             where = "" if frame.name == "<module>" else f" in {frame.name}"
             return printable(f" ({file.name}:{frame.lineno}{where})")
     return ""

@@ -145,10 +145,11 @@ def test_the_version_is_that_of_the_persons_code(name: str, tmp_path: Path, monk
     monkeypatch.delitem(sys.modules, "library", raising=False)
     (tmp_path / "library.py").write_text(LIBRARY)
     path, versions = tmp_path / "mine_versions.py", set()
-    for more in ("", "# changed\n"):
-        path.write_text(SOURCE + more)
+    for of_file, of_neighbour in (("", ""), ("# changed\n", ""), ("", "# changed\n")):
+        path.write_text(SOURCE + of_file)
+        (tmp_path / "library.py").write_text(LIBRARY + of_neighbour)
         versions.add(backends.load("own", f"{path}:{name}").probe().version)
-    assert len(versions) == 2
+    assert len(versions) == 3
     assert not any("unknown" in str(version) for version in versions)
     monkeypatch.delitem(sys.modules, "library")
 

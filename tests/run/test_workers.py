@@ -20,6 +20,7 @@ import pytest
 from attnbench.backends import BACKENDS
 from attnbench.core.backend import Probe
 from attnbench.core.case import Case, Shape
+from attnbench.core.errors import UserError
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, TensorError
@@ -129,6 +130,20 @@ def run(pool: WorkerPool, *jobs: Job, policy: Policy = POLICY, limit: TimeLimit 
 
 def pid(record: Record) -> float:
     return record.measurements["memory_peak"].values[0]
+
+
+def test_code_that_changes_between_two_processes_ends_the_run(new_pool: NewPool, tmp_path: Path) -> None:
+    """Of a neighbour that the file imports; the rounds before stand."""
+    (tmp_path / "beside.py").write_text("A = 1\n")
+    (tmp_path / "mine.py").write_text(OWN + "from beside import A\n")
+    pool = new_pool({"own": f"{tmp_path}/mine.py:Own"})
+    assert pool.probe()["own"].usable
+    (record,) = run(pool, job(1024, "own"))
+    assert record.status == "ok"
+    (tmp_path / "beside.py").write_text("A = 2\n")
+    pool.close()  # as between two rounds
+    with pytest.raises(UserError, match=r"^own was changed while it was measured: .*, source .*, source "):
+        run(pool, job(1024, "own", 1))
 
 
 def test_every_status_and_the_next_job_works(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,6 +553,7 @@ import sys
 sys.path.insert(0, {os.fspath(Path(__file__).parent)!r})
 from attnbench.backends import BACKENDS
 from attnbench.core.case import Case, Shape
+from attnbench.core.errors import UserError
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job
 from attnbench.run.device_probe import probe_device
