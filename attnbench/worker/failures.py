@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import importlib.util
 import re
 import traceback
@@ -19,6 +20,7 @@ WITHOUT_GPU = (
     "Triton runs on a GPU, or on a CPU with the environment variable TRITON_INTERPRET=1: slowly, for tests of its "
     "results in fp32 and fp16"
 )
+NOBODY = "nobody can answer while it is measured: call it from a script of your own to use input() or a debugger"
 TODO = "_attnbench_todo"  # attribute of an exception: what a person can do about it
 STABLE_ALLOCATION = re.compile(r"aoti_torch_(aten_)?(new_)?(empty|zeros)\w*\(.*API call failed.*", re.DOTALL)
 
@@ -52,7 +54,8 @@ def reason(error: BaseException, spec: str) -> str:
         indented = len(error.text) - len(error.text.lstrip())
         text += f", at column {max(1, error.offset - indented)} of: {one_line(error.text)}"
     what = (f"{kind}: {text}"[:LONGEST] if text else kind) + place(error, spec)
-    todo = WITHOUT_GPU if NO_GPU_OF_TRITON.search(text) else vars(error).get(TODO)
+    asks = isinstance(error, EOFError | bdb.BdbQuit)
+    todo = NOBODY if asks else WITHOUT_GPU if NO_GPU_OF_TRITON.search(text) else vars(error).get(TODO)
     return f"{what}; {todo}" if todo else what
 
 

@@ -348,8 +348,9 @@ def main() -> None:
     """Serve requests from stdin until it closes, then end the process."""
     _die_with_parent()
     _first_to_be_killed()
-    answers = os.fdopen(os.dup(1), "w")
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not mix with the answers
-    serve(sys.stdin, answers)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # and what it reads must be no request
+    serve(requests, answers)
     answers.flush()
     os._exit(0)  # skip destructors, which may crash or hang in a broken CUDA context

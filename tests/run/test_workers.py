@@ -132,6 +132,32 @@ def pid(record: Record) -> float:
     return record.measurements["memory_peak"].values[0]
 
 
+@pytest.mark.parametrize("ask", ["input('which block size? ')", "breakpoint()", "sys.stdin.buffer.read(1)[0]"])
+@pytest.mark.parametrize("when", ["module", "launch"])
+def test_a_kernel_that_waits_for_a_person_fails_at_once(new_pool: NewPool, tmp_path: Path, ask: str, when: str) -> None:
+    at_import, at_launch = (ask, "pass") if when == "module" else ("pass", ask)
+    own = f"""
+import sys
+{at_import}
+class Mine:
+    def unsupported(self, case, device): {at_launch}
+    def probe(self):
+        from attnbench.core.backend import Probe
+        return Probe("1")
+    def prepare(self, case, inputs): ...
+"""
+    (tmp_path / "mine.py").write_text(own)
+    pool, began = new_pool({"own": f"{tmp_path}/mine.py:Mine"}), time.monotonic()
+    probes = pool.probe()
+    device = replace(DEVICE, kind="cpu")
+    found = probes["own"].why_not if when == "module" else pool.survey(probes, [case(1)], device)["own"][0].reason
+    assert time.monotonic() - began < 60
+    if "stdin" in ask:
+        assert "IndexError" in str(found), "the end of the file, and no part of a request"
+    else:
+        assert "nobody can answer while it is measured" in str(found)
+
+
 def test_code_that_changes_between_two_processes_ends_the_run(new_pool: NewPool, tmp_path: Path) -> None:
     """Of a neighbour that the file imports; the rounds before stand."""
     (tmp_path / "beside.py").write_text("A = 1\n")
