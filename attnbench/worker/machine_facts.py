@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.core import stats
 from attnbench.worker.measure import cuda_graph, l2_cache
-from attnbench.worker.measure.nvml import LIMITS, GpuState
+from attnbench.worker.measure.nvml import LIMITS, GpuState, running_processes
 from attnbench.worker.measure.sampling import do_nothing
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _process_facts(state: GpuState) -> dict[str, Any]:
     """
     since = time.time()
     busy = state.busy_with_others()
-    pids = state.ask(lambda n, h: [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(h)])
+    pids = state.ask(running_processes)
     return {
         "count": None if pids is None else len(pids),
         "named": os.getpid() in (pids or ()),
@@ -144,9 +144,9 @@ def _facts_or_error(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def _nvml_facts(state: GpuState) -> dict[str, Any]:
     """Return what NVML tells of clocks, power, temperature, settings and memory errors."""
     ask = state.ask
-    reasons = ask(lambda n, h: n.nvmlDeviceGetCurrentClocksThrottleReasons(h))
+    reasons = ask(lambda n, h: int(n.nvmlDeviceGetCurrentClocksThrottleReasons(h)))
     names = ("corrected", "uncorrected", "pending", "failed")
-    cuda = ask(lambda n, _: n.nvmlSystemGetCudaDriverVersion_v2())
+    cuda = ask(lambda n, _: int(n.nvmlSystemGetCudaDriverVersion_v2()))
     return {
         "clock": state.clock_hz(),
         "clock_max": state.clock_max_hz(),
@@ -158,12 +158,14 @@ def _nvml_facts(state: GpuState) -> dict[str, Any]:
         "power_default": ask(lambda n, h: n.nvmlDeviceGetPowerManagementDefaultLimit(h) / 1e3),
         "temperature": state.temperature_c(),
         "temperature_margin": _temperature_margin(state),
-        "persistence": ask(lambda n, h: bool(n.nvmlDeviceGetPersistenceMode(h))),
-        "mig": ask(lambda n, h: bool(n.nvmlDeviceGetMigMode(h)[0])),
-        "ecc": ask(lambda n, h: bool(n.nvmlDeviceGetEccMode(h)[0])),
-        "ecc_pending": ask(lambda n, h: bool(n.nvmlDeviceGetEccMode(h)[1])),
+        "persistence": ask(lambda n, h: bool(int(n.nvmlDeviceGetPersistenceMode(h)))),
+        "mig": ask(lambda n, h: bool(int(n.nvmlDeviceGetMigMode(h)[0]))),
+        "ecc": ask(lambda n, h: bool(int(n.nvmlDeviceGetEccMode(h)[0]))),
+        "ecc_pending": ask(lambda n, h: bool(int(n.nvmlDeviceGetEccMode(h)[1]))),
         "ecc_errors": state.ecc_errors(),
-        "ecc_errors_ever": ask(lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, 1)),
+        "ecc_errors_ever": ask(
+            lambda n, h: int(n.nvmlDeviceGetTotalEccErrors(h, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, 1))
+        ),
         "rows": ask(lambda n, h: dict(zip(names, map(int, n.nvmlDeviceGetRemappedRows(h)), strict=True))),
         "cuda": None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
     }
@@ -177,6 +179,8 @@ def _temperature_margin(state: GpuState) -> float | None:
     margin = state.ask(lambda n, h: float(n.nvmlDeviceGetMarginTemperature(h)))
     if margin is not None:
         return margin
-    slowdown = state.ask(lambda n, h: n.nvmlDeviceGetTemperatureThreshold(h, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN))
+    slowdown = state.ask(
+        lambda n, h: float(n.nvmlDeviceGetTemperatureThreshold(h, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN))
+    )
     now = state.temperature_c()
     return slowdown - now if slowdown and now is not None else None

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from attnbench.worker import machine_facts
 from attnbench.worker.measure import nvml as nvml_module
 from attnbench.worker.measure.nvml import LIMITS, POWER_INSTANT, GpuState, StateSampler
 
@@ -323,3 +324,45 @@ def test_how_much_others_use_the_gpu(
     found = GpuState(UUID).busy_with_others()
     assert found == (share if share is None else pytest.approx(share))
     assert sum(slept) == pytest.approx(seconds)
+
+
+ANSWERS: list[Any] = [
+    None,
+    b"580.1\xff",
+    "N/A",
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+    TypeError("argument"),
+]
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: type(answer).__name__)
+def test_answers_of_another_kind_are_no_answers(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a driver that the installed pynvml does not know: every question, each may have any answer."""
+
+    class Odd(Nvml):
+        def __getattribute__(self, name: str) -> Any:
+            if not name.startswith("nvmlDeviceGet") and not name.startswith("nvmlSystem"):
+                return super().__getattribute__(name)
+            if name == "nvmlDeviceGetHandleByUUID":
+                return lambda _: "handle"
+            return odd
+
+    def odd(*_: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setitem(sys.modules, "pynvml", Odd())
+    state = GpuState(UUID)
+    assert state.available
+    names = [name for name, of in vars(GpuState).items() if callable(of) and name not in ("__init__", "ask")]
+    found = {name: getattr(state, name)() for name in names}
+    assert found.pop("driver") == {b"580.1\xff": "580.1\ufffd", "N/A": "N/A"}.get(
+        answer if answer in ANSWERS[1:3] else ""
+    )
+    assert set(found.values()) == {None, ()}
+    facts = machine_facts._nvml_facts(state)
+    assert {*map(str, facts.values())} == {"None"}
+    with StateSampler(state) as sampler:
+        pass
+    assert sampler.readings == {}

@@ -89,15 +89,15 @@ class GpuState:
 
     def ecc_errors(self) -> int | None:
         """Return the number of uncorrected memory errors since the driver was loaded."""
-        return self.ask(lambda n, h: n.nvmlDeviceGetTotalEccErrors(h, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, 0))
+        return self.ask(lambda n, h: int(n.nvmlDeviceGetTotalEccErrors(h, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, 0)))
 
     def driver(self) -> str | None:
         """Return the driver's version."""
-        return self.ask(lambda n, _: n.nvmlSystemGetDriverVersion())
+        return self.ask(lambda n, _: _text(n.nvmlSystemGetDriverVersion()))
 
     def limits(self) -> tuple[str, ...]:
         """Return NVML's reasons why the clock is held down now."""
-        mask = self.ask(lambda n, h: n.nvmlDeviceGetCurrentClocksThrottleReasons(h)) or 0
+        mask = self.ask(lambda n, h: int(n.nvmlDeviceGetCurrentClocksThrottleReasons(h))) or 0
         return tuple(name for bit, name in LIMITS.items() if mask & bit)
 
     def busy_with_others(self) -> float | None:
@@ -128,14 +128,13 @@ class GpuState:
         other workers do not count, as they are idle. Empty where process numbers are those of another namespace, as in
         some containers.
         """
-        found = self.ask(lambda n, h: [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(h)]) or []
+        found = self.ask(running_processes) or []
         if os.getpid() not in found:
             return ()
         strangers = [pid for pid in found if pid != os.getpid() and _parent_pid(pid) != os.getppid()]
         if strangers and since is not None:
-            busy = self.ask(lambda n, h: _utilization(n, h, int(since * 1e6)))
-            if busy is not None:
-                active = {p.pid for p in busy if p.smUtil > 0}
+            active = self.ask(lambda n, h: {p.pid for p in _utilization(n, h, int(since * 1e6)) if p.smUtil > 0})
+            if active is not None:
                 strangers = [pid for pid in strangers if pid in active]
         return tuple(f"{_process_name(pid)} (pid {pid})" for pid in strangers)
 
@@ -145,7 +144,9 @@ class GpuState:
             return None
         try:
             return question(self._nvml, self._handle)
-        except (self._nvml.NVMLError, AttributeError):  # AttributeError: an older pynvml lacks the function
+        except (
+            Exception
+        ):  # its errors, a function that an older pynvml lacks, an answer of another kind than documented
             return None
 
 
@@ -201,6 +202,17 @@ class StateSampler:
                 self.readings.setdefault(name, []).append(reading)
 
 
+def running_processes(nvml: Any, handle: Any) -> list[int]:
+    """Return the numbers of the processes with a context on a GPU."""
+    return [int(p.pid) for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+
+
+def _text(answer: str | bytes) -> str | None:
+    """Return an answer of pynvml as text, which older releases give as bytes; None for anything else."""
+    text = answer.decode(errors="replace") if isinstance(answer, bytes) else answer
+    return text if isinstance(text, str) else None
+
+
 def _utilization(nvml: Any, handle: Any, since: int) -> Any:
     """Return NVML's utilisation samples of processes after `since`, in us; none where NVML says "not found"."""
     try:
@@ -219,5 +231,5 @@ def _parent_pid(pid: int) -> int | None:
 def _process_name(pid: int) -> str:
     """Return the name of a process (Linux); "a process" where it is not known."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     return "a process"
