@@ -144,9 +144,7 @@ class GpuState:
             return None
         try:
             return question(self._nvml, self._handle)
-        except (
-            Exception
-        ):  # its errors, a function that an older pynvml lacks, an answer of another kind than documented
+        except Exception:  # its errors, a function that an older pynvml lacks, an answer of another kind
             return None
 
 
