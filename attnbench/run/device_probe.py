@@ -33,7 +33,8 @@ class DeviceProbe:
         in a tenth of the time, but for its threads. With `allow_busy` a GPU that other processes use is described too.
         """
         self._allow_busy = allow_busy
-        self._cpu_load = cpu_load() / (os.cpu_count() or 1) if device in ("auto", "cpu") else None
+        load = cpu_load() if device in ("auto", "cpu") else None
+        self._cpu_load = None if load is None else load / (os.cpu_count() or 1)
         self._worker: WorkerProcess | None = WorkerProcess(python)
         self._worker.send({"op": "environment", "device": device, "with_torch": with_torch})
 

@@ -32,13 +32,16 @@ def read_host_facts() -> dict[str, Any]:
     }
 
 
-def cpu_load() -> float:
-    """Return how many cores other processes use: the load average of the last minute.
+def cpu_load() -> float | None:
+    """Return how many cores other processes use: the load average of the last minute; None where the system has none.
 
     Where that is too much to measure beside, what the cores do now counts if it is less: after a run of attnbench, or
     a build, the average stays high for a minute. Call it before any worker starts.
     """
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    try:
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    except (AttributeError, OSError):  # Windows, a container without /proc
+        return None
     if load <= OVERLOADED * cores:
         return load
     before, began = core_seconds(), time.monotonic()

@@ -128,7 +128,10 @@ class WorkerProcess:
     def send_kill(self) -> None:
         """Send SIGKILL to the worker and all that it started, without waiting for their end."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            if hasattr(os, "killpg"):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:  # Windows
+                self._process.kill()
 
     def kill(self) -> None:
         """Kill the worker and all that it started, and wait for its end."""
@@ -143,7 +146,7 @@ class WorkerProcess:
     def _death(self) -> WorkerDied:
         """Return how it ended."""
         code = self._process.wait()
-        if code == -signal.SIGKILL:
+        if code == -getattr(signal, "SIGKILL", 9):  # which Windows lacks
             if _killed_for_memory() > self._killed_for_memory:
                 return WorkerOutOfMemory("the system had no memory left and killed the worker")
             return WorkerDied("the worker was killed (SIGKILL; often the system ran out of memory)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -35,6 +36,44 @@ def test_an_environment_that_is_gone_is_said_where_its_backend_is_asked_for(tool
     line = "hf-eager: the environment is gone, /nowhere/hf; attnbench env remove hf, and create it again"
     assert line in tool(*dry, "eager,hf-eager", XDG_DATA_HOME=str(tool.folder)).err
     assert "is gone" not in tool(*dry, "eager", XDG_DATA_HOME=str(tool.folder)).err
+
+
+WITHOUT_UNIX = """
+import os, signal, sys
+for module in ("fcntl", "grp", "pwd", "readline", "resource", "termios"):
+    sys.modules[module] = None
+for name in ("fork", "getloadavg", "getuid", "killpg", "sched_getaffinity", "setsid", "statvfs"):
+    delattr(os, name)
+for name in ("SIGHUP", "SIGPIPE", "SIGALRM"):
+    delattr(signal, name)
+import attnbench
+from attnbench.cli import main
+for command in sys.argv[1:]:
+    sys.argv = ["attnbench", *command.split()]
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    print("ENDED", code, command, flush=True)
+print("ROWS", len(attnbench.load("run.jsonl").table()))
+"""
+
+
+def test_a_system_without_unix_has_what_needs_no_gpu(tool: Tool) -> None:
+    tool.fake("--seqlen", "1k")
+    commands = (
+        "report run.jsonl", "report run.jsonl -f html=page.html", "compare run.jsonl run.jsonl",
+        "gate run.jsonl run.jsonl", "history run.jsonl", "recommend run.jsonl", "backends", "run --device fake -b fake --dry-run",
+    )  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_UNIX, *commands], cwd=tool.folder, capture_output=True, text=True, timeout=300
+    )
+    ended = [line.split(maxsplit=2) for line in done.stdout.splitlines() if line.startswith("ENDED ")]
+    assert [command for _, _, command in ended] == [*commands], done.stderr
+    assert {code for _, code, _ in ended} <= {"0", "2", "3"}, done.stdout + done.stderr
+    assert "fault of attnbench" not in done.stderr
+    assert "ROWS " in done.stdout
 
 
 def test_the_matrix_needs_no_gpu_and_no_library(tool: Tool) -> None:

@@ -31,7 +31,7 @@ def facts_of_machine(environment: Environment, read: Mapping[str, Any]) -> dict[
     if device.kind == "fake":
         return {"simulated": True}
     on_cpu, cores, nvml = device.kind == "cpu", host["cores"] or 1, read.get("nvml")
-    facts = {**host, "on_cpu": on_cpu, "cores": cores, "load_share": host["load"] / cores}
+    facts = {**host, "on_cpu": on_cpu, "cores": cores, "load_share": (host["load"] or 0.0) / cores}
     facts |= {"governor": ", ".join(host["governors"]) or None, "threads": device.threads or 2}
     facts |= {"whole_cpus": max(1, int(host["cpu_limit"] or 0)), **_software(environment, nvml and nvml["cuda"])}
     if on_cpu:  # gpu_unseen: torch cannot use a GPU that is there

@@ -192,6 +192,7 @@ CHECKS: Mapping[tuple[str, str], tuple[Rule, ...]] = {
         warning("{l2_wrong}", "cells will say unproven; see that nothing else runs on the GPU"),
     ),
     ("load", "load"): (
+        ok("not told here", when=None),
         unfit(LOAD, END_LOAD, when=lambda f: f.on_cpu and f.load_share > OVERLOADED),
         warning(LOAD, END_LOAD, when=lambda f: f.load_share > (LOADED if f.on_cpu else OVERLOADED)),
         ok(LOAD),
