@@ -25,6 +25,7 @@ class Device:
     multiprocessors: int | None = None
     l2: int | None = None  # bytes of L2 cache; on a CPU of its last-level cache
     threads: int | None = None  # torch's intra-op threads; CPU only
+    instructions: str | None = None  # of the CPU that torch uses, as "AVX512"; CPU only
     matmul: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s
     copy: float | None = None  # bytes/s of a copy, read plus write
     uuid: str | None = None  # the driver's identifier of this one unit

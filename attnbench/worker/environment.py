@@ -90,7 +90,7 @@ def describe(device: str, *, with_torch: bool = True) -> Environment:
     import torch
 
     where = torch.device(device)
-    found = _with_other_work(where) if where.type == "cuda" else _host(torch.get_num_threads())
+    found = _with_other_work(where) if where.type == "cuda" else _host(torch.get_num_threads(), _instructions())
     version = str(torch.__version__)  # a TorchVersion, which JSON would make a plain str
     known = replace(_environment(found, version), cuda=torch.version.cuda or getattr(torch.version, "hip", None))
     if where.type == "cpu":
@@ -171,7 +171,15 @@ def _uuid(properties: Any) -> str:
     return str(getattr(properties, "uuid", ""))
 
 
-def _host(threads: int | None) -> Device:
+def _instructions() -> str:
+    """Return the CPU instructions that torch uses, which ATEN_CPU_CAPABILITY limits, and what limits oneDNN's."""
+    import torch
+
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA")
+    return torch.backends.cpu.get_cpu_capability() + (f", oneDNN at most {limit}" if limit else "")
+
+
+def _host(threads: int | None, instructions: str | None = None) -> Device:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Device(
         kind="cpu",
@@ -181,6 +189,7 @@ def _host(threads: int | None) -> Device:
         free=host_free() or total,
         l2=last_level_cache(),
         threads=threads,
+        instructions=instructions,
     )
 
 

@@ -64,7 +64,8 @@ def test_a_system_without_unix_has_what_needs_no_gpu(tool: Tool) -> None:
     tool.fake("--seqlen", "1k")
     commands = (
         "report run.jsonl", "report run.jsonl -f html=page.html", "compare run.jsonl run.jsonl",
-        "gate run.jsonl run.jsonl", "history run.jsonl", "recommend run.jsonl", "backends", "run --device fake -b fake --dry-run",
+        "gate run.jsonl run.jsonl", "history run.jsonl", "recommend run.jsonl", "backends",
+        "run --device fake -b fake --dry-run",
     )  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_UNIX, *commands], cwd=tool.folder, capture_output=True, text=True, timeout=300

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from attnbench.analysis.gate.run_differences import differences
 from attnbench.worker import machine_facts
 from attnbench.worker.measure.l2_cache import L2Flush
 from attnbench.worker.measure.sampling import CpuTimer, do_nothing
+from builders import CPU, run
 
 
 def test_a_cpu_has_no_device_facts() -> None:
@@ -45,3 +51,13 @@ def test_nothing_is_ever_set() -> None:
     asked = [name for name in names if name.startswith("nvml")]
     assert len(asked) > 10
     assert all(name.startswith(("nvmlDeviceGet", "nvmlSystemGet")) for name in asked)
+
+
+def test_a_cpu_whose_instructions_are_limited_is_another_machine() -> None:
+    """By torch's variable and by oneDNN's; a gate says so."""
+    code = "from attnbench.worker import environment; print(environment.describe('cpu').device.instructions)"
+    variables = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "DEFAULT, oneDNN at most SSE41\n", done.stderr
+    limited, whole = (run([], device=replace(CPU, instructions=of)) for of in ("DEFAULT", "AVX512"))
+    assert [d.what for d in differences(limited, whole)] == ["device instructions was DEFAULT and is AVX512"]

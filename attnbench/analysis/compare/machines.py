@@ -46,7 +46,7 @@ from attnbench.results.uncertainty import hardly_known
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")
-_OF_MODEL = [name for name in OF_ONE_MACHINE if name != "method"] + ["device threads"]
+_OF_MODEL = [name for name in OF_ONE_MACHINE if name != "method"] + ["device threads", "device instructions"]
 _OWN_KERNELS = ("triton", "gluon")  # attnbench's, whose code changes with its commits
 SEARCH = "a search of a batch, or within --memory"
 STEPS = "steps of whole models; compare them alone"

@@ -17,7 +17,7 @@ from attnbench.results.run_setup import differing, phrase
 from attnbench.run.shipped_backends import may_use
 
 # The fields that are compared, and the name by which to expect a difference in each.
-_DEVICE = {"kind": "gpu", "name": "gpu", "memory": "gpu", "threads": "threads"}
+_DEVICE = {"kind": "gpu", "name": "gpu", "memory": "gpu", "threads": "threads", "instructions": "instructions"}
 _ENVIRONMENT = {  # beside the versions of torch and other libraries
     "attnbench": "attnbench",
     "cuda": "torch",  # CUDA comes with torch

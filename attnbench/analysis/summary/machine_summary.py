@@ -57,7 +57,10 @@ def _machine(cells: Sequence[Cell]) -> list[str]:
     env, texts = cells[0].run.environment, setup_texts(cells[0].run)
     parts = [
         f"with {len(env.peers)} more: {', '.join(map(str, env.peers))}" if env.peers else "",
-        *(texts[name] for name in ("device memory", "power_limit_w", "device threads", "driver", "torch")),
+        *(
+            texts[name]
+            for name in ("device memory", "power_limit_w", "device threads", "device instructions", "driver", "torch")
+        ),
         f"CUDA {env.cuda}" if env.cuda and env.device.kind == "cuda" else "",
         f"suite {', '.join(dict.fromkeys(c.run.suite for c in cells))}",
         cells[0].run.started[:10],
