@@ -8,7 +8,11 @@
 import os
 import sys
 
-if sys.path[0] in {"", os.getcwd()} - {*os.environ.get("PYTHONPATH", "").split(os.pathsep)}:
+try:
+    here = os.getcwd()
+except OSError:  # it was removed
+    here = ""
+if sys.path[0] in {"", here} - {*os.environ.get("PYTHONPATH", "").split(os.pathsep)}:
     del sys.path[0]
 
 from attnbench.cli import main

@@ -12,12 +12,12 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from attnbench.core.files import working_folder
 from attnbench.core.own_code import functions_of, load_file, parameters_of
 
 if TYPE_CHECKING:
@@ -203,6 +203,6 @@ def _import_module(name: str) -> object:
 
     A worker starts without that directory on sys.path. Here it comes last, so that nothing in it replaces a package.
     """
-    if importlib.util.find_spec(name.partition(".")[0]) is None:
-        sys.path.append(os.getcwd())
+    if importlib.util.find_spec(name.partition(".")[0]) is None and (here := working_folder()):
+        sys.path.append(here)
     return importlib.import_module(name)

@@ -31,6 +31,14 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
+def working_folder() -> str:
+    """Return the path of the working directory; "" where it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
 def below_home(*parts: str) -> Path | None:
     """Return a path below the user's home folder; None for a user without one, as containers have."""
     try:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tool import Tool
 
 
@@ -75,6 +76,24 @@ def test_a_system_without_unix_has_what_needs_no_gpu(tool: Tool) -> None:
     assert {code for _, code, _ in ended} <= {"0", "2", "3"}, done.stdout + done.stderr
     assert "fault of attnbench" not in done.stderr
     assert "ROWS " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("-m attnbench report {}", 0, ""),
+        ("-P -m attnbench suites", 0, ""),
+        ("-m attnbench run --device fake -b fake --seqlen 1k", 2, "the working directory is gone; go to another one"),
+    ],
+)
+def test_a_working_directory_that_is_gone(tool: Tool, command: str, code: int, said: str) -> None:
+    tool.fake("--seqlen", "1k")
+    file = tool.folder.resolve() / "run.jsonl"
+    gone = "mkdir gone && cd gone && rmdir ../gone && exec "
+    words = f"{gone} {sys.executable} {command.format(file)}"
+    done = subprocess.run(["bash", "-c", words], cwd=tool.folder, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_matrix_needs_no_gpu_and_no_library(tool: Tool) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from attnbench.analysis.summary.machine_summary import clock_range
 from attnbench.core import stats
+from attnbench.core.files import working_folder
 from attnbench.core.formats import digits, duration, percent
 from attnbench.core.policy import SHORT
 from attnbench.core.record import Run
@@ -106,7 +107,7 @@ def _wrong(cells: Sequence[Cell], runs: Iterable[Run], files: Iterable[Path]) ->
 
 def relative(spec: str) -> str:
     """Return a "file.py:function" as a person would write it in the working directory."""
-    folder = f"{os.getcwd()}{os.sep}"
+    folder = f"{working_folder()}{os.sep}"
     return f".{os.sep}{spec.removeprefix(folder)}" if spec.startswith(folder) else spec
 
 
