@@ -12,7 +12,6 @@ import sys
 import time
 
 from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_CANNOT_WRITE, EXIT_DONE, EXIT_FAULT, Interrupted, UserError
-from attnbench.core.files import working_folder
 
 TYPE_CHECKING = False  # the module typing takes a third of the time until signals are handled
 if TYPE_CHECKING:
@@ -51,6 +50,8 @@ def main() -> None:
         _say("interrupted")
         code = end.exit_code
     except OSError as error:
+        from attnbench.core.files import working_folder
+
         what = f"{error.filename}: " if error.filename else "cannot write the output: "
         if not code:  # else the command has said what is wrong
             _say(f"{what}{error.strerror}" if working_folder() else "the working directory is gone; go to another one")
