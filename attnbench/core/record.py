@@ -70,11 +70,13 @@ class Measurement:
 class TensorError:
     """The error of one result tensor against the high-precision reference, over the elements compared."""
 
-    max_error: float  # max |result - reference|; NaN where the result has a NaN
+    max_error: float  # max |result - reference|, or what `where` says; NaN where the result has a NaN
     eager_error: float  # max_error of eager attention in the case's dtype; for fp8 see worker/reference
     tolerance: float  # the largest accepted max_error: 2 * eager_error + rounding; see worker/reference/tolerance.py
     relative: float  # ||result - reference|| / ||reference||
-    where: str = ""  # the rows or keys whose errors are larger than the tolerance, as in "from query row 128 on"
+    # The rows or keys whose errors are larger than the tolerance, as in "from query row 128 on"; or "in the root mean
+    # square", where that alone is too large and all errors are root mean squares.
+    where: str = ""
 
     @property
     def ok(self) -> bool:

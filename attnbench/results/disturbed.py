@@ -45,8 +45,13 @@ def doubt(runs: Sequence[Run]) -> tuple[str, ...]:
 
 def _doubt_of_cores(runs: Sequence[Run]) -> tuple[str, ...]:
     """Return the first line of figures that a CPU's other work may have slowed by any amount."""
-    figures = [record for run in runs for record in run.records if record.measurements]
-    slowed = [r for run in runs for r in run.records if load(r, run.environment.device) == math.inf]
+    measured = [(run, record) for run in runs for record in run.records if record.measurements]
+    figures = {(run.started, record.case, record.backend) for run, record in measured}  # each of several rounds
+    slowed = {
+        (run.started, record.case, record.backend)
+        for run, record in measured
+        if load(record, run.environment.device) == math.inf
+    }
     if not slowed:
         return ()
     return (

@@ -226,12 +226,14 @@ def left_out(jobs: Sequence[Job], kept: Sequence[Job], limit: float, kind: str) 
         return ""
     lengths = {problem(job.case): longest_sequence(job.case) for job in jobs}
     missing = sorted({lengths[one] for one in out})
+    cases = {job.case for job in jobs}
+    left = sum(problem(case) in out for case in cases)
     ends = " to ".join(dict.fromkeys(format_size(length) for length in (missing[0], missing[-1])))
     next_ = _as_option(sum(costs[one] for one in order if order[one] <= order[out[0]]))
     everything = _as_option(sum(costs.values()))
     more = f"{next_} takes in the next, " if next_ != everything else ""
     return (
-        f"the time limit of {format_duration(limit)} leaves out {len(out)} of {len(costs)} cases, of seqlen {ends}: "
+        f"the time limit of {format_duration(limit)} leaves out {left} of {len(cases)} cases, of seqlen {ends}: "
         f"--time-limit {more}{everything} all of them"
     )
 

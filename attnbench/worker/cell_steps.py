@@ -13,10 +13,9 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.function import Function
-from attnbench.backends.limits import has_empty_rows
 from attnbench.core import flops, masks, pages, stats
 from attnbench.core.backend import Backend, Inputs, Prepared, Signature, Unsupported
 from attnbench.core.case import Case
@@ -28,6 +27,9 @@ from attnbench.worker import failures, inputs, kernel_trace, plan_time, referenc
 from attnbench.worker.instruments import Instruments, TimedLaunch, Timing
 from attnbench.worker.laps import Laps
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 ALLOCATED = 512  # bytes, of which torch's CUDA allocator gives out multiples
 
 LEAK = 2**20  # bytes; less than that a call may keep in Python's objects and torch's tables
@@ -36,10 +38,8 @@ ONE_BACKWARD = (
     "keep what the forward saved as it is, or measure both with --pass fwd_bwd"
 )
 
-WITHOUT_KEYS = (
-    "some queries see no key, and their output and gradients are 0; raise NotImplementedError for such cases if they "
-    "are none of yours"
-)
+NAN_WITHOUT_KEYS = "its output is NaN for queries that see no key"
+UNSEEN = "its memory is the growth of the whole process: it allocates where torch does not see it"
 UNLIKE = 0.1  # of the largest value: two results that differ by more have not read the same values
 
 Fields = dict[str, Any]  # of a Record
@@ -111,7 +111,6 @@ class CellSteps:
         kept -= _bytes_of_tensors(raw)
         self.laps.end("memory")
         self.accuracy = self.check.check_first(self.prepared.canonical(raw))
-        del raw
         self.laps.end("check")
         if self.case.has_backward and self.prepared.forward is not None:
             found["memory_saved"] = memory.measure_held(self.prepared.forward)[0]
@@ -120,6 +119,10 @@ class CellSteps:
         kept = 0 if leak else max(0, kept) + max(0, self._kept_by_first)
         kept += self._kept_by_prepare(held, found.get("memory_saved"))
         self.memory = {name: value + (0 if name == "memory_saved" else kept) for name, value in found.items()}
+        if self.memory["memory_peak"] < (results := _bytes_of_tensors(raw, multiple=1)):
+            self.memory["memory_peak"] = max(results, self.memory.get("memory_driver", 0))
+            self.check.notes += (UNSEEN,)
+        del raw
         self.laps.end("memory")
         if not self.accuracy.ok:
             others = ", on the case's own inputs (it was right on hard inputs)" if self.check.hard else ""
@@ -332,8 +335,11 @@ class CellSteps:
         self.instruments.synchronize()
         self.first_call += time.perf_counter() - began
         self.laps.end("first call")
-        accuracy = check.check_first(prepared.canonical(raw))
-        del prepared, launch, raw
+        results = prepared.canonical(raw)
+        accuracy = check.check_first(results)
+        if not accuracy.ok:
+            self._refuse_rows_without_keys(results["out"])
+        del prepared, launch, raw, results
         gc.collect()
         self.laps.end("hard inputs" if isinstance(check, reference.HardInputsCheck) else "check")
         return accuracy
@@ -386,13 +392,18 @@ class CellSteps:
 
     def _what_to_do(self) -> str:
         """Return what to do about a wrong result or a failure, where a try shows it; else ""."""
-        return self._in_other_order() or self._with_one_backward() or self._without_keys()
+        return self._in_other_order() or self._with_one_backward()
 
-    def _without_keys(self) -> str:
-        """Return what a person's function must give for queries that see no key, where the case has such; else ""."""
-        if not isinstance(self.backend, Function) or not has_empty_rows(self.case):
-            return ""
-        return WITHOUT_KEYS
+    def _refuse_rows_without_keys(self, out: Tensor) -> None:
+        """Raise Unsupported where a person's function gives NaN for queries that see no key, and there alone.
+
+        A softmax over no key is 0/0: what defines no output there supports no such case, as torch's SDPA.
+        """
+        s, empty = self.case.shape, self.case.shape.seqlen_q - self.case.shape.seqlen_k
+        if isinstance(self.backend, Function) and self.case.causal and empty > 0 and out.shape[1] == s.seqlen_q:
+            rows = out.isnan().flatten(2).transpose(0, 1).flatten(1)
+            if bool(rows[:empty].all()) and not bool(rows[empty:].any()):
+                raise Unsupported(NAN_WITHOUT_KEYS)
 
     def _with_one_backward(self) -> str:
         """Return what to do where the first backward after a forward is right, and the next is not; else ""."""
@@ -432,8 +443,8 @@ def notes_on_data(case: Case, is_hard_checked: bool) -> tuple[str, ...]:
     return (f"data zeros: every right result is 0, so that {only} tells a kernel that writes zeros",)
 
 
-def _bytes_of_tensors(raw: Any) -> int:
-    """Return the bytes that the tensors in a launch's raw results occupy, each storage once."""
+def _bytes_of_tensors(raw: Any, multiple: int = ALLOCATED) -> int:
+    """Return the bytes that the tensors in a launch's raw results occupy, each storage once and as a multiple."""
     import torch
 
     storages: dict[int, int] = {}
@@ -441,7 +452,7 @@ def _bytes_of_tensors(raw: Any) -> int:
     def visit(value: Any) -> None:
         if isinstance(value, torch.Tensor):
             storage = value.untyped_storage()
-            storages[storage.data_ptr()] = -(-storage.nbytes() // ALLOCATED) * ALLOCATED
+            storages[storage.data_ptr()] = -(-storage.nbytes() // multiple) * multiple
         for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
             visit(inner)
 

@@ -200,8 +200,8 @@ class Worker:
             if failures.is_out_of_memory(error):
                 found["status"] = "oom"
                 if cap is not None:
-                    forecast = format_bytes(job.forecast.nbytes)
-                    found["reason"] = f"took more than {cap}; the plan forecast {forecast}: {found['reason']}"
+                    forecast = f"; the plan forecast {format_bytes(job.forecast.nbytes)}" if job.forecast.nbytes else ""
+                    found["reason"] = f"asked for more than {cap}{forecast}: {found['reason']}"
         if self._measurer is not None and not self._measurer.recover():
             self.fatal = True
         return Record(

@@ -73,9 +73,10 @@ def check(tool: Tool, function: str, *more: str, code: int) -> str:
 def test_a_right_function(mine: Tool) -> None:
     out = check(mine, "right", code=0)
     found = entries(out)
-    assert len(found) == 17
+    assert len(found) == 18
+    assert found.pop("256x80 d64 causal").split() == 4 * ["skip"]
     assert {entry.count("right ") for entry in found.values()} == {4}
-    assert out.splitlines()[-1] == "right is RIGHT in 68 cases"
+    assert out.splitlines()[-1] == "right is RIGHT in 68 cases, 4 not supported"
 
 
 @pytest.mark.parametrize("parameter", GIVEN)
@@ -93,7 +94,7 @@ def test_a_function_that_ignores_one_of_its_parameters_is_wrong(mine: Tool, para
     options = ("--device", "cpu", "--dtype", "fp32", "--pass", "fwd", "--headdim", "64")
     assert "ignores is WRONG" in mine("check", "./ignores.py:ignores", *options, code=5).out
     if parameter == "softmax_scale":
-        assert "without is RIGHT in 14 cases, 1 not supported" in mine("check", "./ignores.py:without", *options).out
+        assert "without is RIGHT in 14 cases, 2 not supported" in mine("check", "./ignores.py:without", *options).out
 
 
 OTHERS = """
@@ -183,7 +184,7 @@ def test_what_is_wrong_in_few_cases(mine: Tool, function: str, wrong: set[str]) 
     mine.write("others.py", OTHERS)
     options = ("--device", "cpu", "--dtype", "fp32", "--pass", "bwd", "--headdim", "64")
     found = entries(mine("check", f"./others.py:{function}", *options, code=5).out)
-    assert {case for case, entry in found.items() if "right" not in entry} == wrong
+    assert {case for case, entry in found.items() if {"right", "skip"}.isdisjoint(entry.split())} == wrong
 
 
 @pytest.mark.parametrize("option", [("--pass", "bwd"), ("--dtype", "bf16"), ("--headdim", "64")])
@@ -199,11 +200,11 @@ def test_a_wrong_function_and_in_which_cases(mine: Tool) -> None:
     """A mask aligned top-left is right where there are as many queries as keys, so a usual run does not see it."""
     out = check(mine, "top_left", "--pass", "fwd", code=5)
     wrong = {case for case, entry in entries(out).items() if "WRONG" in entry}
-    assert wrong == {"80x256 d64 causal", "1x256 d64 causal", "48x4k d64 causal"}
-    assert "WRONG top_left (6 cases: 256, 4k; d64; seqlen_q != seqlen_k; causal): out is off by" in " ".join(
+    assert wrong == {"80x256 d64 causal", "256x80 d64 causal", "1x256 d64 causal", "48x4k d64 causal"}
+    assert "WRONG top_left (7 cases: 80, 256, 4k; d64; seqlen_q != seqlen_k; causal): out is off by" in " ".join(
         out.split()
     )
-    assert out.splitlines()[-1] == "top_left is WRONG in 6 of 34 cases"
+    assert out.splitlines()[-1] == "top_left is WRONG in 8 of 36 cases"
 
 
 def test_what_a_function_does_not_implement_is_skipped_with_its_reason(mine: Tool) -> None:
@@ -212,7 +213,7 @@ def test_what_a_function_does_not_implement_is_skipped_with_its_reason(mine: Too
     assert found["256 d128 full"].split() == found["256 d64 causal, heads 6/2"].split() == ["skip", "skip"]
     for reason in ("headdim 64 only", "not implemented", "not differentiable: its output has no gradient"):
         assert reason in out
-    assert out.splitlines()[-1] == "picky is RIGHT in 12 cases, 22 not supported"
+    assert out.splitlines()[-1] == "picky is RIGHT in 12 cases, 24 not supported"
 
 
 def test_what_was_checked_before_an_interrupt_is_shown(mine: Tool) -> None:
@@ -236,7 +237,7 @@ def test_a_failure_shows_its_place(mine: Tool) -> None:
     assert f'  File "{mine.folder}/mine.py", line {line}, in broken' in out
     assert "return q @ k" in out
     assert "worker" not in out  # no frames of attnbench's own
-    assert "broken FAILS in 15 of 15 cases" in out
+    assert "broken FAILS in 16 of 16 cases" in out
 
 
 def test_another_signature_is_one_line_with_the_code_that_adapts_it(mine: Tool) -> None:
@@ -285,6 +286,7 @@ def test_a_crash_and_a_hang_cost_one_row_each(mine: Tool) -> None:
         "256 d64 causal": "right",
         "203 d64 causal": "FAIL",
         "80x256 d64 causal": "right",
+        "256x80 d64 causal": "skip",
         "256 d64 causal, heads 6/2": "right",
         "256 d64 causal, heads 8/4": "right",
         "256 d64 causal, heads 5/1": "right",
@@ -316,11 +318,11 @@ def test_the_advice_of_a_run_with_a_wrong_result_checks_the_same_cells_again(min
 @pytest.mark.parametrize(
     ("script", "code", "verdict"),
     [
-        ("", 0, "fake is RIGHT in 68 cases"),
-        ("wrong@203", 5, "fake is WRONG in 8 of 68 cases"),
-        ("error@203", 1, "fake FAILS in 8 of 68 cases"),
-        ("refuse@203", 0, "fake is RIGHT in 60 cases, 8 not supported"),
-        ("wrong@203 error@80", 5, "fake is WRONG in 8 and FAILS in 4 of 68 cases"),
+        ("", 0, "fake is RIGHT in 72 cases"),
+        ("wrong@203", 5, "fake is WRONG in 8 of 72 cases"),
+        ("error@203", 1, "fake FAILS in 8 of 72 cases"),
+        ("refuse@203", 0, "fake is RIGHT in 64 cases, 8 not supported"),
+        ("wrong@203 error@80", 5, "fake is WRONG in 8 and FAILS in 4 of 72 cases"),
         ("missing", 1, "fake: nothing could be checked"),
         ("crash@256", 1, "fake FAILS in 3 of 3 cases"),
     ],
@@ -347,7 +349,7 @@ def test_a_backend_that_keeps_crashing_is_given_up(tool: Tool) -> None:
 def test_csv_and_json_have_a_row_a_case(tool: Tool) -> None:
     rows = list(csv.DictReader(io.StringIO(tool(*FAKE, "-f", "csv", fake="wrong@203", code=5).out)))
     records = json.loads(tool(*FAKE, "--json", fake="wrong@203", code=5).out)
-    assert len(rows) == len(records) == 68
+    assert len(rows) == len(records) == 72
     assert [row["status"] for row in rows] == [record["status"] for record in records]
     assert {(row["status"], row["error"], row["tolerance"]) for row in rows} == {
         ("ok", "0.001", "0.002"),
@@ -358,7 +360,7 @@ def test_csv_and_json_have_a_row_a_case(tool: Tool) -> None:
 @pytest.mark.parametrize("format", ["md", "html"])
 def test_other_formats(tool: Tool, format: str) -> None:
     out = tool(*FAKE, "-f", format, fake="wrong@203", code=5).out
-    assert "fake is WRONG in 8 of 68 cases" in out
+    assert "fake is WRONG in 8 of 72 cases" in out
     assert "80x256 d64 causal" in out
 
 

@@ -266,7 +266,7 @@ def test_on_a_cpu_a_time_limit_leaves_out_the_longest_sequences() -> None:
     assert [job.case.shape.seqlen_k for job in capped] == [512] * 4 + [1024] * 4
     assert not any(job.skip for job in capped)
     said = plan.left_out(free, capped, limit, "cpu")
-    assert "leaves out 2 of 4 cases, of seqlen 2k to 4k: --time-limit" in said
+    assert "leaves out 4 of 8 cases, of seqlen 2k to 4k: --time-limit" in said
     found = re.search(r"--time-limit (\w+) takes in the next, (\w+) all of them", said)
     assert found, said
     next_, all_ = map(parse_duration, found.groups())

@@ -85,7 +85,7 @@ def test_a_kernel_that_takes_all_memory(tmp_path: Path) -> None:
         strict=False,
     ):
         cap = "461 MiB, 90% of the memory that was free"
-        assert re.fullmatch(rf"took more than {cap}; the plan forecast 1.0 MiB: {rest}", reason), reason
+        assert re.fullmatch(rf"asked for more than {cap}; the plan forecast 1.0 MiB: {rest}", reason), reason
 
 
 def test_the_tightest_limit_in_force_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ from attnbench.results.export_rows import case_columns
 
 RIGHT = "right"
 NOTE = (
-    "Beside each result: its largest error as a share of the error allowed. Nothing is timed here: whether results are "
+    "Beside each result: its error as a share of the error allowed. Nothing is timed here: whether results are "
     "stored from call to call, attnbench run tells."
 )
 NEAR = 1.3  # times the error allowed: most bugs are further off, and sums of many parts in 16 bits are about as far
@@ -222,7 +222,8 @@ def _largest_share(accuracy: Accuracy | None) -> float:
     """Return the largest error over what is allowed; infinite where something else is wrong too."""
     if accuracy is None or accuracy.unwritten or accuracy.flaws:
         return math.inf
-    return max(map(_share, accuracy.errors.values()), default=math.inf)
+    share = max(map(_share, accuracy.errors.values()), default=math.inf)
+    return share if share > 1 else math.inf
 
 
 def _rows(run: Run) -> Iterator[Mapping[str, Any]]:

@@ -258,7 +258,7 @@ def _worst_error(
         root_mean_squares.append(TensorError(error, by_eager, bound + DEVIATIONS_RMS * deviation + floor, relative))
     root_mean_square = worst(root_mean_squares)
     if largest.ok:
-        return largest if root_mean_square.ok else root_mean_square
+        return largest if root_mean_square.ok else replace(root_mean_square, where="in the root mean square")
     is_wrong = ~(found.largest <= largest.tolerance)
     length = case.extent.seqlen_q if name in ROW_RESULTS else case.extent.seqlen_k
     where = _name_places(is_wrong, length, "query row" if name in ROW_RESULTS else "key")
