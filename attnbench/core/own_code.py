@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import inspect
 import itertools
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -51,8 +52,23 @@ def _is_made_in(found: object, module: str | None) -> bool:
 
 
 def split_names(text: str) -> list[str]:
-    """Return the names in a text that are separated by commas. Those in brackets separate nothing."""
-    return [name.strip() for name in re.split(r",(?![^\[\]]*\])", text)]
+    """Return the names in a text that are separated by commas.
+
+    Commas in brackets separate nothing, nor do those in the name of a file of Python that is there.
+    """
+    parts, names = re.split(r",(?![^\[\]]*\])", text), []
+    while parts:
+        ends = [n for n in range(2, len(parts) + 1) if ".py" in parts[n - 1] and _is_of_a_file(",".join(parts[:n]))]
+        n = ends[-1] if ends else 1
+        names.append(",".join(parts[:n]).strip())
+        parts = parts[n:]
+    return names
+
+
+def _is_of_a_file(name: str) -> bool:
+    """Whether a name is a file of Python that is there, or "file.py:function"."""
+    file, python, rest = name.strip().rpartition(".py")
+    return bool(python) and rest[:1] in ("", ":") and os.path.isfile(os.path.expanduser(f"{file}.py"))
 
 
 def sweep(name: str) -> list[str]:

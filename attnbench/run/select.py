@@ -51,7 +51,7 @@ def select_backends(patterns: Sequence[str], ranks: int = 1) -> dict[str, str]:
     if all(p.startswith("!") for p in wanted):
         chosen = {name: known[name] for name in usual}
     for pattern in wanted:
-        if ":" in pattern or pattern.endswith(".py"):
+        if ":" in pattern or pattern.lower().endswith(".py"):
             for text in sweep(pattern):
                 one = _parsed(text)
                 if one.key in own:
@@ -242,13 +242,15 @@ def _end(place: str, parts: int) -> str:
 
 
 def _own_spec(pattern: str) -> str:
-    if pattern.endswith(".py"):
+    if pattern.lower().endswith(".py"):
         raise UserError(f"{pattern}: which function of it? Write {pattern}:my_attention")
     where, _, name = pattern.rpartition(":")
     where = os.path.expanduser(where)
     if not parameters_of(name)[0].isidentifier():
         raise UserError(f"{pattern!r} is not pkg.mod:object or file.py:function")
-    if where.endswith(".py"):
+    if where.lower().endswith(".py"):
+        if not where.endswith(".py"):
+            raise UserError(f"{where}: Python imports files whose names end with .py; rename it")
         if not os.path.isfile(where):
             raise UserError(f"no such file: {where} (in {pattern})")
         return f"{Path(where).resolve()}:{name}"

@@ -103,6 +103,18 @@ def test_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [select.is_user_code(spec) for spec in chosen.values()] == [True, False, True]
 
 
+def test_commas_in_the_name_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("a,b, c.py", "b.py", "Mine.PY"):
+        (tmp_path / name).write_text("")
+    chosen = select.select_backends(["eager,./a,b, c.py:f[n=1,2],~/b.py:g,sdpa"])
+    assert [*chosen] == ["eager", "f[n=1]", "f[n=2]", "g", "sdpa"]
+    assert chosen["f[n=2]"] == f"{tmp_path}/a,b, c.py:f[n=2]"
+    with pytest.raises(UserError, match=r"\./Mine\.PY: Python imports files whose names end with \.py; rename it"):
+        select.select_backends(["./Mine.PY:f"])
+
+
 def test_own_code_of_one_name_from_several_files_is_told_apart(tmp_path: Path) -> None:
     """So versions of a kernel can be compared: each has its file before it, whichever is given first, however many."""
     files = {name: f"{tmp_path}/{name}" for name in ("a.py", "b.py", "old/c.py", "new/c.py")}
