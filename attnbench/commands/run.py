@@ -194,7 +194,7 @@ def _epilogue(console: Console, outcome: Outcome) -> None:
     from attnbench.core.text import count, printable, some
     from attnbench.results.case_names import case_name
     from attnbench.results.run_file import resume_command
-    from attnbench.run.run_suite import wrong_records
+    from attnbench.run.run_suite import given_up, wrong_records
 
     console.print()
     if line := forecast_line(outcome.run):
@@ -206,6 +206,10 @@ def _epilogue(console: Console, outcome: Outcome) -> None:
         else:
             console.print(f"{left}, beyond the time limit. To measure them:")
         console.print(printable(f"  {resume_command(outcome.run, outcome.path)}"), markup=False, soft_wrap=True)
+    if untried := given_up(outcome.run):
+        what = f"GIVEN UP: {some(untried)}, whose processes died again and again while they started; "
+        what += f"{count(sum(untried.values()), 'job')} not tried."
+        console.print(printable(what), markup=False, soft_wrap=True, style="red")
     if wrong := wrong_records(outcome.run):
         several = len({record.case.dtype for record in outcome.run.records}) > 1
         names = dict.fromkeys(case_name(record.backend, record.case, several) for record in wrong)

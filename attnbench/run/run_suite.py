@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -44,7 +45,15 @@ from attnbench.run.select import (
     select_interpreters,
 )
 from attnbench.run.suite import Resolved, Settings, Suite, load_suite, resolve
-from attnbench.run.workers import TimeLimit, WorkerPool, closing_workers, has_nvidia_gpu, measure_jobs, ranks_ahead
+from attnbench.run.workers import (
+    GIVEN_UP,
+    TimeLimit,
+    WorkerPool,
+    closing_workers,
+    has_nvidia_gpu,
+    measure_jobs,
+    ranks_ahead,
+)
 
 MAX_ROUNDS = 1000
 MAX_JOBS = 50_000  # to plan and store them takes five seconds
@@ -139,7 +148,13 @@ def exit_code(run: Run, allow_wrong: bool) -> int:
     """Return the exit code of a run that was not interrupted."""
     if wrong_records(run) and not allow_wrong:
         return EXIT_WRONG_RESULT
-    return EXIT_DONE if any(r.status == "ok" for r in run.records) else EXIT_NOTHING_MEASURED
+    is_done = any(r.status == "ok" for r in run.records) and not given_up(run)
+    return EXIT_DONE if is_done else EXIT_NOTHING_MEASURED
+
+
+def given_up(run: Run) -> dict[str, int]:
+    """Return the backends whose workers would not start again, with how many of their jobs were not tried."""
+    return dict(Counter(record.backend for record in run.records if record.reason == GIVEN_UP))
 
 
 def wrong_records(run: Run) -> list[Record]:

@@ -34,6 +34,7 @@ COLD_TIMEOUT = 900.0  # seconds for a job that may have all its kernels to compi
 CEILINGS_EVERY = 60.0  # seconds between two readings of the device's ceilings for a dtype, by any worker
 LOOK_EVERY = 60.0  # seconds between two looks at what others do on a GPU; each takes a second or two
 MAX_FAILED_STARTS = 3  # of a backend's worker; then its other jobs fail at once
+GIVEN_UP = f"its worker died {MAX_FAILED_STARTS} times while starting; given up"  # their reason
 
 Key = tuple[str, int]  # a backend, and how many ranks its worker has
 
@@ -203,7 +204,7 @@ class WorkerPool:
     ) -> Record:
         base = Record(job.case, job.backend, job.round, "failed", forecast=job.forecast)
         if self._failed_starts.get(job.backend, 0) >= MAX_FAILED_STARTS:
-            return replace(base, reason=f"its worker died {MAX_FAILED_STARTS} times while starting; given up")
+            return replace(base, reason=GIVEN_UP)
         request = {"op": op, "device": to_json(device), "policy": to_json(policy), "job": to_json(job)}
         if op == "fit":
             request["memory"] = memory

@@ -17,15 +17,17 @@ from unittest import mock
 
 import pytest
 
+import builders
 from attnbench.backends import BACKENDS
 from attnbench.core.backend import Probe
 from attnbench.core.case import Case, Shape
-from attnbench.core.errors import UserError
+from attnbench.core.errors import EXIT_NOTHING_MEASURED, UserError
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, TensorError
 from attnbench.run import process, workers
 from attnbench.run.process import WorkerProcess
+from attnbench.run.run_suite import exit_code, given_up
 from attnbench.run.workers import TimeLimit, WorkerPool, judged
 
 DEVICE = Device("fake", 0, "Simulated GPU", 2**36, 2**36)
@@ -437,7 +439,9 @@ def test_a_backend_that_will_not_start_is_given_up(new_pool: NewPool) -> None:
     records = [pool.measure(j, POLICY, DEVICE) for j in jobs]
     assert {r.status for r in records} == {"failed"}
     assert all("No module named 'no_such_module_of_ours'" in str(r.reason) for r in records[:tries])
-    assert "given up" in str(records[-1].reason)
+    assert records[-1].reason == workers.GIVEN_UP
+    whole = builders.run([*records, replace(records[0], status="ok", reason=None)])
+    assert (exit_code(whole, allow_wrong=False), given_up(whole)) == (EXIT_NOTHING_MEASURED, {"gone": 1})
     assert pool.measure(job(8), POLICY, DEVICE).status == "ok"
 
 
@@ -579,7 +583,7 @@ import sys
 sys.path.insert(0, {os.fspath(Path(__file__).parent)!r})
 from attnbench.backends import BACKENDS
 from attnbench.core.case import Case, Shape
-from attnbench.core.errors import UserError
+from attnbench.core.errors import EXIT_NOTHING_MEASURED, UserError
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job
 from attnbench.run.device_probe import probe_device
