@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from attnbench.analysis.compare.common_cells import common
 from attnbench.analysis.compare.compare import Comparison
@@ -20,6 +21,9 @@ from attnbench.core.sizes import format_size
 from attnbench.core.text import count, listed, some
 from attnbench.results import case_names
 from attnbench.results.disturbed import doubt
+
+if TYPE_CHECKING:
+    from attnbench.analysis.compare.workload import MeasuredWorkload
 
 OWN = "each machine's own fastest backend"
 MOST_NAMED = 3  # backends that a machine lacks, and kinds of cases whose longest context is told
@@ -89,8 +93,17 @@ def _tokens_a_second(c: Comparison) -> str:
     """Return the tokens a second of each machine; "" without a workload."""
     each = [(label, rate) for label in c.labels if (rate := c.tokens_a_second(c.main, label))]
     said = ", ".join(f"{digits(rate)} tokens/s on {label}" for label, rate in each)
-    of = f" (of {c.workload.tokens_are})" if c.workload and c.workload.tokens_are != "tokens" else ""
-    return f"attention alone gives {said}{of}" if each else ""
+    if not each or not c.workload:
+        return ""
+    of = f" (of {c.workload.tokens_are})" if c.workload.tokens_are != "tokens" else ""
+    return f"attention alone{on_devices(c.workload, ' of ')} gives {said}{of}"
+
+
+def on_devices(workload: MeasuredWorkload, before: str) -> str:
+    """Return how many devices run a workload, behind a text: ", 2 devices", ", 1 and 2 devices"; "" for one device."""
+    if workload.devices == (1,):
+        return ""
+    return f"{before}{listed(map(str, workload.devices))} devices"
 
 
 def _ratios(figures: Figures, c: Comparison) -> list[tuple[Ratio, str]]:
@@ -212,7 +225,7 @@ def _extremes(figures: Figures, label: str) -> str:
 def _money(c: Comparison) -> str:
     """Return what each gives for the money, below which price one is worth it, and what each gives per watt."""
     said = [_bought(c), _worth(c), _tokens(c)]
-    if not any(said) and len(c.others) == 1 and (ratio := c.main.ratio(c.others[0].label)):
+    if not any(said) and len(c.others) == 1 and (ratio := c.main.ratio_of_device(c.others[0].label)):
         said = [f"{c.others[0].label} is worth it below {ratio_text(ratio)} of the price of {c.reference.label}"]
         if c.prices:
             said.append(f"{c.reference.label} has no price: --price {c.reference.label.lower()}=...")
@@ -303,7 +316,8 @@ def _tokens(c: Comparison) -> str:
         return ""
     each = ", ".join(f"{c.prices[label].money(cost)} on {label}" for label, cost in costs.items())
     layers = "all layers" if c.workload.weights == "calls" else count(c.workload.layers, "layer")
-    return f"a million {c.workload.tokens_are} of {c.workload.name!r} cost {each} (attention alone, {layers})"
+    on = on_devices(c.workload, ", ")
+    return f"a million {c.workload.tokens_are} of {c.workload.name!r} cost {each} (attention alone, {layers}{on})"
 
 
 # ---- The longest context.

@@ -165,6 +165,7 @@ def _workload(c: Comparison) -> dict[str, Any] | None:
         "name": found.name,
         "weights": found.weights,
         "layers": found.layers,
+        "devices": found.devices,
         "parts": [
             {
                 "name": part.name,

@@ -73,8 +73,17 @@ class Figures:
         ours, theirs = (equal_weights([*self.chosen[name].values()]) for name in (self.reference.label, label))
         return speed_ratio(self.reference, ours, machine, theirs)
 
+    def ratio_of_device(self, label: str) -> Ratio | None:
+        """Return how many times as much as the reference's a device of a machine does in its time.
+
+        It is `ratio` but for a workload whose calls run on unlike numbers of devices.
+        """
+        if self.workload:
+            return self.workload.ratio(self.machines[label], of_devices=True)
+        return self.ratio(label)
+
     def tflops(self, label: str) -> float | None:
-        """Return the TFLOP/s of a machine; without a workload over the cases that are no decode, None if all are."""
+        """Return the TFLOP/s of a device; without a workload over the cases that are no decode, None if all are."""
         machine = self.machines[label]
         if self.workload:
             return self.workload.tflops(machine)
@@ -109,19 +118,19 @@ class Figures:
     def per_watt(self, label: str) -> Ratio | None:
         """Return how many times as much work per joule a machine gives as the reference; None unless both have watts.
 
-        It is the ratio of the speeds over that of the watts. The interval is that of the energy of the calls: of
-        latency and power together.
+        It is the ratio of what their devices do over that of the watts. The interval is that of the energy of the
+        calls: of latency and power together.
         """
         home = self.reference.label
-        speed, ours, theirs = self.ratio(label), self.watts(home), self.watts(label)
-        if not speed or not ours or not theirs:
+        done, ours, theirs = self.ratio_of_device(label), self.watts(home), self.watts(label)
+        if not done or not ours or not theirs:
             return None
         each = ((name, self.machines[name]) for name in (home, label))
         weights = [
             self.workload.energy_weights(m) if self.workload else equal_weights([*self.chosen[name].values()])
             for name, m in each
         ]
-        value = speed.value * ours / theirs
+        value = done.value * ours / theirs
         return speed_ratio(self.reference.energy, weights[0], self.machines[label].energy, weights[1], value)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnbench.analysis.compare.answer import fit_text, length_text, price_text, ratio_text
+from attnbench.analysis.compare.answer import fit_text, length_text, on_devices, price_text, ratio_text
 from attnbench.analysis.compare.common_cells import kinds
 from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.figures import Figures
@@ -17,7 +17,7 @@ from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.formats import digits, percent, share
-from attnbench.core.text import count
+from attnbench.core.text import count, listed
 from attnbench.report.document import Bar, Column, Entry, Table
 from attnbench.results import case_names
 from attnbench.results.case_names import NOTHING
@@ -57,6 +57,7 @@ def tables(c: Comparison, every: bool = False) -> list[Table]:
 def _machines(c: Comparison) -> Table:
     """Return the speed and power of each machine, a row for each kind of figures, the answer's first."""
     home = c.reference.label
+    tokens = "tokens/s" + (on_devices(c.workload, " of ") if c.workload else "")
     rows = [
         {
             **_row_of(figures, label),
@@ -68,7 +69,7 @@ def _machines(c: Comparison) -> Table:
             "W": _or_nothing(figures.watts(label)),
             "TFLOP/s/W": _or_nothing(figures.tflops_per_watt(label)),
             f"per watt / {home}": ratio_text(figures.per_watt(label)),
-            "tokens/s": _or_nothing(c.tokens_a_second(figures, label)),
+            tokens: _or_nothing(c.tokens_a_second(figures, label)),
         }
         for figures in c.figures
         for label in c.labels
@@ -76,6 +77,8 @@ def _machines(c: Comparison) -> Table:
     note = "Shared backends: the fastest in each case of those that all machines have. "
     note += f"All figures are of the workload {c.workload.name!r}" if c.workload else "Geometric means"
     note += ". FLOPs: exact."
+    if (c.workload and c.workload.devices != (1,)) or any(case.ranks > 1 for case in c.main.cases):
+        note += " TFLOP/s, GB/s and W: of each of several devices."
     if any(row["GB/s"] != NOTHING for row in rows):
         note += " GB/s: of decode, by the least bytes that a call moves; TFLOP/s: of the other cases."
     if any(row["of peak"] != NOTHING for row in rows):
@@ -116,6 +119,8 @@ def _for_the_money(c: Comparison) -> Table:
     note = f"Worth it below: the price of one device at which it gives as much for the money as {home}."
     if c.energy:
         note += " An hour holds the power of what was bought."
+    if on := on_devices(c.workload, " A million tokens: on ") if c.workload else "":
+        note += f"{on}."
     return _table("money", "For the money", _without_empty(rows), note)
 
 
@@ -138,6 +143,9 @@ def _workload(c: Comparison, workload: MeasuredWorkload) -> Table:
     rows = [{"part": p.name, "weight": percent(p.share), "cases": str(len(p.cases))} for p in parts]
     cases = str(sum(len(part.cases) for part in parts))
     rows.append({"part": f"all of {workload.name}", "weight": "100%", "cases": cases})
+    if workload.devices != (1,):
+        devices = [listed(map(str, sorted({*map(p.devices, p.cells[workload.reference])}))) for p in parts]
+        rows = [{**row, "devices": of} for row, of in zip(rows, [*devices, ""], strict=True)]
     if any(part.stands_in for part in parts):
         rows = [{**row, "time": time} for row, time in zip(rows, [*map(_time_is, parts), ""], strict=True)]
     of = "FLOPs" if workload.weights == "work" else f"time on {c.reference.label}"
