@@ -22,13 +22,13 @@ from attnbench.analysis.compare.longest_sequence import LongestSequence, longest
 from attnbench.analysis.compare.machines import Machine, left_out, machines, parse_names, reference
 from attnbench.analysis.compare.money import Offer, energy_costs, for_the_money, worth_below
 from attnbench.analysis.compare.prices import Price, parse_prices
+from attnbench.analysis.compare.software import setup_differs
 from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_ratio
 from attnbench.analysis.compare.unit_spread import UnitSpread, unit_spreads
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
 from attnbench.results.cells import Key
-from attnbench.results.run_setup import differences
 
 if TYPE_CHECKING:
     from attnbench.analysis.compare.requests import Requests
@@ -145,7 +145,7 @@ class Comparison:
     def one_setup(self) -> bool:
         """Whether nothing but noise and units sets the machines apart."""
         first, *others = (machine.run for machine in self.machines)
-        return not any(differences(first, other) for other in others)
+        return not any(setup_differs(first, other) for other in others)
 
     @cached_property
     def _releases(self) -> Mapping[str, Mapping[str, str]]:

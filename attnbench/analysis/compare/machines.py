@@ -23,6 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from attnbench.analysis.compare.software import setup_differs
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
@@ -34,7 +35,6 @@ from attnbench.results import run_file
 from attnbench.results.cells import Cell, Key, by_key, cells
 from attnbench.results.run_setup import (
     OF_ONE_MACHINE,
-    differences,
     differing,
     phrase,
     setup,
@@ -315,7 +315,7 @@ def files_by_setup(files: Iterable[File]) -> list[list[File]]:
     """Return the files in groups between whose setups nothing differs."""
     groups: list[list[File]] = []
     for file in files:
-        group = next((group for group in groups if not differences(group[0].run, file.run)), None)
+        group = next((group for group in groups if not setup_differs(group[0].run, file.run)), None)
         if group:
             group.append(file)
         else:
