@@ -5,6 +5,7 @@ Each number in them is one of the tables' (tables.py), and can be computed by ha
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from attnbench.analysis.compare.workload import MeasuredWorkload
 
 OWN = "each machine's own fastest backend"
+BY_CHANCE = 0.05  # of 95 % intervals that lack the truth
+SOMETHING_ELSE = (
+    "but they differ by more than {}: something else has changed, such as {}software, the clock, other work on the "
+    "machine or the code that was measured"
+)
 MOST_NAMED = 3  # backends that a machine lacks, and kinds of cases whose longest context is told
 
 
@@ -381,13 +387,23 @@ def _one_model(c: Comparison) -> str:
         what, why = f"{runs} of {len(cards)} units of {setup}", "noise and what units differ by"
     if not c.one_setup:
         return f"These are {what}, so what sets them apart is their software, {why}."
-    said = [f"These are {what}, so what sets them apart is {why}"]
-    ratios_of_cells = (c.same_ratio(machine, key) for machine in c.others for key in c.cells)
-    moves = [abs(ratio.value - 1) for ratio in ratios_of_cells if ratio]
-    if moves:
-        said.append(f"a cell differs by {percent(stats.median(moves))} in the median, {percent(max(moves))} at most")
-    ratios = ", ".join(f"{label} {ratio_text(ratio)}" for ratio, label in _ratios(c.main, c))
-    said.append(f"{ratios} as fast as {c.reference.label} {_over(c.main)}")
+    of_cells = [ratio for machine in c.others for key in c.cells if (ratio := c.same_ratio(machine, key))]
+    apart = sum(not ratio.overlaps(EXACTLY_ONE) for ratio in of_cells)
+    ratios = _ratios(c.main, c)
+    if apart > math.ceil(BY_CHANCE * len(of_cells)) or any(not ratio.overlaps(EXACTLY_ONE) for ratio, _ in ratios):
+        because = SOMETHING_ELSE.format(why, "the unit, " if any(card.uuid is None for card in cards) else "")
+    elif all(ratio.low is None for ratio, _ in ratios):
+        because = f"and how much of what sets them apart is {why} is not known"
+    else:
+        because = f"so what sets them apart is {why}"
+    said = [f"These are {what}, {because}"]
+    if of_cells:
+        moves = [abs(ratio.value - 1) for ratio in of_cells]
+        outside = f", in {apart} of {count(len(of_cells), 'cell')} by more than the interval" if apart else ""
+        least_and_most = f"{percent(stats.median(moves))} in the median, {percent(max(moves))} at most"
+        said.append(f"a cell differs by {least_and_most}{outside}")
+    each = ", ".join(f"{label} {ratio_text(ratio)}" for ratio, label in ratios)
+    said.append(f"{each} as fast as {c.reference.label} {_over(c.main)}")
     return "; ".join(said) + "."
 
 
