@@ -348,13 +348,26 @@ def test_a_power_that_cannot_be_is_none(watts: float) -> None:
     assert answer(got)
 
 
+def test_what_no_device_can_reach_is_no_figure() -> None:
+    """989 TFLOP/s is the peak of both."""
+    ours, theirs = (
+        [ok(case(), "fa3", 500), ok(case(), "eager", 1300)],
+        [ok(case(), "fa3", 400), ok(case(), "eager", 60)],
+    )
+    got = compared(ours, theirs)
+    assert [got.main.tflops(label) for label in got.labels] == pytest.approx([500, 400])
+    (missing,) = got.missing
+    assert (missing.machine, missing.backend) == ("H200", "eager")
+    assert missing.reason == "its rate is above what the device can do"
+
+
 def test_runs_of_one_model_are_set_against_each_other() -> None:
-    runs = [run([ok(case(), "fa3", speed), ok(case(2048), "fa3", 4 * speed)]) for speed in (500, 510, 490)]
+    runs = [run([ok(case(), "fa3", speed), ok(case(2048), "fa3", 4 * speed)]) for speed in (200, 204, 196)]
     paths = [Path(f"{i}.jsonl") for i in range(4)]
     got = compare(paths, [*runs, run([ok(case(), "fa3", 100)], device=H100)])
     (spread,) = got.spreads
     assert spread.files == ("0.jsonl", "1.jsonl", "2.jsonl")
-    assert spread.tflops == pytest.approx((1000, 1020, 980))
+    assert spread.tflops == pytest.approx((400, 408, 392))
     assert spread.cells == 2
     assert spread.units is None  # the files do not say
     assert [m.label for m in got.machines] == ["H200", "H100"]

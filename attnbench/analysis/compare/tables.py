@@ -16,7 +16,7 @@ from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.core import stats
 from attnbench.core.case import Case
-from attnbench.core.formats import digits, percent, share
+from attnbench.core.formats import digits, duration, percent, share
 from attnbench.core.text import count, listed
 from attnbench.report.document import Bar, Column, Entry, Table
 from attnbench.results import case_names
@@ -251,7 +251,7 @@ def _cases_of(
     name: str,
     title: str,
     unit: str,
-    rate: Callable[[Machine, Key], float],
+    rate: Callable[[Machine, Key], float | None],
 ) -> Table:
     shown = cases if every else cases[:MOST_CASES]
     left = len(cases) - len(shown)
@@ -269,7 +269,7 @@ def _cases_of(
         key = machine.sustained.fastest.get(case)
         if key is None:
             return ""
-        return digits(rate(machine.sustained, key)) + ("" if key == machine.fastest[case] else f" {key[1]}")
+        return _or_nothing(rate(machine.sustained, key)) + ("" if key == machine.fastest[case] else f" {key[1]}")
 
     def shared(case: Case, machine: Machine) -> str:
         found = c.shared(machine, case)
@@ -281,7 +281,7 @@ def _cases_of(
 
     columns = [
         _MachineColumn("backend", "{}", own_backend),
-        _MachineColumn(unit, unit, lambda case, machine: digits(rate(machine, machine.fastest[case]))),
+        _MachineColumn(unit, unit, lambda case, machine: _or_nothing(rate(machine, machine.fastest[case]))),
         _MachineColumn("without pauses", "without pauses", without_pauses),
     ]
     differ = any(machine.fastest[case] != c.shared_key(machine, case) for case in shown for machine in c.machines)
@@ -319,17 +319,16 @@ def _cells(c: Comparison) -> Table:
         for name, error in zip(_names(named), errors, strict=True)
     ]
     table = _table("cells", "Cells that all machines have", [{"cell": name} for name in names], "In bursts.")
-    rate = _MachineColumn("TFLOP/s", "{}, TFLOP/s", lambda key, machine: digits(machine.tflops(key)))
-    if any(case.is_decode for case, _ in c.cells):
+    rate = _MachineColumn("TFLOP/s", "{}, TFLOP/s", lambda key, machine: _or_nothing(machine.tflops(key)))
+    if any(key[0].is_decode or not c.reference.cells[key].is_exact for key in c.cells):
         rate = _MachineColumn("rate", "{}", _rate)
     return _by_machine(c, table, c.cells, [rate], [_speed(c, lambda key, machine: c.same_ratio(machine, key))])
 
 
 def _rate(key: Key, machine: Machine) -> str:
-    """Return the rate of a cell with its unit: of decode GB/s."""
-    if key[0].is_decode:
-        return f"{digits(machine.gbps(key))} GB/s"
-    return f"{digits(machine.tflops(key))} TFLOP/s"
+    """Return the rate of a cell with its unit: of decode GB/s; the time of an approximation, which has no rate."""
+    rate, unit = (machine.gbps(key), "GB/s") if key[0].is_decode else (machine.tflops(key), "TFLOP/s")
+    return f"{digits(rate)} {unit}" if rate else duration(machine.latency(key))
 
 
 def _missing(c: Comparison, every: bool) -> Table:
