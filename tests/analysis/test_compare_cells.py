@@ -75,6 +75,11 @@ def test_like_is_compared_with_like_first() -> None:
     assert not alone.shared, "no backend is on both"
     with pytest.raises(UserError, match="H200 and H100 have no backend in common, and in no case did each try"):
         compared(ours, theirs)
+    runs = [run(ours), run(ours), run(theirs), run(ours)]
+    with pytest.raises(
+        UserError, match=r"^H200 #3 \(c\) has no backend in common with the 3 other machines \(triton th"
+    ):
+        compare([*map(Path, "abcd")], runs)
 
 
 @pytest.mark.parametrize(
@@ -494,6 +499,9 @@ def test_what_waits_for_the_host_decides_nothing() -> None:
     (said,) = [str(caution) for caution in cautions(got) if "waits for the host" in str(caution)]
     assert said.startswith("1 case left out in bursts, with shared backends:")
     assert "fa3 1k d128 full fwd on H200" in said
+    both = compared([known, flagged], [known, flagged])
+    (said,) = [str(caution) for caution in cautions(both) if "waits for the host" in str(caution)]
+    assert "(fa3 1k d128 full fwd on H200 and H100)" in said, "one case, named once"
     slow = ok(case(), "fa3", 500, enqueue=work / 100e12, sustained=work / 100e12)
     quick = ok(case(), "fa3", 500, enqueue=work / 900e12, sustained=work / 400e12)
     assert [of.sustained for of in compared([slow], [slow]).figures] == [False], "in bursts launches are queued before"

@@ -50,6 +50,9 @@ def test_names_are_short_and_say_what_differs() -> None:
         "H200 500 W",
     ]
     assert labels(a_run(), a_run(packages={"triton": "3.6.0"})) == ["H200 #1", "H200 #2"]
+    dates = (replace(a_run(), method=n, started=f"2026-11-2{n}T10:00:00+00:00") for n in (1, 2))
+    assert labels(*dates) == ["H200 2026-11-21", "H200 2026-11-22"]
+    assert labels(replace(a_run(), method=1), replace(a_run(), method=2)) == ["H200 method 1", "H200 method 2"]
     epyc = replace(CPU, name="AMD EPYC 9654 96-Core Processor (192 cores)")
     xeon = replace(CPU, name="Intel(R) Xeon(R) Platinum 8480+ CPU @ 2.00GHz (8 cores)")
     assert labels(a_run(epyc), a_run(xeon)) == ["EPYC 9654 CPU", "Xeon Platinum 8480+ CPU"]

@@ -386,7 +386,7 @@ def _one_model(c: Comparison) -> str:
     elif len(cards) > 1:
         what, why = f"{runs} of {len(cards)} units of {setup}", "noise and what units differ by"
     if not c.one_setup:
-        return f"These are {what}, so what sets them apart is their software, {why}."
+        return f"These are {what}, so what sets them apart is their software or setup, {why}."
     of_cells = [ratio for machine in c.others for key in c.cells if (ratio := c.same_ratio(machine, key))]
     apart = sum(not ratio.overlaps(EXACTLY_ONE) for ratio in of_cells)
     ratios = _ratios(c.main, c)

@@ -10,8 +10,9 @@ from attnbench.analysis.compare.machines import Machine, is_own_kernel
 from attnbench.analysis.compare.software import libraries
 from attnbench.analysis.compare.speed_ratio import ROUNDS, TABLE
 from attnbench.analysis.summary.cautions import rank_change
+from attnbench.core.case import Case
 from attnbench.core.formats import percent
-from attnbench.core.text import count, some
+from attnbench.core.text import count, listed, some
 from attnbench.report.document import Caution
 from attnbench.results import case_names
 from attnbench.results.cells import Key
@@ -66,7 +67,12 @@ def _cases(cells: Sequence[tuple[str, Key]]) -> str:
 
 
 def _named(cells: Sequence[tuple[str, Key]], c: Comparison) -> str:
-    return some([f"{_name(key, c)} on {label}" for label, key in cells], MOST_NAMED)
+    """Return the cells by case, each with the machines that it is of: a case is named once."""
+    by_case: dict[Case, dict[Key, list[str]]] = {}
+    for label, key in cells:
+        by_case.setdefault(key[0], {}).setdefault(key, []).append(label)
+    each = (listed(f"{_name(key, c)} on {listed(on)}" for key, on in of.items()) for of in by_case.values())
+    return some(each, MOST_NAMED)
 
 
 def _unlike_kernels(c: Comparison) -> Iterator[Caution]:

@@ -27,7 +27,7 @@ from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_r
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
-from attnbench.core.text import listed
+from attnbench.core.text import listed, some
 from attnbench.results.cells import Key
 
 if TYPE_CHECKING:
@@ -159,11 +159,28 @@ def all_figures(
             continue  # they are of other cases
         found = [*more, *found] if not found or workload or _covers(more, found[0]) else [*found, *more]
     if not found:
-        raise UserError(
-            f"{listed(machine.label for machine in machines)} have no backend in common, and in no case did each try "
-            f"{FASTEST_ON_ANOTHER}"
-        )
+        raise UserError(_nothing_in_common(machines))
     return tuple(found)
+
+
+def _nothing_in_common(machines: Sequence[Machine]) -> str:
+    """Return that machines share no backend, which of them are odd ones where the others do, and what to do."""
+    owners: dict[Key, list[Machine]] = {}
+    for machine in machines:
+        for key in machine.log_rounds:
+            owners.setdefault(key, []).append(machine)
+    most = max(owners.values(), key=len)
+    odd = [machine for machine in machines if machine not in most]
+    untold = f"and in no case did each try {FASTEST_ON_ANOTHER}"
+    if len(most) < 2 or not odd:
+        labels = [machine.label for machine in machines]
+        return f"{listed(labels) if len(labels) < 4 else some(labels)} have no backend in common, {untold}"
+    named = some(f"{of.label} ({', '.join(file.path.name for file in of.files)})" for of in odd)
+    theirs, others = (some(dict.fromkeys(name for of in group for _, name in of.log_rounds)) for group in (odd, most))
+    return (
+        f"{named} {'has' if len(odd) == 1 else 'have'} no backend in common with the {len(most)} other machines "
+        f"({theirs} there, {others} on these), {untold}; or leave {'it' if len(odd) == 1 else 'them'} out"
+    )
 
 
 def _adds_nothing(own: Figures, shared: Figures) -> bool:

@@ -282,9 +282,21 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, s
     if len(groups) == 1 and not labels:
         groups = [[file] for file in files]
     names = [labels.get(group[0].path) or short_name(group[0].run) for group in groups]
-    unique = unique_labels(names, [[*setup_texts(group[0].run).values()] for group in groups])
+    unique = unique_labels(names, _telling_texts([group[0].run for group in groups]))
     used = together(file.run for file in files)
     return [machine_of(label, group, used) for label, group in zip(unique, groups, strict=True)]
+
+
+def _telling_texts(runs: Sequence[Run]) -> list[list[str]]:
+    """Return for each run texts that may tell it from others of its name, the most telling first.
+
+    The day comes before the method of measuring, where it tells all apart.
+    """
+    days = [run.started[:10] for run in runs]
+    if len({*days}) < len(days) or not all(days):
+        days = [""] * len(days)
+    texts = [setup_texts(run) for run in runs]
+    return [[*({**of, "method": ""}).values(), day, of["method"]] for of, day in zip(texts, days, strict=True)]
 
 
 def left_out(paths: Sequence[Path], runs: Sequence[Run], labelled: bool) -> dict[Path, str]:
