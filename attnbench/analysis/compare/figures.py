@@ -171,8 +171,9 @@ def _nothing_in_common(machines: Sequence[Machine]) -> str:
             owners.setdefault(key, []).append(machine)
     most = max(owners.values(), key=len)
     odd = [machine for machine in machines if machine not in most]
+    shares = any(key in of.log_rounds for machine in odd for key in machine.log_rounds for of in most)
     untold = f"and in no case did each try {FASTEST_ON_ANOTHER}"
-    if len(most) < 2 or not odd:
+    if len(most) < 2 or not odd or shares:
         labels = [machine.label for machine in machines]
         return f"{listed(labels) if len(labels) < 4 else some(labels)} have no backend in common, {untold}"
     named = some(f"{of.label} ({', '.join(file.path.name for file in of.files)})" for of in odd)

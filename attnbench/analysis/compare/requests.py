@@ -5,9 +5,9 @@
 
 Each sequence of the batch is filled with the tokens that come in, and then generates those that go out, one a step,
 in steps of the whole batch. A kind of layers takes part in each as often as the model has it. With `tp 8` the heads are
-divided among 8 devices, which all run every call. The time is that of
-attention alone, layer by layer. The tokens are those that are generated. A machine has no figure whose memory does not
-hold the keys and values of all tokens, and the weights where the table of models has their sizes.
+divided among 8 devices, which all run every call. The time is that of attention alone, layer by layer. The tokens are
+those that are generated. A machine has no figure whose memory does not hold the keys and values of all tokens, and the
+weights where the table of models has their sizes.
 
 A call's time t is taken to be linear between measured cases of one backend on one machine: of a prefill in its FLOPs,
 of a decode in the least bytes that it moves. So it is a sum of measured times, t = sum of c_i t_i:
