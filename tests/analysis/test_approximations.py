@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,11 +123,17 @@ def test_a_baseline_and_one_cell_tell_it(measured: Run, tmp_path: Path) -> None:
     assert "attention to few keys" in terminal.text(one_cell.document([cell]))
 
 
-def test_compare_names_its_error(measured: Run) -> None:
+def test_compare_names_its_error_and_has_no_rate_of_it(measured: Run) -> None:
+    """The FLOPs and bytes of exact attention are not its own."""
     other = replace(measured, environment=replace(measured.environment, device=replace(H200, name="NVIDIA H100")))
     found = compare([Path("a.jsonl"), Path("b.jsonl")], [measured, other])
-    text = " ".join(terminal.text(compare_document(found, every=True)).split())
-    assert "(approx., err 42%)" in text
+    shown = compare_document(found, every=True)
+    assert re.search(r"streaming \S+ d128 causal fwd \(approx., err 42%\) +(\S+ us) +\1", terminal.text(shown))
+    (ours, _) = (row for row in shown.rows if row["backend"] == "streaming" and row["status"] == "ok")
+    assert ours["latency"]
+    assert not any(ours[name] for name in ("tflops", "gbps", "utilization", "sustained_tflops"))
+    (spread,) = compare([Path("a.jsonl"), Path("b.jsonl")], [measured, measured]).spreads
+    assert spread.tflops == pytest.approx([(400 * 300) ** 0.5] * 2)
 
 
 def test_a_check_says_by_what_it_is_right(measured: Run) -> None:

@@ -75,6 +75,11 @@ def test_like_is_compared_with_like_first() -> None:
     assert not alone.shared, "no backend is on both"
     with pytest.raises(UserError, match="H200 and H100 have no backend in common, and in no case did each try"):
         compared(ours, theirs)
+    runs = [run(ours), run(ours), run(theirs), run(ours)]
+    with pytest.raises(
+        UserError, match=r"^H200 #3 \(c\) has no backend in common with the 3 other machines \(triton th"
+    ):
+        compare([*map(Path, "abcd")], runs)
 
 
 @pytest.mark.parametrize(
@@ -348,13 +353,26 @@ def test_a_power_that_cannot_be_is_none(watts: float) -> None:
     assert answer(got)
 
 
+def test_what_no_device_can_reach_is_no_figure() -> None:
+    """989 TFLOP/s is the peak of both."""
+    ours, theirs = (
+        [ok(case(), "fa3", 500), ok(case(), "eager", 1300)],
+        [ok(case(), "fa3", 400), ok(case(), "eager", 60)],
+    )
+    got = compared(ours, theirs)
+    assert [got.main.tflops(label) for label in got.labels] == pytest.approx([500, 400])
+    (missing,) = got.missing
+    assert (missing.machine, missing.backend) == ("H200", "eager")
+    assert missing.reason == "its rate is above what the device can do"
+
+
 def test_runs_of_one_model_are_set_against_each_other() -> None:
-    runs = [run([ok(case(), "fa3", speed), ok(case(2048), "fa3", 4 * speed)]) for speed in (500, 510, 490)]
+    runs = [run([ok(case(), "fa3", speed), ok(case(2048), "fa3", 4 * speed)]) for speed in (200, 204, 196)]
     paths = [Path(f"{i}.jsonl") for i in range(4)]
     got = compare(paths, [*runs, run([ok(case(), "fa3", 100)], device=H100)])
     (spread,) = got.spreads
     assert spread.files == ("0.jsonl", "1.jsonl", "2.jsonl")
-    assert spread.tflops == pytest.approx((1000, 1020, 980))
+    assert spread.tflops == pytest.approx((400, 408, 392))
     assert spread.cells == 2
     assert spread.units is None  # the files do not say
     assert [m.label for m in got.machines] == ["H200", "H100"]
@@ -481,6 +499,9 @@ def test_what_waits_for_the_host_decides_nothing() -> None:
     (said,) = [str(caution) for caution in cautions(got) if "waits for the host" in str(caution)]
     assert said.startswith("1 case left out in bursts, with shared backends:")
     assert "fa3 1k d128 full fwd on H200" in said
+    both = compared([known, flagged], [known, flagged])
+    (said,) = [str(caution) for caution in cautions(both) if "waits for the host" in str(caution)]
+    assert "(fa3 1k d128 full fwd on H200 and H100)" in said, "one case, named once"
     slow = ok(case(), "fa3", 500, enqueue=work / 100e12, sustained=work / 100e12)
     quick = ok(case(), "fa3", 500, enqueue=work / 900e12, sustained=work / 400e12)
     assert [of.sustained for of in compared([slow], [slow]).figures] == [False], "in bursts launches are queued before"

@@ -30,7 +30,7 @@ from builders import H200, case, ended, ok, run
 
 H100 = replace(H200, name="NVIDIA H100")
 REASON = "out | of *memory* <script>\x07\n50 %"
-WOBBLE = (0.0, 0.001, -0.001)
+WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
 
 
 def a_run(device: Any, factor: float, rounds: int = 3, **rest: Any) -> Any:
@@ -173,20 +173,45 @@ def test_of_several_machines_the_fastest_is_named() -> None:
 @pytest.mark.parametrize(
     ("cards", "said"),
     [
-        (("a", "a"), "These are 2 runs of one machine, so what sets them apart is noise;"),
-        ((None, None), "These are 2 runs of one model and setup, whose units are not all named, so"),
-        (("a", "b"), "These are 2 runs of 2 units of one model and setup, so what sets them apart is noise and what"),
+        (("a", "a"), "one machine, but they differ by more than noise: something else has changed, such as software,"),
+        ((None, None), "one model and setup, whose units are not all named, but they differ by more than noise: somet"),
+        (("a", "b"), "2 units of one model and setup, so what sets them apart is noise and what units differ by;"),
     ],
 )
 def test_runs_of_one_machine_are_no_choice(cards: tuple[str | None, str | None], said: str) -> None:
     runs = [a_run(replace(H200, uuid=card), factor) for card, factor in zip(cards, (1.0, 1.02), strict=True)]
     (only,) = answer(compare([Path("a"), Path("b")], runs))
-    assert only.startswith(said)
-    assert "a cell differs by 2% in the median, 2% at most; H200 #2 1.020x (" in only
+    assert only.startswith(f"These are 2 runs of {said}")
+    assert "a cell differs by 2% in the median, 2% at most" in only
+    assert "; H200 #2 1.020x (" in only
     offers = compare([Path("a"), Path("b")], runs, names=("a=cloud", "b=lab"), prices=("cloud=3/h", "lab=2/h"))
     assert answer(offers)[1].startswith("No price is compared: all machines are of one model,")
     assert offers.for_the_money(offers.main, "lab") is None
     assert not [table for table in tables(offers) if table.name == "money"]
+
+
+@pytest.mark.parametrize(
+    ("factors", "said"),
+    [
+        (
+            (1.0, 1.0),
+            "These are 2 runs of one machine, so what sets them apart is noise; a cell differs by 0% in the m",
+        ),
+        ((1.1, 1.1), "These are 2 runs of one machine, but they differ by more than noise: something else has changed"),
+        ((1.0, 0.9), "These are 2 runs of one machine, but they differ by more than noise: something else has changed"),
+    ],
+    ids=["alike", "faster", "one backend slower, which is fastest nowhere"],
+)
+def test_what_is_outside_of_the_intervals_is_no_noise(factors: tuple[float, float], said: str) -> None:
+    first, second = (a_run(replace(H200, uuid="a"), 1.0, rounds=5) for _ in range(2))
+    by = dict(zip(("triton", "eager"), factors, strict=True))
+    times = [
+        replace(r, measurements={"time": replace(t, values=tuple(v / by[r.backend] for v in t.values))})
+        for r in second.records
+        for t in (r.measurements["time"],)
+    ]
+    (only,) = answer(compare([Path("a"), Path("b")], [first, replace(second, records=tuple(times))]))
+    assert only.startswith(said), only
 
 
 def test_a_baseline_of_one_round_has_no_interval_and_says_so() -> None:

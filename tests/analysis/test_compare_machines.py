@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from attnbench.analysis.compare.money import Offer, for_the_money, worth_below
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.compare.tables import tables
 from attnbench.core.errors import UserError
+from attnbench.core.machine import Device
 from attnbench.core.record import Run, Search
 from builders import CPU, H200, case, ended, environment, ok, run
 
@@ -48,6 +50,9 @@ def test_names_are_short_and_say_what_differs() -> None:
         "H200 500 W",
     ]
     assert labels(a_run(), a_run(packages={"triton": "3.6.0"})) == ["H200 #1", "H200 #2"]
+    dates = (replace(a_run(), method=n, started=f"2026-11-2{n}T10:00:00+00:00") for n in (1, 2))
+    assert labels(*dates) == ["H200 2026-11-21", "H200 2026-11-22"]
+    assert labels(replace(a_run(), method=1), replace(a_run(), method=2)) == ["H200 method 1", "H200 method 2"]
     epyc = replace(CPU, name="AMD EPYC 9654 96-Core Processor (192 cores)")
     xeon = replace(CPU, name="Intel(R) Xeon(R) Platinum 8480+ CPU @ 2.00GHz (8 cores)")
     assert labels(a_run(epyc), a_run(xeon)) == ["EPYC 9654 CPU", "Xeon Platinum 8480+ CPU"]
@@ -300,6 +305,26 @@ def test_a_library_that_one_machine_lacks_is_named_once() -> None:
     assert warnings(without, *others) == [
         "triton differs: not there on A, 2.7 on B, 2.8 on C. It may explain a part of the ratio."
     ]
+
+
+def test_libraries_of_another_interpreter_count_as_those_of_the_main_one() -> None:
+    """A backend says what it ran with; what else another interpreter holds is not known, so nothing is said of it."""
+
+    def of(device: Device, version: str, **rest: Any) -> Run:
+        ran = ok(case(), "fa3", 500, version=f"torch 2.9.0, flash-attn-3 {version}")
+        return run([ran], versions={"fa3": ran.version}, environment=environment(device, **rest))
+
+    main = of(H200, "3.0.0", packages={"flash-attn-3": "3.0.0", "xformers": "0.0.35"})
+    apart, newer = (replace(of(H100, v), interpreters={"fa3": "fa3/bin/python"}) for v in ("3.0.0", "3.1.0"))
+    assert not warnings(main, apart)
+    assert warnings(main, newer)[0].startswith("flash-attn-3 differs: 3.0.0 on H200, 3.1.0 on H100 80GB HBM3.")
+    lacks = replace(apart, interpreters={})
+    assert warnings(main, lacks)[0].startswith("xformers differs: 0.0.35 on H200, not there on H100 80GB HBM3.")
+    apart, newer = (replace(of_h100, environment=environment()) for of_h100 in (apart, newer))
+    same, other = (compare([Path("a"), Path("b")], [main, of_h200]) for of_h200 in (apart, newer))
+    assert (same.one_setup, other.one_setup) == (True, False)
+    joined = compare([Path("a"), Path("b"), Path("c")], [main, apart, lacks])
+    assert not any("files of H200 differ" in str(caution) for caution in cautions(joined))
 
 
 def test_a_clock_held_down_is_a_warning() -> None:

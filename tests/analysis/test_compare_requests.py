@@ -150,6 +150,32 @@ def test_the_answer_has_tokens_a_second_and_what_they_cost() -> None:
     )
 
 
+def test_every_device_of_a_model_that_is_divided_is_paid() -> None:
+    """The same times on one device and on each of two: as many tokens a second, at twice the price."""
+    options = {"models": "llama-3.1-8b", "tp": 2}
+    halves = [
+        case
+        for rest in (
+            {"phase": "prefill", "axes": {"seqlen": "2k", "batch": "32"}},
+            {"phase": "decode", "axes": {"seqlen": "2k,8k", "batch": "32", "page_size": "16"}},
+        )
+        for case in resolve(load_suite("quick"), "cuda", parse_options({**options, **rest})).cases
+    ]
+    sequences_on_two = [replace(case, ranks=2) for case in halves[:1]]  # no heads, so no share of this
+    prices = ("h200=3.6/h", "h100=7.2/h")
+    one = compared(CHAT, *[records(1e-3, 1e-4)] * 2, prices=prices)
+    found = records(8e-3, 1e-4, halves) + records(1e-9, 1e-9, sequences_on_two)
+    two = compared(f"{CHAT}, tp 2", found, found, prices=prices)
+    for label in one.labels:
+        assert two.tokens_a_second(two.main, label) == pytest.approx(one.tokens_a_second(one.main, label))
+        cost = one.million_tokens(one.main, label)
+        assert cost
+        assert two.million_tokens(two.main, label) == pytest.approx(2 * cost)
+        assert two.main.tflops(label) == pytest.approx((one.main.tflops(label) or 0) / 2), "of one device"
+    assert "attention alone of 2 devices gives" in answer(two)[0]
+    assert "(attention alone, all layers, 2 devices)" in answer(two)[1]
+
+
 def test_every_kind_of_layers_is_a_part() -> None:
     found = (
         *cases("gemma-3-27b", "prefill", seqlen="4k", batch="1"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from attnbench.analysis.compare.answer import answer as sentences
 from attnbench.analysis.compare.compare import Comparison, compare
 from attnbench.analysis.compare.workload import MeasuredPart, MeasuredWorkload, load
 from attnbench.core import flops
@@ -136,6 +137,41 @@ def test_a_million_tokens(tmp_path: Path) -> None:
     assert got.million_tokens(got.main, "H100") == pytest.approx(1.8 / 3600 * (0.7 / 2 + 0.3) / tokens * 10 * 1e6)
     got, _ = weighed(tmp_path, text, records(500, 400, 300), records(1000, 400, 300), prices=("h200=1000", "h100=900"))
     assert got.million_tokens(got.main, "H200") is None, "a purchase without a lifetime has no cost of an hour"
+
+
+def test_each_device_that_runs_is_paid_and_rates_are_of_one(tmp_path: Path) -> None:
+    """A part on two devices beside one on one: H100 is twice as fast in the first."""
+    parts = "{weight: 1, seqlen: 8k, ranks: 2}, {weight: 1, seqlen: 4k, ranks: 1, pass: fwd}"
+    text = f"weights: calls\nparts: [{parts}]"
+    long = replace(PREFILL, ranks=2)
+
+    def found(seconds: float, watts: float) -> list[Record]:
+        each = ((long, seconds, watts), (FWD, 1.0, 300.0))
+        return [
+            ok(c, "fa3", flops.flops(c) / 1e12 / s, sustained=s, sustained_power=w, sustained_power_error=0.0)
+            for c, s, w in each
+        ]
+
+    got, answer = weighed(tmp_path, text, found(2, 600), found(1, 500), prices=("h200=3.6/h", "h100=3.6/h"))
+    assert value(got) == pytest.approx((2 + 1) / (1 + 1))
+    of_device, work = (2 * 2 + 1) / (2 * 1 + 1), (flops.flops(long) + flops.flops(FWD)) / 1e12
+    money, below = got.for_the_money(got.main, "H100"), got.worth_below(got.main, "H100")
+    assert money
+    assert below
+    assert (money.value, below.value) == pytest.approx((of_device, 3.6 * of_device))
+    assert [got.main.tflops(label) for label in got.labels] == pytest.approx([work / 5, work / 3])
+    assert [got.bought(got.main, label) for label in got.labels] == pytest.approx([work / 5, work / 3])
+    tokens = 8192 * long.shape.batch + 4096 * FWD.shape.batch
+    assert [got.tokens_a_second(got.main, label) for label in got.labels] == pytest.approx([tokens / 3, tokens / 2])
+    costs = [got.million_tokens(got.main, label) for label in got.labels]
+    assert costs == pytest.approx([5 / tokens * 1e3, 3 / tokens * 1e3])
+    joules = 2 * 2 * 600 + 300, 2 * 1 * 500 + 300
+    assert [got.main.watts(label) for label in got.labels] == pytest.approx([joules[0] / 5, joules[1] / 3])
+    per_watt = got.main.per_watt("H100")
+    assert per_watt
+    assert per_watt.value == pytest.approx(joules[0] / joules[1])
+    assert answer.devices == (1, 2)
+    assert "attention alone of 1 and 2 devices gives" in sentences(got)[0]
 
 
 def test_a_machine_that_cannot_run_a_part_has_no_figure(tmp_path: Path) -> None:

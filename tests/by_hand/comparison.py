@@ -236,14 +236,14 @@ def _cell(found: Sequence[Machine], machine: Machine, key: Key, fastest: Mapping
     names = ("rounds", "latency", "tflops", "gbps", "utilization", "sustained_tflops", "sustained_tflops_per_watt")
     told |= dict.fromkeys((*names, "sustained_power", "memory_peak")) | {"rounds": 0}
     if cell and one:
-        told |= {"rounds": len(one.rounds), "latency": one.value, "tflops": machine.tflops(key)}
-        told |= {"gbps": machine.gbps(key)}
-        if key[1] not in machine.approximate:
+        told |= {"rounds": len(one.rounds), "latency": one.value}
+        if key[1] not in machine.approximate:  # those have no rate, as their work is not attention's
+            told |= {"tflops": machine.tflops(key), "gbps": machine.gbps(key)}
             told["utilization"] = _share(machine, key, "latency")
-        if key in machine.figures["sustained"]:
-            told["sustained_tflops"] = machine.tflops(key, "sustained")
-        if key in machine.figures["joules"]:
-            told["sustained_tflops_per_watt"] = machine.tflops(key, "joules")
+            if key in machine.figures["sustained"]:
+                told["sustained_tflops"] = machine.tflops(key, "sustained")
+            if key in machine.figures["joules"]:
+                told["sustained_tflops_per_watt"] = machine.tflops(key, "joules")
         told["sustained_power"] = over_rounds(cell, lambda record: middle(record, "sustained_power"))
         told["memory_peak"] = over_rounds(cell, lambda r: max(samples(r, "memory_peak"), default=None))
         if key in found[0].figures["latency"] and alike(found[0], machine, key):

@@ -21,7 +21,7 @@ if __package__ in (None, ""):
 from by_hand import comparison, page, ranking, requests, sentences
 from by_hand.audit import Audit
 from by_hand.comparison import Price, Scenario
-from by_hand.requests import Asked
+from by_hand.requests import Asked, Calls
 
 RESULTS = Path(__file__).parents[2] / "results"
 YEARS = 365.25 * 24  # hours of a year
@@ -92,6 +92,23 @@ ASKED = (
     Asked("long: 4500 in, 600 out, llama-3.1-8b, batch 32", 4500, 600, 32, **LLAMA),
 )
 
+# Calls on two devices and on one
+ON_DEVICES = Scenario(
+    (
+        "20261126-062352-several-gpus-nvidia-h200",
+        "20261123-141253-default-nvidia-h200",
+        "20261125-082457-several-gpus-nvidia-h100",
+        "20261123-140542-default-nvidia-h100",
+    ),
+    RENT,
+    RENTED,
+)
+OF_HEADS = {"headdim": 128, "batch": 1, "nheads": 16}
+CALLS = Calls(
+    "calls on two devices and on one",
+    ((1, {**OF_HEADS, "seqlen": 65536, "ranks": 2}), (30, {**OF_HEADS, "seqlen": 16384, "ranks": 1})),
+)
+
 # Of these `recommend` and charts as well, which steps of whole models and claims lack. The last but one has
 # approximations, in the last the default of PyTorch ties.
 ALONE = (
@@ -132,6 +149,9 @@ def main(files: Sequence[str]) -> int:
     for asked in () if files else ASKED:
         requests.check(audit, MODELS, asked, [*map(path_of, MODELS.files)])
         audit.report(f"compare --workload {asked.text!r}")
+    if not files:
+        requests.check_calls(audit, ON_DEVICES, CALLS, [*map(path_of, ON_DEVICES.files)])
+        audit.report(f"compare --workload, {CALLS.name}")
     return 1 if audit.failed else 0
 
 

@@ -1,15 +1,19 @@
-"""What `attnbench compare --workload "chat: 4k in, 300 out, llama-3.1-8b, batch 64"` prints (docs/compare.md).
+"""What `attnbench compare --workload "chat: 4k in, 300 out, llama-3.1-8b, batch 64"` prints, or a file of calls.
 
 A prefill is that of one sequence, a decode of the whole batch with the keys of a sequence when half of it is generated.
 A time t is linear in the work x of a call between measured cases of one backend: FLOPs of a prefill, bytes of a decode.
+A dollar and a TFLOP/s are of the device-seconds of the calls, a speed and the tokens a second of their seconds
+(docs/compare.md).
 """
 
 from __future__ import annotations
 
+import json
 import math
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +65,49 @@ class Part:
     def seconds(self, found: Sequence[Machine], i: int) -> float:
         return self.calls * sum(n * found[i].figures["latency"][key].value for key, n in self.cells[i].items())
 
+    def device_seconds(self, found: Sequence[Machine], i: int) -> float:
+        return self.seconds(found, i) * int(self.case.ranks)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """A workload file by calls: of each part how often it is called, and the axes that fit one measured case."""
+
+    name: str
+    parts: tuple[tuple[float, Mapping[str, Any]], ...]
+
+    def write(self, path: Path) -> None:
+        parts = [{"weight": calls, "pass": "fwd", "causal": True, **axes} for calls, axes in self.parts]
+        path.write_text(f"weights: calls\nparts: {json.dumps(parts)}\n")
+
+
+def check_calls(audit: Audit, scenario: Scenario, calls: Calls, paths: Sequence[Path]) -> None:
+    """Compare the figures of a workload by calls with the backends that all machines have, in bursts."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "calls.yaml"
+        calls.write(file)
+        said = printed("compare", *paths, *scenario.options, "--workload", str(file))
+    found = in_order(said, machines(paths))
+    costs, common, parts = offers(scenario, found, None), shared_cells(found), []
+    fastest = [machine.fastest("latency", common) for machine in found]
+    for n, axes in calls.parts:
+        (case,) = (
+            cell.case
+            for key, cell in found[0].cells.items()
+            if key == fastest[0].get(key[0]) and _has(cell.case, {"direction": "fwd", "causal": True, **axes})
+        )
+        parts.append(Part("", n, case, 0.0, [{of[case.key]: 1.0} for of in fastest]))
+    tokens = sum(part.calls * part.case.batch * part.case.seqlen_q for part in parts)
+    (shown,) = (figures for figures in said["figures"] if figures["shared_backends"])
+    for i, row in enumerate(shown["machines"]):
+        for name, value in figures(found, parts, tokens, i, costs).items():
+            audit.same(f"compare {calls.name!r}, {row['name']}", name, row[name], value)
+
+
+def _has(case: Case, axes: Mapping[str, Any]) -> bool:
+    sizes = {**axes, "seqlen_q": axes["seqlen"], "seqlen_k": axes["seqlen"]}
+    return all(getattr(case, name) == value for name, value in sizes.items() if name != "seqlen")
+
 
 def check(audit: Audit, scenario: Scenario, asked: Asked, paths: Sequence[Path]) -> None:
     """Compare the figures of requests in words, in bursts."""
@@ -72,7 +119,7 @@ def check(audit: Audit, scenario: Scenario, asked: Asked, paths: Sequence[Path])
         parts = phases(found, asked, holds, shown["shared_backends"])
         where = f"compare {asked.text!r}, {'shared' if shown['shared_backends'] else 'own'}"
         for i, row in enumerate(shown["machines"]):
-            for name, value in figures(found, asked, parts, i, costs).items():
+            for name, value in figures(found, parts, asked.batch * asked.generated, i, costs).items():
                 audit.same(f"{where}, {row['name']}", name, row[name], value if holds[i] else None)
     own, of_both = ([part.cells for part in phases(found, asked, holds, shared)] for shared in (False, True))
     able = [i for i, fits in enumerate(holds) if fits]
@@ -93,25 +140,30 @@ def check(audit: Audit, scenario: Scenario, asked: Asked, paths: Sequence[Path])
 
 
 def figures(
-    found: Sequence[Machine], asked: Asked, parts: Sequence[Part], i: int, costs: Sequence[Offer | None]
+    found: Sequence[Machine], parts: Sequence[Part], tokens: float, i: int, costs: Sequence[Offer | None]
 ) -> dict[str, Any]:
     """Return the figures of a machine, by the names that the JSON has for them."""
     seconds = sum(part.seconds(found, i) for part in parts)
     flops = sum(part.calls * work.flops(part.case) for part in parts)
-    a_token = seconds / (asked.batch * asked.generated)
-    speed, hour, tflops = ratio(found, parts, i), costs[i].hour if costs[i] else None, flops / seconds / 1e12
+    of_devices = sum(part.device_seconds(found, i) for part in parts)
+    hour, tflops = costs[i].hour if costs[i] else None, flops / of_devices / 1e12
     return {
         "tflops": tflops,
         "bought": tflops * 3.6 / hour if hour else None,
-        "tokens_a_second": 1 / a_token,
-        "million_tokens": hour / 3600 * a_token * 1e6 if hour else None,
-        **ends("ratio", speed),
-        **money(speed, i, costs),
+        "tokens_a_second": tokens / seconds,
+        "million_tokens": hour / 3600 * of_devices / tokens * 1e6 if hour else None,
+        **ends("ratio", ratio(found, parts, i)),
+        **money(ratio(found, parts, i, of_devices=True), i, costs),
     }
 
 
-def ratio(found: Sequence[Machine], parts: Sequence[Part], i: int) -> Ratio:
-    """Return the ratio of the times of some parts. A cell weighs as much as its share in the time of its machine."""
+def ratio(found: Sequence[Machine], parts: Sequence[Part], i: int, of_devices: bool = False) -> Ratio:
+    """Return the ratio of the times of some parts, or of their device-seconds.
+
+    A cell weighs as much as its share in the time of its machine.
+    """
+    if of_devices:  # a part on several devices counts as if it were called as often as it has devices
+        parts = [replace(part, calls=part.calls * part.case.ranks) for part in parts]
     totals = [sum(part.seconds(found, j) for part in parts) for j in (0, i)]
     weights = [_shares(found, parts, j, total) for j, total in zip((0, i), totals, strict=True)]
     doubts = [

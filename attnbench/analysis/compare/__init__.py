@@ -5,6 +5,7 @@
     common_cells.py       the cells and cases that all machines measured, and what each machine lacks and why
     like_kernels.py       whether one backend ran like kernels on two machines
     figures.py            the figures that a buyer may mean: in bursts or without pauses, shared backends or own
+    software.py           which libraries runs used, in whatever interpreter, and whether their setups differ
     speed_ratio.py        how many times as fast one machine is as another, with its 95 % interval
     prices.py             --price: what a machine costs
     money.py              what an hour costs, what a dollar buys, below which price a machine is worth it: all formulas

@@ -5,8 +5,10 @@ Each number in them is one of the tables' (tables.py), and can be computed by ha
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from attnbench.analysis.compare.common_cells import common
 from attnbench.analysis.compare.compare import Comparison
@@ -21,7 +23,15 @@ from attnbench.core.text import count, listed, some
 from attnbench.results import case_names
 from attnbench.results.disturbed import doubt
 
+if TYPE_CHECKING:
+    from attnbench.analysis.compare.workload import MeasuredWorkload
+
 OWN = "each machine's own fastest backend"
+BY_CHANCE = 0.05  # of 95 % intervals that lack the truth
+SOMETHING_ELSE = (
+    "but they differ by more than {}: something else has changed, such as {}software, the clock, other work on the "
+    "machine or the code that was measured"
+)
 MOST_NAMED = 3  # backends that a machine lacks, and kinds of cases whose longest context is told
 
 
@@ -89,8 +99,17 @@ def _tokens_a_second(c: Comparison) -> str:
     """Return the tokens a second of each machine; "" without a workload."""
     each = [(label, rate) for label in c.labels if (rate := c.tokens_a_second(c.main, label))]
     said = ", ".join(f"{digits(rate)} tokens/s on {label}" for label, rate in each)
-    of = f" (of {c.workload.tokens_are})" if c.workload and c.workload.tokens_are != "tokens" else ""
-    return f"attention alone gives {said}{of}" if each else ""
+    if not each or not c.workload:
+        return ""
+    of = f" (of {c.workload.tokens_are})" if c.workload.tokens_are != "tokens" else ""
+    return f"attention alone{on_devices(c.workload, ' of ')} gives {said}{of}"
+
+
+def on_devices(workload: MeasuredWorkload, before: str) -> str:
+    """Return how many devices run a workload, behind a text: ", 2 devices", ", 1 and 2 devices"; "" for one device."""
+    if workload.devices == (1,):
+        return ""
+    return f"{before}{listed(map(str, workload.devices))} devices"
 
 
 def _ratios(figures: Figures, c: Comparison) -> list[tuple[Ratio, str]]:
@@ -212,7 +231,7 @@ def _extremes(figures: Figures, label: str) -> str:
 def _money(c: Comparison) -> str:
     """Return what each gives for the money, below which price one is worth it, and what each gives per watt."""
     said = [_bought(c), _worth(c), _tokens(c)]
-    if not any(said) and len(c.others) == 1 and (ratio := c.main.ratio(c.others[0].label)):
+    if not any(said) and len(c.others) == 1 and (ratio := c.main.ratio_of_device(c.others[0].label)):
         said = [f"{c.others[0].label} is worth it below {ratio_text(ratio)} of the price of {c.reference.label}"]
         if c.prices:
             said.append(f"{c.reference.label} has no price: --price {c.reference.label.lower()}=...")
@@ -303,7 +322,8 @@ def _tokens(c: Comparison) -> str:
         return ""
     each = ", ".join(f"{c.prices[label].money(cost)} on {label}" for label, cost in costs.items())
     layers = "all layers" if c.workload.weights == "calls" else count(c.workload.layers, "layer")
-    return f"a million {c.workload.tokens_are} of {c.workload.name!r} cost {each} (attention alone, {layers})"
+    on = on_devices(c.workload, ", ")
+    return f"a million {c.workload.tokens_are} of {c.workload.name!r} cost {each} (attention alone, {layers}{on})"
 
 
 # ---- The longest context.
@@ -366,14 +386,24 @@ def _one_model(c: Comparison) -> str:
     elif len(cards) > 1:
         what, why = f"{runs} of {len(cards)} units of {setup}", "noise and what units differ by"
     if not c.one_setup:
-        return f"These are {what}, so what sets them apart is their software, {why}."
-    said = [f"These are {what}, so what sets them apart is {why}"]
-    ratios_of_cells = (c.same_ratio(machine, key) for machine in c.others for key in c.cells)
-    moves = [abs(ratio.value - 1) for ratio in ratios_of_cells if ratio]
-    if moves:
-        said.append(f"a cell differs by {percent(stats.median(moves))} in the median, {percent(max(moves))} at most")
-    ratios = ", ".join(f"{label} {ratio_text(ratio)}" for ratio, label in _ratios(c.main, c))
-    said.append(f"{ratios} as fast as {c.reference.label} {_over(c.main)}")
+        return f"These are {what}, so what sets them apart is their software or setup, {why}."
+    of_cells = [ratio for machine in c.others for key in c.cells if (ratio := c.same_ratio(machine, key))]
+    apart = sum(not ratio.overlaps(EXACTLY_ONE) for ratio in of_cells)
+    ratios = _ratios(c.main, c)
+    if apart > math.ceil(BY_CHANCE * len(of_cells)) or any(not ratio.overlaps(EXACTLY_ONE) for ratio, _ in ratios):
+        because = SOMETHING_ELSE.format(why, "the unit, " if any(card.uuid is None for card in cards) else "")
+    elif all(ratio.low is None for ratio, _ in ratios):
+        because = f"and how much of what sets them apart is {why} is not known"
+    else:
+        because = f"so what sets them apart is {why}"
+    said = [f"These are {what}, {because}"]
+    if of_cells:
+        moves = [abs(ratio.value - 1) for ratio in of_cells]
+        outside = f", in {apart} of {count(len(of_cells), 'cell')} by more than the interval" if apart else ""
+        least_and_most = f"{percent(stats.median(moves))} in the median, {percent(max(moves))} at most"
+        said.append(f"a cell differs by {least_and_most}{outside}")
+    each = ", ".join(f"{label} {ratio_text(ratio)}" for ratio, label in ratios)
+    said.append(f"{each} as fast as {c.reference.label} {_over(c.main)}")
     return "; ".join(said) + "."
 
 

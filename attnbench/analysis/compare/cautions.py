@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.machines import Machine, is_own_kernel
+from attnbench.analysis.compare.software import libraries
 from attnbench.analysis.compare.speed_ratio import ROUNDS, TABLE
 from attnbench.analysis.summary.cautions import rank_change
+from attnbench.core.case import Case
 from attnbench.core.formats import percent
-from attnbench.core.text import count, some
+from attnbench.core.text import count, listed, some
 from attnbench.report.document import Caution
 from attnbench.results import case_names
 from attnbench.results.cells import Key
@@ -65,7 +67,12 @@ def _cases(cells: Sequence[tuple[str, Key]]) -> str:
 
 
 def _named(cells: Sequence[tuple[str, Key]], c: Comparison) -> str:
-    return some([f"{_name(key, c)} on {label}" for label, key in cells], MOST_NAMED)
+    """Return the cells by case, each with the machines that it is of: a case is named once."""
+    by_case: dict[Case, dict[Key, list[str]]] = {}
+    for label, key in cells:
+        by_case.setdefault(key[0], {}).setdefault(key, []).append(label)
+    each = (listed(f"{_name(key, c)} on {listed(on)}" for key, on in of.items()) for of in by_case.values())
+    return some(each, MOST_NAMED)
 
 
 def _unlike_kernels(c: Comparison) -> Iterator[Caution]:
@@ -103,10 +110,14 @@ def _methods(c: Comparison) -> Iterator[Caution]:
 def _joined(machines: Sequence[Machine]) -> Iterator[Caution]:
     """Yield how the setups of the files of one machine differ, and which of its rounds count for nothing."""
     for machine in machines:
+        runs = [file.run for file in machine.files]
+        packages = {name for run in runs for name in run.environment.packages}
+        backends = set.intersection(*({*run.versions} for run in runs))
         texts: dict[str, dict[str, None]] = {}
-        for found in (setup(file.run) for file in machine.files):
-            for name in {**found, **machine.environment.packages}:
-                texts.setdefault(name, {})[NOT_INSTALLED if found.get(name) is None else str(found[name])] = None
+        for run in runs:
+            tools = {name: value for name, value in setup(run).items() if name not in packages}
+            for name, value in {**tools, **libraries(run, sorted(packages), backends)}.items():
+                texts.setdefault(name, {})[NOT_INSTALLED if value is None else str(value)] = None
         apart = [f"{name} {some(sorted(of), MOST_NAMED)}" for name, of in texts.items() if len(of) > 1]
         if apart:
             yield Caution(
@@ -189,12 +200,20 @@ def _setups(machines: Sequence[Machine]) -> Iterator[Caution]:
         return {label: some(sorted(texts), MOST_NAMED) or None for label, texts in found.items()}
 
     packages = sorted({name for m in machines for file in m.files for name in file.run.environment.packages})
+    common_backends = set.intersection(*({backend for _, backend in m.log_rounds} for m in machines))
+    used = {m.label: [libraries(file.run, packages, common_backends) for file in m.files] for m in machines}
+
+    def versions_of(name: str) -> dict[str, str | None]:
+        """Return label -> the versions of a library, of the machines of which they are known."""
+        known = {label: {of[name] for of in found if name in of} for label, found in used.items()}
+        return {label: some(sorted(filter(None, texts)), MOST_NAMED) or None for label, texts in known.items() if texts}
+
     software = {
         "torch": values("torch"),
         "CUDA": values("cuda", gpus),
         "driver": values("driver", gpus),
         "attnbench": values("attnbench"),
-        **{name: values(name) for name in packages},
+        **{name: versions_of(name) for name in packages},
     }
     yield from _differing(software, "It may explain a part of the ratio.")
     if any(is_own_kernel(backend) for m in machines for _, backend in m.log_rounds):

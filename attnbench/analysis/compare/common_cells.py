@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from attnbench.analysis.compare.machines import Machine
+from attnbench.analysis.compare.machines import Machine, impossible
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.sizes import format_size
@@ -129,7 +129,7 @@ def why_missing(machine: Machine, key: Key) -> tuple[str, str]:
     if cell is None:
         return (NOT_RUN if key in machine.planned else NOT_PLANNED), ""
     if cell.status == "ok":
-        return NO_TIME, "no sample of its time"
+        return NO_TIME, impossible(cell) or "no sample of its time"
     return case_names.ENDINGS[cell.status], one_line(cell.reason or "no reason given")
 
 

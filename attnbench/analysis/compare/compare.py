@@ -22,13 +22,13 @@ from attnbench.analysis.compare.longest_sequence import LongestSequence, longest
 from attnbench.analysis.compare.machines import Machine, left_out, machines, parse_names, reference
 from attnbench.analysis.compare.money import Offer, energy_costs, for_the_money, worth_below
 from attnbench.analysis.compare.prices import Price, parse_prices
+from attnbench.analysis.compare.software import setup_differs
 from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_ratio
 from attnbench.analysis.compare.unit_spread import UnitSpread, unit_spreads
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
 from attnbench.results.cells import Key
-from attnbench.results.run_setup import differences
 
 if TYPE_CHECKING:
     from attnbench.analysis.compare.requests import Requests
@@ -145,7 +145,7 @@ class Comparison:
     def one_setup(self) -> bool:
         """Whether nothing but noise and units sets the machines apart."""
         first, *others = (machine.run for machine in self.machines)
-        return not any(differences(first, other) for other in others)
+        return not any(setup_differs(first, other) for other in others)
 
     @cached_property
     def _releases(self) -> Mapping[str, Mapping[str, str]]:
@@ -189,7 +189,7 @@ class Comparison:
 
     def for_the_money(self, figures: Figures, label: str) -> Ratio | None:
         """Return how many times as much a machine gives for its price as the reference; None without both prices."""
-        ratio, home, offer = figures.ratio(label), self.offer(self.reference.label), self.offer(label)
+        ratio, home, offer = figures.ratio_of_device(label), self.offer(self.reference.label), self.offer(label)
         return for_the_money(ratio, home, offer) if ratio and home and offer else None
 
     def worth_below(self, figures: Figures, label: str) -> Ratio | None:
@@ -197,21 +197,24 @@ class Comparison:
 
         A machine without a price is taken to be paid for as the reference is. None without the reference's price.
         """
-        ratio, home = figures.ratio(label), self.offer(self.reference.label)
+        ratio, home = figures.ratio_of_device(label), self.offer(self.reference.label)
         if not ratio or not home or label == self.reference.label:
             return None
         like_home = replace(home, energy=self.energy.get(label, 0.0) if home.price.bought else 0.0)
         return worth_below(ratio, home, self.offer(label) or like_home)
 
     def tokens_a_second(self, figures: Figures, label: str) -> float | None:
-        """Return the tokens of the workload that the attention of a machine gives in a second; None without one."""
+        """Return the tokens of the workload that the attention of a machine gives in a second; None without one.
+
+        They are of all the devices together that its calls run on.
+        """
         seconds = figures.workload.seconds_a_token(figures.machines[label]) if figures.workload else None
         return 1 / seconds if seconds else None
 
     def million_tokens(self, figures: Figures, label: str) -> float | None:
-        """Return what a million tokens of the workload cost; None without a workload or a price of time."""
-        offer = self.offer(label)
-        seconds = figures.workload.seconds_a_token(figures.machines[label]) if figures.workload else None
+        """Return what a million tokens of the workload cost on all its devices; None without it or a price of time."""
+        offer, machine = self.offer(label), figures.machines[label]
+        seconds = figures.workload.seconds_a_token(machine, of_devices=True) if figures.workload else None
         return offer.million_tokens(seconds) if offer and seconds else None
 
 

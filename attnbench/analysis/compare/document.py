@@ -69,6 +69,7 @@ def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
         for machine in c.machines:
             cell = machine.cells.get(key)
             measured = cell if key in machine.log_rounds else None
+            exact = measured if measured and measured.is_exact else None
             yield {
                 "machine": machine.label,
                 "backend": backend,
@@ -80,10 +81,10 @@ def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
                 "latency": machine.latency(key) if measured else None,
                 "tflops": machine.tflops(key) if measured else None,
                 "gbps": machine.gbps(key) if measured else None,
-                "utilization": measured and measured.value("utilization"),
+                "utilization": exact and exact.value("utilization"),
                 "sustained_power": measured and measured.value("sustained_power"),
-                "sustained_tflops": measured and measured.value("sustained_tflops"),
-                "sustained_tflops_per_watt": measured and measured.value("tflops_per_watt"),
+                "sustained_tflops": exact and exact.value("sustained_tflops"),
+                "sustained_tflops_per_watt": exact and exact.value("tflops_per_watt"),
                 "memory_peak": measured and measured.value("memory_peak"),
                 **_ratio(c.same_ratio(machine, key) if measured else None),
             }
@@ -165,6 +166,7 @@ def _workload(c: Comparison) -> dict[str, Any] | None:
         "name": found.name,
         "weights": found.weights,
         "layers": found.layers,
+        "devices": found.devices,
         "parts": [
             {
                 "name": part.name,

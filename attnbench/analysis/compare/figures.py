@@ -27,7 +27,7 @@ from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_r
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
-from attnbench.core.text import listed
+from attnbench.core.text import listed, some
 from attnbench.results.cells import Key
 
 if TYPE_CHECKING:
@@ -73,8 +73,17 @@ class Figures:
         ours, theirs = (equal_weights([*self.chosen[name].values()]) for name in (self.reference.label, label))
         return speed_ratio(self.reference, ours, machine, theirs)
 
+    def ratio_of_device(self, label: str) -> Ratio | None:
+        """Return how many times as much as the reference's a device of a machine does in its time.
+
+        It is `ratio` but for a workload whose calls run on unlike numbers of devices.
+        """
+        if self.workload:
+            return self.workload.ratio(self.machines[label], of_devices=True)
+        return self.ratio(label)
+
     def tflops(self, label: str) -> float | None:
-        """Return the TFLOP/s of a machine; without a workload over the cases that are no decode, None if all are."""
+        """Return the TFLOP/s of a device; without a workload over the cases that are no decode, None if all are."""
         machine = self.machines[label]
         if self.workload:
             return self.workload.tflops(machine)
@@ -109,19 +118,19 @@ class Figures:
     def per_watt(self, label: str) -> Ratio | None:
         """Return how many times as much work per joule a machine gives as the reference; None unless both have watts.
 
-        It is the ratio of the speeds over that of the watts. The interval is that of the energy of the calls: of
-        latency and power together.
+        It is the ratio of what their devices do over that of the watts. The interval is that of the energy of the
+        calls: of latency and power together.
         """
         home = self.reference.label
-        speed, ours, theirs = self.ratio(label), self.watts(home), self.watts(label)
-        if not speed or not ours or not theirs:
+        done, ours, theirs = self.ratio_of_device(label), self.watts(home), self.watts(label)
+        if not done or not ours or not theirs:
             return None
         each = ((name, self.machines[name]) for name in (home, label))
         weights = [
             self.workload.energy_weights(m) if self.workload else equal_weights([*self.chosen[name].values()])
             for name, m in each
         ]
-        value = speed.value * ours / theirs
+        value = done.value * ours / theirs
         return speed_ratio(self.reference.energy, weights[0], self.machines[label].energy, weights[1], value)
 
 
@@ -150,11 +159,29 @@ def all_figures(
             continue  # they are of other cases
         found = [*more, *found] if not found or workload or _covers(more, found[0]) else [*found, *more]
     if not found:
-        raise UserError(
-            f"{listed(machine.label for machine in machines)} have no backend in common, and in no case did each try "
-            f"{FASTEST_ON_ANOTHER}"
-        )
+        raise UserError(_nothing_in_common(machines))
     return tuple(found)
+
+
+def _nothing_in_common(machines: Sequence[Machine]) -> str:
+    """Return that machines share no backend, which of them are odd ones where the others do, and what to do."""
+    owners: dict[Key, list[Machine]] = {}
+    for machine in machines:
+        for key in machine.log_rounds:
+            owners.setdefault(key, []).append(machine)
+    most = max(owners.values(), key=len)
+    odd = [machine for machine in machines if machine not in most]
+    shares = any(key in of.log_rounds for machine in odd for key in machine.log_rounds for of in most)
+    untold = f"and in no case did each try {FASTEST_ON_ANOTHER}"
+    if len(most) < 2 or not odd or shares:
+        labels = [machine.label for machine in machines]
+        return f"{listed(labels) if len(labels) < 4 else some(labels)} have no backend in common, {untold}"
+    named = some(f"{of.label} ({', '.join(file.path.name for file in of.files)})" for of in odd)
+    theirs, others = (some(dict.fromkeys(name for of in group for _, name in of.log_rounds)) for group in (odd, most))
+    return (
+        f"{named} {'has' if len(odd) == 1 else 'have'} no backend in common with the {len(most)} other machines "
+        f"({theirs} there, {others} on these), {untold}; or leave {'it' if len(odd) == 1 else 'them'} out"
+    )
 
 
 def _adds_nothing(own: Figures, shared: Figures) -> bool:

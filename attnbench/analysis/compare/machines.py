@@ -23,6 +23,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from attnbench.analysis.compare.software import setup_differs
+from attnbench.analysis.summary.cautions import is_above_the_peak
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
@@ -34,7 +36,6 @@ from attnbench.results import run_file
 from attnbench.results.cells import Cell, Key, by_key, cells
 from attnbench.results.run_setup import (
     OF_ONE_MACHINE,
-    differences,
     differing,
     phrase,
     setup,
@@ -146,8 +147,11 @@ class Machine:
 
     @cached_property
     def log_rounds(self) -> Mapping[Key, Mapping[int, float]]:
-        """Round -> natural logarithm of its latency in seconds, or energy in joules, of every cell with a figure."""
-        known = {key: cell for key, cell in self.cells.items() if cell.value(self.metric) and not cell.not_computed}
+        """Round -> natural logarithm of its latency in seconds, or energy in joules, of every cell with a figure.
+
+        What cannot be the time of the computation (`impossible`) is no figure.
+        """
+        known = {key: cell for key, cell in self.cells.items() if cell.value(self.metric) and not impossible(cell)}
         rounds = {key: cell.rounds(self.metric) for key, cell in known.items()}
         return {key: {n: math.log(value) for n, value in found.items() if value} for key, found in rounds.items()}
 
@@ -217,16 +221,20 @@ class Machine:
         """Return the seconds of a cell that has a figure."""
         return self.value(key, self.metric)
 
-    def gbps(self, key: Key) -> float:
+    def gbps(self, key: Key) -> float | None:
         """Return the GB/s of a cell that has a figure, by the least bytes that a call moves; of each of several ranks.
 
-        As every figure it is the median over the rounds.
+        As every figure it is the median over the rounds. None for an approximation, which need not move them.
         """
+        if not self.cells[key].is_exact:
+            return None
         moved, ranks = ideal_bytes(key[0]), key[0].ranks
         return stats.median([moved / seconds / 1e9 / ranks for seconds in self.cells[key].rounds(self.metric).values()])
 
-    def tflops(self, key: Key) -> float:
-        """Return the TFLOP/s of a cell that has a figure, by exact FLOPs."""
+    def tflops(self, key: Key) -> float | None:
+        """Return the TFLOP/s of a cell with a figure, by exact FLOPs; None for an approximation, which does others."""
+        if not self.cells[key].is_exact:
+            return None
         return self.value(key, "tflops" if self.metric == "latency" else "sustained_tflops")
 
     def utilization(self, key: Key) -> float | None:
@@ -241,6 +249,11 @@ class Machine:
         (results/20261121-060508-sustained-nvidia-h200.jsonl).
         """
         return self.cells[key].value("sustained_power") if self.metric == "sustained_latency" else None
+
+
+def impossible(cell: Cell) -> str:
+    """Return why a cell's time cannot be that of the computation; "" where nothing tells so."""
+    return cell.not_computed or ("its rate is above what the device can do" if is_above_the_peak(cell) else "")
 
 
 def _cannot_run(run: Run, record: Record) -> bool:
@@ -269,9 +282,21 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, s
     if len(groups) == 1 and not labels:
         groups = [[file] for file in files]
     names = [labels.get(group[0].path) or short_name(group[0].run) for group in groups]
-    unique = unique_labels(names, [[*setup_texts(group[0].run).values()] for group in groups])
+    unique = unique_labels(names, _telling_texts([group[0].run for group in groups]))
     used = together(file.run for file in files)
     return [machine_of(label, group, used) for label, group in zip(unique, groups, strict=True)]
+
+
+def _telling_texts(runs: Sequence[Run]) -> list[list[str]]:
+    """Return for each run texts that may tell it from others of its name, the most telling first.
+
+    The day comes before the method of measuring, where it tells all apart.
+    """
+    days = [run.started[:10] for run in runs]
+    if len({*days}) < len(days) or not all(days):
+        days = [""] * len(days)
+    texts = [setup_texts(run) for run in runs]
+    return [[*({**of, "method": ""}).values(), day, of["method"]] for of, day in zip(texts, days, strict=True)]
 
 
 def left_out(paths: Sequence[Path], runs: Sequence[Run], labelled: bool) -> dict[Path, str]:
@@ -315,7 +340,7 @@ def files_by_setup(files: Iterable[File]) -> list[list[File]]:
     """Return the files in groups between whose setups nothing differs."""
     groups: list[list[File]] = []
     for file in files:
-        group = next((group for group in groups if not differences(group[0].run, file.run)), None)
+        group = next((group for group in groups if not setup_differs(group[0].run, file.run)), None)
         if group:
             group.append(file)
         else:

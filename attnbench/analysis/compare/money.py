@@ -1,12 +1,13 @@
 """What an hour of a machine costs, what a dollar buys, below which price a machine is worth it: all formulas.
 
-With a price P for n devices that pays for H hours, and r, how many times as fast B is as A:
+With a price P for n devices that pays for H hours, and r, how many times as much a device of B does as one of A in the
+same time, which is how many times as fast B is where all that is compared runs on as many devices:
 
     cost of a device and hour     c = P / (n H), and for a device that is bought + W / 1000 x PUE x energy price
     what a dollar buys            PFLOP/$ = TFLOP/s x 3600 / c / 1000; of decode TB/$ = GB/s x 3600 / c / 1000
     for the money, B over A       r c_A / c_B
     B is worth it below           the price of B's device at which that is 1: c_B = r c_A, solved for P / n
-    a million tokens              c / 3600 x seconds a token x 1,000,000 (workload.py has the seconds)
+    a million tokens              c / 3600 x device-seconds a token x 1,000,000 (workload.py has them)
 
 For a purchase without a lifetime c is the price of a device itself, and a thousand dollars buy TFLOP/s (or GB/s)
 x 1000 / c.

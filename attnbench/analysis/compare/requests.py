@@ -4,9 +4,10 @@
     code: 16k in, 1k out, llama-3.1-70b, batch 64, tp 8
 
 Each sequence of the batch is filled with the tokens that come in, and then generates those that go out, one a step,
-in steps of the whole batch. A kind of layers takes part in each as often as the model has it. The time is that of
-attention alone, layer by layer. The tokens are those that are generated. A machine has no figure whose memory does not
-hold the keys and values of all tokens, and the weights where the table of models has their sizes.
+in steps of the whole batch. A kind of layers takes part in each as often as the model has it. With `tp 8` the heads are
+divided among 8 devices, which all run every call. The time is that of attention alone, layer by layer. The tokens are
+those that are generated. A machine has no figure whose memory does not hold the keys and values of all tokens, and the
+weights where the table of models has their sizes.
 
 A call's time t is taken to be linear between measured cases of one backend on one machine: of a prefill in its FLOPs,
 of a decode in the least bytes that it moves. So it is a sum of measured times, t = sum of c_i t_i:
@@ -188,7 +189,8 @@ def _part(
     steps = asked.batch if phase == "prefill" else asked.seqlen_out
     what = phase if len(asked.model.layers) == 1 else of_layers
     said = _stands_in(asked, what, total)
-    return MeasuredPart(name, 0.0, layers.count * steps, (total.case,), 0, on_each, DOUBT * total.doublings, said)
+    doubt = DOUBT * total.doublings
+    return MeasuredPart(name, 0.0, layers.count * steps, (total.case,), 0, on_each, doubt, said, asked.tp)
 
 
 def _has(machine: Machine, asked: Requests, layers: Layers, phase: Phase) -> bool:
@@ -287,7 +289,7 @@ def _with(case: Case, batch: int, seqlen: int) -> Case:
 
 def _is_plain(case: Case) -> bool:
     plain = not case.is_ragged and not case.dropout_p and case.data == "normal" and case.layout == "native"
-    return plain and case.cache_dtype == AXES["cache_dtype"].usual
+    return plain and case.ranks == 1 and case.cache_dtype == AXES["cache_dtype"].usual
 
 
 def _is_decode(case: Case) -> bool:

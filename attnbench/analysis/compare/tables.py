@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnbench.analysis.compare.answer import fit_text, length_text, price_text, ratio_text
+from attnbench.analysis.compare.answer import fit_text, length_text, on_devices, price_text, ratio_text
 from attnbench.analysis.compare.common_cells import kinds
 from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.figures import Figures
@@ -16,8 +16,8 @@ from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.core import stats
 from attnbench.core.case import Case
-from attnbench.core.formats import digits, percent, share
-from attnbench.core.text import count
+from attnbench.core.formats import digits, duration, percent, share
+from attnbench.core.text import count, listed
 from attnbench.report.document import Bar, Column, Entry, Table
 from attnbench.results import case_names
 from attnbench.results.case_names import NOTHING
@@ -57,6 +57,7 @@ def tables(c: Comparison, every: bool = False) -> list[Table]:
 def _machines(c: Comparison) -> Table:
     """Return the speed and power of each machine, a row for each kind of figures, the answer's first."""
     home = c.reference.label
+    tokens = "tokens/s" + (on_devices(c.workload, " of ") if c.workload else "")
     rows = [
         {
             **_row_of(figures, label),
@@ -68,7 +69,7 @@ def _machines(c: Comparison) -> Table:
             "W": _or_nothing(figures.watts(label)),
             "TFLOP/s/W": _or_nothing(figures.tflops_per_watt(label)),
             f"per watt / {home}": ratio_text(figures.per_watt(label)),
-            "tokens/s": _or_nothing(c.tokens_a_second(figures, label)),
+            tokens: _or_nothing(c.tokens_a_second(figures, label)),
         }
         for figures in c.figures
         for label in c.labels
@@ -76,6 +77,8 @@ def _machines(c: Comparison) -> Table:
     note = "Shared backends: the fastest in each case of those that all machines have. "
     note += f"All figures are of the workload {c.workload.name!r}" if c.workload else "Geometric means"
     note += ". FLOPs: exact."
+    if (c.workload and c.workload.devices != (1,)) or any(case.ranks > 1 for case in c.main.cases):
+        note += " TFLOP/s, GB/s and W: of each of several devices."
     if any(row["GB/s"] != NOTHING for row in rows):
         note += " GB/s: of decode, by the least bytes that a call moves; TFLOP/s: of the other cases."
     if any(row["of peak"] != NOTHING for row in rows):
@@ -116,6 +119,8 @@ def _for_the_money(c: Comparison) -> Table:
     note = f"Worth it below: the price of one device at which it gives as much for the money as {home}."
     if c.energy:
         note += " An hour holds the power of what was bought."
+    if on := on_devices(c.workload, " A million tokens: on ") if c.workload else "":
+        note += f"{on}."
     return _table("money", "For the money", _without_empty(rows), note)
 
 
@@ -138,6 +143,9 @@ def _workload(c: Comparison, workload: MeasuredWorkload) -> Table:
     rows = [{"part": p.name, "weight": percent(p.share), "cases": str(len(p.cases))} for p in parts]
     cases = str(sum(len(part.cases) for part in parts))
     rows.append({"part": f"all of {workload.name}", "weight": "100%", "cases": cases})
+    if workload.devices != (1,):
+        devices = [listed(map(str, sorted({*map(p.devices, p.cells[workload.reference])}))) for p in parts]
+        rows = [{**row, "devices": of} for row, of in zip(rows, [*devices, ""], strict=True)]
     if any(part.stands_in for part in parts):
         rows = [{**row, "time": time} for row, time in zip(rows, [*map(_time_is, parts), ""], strict=True)]
     of = "FLOPs" if workload.weights == "work" else f"time on {c.reference.label}"
@@ -243,7 +251,7 @@ def _cases_of(
     name: str,
     title: str,
     unit: str,
-    rate: Callable[[Machine, Key], float],
+    rate: Callable[[Machine, Key], float | None],
 ) -> Table:
     shown = cases if every else cases[:MOST_CASES]
     left = len(cases) - len(shown)
@@ -261,7 +269,7 @@ def _cases_of(
         key = machine.sustained.fastest.get(case)
         if key is None:
             return ""
-        return digits(rate(machine.sustained, key)) + ("" if key == machine.fastest[case] else f" {key[1]}")
+        return _or_nothing(rate(machine.sustained, key)) + ("" if key == machine.fastest[case] else f" {key[1]}")
 
     def shared(case: Case, machine: Machine) -> str:
         found = c.shared(machine, case)
@@ -273,7 +281,7 @@ def _cases_of(
 
     columns = [
         _MachineColumn("backend", "{}", own_backend),
-        _MachineColumn(unit, unit, lambda case, machine: digits(rate(machine, machine.fastest[case]))),
+        _MachineColumn(unit, unit, lambda case, machine: _or_nothing(rate(machine, machine.fastest[case]))),
         _MachineColumn("without pauses", "without pauses", without_pauses),
     ]
     differ = any(machine.fastest[case] != c.shared_key(machine, case) for case in shown for machine in c.machines)
@@ -311,17 +319,16 @@ def _cells(c: Comparison) -> Table:
         for name, error in zip(_names(named), errors, strict=True)
     ]
     table = _table("cells", "Cells that all machines have", [{"cell": name} for name in names], "In bursts.")
-    rate = _MachineColumn("TFLOP/s", "{}, TFLOP/s", lambda key, machine: digits(machine.tflops(key)))
-    if any(case.is_decode for case, _ in c.cells):
+    rate = _MachineColumn("TFLOP/s", "{}, TFLOP/s", lambda key, machine: _or_nothing(machine.tflops(key)))
+    if any(key[0].is_decode or not c.reference.cells[key].is_exact for key in c.cells):
         rate = _MachineColumn("rate", "{}", _rate)
     return _by_machine(c, table, c.cells, [rate], [_speed(c, lambda key, machine: c.same_ratio(machine, key))])
 
 
 def _rate(key: Key, machine: Machine) -> str:
-    """Return the rate of a cell with its unit: of decode GB/s."""
-    if key[0].is_decode:
-        return f"{digits(machine.gbps(key))} GB/s"
-    return f"{digits(machine.tflops(key))} TFLOP/s"
+    """Return the rate of a cell with its unit: of decode GB/s; the time of an approximation, which has no rate."""
+    rate, unit = (machine.gbps(key), "GB/s") if key[0].is_decode else (machine.tflops(key), "TFLOP/s")
+    return f"{digits(rate)} {unit}" if rate else duration(machine.latency(key))
 
 
 def _missing(c: Comparison, every: bool) -> Table:

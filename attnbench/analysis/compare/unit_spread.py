@@ -29,16 +29,18 @@ def unit_spreads(machines: Sequence[Machine]) -> list[UnitSpread]:
     for files in files_by_setup(file for machine in machines for file in machine.files):
         beside = together(file.run for file in files)
         each = [machine_of(file.path.name, [file], beside) for file in files]
-        keys = shared_cells(each) if len(files) > 1 else []
-        if keys:
+        shared = shared_cells(each) if len(files) > 1 else []
+        rates = ([rate for machine in each if (rate := machine.tflops(key))] for key in shared)
+        known = [of for of in rates if len(of) == len(each)]  # approximations have none
+        if known:
             uuids = {card.uuid for machine in each for card in machine.cards}
             found.append(
                 UnitSpread(
                     model=f"{each[0].environment.device.name} {setup_texts(each[0].run)['power_limit_w']}".strip(),
                     files=tuple(file.path.name for file in files),
                     units=None if None in uuids else len(uuids),
-                    tflops=tuple(stats.geomean([machine.tflops(key) for key in keys]) for machine in each),
-                    cells=len(keys),
+                    tflops=tuple(map(stats.geomean, zip(*known, strict=True))),
+                    cells=len(known),
                 )
             )
     return found

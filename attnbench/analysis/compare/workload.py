@@ -30,6 +30,11 @@ to their shares of T; these are their weights in speed_ratio.py. By time, n cont
 alone count, as its backward calls are of the same tokens. A token of the workload takes T times `layers` (1 if the file
 does not say) over the tokens of all calls, or over `tokens` where the file says how many all calls give. It is the time
 of attention alone.
+
+**Devices**: a call of several ranks keeps each of its devices busy for its time t, and so does a layer whose heads are
+divided among several (`tp` of requests in words). Speed and tokens a second are by t: of all these devices together.
+FLOP/s, watts, work per joule and money are by device-seconds, the sum of n t times the devices: of one device. Their
+ratio has the same interval but for the weights, which are shares of device-seconds.
 """
 
 from __future__ import annotations
@@ -163,10 +168,17 @@ class MeasuredPart:
     cells: Mapping[Machine, Mapping[Key, float]]  # those that run its cases on each machine, and how often in a call
     interpolation: float = 0.0  # half the 95 % interval of its time, relative, beside that of the cells
     stands_in: str = ""  # which measured cases its time is interpolated from, as a part of a sentence; "" if none
+    tp: int = 1  # devices that a layer's heads are divided among, each of which runs every call
 
-    def seconds(self, machine: Machine) -> float:
-        """Return the time that the part takes in the workload."""
-        return self.calls * math.fsum(times * machine.latency(key) for key, times in self.cells[machine].items())
+    def devices(self, key: Key) -> int:
+        """Return how many devices run a call of a cell."""
+        return self.tp * key[0].ranks
+
+    def seconds(self, machine: Machine, of_devices: bool = False) -> float:
+        """Return the time that the part takes in the workload; `of_devices`: the sum over the devices that run it."""
+        cells = self.cells[machine].items()
+        each = (n * machine.latency(key) * (self.devices(key) if of_devices else 1) for key, n in cells)
+        return self.calls * math.fsum(each)
 
     @property
     def tokens(self) -> float:
@@ -197,28 +209,40 @@ class MeasuredWorkload:
         """The measured cases that its parts are made of."""
         return frozenset(case for part in self.parts for cells in part.cells.values() for case, _ in cells)
 
-    def ratio(self, machine: Machine, part: MeasuredPart | None = None) -> Ratio | None:
-        """Return how many times as fast as the reference a machine is, in a part or in all of the workload."""
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """How many devices run its calls, in rising order: (1,), or (1, 2) where parts differ."""
+        keys = ((part, key) for part in self.parts for key in part.cells[self.reference])
+        return tuple(sorted({part.devices(key) for part, key in keys}))
+
+    def ratio(self, machine: Machine, part: MeasuredPart | None = None, of_devices: bool = False) -> Ratio | None:
+        """Return how many times as fast as the reference a machine is, in a part or in all of the workload.
+
+        `of_devices`: by the device-seconds, so how many times as much it does for each of them.
+        """
         parts = [part] if part else self.parts
         if machine not in parts[0].cells:
             return None
         home = self.reference
-        value = _seconds(parts, home) / _seconds(parts, machine)
-        our_weights = _cell_weights(parts, home, machine if self.weights == "time" else home)
-        interpolation = math.hypot(*(_interpolation(parts, of) for of in (home, machine)))
-        return speed_ratio(home, our_weights, machine, _cell_weights(parts, machine, machine), value, interpolation)
+        value = _seconds(parts, home, of_devices) / _seconds(parts, machine, of_devices)
+        our_weights = _cell_weights(parts, home, machine if self.weights == "time" else home, of_devices)
+        their_weights = _cell_weights(parts, machine, machine, of_devices)
+        interpolation = math.hypot(*(_interpolation(parts, of, of_devices) for of in (home, machine)))
+        return speed_ratio(home, our_weights, machine, their_weights, value, interpolation)
 
     def tflops(self, machine: Machine) -> float | None:
+        """Return the TFLOP/s of one device."""
         if machine not in self.parts[0].cells:
             return None
-        work = math.fsum(part.calls * sum(map(flops, part.cases)) for part in self.parts)
-        return work / _seconds(self.parts, machine) / 1e12
+        # The FLOPs of a case are of all its ranks, and of one device's share of the heads.
+        work = math.fsum(part.calls * part.tp * sum(map(flops, part.cases)) for part in self.parts)
+        return work / _seconds(self.parts, machine, of_devices=True) / 1e12
 
-    def seconds_a_token(self, machine: Machine) -> float | None:
-        """Return how long a token takes through the attention of all layers."""
+    def seconds_a_token(self, machine: Machine, of_devices: bool = False) -> float | None:
+        """Return how long a token takes through the attention of all layers; `of_devices`: summed over the devices."""
         if machine not in self.parts[0].cells:
             return None
-        return _seconds(self.parts, machine) * self.layers / self.tokens
+        return _seconds(self.parts, machine, of_devices) * self.layers / self.tokens
 
     def energy_weights(self, machine: Machine) -> Weights:
         """Return the shares of a machine's cells in the energy of the workload. How often they run counts as exact."""
@@ -229,7 +253,7 @@ class MeasuredWorkload:
         return {key: of / total for key, of in joules.items()}
 
     def watts(self, machine: Machine) -> float | None:
-        """Return the mean power over the time of the workload; None unless all of it has a reading."""
+        """Return the mean power of one device over the workload; None unless all of it has a reading."""
         seconds = [times * machine.latency(key) for key, times in self._runs(machine)]
         watts = [machine.watts(key) for key, _ in self._runs(machine)]
         known = [one for one in watts if one]
@@ -238,29 +262,29 @@ class MeasuredWorkload:
         return math.fsum(t * w for t, w in zip(seconds, known, strict=True)) / math.fsum(seconds)
 
     def _runs(self, machine: Machine) -> list[tuple[Key, float]]:
-        """Return how often each cell runs, in each part; none on a machine that cannot run every part."""
-        of_parts = ((part.calls, part.cells.get(machine, {})) for part in self.parts)
-        return [(key, calls * times) for calls, cells in of_parts for key, times in cells.items()]
+        """Return how often each cell runs on any device, in each part; none on a machine that cannot run every part."""
+        of_parts = ((part, part.cells.get(machine, {})) for part in self.parts)
+        return [(key, part.calls * n * part.devices(key)) for part, cells in of_parts for key, n in cells.items()]
 
 
-def _seconds(parts: Sequence[MeasuredPart], machine: Machine) -> float:
-    return math.fsum(part.seconds(machine) for part in parts)
+def _seconds(parts: Sequence[MeasuredPart], machine: Machine, of_devices: bool = False) -> float:
+    return math.fsum(part.seconds(machine, of_devices) for part in parts)
 
 
-def _interpolation(parts: Sequence[MeasuredPart], machine: Machine) -> float:
+def _interpolation(parts: Sequence[MeasuredPart], machine: Machine, of_devices: bool) -> float:
     """Return half the interval that interpolation adds to the time of parts: of each in proportion to its time."""
-    total = _seconds(parts, machine)
-    return math.hypot(*(part.interpolation * part.seconds(machine) / total for part in parts))
+    total = _seconds(parts, machine, of_devices)
+    return math.hypot(*(part.interpolation * part.seconds(machine, of_devices) / total for part in parts))
 
 
-def _cell_weights(parts: Sequence[MeasuredPart], machine: Machine, weighing: Machine) -> Weights:
+def _cell_weights(parts: Sequence[MeasuredPart], machine: Machine, weighing: Machine, of_devices: bool) -> Weights:
     """Return the weights of a machine's cells: shares in the time of their part, which counts as on `weighing`."""
     weights = defaultdict[Key, float](float)
-    total = _seconds(parts, weighing)
+    total = _seconds(parts, weighing, of_devices)
     for part in parts:
-        weight = part.calls / part.seconds(machine) * part.seconds(weighing) / total  # of a second
+        weight = part.calls / part.seconds(machine, of_devices) * part.seconds(weighing, of_devices) / total
         for key, times in part.cells[machine].items():
-            weights[key] += weight * times * machine.latency(key)
+            weights[key] += weight * times * machine.latency(key) * (part.devices(key) if of_devices else 1)
     return weights
 
 

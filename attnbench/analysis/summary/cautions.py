@@ -323,12 +323,17 @@ def _unproven(cells: Sequence[Cell]) -> Iterator[Caution]:
 
 def _above_the_peak(cells: Iterable[Cell]) -> Iterator[Caution]:
     """Tell of figures that no device of this model can reach, at its highest clock: a fault of attnbench's own."""
-    if above := [cell for cell in cells if cell.is_exact and (_beats_tensor_cores(cell) or _beats_memory(cell))]:
+    if above := [cell for cell in cells if is_above_the_peak(cell)]:
         yield Caution(
             f"{count(len(above), 'figure')} above what the device can do: {some([cell.name for cell in above])}.",
             "Their work is counted wrongly, or their time: do not use them.",
             "It is a fault of attnbench's; please report it with the run file.",
         )
+
+
+def is_above_the_peak(cell: Cell) -> bool:
+    """Return whether a cell that computes attention has a rate that no device of this model can reach."""
+    return cell.is_exact and (_beats_tensor_cores(cell) or _beats_memory(cell))
 
 
 def _beats_tensor_cores(cell: Cell) -> bool:
