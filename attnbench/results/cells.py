@@ -46,6 +46,12 @@ def heaviest(statuses: Iterable[Status]) -> Status:
     return min(statuses, key=_HEAVIEST_FIRST.index)
 
 
+def is_of_earlier_check(run: Run, record: Record) -> bool:
+    """Return whether a record is wrong by an earlier check, in a way in which today's check may find no fault."""
+    changed = record.status == "wrong-kernel" or (record.status == "wrong" and record.case.dtype == "fp8")
+    return changed and run.check < CHECK
+
+
 @dataclass(frozen=True, eq=False)
 class Cell:
     """All rounds of one case on one backend, of one run. Two cells are equal only if they are one object."""
@@ -123,9 +129,8 @@ class Cell:
 
     @property
     def of_earlier_check(self) -> bool:
-        """Whether it is wrong by an earlier check, in a way in which today's check may find no fault with it."""
-        changed = self.status == "wrong-kernel" or (self.status == "wrong" and self.case.dtype == "fp8")
-        return changed and self.run.check < CHECK
+        """Whether a round of it is wrong by an earlier check, and may be right by today's."""
+        return any(is_of_earlier_check(row.source.run, row.record) for row in self.rows)
 
     @property
     def uses_span(self) -> bool:

@@ -22,6 +22,7 @@ from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.formats import digits
 from attnbench.core.machine import Device
+from attnbench.core.policy import CHECK
 from attnbench.core.record import NO_ROOM_TO_CHECK, Job, Measurement, Record, Search
 from builders import CPU, H200, case, ended, job, ok, run
 
@@ -232,6 +233,15 @@ def test_runs_without_a_figure_and_single_runs_are_one_line() -> None:
 def alone(seqlen: int, **changes: Any) -> Case:
     """Return a case of one sequence, so that all lengths are of one row."""
     return case(seqlen, batch=1, **changes)
+
+
+@pytest.mark.parametrize(("check", "counts"), [(1, False), (CHECK, True)])
+def test_what_an_earlier_check_called_wrong_says_nothing_of_a_machine(check: int, counts: bool) -> None:
+    missed = ended(case(), "fa4", "wrong-kernel", "what it declares took 0.9% of the time")
+    both = [ok(case(n), "triton", 500) for n in (1024, 2048)]
+    ours, theirs = run([*both, ok(case(), "fa4", 1000)]), run([*both, missed], device=H100, check=check)
+    got = compare([Path("a"), Path("b")], [ours, theirs])
+    assert (got.untried, bool(got.beside(sustained=False, shared=False))) == (() if counts else (case(),), counts)
 
 
 def test_the_longest_sequence_that_fits() -> None:

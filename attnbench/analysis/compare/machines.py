@@ -33,7 +33,7 @@ from attnbench.core.machine import Environment
 from attnbench.core.record import NO_ROOM_TO_CHECK, WRONG, Record, Run
 from attnbench.core.text import listed
 from attnbench.results import run_file
-from attnbench.results.cells import Cell, Key, by_key, cells
+from attnbench.results.cells import Cell, Key, by_key, cells, is_of_earlier_check
 from attnbench.results.run_setup import (
     OF_ONE_MACHINE,
     differing,
@@ -261,7 +261,8 @@ def _cannot_run(run: Run, record: Record) -> bool:
     if record.status == "skipped":
         installed = record.backend in run.versions or not run.versions
         return installed and not record.resumable
-    return record.status in (*WRONG, "oom", "failed") and NO_ROOM_TO_CHECK not in (record.reason or "")
+    unknown = is_of_earlier_check(run, record) or NO_ROOM_TO_CHECK in (record.reason or "")
+    return record.status in (*WRONG, "oom", "failed") and not unknown
 
 
 def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, str] | None = None) -> list[Machine]:
