@@ -365,6 +365,18 @@ def test_every_figure_can_be_drawn(figure: figures.VegaFigure, tmp_path: Path) -
     assert palette.LIGHT[f"c{mark.color}"] in svg
 
 
+@pytest.mark.parametrize("name", ["constructor", "toString", "__proto__", "a\x01b", "a\x00b", "a\x1b[31mb"])
+def test_a_backend_of_any_name_has_its_bar(name: str, tmp_path: Path) -> None:
+    """Control characters end vl-convert, and Vega draws no bar of a name that JavaScript's objects have."""
+    pytest.importorskip("vl_convert")
+    bars = []
+    for backend in ("mine", name):
+        file = tmp_path / "bars.svg"
+        image.save(file, "svg", charts(cells([run([ok(case(), backend, 400)])])), "ranking")
+        bars.append(file.read_text().count("<path"))
+    assert bars[0] == bars[1]
+
+
 def _state() -> dict[str, Any]:
     return measurements(clock_held=1.98e9, power=600.0, ceiling_matmul=8e14, ceiling_copy=4e12)
 

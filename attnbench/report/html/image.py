@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.files import write_whole
 from attnbench.core.flops import CONVENTIONS
+from attnbench.core.text import printable
 from attnbench.report.html import palette, vega_spec
 from attnbench.report.html.charts import Charts
 from attnbench.report.html.figures import FIGURES, Spec, VegaFigure, drawable
@@ -64,11 +67,21 @@ def specification(figure: VegaFigure, charts: Charts) -> Spec:
     }
 
 
+def _without_controls(value: Any) -> Any:
+    """Return a part of a specification without control characters, at which vl-convert ends the whole process."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {_without_controls(name): _without_controls(inner) for name, inner in value.items()}
+    return [_without_controls(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 def _drawn(kind: str, spec: Spec) -> bytes:
     try:
         import vl_convert
     except ImportError as error:
         raise UserError(f"--png and --svg need vl-convert ({error}): pip install 'attnbench[plots]'") from None
+    spec = _without_controls(spec)
     if kind == "svg":
         return str(vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)).encode()
     return bytes(vl_convert.vegalite_to_png(spec, vl_version=VEGA_LITE, scale=SCALE))
