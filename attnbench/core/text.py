@@ -13,6 +13,8 @@ _ESCAPE_SEQUENCE = re.compile(  # colours and cursor, then titles and links, the
 )
 _OLD_COMMAND = re.compile(r"#(?=#\w*\[)")  # ##[error], ##vso[...]: runners of GitHub and Azure act on it anywhere
 _COMMAND = re.compile(r"^(\s*)::", re.MULTILINE)
+LONGEST = 4000  # characters of a message
+_LONG_WORD = re.compile(r"\S{400,}")
 _QUANTITY = re.compile(
     r"(?<![\w.])(?:\d+h\d+m|\d+m\d+s|\d+(?:\.\d+)?s|"  # as core.sizes writes durations
     r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?: (?:[KMG]i)?B)?)(?!\w|\.\d)"
@@ -55,6 +57,15 @@ def printable(text: str) -> str:
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " for c in _ESCAPE_SEQUENCE.sub("", text))
     return _OLD_COMMAND.sub("# ", text)
+
+
+def shortened(text: str) -> str:
+    """Return a message whose words have at most some hundred characters each, as long as a path is, and 4,000 in all.
+
+    What a person gives may be a whole file, and a message quotes it.
+    """
+    text = _LONG_WORD.sub(lambda word: f"{word[0][:200]}...{word[0][-80:]}", text)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 503]}...{text[-500:]}"
 
 
 def no_command(text: str) -> str:

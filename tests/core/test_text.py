@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnbench.core.text import fits, no_command, printable
+from attnbench.core.text import LONGEST, fits, no_command, printable, shortened
 from hostile.live import in_log
 
 
@@ -38,3 +38,13 @@ def test_what_cannot_be_seen_is_a_space() -> None:
 )
 def test_a_name_fits_itself_and_globs(name: str, pattern: str, is_fit: bool) -> None:
     assert fits(name, pattern) == is_fit
+
+
+def test_a_message_that_quotes_a_whole_file_is_short() -> None:
+    path = f"/{'folder/' * 40}run.jsonl"
+    assert shortened(f"cannot read {path}: no such file") == f"cannot read {path}: no such file"
+    word = shortened(f"no backend '{'x' * 10**5}'; known: eager")
+    assert len(word) < 400
+    assert word.startswith("no backend 'xxx")
+    assert word.endswith("xxx'; known: eager")
+    assert len(shortened("a word " * 10**5 + "the end")) == LONGEST
