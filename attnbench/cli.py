@@ -65,10 +65,10 @@ def main() -> None:
 
 def _say(error: str) -> None:
     """Print an error, if that can be."""
-    from attnbench.core.text import printable, shortened
+    from attnbench.core.text import printable, without_long_words
 
     try:
-        print(f"attnbench: {printable(shortened(error))}", file=sys.stderr, flush=True)
+        print(f"attnbench: {printable(without_long_words(error))}", file=sys.stderr, flush=True)
     except OSError:
         _drop_rest(sys.stderr)
 

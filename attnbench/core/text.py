@@ -59,7 +59,7 @@ def printable(text: str) -> str:
     return _OLD_COMMAND.sub("# ", text)
 
 
-def shortened(text: str) -> str:
+def without_long_words(text: str) -> str:
     """Return a message whose words have at most some hundred characters each, as long as a path is, and 4,000 in all.
 
     What a person gives may be a whole file, and a message quotes it.

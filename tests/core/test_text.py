@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnbench.core.text import LONGEST, fits, no_command, printable, shortened
+from attnbench.core.text import LONGEST, fits, no_command, printable, without_long_words
 from hostile.live import in_log
 
 
@@ -42,9 +42,9 @@ def test_a_name_fits_itself_and_globs(name: str, pattern: str, is_fit: bool) -> 
 
 def test_a_message_that_quotes_a_whole_file_is_short() -> None:
     path = f"/{'folder/' * 40}run.jsonl"
-    assert shortened(f"cannot read {path}: no such file") == f"cannot read {path}: no such file"
-    word = shortened(f"no backend '{'x' * 10**5}'; known: eager")
+    assert without_long_words(f"cannot read {path}: no such file") == f"cannot read {path}: no such file"
+    word = without_long_words(f"no backend '{'x' * 10**5}'; known: eager")
     assert len(word) < 400
     assert word.startswith("no backend 'xxx")
     assert word.endswith("xxx'; known: eager")
-    assert len(shortened("a word " * 10**5 + "the end")) == LONGEST
+    assert len(without_long_words("a word " * 10**5 + "the end")) == LONGEST
