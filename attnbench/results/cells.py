@@ -22,6 +22,7 @@ from attnbench.results.uncertainty import (
     Contest,
     Uncertainty,
     apart,
+    between_units,
     contest,
     doubt,
     hardly_known,
@@ -229,7 +230,23 @@ class Cell:
         ours, theirs = self.value(metric), other.value(metric)
         if not ours or not theirs:
             return False
-        return not apart(ours, theirs, self.half_interval(metric), other.half_interval(metric))
+        halves = self.half_interval(metric), other.half_interval(metric)
+        return not apart(ours, theirs, *halves, self.between_cards(other))
+
+    @property
+    def cards(self) -> frozenset[str]:
+        """The UUIDs of the devices that computed it, one for each rank, as far as they are known."""
+        environment = self.run.environment
+        devices = (environment.device, *environment.peers)[: self.case.ranks]
+        return frozenset(device.uuid for device in devices if device.uuid)
+
+    def between_cards(self, other: Cell) -> float:
+        """Return what sets the cards of two cells apart (uncertainty.between_units); 0 where they share a card.
+
+        Two runs that do not name their cards are taken to be of two.
+        """
+        shared = self.run is other.run or self.cards & other.cards
+        return 0.0 if shared else between_units(self.source.spread)
 
     @property
     def latency_interval(self) -> tuple[float, float] | None:
@@ -296,7 +313,9 @@ def contest_of(
     cells: Iterable[Cell], metric: str = "latency", *, sure_as: str = "latency", higher: bool = False
 ) -> Contest[Cell]:
     """Return which measured cells have the best value of a metric, whose uncertainty is that of `sure_as`."""
-    return contest(cells, lambda c: c.value(metric), lambda c: c.half_interval(sure_as), higher=higher)
+    return contest(
+        cells, lambda c: c.value(metric), lambda c: c.half_interval(sure_as), Cell.between_cards, higher=higher
+    )
 
 
 def why_no_winner(

@@ -65,11 +65,9 @@ class Candidate:
         halves = [(count * (cell.value("latency") or 0.0), cell.half_interval("latency")) for count, cell in self.parts]
         return of_sum(halves)
 
-    @property
-    def half_of_model(self) -> float | None:
-        """The uncertainty of the latency on another card of the model."""
-        units = [known.units for cell in self.cells if (known := cell.uncertainty)]
-        return None if self.half is None else math.hypot(self.half, max(units, default=0.0))
+    def between_cards(self, other: Candidate) -> float:
+        """Return what sets the cards of two candidates apart; 0 where they were measured on one."""
+        return self.cells[0].between_cards(other.cells[0])
 
     @property
     def memory(self) -> float | None:
@@ -142,7 +140,7 @@ class Problem:
     @cached_property
     def contest(self) -> Contest[Candidate]:
         """Who of the candidates is the fastest, as far as their latencies are known."""
-        return contest(self.candidates, lambda one: one.latency, lambda one: one.half)
+        return contest(self.candidates, lambda one: one.latency, lambda one: one.half, Candidate.between_cards)
 
     @property
     def fastest(self) -> tuple[Candidate, ...]:
@@ -164,7 +162,7 @@ class Problem:
         ratio = self.default.latency / self.use.latency
         if self.use.half is None or self.default.half is None:
             return Gain(ratio, None, None)
-        half = math.hypot(self.use.half, self.default.half)
+        half = math.hypot(self.use.half, self.default.half, self.use.between_cards(self.default))
         if half > 700:  # its exponential would be no number
             return Gain(ratio, None, None)
         return Gain(ratio, ratio * math.exp(-half), ratio * math.exp(half))
@@ -252,7 +250,7 @@ def _best_answer(group: Sequence[Problem]) -> Problem:
 
 def _alike(one: Candidate, other: Candidate) -> bool:
     """Return whether latencies of two runs differ by no more than cards of a model do."""
-    return not apart(one.latency, other.latency, one.half_of_model, other.half_of_model)
+    return not apart(one.latency, other.latency, one.half, other.half, one.between_cards(other))
 
 
 def _has_faster_backward(alone: Problem, training: Problem) -> bool:
