@@ -329,7 +329,8 @@ def by_key(cells: Iterable[Cell]) -> dict[Key, Cell]:
     return {cell.key: cell for cell in cells}
 
 
-START = "run of "  # in the label of a device, before the start of the run that tells it from its namesakes
+# In the label of a device, before the start of the run, or of the first and last run, that tell it from its namesakes
+STARTS = ("run of ", "runs of ")
 _Records = Mapping[Key, Mapping[int, Record]]  # cell -> round -> its last record
 
 
@@ -376,8 +377,15 @@ def _groups(joined: Sequence[tuple[Source, _Records]]) -> list[tuple[str, list[t
             groups.append(([(source, keys)], set(keys)))
     runs = [members[0][0].run for members, _ in groups]
     names = [run.environment.device.name for run in runs]
-    starts = [run.started.replace("T", " ") for run in runs]  # to the minute, or where that is the same to the second
-    told = [[f"{START}{start[:16]}", f"{START}{start[:19]}"] for start in starts]
+    started = [sorted(source.run.started.replace("T", " ") for source, _ in members) for members, _ in groups]
+    told = [[_started(starts, 16), _started(starts, 19)] for starts in started]  # to the minute, else to the second
     texts = [[*setup_texts(run).values(), *own] for run, own in zip(runs, told, strict=True)]
     labels = unique_labels(names, texts, "{} ({})")
     return [(label, members) for label, (members, _) in zip(labels, groups, strict=True)]
+
+
+def _started(starts: Sequence[str], length: int) -> str:
+    """Return when the runs of a group began, each start cut to a length: "runs of 2026-11-23 17:05 to 2026-11-26 09:19"."""
+    one, several = STARTS
+    first, last = starts[0][:length], starts[-1][:length]
+    return f"{several}{first} to {last}" if len(starts) > 1 else f"{one}{first}"

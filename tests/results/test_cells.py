@@ -157,6 +157,8 @@ def test_runs_of_one_setting_join_and_others_stay_apart() -> None:
     assert cells([a, newer])[1].value("speedup") is None
     assert [c.device for c in cells([a, a])] == ["NVIDIA H200 (#1)", "NVIDIA H200 (#2)"]
     others = [replace(b, started=f"2026-07-0{day}T10:00:00+00:00") for day in (2, 3)]
+    labels = {"NVIDIA H200 (runs of 2026-07-01 10:00 to 2026-07-02 10:00)", "NVIDIA H200 (run of 2026-07-03 10:00)"}
+    assert {c.device for c in cells([a, *others])} == labels, "true of each run that joined"
     assert len({(c.device, *c.key) for c in cells([a, *others])}) == 3, "one that joined a has its cells too"
 
 
