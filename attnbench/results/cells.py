@@ -385,7 +385,7 @@ def _groups(joined: Sequence[tuple[Source, _Records]]) -> list[tuple[str, list[t
 
 
 def _started(starts: Sequence[str], length: int) -> str:
-    """Return when the runs of a group began, each start cut to a length: "runs of 2026-11-23 17:05 to 2026-11-26 09:19"."""
+    """Return when the runs of a group began, in so many characters: "runs of 2026-11-23 17:05 to 2026-11-26 09:19"."""
     one, several = STARTS
     first, last = starts[0][:length], starts[-1][:length]
     return f"{several}{first} to {last}" if len(starts) > 1 else f"{one}{first}"
