@@ -427,8 +427,9 @@ def _entries(problem: Problem, short: bool) -> dict[str, Entry]:
     if use.memory is not None:
         found["memory"] = size(use.memory)
     others = ", ".join(one.name for one in problem.fastest if one is not use)
+    days = ", ".join(dict.fromkeys(start[:10] for start in use.started))
     what = Span(use.name, "strong") if problem.has_choice else Span(f"{use.name} alone", "quiet")
-    return found | {"use": what, "latency": duration(use.latency), "run": use.run.started[:10], "alike with it": others}
+    return found | {"use": what, "latency": duration(use.latency), "run": days, "alike with it": others}
 
 
 def _no_use(problem: Problem) -> Span:
@@ -641,7 +642,7 @@ def _row(problem: Problem) -> dict[str, Any]:
         **({"gain": gain.value, "gain_low": gain.low, "gain_high": gain.high} if gain else {}),
     }
     if use:
-        told |= {"use": use.backend, "ran": use.ran, "version": use.version, "run": use.run.started}
+        told |= {"use": use.backend, "ran": use.ran, "version": use.version, "run": "; ".join(use.started)}
         told |= {"latency": use.latency, "ci": use.half}
         told |= {
             "memory_peak": use.memory,

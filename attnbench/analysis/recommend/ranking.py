@@ -56,6 +56,11 @@ class Candidate:
         return self.cells[0].run
 
     @property
+    def started(self) -> tuple[str, ...]:
+        """When its run was started; of passes from two runs when each was."""
+        return tuple(dict.fromkeys(cell.run.started for cell in self.cells))
+
+    @property
     def version(self) -> str:
         """What the backend says of its library; "" where the run does not have it."""
         return self.cells[0].rows[0].record.version or self.run.versions.get(self.backend, "")
