@@ -18,7 +18,13 @@ from typing import Any
 
 from attnbench.analysis.models.step_time import unmeasured
 from attnbench.analysis.recommend import problem_names
-from attnbench.analysis.recommend.most_telling import FEW_CASES, MOST_CASES, most_telling, newest_machines
+from attnbench.analysis.recommend.most_telling import (
+    FEW_CASES,
+    MOST_CASES,
+    MOST_MACHINES,
+    most_telling,
+    newest_machines,
+)
 from attnbench.analysis.recommend.ranking import (
     DEFAULTS,
     TRAINING,
@@ -45,7 +51,7 @@ from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Cell
 from attnbench.results.export_rows import CASE_COLUMNS, case_columns
 from attnbench.results.metrics import METRICS
-from attnbench.results.run_setup import setup
+from attnbench.results.run_setup import differing, setup
 from attnbench.results.uncertainty import doubt
 
 DEFAULT = "PyTorch's default"
@@ -157,18 +163,26 @@ def _shortened(
 ) -> Document:
     """Return a document as short as a screen, with all data for programs.
 
-    It has the newest machines, and of them the cases that tell most. Where there are other machines, it has no code and
-    no reasons, and few cautions.
+    It has the newest machines, and of them the cases that tell most. Where there are other machines, or many runs that
+    are not alike, it has of each machine the newest of these, no code and no reasons, and few cautions.
     """
     newest = newest_machines(found)
     own, others = ([p for p in found if (p.machine in newest) == is_own] for is_own in (True, False))
-    chosen, codes = most_telling(own, FEW_CASES if others else MOST_CASES), _codes(own)
+    crowded = len(complete.machines) > MOST_MACHINES
+    chosen, codes = most_telling(own, FEW_CASES if crowded else MOST_CASES), _codes(own)
     shown, most_codes, most_reasons, most_cautions = complete, FEW_CODES, FEW_REASONS, len(complete.cautions)
-    if others:
-        shown = _document(own, [cell for cell in cells if machine_of(cell) in newest], file, lacking)
-        shown = replace(shown, answer=(*shown.answer, _of_others(others)))
+    if crowded:
+        of_newest = [cell for cell in cells if machine_of(cell) in newest]
+        last = {machine_of(cell): cell.device for cell in sorted(of_newest, key=lambda cell: cell.run.started)}
+        shown = _document(own, of_newest, file, lacking)
+        shown = replace(
+            shown,
+            answer=(*shown.answer, *([_of_others(others)] if others else [])),
+            machines=tuple(machines([cell for cell in of_newest if cell.device in last.values()])),
+        )
         most_codes, most_reasons, most_cautions = 0, 0, FEW_CAUTIONS
     left = (
+        (len({cell.device for cell in cells if machine_of(cell) in newest}) - len(shown.machines), "run group"),
         (len(found) - len(chosen), "case"),
         (len(codes) - most_codes, "code block"),
         (len(shown.cautions) - most_cautions, "warning"),
@@ -565,8 +579,9 @@ def _measured_again(number: int, found: Sequence[Problem]) -> Iterator[Caution]:
     if number:
         joined = [problem for problem in found if len(problem.runs) > 1]
         apart = max((a.between_cards(b) for p in joined for a in p.right for b in p.right), default=0.0)
-        setups = [setup(run) for problem in joined for run in problem.runs]
-        unlike = [name for name in setups[0] if len({str(of.get(name)) for of in setups}) > 1] if setups else []
+        setups = [[*map(setup, problem.runs)] for problem in joined]
+        pairs = [(first, other) for first, *others in setups for other in others]
+        unlike = dict.fromkeys(name for first, other in pairs for name in differing(first, other))
         said = "An answer has the figures of the run of the fastest backend, or of an alike one of more backends; "
         said += f"in {count(len(joined), 'case')} it has those of other runs for backends that this lacks."
         said += f" On unlike cards they are alike within {percent(apart)} more, in quadrature." if apart else ""
