@@ -603,7 +603,9 @@ def test_no_backend_is_alone_where_another_run_of_the_machine_has_a_right_one() 
     gain = far.rows[0]
     assert gain["gain_high"] / gain["gain"] - 1 == pytest.approx(0.029, abs=0.002), "that of two cards"
     wrong = run([ended(CASE, "triton", "wrong", "off"), ok(CASE, "fa2", SLOW)], started="2026-07-03T10:00:00Z")
-    assert [row["use"] for row in document(cells([first, wrong])).rows] == ["fa2"], "wrong in one run is wrong"
+    contradicted = document(cells([first, wrong]))
+    assert [row["use"] for row in contradicted.rows] == ["fa2"], "wrong in one run is wrong"
+    assert "left out that were right in one run and wrong in another: triton." in told(contradicted)
     older = replace(wrong, method=1, records=wrong.records[1:])
     apart = document(cells([replace(first, method=2), older]))
     assert apart.answer[0].endswith(

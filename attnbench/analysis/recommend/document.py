@@ -591,6 +591,14 @@ def _measured_again(number: int, found: Sequence[Problem]) -> Iterator[Caution]:
             said,
             "Give fewer files for another.",
         )
+    if doubtful := [problem for problem in found if problem.wrong_elsewhere]:
+        names = some(dict.fromkeys(name for problem in doubtful for name in problem.wrong_elsewhere), 6)
+        yield Caution(
+            f"In {count(len(doubtful), 'case')} backends are left out that were right in one run and wrong in another: "
+            f"{names}.",
+            "What is wrong once is not recommended.",
+            "attnbench report shows both.",
+        )
     if others := [problem for problem in found if problem.elsewhere]:
         names = some(dict.fromkeys(name for problem in others for name in problem.elsewhere), 6)
         yield Caution(

@@ -8,7 +8,7 @@ were right are ranked, and none that computes an approximation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -134,6 +134,7 @@ class Problem:
     way: Way  # how all of it was measured
     model: str = ""  # of which these are all layers
     elsewhere: tuple[str, ...] = ()  # backends that were right only as another way of measuring has it
+    wrong_elsewhere: tuple[str, ...] = ()  # backends that were right in one run and wrong in another
     apart: tuple[str, ...] = ()  # what its name needs beside that of its case (problem_names.py)
 
     @cached_property
@@ -192,7 +193,8 @@ class Problem:
     @property
     def is_incomparable(self) -> bool:
         """Whether its only figure has none to be compared with, though other backends were right."""
-        return bool(self.candidates and self.elsewhere) and not self.has_choice
+        alone = bool(self.candidates) and not self.has_choice
+        return alone and (any(map(self.wanted, self.elsewhere)) or (bool(self.elsewhere) and not self.others_right))
 
     @cached_property
     def contest(self) -> Contest[Candidate]:
@@ -308,7 +310,7 @@ def answered_once(found: Sequence[Problem]) -> list[Problem]:
     for problem in found:
         key = problem.machine, problem.model, problem.case, problem.step
         groups.setdefault(key, {}).setdefault(problem.way, []).append(problem)
-    kept = {key: _of_one_way([*map(_joined, ways.values())]) for key, ways in groups.items()}
+    kept = {key: _answer(ways) for key, ways in groups.items()}
     for (machine, model, case, step), problem in [*kept.items()]:
         training = kept.get((machine, model, replace(case, direction="fwd"), TRAINING))
         if step == "bwd" and training and training.fastest and not _has_faster_backward(problem, training):
@@ -327,8 +329,17 @@ def least_special(found: Sequence[Problem]) -> dict[str, int]:
     return least
 
 
-def _of_one_way(ways: Sequence[Problem]) -> Problem:
-    """Return the problem, of one case as several ways of measuring have it, that answers."""
+def _answer(groups: Mapping[Way, Sequence[Problem]]) -> Problem:
+    """Return the answer of one case, from its problems in several runs by the way of measuring.
+
+    What was wrong in one run is right in none with that version.
+    """
+    every = [of for group in groups.values() for problem in group for of in problem.tried]
+    wrong = {_versioned(of) for of in every if _is_wrong(of)}
+    ways = []
+    for group in groups.values():
+        sound = [[of for of in p.tried if _is_wrong(of) or _versioned(of) not in wrong] for p in group]
+        ways.append(_joined([replace(p, tried=tuple(of)) for p, of in zip(group, sound, strict=True)]))
 
     def rank(problem: Problem) -> tuple[bool, bool, int, int, str]:
         known = bool(problem.fastest), problem.has_choice
@@ -337,21 +348,19 @@ def _of_one_way(ways: Sequence[Problem]) -> Problem:
     best = max(ways, key=rank)
     here = {one.backend for one in best.right}
     others = (one for way in ways for one in (*way.candidates, way.default) if one)
-    return replace(best, elsewhere=tuple(dict.fromkeys(one.backend for one in others if one.backend not in here)))
+    return replace(
+        best,
+        elsewhere=tuple(dict.fromkeys(one.backend for one in others if one.backend not in here)),
+        wrong_elsewhere=tuple(dict.fromkeys(_backend(of) for of in every if _is_right(of) and _versioned(of) in wrong)),
+    )
 
 
 def _joined(group: Sequence[Problem]) -> Problem:
     """Return one problem from those of one case that several runs measured in one way.
 
     It has the figures of the run of the fastest backend, or of one that is alike (`_best_answer`), and for backends
-    without a right figure there that of another run: on the same card if there is one, then the newest. What was wrong
-    in one run is right in none with that version.
+    without a right figure there that of another run: on the same card if there is one, then the newest.
     """
-    wrong = {_versioned(of) for problem in group for of in problem.tried if _is_wrong(of)}
-    group = [
-        replace(problem, tried=tuple(of for of in problem.tried if _is_wrong(of) or _versioned(of) not in wrong))
-        for problem in group
-    ]
     best = _best_answer(group)
 
     def rank(of: Parts) -> tuple[bool, bool, bool, float, str]:
