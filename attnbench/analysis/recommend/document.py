@@ -575,7 +575,7 @@ def _lacking(found: Sequence[Problem], cells: Sequence[Cell], models: Sequence[M
 
 
 def _measured_again(number: int, found: Sequence[Problem]) -> Iterator[Caution]:
-    """Tell of how many answers of single runs others stand here (answered_once), and what is compared in these."""
+    """Tell of how many single runs one answer stands here (answered_once), what it compares, and what it leaves out."""
     if number:
         joined = [problem for problem in found if len(problem.runs) > 1]
         apart = max((a.between_cards(b) for p in joined for a in p.right for b in p.right), default=0.0)
