@@ -23,6 +23,7 @@ from attnbench.results.uncertainty import (
     Contest,
     Uncertainty,
     apart,
+    between_units,
     contest,
     doubt,
     hardly_known,
@@ -242,7 +243,23 @@ class Cell:
         ours, theirs = self.value(metric), other.value(metric)
         if not ours or not theirs:
             return False
-        return not apart(ours, theirs, self.half_interval(metric), other.half_interval(metric))
+        halves = self.half_interval(metric), other.half_interval(metric)
+        return not apart(ours, theirs, *halves, self.between_cards(other))
+
+    @property
+    def cards(self) -> frozenset[str]:
+        """The UUIDs of the devices that computed it, one for each rank, as far as they are known."""
+        environment = self.run.environment
+        devices = (environment.device, *environment.peers)[: self.case.ranks]
+        return frozenset(device.uuid for device in devices if device.uuid)
+
+    def between_cards(self, other: Cell) -> float:
+        """Return what sets the cards of two cells apart (uncertainty.between_units); 0 where they share a card.
+
+        Two runs that do not name their cards are taken to be of two.
+        """
+        shared = self.run is other.run or self.cards & other.cards
+        return 0.0 if shared else between_units(self.source.spread)
 
     @property
     def latency_interval(self) -> tuple[float, float] | None:
@@ -309,7 +326,9 @@ def contest_of(
     cells: Iterable[Cell], metric: str = "latency", *, sure_as: str = "latency", higher: bool = False
 ) -> Contest[Cell]:
     """Return which measured cells have the best value of a metric, whose uncertainty is that of `sure_as`."""
-    return contest(cells, lambda c: c.value(metric), lambda c: c.half_interval(sure_as), higher=higher)
+    return contest(
+        cells, lambda c: c.value(metric), lambda c: c.half_interval(sure_as), Cell.between_cards, higher=higher
+    )
 
 
 def why_no_winner(
@@ -323,7 +342,8 @@ def by_key(cells: Iterable[Cell]) -> dict[Key, Cell]:
     return {cell.key: cell for cell in cells}
 
 
-START = "run of "  # in the label of a device, before the start of the run that tells it from its namesakes
+# In the label of a device, before the start of the run, or of the first and last run, that tell it from its namesakes
+STARTS = ("run of ", "runs of ")
 _Records = Mapping[Key, Mapping[int, Record]]  # cell -> round -> its last record
 
 
@@ -370,8 +390,15 @@ def _groups(joined: Sequence[tuple[Source, _Records]]) -> list[tuple[str, list[t
             groups.append(([(source, keys)], set(keys)))
     runs = [members[0][0].run for members, _ in groups]
     names = [run.environment.device.name for run in runs]
-    starts = [run.started.replace("T", " ") for run in runs]  # to the minute, or where that is the same to the second
-    told = [[f"{START}{start[:16]}", f"{START}{start[:19]}"] for start in starts]
+    started = [sorted(source.run.started.replace("T", " ") for source, _ in members) for members, _ in groups]
+    told = [[_started(starts, 16), _started(starts, 19)] for starts in started]  # to the minute, else to the second
     texts = [[*setup_texts(run).values(), *own] for run, own in zip(runs, told, strict=True)]
     labels = unique_labels(names, texts, "{} ({})")
     return [(label, members) for label, (members, _) in zip(labels, groups, strict=True)]
+
+
+def _started(starts: Sequence[str], length: int) -> str:
+    """Return when the runs of a group began, in so many characters: "runs of 2026-11-23 17:05 to 2026-11-26 09:19"."""
+    one, several = STARTS
+    first, last = starts[0][:length], starts[-1][:length]
+    return f"{several}{first} to {last}" if len(starts) > 1 else f"{one}{first}"

@@ -27,8 +27,8 @@ A median of more than two rounds is less sure than their mean, by at most sqrt(p
 latency may be too large by their ratio. Its logarithm is a part of the uncertainty, in one round or several. Where more
 than a quarter was taken, nothing can be said: threads that wait for one another lose far more (core/other_work.py).
 
-**Units.** The table has the standard deviation between cards of one model as well. It counts where figures of two cards
-are compared to choose between models, and one card of each was measured: no number of rounds shows it.
+**Units.** The table has the standard deviation between cards of one model as well. It counts where two figures that are
+compared were measured on unlike cards (`between_units`): no number of rounds shows it.
 
 A standard deviation of all cells, times 1.96, covers about 95 % of them also where cells differ in noise: a mixture of
 normal distributions has about as much within twice its standard deviation as one of them. Over all pairs of fresh runs
@@ -212,14 +212,20 @@ def _between_speeds(samples: Sequence[float]) -> float:
     return middles[1] - middles[0] if gap > max(SPEED_GAP, 4 * scatter) else 0.0
 
 
-def apart(one: float, other: float, of_one: float | None, of_other: float | None) -> bool:
+def apart(one: float, other: float, of_one: float | None, of_other: float | None, units: float = 0.0) -> bool:
     """Return whether two figures above 0 differ by more than their uncertainties, in quadrature, explain.
 
-    They do where an uncertainty is not known, so that nothing is called alike without a reason.
+    `units` is what sets their cards apart (`between_units`). They do where an uncertainty is not known, so that nothing
+    is called alike without a reason.
     """
     if of_one is None or of_other is None or one <= 0 or other <= 0:
         return one != other
-    return abs(math.log(one / other)) > math.hypot(of_one, of_other)
+    return abs(math.log(one / other)) > math.hypot(of_one, of_other, units)
+
+
+def between_units(of: Spread) -> float:
+    """Return half the 95 % interval of the ratio of two figures that is due to their being of two cards of a model."""
+    return math.sqrt(2) * NORMAL * of.units
 
 
 def hardly_known(half: float | None) -> bool:
@@ -247,13 +253,15 @@ def contest(
     rivals: Iterable[Rival],
     figure: Callable[[Rival], float | None],
     half: Callable[[Rival], float | None],
+    units: Callable[[Rival, Rival], float],
     *,
     higher: bool = False,
 ) -> Contest[Rival]:
-    """Return which rivals have the least figure, or the highest. `half` is the uncertainty of a figure.
+    """Return which rivals have the least figure, or the highest.
 
-    What is hardly known is left out only where it reads worse than the best by more than their uncertainties explain.
-    One of which nothing is known may be the best whatever it reads.
+    `half` is the uncertainty of a figure, `units` what sets the cards of two rivals apart, 0 for one card. What is
+    hardly known is left out only where it reads worse than the best by more than their uncertainties explain. One of
+    which nothing is known may be the best whatever it reads.
     """
     sign = -1.0 if higher else 1.0
     found = [(sign * (figure(one) or 0.0), one) for one in rivals]
@@ -262,11 +270,13 @@ def contest(
     if not sure:
         return Contest((), tuple(one for _, one, _ in unsure))
     least, first = min(sure, key=lambda pair: pair[0])
-    ties = (one for v, one in sure if one is not first and not apart(abs(v), abs(least), half(one), half(first)))
-    may_win = (
-        one for v, one, wide in unsure if v < least or wide is None or not apart(abs(v), abs(least), wide, half(first))
-    )
-    return Contest((first, *ties), tuple(may_win))
+
+    def ties(value: float, one: Rival) -> bool:
+        return not apart(abs(value), abs(least), half(one), half(first), units(one, first))
+
+    alike = (one for value, one in sure if one is not first and ties(value, one))
+    may_win = (one for value, one, wide in unsure if value < least or wide is None or ties(value, one))
+    return Contest((first, *alike), tuple(may_win))
 
 
 def doubt(

@@ -160,6 +160,13 @@ def test_runs_of_one_uuid_are_of_one_unit() -> None:
     assert [len(unit.runs) for unit in model.units] == [2, 1, 1]
     (caution,) = document(files).cautions
     assert caution.what == "Measured more than once, by the UUID: n0 (2 files)."
+    bad = [
+        ("n0", unit(0)),
+        ("n0-later", run([ended(case(1024), "fa1", "wrong", "off")], environment=unit(0).environment)),
+    ]
+    bad[1] = (bad[1][0], replace(bad[1][1], method=2))
+    assert "fa1 1k d128 full fwd on n0-later." in told(bad), "the file that has the result, not the unit's first"
+    assert models(bad)[0].units[0].name == "n0 and 1 more"
 
 
 def test_a_unit_without_figures_fails() -> None:

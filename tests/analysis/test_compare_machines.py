@@ -330,7 +330,9 @@ def test_libraries_of_another_interpreter_count_as_those_of_the_main_one() -> No
 def test_a_clock_held_down_is_a_warning() -> None:
     held = ok(case(), "triton", 500, clock_held=1.4e9, limits=("power cap",))
     (line,) = warnings(run([held]), run([ok(case(), "triton", 600)], device=H100))
-    assert line.startswith("A limit held the clock below its best: H200 in 1 of 1 case")
+    assert line.startswith(
+        "A limit held the clock below its best: H200 in 1 of 1 case, with each machine's own fastest"
+    )
 
 
 def offer(text: str, energy: float = 0.0) -> Offer:

@@ -192,6 +192,16 @@ def test_backends_that_were_not_asked_for_do_not_compete_but_compare() -> None:
     assert problem.gain.value == pytest.approx(4 / 3)
 
 
+def test_why_nothing_that_was_asked_for_is_recommended() -> None:
+    late = ended(CASE, "triton", "skipped", "no room for it within the time limit of 3m")
+    shown = document(cells([run([ok(CASE, "fa4", FAST), late])]), lambda backend: backend == "triton")
+    assert shown.answer == (
+        "On NVIDIA H200 nothing can be recommended: of the backends that were asked for none has a right figure "
+        "(triton was skipped: no room for it within the time limit of 3m).",
+    )
+    assert "No backend that was asked for has a right figure there. Each has its reason" in told(shown)
+
+
 def test_no_reason_is_promised_where_nothing_failed() -> None:
     """As of a forward without its backward."""
     forward = ok(CASE, "sdpa", FAST)
@@ -472,8 +482,9 @@ def test_forward_and_training_step_share_the_table_of_a_screen() -> None:
 
 def test_of_many_machines_the_newest_are_shown_and_the_others_are_one_sentence() -> None:
     days = (3, 1, 5, 2, 4)
-    of_day = [[ok(c, "fa2", FAST) for c in (CASE, case(1024 * day))] for day in days]  # CASE sets the runs apart
+    of_day = [[ok(case(1024 * day), "fa2", FAST)] for day in days]
     runs = [run(own, started=f"2026-07-0{day}T10:00:00+00:00") for day, own in zip(days, of_day, strict=True)]
+    runs = [replace(r, environment=environment(power_limit_w=100.0 * d)) for d, r in zip(days, runs, strict=True)]
     other = run(
         [ok(CASE, "triton", FAST)],
         started="2026-06-01T10:00:00+00:00",
@@ -481,13 +492,13 @@ def test_of_many_machines_the_newest_are_shown_and_the_others_are_one_sentence()
     )
     full, short = document(cells([*runs, other])), document(cells([*runs, other]), every=False)
     assert len(full.answer) == 6
-    assert short.answer[-1] == "On the other 3 machines or runs, of 3 cases: fa2 alone was right in 3: no choice."
+    assert short.answer[-1] == "On the other 3 machines, of 3 cases: fa2 alone was right in 3: no choice."
     shown = " ".join(machine.label for machine in short.machines)
-    assert [day for day in range(1, 6) if f"2026-07-0{day}" in shown] == [4, 5]
+    assert [day for day in range(1, 6) if f"{day}00 W" in shown] == [4, 5]
     assert "NVIDIA H100" in shown, "the newest of each model"
     assert not short.reasons
     assert not any(isinstance(block, Code) for block in short.blocks)
-    assert "Not shown: 3 cases and 3 code blocks." in told(short)
+    assert "Not shown: 3 cases and 2 code blocks." in told(short)
     assert (short.data, short.rows) == (full.data, full.rows)
 
 
@@ -506,7 +517,9 @@ def test_no_two_answers_of_a_machine_have_one_name() -> None:
     labels = {str(row[0]) for table in tables_of(shown) for row in table.rows}
     assert len(labels) == len(several)
     assert "4k d128 full, 64 heads, batch 4" in labels
-    assert any("use fa2 for 4k d128 full fwd, 64 heads, batch 4: " in line for line in shown.answer)
+    (table,) = tables_of(shown)
+    run_of = [column.heading for column in table.columns].index("run")
+    assert [str(row[run_of])[-1] for row in table.rows] == ["1", "2", "3", "4", "5"]
 
 
 def test_two_steps_of_a_model_have_unlike_names() -> None:
@@ -569,9 +582,45 @@ def test_one_case_has_one_answer_on_one_model_of_device() -> None:
     assert [row["use"] for row in answers] == ["gluon"], (
         "a run without the fastest does not stand in for one that has it"
     )
+    assert [row["alike"] for row in answers] == ["gluon; triton"], "what it lacks is taken from another run"
     other = replace(two, environment=environment(power_limit_w=500.0))
     assert [row["use"] for row in document(cells([whole, other])).rows] == ["triton", "fa2"]
     assert [row["use"] for row in document(cells([whole, again])).rows] == ["fa2"], "of as many the newest"
+
+
+def test_no_backend_is_alone_where_another_run_of_the_machine_has_a_right_one() -> None:
+    first = run([ok(CASE, "triton", FAST)], device=replace(builders.H200, uuid="GPU-1"))
+
+    def beside(rate: float, **changes: Any) -> Document:
+        others = [ok(CASE, "fa2", rate), ended(CASE, "triton", "failed", "crashed"), ok(CASE, "sdpa", SLOW)]
+        return document(cells([first, run(others, **{"device": replace(builders.H200, uuid="GPU-2"), **changes})]))
+
+    near, far = beside(FAST * 0.985), beside(FAST * 0.95)
+    assert [row["alike"] for row in near.rows] == ["triton; fa2"], "cards of a model differ by more than 1.5 %"
+    assert [row["alike"] for row in far.rows] == ["triton"]
+    assert "alone" not in told(near) + told(far)
+    assert "On unlike cards they are alike within 2.7% more" in told(near)
+    gain = far.rows[0]
+    assert gain["gain_high"] / gain["gain"] - 1 == pytest.approx(0.029, abs=0.002), "that of two cards"
+    wrong = run([ended(CASE, "triton", "wrong", "off"), ok(CASE, "fa2", SLOW)], started="2026-07-03T10:00:00Z")
+    contradicted = document(cells([first, wrong]))
+    assert [row["use"] for row in contradicted.rows] == ["fa2"], "wrong in one run is wrong"
+    assert "left out that were right in one run and wrong in another: triton." in told(contradicted)
+    older = replace(wrong, method=1, records=wrong.records[1:])
+    apart = document(cells([replace(first, method=2), older]))
+    assert apart.answer[0].endswith(
+        "nothing can be recommended: triton and fa2 were right, but measured by unlike methods, timers or states of L2."
+    )
+    assert [row["use"] for row in apart.rows] == [None]
+
+
+def test_a_training_step_may_have_its_passes_from_two_runs() -> None:
+    backward = replace(CASE, direction="bwd")
+    forward = run([ok(CASE, "fa2", FAST), ok(CASE, "fa3", SLOW), ok(backward, "fa3", SLOW)])
+    other = replace(run([ok(backward, "fa2", FAST)]), environment=environment(driver="590.0"))
+    shown = document(cells([forward, other]))
+    assert [(row["step"], row["use"]) for row in shown.rows] == [("fwd", "fa2"), (TRAINING, "fa2")]
+    assert "alone" not in told(shown)
 
 
 def test_a_backward_alone_is_no_answer_beside_a_training_step_of_another_run() -> None:
@@ -584,6 +633,14 @@ def test_a_backward_alone_is_no_answer_beside_a_training_step_of_another_run() -
     faster = replace(alone, records=[ok(backward, "eager", FAST * 1.2)])
     shown = document(cells([step, replace(faster, environment=environment(driver="590.0"))]))
     assert [row["use"] for row in shown.rows if row["step"] == "bwd"] == ["eager"], "which no training step has"
+
+
+def test_a_mean_says_over_which_of_the_cases_it_is() -> None:
+    compared = [ok(c, name, rate) for c in (CASE, case(8192)) for name, rate in (("fa2", FAST), ("sdpa", SLOW))]
+    alone = ok(case(2048), "fa2", FAST)
+    mean = "2.00x in the geometric mean of "
+    assert mean + "2 cases, and at most" in told(document(cells([run(compared)])))
+    assert mean + "the 2 of these cases that it computes too" in told(document(cells([run([*compared, alone])])))
 
 
 def test_a_loss_is_no_gain() -> None:

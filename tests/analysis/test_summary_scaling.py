@@ -8,6 +8,7 @@ import pytest
 
 import builders
 from attnbench.analysis.summary.scaling import OTHER_RUN, crossovers, sections, tables
+from attnbench.report.document import Table
 from attnbench.results.cells import Cell, cells
 
 LENGTHS = (4096, 16384, 65536)
@@ -53,6 +54,28 @@ def test_what_all_cases_share_is_in_the_title() -> None:
     table, *_ = tables([*forward, *backward])
     assert table.title == "One sequence over several ranks, d128 causal bf16"
     assert [row[1] for row in table.rows] == ["4k fwd", "16k fwd", "4k bwd", "16k bwd"]  # type: ignore[union-attr]
+
+
+def test_no_two_rows_have_one_name() -> None:
+    """They differ in heads, in an option, or in the machine alone."""
+    one = builders.case(4096, causal=True)
+    few, capped = builders.case(4096, causal=True, nheads=4), replace(one, softcap=30.0)
+    records = [builders.ok(replace(c, ranks=n), "ulysses-fa4", 400.0) for c in (one, few, capped) for n in (1, 2)]
+    other = replace(builders.H200, name="NVIDIA H100")
+    found = cells([builders.run(records), builders.run(records[:2], device=other)])
+    table, _ = tables(found)
+    assert isinstance(table, Table)
+    names = [row[:4] for row in table.rows]
+    assert names == [
+        ("ulysses-fa4", "NVIDIA H200", "4k h4", "2"),
+        ("ulysses-fa4", "NVIDIA H200", "4k h16", "2"),
+        ("ulysses-fa4", "NVIDIA H100", "4k h16", "2"),
+        ("ulysses-fa4", "NVIDIA H200", "4k softcap 30 h16", "2"),
+    ]
+    assert table.labels == 4
+    said = [line.partition(":")[0] for line in crossovers(found)]
+    assert len({*said}) == 4
+    assert "ulysses-fa4 d128 causal fwd bf16 h4 on NVIDIA H200" in said
 
 
 def test_the_figure_has_all_points_within_it() -> None:

@@ -11,7 +11,7 @@ import pytest
 from attnbench.core.case import Case
 from attnbench.core.record import Measurement, Record
 from attnbench.results.case_names import BACKEND_ORDER
-from attnbench.results.cells import by_key, cells
+from attnbench.results.cells import by_key, cells, contest_of
 from builders import CPU, H200, case, ended, environment, forwards, measurements, ok, run
 
 
@@ -157,7 +157,24 @@ def test_runs_of_one_setting_join_and_others_stay_apart() -> None:
     assert cells([a, newer])[1].value("speedup") is None
     assert [c.device for c in cells([a, a])] == ["NVIDIA H200 (#1)", "NVIDIA H200 (#2)"]
     others = [replace(b, started=f"2026-07-0{day}T10:00:00+00:00") for day in (2, 3)]
+    labels = {"NVIDIA H200 (runs of 2026-07-01 10:00 to 2026-07-02 10:00)", "NVIDIA H200 (run of 2026-07-03 10:00)"}
+    assert {c.device for c in cells([a, *others])} == labels, "true of each run that joined"
     assert len({(c.device, *c.key) for c in cells([a, *others])}) == 3, "one that joined a has its cells too"
+
+
+def test_figures_of_two_cards_are_compared_with_what_cards_differ_by() -> None:
+    """2 % is more than two processes of one H200 differ by, and less than two cards do."""
+
+    def winners(first: str | None, second: str | None) -> int:
+        records = ok(case(), "fa2", 300.0), ok(case(), "triton", 306.0)
+        uuids = (replace(H200, uuid=uuid) for uuid in (first, second))
+        return len(contest_of(cells([run([r], device=d) for r, d in zip(records, uuids, strict=True)])).winners)
+
+    assert winners("GPU-1", "GPU-1") == 1
+    assert winners("GPU-1", "GPU-2") == 2
+    assert winners(None, None) == 2, "two runs that do not name their cards"
+    both = contest_of(cells([run([ok(case(), "fa2", 300.0), ok(case(), "triton", 306.0)])]))
+    assert len(both.winners) == 1, "one run"
 
 
 def test_cells_stand_in_the_order_of_a_report_whatever_that_of_the_records() -> None:

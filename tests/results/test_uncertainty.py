@@ -134,7 +134,8 @@ def test_samples_at_two_speeds_are_known_to_what_lies_between() -> None:
 
 def test_the_best_is_among_what_is_known_and_what_ties_with_it() -> None:
     def found(*rivals: tuple[float, float | None], higher: bool = False) -> list[float]:
-        return [value for value, _ in contest(rivals, lambda r: r[0], lambda r: r[1], higher=higher).winners]
+        one_card = contest(rivals, lambda r: r[0], lambda r: r[1], lambda a, b: 0.0, higher=higher)
+        return [value for value, _ in one_card.winners]
 
     assert found((2.0, 0.01), (1.01, 0.01), (1.0, 0.01)) == [1.0, 1.01]
     assert found((2.0, 0.01), (1.01, 0.01), (1.0, 0.01), higher=True) == [2.0]

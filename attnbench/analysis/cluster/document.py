@@ -128,8 +128,9 @@ def _answer(found: Sequence[Model]) -> Iterator[str]:
         for unit in model.units:
             if alone := model.alone_wrong(unit):
                 others = count(min(len(model.right(cell.key) - {unit.id}) for cell in alone), "other unit")
+                files = some(dict.fromkeys(unit.where(cell) for cell in alone))
                 yield (
-                    f"{unit.name} computed wrong results that {others} of its model computed right, in "
+                    f"{files} computed wrong results that {others} of its model computed right, in "
                     f"{some([cell.name for cell in alone])}: silent data corruption; take it out of service."
                 )
     yield from _shared_wrong(found)
@@ -163,7 +164,7 @@ def _shared_wrong(found: Sequence[Model]) -> Iterator[str]:
                     wrong.setdefault(cell.key, []).append((unit, cell))
     cells: dict[str, set[str]] = {sentence: set() for sentence in SHARED_WRONG}
     for key, places in wrong.items():
-        name, units = places[0][1].name, {unit.id: unit.name for unit, _ in reversed(places)}
+        name, units = places[0][1].name, {unit.id: unit.where(cell) for unit, cell in reversed(places)}
         if right := frozenset[str]().union(*(model.right(key) for model in found)):
             cells[SAME_UNIT if right <= units.keys() else OTHER_SETUP].add(name)
         elif len(units) == 1:
@@ -301,7 +302,7 @@ def _cautions(found: Sequence[Model]) -> Iterator[Caution]:
                 "Set them up alike, and measure them again.",
             )
     for model in found:
-        if again := [f"{unit.name} ({len(unit.runs)} files)" for unit in model.units if len(unit.runs) > 1]:
+        if again := [f"{unit.files[0]} ({len(unit.runs)} files)" for unit in model.units if len(unit.runs) > 1]:
             yield Caution(
                 f"Measured more than once, by the UUID: {some(again)}.",
                 "The files of a unit are joined; where each file was to be of another GPU, one was left out.",

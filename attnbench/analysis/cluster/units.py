@@ -21,9 +21,19 @@ Family = str  # "compute bound", "memory bound"; "all cells" where the roofline 
 class Unit:
     """One GPU: the runs of it, and its cells."""
 
-    name: str  # of its run file, so of its node and GPU
+    files: tuple[str, ...]  # the name of each run's file, so of its node and GPU
     runs: tuple[Run, ...]
     cells: tuple[Cell, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its run file; of several the first, and how many more there are."""
+        more = len(self.files) - 1
+        return self.files[0] + (f" and {more} more" if more else "")
+
+    def where(self, cell: Cell) -> str:
+        """Return the name of the file that has one of its cells."""
+        return next(name for name, run in zip(self.files, self.runs, strict=True) if run is cell.run)
 
     @property
     def uuid(self) -> str:
@@ -49,9 +59,8 @@ class Unit:
         return [cell for cell in self.cells if cell.status == "wrong-kernel"]
 
     def cards(self, cell: Cell) -> frozenset[str]:
-        """Return the UUIDs of the GPUs that computed a cell, one for each rank; the unit's name for those without."""
-        ranks = (cell.run.environment.device, *cell.run.environment.peers)[: cell.case.ranks]
-        return frozenset(device.uuid or self.name for device in ranks)
+        """Return the UUIDs of the GPUs that computed a cell, one for each rank; the unit's name where none is known."""
+        return cell.cards or frozenset({self.name})
 
     @cached_property
     def latencies(self) -> dict[Key, float]:
@@ -194,7 +203,11 @@ def _units(group: Sequence[tuple[str, Run]], found: Mapping[int, Sequence[Cell]]
     for name, run in group:
         by_unit.setdefault(run.environment.device.uuid or f"file {name}", []).append((name, run))
     units = [
-        Unit(own[0][0], tuple(run for _, run in own), tuple(cell for _, run in own for cell in found.get(id(run), ())))
+        Unit(
+            tuple(name for name, _ in own),
+            tuple(run for _, run in own),
+            tuple(cell for _, run in own for cell in found.get(id(run), ())),
+        )
         for own in by_unit.values()
     ]
     return tuple(sorted(units, key=lambda unit: unit.name))

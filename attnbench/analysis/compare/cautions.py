@@ -256,7 +256,8 @@ def _clocks_held_down(c: Comparison) -> Iterator[Caution]:
     if any(held.values()):
         each = ", ".join(f"{label} in {n}" for label, n in held.items() if n)
         yield Caution(
-            f"A limit held the clock below its best: {each} of {count(len(c.cases), 'case')}.",
+            f"A limit held the clock below its best: {each} of {count(len(c.cases), 'case')}, "
+            "with each machine's own fastest backend.",
             "The speed there is what power and cooling sustain, and moves by some percent from run to run.",
         )
 

@@ -127,7 +127,7 @@ def _figure(time: StepTime, best: bool, compete: bool) -> Figure:
 
 
 def _contest(times: Sequence[StepTime]) -> Contest[StepTime]:
-    return contest(times, lambda time: time.seconds, lambda time: time.uncertainty)
+    return contest(times, lambda t: t.seconds, lambda t: t.uncertainty, lambda a, b: a.cell.between_cards(b.cell))
 
 
 def _row(time: StepTime, model: Model, tp: int) -> dict[str, Any]:

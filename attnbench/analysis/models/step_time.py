@@ -34,6 +34,11 @@ class StepTime:
     held_down: bool
     parts: tuple[tuple[int, Cell], ...]  # what it is the sum of: how often, and the cell
 
+    @property
+    def cell(self) -> Cell:
+        """The cell of one of its layers; all are of one device, and mostly of one run."""
+        return self.parts[0][1]
+
 
 def step_times(cells: Iterable[Cell], model: Model, tp: int) -> list[StepTime]:
     """Return the times of a step on one of `tp` devices, for all sizes of which every kind of layers was measured."""

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from attnbench.analysis.recommend.ranking import Problem, least_special
+from attnbench.analysis.recommend.ranking import Machine, Problem, least_special
 from attnbench.results import case_names
-from attnbench.results.cells import Cell
 
 MOST_MACHINES = 3
 MOST_CASES, FEW_CASES = 12, 4  # of a machine; few where there are more machines than are shown
 
 
-def newest_devices(cells: Sequence[Cell], problems: Sequence[Problem]) -> list[str]:
-    """Return at most MOST_MACHINES devices: of each model of GPU those with plain cases first, then the newest run."""
+def newest_machines(problems: Sequence[Problem]) -> list[Machine]:
+    """Return at most MOST_MACHINES machines: of each model of GPU those with plain cases first, then the newest run."""
     special = least_special(problems)
     started: dict[str, str] = {}
-    for cell in cells:
-        if cell.device in special:
-            started[cell.device] = max(cell.run.started, started.get(cell.device, ""))
-    names = {cell.device: cell.run.environment.device.name for cell in cells}
+    for problem in problems:
+        newest = max((cell.run.started for of in problem.tried for _, cell in of), default="")
+        started[problem.device] = max(newest, started.get(problem.device, ""))
+    machines = {problem.device: problem.machine for problem in problems}
     seen = Counter[str]()  # those of a model that come before
     ranked = []
     newest_first = sorted(started, key=lambda device: started[device], reverse=True)
     for device in sorted(newest_first, key=lambda device: special[device]):
-        ranked.append((seen[names[device]], device))
-        seen[names[device]] += 1
-    return [device for _, device in sorted(ranked, key=lambda pair: pair[0])[:MOST_MACHINES]]
+        model, _ = machines[device]
+        ranked.append((seen[model], machines[device]))
+        seen[model] += 1
+    return [machine for _, machine in sorted(ranked, key=lambda pair: pair[0])[:MOST_MACHINES]]
 
 
 def most_telling(problems: Sequence[Problem], most: int) -> list[Problem]:

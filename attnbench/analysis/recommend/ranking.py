@@ -8,29 +8,35 @@ were right are ranked, and none that computes an approximation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from attnbench.analysis.models.step_time import BOTH, step_times
 from attnbench.core.case import Case
 from attnbench.core.models import Model
-from attnbench.core.record import Run, Status
+from attnbench.core.record import WRONG, Run, Status
 from attnbench.results import case_names
 from attnbench.results.case_names import case_rank
 from attnbench.results.cells import Cell, heaviest
-from attnbench.results.uncertainty import Contest, apart, contest, of_sum
+from attnbench.results.run_setup import unique_labels
+from attnbench.results.uncertainty import Contest, apart, contest, hardly_known, of_sum
 from attnbench.run.shipped_backends import chosen, code
 
 DEFAULTS = ("sdpa", "hf-sdpa")  # PyTorch's default; where the first was not measured, the next that was
 TRAINING = BOTH
 
 
+Parts = tuple[tuple[int, Cell], ...]  # the cells of a problem on one backend, each with how often it counts
+Machine = tuple[str, float | None]  # a model of device and its power limit
+Way = tuple[int, str, str]  # how it was measured: method, timer, L2; figures of unlike ways are not comparable
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """A backend that computes a problem, from its cells: each with how often it counts."""
+    """A backend that computes a problem, from its cells."""
 
-    parts: tuple[tuple[int, Cell], ...]
+    parts: Parts
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -50,6 +56,11 @@ class Candidate:
         return self.cells[0].run
 
     @property
+    def started(self) -> tuple[str, ...]:
+        """When its run was started; of passes from two runs when each was."""
+        return tuple(dict.fromkeys(cell.run.started for cell in self.cells))
+
+    @property
     def version(self) -> str:
         """What the backend says of its library; "" where the run does not have it."""
         return self.cells[0].rows[0].record.version or self.run.versions.get(self.backend, "")
@@ -65,11 +76,9 @@ class Candidate:
         halves = [(count * (cell.value("latency") or 0.0), cell.half_interval("latency")) for count, cell in self.parts]
         return of_sum(halves)
 
-    @property
-    def half_of_model(self) -> float | None:
-        """The uncertainty of the latency on another card of the model."""
-        units = [known.units for cell in self.cells if (known := cell.uncertainty)]
-        return None if self.half is None else math.hypot(self.half, max(units, default=0.0))
+    def between_cards(self, other: Candidate) -> float:
+        """Return what sets the cards of two candidates apart; 0 where they were measured on one."""
+        return max(ours.between_cards(theirs) for ours in self.cells for theirs in other.cells)
 
     @property
     def memory(self) -> float | None:
@@ -114,35 +123,83 @@ class Gain:
 
 @dataclass(frozen=True)
 class Problem:
-    """A case on a device, the training step of a case, or the step of a model; its candidates, the fastest first."""
+    """A case on a device, the training step of a case, or the step of a model; what was tried, and who may be used."""
 
     device: str
     case: Case  # of a training step that of the forward; of a model that of a layer, without its window
     step: str  # a direction, or TRAINING
-    candidates: tuple[Candidate, ...]  # the fastest first; empty where no backend was right
-    default: Candidate | None  # PyTorch's default, also where it was not asked for
+    tried: tuple[Parts, ...]  # the cells of each backend
+    wanted: Callable[[str], bool]  # whether a backend may be used
+    machine: Machine
+    way: Way  # how all of it was measured
     model: str = ""  # of which these are all layers
-    machine: tuple[str, float | None] = ("", None)  # the device's name and power limit, which several labels share
-    ending: Status | None = None  # how its cells ended, where there is no candidate; "ok" where none of them is ranked
-    others_right: bool = False  # whether backends were right that were not asked for
+    elsewhere: tuple[str, ...] = ()  # backends that were right only as another way of measuring has it
+    wrong_elsewhere: tuple[str, ...] = ()  # backends that were right in one run and wrong in another
     apart: tuple[str, ...] = ()  # what its name needs beside that of its case (problem_names.py)
+
+    @cached_property
+    def right(self) -> tuple[Candidate, ...]:
+        """The backends that were right, the fastest first, also those that were not asked for."""
+        return tuple(sorted((Candidate(of) for of in self.tried if _is_right(of)), key=lambda one: one.latency))
+
+    @cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The backends that may be used, the fastest first; empty where none was right."""
+        return tuple(one for one in self.right if self.wanted(one.backend))
+
+    @cached_property
+    def default(self) -> Candidate | None:
+        """PyTorch's default, also where it was not asked for."""
+        by_backend = {one.backend: one for one in self.right}
+        return next((by_backend[name] for name in DEFAULTS if name in by_backend), None)
+
+    @property
+    def others_right(self) -> bool:
+        """Whether backends were right that were not asked for."""
+        return len(self.right) > len(self.candidates)
+
+    @property
+    def missing(self) -> list[Cell]:
+        """The cells why backends that were asked for have no figure: of each that which tells most."""
+        wanted = [[cell for _, cell in of] for of in self.tried if self.wanted(_backend(of)) and not _is_right(of)]
+        found = []
+        for cells in wanted:
+            status = heaviest([cell.status for cell in cells if cell.status != "ok"] or ["ok"])
+            found.append(next(cell for cell in cells if cell.status == status))
+        return found
+
+    @property
+    def ending(self) -> Status | None:
+        """How its cells ended, where there is no candidate; "ok" where none of them is ranked."""
+        return None if self.candidates else heaviest([cell.status for cell in self.missing] or ["skipped"])
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs whose figures it compares."""
+        return [*{id(one.run): one.run for one in (*self.candidates, self.default) if one}.values()]
 
     @property
     def special(self) -> tuple[str, ...]:
-        """What makes its case another than a plain one, dense and on one device: packed, a mask by name, options."""
+        """What makes its case another than a plain one, dense and on one device: ragged, a mask by name, options."""
         case = self.case
         options = (option for option in case_names.EXTRAS if case_names.extra(case, option))
-        return (*(["packed"] if case.is_ragged else []), *(["masks by name"] if case.mask else []), *options)
+        return (*(["ragged lengths"] if case.is_ragged else []), *(["masks by name"] if case.mask else []), *options)
 
     @property
     def has_choice(self) -> bool:
         """Whether several backends were right, PyTorch's default counted also where it was not asked for."""
         return len({one.backend for one in (*self.candidates, self.default) if one}) > 1
 
+    @property
+    def is_incomparable(self) -> bool:
+        """Whether its only figure has none to be compared with, though other backends were right."""
+        alone = bool(self.candidates) and not self.has_choice
+        return alone and (any(map(self.wanted, self.elsewhere)) or (bool(self.elsewhere) and not self.others_right))
+
     @cached_property
     def contest(self) -> Contest[Candidate]:
         """Who of the candidates is the fastest, as far as their latencies are known."""
-        return contest(self.candidates, lambda one: one.latency, lambda one: one.half)
+        return contest(self.candidates, lambda one: one.latency, lambda one: one.half, Candidate.between_cards)
 
     @property
     def fastest(self) -> tuple[Candidate, ...]:
@@ -151,8 +208,11 @@ class Problem:
 
     @property
     def use(self) -> Candidate | None:
-        """The candidate to use: of those that tie, PyTorch's default, which needs no change; else the fastest."""
-        if not self.fastest:
+        """The candidate to use: of those that tie, PyTorch's default, which needs no change; else the fastest.
+
+        None where it alone has a figure that others, measured in another way, cannot be compared with.
+        """
+        if not self.fastest or self.is_incomparable:
             return None
         return self.default if self.default in self.fastest else self.fastest[0]
 
@@ -164,7 +224,7 @@ class Problem:
         ratio = self.default.latency / self.use.latency
         if self.use.half is None or self.default.half is None:
             return Gain(ratio, None, None)
-        half = math.hypot(self.use.half, self.default.half)
+        half = math.hypot(self.use.half, self.default.half, self.use.between_cards(self.default))
         if half > 700:  # its exponential would be no number
             return Gain(ratio, None, None)
         return Gain(ratio, ratio * math.exp(-half), ratio * math.exp(half))
@@ -174,55 +234,91 @@ def model_problems(
     cells: Sequence[Cell], model: Model, tp: int, wanted: Callable[[str], bool] = lambda _: True
 ) -> list[Problem]:
     """Return the steps of a model, with one backend for all its layers, on one of `tp` devices."""
-    steps: dict[tuple[str, Case, str], list[tuple[tuple[int, Cell], ...]]] = {}
+    steps: dict[tuple[str, Case, str], list[Parts]] = {}
     for time in step_times(cells, model, tp):
         steps.setdefault((time.device, time.case, time.direction), []).append(time.parts)
     found = []
-    for (device, case, step), groups in steps.items():
+    for (device, case, step), tried in steps.items():
         whole = step == "bwd" and (device, replace(case, direction="fwd"), TRAINING) in steps
         if not whole:
-            found.append(_problem(device, case, step, groups, wanted, model.name))
+            cell = tried[0][0][1]
+            found.append(
+                Problem(device, case, step, tuple(tried), wanted, machine_of(cell), _way(cell), model=model.name)
+            )
     return found
 
 
 def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: True) -> list[Problem]:
-    """Return the problems of cells.
+    """Return the problems of cells, of each label of a device by itself.
 
-    `wanted` says which backends compete. A backward whose forward was measured too counts in a training step only.
-    Steps of whole models are left out: `attnbench step` ranks them.
+    `wanted` says which backends compete. A backward whose forward was measured too counts in a training step only; its
+    forward may be of another run of the machine. Steps of whole models are left out: `attnbench step` ranks them.
     """
     at: dict[tuple[str, Case], dict[str, Cell]] = {}
+    forwards: dict[tuple[Machine, Way, Case, str], Cell] = {}  # on a machine, the newest right one
     for cell in (cell for cell in cells if not cell.case.step):
         at.setdefault((cell.device, cell.case), {})[cell.backend] = cell
+        if cell.case.direction == "fwd":
+            key = machine_of(cell), _way(cell), cell.case, cell.backend
+            known = forwards.setdefault(key, cell)
+            if (cell.status == "ok", cell.run.started) > (known.status == "ok", known.run.started):
+                forwards[key] = cell
     found = []
     for (device, case), of_case in at.items():
-        forward = at.get((device, replace(case, direction="fwd")))
-        if case.direction != "bwd" or not forward:
-            alone = [((1, cell),) for cell in of_case.values()]
-            found.append(_problem(device, case, case.direction, alone, wanted))
-            continue
-        pairs = [((1, forward[backend]), (1, cell)) for backend, cell in of_case.items() if backend in forward]
-        found.append(_problem(device, replace(case, direction="fwd"), TRAINING, pairs, wanted))
+        first = next(iter(of_case.values()))
+        of = machine_of(first), _way(first)
+        plain = replace(case, direction="fwd")
+        own = at.get((device, plain), {})
+        step: str = case.direction
+        tried: list[Parts] = [((1, cell),) for cell in of_case.values()]
+        if case.direction == "bwd":
+            both = {backend: own.get(backend) or forwards.get((*of, plain, backend)) for backend in of_case}
+            pairs: list[Parts] = [((1, forward), (1, of_case[backend])) for backend, forward in both.items() if forward]
+            if pairs or own:
+                case, step, tried = plain, TRAINING, pairs
+        found.append(Problem(device, case, step, tuple(tried), wanted, *of))
     return found
 
 
-def answered_once(found: Sequence[Problem]) -> list[Problem]:
-    """Return problems in the order of reports, without those that another run of the same machine answers better.
+def machine_of(cell: Cell) -> Machine:
+    """Return the machine that a cell was measured on: all runs on it have one answer."""
+    environment = cell.run.environment
+    return environment.device.name, environment.power_limit_w
 
-    Figures of unlike runs are in no table together, so an answer is that of one run: of the fastest backend. Another
-    run stands in for it whose fastest differs from that by no more than cards of a model do, and which measured the
-    backends that the answer names: of these the run with the most backends, then the newest. A backward counts in a
-    training step alone where the machine has one of its case, unless it is faster than each backward of that step.
+
+def _way(cell: Cell) -> Way:
+    return cell.run.method, cell.run.policy.timer, cell.run.policy.l2
+
+
+def _backend(of: Parts) -> str:
+    return of[0][1].backend
+
+
+def _is_right(of: Parts) -> bool:
+    return all(cell.is_ranked and bool(cell.value("latency")) for _, cell in of)
+
+
+def answered_once(found: Sequence[Problem]) -> list[Problem]:
+    """Return problems in the order of reports: one for a case on a machine, from all its runs, named by the machine.
+
+    Figures that were measured in one way are compared, whatever their cards (`Cell.between_cards`), dates and software:
+    `_joined`. Of several ways that answers in which several backends were right, then the newest method. A backward
+    counts in a training step alone where the machine has one of its case, unless it is faster than each backward of
+    that step.
     """
-    groups: dict[tuple[tuple[str, float | None], str, Case, str], list[Problem]] = {}
+    groups: dict[tuple[Machine, str, Case, str], dict[Way, list[Problem]]] = {}
     for problem in found:
-        groups.setdefault((problem.machine, problem.model, problem.case, problem.step), []).append(problem)
-    kept = {key: _best_answer(group) for key, group in groups.items()}
+        key = problem.machine, problem.model, problem.case, problem.step
+        groups.setdefault(key, {}).setdefault(problem.way, []).append(problem)
+    kept = {key: _answer(ways) for key, ways in groups.items()}
     for (machine, model, case, step), problem in [*kept.items()]:
         training = kept.get((machine, model, replace(case, direction="fwd"), TRAINING))
         if step == "bwd" and training and training.fastest and not _has_faster_backward(problem, training):
             del kept[machine, model, case, step]
-    return _in_order([*kept.values()])
+    machines = [*dict.fromkeys(problem.machine for problem in kept.values())]
+    powers = [[f"{power:g} W" if power else ""] for _, power in machines]
+    labels = dict(zip(machines, unique_labels([name for name, _ in machines], powers, "{} ({})"), strict=True))
+    return _in_order([replace(problem, device=labels[problem.machine]) for problem in kept.values()])
 
 
 def least_special(found: Sequence[Problem]) -> dict[str, int]:
@@ -233,12 +329,72 @@ def least_special(found: Sequence[Problem]) -> dict[str, int]:
     return least
 
 
+def _answer(groups: Mapping[Way, Sequence[Problem]]) -> Problem:
+    """Return the answer of one case, from its problems in several runs by the way of measuring.
+
+    What was wrong in one run is right in none with that version.
+    """
+    every = [of for group in groups.values() for problem in group for of in problem.tried]
+    wrong = {_versioned(of) for of in every if _is_wrong(of)}
+    ways = []
+    for group in groups.values():
+        sound = [[of for of in p.tried if _is_wrong(of) or _versioned(of) not in wrong] for p in group]
+        ways.append(_joined([replace(p, tried=tuple(of)) for p, of in zip(group, sound, strict=True)]))
+
+    def rank(problem: Problem) -> tuple[bool, bool, int, int, str]:
+        known = bool(problem.fastest), problem.has_choice
+        return (*known, problem.way[0], len(problem.candidates), _started(problem))
+
+    best = max(ways, key=rank)
+    here = {one.backend for one in best.right}
+    others = (one for way in ways for one in (*way.candidates, way.default) if one)
+    return replace(
+        best,
+        elsewhere=tuple(dict.fromkeys(one.backend for one in others if one.backend not in here)),
+        wrong_elsewhere=tuple(dict.fromkeys(_backend(of) for of in every if _is_right(of) and _versioned(of) in wrong)),
+    )
+
+
+def _joined(group: Sequence[Problem]) -> Problem:
+    """Return one problem from those of one case that several runs measured in one way.
+
+    It has the figures of the run of the fastest backend, or of one that is alike (`_best_answer`), and for backends
+    without a right figure there that of another run: on the same card if there is one, then the newest.
+    """
+    best = _best_answer(group)
+
+    def rank(of: Parts) -> tuple[bool, bool, bool, float, str]:
+        one, right = Candidate(of), _is_right(of)
+        apart = best.right[0].between_cards(one) if best.right else 0.0
+        return right, _is_wrong(of), right and not hardly_known(one.half), -apart, one.run.started
+
+    every = [of for problem in group for of in problem.tried]
+    chosen = {_backend(of): of for of in sorted(every, key=rank)}
+    own = {_backend(of): of for of in best.tried if _is_right(of)}
+    return replace(best, tried=tuple((chosen | own).values()))
+
+
+def _is_wrong(of: Parts) -> bool:
+    return any(cell.status in WRONG for _, cell in of)
+
+
+def _versioned(of: Parts) -> tuple[str, str]:
+    return _backend(of), Candidate(of).version
+
+
+def _started(problem: Problem) -> str:
+    return max((one.run.started for one in problem.candidates), default="")
+
+
 def _best_answer(group: Sequence[Problem]) -> Problem:
-    """Return the problem, of the same case in several runs, that answers for all."""
-    started = {id(p): max((one.run.started for one in p.candidates), default="") for p in group}
+    """Return the problem, of one case in several runs, of the fastest backend.
+
+    Another stands in for it whose fastest is alike, and which measured the backends that the answer names: of these
+    that with the most backends, then the newest.
+    """
 
     def most(chosen: Sequence[Problem]) -> Problem:
-        return max(chosen, key=lambda problem: (len(problem.candidates), started[id(problem)]))
+        return max(chosen, key=lambda problem: (len(problem.candidates), _started(problem)))
 
     known = [problem for problem in group if problem.fastest]
     if not known:
@@ -252,7 +408,7 @@ def _best_answer(group: Sequence[Problem]) -> Problem:
 
 def _alike(one: Candidate, other: Candidate) -> bool:
     """Return whether latencies of two runs differ by no more than cards of a model do."""
-    return not apart(one.latency, other.latency, one.half_of_model, other.half_of_model)
+    return not apart(one.latency, other.latency, one.half, other.half, one.between_cards(other))
 
 
 def _has_faster_backward(alone: Problem, training: Problem) -> bool:
@@ -278,30 +434,3 @@ def _in_order(found: Sequence[Problem]) -> list[Problem]:
         return (*place, len(p.special), steps.index(p.step), case_rank(p.case))
 
     return sorted(found, key=rank)
-
-
-def _problem(
-    device: str,
-    case: Case,
-    step: str,
-    groups: Sequence[tuple[tuple[int, Cell], ...]],
-    wanted: Callable[[str], bool],
-    model: str = "",
-) -> Problem:
-    right = [Candidate(of) for of in groups if all(cell.is_ranked and cell.value("latency") for _, cell in of)]
-    right.sort(key=lambda one: one.latency)
-    by_backend = {one.backend: one for one in right}
-    default = next((by_backend[name] for name in DEFAULTS if name in by_backend), None)
-    candidates = tuple(one for one in right if wanted(one.backend))
-    ending = None if candidates else _ending([of for of in groups if wanted(of[0][1].backend)])
-    where = next((cell.run.environment for of in groups for _, cell in of), None)
-    machine = (where.device.name, where.power_limit_w) if where else (device, None)
-    others_right = len(right) > len(candidates)
-    return Problem(device, case, step, candidates, default, model, machine, ending, others_right)
-
-
-def _ending(groups: Sequence[Sequence[tuple[int, Cell]]]) -> Status:
-    """Return how the cells of implementations ended that have no figure: of each by the parts that are not ok."""
-    parts = [[cell.status for _, cell in of] for of in groups]
-    ended = [heaviest([status for status in of if status != "ok"] or ["ok"]) for of in parts]
-    return heaviest(ended or ["skipped"])

@@ -26,6 +26,7 @@ def facts(cells: Sequence[Cell]) -> list[Caution]:
     measured = [c for c in cells if c.status == "ok"]
     return [
         *_uncertainty(measured),
+        *_cards(measured),
         *about(
             [c for c in measured if c.case.dtype == "fp8"],
             "fp8 is e4m3 with one scale per tensor, in {cells}.",
@@ -112,6 +113,22 @@ def _uncertainty(cells: Sequence[Cell]) -> Iterator[Caution]:
             "Two latencies that differ by less than both uncertainties, added in quadrature, are alike.",
             f"{how[0].upper()}{how[1:]}.",
         )
+
+
+def _cards(cells: Sequence[Cell]) -> Iterator[Caution]:
+    """Yield for each device whose runs were on several cards what that adds where their latencies are compared."""
+    of_runs: dict[str, dict[int, Cell]] = {}
+    for cell in cells:
+        of_runs.setdefault(cell.device, {})[id(cell.run)] = cell
+    for device, runs in of_runs.items():
+        between = max(one.between_cards(other) for one in runs.values() for other in runs.values())
+        if between:
+            yield Caution(
+                f"The runs of {device} were on several cards.",
+                f"Two latencies of unlike cards are alike within {percent(between)} more, in quadrature: what cards of "
+                "one model differ by.",
+                "attnbench report on the file of one card has its figures alone.",
+            )
 
 
 def _spans(cells: Iterable[Cell]) -> Iterator[Caution]:

@@ -55,6 +55,8 @@ def _against(some: Sequence[Cell], others: Sequence[Cell]) -> list[float]:
 
 def _machine(cells: Sequence[Cell]) -> list[str]:
     env, texts = cells[0].run.environment, setup_texts(cells[0].run)
+    units = {uuid for cell in cells if (uuid := cell.run.environment.device.uuid)}
+    days = sorted({cell.run.started[:10] for cell in cells})
     parts = [
         f"with {len(env.peers)} more: {', '.join(map(str, env.peers))}" if env.peers else "",
         *(
@@ -63,7 +65,8 @@ def _machine(cells: Sequence[Cell]) -> list[str]:
         ),
         f"CUDA {env.cuda}" if env.cuda and env.device.kind == "cuda" else "",
         f"suite {', '.join(dict.fromkeys(c.run.suite for c in cells))}",
-        cells[0].run.started[:10],
+        " to ".join(dict.fromkeys((days[0], days[-1]))),
+        f"runs on {len(units)} cards" if len(units) > 1 else "",
     ]
     return [part for part in parts if part]
 

@@ -29,6 +29,10 @@ NOTE = (
 OTHER_RUN = " Some rows compare with one rank of another run, perhaps on another card of the model."
 
 Key = tuple[Case, str, str]  # backend, device
+Curve = tuple[str, Case, int, str]  # backend, case without its length, ranks, device
+FACTS = ("headdim", "causal", "direction", "dtype")  # axes that are told of each case beside its length
+OPTIONS = tuple(name for name in case_names.EXTRAS if name != "ranks")  # told where they are not as usual
+SIZES = ("nheads", "batch")  # told where cases differ in them
 
 
 def tables(cells: Sequence[Cell]) -> list[Table | Paragraphs]:
@@ -37,25 +41,23 @@ def tables(cells: Sequence[Cell]) -> list[Table | Paragraphs]:
     if not several:
         return []
     known = _by_key(cells)
-    facts = {cell.case: _facts(cell.case) for cell in several}
-    alike = [next(iter(values)) for values in map(set, zip(*facts.values(), strict=True)) if len(values) == 1]
-    names = {
-        case: " ".join([case_names.lengths(case), *(fact for fact in of if fact not in alike)])
-        for case, of in facts.items()
-    }
+    cases = [cell.case for cell in several]
+    told = _differing(cases)
+    alike = _said(cases[0], [axis for axis in (*FACTS, *OPTIONS) if axis not in told])
+    on_several = len({cell.device for cell in several}) > 1
     figures = ("ranks", "latency", "TFLOP/s", "strong", "weak", "exposed", "sent", "of the bus", "memory", "error")
     columns = (
-        *(Column(name, wrap=False) for name in ("backend", "case")),
+        *(Column(name, wrap=False) for name in ("backend", *(["machine"] if on_several else []), "case")),
         *(Column(name, "right", wrap=False) for name in figures),
     )
     order = sorted(several, key=lambda c: (case_names.backend_rank(c.backend), case_names.case_rank(c.case)))
     table = Table(
         "scaling",
         columns,
-        tuple(_row(c, known, names[c.case]) for c in order),
+        tuple(_row(c, known, " ".join([case_names.lengths(c.case), *_said(c.case, told)]), on_several) for c in order),
         title=" ".join(["One sequence over several ranks,", *alike]).removesuffix(","),
         note=NOTE + (OTHER_RUN if any(_is_of_another_run(c, known) for c in several) else ""),
-        labels=3,
+        labels=4 if on_several else 3,
     )
     lines = [(Span(line),) for line in crossovers(cells)]
     return [table, Paragraphs(tuple(lines), title="From which length they are faster")] if lines else [table]
@@ -63,9 +65,10 @@ def tables(cells: Sequence[Cell]) -> list[Table | Paragraphs]:
 
 def crossovers(cells: Sequence[Cell]) -> Iterator[str]:
     """Yield for each backend, kind of case and number of ranks from which length on they are faster than one device."""
-    known = _by_key(cells)
-    for (backend, _, ranks, _), curve in _curves(cells).items():
-        name = f"{backend} {_kind(curve[0][0].case)}"
+    known, curves = _by_key(cells), _curves(cells)
+    names = _names(curves)
+    for key, curve in curves.items():
+        name, ranks = names[key], key[2]
         measured = ", ".join(f"{_size(cell)} {formats.times(speedup)}" for cell, speedup in curve)
         if len(curve) == 1:
             yield f"{name}: {ranks} ranks at one length only ({measured})"
@@ -88,8 +91,10 @@ def crossovers(cells: Sequence[Cell]) -> Iterator[str]:
 def sections(cells: Sequence[Cell]) -> tuple[Section, ...]:
     """Return the figures for a page: the speedup over one device, by length."""
     groups: dict[str, list[tuple[int, list[tuple[Cell, float]]]]] = {}
-    for (backend, _, ranks, _), curve in _curves(cells).items():
-        groups.setdefault(f"{backend} {_kind(curve[0][0].case)}", []).append((ranks, curve))
+    curves = _curves(cells)
+    names = _names(curves)
+    for key, curve in curves.items():
+        groups.setdefault(names[key], []).append((key[2], curve))
     plots = tuple(_plot(name, curves) for name, curves in groups.items() if any(len(c) > 1 for _, c in curves))
     return (Section("scaling", "Speedup over one rank", plots),) if plots else ()
 
@@ -122,7 +127,7 @@ def _plot(name: str, curves: Sequence[tuple[int, Sequence[tuple[Cell, float]]]])
     )
 
 
-def _row(cell: Cell, known: Mapping[Key, Cell], name: str) -> tuple[Entry, ...]:
+def _row(cell: Cell, known: Mapping[Key, Cell], name: str, with_device: bool) -> tuple[Entry, ...]:
     one, weak = known.get(_on_one(cell)), _weak(cell, known)
     seconds, rate = cell.value("latency") or 0.0, cell.value("tflops")
     strong = (one.value("latency") or 0.0) / (cell.case.ranks * seconds) if one and seconds else None
@@ -139,7 +144,7 @@ def _row(cell: Cell, known: Mapping[Key, Cell], name: str) -> tuple[Entry, ...]:
         (cell.value("relative_error"), formats.percent),
     )
     texts = (form(value) if value is not None else "" for value, form in figures)
-    return (cell.backend_name, name, str(cell.case.ranks), *texts)
+    return (cell.backend_name, *([cell.device] if with_device else []), name, str(cell.case.ranks), *texts)
 
 
 def _by_key(cells: Sequence[Cell]) -> dict[Key, Cell]:
@@ -161,19 +166,20 @@ def _weak(cell: Cell, known: Mapping[Key, Cell]) -> Cell | None:
     return known.get((part_of(cell.case), cell.backend, cell.device))
 
 
-def _curves(cells: Sequence[Cell]) -> dict[tuple[str, Case, int, str], list[tuple[Cell, float]]]:
-    """Return (backend, case without its length, ranks, device) -> cells and speedups over one device, by length.
+def _curves(cells: Sequence[Cell]) -> dict[Curve, list[tuple[Cell, float]]]:
+    """Return the curves of cells: their speedups over one device, by length.
 
-    The batch is left out, as a budget of tokens changes it with the length.
+    The batch is left out where the length tells it, as a budget of tokens changes it with the length.
     """
     known = _by_key(cells)
-    found: dict[tuple[str, Case, int, str], list[tuple[Cell, float]]] = {}
+    by_batch = "batch" in _differing([cell.case for cell in cells if cell.case.ranks > 1 and cell.status == "ok"])
+    found: dict[Curve, list[tuple[Cell, float]]] = {}
     for cell in cells:
         if cell.case.ranks == 1 or cell.status != "ok" or (one := known.get(_on_one(cell))) is None:
             continue
         ours, theirs = cell.value("latency"), one.value("latency")
         if ours and theirs:
-            shape = replace(cell.case.shape, batch=1, seqlen_q=1, seqlen_k=1)
+            shape = replace(cell.case.shape, batch=cell.case.shape.batch if by_batch else 1, seqlen_q=1, seqlen_k=1)
             kind = replace(cell.case, ranks=1, shape=shape)
             found.setdefault((cell.backend, kind, cell.case.ranks, cell.device), []).append((cell, theirs / ours))
     return {key: sorted(curve, key=lambda of: case_names.seqlen(of[0].case)) for key, curve in found.items()}
@@ -195,10 +201,27 @@ def _size(cell: Cell) -> str:
     return format_size(case_names.seqlen(cell.case))
 
 
-def _kind(case: Case) -> str:
-    return " ".join(_facts(case))
+def _names(curves: Mapping[Curve, Sequence[tuple[Cell, float]]]) -> dict[Curve, str]:
+    """Return the names of curves, which differ but for the ranks."""
+    told = [axis for axis in _differing([case for _, case, _, _ in curves]) if axis not in FACTS]
+    several = len({device for *_, device in curves}) > 1
+    return {
+        (backend, case, ranks, device): " ".join(
+            [curve[0][0].backend_name, *_said(case, (*FACTS, *told)), *([f"on {device}"] if several else [])]
+        )
+        for (backend, case, ranks, device), curve in curves.items()
+    }
 
 
-def _facts(case: Case) -> tuple[str, ...]:
-    """Return what is told of a case beside its length."""
-    return f"d{case_names.headdim(case)}", case_names.mask(case), case.direction, case.dtype
+def _differing(cases: Sequence[Case]) -> list[str]:
+    """Return the axes beside the length in which cases differ; the batch only where cases of one length do."""
+    axes = [
+        axis for axis in (*FACTS, *OPTIONS, *SIZES) if len({case_names.AXES[axis].value(case) for case in cases}) > 1
+    ]
+    lengths = {case_names.lengths(case) for case in cases}
+    by_length = len({(case_names.lengths(case), case.shape.batch) for case in cases}) == len(lengths)
+    return [axis for axis in axes if axis != "batch" or not by_length]
+
+
+def _said(case: Case, axes: Sequence[str]) -> list[str]:
+    return [text for axis in axes if (text := case_names.AXES[axis].brief(case))]

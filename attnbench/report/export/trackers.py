@@ -23,7 +23,7 @@ from attnbench.core import stats
 from attnbench.core.errors import UserError
 from attnbench.core.formats import digits, percent
 from attnbench.results import case_names
-from attnbench.results.cells import START, Cell
+from attnbench.results.cells import STARTS, Cell
 from attnbench.results.export_rows import dataframe
 
 
@@ -41,7 +41,7 @@ def doubts(cells: Sequence[Cell]) -> Iterator[str]:
     measured = [cell for _, cell in _named(cells)]
     if not measured:
         yield "no cell has a figure, so there is nothing in it; attnbench report without --format says why"
-    if any(START in c.device for c in measured):
+    if any(start in c.device for c in measured for start in STARTS):
         yield "the runs measured the same cells on one device, so names hold their start; export one file at a time"
 
 
