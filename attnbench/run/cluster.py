@@ -15,7 +15,9 @@ import os
 import re
 import signal
 import socket
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +42,9 @@ LOOK = 120.0  # seconds, for the first answer of all nodes: Ray starts a Python 
 SETTLE = 5.0  # seconds after a process of Ray died alone, in which it shows whether the node died with it
 BUSY = 10.0  # seconds without a word after which a node is said to be waited for
 ENDINGS = (EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_BAD_INPUT, EXIT_WRONG_RESULT)  # of a child that ended by itself
+
+WITH_TOKENS = (2, 52)  # the first Ray that can ask for a token
+SHARED_MEMORY, OBJECTS = "/dev/shm", 2**28  # where Ray keeps its objects; bytes for them elsewhere
 
 State = Literal["waiting", "measuring", "died", "done", "lost"]
 
@@ -69,6 +74,7 @@ class Unit:
     done: int = 0
     wrong: int = 0
     measured: int = 0
+    unread: int = 0  # lines of a newer attnbench, which are kept
     code: int = EXIT_DONE
     reason: str = ""  # why it is lost, or what its run said at its end
 
@@ -108,18 +114,20 @@ class ClusterObserver(Protocol):
 def connected(address: str | None) -> Iterator[None]:
     """Connect to the cluster at `address`, else at RAY_ADDRESS, else start one on this machine. Raises UserError."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local":
+        os.environ["RAY_AUTH_MODE"] = "token"  # Ray reads it when it is imported
     try:
         import ray
     except ImportError as error:
         raise UserError(f"cluster run needs Ray ({error}): pip install 'attnbench[cluster]'") from None
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
     _check_address(address)
-    options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    options = _options_of_a_local_cluster(ray.__version__) if address == "local" else {}
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with captured_stderr() as said:  # Ray's own log: a line for each second of trying
             ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **options)
-    except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # a start that fails raises a bare Exception
         why = one_line(str(error))[:200]
         if "InvalidAuthToken" in said[0]:
             why = "the cluster asks for a token: set RAY_AUTH_MODE=token, with the head's ~/.ray/auth_token here"
@@ -132,6 +140,23 @@ def connected(address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _options_of_a_local_cluster(version: str) -> dict[str, Any]:
+    """Return the options of `ray.init` that start a cluster on this machine alone. Raises UserError for an old Ray.
+
+    It listens on all interfaces, so it must ask for a token. Its objects lie in a folder where the system forbids
+    shared memory.
+    """
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < WITH_TOKENS:
+        oldest = ".".join(map(str, WITH_TOKENS))
+        raise UserError(f"Ray {version} would let anybody on the network run code here: pip install 'ray>={oldest}'")
+    options: dict[str, Any] = {"include_dashboard": False}
+    try:
+        tempfile.TemporaryFile(dir=SHARED_MEMORY).close()
+    except OSError:
+        options |= {"_plasma_directory": tempfile.gettempdir(), "object_store_memory": OBJECTS}
+    return options
 
 
 def _check_address(address: str) -> None:
@@ -167,10 +192,12 @@ def units(plan: Plan, observer: ClusterObserver) -> tuple[list[Unit], list[str]]
         notes.append(f"{count(idle, 'node')} without a GPU left out")
     if others := [f"{node.name} has {node.version}" for node in usable if node.version not in ("", __version__)]:
         notes.append(f"attnbench is {__version__} here, and {some(others)}: their figures stand apart where it matters")
-    found = []
+    found, taken = [], Counter[str]()
     for node in usable:
         for gpu in range(node.gpus) if plan.device == "cuda" else (None,):
             name = re.sub(r"[^\w.-]+", "-", node.name) + ("" if gpu is None else f"-gpu{gpu}")
+            taken[name] += 1  # of nodes such as rack1/a and rack1-a
+            name += "" if taken[name] == 1 else f"-{taken[name]}"
             found.append(Unit(node, gpu, plan.out / f"{name}.jsonl"))
     if plan.one_per_model:
         found = list({unit.node.model: unit for unit in reversed(found)}.values())[::-1]
@@ -354,12 +381,18 @@ class _NodeRun:
         was = unit.state
         unit.state = "measuring"
         if first:
-            unit.jobs = len(run_file.head(unit.path).plan)
+            with contextlib.suppress(UserError):  # of a newer attnbench; the lines are kept
+                unit.jobs = len(run_file.head(unit.path).plan)
             lines = lines.partition(b"\n")[2]
         if was != "measuring":
             self.observer.changed(unit, f"measures {count(unit.jobs - unit.done, 'job')}")
         for line in lines.splitlines():
-            if record := decode.record(line):
+            try:
+                record = decode.record(line)
+            except decode.DAMAGE:
+                unit.unread += 1
+                continue
+            if record:
                 unit.done += 1
                 unit.measured += record.status == "ok"
                 unit.wrong += record.status in WRONG
@@ -422,6 +455,7 @@ def _ending(unit: Unit) -> str:
         return f"LOST: {unit.reason}; {files}{on}"
     wrong = f", {unit.wrong} WRONG" if unit.wrong else ""
     why = f"; {unit.reason}" if unit.reason else ""
+    why += f"; {count(unit.unread, 'line')} of another attnbench, not read here" if unit.unread else ""
     return f"done: {unit.measured} of {count(unit.jobs, 'job')} measured{wrong}{why}"
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -124,3 +126,55 @@ def test_a_cluster_that_asks_for_a_token_is_named_and_its_log_held_back(
         pass
     os.write(2, b"shown again\n")
     assert capfd.readouterr().err == "shown again\n"
+
+
+class Silent:
+    """An observer of a cluster that shows nothing."""
+
+    def say(self, text: str, **_: object) -> None: ...
+
+    def planned(self, *_: object) -> None: ...
+
+    def changed(self, unit: cluster.Unit, what: str) -> None: ...
+
+
+def test_nodes_whose_names_make_one_file_have_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [replace(NODE, name=name, gpus=0) for name in ("rack1/a", "rack1-a", "rack1 a", "b")]
+    monkeypatch.setattr(cluster, "_nodes", lambda: nodes)
+    found, _ = cluster.units(cluster.Plan((), (), "cpu", tmp_path), Silent())
+    assert [unit.name for unit in found] == ["rack1-a", "rack1-a-2", "rack1-a-3", "b"]
+
+
+def test_lines_of_a_newer_attnbench_are_kept_and_end_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    with contextlib.closing(run_file.RunFile.create(file, run([ok(case(), "fa3", 600)]))) as stored:
+        stored.append(ok(case(), "fa3", 600))
+    first, record = file.read_bytes().splitlines(keepends=True)
+    file.unlink()
+    newer = record.replace(b'"status":"ok"', b'"status":"of-tomorrow"')
+    found = cluster.Unit(NODE, 0, file)
+    cluster._NodeRun([found], cluster.Plan((), (), "cpu", tmp_path), Silent())._keep(found, first + record + newer)
+    assert (found.done, found.measured, found.unread) == (1, 1, 1)
+    assert file.read_bytes() == first + record + newer
+    other = cluster.Unit(NODE, 1, tmp_path / "b.jsonl")
+    schema = first.replace(b'"schema":2', b'"schema":9')
+    cluster._NodeRun([other], cluster.Plan((), (), "cpu", tmp_path), Silent())._keep(other, schema + record)
+    assert other.path.read_bytes() == schema + record
+
+
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [("2.60.0", "--address local: the node timed out"), ("2.40.0", "would let anybody on the network run code here")],
+)
+def test_a_local_cluster_that_cannot_start_is_one_line(version: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray raises a bare Exception where a process of its own did not come up in time."""
+
+    def init(*_: object, **_options: object) -> None:
+        assert os.environ["RAY_AUTH_MODE"] == "token"
+        raise Exception("the node timed out\nmore")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(__version__=version, init=init))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(UserError, match=why), cluster.connected(None):
+        pass
