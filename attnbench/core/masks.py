@@ -19,6 +19,7 @@ Tensors of places and keys may be given instead of numbers wherever a mask says 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import os
@@ -232,6 +233,8 @@ def _parse_own(text: str, what: str) -> str:
 
 
 def _digest(path: str) -> str:
+    if "\0" in path:  # for which Python raises ValueError
+        raise OSError(errno.EINVAL, "a file's name has no null character")
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:8]
 
 

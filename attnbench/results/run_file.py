@@ -282,10 +282,10 @@ def unpacked(path: Path) -> tuple[bytes, list[str]]:
         if path.is_char_device():  # /dev/zero has no end
             raise _not_ours(path, "it is a device")
         content = path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
         if path.is_dir():
             raise UserError(f"{path} is a folder; give its run files: {path / '*.jsonl*'}") from None
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     if not content.startswith(_GZIP):
         return content.removeprefix(codecs.BOM_UTF8), []
     pieces, size = [], 0
