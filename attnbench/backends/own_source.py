@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from attnbench.core.own_code import MODULE
+
 INSTALLED = ("site-packages", "dist-packages", "torchinductor_")  # how folders within a person's begin that are not own
 
 
@@ -53,7 +55,8 @@ def _imported_beside(file: Path) -> Iterator[Path]:
     for name, module in sorted(sys.modules.items()):
         found = getattr(module, "__file__", None) or ""
         absolute = Path(found).is_absolute()  # torch has modules of no file: "_ops.py"
-        if absolute and found.endswith(".py") and name.partition(".")[0] != "attnbench":
+        others = name.partition(".")[0] == "attnbench" or name.startswith(MODULE)  # that it did not import
+        if absolute and found.endswith(".py") and not others:
             path = Path(found).resolve()
             if path.is_relative_to(folder) and _is_own(path, folder) and not path.is_relative_to(library):
                 yield path

@@ -17,12 +17,13 @@ from typing import Any
 from attnbench.core.errors import UserError, did_you_mean
 
 NEEDED = ("torch", "triton", "numpy", "attnbench")  # what a neighbour of a person's file must not replace
+MODULE = "attnbench_own_"  # how the name of the module begins that is made of a person's file
 MAX_SWEEP = 64  # kernels of one sweep, each of which has a process
 
 
 def load_file(path: Path) -> ModuleType:
     """Import a file of Python, which may import its neighbours. Raises FileNotFoundError and what the import raises."""
-    spec = importlib.util.spec_from_file_location(f"attnbench_own_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"{MODULE}{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
     if hidden := next((name for name in NEEDED if path.with_name(f"{name}.py").is_file()), None):

@@ -240,7 +240,7 @@ class Contest(Generic[Rival]):
     Where none is known well, all are doubtful.
     """
 
-    known: tuple[Rival, ...]  # the best, then those that tie with it within their uncertainties
+    known: tuple[Rival, ...]  # the best, then those that tie with it and all others that read better
     doubtful: tuple[Rival, ...]  # hardly known, and not apart from the best of `known`, or better
 
     @property
@@ -271,10 +271,14 @@ def contest(
         return Contest((), tuple(one for _, one, _ in unsure))
     least, first = min(sure, key=lambda pair: pair[0])
 
-    def ties(value: float, one: Rival) -> bool:
-        return not apart(abs(value), abs(least), half(one), half(first), units(one, first))
+    def ties(value: float, one: Rival, other_value: float = least, other: Rival = first) -> bool:
+        return not apart(abs(value), abs(other_value), half(one), half(other), units(one, other))
 
-    alike = (one for value, one in sure if one is not first and ties(value, one))
+    alike = (
+        one
+        for value, one in sure
+        if one is not first and all(ties(value, one, *better) for better in sure if better[0] < value)
+    )
     may_win = (one for value, one, wide in unsure if value < least or wide is None or ties(value, one))
     return Contest((first, *alike), tuple(may_win))
 

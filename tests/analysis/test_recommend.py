@@ -614,6 +614,25 @@ def test_no_backend_is_alone_where_another_run_of_the_machine_has_a_right_one() 
     assert [row["use"] for row in apart.rows] == [None]
 
 
+def test_a_faster_backend_of_an_older_method_is_not_passed_over() -> None:
+    """Each way of measuring has PyTorch's default, which tells that the ways hardly differ."""
+    newer = replace(run([ok(CASE, "sdpa", SLOW), ok(CASE, "triton", 1.05 * SLOW)]), method=2)
+    older = run([ok(CASE, "sdpa", SLOW), ok(CASE, "fa4", FAST)], started="2026-06-01T10:00:00Z")
+    (row,) = document(cells([newer, replace(older, method=1)])).rows
+    assert row["use"] == "fa4"
+    assert row["gain"] == pytest.approx(FAST / SLOW, rel=1e-3)
+    (row,) = document(cells([newer, replace(run([ok(CASE, "fa4", FAST)]), method=1)])).rows
+    assert row["use"] is None, "what cannot be compared with it reads far less"
+
+
+def test_a_backend_that_an_earlier_check_called_wrong_is_right_once_it_was_measured_again() -> None:
+    case_ = replace(CASE, dtype="fp8")
+    missed = run([ended(case_, "fa3", "wrong", "on hard inputs: out is off"), ok(case_, "triton", SLOW)], check=1)
+    again = run([ok(case_, "fa3", FAST), ok(case_, "triton", SLOW)], started="2026-07-03T10:00:00Z")
+    (row,) = document(cells([missed, again])).rows
+    assert row["use"] == "fa3"
+
+
 def test_a_training_step_may_have_its_passes_from_two_runs() -> None:
     backward = replace(CASE, direction="bwd")
     forward = run([ok(CASE, "fa2", FAST), ok(CASE, "fa3", SLOW), ok(backward, "fa3", SLOW)])

@@ -140,6 +140,7 @@ def test_the_best_is_among_what_is_known_and_what_ties_with_it() -> None:
     assert found((2.0, 0.01), (1.01, 0.01), (1.0, 0.01)) == [1.0, 1.01]
     assert found((2.0, 0.01), (1.01, 0.01), (1.0, 0.01), higher=True) == [2.0]
     assert found((2.0, 0.01), (4.0, HARDLY_KNOWN), (1.9, 0.4)) == [1.9, 2.0]
+    assert found((1.3, 0.01), (1.1, 0.01), (1.0, 0.3)) == [1.0, 1.1], "what one that ties beats is not the best"
     assert found((2.0, 0.01), (1.0, HARDLY_KNOWN), (1.9, 0.4)) == [], "what reads better is hardly known"
     assert found((2.0, 0.01), (3.1, HARDLY_KNOWN)) == [2.0]
     assert found((2.0, 0.01), (2.9, HARDLY_KNOWN)) == [], "what reads worse may be better"

@@ -51,12 +51,12 @@ class Unit:
     @cached_property
     def wrong(self) -> list[Cell]:
         """The cells with a wrong result."""
-        return [cell for cell in self.cells if cell.status == "wrong"]
+        return [cell for cell in self.cells if cell.status == "wrong" and not cell.of_earlier_check]
 
     @cached_property
     def other_kernels(self) -> list[Cell]:
         """The cells in which another kernel ran than the backend declares, which is no wrong result."""
-        return [cell for cell in self.cells if cell.status == "wrong-kernel"]
+        return [cell for cell in self.cells if cell.status == "wrong-kernel" and not cell.of_earlier_check]
 
     def cards(self, cell: Cell) -> frozenset[str]:
         """Return the UUIDs of the GPUs that computed a cell, one for each rank; the unit's name where none is known."""

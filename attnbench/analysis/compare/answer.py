@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 OWN = "each machine's own fastest backend"
 BY_CHANCE = 0.05  # of 95 % intervals that lack the truth
 SOMETHING_ELSE = (
-    "but they differ by more than {}: something else has changed, such as {}software, the clock, other work on the "
-    "machine or the code that was measured"
+    "but they differ by more than {}: something else may have changed, such as {}software, the clock, other work on "
+    "the machine or the code that was measured"
 )
 MOST_NAMED = 3  # backends that a machine lacks, and kinds of cases whose longest context is told
 

@@ -86,7 +86,8 @@ def why_left_out(machine: Machine, compared: Sequence[Machine]) -> str:
 def _no_figure(machine: Machine) -> str:
     """Return that a machine has no figure that counts, and what shows what its files hold."""
     if machine.log_rounds:
-        return "no figure that is known to better than a factor of 1.5 and not the host's: nothing to compare"
+        known = "is known to better than a factor of 1.5 and is the device's"
+        return f"no case whose fastest figure {known}: nothing to compare"
     if all(file.run.search for file in machine.files):
         shown = f"attnbench capacity {machine.files[0].path}"
         return f"no time of a call: its files are searches for what fits, which {shown} shows"

@@ -84,7 +84,7 @@ class Requests:
         `shared`: with backends alone that all machines have. Raises UserError where a kind of layers or a phase has no
         figure, with the command that measures it, and where the reference's memory does not hold it.
         """
-        full = [machine for machine in machines if self.cache + self.weights > machine.environment.device.memory]
+        full = [machine for machine in machines if self.cache + self.weights > _room(machine)]
         if reference in full:
             smaller = len(full) == len(machines)
             advice = "ask for fewer tokens or sequences" if smaller else "name another reference with --to"
@@ -121,8 +121,14 @@ class Requests:
     def _too_large(self, machines: Sequence[Machine]) -> str:
         """Return what is needed, and what machines have whose memory does not hold it."""
         weights = f" and {size(self.weights)} of weights" if self.weights else ", its weights not counted"
-        each = listed([f"{machine.label} has {size(machine.environment.device.memory)}" for machine in machines])
+        each = listed([f"{machine.label} has {size(_room(machine))}" for machine in machines])
         return f"{self.name!r} needs {size(self.cache)} of KV cache{weights}, in 16 bits, and {each}"
+
+
+def _room(machine: Machine) -> int:
+    """Return the bytes that a device had free when its run began, which the driver's own part is not of."""
+    device = machine.environment.device
+    return min(device.memory, device.free or device.memory)
 
 
 def is_in_words(text: str) -> bool:

@@ -25,6 +25,7 @@ from attnbench.run.shipped_backends import chosen, code
 
 DEFAULTS = ("sdpa", "hf-sdpa")  # PyTorch's default; where the first was not measured, the next that was
 TRAINING = BOTH
+WAYS_APART = 1.05  # the same kernel's latencies, measured in two ways, differ by less
 
 
 Parts = tuple[tuple[int, Cell], ...]  # the cells of a problem on one backend, each with how often it counts
@@ -302,9 +303,9 @@ def answered_once(found: Sequence[Problem]) -> list[Problem]:
     """Return problems in the order of reports: one for a case on a machine, from all its runs, named by the machine.
 
     Figures that were measured in one way are compared, whatever their cards (`Cell.between_cards`), dates and software:
-    `_joined`. Of several ways that answers in which several backends were right, then the newest method. A backward
-    counts in a training step alone where the machine has one of its case, unless it is faster than each backward of
-    that step.
+    `_joined`. Of several ways that answers whose fastest reads least; of those that are near it, where several backends
+    were right, then the newest method. A backward counts in a training step alone where the machine has one of its
+    case, unless it is faster than each backward of that step.
     """
     groups: dict[tuple[Machine, str, Case, str], dict[Way, list[Problem]]] = {}
     for problem in found:
@@ -341,11 +342,12 @@ def _answer(groups: Mapping[Way, Sequence[Problem]]) -> Problem:
         sound = [[of for of in p.tried if _is_wrong(of) or _versioned(of) not in wrong] for p in group]
         ways.append(_joined([replace(p, tried=tuple(of)) for p, of in zip(group, sound, strict=True)]))
 
-    def rank(problem: Problem) -> tuple[bool, bool, int, int, str]:
-        known = bool(problem.fastest), problem.has_choice
-        return (*known, problem.way[0], len(problem.candidates), _started(problem))
+    def rank(problem: Problem) -> tuple[bool, int, int, str]:
+        return problem.has_choice, problem.way[0], len(problem.candidates), _started(problem)
 
-    best = max(ways, key=rank)
+    known = [problem for problem in ways if problem.fastest] or ways
+    least = min((problem.fastest[0].latency for problem in known if problem.fastest), default=math.inf)
+    best = max((p for p in known if not p.fastest or p.fastest[0].latency <= WAYS_APART * least), key=rank)
     here = {one.backend for one in best.right}
     others = (one for way in ways for one in (*way.candidates, way.default) if one)
     return replace(
@@ -375,7 +377,7 @@ def _joined(group: Sequence[Problem]) -> Problem:
 
 
 def _is_wrong(of: Parts) -> bool:
-    return any(cell.status in WRONG for _, cell in of)
+    return any(cell.status in WRONG and not cell.of_earlier_check for _, cell in of)
 
 
 def _versioned(of: Parts) -> tuple[str, str]:
