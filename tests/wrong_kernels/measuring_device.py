@@ -20,7 +20,7 @@ from attnbench.analysis.summary.facts import facts
 from attnbench.backends.function import Function
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device, Environment
-from attnbench.core.policy import METHOD, Policy
+from attnbench.core.policy import CHECK, METHOD, Policy
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.results.cells import Cell, cells
 from attnbench.worker.serve import Worker
@@ -80,7 +80,14 @@ class MeasuringDevice:
         job = Job(record.case, record.backend, record.round, Forecast(1.0, 0.1, 0))
         peak = {"": 989e12}  # otherwise the report says that the peak is not known
         return Run(
-            self.environment, "wrong kernels", policy or self.policy, (job,), (record,), peak=peak, method=METHOD
+            self.environment,
+            "wrong kernels",
+            policy or self.policy,
+            (job,),
+            (record,),
+            peak=peak,
+            method=METHOD,
+            check=CHECK,
         )
 
     def cell(self, record: Record, policy: Policy | None = None) -> Cell:

@@ -300,7 +300,7 @@ def test_a_machine_that_is_shared_or_fails(
 
 
 def test_memory_outside_torch(cpu: MeasuringDevice) -> None:
-    """Fault: it takes 256 MiB outside torch's allocator. Found: they are in memory_driver, and not in memory_peak."""
+    """Fault: it takes 256 MiB outside torch's allocator. Found: they are in memory_driver; memory_peak is unknown."""
     right_record, wrong_record = (
         cpu.measure(kernel, case()).measurements
         for kernel in (right_attention.attention, hidden_costs.OutsideTorch(256 * MIB))
@@ -309,7 +309,8 @@ def test_memory_outside_torch(cpu: MeasuringDevice) -> None:
         pytest.skip("this kernel does not let the high-water mark be reset")
     assert right_record["memory_driver"].values[0] < 64 * MIB
     assert wrong_record["memory_driver"].values[0] >= 192 * MIB
-    assert wrong_record["memory_peak"].values == right_record["memory_peak"].values
+    assert "memory_peak" in right_record
+    assert "memory_peak" not in wrong_record
 
 
 @pytest.mark.parametrize("direction", ["fwd", "fwd_bwd"])

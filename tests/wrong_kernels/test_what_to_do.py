@@ -113,6 +113,5 @@ def test_memory_that_torch_does_not_see_is_not_the_least(steady_cpu: MeasuringDe
 
     record = steady_cpu.measure(in_a_thread, case(seqlen=512))
     assert record.status == "ok", record.reason
-    s = record.case.shape
-    assert record.measurements["memory_peak"].values[0] >= 4 * s.batch * s.seqlen_q * s.nheads * s.headdim_v
+    assert "memory_peak" not in record.measurements
     assert any("allocates where torch does not see it" in note for note in record.notes)

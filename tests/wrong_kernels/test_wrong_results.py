@@ -52,6 +52,20 @@ def test_right_kernels_pass(
 # Wrong in the first launch
 
 
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_probabilities_normalised_by_their_log_sum_exp_pass(steady_cpu: MeasuringDevice, direction: str) -> None:
+    """No fault: exp(score - log-sum-exp), as the parts of split keys are; its rounding is in a whole row of out."""
+
+    def kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+        k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+        scores = torch.einsum("bihd,bjhd->bhij", q, k) * options["softmax_scale"]
+        return right_attention.weigh((scores - scores.logsumexp(-1, keepdim=True)).exp(), v)
+
+    which = case(direction, 256, nheads=5, nheads_k=1, headdim=64, headdim_v=64)
+    for record in (steady_cpu.measure(kernel, which) for _ in range(3)):
+        assert record.status == "ok", record.reason
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_zeros(steady_cpu: MeasuringDevice, dtype: str) -> None:
     """Fault: it returns zeros. Found: wrong at the first launch."""

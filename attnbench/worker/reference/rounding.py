@@ -11,10 +11,11 @@ its error is the relative error of its probability.
 Scores. Eager computes the probabilities once and normalises those, so that the errors of a row add up to zero, and so
 do those of dS. A fused backward computes them anew, from scores summed in another order, and normalises them by the
 log-sum-exp of its forward (Dao et al., "FlashAttention", 2022, appendix B). Then a row of P does not add up to one, nor
-one of dS to zero. With independent errors e_j of the scores in the forward and e'_j in the backward, errors f_j of dP,
-and e = sum_j P_j e_j, in a row
+one of dS to zero. A forward may normalise so too: exp(score - log-sum-exp), of all keys or of each part of them. With
+independent errors e_j of the scores in the forward and e'_j in the backward, errors f_j of dP, and e = sum_j P_j e_j,
+in a row
 
-    out    is off by   sum_j e_j P_j (v_j - out)
+    out    is off by   sum_j e_j P_j (v_j - out) + (rounding of the log-sum-exp) out
     D      is off by   sum_j e_j dS_j,                  dS_j = P_j (dP_j - D)
     P_j    is off by   (e'_j - e) P_j                   in the backward
     dq     is off by   sum_j (e'_j dS_j + f_j P_j) k_j - (error of D) sum_j P_j k_j - e dq
@@ -113,15 +114,15 @@ def rounding_variances(
     capped = rows.scores / case.softcap if case.softcap else None
     slope = case.softmax_scale * (1 if capped is None else 1 - capped**2)
     of_score *= SCORE_ROUNDINGS + (CAP_ROUNDINGS if case.softcap else 0)
-    # of_scores: e_j; of_sum: e, and the rounding of the log-sum-exp; of_d: D; of_dp: f_j
+    # of_scores: e_j; of_lse: the rounding of the log-sum-exp; of_sum: that and e; of_d: D; of_dp: f_j
     of_scores = _times(rows.q.square(), k.square().mT) * slope**2
     of_scores = of_float32 * case.shape.headdim * of_scores + of_score * rows.scores.square()
-    of_sum = of_float32 * SCORE_ROUNDINGS * (p * rows.scores.square()).sum(-1, keepdim=True)
-    of_sum += (of_scores * p.square()).sum(-1, keepdim=True)
+    of_lse = of_float32 * SCORE_ROUNDINGS * (p * rows.scores.square()).sum(-1, keepdim=True)
+    of_sum = of_lse + (of_scores * p.square()).sum(-1, keepdim=True)
     found = {
         "out": _times(of_scores * weights.square(), v.square())
         - 2 * rows.out * _times(of_scores * weights * p, v)
-        + rows.out.square() * (of_scores * p.square()).sum(-1, keepdim=True)
+        + rows.out.square() * of_sum
     }
     if rows.dout is None or rows.dp is None or rows.dq is None:
         return found
