@@ -31,13 +31,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALLOCATED = 512  # bytes, of which torch's CUDA allocator gives out multiples
-
 LEAK = 2**20  # bytes; less than that a call may keep in Python's objects and torch's tables
 ONE_BACKWARD = (
     "only the first backward after a forward is right, and the pass bwd times the backward of one forward many times: "
     "keep what the forward saved as it is, or measure both with --pass fwd_bwd"
 )
-
 NAN_WITHOUT_KEYS = "its output is NaN for queries that see no key"
 UNSEEN = "its peak memory is not known: it allocates where torch does not see it"
 HIDDEN = 2**24  # bytes of growth of a process on a CPU, beyond twice what torch has seen, that a call must have taken
@@ -110,9 +108,10 @@ class CellSteps:
         memory = self.instruments.memory
         held, self.prepared = memory.measure_held(lambda: self._prepare(self.check.inputs))
         found, kept, raw = memory.measure_peak(self.check.launcher(self.prepared), self.case)
-        kept -= _bytes_of_tensors(raw)
+        kept, results = kept - _bytes_of_tensors(raw), _bytes_of_tensors(raw, multiple=1)
         self.laps.end("memory")
         self.accuracy = self.check.check_first(self.prepared.canonical(raw))
+        del raw
         self.laps.end("check")
         if self.case.has_backward and self.prepared.forward is not None:
             found["memory_saved"] = memory.measure_held(self.prepared.forward)[0]
@@ -121,10 +120,9 @@ class CellSteps:
         kept = 0 if leak else max(0, kept) + max(0, self._kept_by_first)
         kept += self._kept_by_prepare(held, found.get("memory_saved"))
         self.memory = {name: value + (0 if name == "memory_saved" else kept) for name, value in found.items()}
-        if self._allocates_unseen(raw):
+        if self._allocates_unseen(results):
             self.memory["memory_peak"], self.unseen = self.memory.get("memory_driver", 0), True
             self.check.notes += (UNSEEN,)
-        del raw
         self.laps.end("memory")
         if not self.accuracy.ok:
             others = ", on the case's own inputs (it was right on hard inputs)" if self.check.hard else ""
@@ -247,7 +245,8 @@ class CellSteps:
         one, found = self.given.dout.new_ones(()), []
         for dout in (self.given.dout.new_ones(self.given.dout.shape), one.expand_as(self.given.dout)):
             prepared = self._prepare(self.given.with_values({"dout": dout}))
-            found.append({name: t.clone() for name, t in prepared.canonical(prepared.launch()).items()})
+            raw = self.check.launcher(prepared)()
+            found.append({name: t.clone() for name, t in prepared.canonical(raw).items()})
         self.laps.end("check")
         dense, expanded = found
         for name, result in expanded.items():
@@ -340,7 +339,7 @@ class CellSteps:
         self.laps.end("first call")
         results = prepared.canonical(raw)
         accuracy = check.check_first(results)
-        if not accuracy.ok:
+        if not accuracy.ok and isinstance(self.backend, Function):
             self._refuse_rows_without_keys(results["out"])
         del prepared, launch, raw, results
         gc.collect()
@@ -368,10 +367,13 @@ class CellSteps:
         footprint = 2 * self.given.nbytes + self.memory["memory_peak"] + self.memory.get("memory_saved", 0)
         return TimedLaunch(self.prepared.launch, on_copies, flops.ideal_bytes(self.case), footprint)
 
-    def _allocates_unseen(self, raw: Any) -> bool:
-        """Whether a call on a CPU takes memory that torch's profiler does not see, as in another thread or in numpy."""
+    def _allocates_unseen(self, results: int) -> bool:
+        """Whether a call on a CPU takes memory that torch's profiler does not see, as in another thread or in numpy.
+
+        `results` are the bytes of what it returns.
+        """
         peak, grown = self.memory["memory_peak"], self.memory.get("memory_driver", 0)
-        hidden = grown > 2 * peak + HIDDEN or peak < _bytes_of_tensors(raw, multiple=1)
+        hidden = grown > 2 * peak + HIDDEN or peak < results
         return self.instruments.device.type == "cpu" and hidden
 
     def _leak_of_a_call(self) -> int:
@@ -409,7 +411,7 @@ class CellSteps:
         A softmax over no key is 0/0: what defines no output there supports no such case, as torch's SDPA.
         """
         s, empty = self.case.shape, self.case.shape.seqlen_q - self.case.shape.seqlen_k
-        if isinstance(self.backend, Function) and self.case.causal and empty > 0 and out.shape[1] == s.seqlen_q:
+        if self.case.causal and empty > 0 and out.shape[1] == s.seqlen_q:
             rows = out.isnan().flatten(2).transpose(0, 1).flatten(1)
             if bool(rows[:empty].all()) and not bool(rows[empty:].any()):
                 raise Unsupported(NAN_WITHOUT_KEYS)
