@@ -72,7 +72,7 @@ def test_on_a_cpu_the_time_limit_caps_the_sequence_lengths_and_says_so(tool: Too
     pytest.importorskip("torch")
     options = ("--device", "cpu", "-b", "eager", "--seqlen", "64-64k", "--time-limit", "20s", "--dry-run")
     result = tool("run", *options)
-    said = r"time limit of 20s leaves out \d+ of 44 cases, of seqlen \S+ to \S+: --time-limit \S+ takes in the next"
+    said = r"time limit of 20s leaves out \d+ of 88 cases, of seqlen \S+ to \S+: --time-limit \S+ takes in the next"
     assert re.search(said, " ".join(result.err.split()))
     assert "skip" not in result.out.replace("skipped", "")
 

@@ -119,6 +119,7 @@ def test_a_cpu_described_without_torch_lacks_what_torch_alone_knows() -> None:
         for with_torch in (True, False)
     )
     assert with_torch["device"].pop("threads") >= 1
+    assert with_torch["device"].pop("instructions")
     for described in (with_torch, without):
         described.pop("cuda", None)
         del described["device"]["free"]
