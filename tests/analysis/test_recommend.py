@@ -614,6 +614,16 @@ def test_no_backend_is_alone_where_another_run_of_the_machine_has_a_right_one() 
     assert [row["use"] for row in apart.rows] == [None]
 
 
+@pytest.mark.parametrize(("of_both", "step"), [(SLOW, TRAINING), (2 * FAST, "fwd_bwd")])
+def test_both_passes_have_one_answer(of_both: float, step: str) -> None:
+    """However they were timed: what was tried as one only, or as two only, is no answer beside a faster one."""
+    passes = [replace(CASE, direction=d) for d in ("fwd", "bwd")]
+    apart = [ok(c, b, rate) for c in passes for b, rate in (("fa3", FAST), ("sdpa-flash", SLOW))]
+    together = [ok(replace(CASE, direction="fwd_bwd"), b, of_both) for b in ("sdpa-flash", "eager")]
+    rows = document(cells([run([*apart, *together])])).rows
+    assert [row["step"] for row in rows] == ["fwd", step]
+
+
 def test_a_faster_backend_of_an_older_method_is_not_passed_over() -> None:
     """Each way of measuring has PyTorch's default, which tells that the ways hardly differ."""
     newer = replace(run([ok(CASE, "sdpa", SLOW), ok(CASE, "triton", 1.05 * SLOW)]), method=2)

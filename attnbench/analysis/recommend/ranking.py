@@ -305,7 +305,8 @@ def answered_once(found: Sequence[Problem]) -> list[Problem]:
     Figures that were measured in one way are compared, whatever their cards (`Cell.between_cards`), dates and software:
     `_joined`. Of several ways that answers whose fastest reads least; of those that are near it, where several backends
     were right, then the newest method. A backward counts in a training step alone where the machine has one of its
-    case, unless it is faster than each backward of that step.
+    case, unless it is faster than each backward of that step; of that step and of both passes timed as one that answers
+    whose fastest reads less.
     """
     groups: dict[tuple[Machine, str, Case, str], dict[Way, list[Problem]]] = {}
     for problem in found:
@@ -316,6 +317,9 @@ def answered_once(found: Sequence[Problem]) -> list[Problem]:
         training = kept.get((machine, model, replace(case, direction="fwd"), TRAINING))
         if step == "bwd" and training and training.fastest and not _has_faster_backward(problem, training):
             del kept[machine, model, case, step]
+        if step == "fwd_bwd" and training and training.fastest:  # the same work, whose passes were timed apart
+            faster = not problem.fastest or training.fastest[0].latency <= problem.fastest[0].latency
+            del kept[(machine, model, case, step) if faster else (machine, model, training.case, TRAINING)]
     machines = [*dict.fromkeys(problem.machine for problem in kept.values())]
     powers = [[f"{power:g} W" if power else ""] for _, power in machines]
     labels = dict(zip(machines, unique_labels([name for name, _ in machines], powers, "{} ({})"), strict=True))
