@@ -408,7 +408,8 @@ class CellSteps:
     def _refuse_rows_without_keys(self, out: Tensor) -> None:
         """Raise Unsupported where a person's function gives NaN for queries that see no key, and there alone.
 
-        A softmax over no key is 0/0: what defines no output there supports no such case, as torch's SDPA.
+        A softmax over no key is 0/0. A function that defines no output there does not support the case, as torch's SDPA
+        does not.
         """
         s, empty = self.case.shape, self.case.shape.seqlen_q - self.case.shape.seqlen_k
         if self.case.causal and empty > 0 and out.shape[1] == s.seqlen_q:

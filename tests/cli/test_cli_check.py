@@ -114,25 +114,6 @@ def threes(q, k, v, *, causal, softmax_scale):
         k, v = (t[:, :, [min(head // 3, k.shape[2] - 1) for head in range(q.shape[2])]] for t in (k, v))
     return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
 
-class Dense(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, options):
-        ctx.save_for_backward(q, k, v)
-        ctx.options = options
-        return right(q, k, v, **options)
-
-    @staticmethod
-    def backward(ctx, dout):
-        if 0 in dout.stride():
-            dout = torch.zeros_like(dout)
-        given = [t.detach().requires_grad_() for t in ctx.saved_tensors]
-        with torch.enable_grad():
-            out = right(*given, **ctx.options)
-        return (*torch.autograd.grad(out, given, dout), None)
-
-def dense(q, k, v, **options):
-    return Dense.apply(q, k, v, options)
-
 class Contiguous(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, options):
@@ -147,6 +128,14 @@ class Contiguous(torch.autograd.Function):
         with torch.enable_grad():
             out = right(*given, **ctx.options)
         return (*torch.autograd.grad(out, given, dout), None)
+
+class Dense(Contiguous):
+    @staticmethod
+    def backward(ctx, dout):
+        return Contiguous.backward(ctx, torch.zeros_like(dout) if 0 in dout.stride() else dout.contiguous())
+
+def dense(q, k, v, **options):
+    return Dense.apply(q, k, v, options)
 
 def contiguous(q, k, v, **options):
     return Contiguous.apply(q, k, v, options)

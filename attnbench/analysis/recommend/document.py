@@ -591,22 +591,26 @@ def _measured_again(number: int, found: Sequence[Problem]) -> Iterator[Caution]:
             said,
             "Give fewer files for another.",
         )
-    if doubtful := [problem for problem in found if problem.wrong_elsewhere]:
-        names = some(dict.fromkeys(name for problem in doubtful for name in problem.wrong_elsewhere), 6)
-        yield Caution(
-            f"In {count(len(doubtful), 'case')} backends are left out that were right in one run and wrong in another: "
-            f"{names}.",
-            "What is wrong once is not recommended.",
-            "attnbench report shows both.",
-        )
-    if others := [problem for problem in found if problem.elsewhere]:
-        names = some(dict.fromkeys(name for problem in others for name in problem.elsewhere), 6)
-        yield Caution(
-            f"In {count(len(others), 'case')} backends are left out that were right in runs by another method, timer "
-            f"or state of L2: {names}.",
-            "Such figures are not comparable.",
-            "Measure them again with the others; attnbench report shows theirs.",
-        )
+    yield from _backends_left_out(
+        [problem.wrong_elsewhere for problem in found],
+        "in one run and wrong in another",
+        "What is wrong once is not recommended.",
+        "attnbench report shows both.",
+    )
+    yield from _backends_left_out(
+        [problem.elsewhere for problem in found],
+        "in runs by another method, timer or state of L2",
+        "Such figures are not comparable.",
+        "Measure them again with the others; attnbench report shows theirs.",
+    )
+
+
+def _backends_left_out(by_case: Sequence[Sequence[str]], where: str, why: str, todo: str) -> Iterator[Caution]:
+    """Tell which backends are left out of some cases though they were right elsewhere; nothing where none is."""
+    if cases := [backends for backends in by_case if backends]:
+        names = some(dict.fromkeys(name for backends in cases for name in backends), 6)
+        left = f"In {count(len(cases), 'case')} backends are left out that were right {where}: {names}."
+        yield Caution(left, why, todo)
 
 
 def _used(found: Sequence[Problem]) -> list[str]:
