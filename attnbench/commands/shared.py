@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -98,6 +99,7 @@ def read_runs(paths: Sequence[Path]) -> list[tuple[Path, Run]]:
             found[twin] = path, run  # it has the samples
     if again := len(given) - len(found):
         tell(f"attnbench: left out: {count(again, 'file')} of a run that was given already")
+    gc.freeze()  # the records live until the command ends, so the cyclic collector need not look at them
     return found
 
 

@@ -63,7 +63,11 @@ class Measurement:
     """Raw samples of one quantity, in the order in which they were taken."""
 
     unit: str  # "s", "B", "Hz", "W", "C" (degrees Celsius), "FLOP/s", "B/s", or "" for a ratio
-    values: tuple[float, ...]
+    values: Sequence[float]  # a tuple, or of a run file an array, of a quarter of its bytes
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether two have one unit and the same samples, in whatever sequence."""
+        return isinstance(other, Measurement) and (self.unit, *self.values) == (other.unit, *other.values)
 
 
 @dataclass(frozen=True, slots=True)

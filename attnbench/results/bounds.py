@@ -42,8 +42,12 @@ def check_record(record: Record) -> None:
     _check_case(record.case)
     for name, found in record.measurements.items():
         _check_samples(name, found)
-    plain: Mapping[str, Any] = {name: getattr(record, name) for name in ("round", "seconds", "ecc_errors", "forecast")}
-    _check("", {**plain, "phases": record.phases, "kernels": record.kernels})
+    counts = (record.round, record.ecc_errors, *record.kernels.values())
+    numbers = (*counts, record.seconds or 0.0, *record.phases.values())
+    if not (min(numbers) >= 0 and max(numbers) <= MOST and math.isfinite(sum(numbers))):  # all at once is faster
+        plain = {name: getattr(record, name) for name in ("round", "seconds", "ecc_errors", "phases", "kernels")}
+        _check("", plain)
+    _check("forecast", record.forecast)
     _check("approximation", record.approximation)
     if record.accuracy:
         _check("accuracy", {"rows": record.accuracy.rows, "heads": record.accuracy.heads})

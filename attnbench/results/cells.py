@@ -162,6 +162,8 @@ class Cell:
         if metric == "ci":
             return self.uncertainty.total if self.status == "ok" and self.uncertainty else None
         rows = self.ok if self.status == "ok" else ()
+        if len(rows) == 1:  # most cells have one round
+            return metrics.value(metric, rows[0])
         found = [value for row in rows if (value := metrics.value(metric, row)) is not None]
         return stats.median(found) if found else None
 

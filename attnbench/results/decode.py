@@ -7,7 +7,8 @@ type) is left to core.json, which reads it or says what is wrong with it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from sys import intern
@@ -80,7 +81,7 @@ def packed(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**data, "measurements": {name: _packed(found) for name, found in data["measurements"].items()}}
 
 
-def expanded(runs: Any) -> tuple[float, ...]:
+def expanded(runs: Any) -> list[float]:
     """Return the samples of [value, times] pairs, of which `_check_room` has seen that they are not too many.
 
     Raises ValueError for anything else.
@@ -94,7 +95,7 @@ def expanded(runs: Any) -> tuple[float, ...]:
         if type(times) is not int or times < 1:
             raise ValueError(f"runs: {json.dumps(times)} is no number of samples")
         found += [value] * times
-    return tuple(found)
+    return found
 
 
 def _check_room(found: Iterable[Any]) -> None:
@@ -107,15 +108,13 @@ def _check_room(found: Iterable[Any]) -> None:
 
 class _Samples(msgspec.Struct, gc=False):  # it holds no reference to itself, so the collector need not look at it
     unit: str
-    values: tuple[float, ...] | None = None
-    runs: tuple[tuple[float, int], ...] | None = None
+    values: list[float] | None = None
+    runs: list[tuple[float, int]] | None = None
 
-    def samples(self) -> tuple[float, ...]:
-        if self.values is not None:
-            return self.values
-        if self.runs is None:
+    def samples(self) -> Sequence[float]:
+        if self.values is None and self.runs is None:
             raise ValueError("a measurement without values")
-        return expanded(self.runs)
+        return array("d", expanded(self.runs) if self.values is None else self.values)
 
 
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # what tables hold; core.json says what is wrong

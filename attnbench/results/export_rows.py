@@ -69,13 +69,18 @@ def table_rows(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
                 "flops_convention": cell.source.convention,
                 **{name: _whole_number(name, metrics.value(name, row)) for name in METRICS},
             }
+            row.values.clear()  # as many again as the table holds
 
 
 def dataframe(cells: Iterable[Cell]) -> pandas.DataFrame:
     """Return `table_rows` as a DataFrame; `attrs["units"]` has the unit of every metric, "" for a ratio."""
     import pandas
 
-    frame: pandas.DataFrame = pandas.DataFrame(list(table_rows(cells)), columns=list(COLUMNS))
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    for told in table_rows(cells):
+        for name, value in told.items():
+            columns[name].append(value)
+    frame = pandas.DataFrame(columns)
     types = {name: "Int64" if name in _WHOLE else "float64" for name in (*_WHOLE, *METRICS)}
     typed: pandas.DataFrame = frame.astype(types)
     typed.attrs["units"] = {name: metric.unit for name, metric in METRICS.items()}

@@ -81,7 +81,8 @@ def metric(
 
         def kept(row: Row) -> float | None:
             if name not in row.values:
-                row.values[name] = formula(row)
+                found = formula(row)
+                row.values[name] = found if found is not None and math.isfinite(found) else None
             return row.values[name]
 
         doc = " ".join((formula.__doc__ or "").split())
@@ -102,8 +103,7 @@ def value(name: str, row: Row) -> float | None:
     """Return the metric of a row, finite; None where there is none. Only a row that is ok has metrics."""
     if not row.ok:
         return None
-    found = named(name).formula(row)
-    return found if found is not None and math.isfinite(found) else None
+    return row.values[name] if name in row.values else named(name).formula(row)
 
 
 def work(row: Row) -> float:

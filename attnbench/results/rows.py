@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -174,7 +175,7 @@ class Row:
         """What throughput is compared with; nothing for an approximation, as the FLOPs are those of attention."""
         return Rates() if self.record.approximation else self.source.rates(self.case.dtype)
 
-    def measured(self, name: str) -> tuple[float, ...]:
+    def measured(self, name: str) -> Sequence[float]:
         """Return the raw samples of a measurement; empty where it was not taken."""
         found = self.record.measurements.get(name)
         return found.values if found else ()
@@ -199,10 +200,10 @@ class Row:
         return (self.case, self.record.backend) in self.source.beside.by_span
 
     @property
-    def samples(self) -> tuple[float, ...]:
+    def samples(self) -> Sequence[float]:
         """Seconds of each timed call: as the run's instrument read them, or the kernels' spans in a short case."""
         return self.measured("span" if self.uses_span else "time")
 
     @cached_property
-    def ordered_samples(self) -> list[float]:
-        return sorted(self.samples)
+    def ordered_samples(self) -> Sequence[float]:
+        return array("d", sorted(self.samples))

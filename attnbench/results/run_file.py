@@ -14,6 +14,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import errno
+import gc
 import gzip
 import io
 import json
@@ -21,7 +22,7 @@ import os
 import secrets
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -225,6 +226,19 @@ def _lock(path: Path, file: IO[bytes]) -> None:
         pass  # a file system without locks
 
 
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep Python's cyclic collector off, which would look at every record again and again: none is in a cycle."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@_without_collector()
 def read(path: Path) -> tuple[Run, list[str]]:
     """Return a run and what is wrong with its file, one phrase for each damaged line.
 

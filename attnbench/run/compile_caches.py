@@ -14,10 +14,11 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from attnbench.core.files import below_home
+from attnbench.run.process import forget, if_killed
 
 VARIABLES: Mapping[str, str] = {
     "TRITON_CACHE_DIR": "triton",
@@ -38,7 +39,8 @@ DOWNLOADS = ".cache/flashinfer/cubins"  # under FLASHINFER_WORKSPACE_BASE
 @contextmanager
 def fresh_caches() -> Iterator[dict[str, str]]:
     """Give the environment variables of new empty caches; at the end of the block the folders are deleted."""
-    with tempfile.TemporaryDirectory(prefix="attnbench-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="attnbench-", ignore_cleanup_errors=True) as folder, ExitStack() as at_end:
+        at_end.callback(forget, if_killed("rm", "-rf", "--", folder))
         variables = {}
         for name, below in VARIABLES.items():
             (Path(folder) / below).mkdir()

@@ -64,6 +64,7 @@ class WorkerProcess:
             start_new_session=True,
             bufsize=0,
         )
+        self._left = if_killed("kill", "-s", "KILL", "--", f"-{self._process.pid}")
 
     @property
     def alive(self) -> bool:
@@ -137,6 +138,7 @@ class WorkerProcess:
         """Kill the worker and all that it started, and wait for its end."""
         self.send_kill()
         self._process.wait()
+        forget(self._left)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -155,6 +157,27 @@ class WorkerProcess:
         if code < 0:
             return WorkerDied(f"the worker crashed ({signal.Signals(-code).name})")
         return WorkerDied(f"the worker ended with exit code {code}")
+
+
+def if_killed(*program: str) -> subprocess.Popen[bytes] | None:
+    """Start a shell that runs a program when this process ends without `forget`, as where SIGKILL ends it.
+
+    Linux kills the workers then (worker/serve.py), but neither what they have started nor what lies on the disk. None
+    where there is no shell.
+    """
+    waits = ["sh", "-c", 'read -r _ || "$@"', "sh", *program]
+    try:
+        return subprocess.Popen(
+            waits, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+    except OSError:
+        return None
+
+
+def forget(left: subprocess.Popen[bytes] | None) -> None:
+    """End a shell of `if_killed`, if it has not ended, without running its program."""
+    if left and left.returncode is None:
+        left.communicate(b"\n")
 
 
 def _killed_for_memory() -> int:

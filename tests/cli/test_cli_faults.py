@@ -8,6 +8,8 @@ import resource
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,6 +176,41 @@ def test_a_killed_parent_leaves_no_worker(tool: Tool) -> None:
     assert not alive(workers)
     tool("run", "--resume", "run.jsonl")
     assert tool.stored().statuses == {**OTHERS, 4096: "ok"}
+
+
+CHILD = """
+import subprocess, time, torch
+def f(q, k, v, causal=False, softmax_scale=None):
+    child = subprocess.Popen(["sleep", "300"])
+    open("child", "w").write(str(child.pid))
+    time.sleep(300)
+"""
+
+
+@linux
+def test_a_killed_parent_leaves_no_child_of_a_worker_and_no_folder(tool: Tool) -> None:
+    """A kernel that starts a compiler, and --fresh-caches: what only attnbench would have ended and deleted."""
+    tool.write("mine.py", CHILD)
+    temporary = tool.folder / "tmp"
+    temporary.mkdir()
+    arguments = ("--device", "cpu", "-b", "./mine.py:f", "--seqlen", "64", "--nheads", "1", "--fresh-caches")
+    with tool.start("run", *arguments, TMPDIR=str(temporary)) as process:
+        pid = wait_for_text(tool.folder / "child", process)
+        assert list(temporary.iterdir())
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=30)
+    assert not alive([int(pid)])
+    deadline = time.monotonic() + 10
+    while list(temporary.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not list(temporary.iterdir())
+
+
+def wait_for_text(file: Path, process: subprocess.Popen[str]) -> str:
+    while not (file.exists() and file.read_text()):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    return file.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ def test_cells_and_raw_samples(folder: Path) -> None:
     _, triton = attnbench.load(folder / "a.jsonl").cells
     assert triton.value("tflops") == pytest.approx(300)
     assert triton.value("speedup") == pytest.approx(10)
-    assert triton.rows[0].samples == RECORDS[1].measurements["time"].values
+    assert (*triton.rows[0].samples,) == RECORDS[1].measurements["time"].values
 
 
 def test_what_a_notebook_shows_is_short(folder: Path) -> None:
