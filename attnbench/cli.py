@@ -49,6 +49,13 @@ def main() -> None:
     except Interrupted as end:
         _say("interrupted")
         code = end.exit_code
+    except (MemoryError, BlockingIOError, RuntimeError) as error:
+        if lacks := _what_lacks(error):
+            _say(f"the system gives this process no more {lacks}; raise the limit, or end other processes")
+            code = code or EXIT_BAD_INPUT
+        else:
+            _say_fault(error)
+            code = EXIT_FAULT
     except OSError as error:
         from attnbench.core.files import working_folder
 
@@ -71,6 +78,14 @@ def _say(error: str) -> None:
         print(f"attnbench: {printable(without_long_words(error))}", file=sys.stderr, flush=True)
     except OSError:
         _drop_rest(sys.stderr)
+
+
+def _what_lacks(error: Exception) -> str:
+    """Return what a limit of the system refused to this process; "" for any other error."""
+    if isinstance(error, MemoryError):
+        return "memory (ulimit -v, or a container's limit)"
+    refused = isinstance(error, BlockingIOError) or str(error) == "can't start new thread"
+    return "processes or threads (ulimit -u, or a container's limit)" if refused else ""
 
 
 def _say_fault(error: Exception) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import shutil
@@ -19,7 +20,7 @@ from tool import COMMAND, FAKE, SMALL, Tool, alive
 
 from attnbench import cli
 from attnbench.commands import suites
-from attnbench.core.errors import EXIT_FAULT, Interrupted
+from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_FAULT, Interrupted
 
 ONE = (*FAKE, "--seqlen", "1k", *SMALL, "--out", "run.jsonl")
 posix = pytest.mark.skipif(sys.platform != "linux", reason="signals and /dev")
@@ -238,6 +239,25 @@ def test_a_later_signal_ends_what_the_first_began_to_tidy_up(
 
     assert command(tidies_up) == 143
     assert ended == ["the second"]
+
+
+@pytest.mark.parametrize(
+    ("error", "lacks"),
+    [
+        (MemoryError(), "memory (ulimit -v"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "processes or threads (ulimit -u"),
+        (RuntimeError("can't start new thread"), "processes or threads (ulimit -u"),
+    ],
+)
+def test_a_limit_of_the_system_is_named_and_no_fault_of_our_own(
+    error: Exception, lacks: str, command: Callable[[Callable[[], None]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def meets_the_limit() -> None:
+        raise error
+
+    assert command(meets_the_limit) == EXIT_BAD_INPUT
+    said = capsys.readouterr().err
+    assert said.startswith(f"attnbench: the system gives this process no more {lacks}") and said.count("\n") == 1
 
 
 def test_a_fault_of_our_own_is_one_line_and_never_the_code_of_a_regression(
