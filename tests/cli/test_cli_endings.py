@@ -257,7 +257,8 @@ def test_a_limit_of_the_system_is_named_and_no_fault_of_our_own(
 
     assert command(meets_the_limit) == EXIT_BAD_INPUT
     said = capsys.readouterr().err
-    assert said.startswith(f"attnbench: the system gives this process no more {lacks}") and said.count("\n") == 1
+    assert said.startswith(f"attnbench: the system gives this process no more {lacks}")
+    assert said.count("\n") == 1
 
 
 def test_a_fault_of_our_own_is_one_line_and_never_the_code_of_a_regression(
