@@ -233,8 +233,9 @@ class CellSteps:
                 return self._wrong(accuracy, f"{self._later}on the old inputs again: ")
         self.laps.end("check")
         if self.timing is not None:
+            others = reference.InputRenewal(self.case, self.original, replace(self.prepared, reads={}))
             self.timing.notes += kernel_trace.check_later_calls(
-                self.instruments, self.prepared, self.timing, self.renewal.renew
+                self.instruments, self.prepared, self.timing, self.renewal.renew, others.renew
             )
         return None
 
@@ -373,7 +374,7 @@ class CellSteps:
         `results` are the bytes of what it returns.
         """
         peak, grown = self.memory["memory_peak"], self.memory.get("memory_driver", 0)
-        hidden = grown > 2 * peak + HIDDEN or peak < results
+        hidden = grown > 2 * peak + HIDDEN or peak < results or self.instruments.memory.in_other_threads
         return self.instruments.device.type == "cpu" and hidden
 
     def _leak_of_a_call(self) -> int:

@@ -1,8 +1,10 @@
-"""Peak memory of a launch on a GPU, with a simulated allocator."""
+"""Peak memory of a launch: on a GPU with a simulated allocator, on a CPU where it works in other threads."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 
 from attnbench.core.case import Case, Shape
 from attnbench.worker.measure import memory
-from attnbench.worker.measure.memory import CudaMemory
+from attnbench.worker.measure.memory import CpuMemory, CudaMemory
 
 HELD, NEW = 192, 196  # bytes
 CASE = Case(Shape(1, 1, 1, 1, 1, 8, 8), "bf16", "fwd", causal=False)
@@ -57,3 +59,20 @@ def test_memory_that_another_thread_is_about_to_free_does_not_lower_the_peak(all
     found = CudaMemory(torch.device("cpu"))
     with found.job_window():
         assert found.measure_peak(allocator.launch, CASE) == ({"memory_peak": NEW, "memory_driver": NEW}, NEW, "out")
+
+
+def test_other_python_threads_that_work_in_a_launch_are_seen() -> None:
+    """Torch's profiler sees no allocation in them, so that the peak would be too small."""
+    found, q = CpuMemory(), torch.ones(256, 256)
+
+    def in_a_new_thread() -> None:
+        thread = threading.Thread(target=torch.mm, args=(q, q))
+        thread.start()
+        thread.join()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(torch.mm, q, q).result()  # the thread is there before the launch
+        launches = [lambda: pool.submit(torch.mm, q, q).result(), in_a_new_thread, lambda: torch.mm(q, q)]
+        for launch, seen in zip(launches, (True, True, False), strict=True):
+            found.measure_peak(launch, CASE)
+            assert found.in_other_threads == seen

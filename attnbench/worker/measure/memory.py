@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +35,8 @@ SETTLE_SECONDS = 2e-3  # in which other threads free what they no longer need
 
 class CudaMemory:
     """Measures memory on one CUDA device. One per worker, as memory outside torch is carried from job to job."""
+
+    in_other_threads = False  # which torch's allocator sees as well
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -123,7 +127,9 @@ class CudaMemory:
 
 
 class CpuMemory:
-    """Measures memory on the host."""
+    """Measures memory on the host. `in_other_threads`: whether other Python threads worked in the latest launch."""
+
+    in_other_threads = False
 
     def __init__(self) -> None:
         _allocations(lambda: None)  # the first start of the profiler takes longer
@@ -147,7 +153,9 @@ class CpuMemory:
         "memory_driver" is there too where the kernel lets the high-water mark be reset.
         """
         before = _reset_high_water()
-        running, result = _allocations(launch)
+        threads = PythonThreads()
+        running, result = _allocations(lambda: threads.watch(launch))
+        self.in_other_threads = threads.worked
         found = {"memory_peak": max(running, default=0)}
         high = status_bytes("VmHWM")
         if before is not None and high is not None:
@@ -158,6 +166,37 @@ class CpuMemory:
         """Call `make`. Return the bytes still allocated when it returns, and its result."""
         running, result = _allocations(make)
         return max(0, running[-1]) if running else 0, result
+
+
+class PythonThreads:
+    """Sees whether Python threads but the one that launches use the CPU in a launch: a pool's, or new ones.
+
+    Torch's profiler sees no allocation in them. Torch's own threads, which share a loop of one operator, are none.
+    """
+
+    worked = False
+
+    def watch(self, launch: Callable[[], T]) -> T:
+        """Launch once, and set `worked`."""
+        before = _seconds_of_threads()
+        threading.setprofile(self._began)
+        try:
+            result = launch()
+        finally:
+            threading.setprofile(None)
+        self.worked |= any(seconds > before.get(number, 0.0) for number, seconds in _seconds_of_threads().items())
+        return result
+
+    def _began(self, *_: Any) -> None:
+        self.worked = True
+
+
+def _seconds_of_threads() -> dict[int, float]:
+    """Return thread -> the CPU seconds that it has used, of all Python threads but this one; empty beyond Linux."""
+    if not sys.platform.startswith("linux"):
+        return {}
+    others = [t.ident for t in threading.enumerate() if t is not threading.current_thread() and t.ident]
+    return {ident: time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in others}
 
 
 def _allocations(launch: Callable[[], T]) -> tuple[list[int], T]:
