@@ -37,6 +37,7 @@ ONE_BACKWARD = (
     "keep what the forward saved as it is, or measure both with --pass fwd_bwd"
 )
 NAN_WITHOUT_KEYS = "its output is NaN for queries that see no key"
+SHARED = "its calls share the memory of their results: a later call overwrites what an earlier one returned"
 UNSEEN = "its peak memory is not known: it allocates where torch does not see it"
 HIDDEN = 2**24  # bytes of growth of a process on a CPU, beyond twice what torch has seen, that a call must have taken
 UNLIKE = 0.1  # of the largest value: two results that differ by more have not read the same values
@@ -183,7 +184,11 @@ class CellSteps:
     def check_repeated_calls(self) -> Fields | None:
         """Compare the results of calls that follow each other without a pause."""
         nbytes = _bytes_of_results(self.given)
-        wrong = repeated_calls.find_wrong_call(self.instruments, self.check, self.prepared, self.latency, nbytes)
+        wrong, shared = repeated_calls.find_wrong_call(
+            self.instruments, self.check, self.prepared, self.latency, nbytes
+        )
+        if shared and isinstance(self.backend, Function):
+            self.check.notes += (SHARED,)
         self.laps.end("repeats")
         return self._wrong(*wrong) if wrong else None
 

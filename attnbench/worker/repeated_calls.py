@@ -31,23 +31,25 @@ Results = Mapping[str, "Tensor"]
 
 def find_wrong_call(
     instruments: Instruments, check: ResultCheck, prepared: Prepared, latency: float | None, nbytes: int
-) -> tuple[Accuracy, str] | None:
-    """Return the accuracy of the first wrong call, and which call it is; None where all are right.
+) -> tuple[tuple[Accuracy, str] | None, bool]:
+    """Return the first wrong call, and whether calls share the memory of their results.
 
-    `latency` is the seconds of one call, None where it was not timed; `nbytes` are those of its results. A result that
-    has every bit of the first is right if that is. Of the others, as of a kernel that sums in no fixed order, the one
-    furthest from the first is compared with the reference.
+    A wrong call is its accuracy, and which one it is; None where all are right. `latency` is the seconds of one call,
+    None where it was not timed; `nbytes` are those of its results. A result that has every bit of the first is right if
+    that is. Of the others, as of a kernel that sums in no fixed order, the one furthest from the first is compared with
+    the reference.
     """
     launch = check.launcher(prepared)
     seconds = latency or _seconds_of(instruments, launch)
     count = min(CALLS, int(MAX_SECONDS / seconds), MAX_BYTES // max(nbytes, 1))
     if count < 2:
-        return None
-    kept = _kept_results(instruments, launch, prepared, count)
+        return None, False
+    forward = check.case.has_forward
+    kept, shared = _kept_results(instruments, launch, prepared, count, forward)
     for number in _to_compare(kept):
         if not (accuracy := check.check_restored(kept[number])).ok:
-            return accuracy, f"in call {number + 1} of {count}, one after the other: "
-    return None
+            return (accuracy, f"in call {number + 1} of {count}, one after the other: "), shared
+    return None, shared
 
 
 def _to_compare(kept: Sequence[Results]) -> list[int]:
@@ -61,10 +63,12 @@ def _to_compare(kept: Sequence[Results]) -> list[int]:
     return [0, max(others)[1]] if others else [0]
 
 
-def _kept_results(instruments: Instruments, launch: Callable[[], Any], prepared: Prepared, count: int) -> list[Results]:
-    """Return the results of the last `count` calls of a burst without flushes or pauses.
+def _kept_results(
+    instruments: Instruments, launch: Callable[[], Any], prepared: Prepared, count: int, forward: bool
+) -> tuple[list[Results], bool]:
+    """Return the results of the last `count` calls of a burst without flushes or pauses, and whether they share memory.
 
-    They are copies where calls share memory for their results.
+    They are copies where they do. Without the forward in a call, all have the output of one.
     """
     timer, kept = instruments.timer, deque[Any](maxlen=count)
     before, timer.before = timer.before, do_nothing
@@ -76,14 +80,15 @@ def _kept_results(instruments: Instruments, launch: Callable[[], Any], prepared:
     try:
         keep(launch)
         named = [prepared.canonical(raw) for raw in kept]
-        places = [tensor.data_ptr() for results in named for tensor in results.values()]
-        if len({*places}) < len(places):
+        made = [tensor for results in named for name, tensor in results.items() if forward or name != "out"]
+        places = [tensor.data_ptr() for tensor in made]
+        if shared := len({*places}) < len(places):
             kept.clear()
             keep(lambda: {name: tensor.clone() for name, tensor in prepared.canonical(launch()).items()})
             named = list(kept)
     finally:
         timer.before = before
-    return named
+    return named, shared
 
 
 def distance(one: Tensor, other: Tensor) -> float:

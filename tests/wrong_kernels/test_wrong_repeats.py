@@ -9,6 +9,7 @@ from measuring_device import MeasuringDevice, case
 from wrong_repeats import SumsInAnyOrder, WritesToOnePlace, WrongNowAndThen, WrongWithoutPause
 
 from attnbench.worker import repeated_calls
+from attnbench.worker.cell_steps import SHARED
 
 
 @pytest.mark.parametrize("every", [5, 10])
@@ -46,6 +47,7 @@ def test_right_kernels_pass(steady_cpu: MeasuringDevice, kernel: Any, direction:
         pytest.skip("autograd cannot differentiate it")
     record = steady_cpu.measure(kernel, case(direction))
     assert record.status == "ok", record.reason
+    assert (SHARED in record.notes) == isinstance(kernel, WritesToOnePlace)
 
 
 def test_a_wrong_result_that_the_next_one_overwrites(steady_cpu: MeasuringDevice) -> None:
