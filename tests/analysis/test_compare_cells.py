@@ -244,6 +244,23 @@ def test_what_an_earlier_check_called_wrong_says_nothing_of_a_machine(check: int
     assert (got.untried, bool(got.beside(sustained=False, shared=False))) == (() if counts else (case(),), counts)
 
 
+@pytest.mark.parametrize("again", [None, 1000.0])
+def test_a_later_figure_outweighs_a_verdict_of_an_earlier_check(again: float | None) -> None:
+    """Its advice, to measure again, was followed: the cell is neither missing nor without a figure."""
+    both = [ok(case(n), "triton", 500) for n in (1024, 2048)]
+    wrong = run([*both, ended(case(), "fa4", "wrong-kernel", "0.9%")], device=H100, check=1)
+    later = run([ok(case(), "fa4", again)] if again else [ok(case(2048), "fa4", 700)], device=H100)
+    got = compare([Path("a"), Path("b"), Path("c")], [run([*both, ok(case(), "fa4", 1000)]), wrong, later])
+    assert any("0.9%" in cells.reason for cells in got.missing) == (not again)
+    assert ((case(), "fa4") in got.main.machines["H100"].log_figure) == bool(again)
+
+
+def test_a_case_without_any_shared_backend_counts_in_no_total() -> None:
+    ours = [ok(case(), "triton", 500), ok(case(), "fa4", 1000), ok(case(2048), "fa3", 500)]
+    said = " ".join(answer(compared(ours, [ok(case(), "triton", 500), ok(case(2048), "fa2", 500)])))
+    assert "; 1 case counts with shared backends alone and 1 case is in no total, as a machine did not try" in said
+
+
 def test_the_longest_sequence_that_fits() -> None:
     ours = [ok(alone(n), "eager", 100) for n in (1024, 2048)] + [ended(alone(4096), "eager", "oom", "out of memory")]
     ours += [ok(alone(n), "fa3", 500) for n in (1024, 2048, 4096)]

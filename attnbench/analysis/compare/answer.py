@@ -170,14 +170,14 @@ def _untried(c: Comparison, own: Figures | None) -> str:
     """Return how many cases no total of own backends holds, and why; "" if none is left out."""
     if not c.untried:
         return ""
-    be, counts = ("is", "counts") if len(c.untried) == 1 else ("are", "count")
-    where = (
-        f"{be} not in it" if own else f"{counts} with shared backends alone" if c.main.shared else f"{be} in no total"
-    )
+    counted = len({*c.untried} & {*c.main.cases}) if c.main.shared and not own else 0
+    left = len(c.untried) - counted
+    with_shared = f"{count(counted, 'case')} {'counts' if counted == 1 else 'count'} with shared backends alone"
+    without = f"{count(left, 'case')} {'is' if left == 1 else 'are'} {'not in it' if own else 'in no total'}"
     why = f"a machine did not try what is fastest on {'the other' if len(c.machines) == 2 else 'another'}"
     if any(key in c.unlike for machine in c.machines for case in c.untried if (key := machine.fastest.get(case))):
         why += ", or ran it by unlike kernels"
-    return f"{count(len(c.untried), 'case')} {where}, as {why}"
+    return f"{listed([with_shared] * (counted > 0) + [without] * (left > 0))}, as {why}"
 
 
 def _lacking(c: Comparison) -> Iterator[str]:

@@ -418,7 +418,8 @@ def _pooled(files: Sequence[File]) -> Pooled:
         before = after
         for record in file.run.records:
             version = counts.get((record.case, record.backend))
-            if version is None or (not file.run.search and version == version_of(file.run, record)):
+            counted = version == version_of(file.run, record) and not is_of_earlier_check(file.run, record)
+            if version is None or (not file.run.search and counted):
                 number = before + record.round
                 after = max(after, number + 1)
                 cards[number] = file.card
@@ -450,11 +451,14 @@ def version_of(run: Run, record: Record) -> Version:
 
 
 def _versions_that_count(files: Sequence[File]) -> dict[Key, Version]:
-    """Return the newest method, and its version that was measured last, of each cell that has a figure or is wrong."""
+    """Return the newest method, and its version that was measured last, of each cell that has a figure or is wrong.
+
+    Not wrong by an earlier check: that verdict stands only where nothing else is known of the cell.
+    """
     found: dict[Key, tuple[int, str, Version]] = {}
     for run in (file.run for file in files if not file.run.search):
         for record in run.records:
-            if record.status == "ok" or record.status in WRONG:
+            if record.status == "ok" or (record.status in WRONG and not is_of_earlier_check(run, record)):
                 key, this = (record.case, record.backend), (run.method, run.started, version_of(run, record))
                 found[key] = max(this, found.get(key, this))
     return {key: version for key, (_, _, version) in found.items()}
