@@ -567,10 +567,8 @@ def test_a_backend_that_alone_was_right_is_no_choice() -> None:
 def test_one_case_has_one_answer_on_one_model_of_device() -> None:
     whole = run([ok(CASE, "triton", FAST), ok(CASE, "fa2", SLOW), ok(CASE, "sdpa", SLOW)])
     two = replace(run([ok(CASE, "fa2", FAST), ok(CASE, "eager", 10)]), started="2026-08-01T10:00:00Z")
-    newer = [ok(CASE, "triton", SLOW), ok(CASE, "fa2", FAST), whole.records[2]]
-    again = replace(whole, started="2026-07-20T10:00:00Z", records=newer)
     shown = document(cells([whole, two]))
-    assert [row["use"] for row in shown.rows] == ["triton"], "of the runs that are alike, the one of most backends"
+    assert [row["use"] for row in shown.rows] == ["triton"], "its own figure of fa2 stands"
     assert "use fa2" not in told(shown)
     assert "1 answer left out: the same case was measured in several runs" in told(shown)
     faster = replace(two, records=[ok(CASE, "fa2", FAST * 1.2)])
@@ -579,13 +577,25 @@ def test_one_case_has_one_answer_on_one_model_of_device() -> None:
     assert [row["use"] for row in document(cells([whole, failed])).rows] == ["triton"]
     lacking = replace(two, records=[ok(CASE, "gluon", FAST * 1.001), ok(CASE, "fa2", SLOW)])
     answers = document(cells([whole, lacking])).rows
-    assert [row["use"] for row in answers] == ["gluon"], (
-        "a run without the fastest does not stand in for one that has it"
-    )
+    assert [row["use"] for row in answers] == ["gluon"]
     assert [row["alike"] for row in answers] == ["gluon; triton"], "what it lacks is taken from another run"
     other = replace(two, environment=environment(power_limit_w=500.0))
     assert [row["use"] for row in document(cells([whole, other])).rows] == ["triton", "fa2"]
-    assert [row["use"] for row in document(cells([whole, again])).rows] == ["fa2"], "of as many the newest"
+
+
+def test_slower_figures_of_another_run_turn_no_order() -> None:
+    """Neither of the fastest, which another card has nearly as fast, nor of backends that are filled in."""
+
+    def on_card(uuid: str, **rates: float) -> Run:
+        records = [ok(CASE, backend, rate) for backend, rate in rates.items()]
+        return run(records, device=replace(builders.H200, uuid=uuid), started=f"2026-07-0{uuid}T10:00:00Z")
+
+    ours = on_card("1", fa3=600, gluon=590)
+    filled = on_card("2", fa3=588, triton=520, fa2=510)
+    (row,) = document(cells([ours, filled])).rows
+    assert (row["alike"], row["measured"]) == ("fa3", "fa3; gluon; triton; fa2")
+    (row,) = document(cells([ours, filled, on_card("3", fa3=580, triton=500)])).rows
+    assert row["measured"] == "fa3; gluon; triton; fa2"
 
 
 def test_no_backend_is_alone_where_another_run_of_the_machine_has_a_right_one() -> None:
@@ -622,6 +632,32 @@ def test_both_passes_have_one_answer(of_both: float, step: str) -> None:
     together = [ok(replace(CASE, direction="fwd_bwd"), b, of_both) for b in ("sdpa-flash", "eager")]
     rows = document(cells([run([*apart, *together])])).rows
     assert [row["step"] for row in rows] == ["fwd", step]
+
+
+def of_passes(**rates: tuple[float, float, float]) -> Run:
+    """Return a run of a person's functions, from the rates of fwd, bwd and fwd_bwd; those of 0 are not measured."""
+    each = [(b, d, rate) for b, of in rates.items() for d, rate in zip(("fwd", "bwd", "fwd_bwd"), of, strict=True)]
+    records = [ok(replace(CASE, direction=d), b, rate) for b, d, rate in each if rate]
+    return run(records, specs={b: f"/mine/step.py:{b}" for b in rates})
+
+
+PREPARES, RECOMPUTES = (FAST, FAST, FAST / 10), (FAST, SLOW, SLOW)  # only a forward with gradients prepares
+
+
+def test_a_training_step_is_that_of_both_passes_as_one() -> None:
+    shown = document(cells([of_passes(prepares=PREPARES, recomputes=RECOMPUTES)]))
+    assert [(row["step"], row["use"]) for row in shown.rows] == [("fwd", "prepares"), ("fwd_bwd", "recomputes")]
+    assert "1 answer left out: both passes were timed as one (fwd_bwd) and apart (fwd + bwd)." in told(shown)
+    assert "in several runs" not in told(shown)
+    assert "without gradients" not in told(shown)
+
+
+def test_a_sum_that_both_passes_as_one_contradict_is_not_named() -> None:
+    shown = document(cells([of_passes(prepares=PREPARES, recomputes=RECOMPUTES, apart=(FAST, 400, 0))]))
+    row = shown.rows[-1]
+    assert (row["step"], row["alike"]) == (TRAINING, "apart")
+    assert row["measured"] == "apart; recomputes; prepares"
+    assert "the forward of apart was timed without gradients, and may do more with them. --pass fwd_bwd" in told(shown)
 
 
 def test_a_faster_backend_of_an_older_method_is_not_passed_over() -> None:

@@ -109,12 +109,13 @@ CALLS = Calls(
     ((1, {**OF_HEADS, "seqlen": 65536, "ranks": 2}), (30, {**OF_HEADS, "seqlen": 16384, "ranks": 1})),
 )
 
-# Of these `recommend` and charts as well, which steps of whole models and claims lack. The last but one has
-# approximations, in the last the default of PyTorch ties.
+# Of these `recommend` and charts as well, which steps of whole models and claims lack. The last but two has
+# approximations, in the last but one the default of PyTorch ties, in the last both passes are timed apart and as one.
 ALONE = (
     *dict.fromkeys(s.files[0] for s in SCENARIOS if not re.search("-step-|-claims-", s.files[0])),
     "20261125-145417-default-nvidia-h200",
     "20261121-174520-libraries-nvidia-h200",
+    "20261126-014716-fp8-nvidia-h100",
 )
 
 

@@ -53,6 +53,7 @@ from attnbench.results.export_rows import CASE_COLUMNS, case_columns
 from attnbench.results.metrics import METRICS
 from attnbench.results.run_setup import differing, setup
 from attnbench.results.uncertainty import doubt
+from attnbench.run.select import is_user_code
 
 DEFAULT = "PyTorch's default"
 SAME = "the default"
@@ -116,7 +117,7 @@ def document(
     every_run = [*found, *problems(cells, wanted)]
     found = problem_names.told_apart(answered_once(every_run))
     shown = [cell for cell in cells if wanted(cell.backend) or cell.backend in DEFAULTS]
-    lacking = (*_lacking(found, cells, models, tp), *_measured_again(len(every_run) - len(found), found))
+    lacking = (*_lacking(found, cells, models, tp), *_measured_again(every_run, found))
     complete = _document(found, shown, file, lacking)
     return complete if every else _shortened(complete, found, shown, file, lacking)
 
@@ -540,6 +541,12 @@ def _cautions(found: Sequence[Problem]) -> Iterator[Caution]:
             f"No code to paste is known for {', '.join(_used(silent))} in {count(len(silent), 'case')}.",
             todo="How attnbench calls it is in its file in attnbench/backends, or in your own.",
         )
+    sums = [one for p in answered if p.step == TRAINING for one in p.fastest if one.cells[0].case.direction == "fwd"]
+    if own := dict.fromkeys(one.name for one in sums if is_user_code(one.run.specs.get(one.backend, ""))):
+        yield Caution(
+            f"In fwd + bwd the forward of {some(own)} was timed without gradients, and may do more with them.",
+            todo="--pass fwd_bwd times the step as one.",
+        )
     held = [problem for problem in answered if any(c.held_down for one in problem.fastest for c in one.cells)]
     if held:
         yield Caution(
@@ -574,15 +581,17 @@ def _lacking(found: Sequence[Problem], cells: Sequence[Cell], models: Sequence[M
             )
 
 
-def _measured_again(number: int, found: Sequence[Problem]) -> Iterator[Caution]:
+def _measured_again(every_run: Sequence[Problem], found: Sequence[Problem]) -> Iterator[Caution]:
     """Tell of how many single runs one answer stands here (answered_once), what it compares, and what it leaves out."""
-    if number:
+    both = {key for problem in every_run if (key := problem.key)[-1] in (TRAINING, "fwd_bwd")}
+    in_two_ways = len(both - {problem.key for problem in found})
+    if number := len(every_run) - len(found) - in_two_ways:
         joined = [problem for problem in found if len(problem.runs) > 1]
         apart = max((a.between_cards(b) for p in joined for a in p.right for b in p.right), default=0.0)
         setups = [[*map(setup, problem.runs)] for problem in joined]
         pairs = [(first, other) for first, *others in setups for other in others]
         unlike = dict.fromkeys(name for first, other in pairs for name in differing(first, other))
-        said = "An answer has the figures of the run of the fastest backend, or of an alike one of more backends; "
+        said = "An answer has the figures of the run of the fastest backend; "
         said += f"in {count(len(joined), 'case')} it has those of other runs for backends that this lacks."
         said += f" On unlike cards they are alike within {percent(apart)} more, in quadrature." if apart else ""
         said += f" Their {listed(unlike)} differ too." if unlike else ""
@@ -590,6 +599,12 @@ def _measured_again(number: int, found: Sequence[Problem]) -> Iterator[Caution]:
             f"{count(number, 'answer')} left out: the same case was measured in several runs on one model of device.",
             said,
             "Give fewer files for another.",
+        )
+    if in_two_ways:
+        yield Caution(
+            f"{count(in_two_ways, 'answer')} left out: both passes were timed as one (fwd_bwd) and apart (fwd + bwd).",
+            "A training step is as one, which answers where it has all backends that the sum names, or reads less.",
+            "--pass chooses.",
         )
     yield from _backends_left_out(
         [problem.wrong_elsewhere for problem in found],

@@ -30,6 +30,7 @@ WAYS_APART = 1.05  # the same kernel's latencies, measured in two ways, differ b
 
 Parts = tuple[tuple[int, Cell], ...]  # the cells of a problem on one backend, each with how often it counts
 Machine = tuple[str, float | None]  # a model of device and its power limit
+Key = tuple[Machine, str, Case, str]  # what has one answer: machine, model, case, step
 Way = tuple[int, str, str]  # how it was measured: method, timer, L2; figures of unlike ways are not comparable
 
 
@@ -137,6 +138,10 @@ class Problem:
     elsewhere: tuple[str, ...] = ()  # backends that were right only as another way of measuring has it
     wrong_elsewhere: tuple[str, ...] = ()  # backends that were right in one run and wrong in another
     apart: tuple[str, ...] = ()  # what its name needs beside that of its case (problem_names.py)
+
+    @property
+    def key(self) -> Key:
+        return self.machine, self.model, self.case, self.step
 
     @cached_property
     def right(self) -> tuple[Candidate, ...]:
@@ -305,21 +310,26 @@ def answered_once(found: Sequence[Problem]) -> list[Problem]:
     Figures that were measured in one way are compared, whatever their cards (`Cell.between_cards`), dates and software:
     `_joined`. Of several ways that answers whose fastest reads least; of those that are near it, where several backends
     were right, then the newest method. A backward counts in a training step alone where the machine has one of its
-    case, unless it is faster than each backward of that step; of that step and of both passes timed as one that answers
-    whose fastest reads less.
+    case, unless it is faster than each backward of that step. Of that step and of both passes timed as one, which is
+    what training does, the latter answers where it has all backends that the former names, or reads less.
     """
-    groups: dict[tuple[Machine, str, Case, str], dict[Way, list[Problem]]] = {}
+    groups: dict[Key, dict[Way, list[Problem]]] = {}
     for problem in found:
-        key = problem.machine, problem.model, problem.case, problem.step
-        groups.setdefault(key, {}).setdefault(problem.way, []).append(problem)
-    kept = {key: _answer(ways) for key, ways in groups.items()}
-    for (machine, model, case, step), problem in [*kept.items()]:
-        training = kept.get((machine, model, replace(case, direction="fwd"), TRAINING))
-        if step == "bwd" and training and training.fastest and not _has_faster_backward(problem, training):
-            del kept[machine, model, case, step]
-        if step == "fwd_bwd" and training and training.fastest:  # the same work, whose passes were timed apart
-            faster = not problem.fastest or training.fastest[0].latency <= problem.fastest[0].latency
-            del kept[(machine, model, case, step) if faster else (machine, model, training.case, TRAINING)]
+        groups.setdefault(problem.key, {}).setdefault(problem.way, []).append(problem)
+    answers = {key: _answer(ways) for key, ways in groups.items()}
+    kept = dict(answers)
+    for key, problem in answers.items():
+        training = answers.get((problem.machine, problem.model, replace(problem.case, direction="fwd"), TRAINING))
+        if not training:
+            continue
+        if problem.step == "bwd" and training.fastest and not _has_faster_backward(problem, training):
+            del kept[key]
+        elif problem.step == "fwd_bwd":
+            training = kept[training.key] = _not_understated(training, problem)
+            if _answers_for(problem, training):
+                del kept[training.key]
+            elif training.fastest:
+                del kept[key]
     machines = [*dict.fromkeys(problem.machine for problem in kept.values())]
     powers = [[f"{power:g} W" if power else ""] for _, power in machines]
     labels = dict(zip(machines, unique_labels([name for name, _ in machines], powers, "{} ({})"), strict=True))
@@ -364,19 +374,21 @@ def _answer(groups: Mapping[Way, Sequence[Problem]]) -> Problem:
 def _joined(group: Sequence[Problem]) -> Problem:
     """Return one problem from those of one case that several runs measured in one way.
 
-    It has the figures of the run of the fastest backend, or of one that is alike (`_best_answer`), and for backends
-    without a right figure there that of another run: on the same card if there is one, then the newest.
+    It has the figures of the run whose fastest backend reads least, and for backends without a well-known figure there
+    the least that another run has: so slower figures of further runs change no order of backends.
     """
-    best = _best_answer(group)
+
+    def least(problem: Problem) -> float:
+        return min((one.latency for one in problem.contest.known), default=math.inf)
 
     def rank(of: Parts) -> tuple[bool, bool, bool, float, str]:
-        one, right = Candidate(of), _is_right(of)
-        apart = best.right[0].between_cards(one) if best.right else 0.0
-        return right, _is_wrong(of), right and not hardly_known(one.half), -apart, one.run.started
+        right, one = _is_right(of), Candidate(of)
+        return right, _is_wrong(of), right and not hardly_known(one.half), -one.latency * right, one.run.started
 
+    best = min(group, key=least)
     every = [of for problem in group for of in problem.tried]
     chosen = {_backend(of): of for of in sorted(every, key=rank)}
-    own = {_backend(of): of for of in best.tried if _is_right(of)}
+    own = {one.backend: one.parts for one in best.right if not hardly_known(one.half)}
     return replace(best, tried=tuple((chosen | own).values()))
 
 
@@ -392,29 +404,31 @@ def _started(problem: Problem) -> str:
     return max((one.run.started for one in problem.candidates), default="")
 
 
-def _best_answer(group: Sequence[Problem]) -> Problem:
-    """Return the problem, of one case in several runs, of the fastest backend.
-
-    Another stands in for it whose fastest is alike, and which measured the backends that the answer names: of these
-    that with the most backends, then the newest.
-    """
-
-    def most(chosen: Sequence[Problem]) -> Problem:
-        return max(chosen, key=lambda problem: (len(problem.candidates), _started(problem)))
-
-    known = [problem for problem in group if problem.fastest]
-    if not known:
-        return most(group)
-    best = min(known, key=lambda problem: problem.fastest[0].latency)
-    named = {one.backend for one in best.fastest}
-    return most(
-        [p for p in known if _alike(p.fastest[0], best.fastest[0]) and named <= {c.backend for c in p.candidates}]
-    )
-
-
 def _alike(one: Candidate, other: Candidate) -> bool:
     """Return whether latencies of two runs differ by no more than cards of a model do."""
     return not apart(one.latency, other.latency, one.half, other.half, one.between_cards(other))
+
+
+def _not_understated(training: Problem, as_one: Problem) -> Problem:
+    """Return a training step with the time of both passes as one for backends where it is known to be above their sum.
+
+    A forward that is timed alone needs no gradients, and may do less than that of a training step.
+    """
+    timed = {one.backend: one for one in as_one.right if one.half is not None}
+
+    def longer(of: Parts) -> Parts:
+        whole, parts = timed.get(_backend(of)), Candidate(of)
+        return whole.parts if whole and whole.latency > parts.latency and not _alike(whole, parts) else of
+
+    return replace(training, tried=tuple(longer(of) if _is_right(of) else of for of in training.tried))
+
+
+def _answers_for(as_one: Problem, training: Problem) -> bool:
+    """Return whether both passes timed as one answer for a training step, and not the sum of both."""
+    if not as_one.use:
+        return False
+    has_all = {one.backend for one in training.fastest} <= {one.backend for one in as_one.right}
+    return has_all or as_one.fastest[0].latency < training.fastest[0].latency
 
 
 def _has_faster_backward(alone: Problem, training: Problem) -> bool:
