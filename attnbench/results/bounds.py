@@ -73,9 +73,11 @@ def unit(name: str) -> str | None:
 
 
 def _check_samples(name: str, found: Measurement) -> None:
-    if unit(name) not in (None, found.unit):
-        raise ValueError(f"{name}: its unit is {unit(name)!r}, not {found.unit!r}")
-    low, high = min(found.values, default=0.0), max(found.values, default=0.0)
+    if (known := unit(name)) not in (None, found.unit):
+        raise ValueError(f"{name}: its unit is {known!r}, not {found.unit!r}")
+    if not found.values:
+        return
+    low, high = min(found.values), max(found.values)
     # NaN has no rank, so neither low nor high need show it.
     least = 0.0 if found.unit == "s" or (found.unit == "B" and name not in DIFFERENCES) else -LARGEST
     odd = [] if math.isfinite(sum(found.values)) else [v for v in found.values if not math.isfinite(v)]

@@ -59,8 +59,14 @@ def _unlike(first: _Kind, second: _Kind) -> bool:
 
 def _kernels(machine: Machine, key: Key) -> Mapping[str, str]:
     """Return the kernels of a cell that tell backends apart -> their names without wrappers and template arguments."""
-    every = {kernel for row in machine.cells[key].ok for kernel in row.record.kernels if not _ANYONES.match(kernel)}
-    return {kernel: _WRAPPERS.sub("", kernel).partition("<")[0] for kernel in sorted(every)}
+    every = {kernel for row in machine.cells[key].ok for kernel in row.record.kernels}
+    return {kernel: name for kernel in sorted(every) if (name := _own_name(kernel))}
+
+
+@cache
+def _own_name(kernel: str) -> str:
+    """Return a kernel's name without wrappers and template arguments; "" of those that any backend runs."""
+    return "" if _ANYONES.match(kernel) else _WRAPPERS.sub("", kernel).partition("<")[0]
 
 
 @cache
