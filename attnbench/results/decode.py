@@ -10,7 +10,7 @@ import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from sys import intern
 from typing import Annotated, Any, get_type_hints
 
@@ -112,9 +112,17 @@ class _Samples(msgspec.Struct, gc=False):  # it holds no reference to itself, so
     runs: list[tuple[float, int]] | None = None
 
     def samples(self) -> Sequence[float]:
-        if self.values is None and self.runs is None:
+        if self.values is not None:
+            return array("d", self.values)
+        if self.runs is None:
             raise ValueError("a measurement without values")
-        return array("d", expanded(self.runs) if self.values is None else self.values)
+        return _constant(*self.runs[0]) if len(self.runs) == 1 else array("d", expanded(self.runs))
+
+
+@lru_cache(maxsize=4096)
+def _constant(value: float, times: int) -> Sequence[float]:
+    """Return equal samples: one array for all measurements that have them, as most of the memory's clock do."""
+    return array("d", expanded([(value, times)]))
 
 
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # what tables hold; core.json says what is wrong
