@@ -619,7 +619,7 @@ def test_no_backend_is_alone_where_another_run_of_the_machine_has_a_right_one() 
     older = replace(wrong, method=1, records=wrong.records[1:])
     apart = document(cells([replace(first, method=2), older]))
     assert apart.answer[0].endswith(
-        "nothing can be recommended: triton and fa2 were right, but measured by unlike methods, timers or states of L2."
+        "nothing can be recommended: triton and fa2 were right, but not measured in one way (method, timer, L2, passes apart or as one)."
     )
     assert [row["use"] for row in apart.rows] == [None]
 
@@ -658,6 +658,26 @@ def test_a_sum_that_both_passes_as_one_contradict_is_not_named() -> None:
     assert (row["step"], row["alike"]) == (TRAINING, "apart")
     assert row["measured"] == "apart; recomputes; prepares"
     assert "the forward of apart was timed without gradients, and may do more with them. --pass fwd_bwd" in told(shown)
+
+
+def test_a_sum_is_not_alone_where_both_passes_as_one_have_another_backend() -> None:
+    """Their figures are not comparable, so that neither a winner nor "no choice" is known."""
+    forward, backward, both = (replace(CASE, direction=name) for name in ("fwd", "bwd", "fwd_bwd"))
+    passes = [ok(forward, "fa3", FAST), ok(backward, "fa3", FAST), ok(both, "xformers", 2 * FAST)]
+    shown = document(cells([run(passes)]))
+    assert shown.rows[-1]["use"] is None
+    assert "xformers and fa3 were right, but not measured in one way" in told(shown)
+
+
+def test_a_sum_of_two_runs_is_none_where_one_run_has_both_passes() -> None:
+    forward, backward = CASE, replace(CASE, direction="bwd")
+    whole = run([ok(forward, "fa3", SLOW), ok(backward, "fa3", SLOW)])
+    parts = (
+        run([ok(forward, "fa3", 0.9 * SLOW)], started="2026-07-03T10:00:00Z"),
+        run([ok(backward, "fa3", 0.9 * SLOW)], started="2026-07-04T10:00:00Z"),
+    )
+    rows = {row["step"]: row for row in document(cells([whole, *parts])).rows}
+    assert rows[TRAINING]["run"] == whole.started
 
 
 def test_a_faster_backend_of_an_older_method_is_not_passed_over() -> None:

@@ -174,7 +174,8 @@ def _shortened(
     shown, most_codes, most_reasons, most_cautions = complete, FEW_CODES, FEW_REASONS, len(complete.cautions)
     if crowded:
         of_newest = [cell for cell in cells if machine_of(cell) in newest]
-        last = {machine_of(cell): cell.device for cell in sorted(of_newest, key=lambda cell: cell.run.started)}
+        used = [cell for problem in own if problem.use for cell in problem.use.cells] or of_newest
+        last = {machine_of(cell): cell.device for cell in sorted(used, key=lambda cell: cell.run.started)}
         shown = _document(own, of_newest, file, lacking)
         shown = replace(
             shown,
@@ -254,7 +255,9 @@ def _doubt(found: Sequence[Problem]) -> str:
     if lone:
         only = some(dict.fromkeys(one.name for problem in lone for one in problem.candidates))
         others = some(dict.fromkeys(name for problem in lone for name in problem.elsewhere))
-        said.append(f"{only} and {others} were right, but measured by unlike methods, timers or states of L2")
+        said.append(
+            f"{only} and {others} were right, but not measured in one way (method, timer, L2, passes apart or as one)"
+        )
     return ", or ".join(filter(None, said))
 
 
@@ -614,7 +617,7 @@ def _measured_again(every_run: Sequence[Problem], found: Sequence[Problem]) -> I
     )
     yield from _backends_left_out(
         [problem.elsewhere for problem in found],
-        "in runs by another method, timer or state of L2",
+        "as measured in another way (method, timer, L2, passes apart or as one)",
         "Such figures are not comparable.",
         "Measure them again with the others; attnbench report shows theirs.",
     )

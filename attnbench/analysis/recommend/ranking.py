@@ -135,7 +135,7 @@ class Problem:
     machine: Machine
     way: Way  # how all of it was measured
     model: str = ""  # of which these are all layers
-    elsewhere: tuple[str, ...] = ()  # backends that were right only as another way of measuring has it
+    elsewhere: tuple[str, ...] = ()  # backends that were right only as measured in another way
     wrong_elsewhere: tuple[str, ...] = ()  # backends that were right in one run and wrong in another
     apart: tuple[str, ...] = ()  # what its name needs beside that of its case (problem_names.py)
 
@@ -258,7 +258,8 @@ def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: Tr
     """Return the problems of cells, of each label of a device by itself.
 
     `wanted` says which backends compete. A backward whose forward was measured too counts in a training step only; its
-    forward may be of another run of the machine. Steps of whole models are left out: `attnbench step` ranks them.
+    forward may be of another run of the machine, where no run has both. Steps of whole models are left out:
+    `attnbench step` ranks them.
     """
     at: dict[tuple[str, Case], dict[str, Cell]] = {}
     forwards: dict[tuple[Machine, Way, Case, str], Cell] = {}  # on a machine, the newest right one
@@ -269,6 +270,13 @@ def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: Tr
             known = forwards.setdefault(key, cell)
             if (cell.status == "ok", cell.run.started) > (known.status == "ok", known.run.started):
                 forwards[key] = cell
+    in_one_run = {
+        (machine_of(cell), _way(cell), plain, backend)
+        for (device, case), of_case in at.items()
+        if case.direction == "bwd" and (own := at.get((device, plain := replace(case, direction="fwd"))))
+        for backend, cell in of_case.items()
+        if cell.status == "ok" and backend in own and own[backend].status == "ok"
+    }
     found = []
     for (device, case), of_case in at.items():
         first = next(iter(of_case.values()))
@@ -278,7 +286,8 @@ def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: Tr
         step: str = case.direction
         tried: list[Parts] = [((1, cell),) for cell in of_case.values()]
         if case.direction == "bwd":
-            both = {backend: own.get(backend) or forwards.get((*of, plain, backend)) for backend in of_case}
+            apart = {key: cell for key, cell in forwards.items() if key not in in_one_run}
+            both = {backend: own.get(backend) or apart.get((*of, plain, backend)) for backend in of_case}
             pairs: list[Parts] = [((1, forward), (1, of_case[backend])) for backend, forward in both.items() if forward]
             if pairs or own:
                 case, step, tried = plain, TRAINING, pairs
@@ -327,9 +336,9 @@ def answered_once(found: Sequence[Problem]) -> list[Problem]:
         elif problem.step == "fwd_bwd":
             training = kept[training.key] = _not_understated(training, problem)
             if _answers_for(problem, training):
-                del kept[training.key]
+                kept[key] = _beside(problem, kept.pop(training.key))
             elif training.fastest:
-                del kept[key]
+                kept[training.key] = _beside(training, kept.pop(key))
     machines = [*dict.fromkeys(problem.machine for problem in kept.values())]
     powers = [[f"{power:g} W" if power else ""] for _, power in machines]
     labels = dict(zip(machines, unique_labels([name for name, _ in machines], powers, "{} ({})"), strict=True))
@@ -362,13 +371,18 @@ def _answer(groups: Mapping[Way, Sequence[Problem]]) -> Problem:
     known = [problem for problem in ways if problem.fastest] or ways
     least = min((problem.fastest[0].latency for problem in known if problem.fastest), default=math.inf)
     best = max((p for p in known if not p.fastest or p.fastest[0].latency <= WAYS_APART * least), key=rank)
-    here = {one.backend for one in best.right}
-    others = (one for way in ways for one in (*way.candidates, way.default) if one)
     return replace(
-        best,
-        elsewhere=tuple(dict.fromkeys(one.backend for one in others if one.backend not in here)),
+        _beside(best, *ways),
         wrong_elsewhere=tuple(dict.fromkeys(_backend(of) for of in every if _is_right(of) and _versioned(of) in wrong)),
     )
+
+
+def _beside(answer: Problem, *others: Problem) -> Problem:
+    """Return an answer that knows of the backends that were right in others, which were measured in another way."""
+    here = {one.backend for one in answer.right}
+    right = (one.backend for problem in others for one in (*problem.candidates, problem.default) if one)
+    every = (*answer.elsewhere, *right)
+    return replace(answer, elsewhere=tuple(dict.fromkeys(name for name in every if name not in here)))
 
 
 def _joined(group: Sequence[Problem]) -> Problem:
@@ -425,8 +439,8 @@ def _not_understated(training: Problem, as_one: Problem) -> Problem:
 
 def _answers_for(as_one: Problem, training: Problem) -> bool:
     """Return whether both passes timed as one answer for a training step, and not the sum of both."""
-    if not as_one.use:
-        return False
+    if not as_one.use or as_one.has_choice != training.has_choice:
+        return as_one.has_choice
     has_all = {one.backend for one in training.fastest} <= {one.backend for one in as_one.right}
     return has_all or as_one.fastest[0].latency < training.fastest[0].latency
 
