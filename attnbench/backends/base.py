@@ -132,9 +132,10 @@ def autograd_prepared(
     s = case.extent
     native, packed = case.layout == "native", case.layout == "packed"
 
-    def accept(t: Tensor) -> Tensor:
+    def accept(t: Tensor, *, keep: bool = not native) -> Tensor:
+        """Return a tensor in the order of the function; with `keep` by its own strides, if the function takes any."""
         t = t.transpose(1, 2) if order == "bhsd" else t.flatten(0, 1) if order == "thd" else t
-        return t if strided and not native else t.contiguous()
+        return t if strided and keep else t.contiguous()
 
     def view(t: Tensor) -> Tensor:
         if order == "thd":
@@ -168,7 +169,7 @@ def autograd_prepared(
         raise ValueError("a backward needs inputs.dout")
     dout = inputs.dout
     if native:
-        dout = accept(dout)
+        dout = accept(dout, keep=not dout.is_contiguous())  # strides that only a check gives
         reads["dout"] = view(dout)
     for t in (*leaves, *beside):
         t.requires_grad_()

@@ -17,7 +17,6 @@ import signal
 import socket
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +37,7 @@ from attnbench.results import decode, run_file
 from attnbench.run import cluster_node
 
 CONNECT = 5.0  # seconds
+LONGEST_NAME = 200  # characters of a node's name in that of its file, which takes 255
 LOOK = 120.0  # seconds, for the first answer of all nodes: Ray starts a Python on each
 SETTLE = 5.0  # seconds after a process of Ray died alone, in which it shows whether the node died with it
 BUSY = 10.0  # seconds without a word after which a node is said to be waited for
@@ -192,12 +192,11 @@ def units(plan: Plan, observer: ClusterObserver) -> tuple[list[Unit], list[str]]
         notes.append(f"{count(idle, 'node')} without a GPU left out")
     if others := [f"{node.name} has {node.version}" for node in usable if node.version not in ("", __version__)]:
         notes.append(f"attnbench is {__version__} here, and {some(others)}: their figures stand apart where it matters")
-    found, taken = [], Counter[str]()
+    found, taken = [], set[str]()
     for node in usable:
         for gpu in range(node.gpus) if plan.device == "cuda" else (None,):
-            name = re.sub(r"[^\w.-]+", "-", node.name) + ("" if gpu is None else f"-gpu{gpu}")
-            taken[name] += 1  # of nodes such as rack1/a and rack1-a
-            name += "" if taken[name] == 1 else f"-{taken[name]}"
+            name = re.sub(r"[^\w.-]+", "-", node.name)[:LONGEST_NAME] + ("" if gpu is None else f"-gpu{gpu}")
+            name = _unique(name, taken)  # of nodes such as rack1/a and rack1-a
             found.append(Unit(node, gpu, plan.out / f"{name}.jsonl"))
     if plan.one_per_model:
         found = list({unit.node.model: unit for unit in reversed(found)}.values())[::-1]
@@ -214,21 +213,28 @@ def _nodes() -> list[Node]:
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: (_name(node), node["NodeID"]))
     asked = [ray.remote(cluster_node.look).options(num_cpus=0, **_pinned(node["NodeID"])).remote() for node in alive]
     ray.wait(asked, num_returns=len(asked), timeout=LOOK)
-    found, taken = [], list[str]()
+    found, taken = [], set[str]()
     for node, answer in zip(alive, asked, strict=True):
         try:
             said = ray.get(answer, timeout=1)
         except ray.exceptions.RayError as error:
             said = {"version": "", "cpu": "", "why": f"the node does not answer: {_why(error)}"}
-        amounts, name = node["Resources"], _name(node)
-        taken.append(name)
-        if (number := taken.count(name)) > 1:  # nodes of one machine, as in a test
-            name = f"{name}-{number}"
+        amounts, name = node["Resources"], _unique(_name(node), taken)  # of several nodes of one machine, as in a test
         models = [key.partition(":")[2] for key in amounts if key.startswith("accelerator_type:")]
         gpus = int(amounts.get("GPU", 0))
         model = (models or ["GPU"])[0] if gpus else said["cpu"]
         cpus = int(amounts.get("CPU", 0))
         found.append(Node(name, node["NodeID"], gpus, cpus, model, said["version"], said["why"]))
+    return found
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """Return a name that is not taken, with a number where it is needed, and take it."""
+    found, number = name, 1
+    while found in taken:
+        number += 1
+        found = f"{name}-{number}"
+    taken.add(found)
     return found
 
 
