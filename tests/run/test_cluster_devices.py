@@ -139,7 +139,9 @@ class Silent:
 
 
 def test_nodes_whose_names_make_one_file_have_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = [replace(NODE, name=name, gpus=0) for name in ("rack1/a", "rack1-a", "rack1-a-2", "rack1 a", "b", "x" * 300)]
+    nodes = [
+        replace(NODE, name=name, gpus=0) for name in ("rack1/a", "rack1-a", "rack1-a-2", "rack1 a", "b", "x" * 300)
+    ]
     monkeypatch.setattr(cluster, "_nodes", lambda: nodes)
     found, _ = cluster.units(cluster.Plan((), (), "cpu", tmp_path), Silent())
     assert [unit.name for unit in found] == ["rack1-a", "rack1-a-2", "rack1-a-2-2", "rack1-a-3", "b", "x" * 200]

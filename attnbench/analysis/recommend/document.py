@@ -255,9 +255,7 @@ def _doubt(found: Sequence[Problem]) -> str:
     if lone:
         only = some(dict.fromkeys(one.name for problem in lone for one in problem.candidates))
         others = some(dict.fromkeys(name for problem in lone for name in problem.elsewhere))
-        said.append(
-            f"{only} and {others} were right, but not measured in one way (method, timer, L2, passes apart or as one)"
-        )
+        said.append(f"{only} and {others} were right, but not measured in one way (timer, L2, passes apart or as one)")
     return ", or ".join(filter(None, said))
 
 
@@ -590,13 +588,17 @@ def _measured_again(every_run: Sequence[Problem], found: Sequence[Problem]) -> I
     in_two_ways = len(both - {problem.key for problem in found})
     if number := len(every_run) - len(found) - in_two_ways:
         joined = [problem for problem in found if len(problem.runs) > 1]
-        apart = max((a.between_cards(b) for p in joined for a in p.right for b in p.right), default=0.0)
+        apart = max((a.between_runs(b) for p in joined for a in p.right for b in p.right), default=0.0)
         setups = [[*map(setup, problem.runs)] for problem in joined]
         pairs = [(first, other) for first, *others in setups for other in others]
         unlike = dict.fromkeys(name for first, other in pairs for name in differing(first, other))
         said = "An answer has the figures of the run of the fastest backend; "
         said += f"in {count(len(joined), 'case')} it has those of other runs for backends that this lacks."
-        said += f" On unlike cards they are alike within {percent(apart)} more, in quadrature." if apart else ""
+        said += (
+            f" On unlike cards, or by unlike methods, they are alike within {percent(apart)} more, in quadrature."
+            if apart
+            else ""
+        )
         said += f" Their {listed(unlike)} differ too." if unlike else ""
         yield Caution(
             f"{count(number, 'answer')} left out: the same case was measured in several runs on one model of device.",
@@ -617,7 +619,7 @@ def _measured_again(every_run: Sequence[Problem], found: Sequence[Problem]) -> I
     )
     yield from _backends_left_out(
         [problem.elsewhere for problem in found],
-        "as measured in another way (method, timer, L2, passes apart or as one)",
+        "as measured in another way (timer, L2, passes apart or as one)",
         "Such figures are not comparable.",
         "Measure them again with the others; attnbench report shows theirs.",
     )

@@ -25,13 +25,13 @@ from attnbench.run.shipped_backends import chosen, code
 
 DEFAULTS = ("sdpa", "hf-sdpa")  # PyTorch's default; where the first was not measured, the next that was
 TRAINING = BOTH
-WAYS_APART = 1.05  # the same kernel's latencies, measured in two ways, differ by less
+WAYS_APART = 1.05  # one kernel's latencies by two methods, timers or states of L2 differ by less
 
 
 Parts = tuple[tuple[int, Cell], ...]  # the cells of a problem on one backend, each with how often it counts
 Machine = tuple[str, float | None]  # a model of device and its power limit
 Key = tuple[Machine, str, Case, str]  # what has one answer: machine, model, case, step
-Way = tuple[int, str, str]  # how it was measured: method, timer, L2; figures of unlike ways are not comparable
+Way = tuple[str, str]  # how it was measured: timer, L2; figures of unlike ways are not comparable
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,11 @@ class Candidate:
         halves = [(count * (cell.value("latency") or 0.0), cell.half_interval("latency")) for count, cell in self.parts]
         return of_sum(halves)
 
-    def between_cards(self, other: Candidate) -> float:
-        """Return what sets the cards of two candidates apart; 0 where they were measured on one."""
-        return max(ours.between_cards(theirs) for ours in self.cells for theirs in other.cells)
+    def between_runs(self, other: Candidate) -> float:
+        """Return what sets the cards and the measuring methods of two candidates apart; 0 where they share both."""
+        cards = max(ours.between_cards(theirs) for ours in self.cells for theirs in other.cells)
+        methods = {cell.run.method for cell in (*self.cells, *other.cells)}
+        return math.hypot(cards, math.log(WAYS_APART) if len(methods) > 1 else 0.0)
 
     @property
     def memory(self) -> float | None:
@@ -205,7 +207,7 @@ class Problem:
     @cached_property
     def contest(self) -> Contest[Candidate]:
         """Who of the candidates is the fastest, as far as their latencies are known."""
-        return contest(self.candidates, lambda one: one.latency, lambda one: one.half, Candidate.between_cards)
+        return contest(self.candidates, lambda one: one.latency, lambda one: one.half, Candidate.between_runs)
 
     @property
     def fastest(self) -> tuple[Candidate, ...]:
@@ -230,7 +232,7 @@ class Problem:
         ratio = self.default.latency / self.use.latency
         if self.use.half is None or self.default.half is None:
             return Gain(ratio, None, None)
-        half = math.hypot(self.use.half, self.default.half, self.use.between_cards(self.default))
+        half = math.hypot(self.use.half, self.default.half, self.use.between_runs(self.default))
         if half > 700:  # its exponential would be no number
             return Gain(ratio, None, None)
         return Gain(ratio, ratio * math.exp(-half), ratio * math.exp(half))
@@ -302,7 +304,7 @@ def machine_of(cell: Cell) -> Machine:
 
 
 def _way(cell: Cell) -> Way:
-    return cell.run.method, cell.run.policy.timer, cell.run.policy.l2
+    return cell.run.policy.timer, cell.run.policy.l2
 
 
 def _backend(of: Parts) -> str:
@@ -316,9 +318,9 @@ def _is_right(of: Parts) -> bool:
 def answered_once(found: Sequence[Problem]) -> list[Problem]:
     """Return problems in the order of reports: one for a case on a machine, from all its runs, named by the machine.
 
-    Figures that were measured in one way are compared, whatever their cards (`Cell.between_cards`), dates and software:
-    `_joined`. Of several ways that answers whose fastest reads least; of those that are near it, where several backends
-    were right, then the newest method. A backward counts in a training step alone where the machine has one of its
+    Figures that were measured in one way are compared, whatever their cards, methods (`Candidate.between_runs`), dates
+    and software: `_joined`. Of several ways that answers whose fastest reads least; of those that are near it, where
+    several backends were right. A backward counts in a training step alone where the machine has one of its
     case, unless it is faster than each backward of that step. Of that step and of both passes timed as one, which is
     what training does, the latter answers where it has all backends that the former names, or reads less.
     """
@@ -365,8 +367,8 @@ def _answer(groups: Mapping[Way, Sequence[Problem]]) -> Problem:
         sound = [[of for of in p.tried if _is_wrong(of) or _versioned(of) not in wrong] for p in group]
         ways.append(_joined([replace(p, tried=tuple(of)) for p, of in zip(group, sound, strict=True)]))
 
-    def rank(problem: Problem) -> tuple[bool, int, int, str]:
-        return problem.has_choice, problem.way[0], len(problem.candidates), _started(problem)
+    def rank(problem: Problem) -> tuple[bool, int, str]:
+        return problem.has_choice, len(problem.candidates), _started(problem)
 
     known = [problem for problem in ways if problem.fastest] or ways
     least = min((problem.fastest[0].latency for problem in known if problem.fastest), default=math.inf)
@@ -419,8 +421,8 @@ def _started(problem: Problem) -> str:
 
 
 def _alike(one: Candidate, other: Candidate) -> bool:
-    """Return whether latencies of two runs differ by no more than cards of a model do."""
-    return not apart(one.latency, other.latency, one.half, other.half, one.between_cards(other))
+    """Return whether latencies of two runs differ by no more than cards of a model and methods do."""
+    return not apart(one.latency, other.latency, one.half, other.half, one.between_runs(other))
 
 
 def _not_understated(training: Problem, as_one: Problem) -> Problem:
