@@ -149,7 +149,9 @@ def _check_nothing_is_overwritten(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if name not in ("format", *DOCUMENTS):
             each = value if isinstance(value, list | tuple) else [value]
-            inputs += [Path(one) for one in each if one and isinstance(one, str | Path)]
+            texts = [str(one) for one in each if one and isinstance(one, str | Path)]
+            texts += [text.partition("=")[2] for text in texts]  # of NAME=PATH
+            inputs += [Path(text) for text in texts if text]
     for option, file in written:
         if file and any(_is_one_file(Path(file), other) for other in inputs):
             raise UserError(f"{option}: another option names that file, which would be overwritten; choose another")
@@ -158,8 +160,10 @@ def _check_nothing_is_overwritten(values: Mapping[str, Any]) -> None:
 def _is_one_file(file: Path, other: Path) -> bool:
     try:
         return os.path.samefile(file, other)
-    except (OSError, ValueError):  # one is not there, or is no path
-        return file.name == other.name and file.absolute() == other.absolute()
+    except OSError:  # one is not there yet
+        return os.path.realpath(file) == os.path.realpath(other)
+    except ValueError:  # no path
+        return False
 
 
 def _in_whole_paragraphs(text: str) -> str:

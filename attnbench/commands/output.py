@@ -125,6 +125,8 @@ def _write(document: Document, name: str, file: Path | None, writers: Writers) -
 
         terminal.render(Console(highlight=False), document)
         return
+    if file and file.is_file() and (kind := _input_kind(file)):  # as it may have become one meanwhile
+        raise UserError(f"{file} is {kind}, which would be overwritten; it was not written")
     text = writers[name]() if name in writers else _text(document, name)
     if not file and name != "github" and isinstance(text, str):
         text = no_command(text)

@@ -21,11 +21,19 @@ from attnbench.core.json import from_json
 from attnbench.core.record import Forecast, Job, Measurement, Record, Run
 from attnbench.results import bounds
 
+
+class SecondRun(Exception):
+    """Raised for a line that begins another run."""
+
+
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised for what is no value of ours
 
 
 def record(line: bytes) -> Record | None:
-    """Return the record of a line, or None for a line of another type. Raises one of DAMAGE for a damaged line."""
+    """Return the record of a line, or None for a line of a type that is not known.
+
+    Raises SecondRun for the first line of a run, and one of DAMAGE for a damaged line.
+    """
     try:
         found = _RECORD.decode(line)
         known = case(bytes(found.case))
@@ -37,10 +45,16 @@ def record(line: bytes) -> Record | None:
     else:
         values = dict(zip(_HINTS, msgspec.structs.astuple(found), strict=False))
         own = {"case": known, "backend": intern(found.backend), "measurements": measurements, "kernels": kernels}
-        read = Record(**{**values, **own}) if found.type == "record" else None
+        read = Record(**{**values, **own}) if _is_record(found.type) else None
     if read:
         bounds.check_record(read)
     return read
+
+
+def _is_record(type_of_line: Any) -> bool:
+    if type_of_line == "run":
+        raise SecondRun
+    return bool(type_of_line == "record")
 
 
 def samples(record: Record) -> int:
@@ -165,7 +179,7 @@ def _jobs(plan: bytes) -> tuple[Job, ...]:
 
 def _record_by_core_json(line: bytes) -> Record | None:
     data = json.loads(line)
-    if data.pop("type") != "record":
+    if not _is_record(data.pop("type")):
         return None
     found = data.get("measurements")
     if isinstance(found, Mapping):

@@ -37,6 +37,7 @@ _FIRST = b'{"type":"run",'  # what each begins with
 MOST_BYTES = 2**32  # that a gzip file may unpack to
 DAMAGED = "damaged line left out"
 MOST_DAMAGED = 1000  # lines of a file that is read
+MOST_UNKNOWN = 100_000  # lines of other types, which a newer attnbench may write
 _GZIP = b"\x1f\x8b"  # what a gzip file begins with
 _CONFLICT = (b"<<<<<<< ", b"=======\n", b">>>>>>> ", b"||||||| ")  # git's markers
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -250,7 +251,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
     first = lines.readline()
     if not first.endswith(b"\n"):
         raise _cut_off(path, content)
-    run, records, repeated = _header(path, first), [], 0
+    run, records, repeated, unknown = _header(path, first), [], 0, 0
     for number, line in enumerate(lines, start=2):
         if _FIRST in line or line.startswith(_CONFLICT):  # within a string of a record its quotes would be escaped
             raise _joined(path, number, line)
@@ -263,12 +264,17 @@ def read(path: Path) -> tuple[Run, list[str]]:
             repeated += max(0, decode.samples(record) - len(line)) if record else 0
             if repeated > bounds.MOST_OF_FILE:
                 raise ValueError("the file repeats more samples than fit the memory")
+        except decode.SecondRun:
+            raise _joined(path, number, line) from None
         except decode.DAMAGE as error:
             problems.append(f"{path}:{number}: {DAMAGED} ({type(error).__name__}: {error})")
             if len(problems) > MOST_DAMAGED:
                 raise UserError(f"{path}: over {MOST_DAMAGED:,} of its lines are damaged; restore the file") from None
         else:
             records += [record] if record else []
+            unknown += record is None
+            if unknown > MOST_UNKNOWN:
+                raise UserError(f"{path}: over {MOST_UNKNOWN:,} of its lines are of types that attnbench does not know")
     return replace(run, records=tuple(records)), problems
 
 

@@ -128,8 +128,10 @@ def connected(address: str | None) -> Iterator[None]:
         with captured_stderr() as said:  # Ray's own log: a line for each second of trying
             ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **options)
     except (Exception, SystemExit) as error:  # a start that fails raises a bare Exception
+        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # by Ray's own handler
+            raise Interrupted(signal.SIGTERM) from None
         why = one_line(str(error))[:200]
-        if "InvalidAuthToken" in said[0]:
+        if "InvalidAuthToken" in "".join(said):
             why = "the cluster asks for a token: set RAY_AUTH_MODE=token, with the head's ~/.ray/auth_token here"
         raise UserError(f"--address {address}: {why}") from None
     finally:  # Ray takes the signals for itself

@@ -311,6 +311,8 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
         raise UserError(f"{request.resume} is a search; attnbench capacity --resume {request.resume} goes on with it")
     if old.reduced:
         raise UserError(f"{request.resume} is a baseline, which has no plan; resume the run that it was saved from")
+    if unknown_code := {job.backend for job in old.plan} - old.specs.keys():
+        raise UserError(f"{request.resume} names no code for {min(unknown_code)}, which it plans; start a new run")
     if not request.trust:
         check_trusted(request.resume, old)
     file = None if request.dry_run else run_file.RunFile.reopen(request.resume)

@@ -244,6 +244,23 @@ def test_another_device_of_the_same_file_name_is_not_overwritten(tmp_path: Path)
         baseline_files.save(on(replace(H200, name="NVIDIA-H200")), "main", tmp_path)
 
 
+def test_neither_a_run_nor_what_a_link_leads_to_is_replaced(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.jsonl"
+    whole.write_bytes(run_file.encoded(run(records())))
+    before = whole.read_bytes()
+    path = tmp_path / "main" / "nvidia-h200.jsonl"
+    path.parent.mkdir()
+    for target in (whole, tmp_path / "none"):
+        path.symlink_to(target)
+        with pytest.raises(UserError, match="is a link, and what it leads to would be overwritten"):
+            baseline_files.save(run(records()), "main", tmp_path)
+        path.unlink()
+    path.write_bytes(before)
+    with pytest.raises(UserError, match="is a run file with all its samples, and no baseline"):
+        baseline_files.save(run(records()), "main", tmp_path)
+    assert (whole.read_bytes(), path.read_bytes(), (tmp_path / "none").exists()) == (before, before, False)
+
+
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     whole = run([*records(), ended(case(2048), "triton", "oom", "out of memory")], argv=("run", "-b", "triton"))

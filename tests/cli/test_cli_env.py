@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tool import Tool
+from tool import FAKE, SMALL, Tool
 
 
 def test_a_suites_interpreter_and_fresh_caches_are_in_the_run_file_and_the_report(tool: Tool) -> None:
@@ -116,3 +116,27 @@ def test_pips_refusal_is_one_line(tool: Tool) -> None:
     assert "attnbench env create fa4 -- --no-index --find-links FOLDER" in line
     assert not (tool.folder / "env").exists()
     assert tool("env", "list", XDG_DATA_HOME=data).out.startswith("none yet")
+
+
+def test_documents_overwrite_no_file_that_becomes_one_during_the_run_and_no_interpreter(tool: Tool) -> None:
+    """The same file by a link to nothing yet, and by two ways to a folder."""
+    (tool.folder / "link.md").symlink_to("new.jsonl")
+    (tool.folder / "real").mkdir()
+    (tool.folder / "other").symlink_to("real")
+    (tool.folder / "py").symlink_to(os.path.realpath(sys.executable))
+    before = os.stat(sys.executable).st_size
+    for options in (
+        ("--out", "new.jsonl", "-f", "md=link.md"),
+        ("--out", "real/o", "-f", "md=other/o"),
+        ("--python", "fake=./py", "--html", "py"),
+    ):
+        assert "another option names that file" in tool(*FAKE, *SMALL, "--seqlen", "1k", *options, code=2).err
+    assert not (tool.folder / "new.jsonl").exists()
+    assert os.stat(sys.executable).st_size == before
+
+
+def test_a_plan_of_a_backend_without_code_is_not_resumed(tool: Tool) -> None:
+    tool.fake(*SMALL, "--seqlen", "1k")
+    first, rest = (tool.folder / "run.jsonl").read_text().split("\n", 1)
+    tool.write("run.jsonl", json.dumps({**json.loads(first), "specs": {}}) + "\n" + rest)
+    assert "run.jsonl names no code for fake, which it plans" in tool("run", "--resume", "run.jsonl", code=2).err

@@ -476,8 +476,20 @@ def test_files_that_were_joined_are_refused(path: Path, cut: int) -> None:
     path.write_bytes(one[: len(one) - cut] + one)
     with pytest.raises(UserError, match=r"run\.jsonl:[45]: a second run begins here"):
         run_file.read(path)
+    spelled = [json.dumps(json.loads(line)) for line in one.splitlines()]  # with spaces, as other programs write it
+    for second in ("\n".join(spelled), '{"schema":2,"type":"run"}', '{"type":"record","type":"run"}'):
+        path.write_bytes(one + second.encode() + b"\n")
+        with pytest.raises(UserError, match=r"run\.jsonl:5: a second run begins here"):
+            run_file.read(path)
     path.write_bytes(gzip.compress(one) + gzip.compress(one))
     with pytest.raises(UserError, match=r"run\.jsonl:5: a second run begins here"):
+        run_file.read(path)
+
+
+def test_lines_of_unknown_types_have_an_end(path: Path) -> None:
+    """Some kilobytes of gzip may hold millions of them."""
+    path.write_bytes(gzip.compress(path.read_bytes() + b'{"type":"x"}\n' * (run_file.MOST_UNKNOWN + 1)))
+    with pytest.raises(UserError, match="over 100,000 of its lines are of types that attnbench does not know"):
         run_file.read(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
+from attnbench.core.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_DONE,
+    EXIT_NOTHING_MEASURED,
+    EXIT_WRONG_RESULT,
+    Interrupted,
+    UserError,
+)
 from attnbench.results import run_file
 from attnbench.run import cluster
 from builders import H200, case, environment, ok, run
@@ -126,6 +134,19 @@ def test_a_cluster_that_asks_for_a_token_is_named_and_its_log_held_back(
         pass
     os.write(2, b"shown again\n")
     assert capfd.readouterr().err == "shown again\n"
+
+
+def test_a_signal_while_ray_connects_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own handler raises SystemExit with the signal's number."""
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install ray")
+
+    def terminated(*_: object, **__: object) -> None:
+        raise SystemExit(signal.SIGTERM)
+
+    monkeypatch.setattr(ray, "init", terminated)
+    monkeypatch.setattr(cluster, "_check_address", lambda address: None)
+    with pytest.raises(Interrupted), cluster.connected("10.0.0.1:6379"):
+        pass
 
 
 class Silent:

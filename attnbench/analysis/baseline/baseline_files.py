@@ -32,7 +32,7 @@ def save(run: Run, name: str, folder: Path) -> tuple[Path, Run | None]:
     """Write a run as a baseline, whole or not at all. Return its path, and the head of the baseline that it replaces.
 
     Raises UserError for a name that cannot be a folder's, for a run without a measured cell, for a file that belongs to
-    another device, and where the file cannot be written.
+    another device, is a link or no baseline, and where the file cannot be written.
     """
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(f"--name: {name!r} is no name for a folder; use letters, digits, dots and dashes, as in main")
@@ -40,6 +40,8 @@ def save(run: Run, name: str, folder: Path) -> tuple[Path, Run | None]:
         raise UserError("nothing was measured in that run, so there is nothing to compare with; choose another")
     path = folder / name / f"{run.environment.device.slug or 'device'}.jsonl"
     gzipped = path.with_name(f"{path.name}.gz")
+    if path.is_symlink():
+        raise UserError(f"{path} is a link, and what it leads to would be overwritten; delete it, or choose --name")
     old = next((file for file in (path, gzipped) if file.is_file()), None)
     try:
         before = run_file.head(old) if old else None
@@ -47,6 +49,8 @@ def save(run: Run, name: str, folder: Path) -> tuple[Path, Run | None]:
         raise UserError(
             f"the baseline to replace, {old}, cannot be read; delete it, or choose another --name: {error}"
         ) from None
+    if before and not before.reduced:
+        raise UserError(f"{old} is a run file with all its samples, and no baseline; move it, or choose another --name")
     if before and _device(before) != _device(run):
         raise UserError(f"{old} belongs to another device, {before.environment.device.name}; choose another --name")
     try:
