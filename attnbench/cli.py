@@ -57,11 +57,8 @@ def main() -> None:
             _say_fault(error)
             code = EXIT_FAULT
     except OSError as error:
-        from attnbench.core.files import working_folder
-
-        what = f"{error.filename}: " if error.filename else "cannot write the output: "
         if not code:  # else the command has said what is wrong
-            _say(f"{what}{error.strerror}" if working_folder() else "the working directory is gone; go to another one")
+            _say(_why_refused(error))
         code = code or EXIT_CANNOT_WRITE
         _drop_rest(sys.stdout)
     except Exception as error:
@@ -78,6 +75,17 @@ def _say(error: str) -> None:
         print(f"attnbench: {printable(without_long_words(error))}", file=sys.stderr, flush=True)
     except OSError:
         _drop_rest(sys.stderr)
+
+
+def _why_refused(error: OSError) -> str:
+    """Return what the system refused, and why."""
+    from attnbench.core.files import GONE, working_folder
+
+    if not working_folder():
+        return GONE
+    if str(error.strerror).startswith("No usable temporary directory"):  # what tempfile says
+        return "no temporary directory can be written to; set TMPDIR to a folder that can, on a disk with space"
+    return f"{error.filename or 'cannot write the output'}: {error.strerror}"
 
 
 def _what_lacks(error: Exception) -> str:
@@ -97,10 +105,11 @@ def _say_fault(error: Exception) -> None:
 
     report = "please report it"
     with contextlib.suppress(OSError):
-        with tempfile.NamedTemporaryFile("w", prefix="attnbench-fault-", suffix=".txt", delete=False) as file:
+        handle, name = tempfile.mkstemp(".txt", "attnbench-fault-")
+        with open(handle, "w", errors="backslashreplace") as file:  # an argument need not be UTF-8
             print(*sys.argv, file=file)
             traceback.print_exception(type(error), error, error.__traceback__, file=file)
-        report += f" with {file.name}"
+        report += f" with {name}"
     _say(f"a fault of attnbench's own: {type(error).__name__}: {one_line(str(error))}; {report}")
 
 

@@ -5,6 +5,7 @@ A backend's file then holds only what is particular to its library: names, limit
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -195,12 +196,14 @@ def reason_of_failed_import(module: str, error: Exception) -> str:
 
 
 def installed_version(distributions: tuple[str, ...]) -> str | None:
-    """Return the version of the first of these distributions that is installed, or None."""
+    """Return the version of the first of these distributions that is installed, or None.
+
+    A folder without a version, as a removal leaves, or with metadata that is not UTF-8 is none.
+    """
     for name in distributions:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError, KeyError, UnicodeDecodeError):
+            if version := importlib.metadata.version(name):
+                return version
     return None
 
 

@@ -7,13 +7,16 @@ the path is often that of the host, and the limits stand at the root.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
-_LIMIT, _USED = ("memory.max", "memory.limit_in_bytes"), ("memory.current", "memory.usage_in_bytes")
-_CACHE = ("inactive_file", "active_file")  # what the kernel gives back at once where memory is wanted
+# "high" slows a process down until it is of no use; "hierarchical" stands in memory.stat of version 1 for the strictest
+# limit of all levels, of which a container may see its own alone
+_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes", "hierarchical_memory_limit")
+_USED = ("memory.current", "memory.usage_in_bytes")
+_CACHE = ("inactive_file", "active_file", "slab_reclaimable")  # what the kernel gives back at once
 
 
 def cpu_limit(cgroup: str | None = None, root: Path = ROOT) -> float | None:
@@ -32,9 +35,12 @@ def free_memory(cgroup: str | None = None, root: Path = ROOT) -> int | None:
     """Return the bytes that the strictest limit leaves, the page cache counted as free; None where there is none."""
     free = []
     for folder in _folders("memory", cgroup, root):
-        with contextlib.suppress(ValueError, IndexError):  # "max", or no limit at this level
-            limit, used = _first(folder, _LIMIT), _first(folder, _USED)
-            free.append(max(0, limit - max(0, used - _page_cache(folder))))
+        known = _memory_numbers(folder)
+        limits = [known[name] for name in _LIMITS if name in known]
+        used = [known[name] for name in _USED if name in known]
+        if limits and used:
+            cache = sum(known.get(f"total_{name}", known.get(name, 0)) for name in _CACHE)  # version 1 has both
+            free.append(max(0, min(limits) - max(0, used[0] - cache)))
     return min(free, default=None)
 
 
@@ -46,15 +52,12 @@ def read_text(path: Path) -> str | None:
         return None
 
 
-def _first(folder: Path, names: Sequence[str]) -> int:
-    """Return the number in the first of some files that is there. Raises ValueError where none has one."""
-    return int(next(filter(None, (read_text(folder / name) for name in names)), ""))
-
-
-def _page_cache(folder: Path) -> int:
-    lines = (line.split() for line in (read_text(folder / "memory.stat") or "").splitlines())
-    found = {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
-    return sum(found.get(f"total_{name}", found.get(name, 0)) for name in _CACHE)  # version 1 has both
+def _memory_numbers(folder: Path) -> dict[str, int]:
+    """Return the numbers of memory.stat and of the files of limits and use, by name; "max" is none."""
+    lines = (read_text(folder / "memory.stat") or "").splitlines()
+    lines += [f"{name} {read_text(folder / name)}" for name in (*_LIMITS, *_USED)]
+    found = (line.partition(" ") for line in lines)
+    return {name: int(text) for name, _, text in found if text.isdecimal()}
 
 
 def _folders(controller: str, cgroup: str | None, root: Path) -> Iterator[Path]:
@@ -63,5 +66,7 @@ def _folders(controller: str, cgroup: str | None, root: Path) -> Iterator[Path]:
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers and controller not in controllers.split(","):
             continue
-        base, inside = root / controller if controllers else root, Path(path.lstrip("/"))
-        yield from (base / inside, *(base / parent for parent in inside.parents))
+        inside = Path(path.lstrip("/"))
+        # version 1 is mounted under the names of all its controllers, to which most systems add a link for each
+        for base in {root / controller, root / controllers} if controllers else {root}:
+            yield from (base / inside, *(base / parent for parent in inside.parents))

@@ -5,45 +5,76 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from pathlib import Path
 
-DESCRIBE = ("describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+dirty")
+from attnbench.core.files import working_folder
+
 SECONDS = 5.0  # for one call of git
-_OFF = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}", "diff.ignoreSubmodules=all")
+FILTERS = ("config", "--null", "--name-only", "--get-regexp", r"^filter\..")
+# Submodules are left out here and not by diff.ignoreSubmodules, which a folder's submodule.NAME.ignore beats: git would
+# run another git in them, with their own filters.
+STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=all")
+_OFF = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}", "status.renames=false")
+_EMPTY = "ATTNBENCH_EMPTY"  # a variable that holds nothing, for settings whose names hold a "="
 # no transport, which a partial clone would start for what it lacks; nothing is written
 _VARIABLES = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
 
 
+class _NoAnswerError(Exception):
+    """Raised where git has no answer. The message says why."""
+
+
 def commit() -> str | None:
     """Return the commit of the working directory, with "+dirty" where tracked files differ; None without one."""
-    configured = _git("config", "--name-only", "--get-regexp", r"^filter\..").stdout
-    filters = dict.fromkeys(re.findall(r"(?m)^(filter\..*)\.[^.\n]+$", configured))
-    off = [*_OFF, *(f"{name}.{key}=" for name in filters for key in ("clean", "smudge", "process"))]
-    off += [f"{name}.required=false" for name in filters]
-    return _git(*(word for setting in off for word in ("-c", setting)), *DESCRIBE).stdout.strip() or None
+    try:
+        return _look()
+    except _NoAnswerError:
+        return None
 
 
 def why_no_commit() -> str:
     """Return why a checkout tells no commit, and what to do; "" where there is no checkout, or it tells one."""
-    said = _git("rev-parse", "HEAD").stderr
-    found = re.search(r"dubious ownership in repository at '(.*)'", said)
-    if not found:
+    here = working_folder()
+    folders = [Path(here), *Path(here).parents] if here else []
+    if "GIT_DIR" not in os.environ and not any(os.path.lexists(folder / ".git") for folder in folders):
         return ""
-    return (
-        f"the commit is not recorded: git does not trust {found[1]}, which another user owns; "
-        f"git config --global --add safe.directory {found[1]}"
-    )
-
-
-def _git(*words: str) -> subprocess.CompletedProcess[str]:
-    """Return what git said; nothing where it is not there, takes too long, or the working directory is gone."""
     try:
-        return subprocess.run(
-            ["git", *words],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=SECONDS,
-            env={**os.environ, **_VARIABLES},
+        _look()
+    except _NoAnswerError as error:
+        return f"the commit is not recorded: {error}"
+    return ""
+
+
+def _look() -> str | None:
+    """Return what `commit` does. Raises _NoAnswerError."""
+    names = dict.fromkeys(name.rpartition(".")[0] for name in _git(*FILTERS, fine=(0, 1)).split("\0") if name)
+    off = [word for setting in _OFF for word in ("-c", setting)]
+    for setting in (f"{name}.{key}" for name in names for key in ("clean", "smudge", "process", "required")):
+        # -c ends a name at its first "="; the other way is not known to git before 2.31, which then refuses
+        off += [f"--config-env={setting}={_EMPTY}"] if "=" in setting else ["-c", f"{setting}="]
+    said = _git(*off, *STATUS)
+    found = re.search(r"(?m)^# branch\.oid ([0-9a-f]{12})", said)
+    changed = re.search(r"(?m)^[^#]", said)
+    return f"{found[1]}{'+dirty' if changed else ''}" if found else None
+
+
+def _git(*words: str, fine: tuple[int, ...] = (0,)) -> str:
+    """Return what git printed, byte for byte. Raises _NoAnswerError where it ends otherwise than with a `fine` code."""
+    try:
+        variables = {**os.environ, **_VARIABLES, _EMPTY: ""}
+        variables.pop("GIT_CONFIG", None)  # another file for `git config` alone
+        done = subprocess.run(["git", *words], capture_output=True, timeout=SECONDS, env=variables)
+    except subprocess.TimeoutExpired:
+        raise _NoAnswerError(f"git took longer than {SECONDS:.0f} s") from None
+    except OSError as error:
+        raise _NoAnswerError(f"git cannot be started ({error.strerror}); is it installed and on PATH?") from None
+    if done.returncode in fine:
+        return os.fsdecode(done.stdout)  # a name that is not UTF-8 goes back to git as it came
+    said = done.stderr.decode(errors="replace")
+    if untrusted := re.search(r"dubious ownership in repository at '(.*)'", said):
+        raise _NoAnswerError(
+            f"git does not trust {untrusted[1]}, which another user owns; "
+            f"git config --global --add safe.directory {untrusted[1]}"
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return subprocess.CompletedProcess(words, 1, "", "")
+    fatal = re.search(r"(?m)^fatal: (.*)", said)
+    raise _NoAnswerError(f"git says: {fatal[1]}" if fatal else f"git ended with exit code {done.returncode}")

@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import IO, Any
 
+GONE = "the working directory is gone; go to another one"
+
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file, of which a reader sees the old content or the new. Its folder is made where there is none.

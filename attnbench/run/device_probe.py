@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnbench.core.errors import UserError
+from attnbench.core.files import GONE, working_folder
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device, Environment
 from attnbench.core.other_work import refusal
@@ -31,7 +32,11 @@ class DeviceProbe:
 
         `python` is the interpreter whose software is described (default: this one). Without torch a CPU is described,
         in a tenth of the time, but for its threads. With `allow_busy` a GPU that other processes use is described too.
+
+        Raises UserError where the working directory was removed: torch, or a library of it, then fails to load.
         """
+        if device != "fake" and not working_folder():
+            raise UserError(GONE)
         self._allow_busy = allow_busy
         load = cpu_load() if device in ("auto", "cpu") else None
         self._cpu_load = None if load is None else load / (os.cpu_count() or 1)

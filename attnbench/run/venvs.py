@@ -105,14 +105,12 @@ def _data_folder() -> Path | None:
 
 def known_venvs() -> dict[str, Venv]:
     """Return the environments that were created, by name. Raises UserError if their list is damaged."""
-    if not (folder := _data_folder()):
+    folder = _data_folder()
+    if not folder or not os.path.exists(path := folder / "environments.json"):  # nor in a home of another user
         return {}
-    path = folder / "environments.json"
     try:
         entries = json.loads(path.read_text())
         return {e["name"]: Venv(**{**e, "requirements": tuple(e["requirements"])}) for e in entries}
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"{path} cannot be read ({type(error).__name__}); delete it, and make the environments again"

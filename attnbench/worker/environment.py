@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -30,6 +30,7 @@ PACKAGES = (
 )
 FAKE_MEMORY = 80 * 2**30  # bytes of the simulated device
 FAKE_RATES = {"bf16": 800e12, "fp16": 800e12, "fp32": 50e12, "fp8": 1600e12}  # FLOP/s
+PROC, CACHES = Path("/proc"), Path("/sys/devices/system/cpu/cpu0/cache")
 QUICK_MATMUL = {"cuda": 4096, "cpu": 512}  # rows and columns
 QUICK_COPY = {"cuda": 2**28, "cpu": 2**26}  # bytes
 
@@ -172,11 +173,15 @@ def _uuid(properties: Any) -> str:
 
 
 def _instructions() -> str:
-    """Return the CPU instructions that torch uses, which ATEN_CPU_CAPABILITY limits, and what limits oneDNN's."""
+    """Return the CPU instructions that torch uses, which ATEN_CPU_CAPABILITY limits, and what limits its libraries'."""
     import torch
 
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA")
-    return torch.backends.cpu.get_cpu_capability() + (f", oneDNN at most {limit}" if limit else "")
+    used = torch.backends.cpu.get_cpu_capability()
+    if limit := os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA"):
+        used += f", oneDNN at most {limit}"
+    if mode := os.environ.get("MKL_CBWR"):
+        used += f", MKL_CBWR {mode}"
+    return used
 
 
 def _host(threads: int | None, instructions: str | None = None) -> Device:
@@ -246,40 +251,29 @@ def _copy_rate(where: torch.device, nbytes: int) -> float:
 
 def last_level_cache() -> int | None:
     """Return the bytes of the largest cache of CPU core 0 (Linux); None where it is not known."""
-    sizes = []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text().strip()
-        sizes.append(int(text[:-1]) * {"K": 2**10, "M": 2**20}.get(text[-1], 1))
-    return max(sizes, default=None)
+    texts = (cgroups.read_text(path) or "" for path in CACHES.glob("index*/size"))  # empty on some virtual machines
+    sizes = [re.fullmatch(r"(\d+)([KM]?)", text, re.ASCII) for text in texts]
+    return max((int(size[1]) * {"": 1, "K": 2**10, "M": 2**20}[size[2]] for size in sizes if size), default=None)
 
 
 def host_free() -> int | None:
     """Return the bytes that can be allocated without swapping, within a container's limit (Linux); None if unknown."""
     try:
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        lines = dict(line.split(":") for line in (cgroups.read_text(PROC / "meminfo") or "").splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
+    except (KeyError, ValueError, IndexError):
         return None
     limit = cgroups.free_memory()
     return free if limit is None else min(free, limit)
 
 
 def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return f"{line.split(':', 1)[1].strip()} ({os.cpu_count()} cores)"
-    except OSError:
-        pass
+    named = re.search(r"(?m)^model name[ \t]*:[ \t]*(\S.*)", cgroups.read_text(PROC / "cpuinfo") or "")
+    if named:
+        return f"{named[1].strip()} ({os.cpu_count()} cores)"
     return f"{platform.processor() or platform.machine()} ({os.cpu_count()} cores)"
 
 
 def _packages() -> dict[str, str]:
     """Return the versions of the packages in PACKAGES that are installed."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return {name: version for name in PACKAGES if (version := installed_version((name,)))}

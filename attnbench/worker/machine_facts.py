@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.core import stats
 from attnbench.worker.measure import cuda_graph, l2_cache
-from attnbench.worker.measure.nvml import LIMITS, GpuState, running_processes
+from attnbench.worker.measure.nvml import LIMITS, GpuState, quantity, running_processes
 from attnbench.worker.measure.sampling import do_nothing
 
 if TYPE_CHECKING:
@@ -144,18 +144,22 @@ def _facts_or_error(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def _nvml_facts(state: GpuState) -> dict[str, Any]:
     """Return what NVML tells of clocks, power, temperature, settings and memory errors."""
     ask = state.ask
-    reasons = ask(lambda n, h: int(n.nvmlDeviceGetCurrentClocksThrottleReasons(h)))
+    reasons = ask(lambda n, h: int(quantity(n.nvmlDeviceGetCurrentClocksThrottleReasons(h))))
     names = ("corrected", "uncorrected", "pending", "failed")
     cuda = ask(lambda n, _: int(n.nvmlSystemGetCudaDriverVersion_v2()))
     return {
         "clock": state.clock_hz(),
         "clock_max": state.clock_max_hz(),
-        "clock_application": ask(lambda n, h: n.nvmlDeviceGetApplicationsClock(h, n.NVML_CLOCK_GRAPHICS) * 1e6),
-        "clock_default": ask(lambda n, h: n.nvmlDeviceGetDefaultApplicationsClock(h, n.NVML_CLOCK_GRAPHICS) * 1e6),
+        "clock_application": ask(
+            lambda n, h: quantity(n.nvmlDeviceGetApplicationsClock(h, n.NVML_CLOCK_GRAPHICS)) * 1e6
+        ),
+        "clock_default": ask(
+            lambda n, h: quantity(n.nvmlDeviceGetDefaultApplicationsClock(h, n.NVML_CLOCK_GRAPHICS)) * 1e6
+        ),
         "reasons": None if reasons is None else [name for bit, name in REASONS.items() if reasons & bit],
         "power": state.power_w(),
-        "power_limit": ask(lambda n, h: n.nvmlDeviceGetEnforcedPowerLimit(h) / 1e3),
-        "power_default": ask(lambda n, h: n.nvmlDeviceGetPowerManagementDefaultLimit(h) / 1e3),
+        "power_limit": ask(lambda n, h: quantity(n.nvmlDeviceGetEnforcedPowerLimit(h)) / 1e3),
+        "power_default": ask(lambda n, h: quantity(n.nvmlDeviceGetPowerManagementDefaultLimit(h)) / 1e3),
         "temperature": state.temperature_c(),
         "temperature_margin": _temperature_margin(state),
         "persistence": ask(lambda n, h: bool(int(n.nvmlDeviceGetPersistenceMode(h)))),
@@ -164,7 +168,7 @@ def _nvml_facts(state: GpuState) -> dict[str, Any]:
         "ecc_pending": ask(lambda n, h: bool(int(n.nvmlDeviceGetEccMode(h)[1]))),
         "ecc_errors": state.ecc_errors(),
         "ecc_errors_ever": ask(
-            lambda n, h: int(n.nvmlDeviceGetTotalEccErrors(h, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, 1))
+            lambda n, h: int(quantity(n.nvmlDeviceGetTotalEccErrors(h, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, 1)))
         ),
         "rows": ask(lambda n, h: dict(zip(names, map(int, n.nvmlDeviceGetRemappedRows(h)), strict=True))),
         "cuda": None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
@@ -176,11 +180,11 @@ def _temperature_margin(state: GpuState) -> float | None:
 
     From Hopper on the driver reports only this margin, before Hopper only the threshold.
     """
-    margin = state.ask(lambda n, h: float(n.nvmlDeviceGetMarginTemperature(h)))
+    margin = state.ask(lambda n, h: float(int(n.nvmlDeviceGetMarginTemperature(h))))
     if margin is not None:
         return margin
     slowdown = state.ask(
-        lambda n, h: float(n.nvmlDeviceGetTemperatureThreshold(h, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN))
+        lambda n, h: quantity(n.nvmlDeviceGetTemperatureThreshold(h, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN))
     )
     now = state.temperature_c()
     return slowdown - now if slowdown and now is not None else None

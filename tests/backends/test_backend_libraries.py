@@ -6,6 +6,7 @@ import importlib.metadata
 import itertools
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -15,6 +16,7 @@ from attnbench.backends.fa2 import FlashAttention2
 from attnbench.backends.libraries import (
     Library,
     flash_workspace,
+    installed_version,
     probe_of_failed_import,
     reason_of_failed_import,
     version_numbers,
@@ -45,6 +47,19 @@ def test_the_reason_of_a_missing_library_is_one_line(name: str) -> None:
     if not probe.usable:
         assert "\n" not in str(probe.reason)
         assert probe.install
+
+
+@pytest.mark.parametrize("metadata", [None, b"Name: a-kernels\n", b"Name: a-kernels\nVersion: 1\nAuthor: \xff\n"])
+def test_a_package_whose_metadata_tell_no_version_is_none(
+    metadata: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a_kernels-1.dist-info"
+    folder.mkdir()
+    if metadata is not None:
+        (folder / "METADATA").write_bytes(metadata)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert installed_version(("a-kernels",)) is None
+    assert installed_version(("a-kernels", "pytest"))
 
 
 def test_versions_compare_by_number() -> None:

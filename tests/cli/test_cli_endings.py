@@ -20,7 +20,7 @@ from tool import COMMAND, FAKE, SMALL, Tool, alive
 
 from attnbench import cli
 from attnbench.commands import suites
-from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_FAULT, Interrupted
+from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_CANNOT_WRITE, EXIT_FAULT, Interrupted
 
 ONE = (*FAKE, "--seqlen", "1k", *SMALL, "--out", "run.jsonl")
 posix = pytest.mark.skipif(sys.platform != "linux", reason="signals and /dev")
@@ -261,6 +261,15 @@ def test_a_limit_of_the_system_is_named_and_no_fault_of_our_own(
     assert said.count("\n") == 1
 
 
+def test_without_a_temporary_directory_the_variable_is_named(
+    command: Callable[[Callable[[], None]], int], capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/none"])
+    assert command(lambda: tempfile.TemporaryFile().close()) == EXIT_CANNOT_WRITE
+    assert "set TMPDIR to a folder" in capsys.readouterr().err
+
+
 def test_a_fault_of_our_own_is_one_line_and_never_the_code_of_a_regression(
     command: Callable[[Callable[[], None]], int], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -268,6 +277,7 @@ def test_a_fault_of_our_own_is_one_line_and_never_the_code_of_a_regression(
 
     def fail(error: BaseException) -> Callable[[], None]:
         def raise_it() -> None:
+            sys.argv.append("an argument that is not UTF-8: \udcff")
             raise error
 
         return raise_it

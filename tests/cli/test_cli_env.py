@@ -84,6 +84,7 @@ def test_a_system_without_unix_has_what_needs_no_gpu(tool: Tool) -> None:
         ("-m attnbench report {}", 0, ""),
         ("-P -m attnbench suites", 0, ""),
         ("-m attnbench run --device fake -b fake --seqlen 1k", 2, "the working directory is gone; go to another one"),
+        ("-m attnbench backends --device cpu", 2, "the working directory is gone; go to another one"),
     ],
 )
 def test_a_working_directory_that_is_gone(tool: Tool, command: str, code: int, said: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 from attnbench.core.cgroups import cpu_limit, free_memory
 
 GIB = 2**30
+CFS = {"quota": "50000", "period": "100000"}
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -26,6 +27,7 @@ def write(root: Path, files: dict[str, str]) -> None:
         ({"a/b/cpu.max": "400000 100000", "a/cpu.max": "200000 100000"}, "0::/a/b", 2.0),
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "4:cpu,cpuacct:/\n0::/", None),
         ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, "4:cpuacct,cpu:/docker/12", 3.0),
+        ({f"cpu,cpuacct/cpu.cfs_{name}_us": text for name, text in CFS.items()}, "3:cpu,cpuacct:/x", 0.5),
         ({"cpu.max": "garbage"}, "0::/\n9:name=systemd:/", None),
     ],
 )
@@ -72,6 +74,25 @@ V1 = "memory/docker/12/memory"
             },
             "5:memory:/docker/12",
             2 * GIB - GIB // 2,
+        ),
+        ({"memory.max": "max", "memory.high": f"{GIB}", "memory.current": f"{GIB // 2}"}, "0::/", GIB // 2),
+        (  # the limit is of a level that is not shown
+            {
+                f"{V1}.limit_in_bytes": f"{2**63 - 4096}",
+                f"{V1}.usage_in_bytes": f"{GIB}",
+                f"{V1}.stat": f"cache 0\nhierarchical_memory_limit {3 * GIB}\ntotal_inactive_file 0",
+            },
+            "5:memory:/docker/12",
+            2 * GIB,
+        ),
+        (
+            {
+                "memory.max": f"{8 * GIB}",
+                "memory.current": f"{7 * GIB}",
+                "memory.stat": f"slab_reclaimable {5 * GIB}\nslab_unreclaimable {GIB}",
+            },
+            "0::/",
+            6 * GIB,
         ),
         ({"memory.max": "garbage"}, "0::/\nnot a line", None),
     ],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,13 +42,25 @@ def test_the_commit_and_whether_files_differ(folder: Path) -> None:
     assert checkout.why_no_commit() == ""
 
 
-@pytest.mark.parametrize("key", ["core.fsmonitor", "filter.a.b.clean", "filter.a.process"])
-def test_nothing_that_a_folder_configures_is_run(folder: Path, key: str) -> None:
+def spy(folder: Path) -> Path:
+    """Return a program that leaves `ran` in a folder."""
     program = folder / "program"
     program.write_text(f"#!/bin/sh\ntouch {folder}/ran\ncat\n")
     program.chmod(0o755)
-    git("config", key, str(program))
-    (folder / ".gitattributes").write_text(f"* filter={key.split('.', 1)[1].rpartition('.')[0]}\n")
+    return program
+
+
+# some names would be cut or changed by a careless way to read or to set them
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("core.fsmonitor", "filter.a.b.clean", "filter.a.process", "filter.x=y.clean", "filter..process"),
+        "filter.x\udcff.clean",
+    ],
+)
+def test_nothing_that_a_folder_configures_is_run(folder: Path, key: str) -> None:
+    git("config", key, str(spy(folder)))
+    (folder / ".gitattributes").write_bytes(os.fsencode(f"* filter={key.split('.', 1)[1].rpartition('.')[0]}\n"))
     (folder / "file.py").write_text("3\n")
     subprocess.run(["git", "status"], capture_output=True)
     assert (folder / "ran").exists()  # a plain call does run it
@@ -56,10 +70,69 @@ def test_nothing_that_a_folder_configures_is_run(folder: Path, key: str) -> None
     assert not (folder / "ran").exists()
 
 
+def test_nothing_that_a_submodule_configures_is_run(folder: Path) -> None:
+    own = ("-C", "sub", "-c", "user.name=a", "-c", "user.email=a@b")
+    git("init", "--quiet", "sub")
+    (folder / "sub/file.py").write_text("1\n")
+    (folder / "sub/.gitattributes").write_text("* filter=a\n")
+    git(*own, "add", ".")
+    git(*own, "commit", "--quiet", "-m", "first")
+    git("-C", "sub", "config", "filter.a.clean", str(spy(folder)))
+    git("-c", "advice.addEmbeddedRepo=false", "add", "sub")
+    (folder / ".gitmodules").write_text('[submodule "sub"]\n path = sub\n url = ./sub\n ignore = none\n')
+    git("config", "submodule.sub.ignore", "none")
+    git("config", "submodule.sub.active", "true")
+    (folder / "sub/file.py").write_text("3\n")
+    subprocess.run(["git", "status"], capture_output=True)
+    assert (folder / "ran").exists()
+    (folder / "ran").unlink()
+    (folder / "sub/file.py").write_text("4\n")
+    assert checkout.commit()
+    assert not (folder / "ran").exists()
+
+
 def test_a_checkout_that_git_does_not_trust_says_what_to_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own way to try it
     assert checkout.commit() is None
     assert f"git config --global --add safe.directory {folder}" in checkout.why_no_commit()
+
+
+def no_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(folder / "none"))
+
+
+def no_time(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkout, "SECONDS", 0.0)
+
+
+def no_folder(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_DIR", "/nonexist")
+
+
+def broken_config(folder: Path, _: pytest.MonkeyPatch) -> None:
+    (folder / ".git/config").write_text("[core\n")
+
+
+def broken_index(folder: Path, _: pytest.MonkeyPatch) -> None:
+    (folder / ".git/index").write_text("no index")
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        (no_program, "git cannot be started (No such file or directory); is it installed and on PATH?"),
+        (no_time, "git took longer than 0 s"),
+        (no_folder, "git says: not a git repository: '/nonexist'"),
+        (broken_config, "git says: bad config line 1 in file .git/config"),
+        (broken_index, "git says: .git/index: index file smaller than expected"),
+    ],
+)
+def test_a_checkout_that_cannot_be_asked_says_why(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, broken: Callable[[Path, pytest.MonkeyPatch], None], why: str
+) -> None:
+    broken(folder, monkeypatch)
+    assert checkout.commit() is None
+    assert checkout.why_no_commit() == f"the commit is not recorded: {why}"
 
 
 def test_without_a_checkout_or_a_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

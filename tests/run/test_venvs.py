@@ -8,6 +8,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -242,6 +243,23 @@ def test_a_damaged_list_is_said(data: Path) -> None:
         (data / "environments.json").write_text(text)
         with pytest.raises(UserError, match=r"environments.json cannot be read"):
             venvs.known_venvs()
+
+
+def test_a_home_that_cannot_be_looked_into_is_as_none(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root's for another user in a container, and /dev/null."""
+    data.mkdir(parents=True)
+    (data / "environments.json").write_text("[]")
+    data.parent.chmod(0)
+    user = os.geteuid()
+    try:
+        os.seteuid(user or 65534)  # root may look into any
+        assert venvs.known_venvs() == {}
+    finally:
+        os.seteuid(user)
+        data.parent.chmod(0o700)
+    monkeypatch.delenv("XDG_DATA_HOME")
+    monkeypatch.setenv("HOME", os.devnull)
+    assert venvs.known_venvs() == {}
 
 
 def test_which_interpreter_wins(tmp_path: Path, data: Path) -> None:

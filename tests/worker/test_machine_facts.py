@@ -11,10 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from attnbench.analysis.gate.run_differences import differences
-from attnbench.worker import machine_facts
+from attnbench.worker import environment, machine_facts
 from attnbench.worker.measure.l2_cache import L2Flush
 from attnbench.worker.measure.sampling import CpuTimer, do_nothing
 from builders import CPU, run
@@ -54,10 +55,29 @@ def test_nothing_is_ever_set() -> None:
 
 
 def test_a_cpu_whose_instructions_are_limited_is_another_machine() -> None:
-    """By torch's variable and by oneDNN's; a gate says so."""
+    """By torch's variable, by oneDNN's and by MKL's; a gate says so."""
     code = "from attnbench.worker import environment; print(environment.describe('cpu').device.instructions)"
-    variables = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    variables = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "AVX2"}
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=120)
-    assert done.stdout == "DEFAULT, oneDNN at most SSE41\n", done.stderr
+    assert done.stdout == "DEFAULT, oneDNN at most SSE41, MKL_CBWR AVX2\n", done.stderr
     limited, whole = (run([], device=replace(CPU, instructions=of)) for of in ("DEFAULT", "AVX512"))
     assert [d.what for d in differences(limited, whole)] == ["device instructions was DEFAULT and is AVX512"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", None])
+def test_facts_of_a_cpu_that_cannot_be_read_are_left_out(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a virtual machine's empty ones; a folder stands for a failing read."""
+    for number in range(2):
+        (tmp_path / f"index{number}").mkdir()
+    (tmp_path / "index0/size").write_text("32K\n")
+    for strange in (tmp_path / "index1/size", tmp_path / "cpuinfo", tmp_path / "meminfo"):
+        strange.mkdir() if content is None else strange.write_bytes(content)
+    monkeypatch.setattr(environment, "CACHES", tmp_path)
+    monkeypatch.setattr(environment, "PROC", tmp_path)
+    assert environment.last_level_cache() == 2**15
+    assert environment.host_free() is None
+    found = environment.describe("cpu", with_torch=False)
+    assert found.cpu.endswith(f" ({os.cpu_count()} cores)")
+    assert found.device.free == found.device.memory

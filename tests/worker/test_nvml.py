@@ -157,6 +157,26 @@ def test_an_unsupported_question_gives_none_and_others_are_answered(
     assert state.clock_hz() == 1.98e9
 
 
+@pytest.mark.parametrize("answer", [-1, 2**32 - 1, 2**64 - 1, float("inf"), float("nan"), "N/A", None, SystemExit(1)])
+def test_an_answer_that_is_no_quantity_is_none(nvml: Nvml, monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
+    """Those with all bits set are NVML's own way to say that it does not know."""
+
+    def says(*_: Any) -> Any:
+        if isinstance(answer, SystemExit):
+            raise answer
+        return answer
+
+    for name in [name for name in vars(Nvml) if name.startswith("nvmlDeviceGet") and not name.endswith("ByUUID")]:
+        monkeypatch.setattr(nvml, name, says)
+    monkeypatch.setattr(nvml, "nvmlDeviceGetFieldValues", lambda *_: [SimpleNamespace(nvmlReturn=3)])
+    monkeypatch.setattr(nvml, "nvmlDeviceGetUtilizationRates", lambda *_: SimpleNamespace(gpu=says()))
+    state = GpuState(UUID)
+    assert [ask(state) for name, (ask, _) in QUESTIONS.items() if name != "driver"] == [None] * (len(QUESTIONS) - 1)
+    assert (state.limits(), state.busy_with_others()) == ((), None)
+    facts = machine_facts._nvml_facts(state)
+    assert [facts[name] for name in ("clock_application", "power_limit")] == [None, None]
+
+
 def missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
 

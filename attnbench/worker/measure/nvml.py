@@ -39,7 +39,7 @@ class GpuState:
             pynvml.nvmlInit()
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
             self._nvml = pynvml
-        except Exception:  # NVML is optional: a failure means no readings, never a failed job
+        except (Exception, SystemExit):  # NVML is optional: a failure means no readings, never a failed job
             pass
 
     @property
@@ -49,47 +49,49 @@ class GpuState:
 
     def clock_hz(self) -> float | None:
         """Return the SM clock now, with NVML's lag."""
-        return self.ask(lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM) * 1e6)
+        return self.ask(lambda n, h: quantity(n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM)) * 1e6)
 
     def memory_clock_hz(self) -> float | None:
         """Return the memory clock now."""
-        return self.ask(lambda n, h: n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM) * 1e6)
+        return self.ask(lambda n, h: quantity(n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM)) * 1e6)
 
     def clock_max_hz(self) -> float | None:
         """Return the highest SM clock of this device."""
-        return self.ask(lambda n, h: n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM) * 1e6)
+        return self.ask(lambda n, h: quantity(n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM)) * 1e6)
 
     def power_limit_w(self) -> float | None:
         """Return the power cap that is set."""
-        return self.ask(lambda n, h: n.nvmlDeviceGetPowerManagementLimit(h) / 1e3)
+        return self.ask(lambda n, h: quantity(n.nvmlDeviceGetPowerManagementLimit(h)) / 1e3)
 
     def power_w(self) -> float | None:
         """Return the power now, where the driver can tell it, else the average of the last second."""
 
         def instant(n: Any, h: Any) -> float:
             answer = n.nvmlDeviceGetFieldValues(h, [POWER_INSTANT])[0]
-            return float(answer.value.uiVal if answer.nvmlReturn == 0 else n.nvmlDeviceGetPowerUsage(h)) / 1e3
+            return quantity(answer.value.uiVal if answer.nvmlReturn == 0 else n.nvmlDeviceGetPowerUsage(h)) / 1e3
 
         return self.ask(instant)
 
     def power_average_w(self) -> float | None:
         """Return the average power of about the last second."""
-        return self.ask(lambda n, h: n.nvmlDeviceGetPowerUsage(h) / 1e3)
+        return self.ask(lambda n, h: quantity(n.nvmlDeviceGetPowerUsage(h)) / 1e3)
 
     def temperature_c(self) -> float | None:
         """Return the temperature of the GPU in degrees Celsius."""
-        return self.ask(lambda n, h: float(n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU)))
+        return self.ask(lambda n, h: quantity(n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU)))
 
     def energy_j(self) -> float | None:
         """Return the energy used since the driver was loaded.
 
         The counter moves every 20 to 100 ms, and reading it takes milliseconds.
         """
-        return self.ask(lambda n, h: n.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3)
+        return self.ask(lambda n, h: quantity(n.nvmlDeviceGetTotalEnergyConsumption(h)) / 1e3)
 
     def ecc_errors(self) -> int | None:
         """Return the number of uncorrected memory errors since the driver was loaded."""
-        return self.ask(lambda n, h: int(n.nvmlDeviceGetTotalEccErrors(h, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, 0)))
+        return self.ask(
+            lambda n, h: int(quantity(n.nvmlDeviceGetTotalEccErrors(h, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, 0)))
+        )
 
     def driver(self) -> str | None:
         """Return the driver's version."""
@@ -97,7 +99,7 @@ class GpuState:
 
     def limits(self) -> tuple[str, ...]:
         """Return NVML's reasons why the clock is held down now."""
-        mask = self.ask(lambda n, h: int(n.nvmlDeviceGetCurrentClocksThrottleReasons(h))) or 0
+        mask = self.ask(lambda n, h: int(quantity(n.nvmlDeviceGetCurrentClocksThrottleReasons(h)))) or 0
         return tuple(name for bit, name in LIMITS.items() if mask & bit)
 
     def busy_with_others(self) -> float | None:
@@ -110,7 +112,7 @@ class GpuState:
         zeros = 0
         counted: list[float] = []
         for number in range(round((SETTLE + WATCH) / EVERY)):
-            reading = self.ask(lambda n, h: float(n.nvmlDeviceGetUtilizationRates(h).gpu) / 100)
+            reading = self.ask(lambda n, h: quantity(n.nvmlDeviceGetUtilizationRates(h).gpu) / 100)
             if reading is None:
                 return None
             zeros = 0 if reading else zeros + 1
@@ -144,7 +146,7 @@ class GpuState:
             return None
         try:
             return question(self._nvml, self._handle)
-        except Exception:  # its errors, a function that an older pynvml lacks, an answer of another kind
+        except (Exception, SystemExit):  # its errors, a function that an older pynvml lacks, no quantity
             return None
 
 
@@ -198,6 +200,13 @@ class StateSampler:
         for name, reading in readings.items():
             if reading is not None:
                 self.readings.setdefault(name, []).append(reading)
+
+
+def quantity(answer: Any) -> float:
+    """Return an answer that is a quantity. Raises ValueError for another, as NVML's "not known" of all bits set."""
+    if not isinstance(answer, int | float) or not 0 <= answer < 2**63 or answer == 2**32 - 1:
+        raise ValueError(f"{answer!r} is no quantity")
+    return float(answer)
 
 
 def running_processes(nvml: Any, handle: Any) -> list[int]:
