@@ -281,9 +281,10 @@ def read(path: Path) -> tuple[Run, list[str]]:
 def _joined(path: Path, number: int, line: bytes) -> UserError:
     if line.startswith(_CONFLICT):
         return UserError(f"{path}:{number}: a conflict of a merge that was not resolved; restore one of its two files")
+    first = f"zcat {path} | head -n {number - 1}" if path.suffix == ".gz" else f"head -n {number - 1} {path}"
     return UserError(
         f"{path}:{number}: a second run begins here, and a run file has one; give each run a file of its own "
-        f"(head -n {number - 1} has the first)"
+        f"({first} has the first)"
     )
 
 
