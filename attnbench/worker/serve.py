@@ -20,23 +20,22 @@ and their answers:
     {"op": "examine", "device": {...}}                        -> {"facts": {...}} (machine_facts.py)
     {"op": "profile", "device": {...}, "case": {...}, "keep": {kind: path}} -> {"profile": {...}} (profile_call.py)
 
-A request that raises an exception is answered with {"error": "..."}. "fatal" means that the CUDA context is broken;
-the worker then ends after its answer.
+An answer repeats the "number" of its request. A request that raises an exception is answered with {"error": "..."}.
+"fatal" means that the CUDA context is broken; the worker then ends after its answer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from json import dumps, loads  # these names, which no kernel can replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -72,6 +71,7 @@ class Worker:
         self.fatal = False  # True: the CUDA context is broken, and this process must end
         self._place: Mapping[str, Any] | None = None  # among several ranks
         self._held: int | None = None  # bytes of memory before the first job that looks for a limit, on a CPU
+        self._process = os.getpid()
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one request. Raises what the backend raises, ValueError for an unknown "op"."""
@@ -195,7 +195,8 @@ class Worker:
         except Unsupported as refusal:
             found = {"status": "skipped", "reason": " ".join(str(refusal).split()) or "refused without a reason"}
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: a kernel's own, and no end of the worker
-            traceback.print_exc()
+            self.end_if_forked(error)
+            print_traceback()
             found = {"status": "failed", "reason": failures.reason(error, self.spec)}
             if failures.is_out_of_memory(error):
                 found["status"] = "oom"
@@ -207,6 +208,12 @@ class Worker:
         return Record(
             job.case, job.backend, job.round, forecast=job.forecast, seconds=time.monotonic() - began, **found
         )
+
+    def end_if_forked(self, error: BaseException | None = None) -> None:
+        """End this process where a kernel has forked it from the worker, as Python ends one that `error` leaves."""
+        if os.getpid() != self._process:
+            code = getattr(error, "code", 1)  # of SystemExit
+            os._exit(code & 0xFF if isinstance(code, int) else int(code is not None))
 
     def with_other_work(self, record: Record) -> Record:
         """Return a measured record with how much others use the GPU now, "busy", and who; on a CPU as it is."""
@@ -328,17 +335,25 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
+def print_traceback() -> None:
+    """Write the traceback of the exception that is handled to stderr, whatever a kernel has made of sys.stderr."""
+    with contextlib.suppress(Exception):  # of the exception, whose attributes may be anything
+        os.write(2, traceback.format_exc().encode(errors="replace"))
+
+
 def serve(requests: TextIO, answers: TextIO) -> None:
     """Answer requests, one JSON line each, until the input ends or the CUDA context is broken."""
     worker = Worker()
     for line in requests:
+        request = loads(line)
         try:
-            answer = worker.answer(json.loads(line))
+            answer = worker.answer(request)
         except BaseException as error:  # a library may raise SystemExit at import
-            traceback.print_exc()
+            worker.end_if_forked(error)
+            print_traceback()
             answer = {"error": failures.reason(error, worker.spec)}
-        sys.stderr.flush()
-        answers.write(json.dumps(answer) + "\n")
+        worker.end_if_forked()
+        answers.write(dumps({**answer, "number": request["number"]}) + "\n")
         answers.flush()
         if worker.fatal:
             break
