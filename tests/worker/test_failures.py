@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,23 @@ def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert failures.place(caught.value, spec) == " (kernels.py:4 in attention)"
     assert failures.place(caught.value, "no_such_module_of_ours:f") == ""
     assert failures.place(caught.value, backends.BACKENDS["eager"]) == ""
+
+
+def test_a_long_text_takes_no_long_time() -> None:
+    began = time.monotonic()
+    assert failures.reason(ValueError("x" * 1_000_000), "") == f"ValueError: {'x' * 388}"
+    assert failures.is_out_of_memory(RuntimeError("x" * 1_000_000 + "out of memory"))
+    assert time.monotonic() - began < 5
+
+
+def test_an_exception_that_is_not_as_python_makes_it() -> None:
+    class Nameless(Exception):
+        @property
+        def __dict__(self) -> dict[str, object]:  # type: ignore[override]
+            raise ValueError
+
+    assert failures.reason(Nameless(), "no_such_module_of_ours:f") == "Nameless: nothing more can be read of it"
+    assert failures.reason(SyntaxError("x", ("f", 1, 5, b"abc")), "") == "SyntaxError: x (f, line 1)"  # type: ignore[arg-type]
 
 
 def test_out_of_memory() -> None:
