@@ -56,6 +56,7 @@ from attnbench.worker.measure.sampling import (  # imported before any backend, 
     CpuTimer,
     collect_samples,
 )
+from attnbench.worker.torch_defaults import keep_to_backend
 
 SMALL = 128  # tokens of a case that fits wherever one does
 
@@ -84,6 +85,7 @@ class Worker:
             case "load":
                 self.spec = request["spec"]
                 self.backend = backends.load(request["name"], self.spec)
+                keep_to_backend(self.backend)
                 probe = self.backend.probe()
                 if not isinstance(probe, Probe):
                     raise TypeError(f"{request['name']}.probe() returned {probe!r}, not a Probe")
