@@ -30,13 +30,13 @@ import contextlib
 import ctypes
 import os
 import signal
-import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from json import dumps, loads  # these names, which no kernel can replace
 from pathlib import Path
+from time import monotonic, time  # own names, which no kernel can replace
 from typing import Any, Literal, TextIO
 
 from attnbench import backends
@@ -176,7 +176,7 @@ class Worker:
         Any exception becomes the record's status and reason.
         """
         assert self.backend is not None
-        began = time.monotonic()
+        began = monotonic()
         cap = memory_cap.cap_of_a_job(memory, job.case.ranks if op == "fit" else 1) if device.kind == "cpu" else None
         if cap is not None and op == "fit":
             self._held = self._held or self._held_when_warm(job.case, policy, device)
@@ -207,9 +207,7 @@ class Worker:
                     found["reason"] = f"asked for more than {cap}{forecast}: {found['reason']}"
         if self._measurer is not None and not self._measurer.recover():
             self.fatal = True
-        return Record(
-            job.case, job.backend, job.round, forecast=job.forecast, seconds=time.monotonic() - began, **found
-        )
+        return Record(job.case, job.backend, job.round, forecast=job.forecast, seconds=monotonic() - began, **found)
 
     def end_if_forked(self, error: BaseException | None = None) -> None:
         """End this process where a kernel has forked it from the worker, as Python ends one that `error` leaves."""
@@ -221,7 +219,7 @@ class Worker:
         """Return a measured record with how much others use the GPU now, "busy", and who; on a CPU as it is."""
         if self._measurer is None or not record.measurements:
             return record
-        state, since = self._measurer.state, time.time()
+        state, since = self._measurer.state, time()
         if (busy := state.busy_with_others()) is None:
             return record
         others = state.other_processes(since) if busy > BUSY else ()
