@@ -22,6 +22,7 @@ WITHOUT_GPU = (
     "results in fp32 and fp16"
 )
 NOBODY = "nobody can answer while it is measured: call it from a script of your own to use input() or a debugger"
+REENTRANT = "gradients are taken by torch.autograd.grad here: give its checkpoint use_reentrant=False"
 TODO = "_attnbench_todo"  # attribute of an exception: what a person can do about it
 STABLE_ALLOCATION = re.compile(r"aoti_torch_(aten_)?(new_)?(empty|zeros)\w*\(.*API call failed.*", re.DOTALL)
 
@@ -64,6 +65,7 @@ def _reason(error: BaseException, spec: str) -> str:
     what = (f"{kind}: {text}"[:LONGEST] if text else kind) + place(error, spec)
     asks = isinstance(error, EOFError | bdb.BdbQuit)
     todo = NOBODY if asks else WITHOUT_GPU if NO_GPU_OF_TRITON.search(text) else vars(error).get(TODO)
+    todo = todo or (REENTRANT if text.startswith("When use_reentrant=True") else None)
     return f"{what}; {todo}" if todo else what
 
 

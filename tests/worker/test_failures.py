@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
 
 from attnbench import backends
 from attnbench.worker import failures
@@ -175,3 +177,10 @@ def test_an_allocation_of_flash_attn_3_that_fails_is_out_of_memory() -> None:
         assert failures.reason(error, "") == "RuntimeError: an allocation by torch's stable interface failed"
     for name in ("aoti_torch_call_dispatcher", "aoti_torch_get_device_type"):
         assert not failures.is_out_of_memory(RuntimeError(said.format(name)))
+
+
+def test_a_checkpoint_that_torch_does_not_differentiate_so() -> None:
+    x = torch.ones(1, requires_grad=True)
+    with pytest.raises(RuntimeError, match="use_reentrant") as caught:
+        torch.autograd.grad(checkpoint(torch.neg, x, use_reentrant=True), x)
+    assert failures.reason(caught.value, "").endswith(f"; {failures.REENTRANT}")
