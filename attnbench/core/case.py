@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from json import dumps  # this name, which no kernel can replace
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from attnbench.core import masks
@@ -169,7 +169,7 @@ class Case:
             value = getattr(self, f.name)
             if f.default is not dataclasses.MISSING and value != f.default:
                 fields[f.name] = float(value) if isinstance(f.default, float) else value  # 30 and 30.0 are one case
-        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
     @cached_property
     def _hash(self) -> int:

@@ -9,10 +9,10 @@ known. JSON has no NaN and no infinity; they are written as the strings "nan", "
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
+from json import dumps as dumps  # this name, which no kernel can replace
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from attnbench.core.text import shortened
@@ -121,4 +121,4 @@ def _read_plain(hint: Any, value: Any) -> Any:
 
 def _shortened(value: Any) -> str:
     """Return a value as JSON text of at most 43 characters, for an error line."""
-    return shortened(json.dumps(value))
+    return shortened(dumps(value))

@@ -52,6 +52,7 @@ class WorkerProcess:
         self._killed_for_memory = 0  # processes that Linux had killed for lack of memory before the latest request
         self._tail: str | None = None  # the end of its stderr, kept when it has been killed
         self._buffer = b""
+        self._sent = self._received = 0  # requests and answers, which are numbered from 1
         command = (
             [python or sys.executable, *program] if program else isolated_command("attnbench.worker", python=python)
         )
@@ -80,9 +81,10 @@ class WorkerProcess:
         """Write a request. `receive` returns the answers in the same order."""
         self._mark = self._stderr.seek(0, os.SEEK_END)
         self._killed_for_memory = _killed_for_memory()
+        self._sent += 1
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # receive says why
-            self._process.stdin.write((json.dumps(request) + "\n").encode())
+            self._process.stdin.write((json.dumps({**request, "number": self._sent}) + "\n").encode())
 
     def receive(self, timeout: float) -> dict[str, Any]:
         """Return the next answer, waiting at most `timeout` seconds. Raises WorkerDied or WorkerHung."""
@@ -90,11 +92,14 @@ class WorkerProcess:
             self.kill()
             raise WorkerHung
         line, _, self._buffer = self._buffer.partition(b"\n")
+        self._received += 1
         try:
-            answer: dict[str, Any] = json.loads(line)
+            answer = json.loads(line)
         except ValueError:
+            answer = None
+        if not isinstance(answer, dict) or answer.pop("number", None) != self._received:
             self.kill()
-            raise WorkerDied(f"it printed {line[:80].decode(errors='replace')!r} instead of an answer") from None
+            raise WorkerDied(f"it printed {line[:80].decode(errors='replace')!r} instead of the answer to a request")
         return answer
 
     def answered(self, timeout: float) -> bool:
@@ -155,7 +160,8 @@ class WorkerProcess:
         if code == -signal.SIGABRT and "bad_alloc" in (self.stderr_tail() or ""):
             return WorkerOutOfMemory("the worker crashed (SIGABRT): std::bad_alloc, no memory left")
         if code < 0:
-            return WorkerDied(f"the worker crashed ({signal.Signals(-code).name})")
+            names = {number.value: number.name for number in signal.Signals}  # a real-time signal has none
+            return WorkerDied(f"the worker crashed ({names.get(-code, f'signal {-code}')})")
         return WorkerDied(f"the worker ended with exit code {code}")
 
 

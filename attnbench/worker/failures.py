@@ -14,6 +14,7 @@ from attnbench.core.sizes import format_bytes
 from attnbench.core.text import one_line, printable
 
 LONGEST = 400  # characters of a message
+READ = 10 * LONGEST  # characters of an exception's text, of which the message is made: its patterns take quadratic time
 ATTNBENCH = Path(__file__).resolve().parents[1]
 NO_GPU_OF_TRITON = re.compile(r"\b0 active drivers|cannot be accessed from Triton \(cpu tensor")
 WITHOUT_GPU = (
@@ -21,6 +22,7 @@ WITHOUT_GPU = (
     "results in fp32 and fp16"
 )
 NOBODY = "nobody can answer while it is measured: call it from a script of your own to use input() or a debugger"
+REENTRANT = "gradients are taken by torch.autograd.grad here: give its checkpoint use_reentrant=False"
 TODO = "_attnbench_todo"  # attribute of an exception: what a person can do about it
 STABLE_ALLOCATION = re.compile(r"aoti_torch_(aten_)?(new_)?(empty|zeros)\w*\(.*API call failed.*", re.DOTALL)
 
@@ -45,17 +47,25 @@ def reason(error: BaseException, spec: str) -> str:
     All of that is one line, and what to do is there where it is known. `spec` is the backend's "module:object" or
     "file.py:object".
     """
-    text = one_line(_text(error).split("\n\n")[0])
+    try:
+        return _reason(error, spec)
+    except Exception:  # its class and its attributes may be anything
+        return f"{type(error).__name__}: nothing more can be read of it"
+
+
+def _reason(error: BaseException, spec: str) -> str:
+    text = one_line(_text(error)[:READ].split("\n\n")[0])
     text = re.sub(r"(Tried to allocate [\d.]+ \w+\.).*?of which ([\d.]+ \w+) is free.*", r"\1 \2 free", text)
     text = STABLE_ALLOCATION.sub("an allocation by torch's stable interface failed", text)
     text = re.sub(r".*DefaultCPUAllocator: .*?tried to allocate (\d+) bytes.*", _no_memory, text)
     kind = type(error).__name__
-    if isinstance(error, SyntaxError) and error.text and error.offset:
+    if isinstance(error, SyntaxError) and isinstance(error.text, str) and isinstance(error.offset, int):
         indented = len(error.text) - len(error.text.lstrip())
         text += f", at column {max(1, error.offset - indented)} of: {one_line(error.text)}"
     what = (f"{kind}: {text}"[:LONGEST] if text else kind) + place(error, spec)
     asks = isinstance(error, EOFError | bdb.BdbQuit)
     todo = NOBODY if asks else WITHOUT_GPU if NO_GPU_OF_TRITON.search(text) else vars(error).get(TODO)
+    todo = todo or (REENTRANT if text.startswith("When use_reentrant=True") else None)
     return f"{what}; {todo}" if todo else what
 
 
@@ -97,5 +107,5 @@ def _no_memory(match: re.Match[str]) -> str:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:
+    except BaseException:  # a person's own code
         return "its text cannot be read"

@@ -11,10 +11,10 @@ outside the sampled rows (worker/reference), also where it is timed.
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from time import perf_counter  # own names, which no kernel can replace
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core.backend import Backend, Inputs
@@ -107,10 +107,10 @@ def in_order_of(backend: Backend, case: Case, given: Inputs) -> Inputs:
 
 def timed(instruments: Instruments, launch: Callable[[], Any], call: list[float]) -> Any:
     """Return the result of a launch; `call` gets its seconds."""
-    began = time.perf_counter()
+    began = perf_counter()
     result = launch()
     instruments.synchronize()
-    call[0] = time.perf_counter() - began
+    call[0] = perf_counter() - began
     return result
 
 

@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 from typing import TYPE_CHECKING
 
 from attnbench.core import pages
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case, Data
+from attnbench.core.json import dumps
 from attnbench.core.layouts import find_packed, lay_out
 from attnbench.worker.reference.hard_inputs import set_sinks, sink_level
 
@@ -49,7 +49,7 @@ def make(case: Case, device: str, seed: int) -> Inputs:
     import torch
 
     s = case.extent
-    text = json.dumps([dataclasses.asdict(s), case.dtype, seed], sort_keys=True)
+    text = dumps([dataclasses.asdict(s), case.dtype, seed], sort_keys=True)
     generator = torch.Generator(device).manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
 
     def values(*size: int) -> Tensor:

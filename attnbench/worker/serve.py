@@ -20,24 +20,23 @@ and their answers:
     {"op": "examine", "device": {...}}                        -> {"facts": {...}} (machine_facts.py)
     {"op": "profile", "device": {...}, "case": {...}, "keep": {kind: path}} -> {"profile": {...}} (profile_call.py)
 
-A request that raises an exception is answered with {"error": "..."}. "fatal" means that the CUDA context is broken;
-the worker then ends after its answer.
+An answer repeats the "number" of its request. A request that raises an exception is answered with {"error": "..."}.
+"fatal" means that the CUDA context is broken; the worker then ends after its answer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import signal
-import sys
-import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from json import dumps, loads  # these names, which no kernel can replace
 from pathlib import Path
+from time import monotonic, time  # own names, which no kernel can replace
 from typing import Any, Literal, TextIO
 
 from attnbench import backends
@@ -57,6 +56,7 @@ from attnbench.worker.measure.sampling import (  # imported before any backend, 
     CpuTimer,
     collect_samples,
 )
+from attnbench.worker.torch_defaults import keep_to_backend
 
 SMALL = 128  # tokens of a case that fits wherever one does
 
@@ -72,6 +72,7 @@ class Worker:
         self.fatal = False  # True: the CUDA context is broken, and this process must end
         self._place: Mapping[str, Any] | None = None  # among several ranks
         self._held: int | None = None  # bytes of memory before the first job that looks for a limit, on a CPU
+        self._process = os.getpid()
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one request. Raises what the backend raises, ValueError for an unknown "op"."""
@@ -84,6 +85,7 @@ class Worker:
             case "load":
                 self.spec = request["spec"]
                 self.backend = backends.load(request["name"], self.spec)
+                keep_to_backend(self.backend)
                 probe = self.backend.probe()
                 if not isinstance(probe, Probe):
                     raise TypeError(f"{request['name']}.probe() returned {probe!r}, not a Probe")
@@ -174,7 +176,7 @@ class Worker:
         Any exception becomes the record's status and reason.
         """
         assert self.backend is not None
-        began = time.monotonic()
+        began = monotonic()
         cap = memory_cap.cap_of_a_job(memory, job.case.ranks if op == "fit" else 1) if device.kind == "cpu" else None
         if cap is not None and op == "fit":
             self._held = self._held or self._held_when_warm(job.case, policy, device)
@@ -195,7 +197,8 @@ class Worker:
         except Unsupported as refusal:
             found = {"status": "skipped", "reason": " ".join(str(refusal).split()) or "refused without a reason"}
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: a kernel's own, and no end of the worker
-            traceback.print_exc()
+            self.end_if_forked(error)
+            print_traceback()
             found = {"status": "failed", "reason": failures.reason(error, self.spec)}
             if failures.is_out_of_memory(error):
                 found["status"] = "oom"
@@ -204,15 +207,19 @@ class Worker:
                     found["reason"] = f"asked for more than {cap}{forecast}: {found['reason']}"
         if self._measurer is not None and not self._measurer.recover():
             self.fatal = True
-        return Record(
-            job.case, job.backend, job.round, forecast=job.forecast, seconds=time.monotonic() - began, **found
-        )
+        return Record(job.case, job.backend, job.round, forecast=job.forecast, seconds=monotonic() - began, **found)
+
+    def end_if_forked(self, error: BaseException | None = None) -> None:
+        """End this process where a kernel has forked it from the worker, as Python ends one that `error` leaves."""
+        if os.getpid() != self._process:
+            code = getattr(error, "code", 1)  # of SystemExit
+            os._exit(code & 0xFF if isinstance(code, int) else int(code is not None))
 
     def with_other_work(self, record: Record) -> Record:
         """Return a measured record with how much others use the GPU now, "busy", and who; on a CPU as it is."""
         if self._measurer is None or not record.measurements:
             return record
-        state, since = self._measurer.state, time.time()
+        state, since = self._measurer.state, time()
         if (busy := state.busy_with_others()) is None:
             return record
         others = state.other_processes(since) if busy > BUSY else ()
@@ -328,17 +335,25 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
+def print_traceback() -> None:
+    """Write the traceback of the exception that is handled to stderr, whatever a kernel has made of sys.stderr."""
+    with contextlib.suppress(Exception):  # of the exception, whose attributes may be anything
+        os.write(2, traceback.format_exc().encode(errors="replace"))
+
+
 def serve(requests: TextIO, answers: TextIO) -> None:
     """Answer requests, one JSON line each, until the input ends or the CUDA context is broken."""
     worker = Worker()
     for line in requests:
+        request = loads(line)
         try:
-            answer = worker.answer(json.loads(line))
+            answer = worker.answer(request)
         except BaseException as error:  # a library may raise SystemExit at import
-            traceback.print_exc()
+            worker.end_if_forked(error)
+            print_traceback()
             answer = {"error": failures.reason(error, worker.spec)}
-        sys.stderr.flush()
-        answers.write(json.dumps(answer) + "\n")
+        worker.end_if_forked()
+        answers.write(dumps({**answer, "number": request["number"]}) + "\n")
         answers.flush()
         if worker.fatal:
             break

@@ -131,13 +131,14 @@ def test_rows_with_other_shapes(candidate: ModuleType, row: str, blocks: dict[st
 CHILD = """
 import json, os, sys, time
 for line in sys.stdin:
-    asked = json.loads(line)["do"]
+    request = json.loads(line)
+    asked = request["do"]
     if asked == "crash":
         print("out of luck", file=sys.stderr)
         os._exit(3)
     if asked == "hang":
         time.sleep(60)
-    print(json.dumps({"pid": os.getpid(), "ends": asked == "end"}), flush=True)
+    print(json.dumps({"pid": os.getpid(), "ends": asked == "end", "number": request["number"]}), flush=True)
 """
 
 

@@ -241,8 +241,9 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not mix with the answers
     for line in sys.stdin:
+        question = json.loads(line)
+        number = question.pop("number")
         try:
-            question = json.loads(line)
             answer = judge(**question, dry=dry) if "row" in question else machine(**question, dry=dry)
         except Exception as error:
             traceback.print_exc()
@@ -252,7 +253,7 @@ def main() -> None:
                     torch.cuda.synchronize()
             except RuntimeError:  # the CUDA context is broken: this process cannot run another candidate
                 answer["ends"] = True
-        print(json.dumps(answer), file=answers, flush=True)
+        print(json.dumps({**answer, "number": number}), file=answers, flush=True)
     os._exit(0)  # skip destructors, which may crash or hang in a broken CUDA context
 
 

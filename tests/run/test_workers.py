@@ -26,7 +26,7 @@ from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, TensorError
 from attnbench.run import process, workers
-from attnbench.run.process import WorkerProcess
+from attnbench.run.process import WorkerDied, WorkerProcess
 from attnbench.run.run_suite import exit_code, given_up
 from attnbench.run.workers import TimeLimit, WorkerPool, judged
 
@@ -37,7 +37,7 @@ QUICK = Forecast(0.01, 0.001, 1)
 NewPool = Callable[..., WorkerPool]
 
 OWN = """
-import os, sys, time
+import json, os, sys, time
 from attnbench.backends.fake import Fake
 
 class Own(Fake):
@@ -59,6 +59,20 @@ class Own(Fake):
             raise KeyboardInterrupt("a wish")
         if n == 6:
             os.kill(os.getpid(), 9)
+        if n == 10 and os.fork() == 0:
+            sys.exit()
+        if n == 10 and os.wait()[1]:
+            raise ValueError("a helper process that failed")
+        if n == 11 and os.fork() == 0:
+            raise ValueError("of a helper process")
+        if n == 12:
+            os.kill(os.getpid(), 35)
+        if n == 13:
+            json.dumps = sys.stderr = None
+        if n == 14:
+            sys.stderr.close()
+        if n == 15:
+            raise SyntaxError("x", ("f", 1, 5, b"abc"))
         if n == 7:
             print("terminate called after throwing an instance of 'std::bad_alloc'", file=sys.stderr, flush=True)
             os.abort()
@@ -242,6 +256,33 @@ def test_a_library_that_asks_for_the_end_keeps_its_worker(new_pool: NewPool, seq
     assert str(ended.reason).startswith(said)
     assert f"stderr of {seqlen}" in str(ended.stderr)
     assert pid(before) == pid(after)
+
+
+@pytest.mark.parametrize("seqlen", [10, 11])
+def test_a_process_that_a_kernel_forks_does_not_answer(new_pool: NewPool, seqlen: int) -> None:
+    before, *later = run(new_pool(own="Own"), job(8, "own"), *(job(n, "own") for n in (seqlen, 9, 16, 20)))
+    assert [(r.status, pid(r)) for r in later] == [("ok", pid(before))] * 4
+
+
+def test_an_answer_to_another_request_is_none(tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text("import sys\nfor _ in sys.stdin: print('{\"number\": 1}', flush=True)\n")
+    worker = WorkerProcess(program=[str(tmp_path / "twice.py")])
+    assert worker.ask({}, 10.0) == {}
+    with pytest.raises(WorkerDied, match="instead of the answer to a request"):
+        worker.ask({}, 10.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals without a name")
+def test_a_signal_without_a_name(new_pool: NewPool) -> None:
+    dead, after = run(new_pool(own="Own"), job(12, "own"), job(9, "own"))
+    assert (dead.status, dead.reason, after.status) == ("failed", "the worker crashed (signal 35)", "ok")
+
+
+@pytest.mark.parametrize(("seqlen", "status"), [(13, "ok"), (14, "ok"), (15, "failed")])
+def test_what_a_kernel_breaks_of_python_costs_no_answer(new_pool: NewPool, seqlen: int, status: str) -> None:
+    pool = new_pool(own="Own")
+    (broken,) = run(pool, job(seqlen, "own"))
+    assert (broken.status, pool.lost("own")) == (status, False)
 
 
 def test_what_the_system_killed_for_lack_of_memory_is_oom(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
 
 from attnbench import backends
 from attnbench.worker import failures
@@ -137,6 +140,23 @@ def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert failures.place(caught.value, backends.BACKENDS["eager"]) == ""
 
 
+def test_a_long_text_takes_no_long_time() -> None:
+    began = time.monotonic()
+    assert failures.reason(ValueError("x" * 1_000_000), "") == f"ValueError: {'x' * 388}"
+    assert failures.is_out_of_memory(RuntimeError("x" * 1_000_000 + "out of memory"))
+    assert time.monotonic() - began < 5
+
+
+def test_an_exception_that_is_not_as_python_makes_it() -> None:
+    class Nameless(Exception):
+        @property
+        def __dict__(self) -> dict[str, object]:  # type: ignore[override]
+            raise ValueError
+
+    assert failures.reason(Nameless(), "no_such_module_of_ours:f") == "Nameless: nothing more can be read of it"
+    assert failures.reason(SyntaxError("x", ("f", 1, 5, b"abc")), "") == "SyntaxError: x (f, line 1)"  # type: ignore[arg-type]
+
+
 def test_out_of_memory() -> None:
     allocator = RuntimeError(
         "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
@@ -157,3 +177,10 @@ def test_an_allocation_of_flash_attn_3_that_fails_is_out_of_memory() -> None:
         assert failures.reason(error, "") == "RuntimeError: an allocation by torch's stable interface failed"
     for name in ("aoti_torch_call_dispatcher", "aoti_torch_get_device_type"):
         assert not failures.is_out_of_memory(RuntimeError(said.format(name)))
+
+
+def test_a_checkpoint_that_torch_does_not_differentiate_so() -> None:
+    x = torch.ones(1, requires_grad=True)
+    with pytest.raises(RuntimeError, match="use_reentrant") as caught:
+        torch.autograd.grad(checkpoint(torch.neg, x, use_reentrant=True), x)
+    assert failures.reason(caught.value, "").endswith(f"; {failures.REENTRANT}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,8 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
-from attnbench.worker import inputs
+from attnbench.worker import cell_steps, inputs
+from attnbench.worker.measure.memory import status_bytes
 from attnbench.worker.serve import Worker
 
 DEVICE = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
@@ -126,6 +128,36 @@ def test_every_failure_has_its_status_and_reason(
     assert (record.accuracy is not None) == (status == "wrong")
     assert ("Traceback" in capfd.readouterr().err) == (status in ("failed", "oom"))
     assert measure(worker, attention, case()).status == "ok"  # the failure leaves nothing behind
+
+
+@pytest.mark.skipif(status_bytes("VmRSS") is None, reason="reads /proc")
+@pytest.mark.parametrize("leaks", [False, True])
+def test_memory_that_calls_keep_and_torch_does_not_see(worker: Worker, leaks: bool) -> None:
+    kept = []
+
+    def function(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
+        taken: list[Any] = [b"x" * 2**25]
+        taken.append(taken)  # until the next collection of garbage
+        if leaks:
+            kept.append(taken)
+        return attention(q, k, v, **rest)
+
+    notes = " ".join(measure(worker, function, case()).notes)
+    assert cell_steps.UNSEEN in notes
+    assert ("each call leaves 32 MiB more allocated" in notes) == leaks
+
+
+def test_clocks_that_a_call_replaces(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(*qkv: Tensor, **rest: Any) -> Tensor:
+        for name in ("monotonic", "perf_counter", "perf_counter_ns"):
+            monkeypatch.setattr(time, name, lambda: 0)
+        return attention(*qkv, **rest)
+
+    record = measure(worker, function, case())
+    monkeypatch.undo()
+    assert record.status == "ok", record.reason
+    assert record.seconds is not None
+    assert record.seconds > sum(record.measurements["time"].values) > 0
 
 
 def test_a_wrong_result_is_named_with_its_error(worker: Worker) -> None:

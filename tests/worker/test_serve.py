@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from attnbench.backends import BACKENDS
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device
 from attnbench.core.record import Measurement
-from attnbench.worker import serve
+from attnbench.worker import inputs, serve
 from attnbench.worker.serve import Worker
 from builders import case, ended, ok
 
@@ -98,3 +100,34 @@ def test_a_look_at_what_others_do_is_in_the_record(busy: float | None, others: t
     assert found.measurements.get("busy") == (None if busy is None else Measurement("", (busy,)))
     skipped = ended(case(), "eager", "skipped", "no")
     assert worker.with_other_work(skipped) == skipped
+
+
+@pytest.mark.parametrize(
+    "sets", ["set_grad_enabled(False)", "set_default_dtype(torch.float64)", "set_default_device(M)"]
+)
+def test_what_a_file_sets_in_torch_is_for_its_own_calls(sets: str, tmp_path: Path) -> None:
+    """Gradients are needed in a call too: its backward is measured."""
+    (tmp_path / "mine.py").write_text(f"""
+import torch
+M = "meta"
+torch.{sets}
+def attention(q, k, v, *, causal, softmax_scale):
+    made = torch.ones(1)
+    said.append((torch.is_grad_enabled(), made.dtype, made.device.type))
+    return q
+said = []
+""")
+    state = (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device().type)
+    worker, which = Worker(), case(dtype="fp32", seqlen=8)
+    try:
+        worker.answer({"op": "load", "name": "own", "spec": f"{tmp_path}/mine.py:attention"})
+        assert (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device().type) == state
+        backend: Any = worker.backend
+        backend.prepare(which, inputs.make(which, "cpu", 0)).launch()
+        assert (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device().type) == state
+    finally:
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    dtype, device = torch.float64 if "dtype" in sets else torch.float32, "meta" if "device" in sets else "cpu"
+    assert backend.fn.__globals__["said"] == [(True, dtype, device)]
