@@ -106,7 +106,7 @@ def recommend(
     from attnbench.core.models import find
     from attnbench.results.cells import cells as cells_of
 
-    cells, competes = cells_of(runs), competing(None)
+    cells, competes = cells_of(runs, by_machine=True), competing(None)
     if results:
         cells = asked_for(cells, settings)
         competes = competing(what.backend, cells)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 from attnbench.core import stats
 from attnbench.core.case import Case
@@ -293,16 +294,25 @@ def _held_down(row: Row) -> bool:
     return any(clock is not None and best is not None and clock < CLOCK_HELD * best for clock, best in pairs)
 
 
-def cells(runs: Sequence[Run], convention: Convention = "exact", *, beside: Together | None = None) -> list[Cell]:
+def cells(
+    runs: Sequence[Run],
+    convention: Convention = "exact",
+    *,
+    beside: Together | None = None,
+    by_machine: bool = False,
+) -> list[Cell]:
     """Return the cells of several runs, in the order of a report; the last record of a job wins within a run.
 
-    `beside` has the facts of all runs that they will be compared with.
+    `beside` has the facts of all runs that they will be compared with: these runs, or with `by_machine` those of them
+    on the same model of device with the same power limit.
 
     Runs share a device label when their figures can stand in one table: nothing in the environment, the timer or the
     cache state differs, and they measured no cell twice. Otherwise each gets a label of its own.
     """
     joined = [(Source(run, convention), _records_by_key(run)) for run in runs]
-    beside = together(runs) if beside is None else beside
+    whole = together(runs) if beside is None and not by_machine else beside
+    machines = groupby(sorted(runs, key=_machine), _machine) if whole is None else ()
+    of_machine = {machine: together(of) for machine, of in machines}
     cases = {case for _, keys in joined for case, _ in keys}
     several = len({case.dtype for case in cases}) > 1
     names = {case: case_name("", case, several) for case in cases}
@@ -316,7 +326,8 @@ def cells(runs: Sequence[Run], convention: Convention = "exact", *, beside: Toge
         own = []
         for source, keys in group:
             source.unusual_versions = unusual
-            source.device, source.several_dtypes, source.alike, source.beside = label, several, alike, beside
+            source.device, source.several_dtypes, source.alike = label, several, alike
+            source.beside = whole or of_machine[_machine(source.run)]
             own += _cells_of(source, keys)
         eager = {cell.case: cell.rounds("latency") for cell in own if cell.backend == "eager" and cell.status == "ok"}
         for source, _ in group:
@@ -348,6 +359,10 @@ def by_key(cells: Iterable[Cell]) -> dict[Key, Cell]:
 # In the label of a device, before the start of the run, or of the first and last run, that tell it from its namesakes
 STARTS = ("run of ", "runs of ")
 _Records = Mapping[Key, Mapping[int, Record]]  # cell -> round -> its last record
+
+
+def _machine(run: Run) -> tuple[str, float]:
+    return run.environment.device.name, run.environment.power_limit_w or 0.0
 
 
 def _records_by_key(run: Run) -> dict[Key, dict[int, Record]]:

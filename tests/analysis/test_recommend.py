@@ -584,6 +584,17 @@ def test_one_case_has_one_answer_on_one_model_of_device() -> None:
     assert [row["use"] for row in document(cells([whole, other])).rows] == ["triton", "fa2"]
 
 
+def test_another_machine_changes_no_answer() -> None:
+    """One without spans would give all of the case CUDA events, which hold a launch gap."""
+    gaps = {"cudnn": 0.0, "ulysses": 2e-6}
+    both = [ok(CASE, name, FAST, time=(50e-6 + gap,) * 30, span=(47e-6,) * 30) for name, gap in gaps.items()]
+    without = [ok(CASE, "eager", FAST, time=(90e-6,) * 30)]
+    other = run(without, device=replace(builders.H200, name="NVIDIA H100"))
+    rows = document(cells([run(both), other], by_machine=True)).rows
+    (row,) = (row for row in rows if row["device"] == "NVIDIA H200")
+    assert (row["alike"], row["latency"]) == ("cudnn; ulysses", pytest.approx(47e-6))
+
+
 def test_slower_figures_of_another_run_turn_no_order() -> None:
     """Neither of the fastest, which another card has nearly as fast, nor of backends that are filled in."""
 

@@ -19,7 +19,7 @@ from attnbench.analysis.compare.common_cells import (
 from attnbench.analysis.compare.figures import Figures, all_figures, untried
 from attnbench.analysis.compare.like_kernels import shared_cells, unlike_kernels
 from attnbench.analysis.compare.longest_sequence import LongestSequence, longest_sequences
-from attnbench.analysis.compare.machines import Machine, left_out, machines, parse_names, reference
+from attnbench.analysis.compare.machines import Machine, is_own_kernel, left_out, machines, parse_names, reference
 from attnbench.analysis.compare.money import Offer, energy_costs, for_the_money, worth_below
 from attnbench.analysis.compare.prices import Price, parse_prices
 from attnbench.analysis.compare.software import setup_differs
@@ -145,7 +145,9 @@ class Comparison:
     def one_setup(self) -> bool:
         """Whether nothing but noise and units sets the machines apart."""
         first, *others = (machine.run for machine in self.machines)
-        return not any(setup_differs(first, other) for other in others)
+        commits = {machine.run.environment.git for machine in self.machines}
+        changed = len(commits) > 1 and any(is_own_kernel(backend) for _, backend in self.cells)
+        return not changed and not any(setup_differs(first, other) for other in others)
 
     @cached_property
     def _releases(self) -> Mapping[str, Mapping[str, str]]:
