@@ -163,6 +163,17 @@ def rates(cpu: Instruments, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+@pytest.mark.parametrize(("dtype", "seconds"), [(torch.float16, 0.02), (torch.bfloat16, 0.01), (torch.float32, 0.02)])
+def test_the_ceiling_of_16_bits_on_a_cpu_is_that_of_float32_where_this_is_faster(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, seconds: float
+) -> None:
+    """Torch's matmul in float16 is a plain loop on some CPUs, which kernels that compute in float32 beat 50 times."""
+    monkeypatch.setitem(ceiling.MATMUL_SIZE, "cpu", 8)
+    took = {torch.float16: 2.0, torch.bfloat16: 0.01, torch.float32: 0.02}
+    found = ceiling.matmul(lambda launch: [took[launch().dtype]], torch.device("cpu"), dtype)
+    assert found == [2 * 8**3 / seconds]
+
+
 def test_a_ceiling_that_does_not_fit_is_left_out(cpu: Instruments, rates: list[str]) -> None:
     expected = {"ceiling_matmul": Measurement("FLOP/s", (1e12, 2e12)), "ceiling_copy": Measurement("B/s", (3e10,))}
     assert cpu.ceilings(torch.float32) == expected
