@@ -61,8 +61,8 @@ def _approximations(cells: Sequence[Cell]) -> str:
     if not told:
         return ""
     more = f"; and {len(told) - MOST_NAMED} more" if len(told) > MOST_NAMED else ""
-    own = " of its own machine or run" if len({device for device, _ in fastest}) > 1 else ""
-    unit = f" 1x is the speed of the fastest exact backend{own}." if beside else ""
+    whose = " of its own machine or run" if len({device for device, _ in fastest}) > 1 else ""
+    unit = f" 1x is the speed of the fastest exact backend{whose}." if beside else ""
     return f"Not ranked, as they approximate attention: {'; '.join(told[:MOST_NAMED])}{more}.{unit}"
 
 
