@@ -164,16 +164,19 @@ contiguous_heads_first.order = "bhsd"
         ("first_keys", {"80x256 d64 causal", "1x256 d64 causal", "48x4k d64 causal", "48x4k d64 full"}),
         ("pairs", {"256 d64 causal, heads 6/2"}),
         ("threes", {"256 d64 causal, heads 8/4"}),
-        ("dense", {"256 d64 causal layout bhsd", "256 d64 causal layout packed"}),
-        ("contiguous", {"256 d64 causal layout bhsd", "256 d64 causal layout packed"}),
-        ("contiguous_heads_first", {"256 d64 causal layout bhsd", "256 d64 causal layout packed"}),
+        ("dense", None),
+        ("contiguous", None),
+        ("contiguous_heads_first", None),
     ],
 )
-def test_what_is_wrong_in_few_cases(mine: Tool, function: str, wrong: set[str]) -> None:
+def test_what_is_wrong_in_few_cases_and_what_is_for_a_dout_of_other_strides_in_all(
+    mine: Tool, function: str, wrong: set[str] | None
+) -> None:
     mine.write("others.py", OTHERS)
     options = ("--device", "cpu", "--dtype", "fp32", "--pass", "bwd", "--headdim", "64")
     found = entries(mine("check", f"./others.py:{function}", *options, code=5).out)
-    assert {case for case, entry in found.items() if {"right", "skip"}.isdisjoint(entry.split())} == wrong
+    tried = {case: entry.split() for case, entry in found.items() if "skip" not in entry.split()}
+    assert {case for case, words in tried.items() if "right" not in words} == (tried.keys() if wrong is None else wrong)
 
 
 @pytest.mark.parametrize("option", [("--pass", "bwd"), ("--dtype", "bf16"), ("--headdim", "64")])
@@ -278,7 +281,7 @@ def test_a_crash_and_a_hang_cost_one_row_each(mine: Tool) -> None:
         "256x80 d64 causal": "skip",
         "256 d64 causal, heads 6/2": "right",
         "256 d64 causal, heads 8/4": "right",
-        "256 d64 causal, heads 5/1": "right",
+        "256 d64 causal, heads 8/1": "right",
         "1x256 d64 causal": "TIMEOUT",
         "48x4k d64 causal": "right",
         "256 d64 causal softmax_scale 0.3": "right",
