@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 
 from attnbench.core import stats
 from attnbench.core.case import Case
@@ -40,12 +39,18 @@ CLOCK_HELD = 0.985  # of the best clock; what is missing up to it is the gauge's
 _HEAVIEST_FIRST: Sequence[Status] = (*WRONG, "ok", "failed", "timeout", "oom", "skipped")
 assert {*_HEAVIEST_FIRST} == {*STATUSES}
 
+Machine = tuple[str, float | None]  # a model of device and its power limit in watts
 Key = tuple[Case, str]  # what names a cell among those of a device: its case and backend
 
 
 def heaviest(statuses: Iterable[Status]) -> Status:
     """Return the status that tells most of several."""
     return min(statuses, key=_HEAVIEST_FIRST.index)
+
+
+def machine_of(run: Run) -> Machine:
+    """Return the machine that a run was measured on, which all cards of the model share."""
+    return run.environment.device.name, run.environment.power_limit_w
 
 
 def is_of_earlier_check(run: Run, record: Record) -> bool:
@@ -311,8 +316,8 @@ def cells(
     """
     joined = [(Source(run, convention), _records_by_key(run)) for run in runs]
     whole = together(runs) if beside is None and not by_machine else beside
-    machines = groupby(sorted(runs, key=_machine), _machine) if whole is None else ()
-    of_machine = {machine: together(of) for machine, of in machines}
+    machines = {*map(machine_of, runs)} if whole is None else ()
+    of_machine = {machine: together(run for run in runs if machine_of(run) == machine) for machine in machines}
     cases = {case for _, keys in joined for case, _ in keys}
     several = len({case.dtype for case in cases}) > 1
     names = {case: case_name("", case, several) for case in cases}
@@ -327,7 +332,7 @@ def cells(
         for source, keys in group:
             source.unusual_versions = unusual
             source.device, source.several_dtypes, source.alike = label, several, alike
-            source.beside = whole or of_machine[_machine(source.run)]
+            source.beside = whole or of_machine[machine_of(source.run)]
             own += _cells_of(source, keys)
         eager = {cell.case: cell.rounds("latency") for cell in own if cell.backend == "eager" and cell.status == "ok"}
         for source, _ in group:
@@ -359,10 +364,6 @@ def by_key(cells: Iterable[Cell]) -> dict[Key, Cell]:
 # In the label of a device, before the start of the run, or of the first and last run, that tell it from its namesakes
 STARTS = ("run of ", "runs of ")
 _Records = Mapping[Key, Mapping[int, Record]]  # cell -> round -> its last record
-
-
-def _machine(run: Run) -> tuple[str, float]:
-    return run.environment.device.name, run.environment.power_limit_w or 0.0
 
 
 def _records_by_key(run: Run) -> dict[Key, dict[int, Record]]:

@@ -69,7 +69,7 @@ def table_rows(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
                 "flops_convention": cell.source.convention,
                 **{name: _whole_number(name, metrics.value(name, row)) for name in METRICS},
             }
-            row.values.clear()  # as many again as the table holds
+            row.values.clear()  # else the rows would keep every figure a second time
 
 
 def dataframe(cells: Iterable[Cell]) -> pandas.DataFrame:

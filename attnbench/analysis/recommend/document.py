@@ -32,7 +32,6 @@ from attnbench.analysis.recommend.ranking import (
     Gain,
     Problem,
     answered_once,
-    machine_of,
     model_problems,
     problems,
 )
@@ -48,7 +47,7 @@ from attnbench.core.text import count, listed, merged, one_line, some, template
 from attnbench.report.document import NOTHING_MEASURED, Caution, Code, Column, Document, Entry, Span, Table
 from attnbench.results import case_names, disturbed
 from attnbench.results.case_names import NOTHING
-from attnbench.results.cells import Cell
+from attnbench.results.cells import Cell, machine_of
 from attnbench.results.export_rows import CASE_COLUMNS, case_columns
 from attnbench.results.metrics import METRICS
 from attnbench.results.run_setup import differing, setup
@@ -173,9 +172,9 @@ def _shortened(
     chosen, codes = most_telling(own, FEW_CASES if crowded else MOST_CASES), _codes(own)
     shown, most_codes, most_reasons, most_cautions = complete, FEW_CODES, FEW_REASONS, len(complete.cautions)
     if crowded:
-        of_newest = [cell for cell in cells if machine_of(cell) in newest]
+        of_newest = [cell for cell in cells if machine_of(cell.run) in newest]
         used = [cell for problem in own if problem.use for cell in problem.use.cells] or of_newest
-        last = {machine_of(cell): cell.device for cell in sorted(used, key=lambda cell: cell.run.started)}
+        last = {machine_of(cell.run): cell.device for cell in sorted(used, key=lambda cell: cell.run.started)}
         shown = _document(own, of_newest, file, lacking)
         shown = replace(
             shown,
@@ -184,7 +183,7 @@ def _shortened(
         )
         most_codes, most_reasons, most_cautions = 0, 0, FEW_CAUTIONS
     left = (
-        (len({cell.device for cell in cells if machine_of(cell) in newest}) - len(shown.machines), "run group"),
+        (len({cell.device for cell in cells if machine_of(cell.run) in newest}) - len(shown.machines), "run group"),
         (len(found) - len(chosen), "case"),
         (len(codes) - most_codes, "code block"),
         (len(shown.cautions) - most_cautions, "warning"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from attnbench.analysis.recommend.ranking import Machine, Problem, least_special
+from attnbench.analysis.recommend.ranking import Problem, least_special
 from attnbench.results import case_names
+from attnbench.results.cells import Machine
 
 MOST_MACHINES = 3
 MOST_CASES, FEW_CASES = 12, 4  # of a machine; few where there are more machines than are shown

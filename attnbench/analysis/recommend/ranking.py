@@ -18,7 +18,7 @@ from attnbench.core.models import Model
 from attnbench.core.record import WRONG, Run, Status
 from attnbench.results import case_names
 from attnbench.results.case_names import case_rank
-from attnbench.results.cells import Cell, heaviest
+from attnbench.results.cells import Cell, Machine, heaviest, machine_of
 from attnbench.results.run_setup import unique_labels
 from attnbench.results.uncertainty import Contest, apart, contest, hardly_known, of_sum
 from attnbench.run.shipped_backends import chosen, code
@@ -29,7 +29,6 @@ WAYS_APART = 1.05  # one kernel's latencies by two methods, timers or states of 
 
 
 Parts = tuple[tuple[int, Cell], ...]  # the cells of a problem on one backend, each with how often it counts
-Machine = tuple[str, float | None]  # a model of device and its power limit
 Key = tuple[Machine, str, Case, str]  # what has one answer: machine, model, case, step
 Way = tuple[str, str]  # how it was measured: timer, L2; figures of unlike ways are not comparable
 
@@ -251,7 +250,7 @@ def model_problems(
         if not whole:
             cell = tried[0][0][1]
             found.append(
-                Problem(device, case, step, tuple(tried), wanted, machine_of(cell), _way(cell), model=model.name)
+                Problem(device, case, step, tuple(tried), wanted, machine_of(cell.run), _way(cell), model=model.name)
             )
     return found
 
@@ -268,12 +267,12 @@ def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: Tr
     for cell in (cell for cell in cells if not cell.case.step):
         at.setdefault((cell.device, cell.case), {})[cell.backend] = cell
         if cell.case.direction == "fwd":
-            key = machine_of(cell), _way(cell), cell.case, cell.backend
+            key = machine_of(cell.run), _way(cell), cell.case, cell.backend
             known = forwards.setdefault(key, cell)
             if (cell.status == "ok", cell.run.started) > (known.status == "ok", known.run.started):
                 forwards[key] = cell
     in_one_run = {
-        (machine_of(cell), _way(cell), plain, backend)
+        (machine_of(cell.run), _way(cell), plain, backend)
         for (device, case), of_case in at.items()
         if case.direction == "bwd" and (own := at.get((device, plain := replace(case, direction="fwd"))))
         for backend, cell in of_case.items()
@@ -282,7 +281,7 @@ def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: Tr
     found = []
     for (device, case), of_case in at.items():
         first = next(iter(of_case.values()))
-        of = machine_of(first), _way(first)
+        of = machine_of(first.run), _way(first)
         plain = replace(case, direction="fwd")
         own = at.get((device, plain), {})
         step: str = case.direction
@@ -295,12 +294,6 @@ def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: Tr
                 case, step, tried = plain, TRAINING, pairs
         found.append(Problem(device, case, step, tuple(tried), wanted, *of))
     return found
-
-
-def machine_of(cell: Cell) -> Machine:
-    """Return the machine that a cell was measured on: all runs on it have one answer."""
-    environment = cell.run.environment
-    return environment.device.name, environment.power_limit_w
 
 
 def _way(cell: Cell) -> Way:
