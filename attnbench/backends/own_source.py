@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
 import sys
 import sysconfig
 from collections.abc import Iterator
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
     """Return a hash of the source of a function or an object; None where it cannot be found.
 
     It is of the file that defines it, of its class or of what it wraps, of the person's `file` that names it, and of
-    the neighbours that those have imported.
+    the neighbours that those have imported, or will import in a call.
     """
     inmost = layers(own)[-1]
     defined = _source_file(inmost if inspect.isroutine(inmost) else type(inmost))
@@ -48,14 +50,18 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
 
 
 def _imported_beside(file: Path) -> Iterator[Path]:
-    """Yield the files of the modules that were imported from the folder of a person's file, or from folders in it."""
+    """Yield the files of modules in the folder of a person's file, or in folders in it, that are imported or named."""
     folder, library = file.parent, Path(sysconfig.get_path("stdlib")).resolve()
     if not _is_own(file, folder) or file.is_relative_to(library):
         return
-    for name, module in sorted(sys.modules.items()):
+    named = ModuleFinder([str(folder)])  # by import statements, those within functions too
+    with contextlib.suppress(SyntaxError, ValueError):  # of an extension, which is no Python
+        named.run_script(str(file))
+    for name, module in [*sorted(sys.modules.items()), *sorted(named.modules.items())]:
         found = getattr(module, "__file__", None) or ""
         absolute = Path(found).is_absolute()  # torch has modules of no file: "_ops.py"
-        others = name.partition(".")[0] == "attnbench" or name.startswith(MODULE)  # that it did not import
+        top = name.partition(".")[0]
+        others = top == "attnbench" or top in sys.stdlib_module_names or name.startswith(MODULE)  # not imported by it
         if absolute and found.endswith(".py") and not others:
             path = Path(found).resolve()
             if path.is_relative_to(folder) and _is_own(path, folder) and not path.is_relative_to(library):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from attnbench.report.document import Document
 
 FORMATS = ("table", "md", "html", "json", "csv")
+PROGRAMS = (b"\x7fELF", b"#!")  # how an interpreter or another program begins
 Wanted = Sequence[tuple[str, "Path | None"]]  # (format, its file; None for standard output)
 Writers = Mapping[str, "Callable[[], str | bytes]"]  # formats of a command's own
 
@@ -75,8 +77,9 @@ class Output:
 def check_file(option: str, file: Path, others: Sequence[Path | None] = ()) -> None:
     """Raise UserError where an output cannot be written, or would overwrite one of the `others`, or an input.
 
-    An input is known by what it is: a document overwrites nothing that attnbench reads (run files, code, YAML), and has
-    no name of a run file, which that of this command may be. `option` is how the file was given: "--svg x.svg".
+    An input is known by what it is: a document overwrites nothing that attnbench reads or runs (run files, code, YAML,
+    interpreters), and has no name of a run file, which this command's own may have. `option` is how the file was
+    given: "--svg x.svg".
     """
     if file.resolve() in [other.resolve() for other in others if other] and not file.is_char_device():
         raise UserError(f"{option.partition(' ')[0]}: {file} is given twice; one would overwrite the other")
@@ -90,11 +93,14 @@ def check_file(option: str, file: Path, others: Sequence[Path | None] = ()) -> N
 
 
 def _input_kind(file: Path) -> str:
-    """Return what a file is that attnbench reads; "" for any other."""
+    """Return what a file is that attnbench reads or runs; "" for any other."""
     from attnbench.results import run_file
 
     if file.name.endswith(ENDINGS) or run_file.begins_as_one(file):
         return "a run file"
+    with contextlib.suppress(OSError), file.open("rb") as opened:
+        if opened.read(4).startswith(PROGRAMS):
+            return "a program"
     return {".py": "Python code", ".yaml": "YAML", ".yml": "YAML"}.get(file.suffix, "")
 
 

@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import sys
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -18,11 +19,15 @@ from attnbench.core.errors import UserError, did_you_mean
 
 NEEDED = ("torch", "triton", "numpy", "attnbench")  # what a neighbour of a person's file must not replace
 MODULE = "attnbench_own_"  # how the name of the module begins that is made of a person's file
+STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))  # folders of the standard library
 MAX_SWEEP = 64  # kernels of one sweep, each of which has a process
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a file of Python, which may import its neighbours. Raises FileNotFoundError and what the import raises."""
+    """Import a file of Python, which may import its neighbours. Raises FileNotFoundError and what the import raises.
+
+    A neighbour replaces no module of the standard library, which torch may import during a call.
+    """
     spec = importlib.util.spec_from_file_location(f"{MODULE}{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
@@ -30,7 +35,9 @@ def load_file(path: Path) -> ModuleType:
         raise UserError(f"{path.with_name(hidden)}.py would be imported in place of {hidden}; give it another name")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # pickle and Triton find what a module defines by the name of the module
-    sys.path.insert(0, str(path.parent.resolve()))  # it may import its neighbours, as with `python file.py`
+    standard = [folder for folder in sys.path if folder.startswith(STANDARD) and "-packages" not in folder]
+    others = [folder for folder in sys.path if folder not in standard]
+    sys.path[:] = [*standard, str(path.parent.resolve()), *others]
     spec.loader.exec_module(module)
     return module
 

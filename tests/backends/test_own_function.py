@@ -154,6 +154,22 @@ def test_the_version_is_that_of_the_persons_code(name: str, tmp_path: Path, monk
     monkeypatch.delitem(sys.modules, "library")
 
 
+def test_the_version_has_a_neighbour_that_is_imported_in_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a neighbour named as a module of the standard library replaces none."""
+    own = "import colorsys\nassert colorsys.__doc__\ndef f(q, k, v, **options):\n    import late_of_tests\n"
+    (tmp_path / "mine_late.py").write_text(own)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    versions = set()
+    for factor in (1, 2):
+        (tmp_path / "late_of_tests.py").write_text(f"FACTOR = {factor}\n")
+        (tmp_path / "colorsys.py").write_text(f"# {factor}\n1 / 0\n")
+        versions.add(backends.load("own", f"{tmp_path}/mine_late.py:f").probe().version)
+    assert len(versions) == 2
+
+
 def test_without_a_parameter_for_the_scale_there_are_no_cases_of_another() -> None:
     usual = Case(Shape(1, 64, 64, 1, 1, 64, 64), "fp32", "fwd")
     cases = (usual, replace(usual, scale=0.125), replace(usual, scale=0.3))

@@ -104,6 +104,7 @@ def littered(tool: Tool) -> Tool:
     (tool.folder / "packed.jsonl.gz").write_bytes(b"\x1f\x8b damaged")
     (tool.folder / "gzipped").write_bytes(b"\x1f\x8b damaged")
     tool.write("own.py", "number = 5\n")
+    tool.write("python", "#!/bin/sh\n")
     tool.write("syntax.py", "def f(:\n")
     tool.write("needs.py", "import no_such_lib\n")
     tool.write("leaves.py", "raise SystemExit(3)\n")
@@ -206,6 +207,7 @@ BAD_REPORTS = {
     "run.jsonl --by=nix --format=csv": "--by: unknown 'nix'",
     "occupied --html=packed.jsonl.gz": "packed.jsonl.gz: that is a run file, which would be overwritten",
     "occupied --svg=packed.jsonl.gz": "--svg packed.jsonl.gz: that is a run file, which would be overwritten",
+    "packed.jsonl.gz --html=python": "--format html=python: that is a program, which would be overwritten",
     "packed.jsonl.gz --html=own.py": "--format html=own.py: that is Python code, which would be overwritten",
     "occupied --html=gzipped": "--format html=gzipped: that is a run file",
     "occupied --html=x.svg --svg=x.svg": "--svg: x.svg is given twice; one would overwrite the other",
