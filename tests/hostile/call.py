@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import re
 import resource
 import shlex
 import signal
@@ -87,7 +88,7 @@ def problem(args: Sequence[str], code: Any, out: str, err: str) -> str:
         return "exit code 2 without a word"
     if leaked := [word for word in LEAKS if word in err]:
         return f"stderr has {leaked[0]!r}, which is not for people"
-    said = err.split("\n\nResults: ")[0]  # where a run kept what it measured, which it says after what went wrong
+    said = re.split("\n\nResults: |\nJudge again: ", err)[0]  # where its run files are, said after what went wrong
     if code == 2 and "\nattnbench: " in f"\n{said}" and not said.splitlines()[-1].startswith("attnbench: "):
         return "an error is not one line"
     found = live.in_log(err)
@@ -98,7 +99,7 @@ def problem(args: Sequence[str], code: Any, out: str, err: str) -> str:
 
 def _live(args: Sequence[str], out: str) -> list[str]:
     """Return what is live in the standard output of a command, by its format."""
-    formats = [word for before, word in itertools.pairwise(args) if before == "-f"]
+    formats = [word for before, word in itertools.pairwise(args) if before == "-f" and "help" not in args]
     match next((name for name in formats if "=" not in name), "table"):
         case "md":
             return live.in_markdown(out) + live.in_log(out)
