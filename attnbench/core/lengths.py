@@ -77,7 +77,9 @@ class RaggedLengths:
         return run_lengths([(min(seqlen_q or length, length), length) for length in each])
 
     def matches(self, case: Case) -> bool:
-        """Whether a case has these lengths."""
+        """Whether a case has these lengths; a pattern needs two sequences."""
+        if self.pattern and case.shape.batch < 2:
+            return False
         return case.lengths in self._of(case.shape.batch, case.mean_seqlens[1], case.shape.seqlen_q)
 
     def _of(self, batch: int, mean: int, most_queries: int) -> tuple[Lengths, ...]:

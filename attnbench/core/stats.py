@@ -31,6 +31,12 @@ median = statistics.median
 geomean = statistics.geometric_mean  # for ratios such as speedups, which must be above 0
 
 
+def variance(values: Sequence[float]) -> float:
+    """Return the sample variance (n - 1) of at least two values, in floating point: the standard library's is exact."""
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
 def percentile(values: Sequence[float], p: float) -> float:
     """Return the p-th percentile, p from 0 to 100, by linear interpolation (type 7)."""
     ordered = _ordered(values)

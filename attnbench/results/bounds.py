@@ -43,12 +43,16 @@ def check_record(record: Record) -> None:
     for name, found in record.measurements.items():
         _check_samples(name, found)
     counts = (record.round, record.ecc_errors, *record.kernels.values())
-    numbers = (*counts, record.seconds or 0.0, *record.phases.values())
-    if not (min(numbers) >= 0 and max(numbers) <= MOST and math.isfinite(sum(numbers))):  # all at once is faster
-        plain = {name: getattr(record, name) for name in ("round", "seconds", "ecc_errors", "phases", "kernels")}
-        _check("", plain)
-    _check("forecast", record.forecast)
+    numbers = [*counts, record.seconds or 0.0, *record.phases.values()]
+    if record.forecast:
+        numbers += (record.forecast.seconds, record.forecast.call, record.forecast.nbytes)
+    if record.accuracy:
+        numbers += (record.accuracy.rows, record.accuracy.heads)
     _check("approximation", record.approximation)
+    if min(numbers) >= 0 and max(numbers) <= MOST and math.isfinite(sum(numbers)):  # all at once is faster
+        return
+    names = ("round", "seconds", "ecc_errors", "phases", "kernels", "forecast")
+    _check("", {name: getattr(record, name) for name in names})
     if record.accuracy:
         _check("accuracy", {"rows": record.accuracy.rows, "heads": record.accuracy.heads})
 
@@ -78,9 +82,12 @@ def _check_samples(name: str, found: Measurement) -> None:
     if not found.values:
         return
     low, high = min(found.values), max(found.values)
-    # NaN has no rank, so neither low nor high need show it.
     least = 0.0 if found.unit == "s" or (found.unit == "B" and name not in DIFFERENCES) else -LARGEST
-    odd = [] if math.isfinite(sum(found.values)) else [v for v in found.values if not math.isfinite(v)]
+    # NaN has no rank, so neither low nor high need show it.
+    finite = math.isfinite(sum(found.values))
+    if finite and least <= low and high <= LARGEST and (low >= SHORTEST or found.unit != "s"):
+        return
+    odd = [] if finite else [v for v in found.values if not math.isfinite(v)]
     for value in (*odd[:1], low, high):
         if not least <= value <= LARGEST or (found.unit == "s" and 0 < value < SHORTEST):
             raise ValueError(f"{name}: {value:g} {found.unit} is nothing that can be measured")

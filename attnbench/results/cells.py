@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from attnbench.core import stats
@@ -67,6 +67,7 @@ class Cell:
     backend: str
     rows: tuple[Row, ...]  # one per round, in their order
     source: Source
+    _values: dict[str, float | None] = field(default_factory=dict)  # metric -> its value, of those asked for
 
     def __repr__(self) -> str:
         return f"<Cell {self.name}: {case_names.ENDINGS.get(self.status) or duration(self.value('latency') or 0.0)}>"
@@ -164,12 +165,15 @@ class Cell:
 
         That of `ci` is the uncertainty of the latency's median over the rounds. Raises UserError for an unknown metric.
         """
+        if metric not in self._values:
+            self._values[metric] = self._value(metric)
+        return self._values[metric]
+
+    def _value(self, metric: str) -> float | None:
         metrics.named(metric)
         if metric == "ci":
             return self.uncertainty.total if self.status == "ok" and self.uncertainty else None
         rows = self.ok if self.status == "ok" else ()
-        if len(rows) == 1:  # most cells have one round
-            return metrics.value(metric, rows[0])
         found = [value for row in rows if (value := metrics.value(metric, row)) is not None]
         return stats.median(found) if found else None
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
+from itertools import chain, repeat, starmap
 from sys import intern
 from typing import Annotated, Any, get_type_hints
 
@@ -37,7 +38,7 @@ def record(line: bytes) -> Record | None:
     try:
         found = _RECORD.decode(line)
         known = case(bytes(found.case))
-        _check_room([m.runs for m in found.measurements.values()])
+        _check_room(times for m in found.measurements.values() if m.runs for _, times in m.runs)
         measurements = {intern(n): Measurement(intern(m.unit), m.samples()) for n, m in found.measurements.items()}
         kernels = {intern(name): calls for name, calls in found.kernels.items()}
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
@@ -112,31 +113,37 @@ def expanded(runs: Any) -> list[float]:
     return found
 
 
-def _check_room(found: Iterable[Any]) -> None:
+def _times(found: Iterable[Any]) -> Iterator[int]:
+    """Yield how many samples each pair stands for in the runs of measurements, of which nothing is known yet."""
+    for runs in found:
+        for pair in runs if isinstance(runs, list | tuple) else ():
+            if isinstance(pair, list | tuple) and len(pair) == 2 and type(pair[1]) is int:
+                yield max(pair[1], 0)
+
+
+def _check_room(times: Iterable[int]) -> None:
     """Raise ValueError where the runs of all measurements together stand for too many samples."""
-    pairs = [pair for runs in found if isinstance(runs, list | tuple) for pair in runs]
-    counts = (pair[1] for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2)
-    if (number := sum(n for n in counts if type(n) is int and n > 0)) > bounds.MOST_OF_RECORD:
+    if (number := sum(times)) > bounds.MOST_OF_RECORD:
         raise ValueError(f"runs: {json.dumps(number)} is no number of samples")
 
 
 class _Samples(msgspec.Struct, gc=False):  # it holds no reference to itself, so the collector need not look at it
     unit: str
     values: list[float] | None = None
-    runs: list[tuple[float, int]] | None = None
+    runs: list[tuple[float, Annotated[int, msgspec.Meta(ge=1)]]] | None = None
 
     def samples(self) -> Sequence[float]:
         if self.values is not None:
             return array("d", self.values)
         if self.runs is None:
             raise ValueError("a measurement without values")
-        return _constant(*self.runs[0]) if len(self.runs) == 1 else array("d", expanded(self.runs))
+        return _constant(*self.runs[0]) if len(self.runs) == 1 else array("d", chain(*starmap(repeat, self.runs)))
 
 
 @lru_cache(maxsize=4096)
 def _constant(value: float, times: int) -> Sequence[float]:
     """Return equal samples: one array for all measurements that have them, as most of the memory's clock do."""
-    return array("d", expanded([(value, times)]))
+    return array("d", repeat(value, times))
 
 
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # what tables hold; core.json says what is wrong
@@ -183,7 +190,7 @@ def _record_by_core_json(line: bytes) -> Record | None:
         return None
     found = data.get("measurements")
     if isinstance(found, Mapping):
-        _check_room(one.get("runs") for one in found.values() if isinstance(one, Mapping))
+        _check_room(_times(one.get("runs") for one in found.values() if isinstance(one, Mapping)))
         data["measurements"] = {name: _unpacked(one) for name, one in found.items()}
     return from_json(Record, data)
 

@@ -49,7 +49,7 @@ class Metric:
     formula: Formula
     format: Callable[[float], str]  # 3 significant digits; with a unit of its own where the prefix adapts
     clocked: bool = False  # whether it depends on the GPU's clock
-    sure_as: Sure | None = None  # the metric that it is a constant times or over, so that it has its uncertainty
+    sure_as: Sure | None = None  # the metric whose uncertainty it has: it is a constant times or over that, or its part
     whole: bool = False  # whether it is a count, so a whole number
 
     @property
@@ -193,7 +193,7 @@ def ci(row: Row) -> float | None:
 
 @metric("Uncertainty within the process", "", "lower", formats.percent)
 def ci_within(row: Row) -> float | None:
-    """Half the 95 % interval of the median of the samples, over the median."""
+    """Half the 95 % interval of the median of the samples, over the median; or, if more, what sets two speeds apart."""
     return within_process(row.ordered_samples)
 
 
@@ -487,7 +487,7 @@ def sustained_utilization(row: Row) -> float | None:
     return _over(_over(_work_of_rank(row), sustained_latency(row)), row.rates.peak)
 
 
-@metric("Power without pauses", "W", "lower", formats.digits)
+@metric("Power without pauses", "W", "lower", formats.digits, sure_as="joules")
 def sustained_power(row: Row) -> float | None:
     """Mean power by NVML's energy counter over the seconds of the latency without pauses: the whole board's."""
     watts = row.one_value("sustained_power")

@@ -105,7 +105,7 @@ class Source:
         """What the latencies of its cells have in common between rounds; the table's where there are too few cells."""
         rounds = ([stats.median(row.ordered_samples) for row in rows if row.ok and row.samples] for rows in self.rows)
         logs = [[*map(math.log, seconds)] for seconds in rounds if len(seconds) > 1 and min(seconds) > 0]
-        found = prior_from_variances([*map(statistics.variance, logs)], [len(of) - 1 for of in logs]) if logs else None
+        found = prior_from_variances([*map(stats.variance, logs)], [len(of) - 1 for of in logs]) if logs else None
         return found if found and found.freedom else self.spread.prior
 
     def eager_seconds(self, case: Case, number: int) -> float | None:
@@ -117,7 +117,7 @@ class Source:
         return rounds.get(number, stats.median([*rounds.values()])) if rounds else None
 
 
-IDLE = 0.03  # of a step, up to which the device did not wait for the host
+IDLE = 0.03  # of a latency, up to which the device did not wait for the host
 
 # How the samples of a measurement become one value. A measurement that is not named here gives their median.
 ONE_VALUE: Mapping[str, Callable[[Sequence[float]], float]] = {
@@ -126,6 +126,11 @@ ONE_VALUE: Mapping[str, Callable[[Sequence[float]], float]] = {
     "memory_saved": max,
     "sustained": statistics.fmean,
 }
+
+
+def launch_matters(enqueue: Sequence[float], seconds: float | None) -> bool:
+    """Return whether a call of `seconds` can hold a time in which the device waited for the host to launch it."""
+    return not enqueue or not seconds or max(enqueue) > IDLE * seconds
 
 
 @dataclass(eq=False)
@@ -159,11 +164,11 @@ class Row:
         """Whether its latency holds the time in which the device waited for the host.
 
         The host also waits where the queue of launches is full. A step in which kernels ran nearly all the time waited
-        for nothing.
+        for nothing, and a call waits no longer than the host takes to launch it.
         """
         busy, seconds = self.one_value("step_traced"), self.one_value("time")
         waited = not busy or not seconds or busy < (1 - IDLE) * seconds
-        return self.record.host_bound and waited
+        return self.record.host_bound and waited and launch_matters(self.measured("enqueue"), seconds)
 
     @property
     def load(self) -> float:

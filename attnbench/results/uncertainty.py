@@ -39,7 +39,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -133,7 +132,7 @@ def uncertainty(
         within = within_process(next(filter(None, rounds)))
         return None if within is None else Uncertainty(within, NORMAL * of.processes, units, 1, of, load)
     logs = [math.log(median) for median in medians]
-    half = half_interval(statistics.variance(logs) / len(logs), len(logs) - 1, 1 / len(logs), prior or of.prior)
+    half = half_interval(stats.variance(logs) / len(logs), len(logs) - 1, 1 / len(logs), prior or of.prior)
     return Uncertainty(None, half * (MEDIAN if len(logs) > 2 else 1.0), units, len(logs), of, load)
 
 
@@ -192,7 +191,7 @@ def within_process(samples: Sequence[float]) -> float | None:
     if len(samples) < 2 or not all(0 < seconds < math.inf for seconds in samples):
         return None
     logs = [math.log(seconds) for seconds in samples]
-    return half_interval(statistics.variance(logs) / len(logs), len(logs) - 1, 1.0, Prior())
+    return half_interval(stats.variance(logs) / len(logs), len(logs) - 1, 1.0, Prior())
 
 
 def _between_speeds(samples: Sequence[float]) -> float:

@@ -152,7 +152,11 @@ def test_another_kernel_than_the_backends() -> None:
 
 
 def test_latencies_that_hold_the_hosts_time() -> None:
-    text = warned(ok(case(), "eager", 30.0, host_bound=True), ok(case(2048), "eager", 30.0))
+    waiting, hidden = (
+        ok(case(length), "eager", 30.0, host_bound=True, time=[1e-3] * 10, enqueue=[launch] * 10)
+        for length, launch in ((1024, 5e-4), (4096, 2e-5))
+    )
+    text = warned(waiting, ok(case(2048), "eager", 30.0), hidden)
     assert "Host-bound: 1 cell where the device waited for the host: eager 1k d128 full fwd." in text
     assert "capture them in a CUDA graph" in text
 

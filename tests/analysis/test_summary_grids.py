@@ -34,6 +34,19 @@ def test_latencies_tie_within_their_uncertainty() -> None:
     assert row(300.0).count("*") == 0
 
 
+def test_watts_tie_within_the_uncertainty_of_the_energy() -> None:
+    def stars(*watts: float) -> int:
+        records = [
+            ok(case(), name, 300, sustained=[1e-3], sustained_power=[w], sustained_power_error=[0.02])
+            for name, w in zip(SIX, watts, strict=False)
+        ]
+        lines = shown([run(records)], metrics=("sustained_power",)).splitlines()
+        return next(line for line in lines if line.startswith("    1k")).count("*")
+
+    assert stars(600, 606, 700) == 2
+    assert stars(600, 640, 700) == 1
+
+
 def test_a_figure_that_is_hardly_known_has_a_mark_and_no_star() -> None:
     """Where it may be the best, none has a star."""
     scattered = ok(case(), "fa2", 100.0, time=[1e-3 * n for n in (0.5, 0.7, 1, 1, 1.4, 2)])

@@ -11,7 +11,7 @@ from typing import Any
 from . import latency, work
 from .device import Spread, spread
 from .latency import Figure, Prior
-from .raw import Cell, Key, Record, RunFile, cells_of, middle, over_rounds, read
+from .raw import Cell, Key, Record, RunFile, cells_of, middle, over_rounds, read, samples
 
 OWN_KERNELS = ("triton", "gluon")  # attnbench's, whose version holds its commit
 
@@ -26,9 +26,10 @@ def _cannot(file: RunFile, record: Record) -> bool:
 
 
 def _never_idle(record: Record) -> bool:
-    """Whether kernels ran in 97 % of a step or more, so that the device waited for nothing."""
+    """Whether kernels ran in 97 % of a step or more, or a launch takes 3 % of a call or less."""
     busy, seconds = middle(record, "step_traced"), middle(record, "time")
-    return bool(busy and seconds and busy >= 0.97 * seconds)
+    launch = max(samples(record, "enqueue"), default=0.0)
+    return bool(seconds and ((busy and busy >= 0.97 * seconds) or 0 < launch <= 0.03 * seconds))
 
 
 def machine_of(file: RunFile) -> tuple[Any, ...]:

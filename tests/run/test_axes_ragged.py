@@ -50,5 +50,7 @@ def test_exclude_knows_ragged_cases() -> None:
         assert [matches(Axes(lengths=text), case) for case in (dense, uniform, listed)] == [
             case is found for case in (dense, uniform, listed)
         ]
+    (alone,) = expand(Axes(seqlen="8k"), "8k", None)
+    assert not matches(Axes(lengths="uniform"), alone), "one sequence has no pattern"
     assert matches(Axes(seqlen="1k"), uniform)
     assert not matches(Axes(seqlen="1k", lengths="longtail"), uniform)

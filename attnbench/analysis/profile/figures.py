@@ -12,6 +12,7 @@ from attnbench.core.flops import Roofline
 from attnbench.core.formats import digits, duration, percent, size, times
 from attnbench.core.split_sequence import COLLECTIVES, exposed
 from attnbench.core.text import count
+from attnbench.results.rows import launch_matters
 
 Figure = tuple[str, str, str]  # label, value, what it means
 LEAST_OVERHEAD = 0.01  # of tracing, as a share of the latency; less is noise
@@ -101,7 +102,7 @@ def _method(profile: Profile) -> str:
     parts = [f"median of {len(profile.times)} samples", TIMERS.get(profile.timer, profile.timer), f"L2 {profile.l2}"]
     if profile.limits:
         parts.append(f"clock limited by {', '.join(profile.limits)}")
-    if profile.host_bound:
+    if profile.host_bound and launch_matters(profile.enqueue, profile.latency):
         parts.append("some wait for the host")
     return ", ".join(parts)
 

@@ -150,7 +150,7 @@ def _facts(cell: Cell) -> Iterator[tuple[str, str, str]]:
         if record.seconds is not None:
             yield f"took{of}", formats.duration(record.seconds), ""
         if record.timer:
-            timed = [record.timer, f"L2 {record.l2}" if record.l2 else "", "host-bound" if record.host_bound else ""]
+            timed = [record.timer, f"L2 {record.l2}" if record.l2 else "", "host-bound" if row.host_bound else ""]
             yield f"timer{of}", ", ".join(filter(None, timed)), ""
         if record.approximation:
             yield f"approximation{of}", record.approximation.what, "of attention; err is that of out"
