@@ -120,6 +120,11 @@ class Cell:
         return metrics.work((self.ok or self.rows)[0])
 
     @cached_property
+    def kernels(self) -> frozenset[str]:
+        """The names of the kernels that ran in the measured rounds."""
+        return frozenset(kernel for row in self.ok for kernel in row.record.kernels)
+
+    @cached_property
     def status(self) -> Status:
         """The status of the cell as a whole: wrong or wrong-kernel if any round was, else ok if any round was."""
         return heaviest(row.record.status for row in self.rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +51,7 @@ class Comparison:
     spreads: tuple[UnitSpread, ...]
     left_out: Mapping[Path, str]  # files that say nothing for a comparison, with why
     machines_left_out: Mapping[str, str]  # those that have no case in common with those that are compared, with why
+    _ratios: dict[tuple[str, Key], Ratio | None] = field(default_factory=dict)  # of same_ratio, once asked for
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -125,10 +126,12 @@ class Comparison:
 
     def same_ratio(self, machine: Machine, key: Key) -> Ratio | None:
         """Return the ratio of a machine in one cell in bursts; None unless both have it, and ran like kernels."""
-        pair = self.reference, machine
-        if any(key not in one.log_rounds for one in pair) or unlike_kernels(pair, key):
-            return None
-        return speed_ratio(self.reference, equal_weights([key]), machine)
+        if (machine.label, key) not in self._ratios:
+            pair = self.reference, machine
+            known = all(key in one.log_rounds for one in pair) and not unlike_kernels(pair, key)
+            ratio = speed_ratio(self.reference, equal_weights([key]), machine) if known else None
+            self._ratios[machine.label, key] = ratio
+        return self._ratios[machine.label, key]
 
     @cached_property
     def unlike(self) -> Mapping[Key, str]:

@@ -194,7 +194,7 @@ def _adds_nothing(own: Figures, shared: Figures) -> bool:
 def untried(machines: Sequence[Machine]) -> list[Case]:
     """Return the cases of all machines in which what is fastest on one was not tried by all (like_kernels.py)."""
     cases = common(machine.fastest for machine in machines)
-    return [case for case in cases if not tried_by_all(machines, [machine.fastest[case] for machine in machines])]
+    return [case for case in cases if not tried_by_all(machines, {machine.fastest[case] for machine in machines})]
 
 
 def _covers(figures: Sequence[Figures], other: Figures) -> bool:

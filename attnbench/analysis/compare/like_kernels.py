@@ -13,7 +13,7 @@ gets.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import combinations
 
@@ -43,12 +43,11 @@ def unlike_kernels(machines: Sequence[Machine], key: Key) -> str:
     A machine without a figure of the cell does not count.
     """
     measured = [machine for machine in machines if machine.is_gpu and key in machine.log_rounds]
-    kinds = {
-        (of.environment.device.capability, frozenset(map(_beginning, _kernels(of, key).values()))) for of in measured
-    }
+    kinds = {(of.environment.device.capability, _beginnings(of.cells[key].kernels)) for of in measured}
     if not any(_unlike(*pair) for pair in combinations(kinds, 2)):
         return ""
-    return ", ".join(f"{min(_kernels(of, key).values(), key=len, default='?')} on {of.label}" for of in measured)
+    names = ((of.label, _own_names(of.cells[key].kernels)) for of in measured)
+    return ", ".join(f"{min(own, key=len, default='?')} on {label}" for label, own in names)
 
 
 def _unlike(first: _Kind, second: _Kind) -> bool:
@@ -57,18 +56,17 @@ def _unlike(first: _Kind, second: _Kind) -> bool:
     return ours == theirs and bool(our_kernels and their_kernels) and not our_kernels & their_kernels
 
 
-def _kernels(machine: Machine, key: Key) -> Mapping[str, str]:
-    """Return the kernels of a cell that tell backends apart -> their names without wrappers and template arguments."""
-    every = {kernel for row in machine.cells[key].ok for kernel in row.record.kernels}
-    return {kernel: name for kernel in sorted(every) if (name := _own_name(kernel))}
+@cache
+def _own_names(kernels: frozenset[str]) -> list[str]:
+    """Return the names of kernels that tell backends apart, without wrappers and template arguments."""
+    return [name for kernel in sorted(kernels) if (name := _own_name(kernel))]
 
 
 @cache
+def _beginnings(kernels: frozenset[str]) -> frozenset[str]:
+    return frozenset(_END.split(name, maxsplit=1)[0] for name in _own_names(kernels))
+
+
 def _own_name(kernel: str) -> str:
     """Return a kernel's name without wrappers and template arguments; "" of those that any backend runs."""
     return "" if _ANYONES.match(kernel) else _WRAPPERS.sub("", kernel).partition("<")[0]
-
-
-@cache
-def _beginning(name: str) -> str:
-    return _END.split(name, maxsplit=1)[0]
