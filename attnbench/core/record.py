@@ -63,7 +63,7 @@ class Measurement:
     """Raw samples of one quantity, in the order in which they were taken."""
 
     unit: str  # "s", "B", "Hz", "W", "C" (degrees Celsius), "FLOP/s", "B/s", or "" for a ratio
-    values: Sequence[float]  # a tuple; an array, in a quarter of the memory, where a file was read
+    values: Sequence[float]  # a tuple; where a file was read a sequence that takes less memory
 
     def __eq__(self, other: object) -> bool:
         """Return whether two have one unit and the same samples, in whatever sequence."""

@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from itertools import chain, repeat, starmap
 from sys import intern
 from typing import Annotated, Any, get_type_hints
 
@@ -21,6 +20,7 @@ from attnbench.core.case import Case
 from attnbench.core.json import from_json
 from attnbench.core.record import Forecast, Job, Measurement, Record, Run
 from attnbench.results import bounds
+from attnbench.results.repeated import Repeated
 
 
 class SecondRun(Exception):
@@ -137,13 +137,13 @@ class _Samples(msgspec.Struct, gc=False):  # it holds no reference to itself, so
             return array("d", self.values)
         if self.runs is None:
             raise ValueError("a measurement without values")
-        return _constant(*self.runs[0]) if len(self.runs) == 1 else array("d", chain(*starmap(repeat, self.runs)))
+        return _constant(*self.runs[0]) if len(self.runs) == 1 else Repeated(self.runs)
 
 
 @lru_cache(maxsize=4096)
 def _constant(value: float, times: int) -> Sequence[float]:
-    """Return equal samples: one array for all measurements that have them, as most of the memory's clock do."""
-    return array("d", repeat(value, times))
+    """Return equal samples: one sequence for all measurements that have them, as most of the memory's clock do."""
+    return Repeated([(value, times)])
 
 
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # what tables hold; core.json says what is wrong

@@ -73,7 +73,12 @@ def test_repetition_is_packed_and_nothing_is_lost() -> None:
     data = decode.packed(to_json(record))
     assert data["measurements"]["clock_sm"] == {"unit": "Hz", "runs": [[1.98e9, 40], [1.965e9, 2], [1.98e9, 1]]}
     assert data["measurements"]["time"] == to_json(record)["measurements"]["time"]  # hardly repeats
-    assert decode.record(text({"type": "record", **data})) == record
+    found = decode.record(text({"type": "record", **data}))
+    assert found == record
+    read = found.measurements["clock_sm"].values
+    assert (len(read), read[0], read[40], read[-1]) == (43, 1.98e9, 1.965e9, 1.98e9)
+    assert [*read[39:42]] == [1.98e9, 1.965e9, 1.965e9]
+    assert [*reversed(read)] == [*reversed(clocks.values)]
 
 
 def test_what_has_no_word_in_json_is_read_too() -> None:
