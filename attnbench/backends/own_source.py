@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import hashlib
 import inspect
+import itertools
 import sys
 import sysconfig
-from collections.abc import Iterator
-from modulefinder import ModuleFinder
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from attnbench.core.own_code import MODULE
 
-INSTALLED = ("site-packages", "dist-packages", "torchinductor_")  # how folders within a person's begin that are not own
+INSTALLED = ("site-packages", "dist-packages", "torchinductor_")  # how folders begin whose content is no person's
+MOST_NAMED = 200  # files that are looked at for import statements
+_LIBRARY = Path(sysconfig.get_path("stdlib")).resolve()
 
 
 def layers(own: Any) -> list[Any]:
@@ -34,12 +37,15 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
     """Return a hash of the source of a function or an object; None where it cannot be found.
 
     It is of the file that defines it, of its class or of what it wraps, of the person's `file` that names it, and of
-    the neighbours that those have imported, or will import in a call.
+    what those have imported or will import in a call, if that was not installed, compiled code too.
     """
     inmost = layers(own)[-1]
     defined = _source_file(inmost if inspect.isroutine(inmost) else type(inmost))
     named = [Path(f).resolve() for f in (defined, file if file.endswith(".py") else None) if f]
-    files = {path for given in named for path in (given, *_imported_beside(given))}
+    files = {*named}
+    if any(_is_own(path) for path in named):
+        files |= {*_imported(), *_mapped_beside(named)}
+        files |= _named_by(path for path in files if path.suffix == ".py")
     digest = hashlib.sha256()
     try:
         for path in sorted(files):
@@ -49,29 +55,65 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
     return digest.hexdigest()[:8] if files else None
 
 
-def _imported_beside(file: Path) -> Iterator[Path]:
-    """Yield the files of modules in the folder of a person's file, or in folders in it, that are imported or named."""
-    folder, library = file.parent, Path(sysconfig.get_path("stdlib")).resolve()
-    if not _is_own(file, folder) or file.is_relative_to(library):
-        return
-    named = ModuleFinder([str(folder)])  # by import statements, those within functions too
-    with contextlib.suppress(SyntaxError, ValueError):  # of an extension, which is no Python
-        named.run_script(str(file))
-    for name, module in [*sorted(sys.modules.items()), *sorted(named.modules.items())]:
+def _imported() -> Iterator[Path]:
+    """Yield the files of the modules that were imported and not installed."""
+    for name, module in [*sys.modules.items()]:
         found = getattr(module, "__file__", None) or ""
         absolute = Path(found).is_absolute()  # torch has modules of no file: "_ops.py"
-        top = name.partition(".")[0]
-        others = top == "attnbench" or top in sys.stdlib_module_names or name.startswith(MODULE)  # not imported by it
-        if absolute and found.endswith(".py") and not others:
-            path = Path(found).resolve()
-            if path.is_relative_to(folder) and _is_own(path, folder) and not path.is_relative_to(library):
+        if absolute and not _is_others(name) and _is_own(path := Path(found).resolve()) and path.is_file():
+            yield path
+
+
+def _mapped_beside(files: Iterable[Path]) -> Iterator[Path]:
+    """Yield the libraries that this process has loaded from the folders of files, or that torch compiled for them."""
+    folders = [file.parent for file in files]
+    with contextlib.suppress(OSError):  # no Linux
+        for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+            path = Path(line.split(maxsplit=5)[-1])
+            beside = any(path.is_relative_to(folder) for folder in folders) or "torch_extensions" in path.parts
+            if ".so" in path.suffixes and beside and _is_own(path) and path.is_file():
                 yield path
 
 
-def _is_own(path: Path, folder: Path) -> bool:
-    """Whether a file in a folder is a person's: neither of them is in a folder of what was installed."""
-    parts = (*folder.parts[-1:], *(path.relative_to(folder).parts if path.is_relative_to(folder) else ()))
-    return not any(part.startswith(INSTALLED) for part in parts)
+def _named_by(files: Iterable[Path]) -> set[Path]:
+    """Return the files of own modules that import statements of files name, those in functions too, and so on."""
+    roots = [Path(folder) for folder in sys.path if folder and _is_own(Path(folder).resolve() / "x")]
+    todo = sorted(files)
+    found = {*todo}
+    while todo and len(found) < MOST_NAMED:
+        file = todo.pop()
+        with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError):
+            new = {place for node in ast.walk(ast.parse(file.read_bytes())) for place in _places(node, file, roots)}
+            own = sorted(path for path in new - found if path.is_file() and _is_own(path))
+            todo += own
+            found.update(own)
+    return found
+
+
+def _places(node: ast.AST, file: Path, roots: Sequence[Path]) -> Iterator[Path]:
+    """Yield where the modules may be that an import statement of a file names."""
+    if isinstance(node, ast.Import):
+        names, within = [alias.name for alias in node.names], roots
+    elif isinstance(node, ast.ImportFrom):
+        within = [file.parents[node.level - 1]] if node.level else roots
+        names = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+    else:
+        return
+    for parts in (name.split(".") for name in names if not _is_others(name) or within is not roots):
+        for root, n in itertools.product(within, range(1, len(parts) + 1)):
+            module = root.joinpath(*parts[:n]).resolve()
+            yield from (module.with_name(f"{module.name}.py"), module / "__init__.py")
+
+
+def _is_others(name: str) -> bool:
+    """Whether a module, by its name, is no person's: of the standard library or attnbench's, or a person's by now."""
+    top = name.partition(".")[0]
+    return top in ("attnbench", "__main__") or top in sys.stdlib_module_names or name.startswith(MODULE)
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a file is a person's: in no folder of what was installed or is made by a compiler."""
+    return not path.is_relative_to(_LIBRARY) and not any(part.startswith(INSTALLED) for part in path.parts)
 
 
 def _source_file(of: Any) -> str | None:

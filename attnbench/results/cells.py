@@ -206,8 +206,8 @@ class Cell:
         if self.is_disturbed or self.not_computed:
             return None
         rounds = [row.ordered_samples for row in self.ok if row.samples]
-        load = stats.median([row.load for row in self.ok]) if rounds else 0.0
-        return uncertainty(rounds, self.source.spread, self.source.prior if len(rounds) > 1 else None, load)
+        added = stats.median([row.added for row in self.ok]) if rounds else 0.0
+        return uncertainty(rounds, self.source.spread, self.source.prior if len(rounds) > 1 else None, added)
 
     @cached_property
     def sustained_uncertainty(self) -> Uncertainty | None:

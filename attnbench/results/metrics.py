@@ -187,7 +187,7 @@ def ci(row: Row) -> float | None:
     """Half the 95 % interval of the latency for other processes on this card, over the latency: from rounds, else
     within this process and what sets processes apart by a table (docs/measuring.md).
     """
-    found = None if row.disturbance else uncertainty([row.ordered_samples], row.source.spread, load=row.load)
+    found = None if row.disturbance else uncertainty([row.ordered_samples], row.source.spread, added=row.added)
     return found.total if found else None
 
 

@@ -117,6 +117,7 @@ class Source:
         return rounds.get(number, stats.median([*rounds.values()])) if rounds else None
 
 
+SLOWED, GAP_GROWS = 0.02, 0.3e-6  # what tracing may always add: a share of the call, and seconds of its launch gap
 IDLE = 0.03  # of a latency, up to which the device did not wait for the host
 
 # How the samples of a measurement become one value. A measurement that is not named here gives their median.
@@ -171,9 +172,22 @@ class Row:
         return self.record.host_bound and waited and launch_matters(self.measured("enqueue"), seconds)
 
     @property
+    def toll(self) -> float:
+        """By how much tracing lengthened its latency, which is a span read meanwhile; 0 for what it may always add."""
+        traced, plain = self.one_value("span_events"), self.one_value("time")
+        if traced is None or plain is None or not self.uses_span or self.host_bound:
+            return 0.0
+        return traced / plain - 1 if traced > (1 + SLOWED) * plain + GAP_GROWS else 0.0
+
+    @property
     def load(self) -> float:
         """The part of the uncertainty of its latency that other work on a CPU makes (disturbed.load)."""
         return disturbed.load(self.record, self.source.run.environment.device)
+
+    @property
+    def added(self) -> float:
+        """The part of the uncertainty of its latency that other work on a CPU makes, or tracing."""
+        return math.hypot(self.load, self.toll)
 
     @property
     def rates(self) -> Rates:

@@ -95,12 +95,12 @@ class Uncertainty:
     units: float  # what another card of the model adds to that
     rounds: int
     spread: Spread
-    load: float = 0.0  # what other work on a CPU may have added, of the median over rounds
+    added: float = 0.0  # what other work on a CPU, or tracing, may have added, of the median over rounds
 
     @property
     def total(self) -> float:
         """The uncertainty of the figure for other processes on this card."""
-        return math.hypot(self.within or 0.0, self.processes, self.load)
+        return math.hypot(self.within or 0.0, self.processes, self.added)
 
     def __str__(self) -> str:
         if self.rounds > 1:
@@ -115,14 +115,14 @@ def spread(device: Device) -> Spread:
 
 
 def uncertainty(
-    rounds: Sequence[Sequence[float]], of: Spread, prior: Prior | None = None, load: float = 0.0
+    rounds: Sequence[Sequence[float]], of: Spread, prior: Prior | None = None, added: float = 0.0
 ) -> Uncertainty | None:
     """Return the uncertainty of a latency, the median over rounds of the medians of these samples, in seconds.
 
-    `prior` is that of several rounds, where it is not the table's; `load` is the part of other work on a CPU. None
-    where nothing can be said: a single sample, a latency of 0, or one that may be any amount too large.
+    `prior` is that of several rounds, where it is not the table's; `added` is the part of other work on a CPU, or of
+    tracing. None where nothing can be said: a single sample, a latency of 0, or one that may be any amount too large.
     """
-    if load == math.inf:
+    if added == math.inf:
         return None
     medians = [stats.median(samples) for samples in rounds if samples]
     if not medians or not all(0 < median < math.inf for median in medians):
@@ -130,10 +130,10 @@ def uncertainty(
     units = NORMAL * of.units
     if len(medians) == 1:
         within = within_process(next(filter(None, rounds)))
-        return None if within is None else Uncertainty(within, NORMAL * of.processes, units, 1, of, load)
+        return None if within is None else Uncertainty(within, NORMAL * of.processes, units, 1, of, added)
     logs = [math.log(median) for median in medians]
     half = half_interval(stats.variance(logs) / len(logs), len(logs) - 1, 1 / len(logs), prior or of.prior)
-    return Uncertainty(None, half * (MEDIAN if len(logs) > 2 else 1.0), units, len(logs), of, load)
+    return Uncertainty(None, half * (MEDIAN if len(logs) > 2 else 1.0), units, len(logs), of, added)
 
 
 def of_sustained(rounds: Sequence[float], of: Spread, prior: Prior | None = None) -> Uncertainty | None:

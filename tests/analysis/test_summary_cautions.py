@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,8 @@ def test_a_clock_held_down_by_the_gauge() -> None:
 
 
 def test_drift() -> None:
-    def drifting(which: Any, backend: str, *thirds: float) -> Record:
-        return ok(which, backend, 300.0, time=[t for third in thirds for t in [third] * 10])
+    def drifting(which: Any, backend: str, *thirds: float, **rest: Any) -> Record:
+        return ok(which, backend, 300.0, time=[t for third in thirds for t in [third] * 10], **rest)
 
     steady = drifting(case(), "eager", 1e-3, 1.02e-3, 1.01e-3)
     assert "while measured" not in warned(steady)
@@ -107,6 +108,10 @@ def test_drift() -> None:
     text = warned(steady, drifting(case(2048), "triton", 1e-3, 1e-3, 1.1e-3))
     assert "Getting slower while measured: 1 cell, by 10% at most: triton 2k d128 full fwd." in text
     assert "faster" not in text
+    slower = partial(drifting, case(2048), "triton", 1e-3, 1e-3, 1.1e-3)
+    assert "The clock fell meanwhile. " in warned(slower(clock_held=[1.98e9, 1.8e9]))
+    assert "The clock held, so something else began to run" in warned(slower(clock_held=[1.8e9, 1.8e9]))
+    assert "while measured" not in warned(slower(host_bound=True)), "the host's time moved"
 
 
 def test_the_state_of_the_machine() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -167,6 +168,28 @@ def test_the_version_has_a_neighbour_that_is_imported_in_a_call(
         (tmp_path / "late_of_tests.py").write_text(f"FACTOR = {factor}\n")
         (tmp_path / "colorsys.py").write_text(f"# {factor}\n1 / 0\n")
         versions.add(backends.load("own", f"{tmp_path}/mine_late.py:f").probe().version)
+    assert len(versions) == 2
+
+
+@pytest.mark.parametrize("place", ["pkg/beside.py", "pkg/beside/part.py", "common.so"])
+def test_the_version_has_folders_without_init_relative_imports_and_libraries(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of the name of a library that is imported, as numpy, is in nobody's way."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / "pkg" / "beside").mkdir(parents=True)
+    (tmp_path / "numpy").mkdir()
+    own = "import numpy, {load}\ndef f(q, k, v, **options):\n    from {of} import x\n"
+    of = {"pkg/beside.py": ".beside", "pkg/beside/part.py": "pkg.beside.part"}.get(place, "json")
+    load = f"ctypes; ctypes.CDLL({str(tmp_path / 'pkg' / place)!r})" if place.endswith(".so") else "math"
+    (tmp_path / "pkg" / "mine_api.py").write_text(own.format(load=load, of=of))
+    made = tmp_path / ("pkg/common.so" if place.endswith(".so") else place)
+    versions = set()
+    for end in (b"", b"\n"):
+        code = Path(_ctypes.__file__).read_bytes() if place.endswith(".so") else b"x = 1"
+        made.unlink(missing_ok=True)
+        made.write_bytes(code + end)
+        versions.add(backends.load("own", f"{tmp_path}/pkg/mine_api.py:f").probe().version)
     assert len(versions) == 2
 
 

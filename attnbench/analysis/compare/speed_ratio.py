@@ -136,7 +136,8 @@ def _log_sum(machine: Machine, weights: Weights) -> _LogSum:
                     processes[number, key[1]] += weight / len(rounds)
         if len(rounds) == 1:
             known = machine.cells[key].uncertainty_of(machine.metric)
-            halves.append(weight * known.within if known and known.within is not None else math.inf)
+            alone = math.inf if known is None or known.within is None else math.hypot(known.within, known.added)
+            halves.append(weight * alone)
     if moves:
         freedom = sum(len(of) - 1 for of in moves.values())
         halves.append(student(freedom) * math.hypot(*(move for of in moves.values() for move in of.values())))

@@ -244,7 +244,8 @@ def _by(lead: float) -> str:
 
 
 def _drifting(cells: Sequence[Cell]) -> Iterator[Caution]:
-    drifts = [(d, c) for c in cells if (d := c.value("drift")) and abs(d) > DRIFT]
+    known = [c for c in cells if not c.is_host_bound()]  # there the host's time moves
+    drifts = [(d, c) for c in known if (d := c.value("drift")) and abs(d) > DRIFT]
     faster = [(d, c) for d, c in drifts if d < 0]
     slower = [(d, c) for d, c in drifts if d > 0]
     if faster:
@@ -259,11 +260,21 @@ def _drifting(cells: Sequence[Cell]) -> Iterator[Caution]:
         most, cell = max(slower, key=lambda pair: pair[0])
         yield Caution(
             f"Getting slower while measured: {count(len(slower), 'cell')}, by {percent(most)} at most: {cell.name}.",
-            "The clock fell meanwhile, or something else began to run.",
+            _why_slower(cell, most),
             "Give run --isolate-power; -m clock_held,temperature tells more."
             if cell.run.environment.device.kind == "cuda"
             else "Leave the machine alone meanwhile.",
         )
+
+
+def _why_slower(cell: Cell, drift: float) -> str:
+    """Return what made a cell slower by `drift`: the clock, where that is known and fell by half of it or more."""
+    clocks = next((found for row in cell.ok if len(found := row.measured("clock_held")) > 1), None)
+    if clocks is None:
+        return "The clock fell meanwhile, or something else began to run."
+    if clocks[-1] < (1 - drift / 2) * clocks[0]:
+        return "The clock fell meanwhile."
+    return "The clock held, so something else began to run, or its calls have several speeds."
 
 
 def _few(cells: Sequence[Cell]) -> Iterator[Caution]:

@@ -13,11 +13,10 @@ from attnbench.core.text import count, merged, one_line, template
 from attnbench.report.document import Caution
 from attnbench.results import case_names, metrics
 from attnbench.results.cells import Cell
-from attnbench.results.rows import Row
+from attnbench.results.rows import SLOWED
 from attnbench.run.shipped_backends import chosen
 
 OUTSIDE, OUTSIDE_SHARE = 64 * 2**20, 0.05  # bytes, and of the peak: less may be code that was loaded
-SLOWED, GAP_GROWS = 0.02, 0.3e-6  # what tracing may add: a share of the call, and seconds of its launch gap
 NAMES = {"graph": "CUDA graph replay", "cupti": "CUPTI"}
 
 
@@ -44,10 +43,10 @@ def facts(cells: Sequence[Cell]) -> list[Caution]:
         *_clock_of_peak(measured),
         *_spans(measured),
         *about(
-            [c for c in measured if c.uses_span and any(map(_slowed, c.rows))],
+            [c for c in measured if c.uses_span and any(row.toll for row in c.rows)],
             "Tracing slows {cells} whose latency is a span: {names}.",
             f"CUDA events read more than {percent(SLOWED)} more there while CUPTI traces.",
-            "They are faster than shown, by as much.",
+            "They are faster than shown, by as much, which their uncertainty holds.",
         ),
         *about(
             [c for c in measured if any(row.record.timer == "cupti" for row in c.rows)],
@@ -156,14 +155,6 @@ def _spans(cells: Iterable[Cell]) -> Iterator[Caution]:
 
 def _has_span(cell: Cell) -> bool:
     return any(row.measured("span") for row in cell.ok)
-
-
-def _slowed(row: Row) -> bool:
-    """Return whether tracing lengthened a call whose latency is the span, which is read while the profiler traces."""
-    traced, plain = row.one_value("span_events"), row.one_value("time")
-    if traced is None or plain is None or not row.uses_span or row.host_bound:
-        return False
-    return traced > (1 + SLOWED) * plain + GAP_GROWS
 
 
 def _launch_bound(cells: Sequence[Cell]) -> Iterator[Caution]:

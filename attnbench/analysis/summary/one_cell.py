@@ -139,7 +139,8 @@ def _facts(cell: Cell) -> Iterator[tuple[str, str, str]]:
     if known := cell.uncertainty:
         within = f"within the process {formats.percent(known.within)}, " if known.within is not None else ""
         units = f"; between units of a model {formats.percent(known.units)} more" if known.units else ""
-        load = f"; other work on the CPU {formats.percent(known.load)}" if known.load else ""
+        what = "tracing" if cell.uses_span else "other work on the CPU"
+        load = f"; {what} {formats.percent(known.added)}" if known.added else ""
         yield "uncertainty", f"{formats.percent(known.total)}, with 95 %: {within}{known}{load}{units}", ""
     for row in cell.rows:
         record = row.record
