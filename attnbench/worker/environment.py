@@ -136,6 +136,18 @@ def open_gpu_state(device: torch.device) -> GpuState:
     return GpuState(_uuid(torch.cuda.get_device_properties(device)))
 
 
+def check_is(device: Device) -> None:
+    """Raise RuntimeError where this process sees another GPU under the index of one that was described elsewhere."""
+    import torch
+
+    seen = _uuid(torch.cuda.get_device_properties(torch.device(str(device))))
+    if device.uuid and seen not in ("", device.uuid):
+        raise RuntimeError(
+            f"its process sees GPU {seen} as {device}, and the run measures {device.uuid}: code that sets "
+            "CUDA_VISIBLE_DEVICES; take that out, and choose with --device"
+        )
+
+
 def _with_other_work(where: torch.device) -> Device:
     """Return a GPU with how much others use it, read while this process does nothing on it, and who they are.
 

@@ -97,6 +97,7 @@ class Instruments:
         self.broken = False  # True: a failed graph capture broke torch's allocator and random generators
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+            environment.check_is(device)
             self.flush = l2_cache.L2Flush(self.device, self.l2_bytes)
             self.state = environment.open_gpu_state(self.device)
             self.events = self.timer = EventTimer(ClockGauge(self.state.clock_max_hz()), self.flush)
@@ -145,6 +146,8 @@ class Instruments:
             self.tracer.before = before
         cool = not policy.isolate_power or self.cool_down()
         if self.events is None:
+            import torch
+
             l2 = self.l2_state("perf_counter", policy.l2)
             sample = partial(self.timer.samples, timed.launch)
             watch = CoreWatch()
@@ -152,7 +155,10 @@ class Instruments:
             left = watch.cores_left() if self.together.ranks == 1 else None  # other ranks are no other work
             if left is not None:
                 found["cores_left"] = Measurement("", (left,))
-            return Timing(found, "perf_counter", l2, [])
+            notes, threads = [], torch.get_num_threads()
+            if self.device_info.threads not in (None, threads):  # a person's file may set them
+                notes = [f"computed with {threads} threads where this process has {self.device_info.threads}"]
+            return Timing(found, "perf_counter", l2, notes)
         timing = self._on_gpu(self.events, timed, policy)
         if not cool:
             timing.notes.append(f"isolate-power: power or clock were not back within {COOL_SECONDS:g} s")

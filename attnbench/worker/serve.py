@@ -56,7 +56,7 @@ from attnbench.worker.measure.sampling import (  # imported before any backend, 
     CpuTimer,
     collect_samples,
 )
-from attnbench.worker.torch_defaults import keep_to_backend
+from attnbench.worker.torch_defaults import keep_to_backend, undo
 
 SMALL = 128  # tokens of a case that fits wherever one does
 
@@ -176,6 +176,7 @@ class Worker:
         Any exception becomes the record's status and reason.
         """
         assert self.backend is not None
+        undo()
         began = monotonic()
         cap = memory_cap.cap_of_a_job(memory, job.case.ranks if op == "fit" else 1) if device.kind == "cpu" else None
         if cap is not None and op == "fit":

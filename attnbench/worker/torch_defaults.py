@@ -1,10 +1,11 @@
-"""Torch's defaults that a person's file may set for all code: gradients, the default device, the default dtype.
+"""What a person's code may set for all of torch: gradients, inference mode, autocast, the default device and dtype.
 
-The worker's own work needs them as torch has them; what the file calls may need them as it has set them.
+The worker's own work needs them as torch has them; what a file has set while it was imported, its calls may need.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,25 +14,45 @@ from typing import Any
 from attnbench.core.backend import Backend, Prepared
 from attnbench.core.case import Case
 
+KINDS = ("cpu", "cuda")  # of autocast
+_ENTERED: list[Any] = []  # contexts that are never left: one that is freed ends
 
-def keep_to_backend(backend: Backend) -> None:
-    """Undo what the import of a backend has set, and let its calls alone have its default device and dtype."""
+
+def undo() -> None:
+    """Set all as torch has them, where it is imported: a call may have left another."""
     if "torch" not in sys.modules:
         return
     import torch
 
+    if torch.is_inference_mode_enabled():
+        _ENTERED.append(torch.inference_mode(False))
+        _ENTERED[-1].__enter__()
     torch.set_grad_enabled(True)
-    device, dtype = torch.get_default_device(), torch.get_default_dtype()
-    if (device.type, dtype) == ("cpu", torch.float32):
-        return
     torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)
+    for kind in KINDS:
+        torch.set_autocast_enabled(kind, False)
+
+
+def keep_to_backend(backend: Backend) -> None:
+    """Undo what the import of a backend has set; its calls alone have its autocast, default device and dtype."""
+    if "torch" not in sys.modules:
+        return
+    import torch
+
+    device, dtype = torch.get_default_device(), torch.get_default_dtype()
+    casts = {kind: torch.get_autocast_dtype(kind) for kind in KINDS if torch.is_autocast_enabled(kind)}
+    undo()
+    if (device.type, dtype) == ("cpu", torch.float32) and not casts:
+        return
 
     def within(call: Callable[..., Any]) -> Callable[..., Any]:
         def called(*arguments: Any) -> Any:
             torch.set_default_dtype(dtype)
             try:
-                with device:
+                with device, contextlib.ExitStack() as stack:
+                    for kind, of in casts.items():
+                        stack.enter_context(torch.autocast(kind, of))
                     return call(*arguments)
             finally:
                 torch.set_default_dtype(torch.float32)

@@ -45,6 +45,19 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return answers
 
 
+def test_threads_that_a_file_sets_are_noted() -> None:
+    before = torch.get_num_threads()
+    device = replace(CPU, threads=before)
+    torch.set_num_threads(before + 1)
+    try:
+        assert Instruments(device).time(timed_launch(), QUICK).notes == [
+            f"computed with {before + 1} threads where this process has {before}"
+        ]
+    finally:
+        torch.set_num_threads(before)
+    assert Instruments(device).time(timed_launch(), QUICK).notes == []
+
+
 def test_a_cpu_cell_is_timed_by_the_hosts_clock(cpu: Instruments, found: list[Any]) -> None:
     found.append("cold")
     launches: list[int] = []

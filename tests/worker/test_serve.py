@@ -17,6 +17,7 @@ from attnbench.core.machine import Device
 from attnbench.core.record import Measurement
 from attnbench.worker import inputs, serve
 from attnbench.worker.serve import Worker
+from attnbench.worker.torch_defaults import undo
 from builders import case, ended, ok
 
 CPU = Device("cpu", 0, "CPU", 2**30, 2**30)
@@ -102,32 +103,50 @@ def test_a_look_at_what_others_do_is_in_the_record(busy: float | None, others: t
     assert worker.with_other_work(skipped) == skipped
 
 
-@pytest.mark.parametrize(
-    "sets", ["set_grad_enabled(False)", "set_default_dtype(torch.float64)", "set_default_device(M)"]
-)
-def test_what_a_file_sets_in_torch_is_for_its_own_calls(sets: str, tmp_path: Path) -> None:
-    """Gradients are needed in a call too: its backward is measured."""
+SETS = {
+    "set_grad_enabled(False)": (
+        True,
+        torch.float32,
+        "cpu",
+        False,
+        False,
+    ),  # gradients are needed: a backward is measured
+    "set_default_dtype(torch.float64)": (True, torch.float64, "cpu", False, False),
+    "set_default_device('meta')": (True, torch.float32, "meta", False, False),
+    "autocast('cpu', torch.bfloat16).__enter__()": (True, torch.float32, "cpu", True, False),
+    "inference_mode().__enter__()": (True, torch.float32, "cpu", False, False),
+}
+
+
+def state_of_torch() -> tuple[Any, ...]:
+    device, kept = torch.get_default_device().type, torch.is_inference_mode_enabled()
+    return torch.is_grad_enabled(), torch.get_default_dtype(), device, torch.is_autocast_enabled("cpu"), kept
+
+
+@pytest.mark.parametrize("sets", SETS)
+@pytest.mark.parametrize("when", ["import", "call"])
+def test_what_a_file_sets_in_torch_is_for_its_own_calls(when: str, sets: str, tmp_path: Path) -> None:
+    """And what a call leaves is gone when the next job begins."""
+    at_import, in_call = (f"held = torch.{sets}", "") if when == "import" else ("", f"globals()['held'] = torch.{sets}")
     (tmp_path / "mine.py").write_text(f"""
 import torch
-M = "meta"
-torch.{sets}
+{at_import}
 def attention(q, k, v, *, causal, softmax_scale):
-    made = torch.ones(1)
-    said.append((torch.is_grad_enabled(), made.dtype, made.device.type))
+    said.append(state())
+    {in_call or "pass"}
     return q
 said = []
 """)
-    state = (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device().type)
-    worker, which = Worker(), case(dtype="fp32", seqlen=8)
+    worker, which, plain = Worker(), case(dtype="fp32", seqlen=8), state_of_torch()
     try:
         worker.answer({"op": "load", "name": "own", "spec": f"{tmp_path}/mine.py:attention"})
-        assert (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device().type) == state
+        assert state_of_torch() == plain
         backend: Any = worker.backend
+        own = backend.fn.__globals__
+        own["state"] = state_of_torch
         backend.prepare(which, inputs.make(which, "cpu", 0)).launch()
-        assert (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device().type) == state
+        undo()
+        assert state_of_torch() == plain
     finally:
-        torch.set_grad_enabled(True)
-        torch.set_default_dtype(torch.float32)
-        torch.set_default_device(None)
-    dtype, device = torch.float64 if "dtype" in sets else torch.float32, "meta" if "device" in sets else "cpu"
-    assert backend.fn.__globals__["said"] == [(True, dtype, device)]
+        undo()
+    assert own["said"] == [SETS[sets] if when == "import" else plain]

@@ -304,6 +304,21 @@ def test_tf32_and_bf16_in_fp32(steady_cpu: MeasuringDevice, operands: str, narro
     assert record.status == "wrong"
 
 
+def test_autocast_that_a_call_leaves_on(steady_cpu: MeasuringDevice) -> None:
+    """Fault: products of a float32 case in bf16, also those of torch after the call. Found: wrong, in every cell."""
+
+    def leaves_autocast(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> torch.Tensor:
+        torch.autocast("cpu", torch.bfloat16).__enter__()
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale
+        return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v).to(q.dtype)
+
+    try:
+        records = [steady_cpu.measure(leaves_autocast, case(seqlen=seqlen, nheads_k=4)) for seqlen in (64, 256)]
+    finally:
+        torch.set_autocast_enabled("cpu", False)
+    assert [record.status for record in records] == ["wrong", "wrong"]
+
+
 @pytest.mark.parametrize("narrow", [wrong_results.fp8, wrong_results.bf16_bits])
 def test_fewer_bits_in_the_backward(steady_cpu: MeasuringDevice, narrow: Any) -> None:
     """Fault: probabilities in fewer bits than the dtype's, with a backward. Found: wrong."""

@@ -37,7 +37,7 @@ from attnbench.worker.reference.exact_attention import (
     reference_dtype,
     scaled_scores,
 )
-from attnbench.worker.reference.precision import without_tf32
+from attnbench.worker.reference.plain_torch import plain_torch
 from attnbench.worker.reference.renewed_inputs import InputRenewal
 from attnbench.worker.reference.result_check import ResultCheck
 from attnbench.worker.reference.row_sample import RowSample, choose_rows, draw_seed, rows_of
@@ -96,7 +96,7 @@ class ApproximateResultCheck(ResultCheck):
     def _defined(self, inputs: Inputs, sample: RowSample, results: Mapping[str, Tensor]) -> Reference | str:
         """Return the definition's results for what a launch selected, or what is wrong with the selection."""
         selected = results.get("selected")
-        with without_tf32():
+        with plain_torch():
             flaw = selection_flaw(self._method, self.case, inputs, sample, selected)
             return flaw or define(self._method, self.case, inputs, sample, selected)
 
@@ -252,7 +252,7 @@ def approximation_of(
     reference = compute_reference(forward, given, sample)
     error = size = kept = 0.0
     pairs = 0
-    with without_tf32():
+    with plain_torch():
         for part in reference.parts:
             exact = part.exact["out"]
             error += float((part.select(case, "out", results["out"]).to(exact.dtype) - exact).square().sum())

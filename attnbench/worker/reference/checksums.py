@@ -36,7 +36,7 @@ from attnbench.worker.reference.exact_attention import (
     long_product,
     reference_dtype,
 )
-from attnbench.worker.reference.precision import without_tf32
+from attnbench.worker.reference.plain_torch import plain_torch
 from attnbench.worker.reference.rounding import rms_of_one_rounding, rms_of_subnormals
 from attnbench.worker.reference.tolerance import result_values, summation_error, worst
 from attnbench.worker.reference.truncation import most_cut_off
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@without_tf32()
+@plain_torch()
 def compare_checksums(reference: Reference, inputs: Inputs, results: Mapping[str, Tensor]) -> dict[str, TensorError]:
     """Return for "dk" and "dv" the error of the head in which the two sides of the equation differ most.
 

@@ -33,7 +33,7 @@ from attnbench.worker.reference.exact_attention import (
     reference_dtype,
     scaled_scores,
 )
-from attnbench.worker.reference.precision import without_tf32
+from attnbench.worker.reference.plain_torch import plain_torch
 from attnbench.worker.reference.renewed_inputs import InputRenewal
 from attnbench.worker.reference.result_check import SECOND_SHARE, ResultCheck
 from attnbench.worker.reference.row_sample import RowSample, check_inputs, draw_seed, rows_of
@@ -192,7 +192,7 @@ def find_statistics_flaws(case: Case, inputs: Inputs, sample: RowSample, out: Te
     return tuple(found)
 
 
-@without_tf32()
+@plain_torch()
 def _row_moments(case: Case, inputs: Inputs, sample: RowSample, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return for each row with variance: error times mean, mean squared, and error squared, over the variance.
 

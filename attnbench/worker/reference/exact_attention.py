@@ -26,7 +26,7 @@ from attnbench.core.alibi import alibi_slopes
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.band import diagonals
 from attnbench.core.case import Case
-from attnbench.worker.reference.precision import without_tf32
+from attnbench.worker.reference.plain_torch import plain_torch
 from attnbench.worker.reference.rounding import Rows, maximum_variances, rounding_variances
 from attnbench.worker.reference.row_sample import RowSample, rows_of
 
@@ -197,7 +197,7 @@ def compute_reference(
     that has this out: the row sums of P dP are dout out', which is the same for the exact out. Eager's errors are not
     computed then, so that the reference is one for `with_exact_of` only.
     """
-    with pages.appended(case, inputs), without_tf32():
+    with pages.appended(case, inputs), plain_torch():
         return _compute_reference(case, inputs, sample, rows_only=rows_only, kept=kept, hard=hard, out=out)
 
 
