@@ -156,7 +156,8 @@ class Instruments:
             if left is not None:
                 found["cores_left"] = Measurement("", (left,))
             notes, threads = [], torch.get_num_threads()
-            if self.device_info.threads not in (None, threads):  # a person's file may set them
+            own = self.together.ranks == 1  # several ranks share the threads
+            if own and self.device_info.threads not in (None, threads):  # a person's file may set them
                 notes = [f"computed with {threads} threads where this process has {self.device_info.threads}"]
             return Timing(found, "perf_counter", l2, notes)
         timing = self._on_gpu(self.events, timed, policy)
