@@ -16,7 +16,7 @@ from typing import Any
 
 from attnbench.core.own_code import MODULE
 
-INSTALLED = ("site-packages", "dist-packages", "torchinductor_")  # how folders begin whose content is no person's
+INSTALLED = ("site-packages", "dist-packages", "torchinductor_", ".cache")  # how folders begin whose content is no person's
 MOST_NAMED = 200  # files that are looked at for import statements
 _LIBRARY = Path(sysconfig.get_path("stdlib")).resolve()
 
@@ -70,8 +70,8 @@ def _mapped_beside(files: Iterable[Path]) -> Iterator[Path]:
     with contextlib.suppress(OSError):  # no Linux
         for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
             path = Path(line.split(maxsplit=5)[-1])
-            beside = any(path.is_relative_to(folder) for folder in folders) or "torch_extensions" in path.parts
-            if ".so" in path.suffixes and beside and _is_own(path) and path.is_file():
+            beside = any(path.is_relative_to(folder) for folder in folders) and _is_own(path)
+            if ".so" in path.suffixes and (beside or "torch_extensions" in path.parts) and path.is_file():
                 yield path
 
 
@@ -82,7 +82,7 @@ def _named_by(files: Iterable[Path]) -> set[Path]:
     found = {*todo}
     while todo and len(found) < MOST_NAMED:
         file = todo.pop()
-        with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError):
+        with contextlib.suppress(OSError, SyntaxError, ValueError, IndexError, RecursionError):
             new = {place for node in ast.walk(ast.parse(file.read_bytes())) for place in _places(node, file, roots)}
             own = sorted(path for path in new - found if path.is_file() and _is_own(path))
             todo += own
