@@ -16,7 +16,7 @@ from typing import Any
 
 from attnbench.core.own_code import MODULE
 
-INSTALLED = ("site-packages", "dist-packages", "torchinductor_", ".cache")  # how folders begin whose content is no person's
+INSTALLED = ("site-packages", "dist-packages", "torchinductor_", ".cache")  # folders that begin so hold no own code
 MOST_NAMED = 200  # files that are looked at for import statements
 _LIBRARY = Path(sysconfig.get_path("stdlib")).resolve()
 
