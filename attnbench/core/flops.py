@@ -163,7 +163,9 @@ def attention_of(case: Case, layer: int) -> Case:
 def _attention_layers(case: Case, step: Step) -> Iterator[tuple[int, Case]]:
     """Yield the attention of layers that are alike, with their number."""
     turn = max(1, len(step.windows))
-    return ((len(range(first, step.layers, turn)), attention_of(case, first)) for first in range(min(turn, step.layers)))
+    return (
+        (len(range(first, step.layers, turn)), attention_of(case, first)) for first in range(min(turn, step.layers))
+    )
 
 
 def _step_flops(case: Case, step: Step, convention: Convention) -> float:
