@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
@@ -97,7 +97,7 @@ class Suite(Settings):
 
     name: str = ""
     description: str = ""
-    exclude: list[Axes] = []
+    exclude: list[Axes] = Field(default=[], max_length=100)  # each is compared with each case
     cases: list[Block] = []
     interpreters: dict[str, str] = {}
     on_cpu: Settings = Settings()
