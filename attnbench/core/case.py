@@ -227,8 +227,16 @@ class Case:
     @property
     def pages(self) -> tuple[int, ...]:
         """The number of pages that each sequence of a paged case takes, in the order of the batch."""
-        each = ((of.number, -(-of.seqlen_k // self.page_size)) for of in self.sequences)
-        return tuple(pages for number, pages in each for _ in range(number))
+        return tuple(pages for number, pages in self._pages for _ in range(number))
+
+    @property
+    def used_pages(self) -> int:
+        """The number of pages that all sequences of a paged case take, however many they are."""
+        return sum(number * pages for number, pages in self._pages)
+
+    @property
+    def _pages(self) -> list[tuple[int, int]]:
+        return [(of.number, -(-of.seqlen_k // self.page_size)) for of in self.sequences]
 
     @property
     def cache_itemsize(self) -> int:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import IO, Any
 
+_MOST_LINKS = 40  # that follow each other, as in Linux
+_DESCRIPTORS = re.compile(r"/proc/\d+(/task/\d+)?/fd")
 GONE = "the working directory is gone; go to another one"
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file, of which a reader sees the old content or the new. Its folder is made where there is none.
 
-    A symbolic link stays one, and so do a pipe and a device, which are written to as they are. Raises OSError.
+    A symbolic link stays one, and so do a pipe and a device, which are written to as they are; what is open as
+    /dev/stdout or /dev/fd/N goes on there, whatever it is. Raises OSError.
     """
+    if opened := _opened(path):
+        with opened as file:
+            file.write(content)
+        return
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and not (target.is_file() and os.access(target.parent, os.W_OK)):
@@ -53,6 +61,24 @@ def drop_rest(stream: IO[Any]) -> None:
     """Let what a stream still holds, and all that follows, go nowhere; writing it would fail again."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _opened(path: Path) -> IO[bytes] | None:
+    """Return the file that a path as /dev/stdout, /dev/fd/N or /proc/PID/fd/N names, at its end; None for others.
+
+    A descriptor of this process is written through: opened anew, its file would be written from the beginning again.
+    """
+    at = os.path.abspath(path)
+    for _ in range(_MOST_LINKS):
+        folder, name = os.path.realpath(os.path.dirname(at)), os.path.basename(at)
+        if folder in ("/dev/fd", os.path.realpath("/proc/self/fd")) and name.isdecimal():
+            return open(int(name), "wb", closefd=False)
+        if _DESCRIPTORS.fullmatch(folder):
+            return open(at, "ab")
+        if not os.path.islink(at):
+            return None
+        at = os.path.join(folder, os.readlink(at))
+    return None
 
 
 def _umask() -> int:

@@ -101,7 +101,7 @@ def input_bytes(case: Case) -> int:
         return _step_input_bytes(case, case.model_step)
     s, size = case.extent, RESULT_ITEMSIZE[case.dtype]
     of_q = s.batch * s.seqlen_q * s.nheads * (s.headdim + (s.headdim_v if case.has_backward else 0))
-    keys = sum(case.pages) * case.page_size if case.is_paged else s.batch * s.seqlen_k
+    keys = case.used_pages * case.page_size if case.is_paged else s.batch * s.seqlen_k
     of_k = keys * s.nheads_k * (s.headdim if case.latent else s.headdim + s.headdim_v)
     return of_q * size + of_k * (case.cache_itemsize if case.is_paged else size)
 
@@ -160,15 +160,19 @@ def attention_of(case: Case, layer: int) -> Case:
     return replace(case, step="", window_size=sizes)
 
 
-def _attention_layers(case: Case, step: Step) -> Iterator[Case]:
-    return (attention_of(case, layer) for layer in range(step.layers))
+def _attention_layers(case: Case, step: Step) -> Iterator[tuple[int, Case]]:
+    """Yield the attention of layers that are alike, with their number."""
+    turn = max(1, len(step.windows))
+    return (
+        (len(range(first, step.layers, turn)), attention_of(case, first)) for first in range(min(turn, step.layers))
+    )
 
 
 def _step_flops(case: Case, step: Step, convention: Convention) -> float:
     tokens = case.shape.batch * case.shape.seqlen_q
     logits = tokens if step.phase == "train" else case.shape.batch
     products = 2 * (step.weights(heads_of(case), active=True) * tokens + step.hidden * step.vocab * logits)
-    attention = sum(flops(replace(of, direction="fwd"), convention) for of in _attention_layers(case, step))
+    attention = sum(n * flops(replace(of, direction="fwd"), convention) for n, of in _attention_layers(case, step))
     return (products + attention) * (3 if step.phase == "train" else 1)
 
 
@@ -178,7 +182,7 @@ def _step_bytes(case: Case, step: Step) -> int:
     weights = replace(step, experts=taken).weights(heads_of(case)) if step.experts else step.weights(heads_of(case))
     passes = 3 if step.phase == "train" else 1
     of_weights = passes * (weights + step.hidden * step.vocab) * ITEMSIZE[case.dtype]
-    return of_weights + sum(map(ideal_bytes, _attention_layers(case, step)))
+    return of_weights + sum(n * ideal_bytes(of) for n, of in _attention_layers(case, step))
 
 
 def _step_input_bytes(case: Case, step: Step) -> int:
@@ -186,8 +190,9 @@ def _step_input_bytes(case: Case, step: Step) -> int:
     found = step.weights(heads_of(case)) + step.outside
     if step.phase == "decode":
         widths = step.k_rank + step.rope if step.k_rank else s.nheads_k * (s.headdim + s.headdim_v)
-        lefts = (of.window_size[0] for of in _attention_layers(case, step))
-        found += s.batch * widths * sum(s.seqlen_k if left is None else min(left + 1, s.seqlen_k) for left in lefts)
+        lefts = ((n, of.window_size[0]) for n, of in _attention_layers(case, step))
+        keys = sum(n * (s.seqlen_k if left is None else min(left + 1, s.seqlen_k)) for n, left in lefts)
+        found += s.batch * widths * keys
     return found * ITEMSIZE[case.dtype]
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import itertools
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK = 128  # tokens of a block of random:P, as of FlexAttention's masks
-MOST_DRAWN = 2**20  # keys of random:P, whose blocks grow with their square
+MOST_DRAWN = 2**18  # keys of random:P, whose blocks grow with their square, and are drawn one by one
 
 
 @dataclass(frozen=True)
@@ -145,14 +144,16 @@ class Random(Numbered):
         found, last_place = 0, band.seqlen_k - 1
         for row in range(band.first_place // BLOCK, last_place // BLOCK + 1):
             places = range(max(band.first_place, row * BLOCK), min(last_place, row * BLOCK + BLOCK - 1) + 1)
-            kept = _drawn_row(self.number, row, band.keys(places[-1])[1] // BLOCK + 1)
-            before = list(itertools.accumulate(kept, initial=0))
-            kept.append(False)
-            for place in places:
-                first, last = band.keys(place)
-                for key, sign in ((last + 1, 1), (first, -1)):
-                    block, rest = divmod(key, BLOCK)
-                    found += sign * (before[block] * BLOCK + rest * kept[block])
+            (first, last_of_all), (first_of_all, last) = band.keys(places[0]), band.keys(places[-1])
+            blocks = range(first // BLOCK, last // BLOCK + 1)  # that some of the places see
+            start = min(-(-first_of_all // BLOCK), blocks.stop)
+            stop = max(start, (last_of_all + 1) // BLOCK)  # from start to stop all of them see the whole block
+            kept = _drawn_row(self.number, row, blocks.stop)
+            found += len(places) * BLOCK * sum(kept[start:stop])
+            for block in filter(kept.__getitem__, (*range(blocks.start, start), *range(stop, blocks.stop))):
+                width, offset = min(BLOCK, band.seqlen_k - block * BLOCK), places[0] - block * BLOCK
+                found += pairs_up_to(offset + band.right, len(places), width)
+                found -= pairs_up_to(offset - band.left - 1, len(places), width)
         return found
 
     def kept_blocks(self, seqlen_k: int) -> Sequence[Sequence[bool]]:

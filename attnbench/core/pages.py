@@ -33,8 +33,7 @@ SPARE = 1 / 32  # of the pages, at least one
 
 def count_pages(case: Case) -> int:
     """Return the number of pages of the cache of a paged case."""
-    used = sum(case.pages)
-    return used + math.ceil(SPARE * used)
+    return case.used_pages + math.ceil(SPARE * case.used_pages)
 
 
 def key_dims(case: Case) -> tuple[int, int]:

@@ -27,10 +27,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from attnbench.core.text import shortened
+
 Phase = Literal["prefill", "decode", "train"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 Architecture = Literal["llama", "mistral", "qwen3", "gemma2", "gpt_oss", "deepseek_v3"]
 ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
+MOST_LAYERS, LARGEST = 10_000, 2**48  # of a model; of any size
 PUBLISHED_IN = ("arch", "hidden", "intermediate", "vocab")  # the sizes that any model has
 WEIGHTS = 8 * 10**9  # bytes of weights, by which layers are cut where --layers does not say how many
 
@@ -106,7 +109,10 @@ class Step:
 
     def weights(self, of: Heads, *, layers: int | None = None, active: bool = False) -> int:
         """Return the parameters of `layers` layers (those that are kept), without norms, biases and what is outside."""
-        return sum(self.layer_weights(i, of, active=active) for i in range(self.layers if layers is None else layers))
+        layers = self.layers if layers is None else layers
+        first = min(self.dense, layers)
+        rest = (layers - first) * self.layer_weights(self.dense, of, active=active)
+        return rest + first * self.layer_weights(0, of, active=active)
 
     @property
     def outside(self) -> int:
@@ -139,6 +145,8 @@ def parse(text: str) -> Step:
         raise ValueError(f"step: {text!r}: no such phase or architecture, or not as attnbench writes it")
     if not 1 <= step.layers <= step.depth or min(counts) < 0 or min(step.hidden, step.intermediate, step.vocab) < 1:
         raise ValueError(f"step: {text!r}: sizes are positive, and no more layers are kept than there are")
+    if step.depth > MOST_LAYERS or len(step.windows) > step.depth or max(*counts, *step.windows) > LARGEST:
+        raise ValueError(f"step: {shortened(repr(text))}: more layers, or a larger size, than a model can have")
     if any(window < 0 for window in step.windows) or bool(step.experts) != bool(step.taken):
         raise ValueError(f"step: {text!r}: windows are at least 0, and tokens take experts where there are some")
     return step

@@ -34,7 +34,8 @@ from attnbench.results import bounds, decode
 
 SCHEMA = 2
 _FIRST = b'{"type":"run",'  # what each begins with
-MOST_BYTES = 2**32  # that a gzip file may unpack to
+MOST_BYTES, MOST_OF_LINE = 2**32, 2**27  # of a file, unpacked; of one of its lines
+_PIECE = 2**18  # bytes read at once
 DAMAGED = "damaged line left out"
 MOST_DAMAGED = 1000  # lines of a file that is read
 MOST_UNKNOWN = 100_000  # lines of other types, which a newer attnbench may write
@@ -299,31 +300,29 @@ def unpacked(path: Path) -> tuple[bytes, list[str]]:
     Raises UserError for a file that cannot be read, for a gzip file of something else, and for a damaged one: what it
     unpacks to cannot be trusted.
     """
+    content, line = io.BytesIO(), 0  # bytes of the last line so far
     try:
         if path.is_char_device():  # /dev/zero has no end
             raise _not_ours(path, "it is a device")
-        content = path.read_bytes()
+        with path.open("rb") as plain:
+            file = gzip.GzipFile(fileobj=plain) if plain.peek(2).startswith(_GZIP) else plain
+            while piece := file.read1(_PIECE):  # piece by piece, so that a file that is cut off gives what it has
+                content.write(piece)
+                if content.tell() == len(piece) and piece.lstrip(codecs.BOM_UTF8)[:1] not in (b"", b"{"):
+                    raise _not_ours(path, content=piece)  # before it fills the memory: it may be anything
+                line = len(piece) - 1 - end if (end := piece.rfind(b"\n")) >= 0 else line + len(piece)
+                if max(content.tell() / MOST_BYTES, line / MOST_OF_LINE) > 1:
+                    raise UserError(f"{path} has more than 4 GiB, or 128 MiB in a line; no run has that much")
+    except EOFError:
+        problem = f"{path}: the gzip file is cut off; the whole lines before the cut were read"
+        return content.getvalue() or _FIRST, [problem]  # nothing came of a file that is cut in gzip's header
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path} is a damaged gzip file ({error}); restore it, its figures cannot be trusted") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         if path.is_dir():
             raise UserError(f"{path} is a folder; give its run files: {path / '*.jsonl*'}") from None
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    if not content.startswith(_GZIP):
-        return content.removeprefix(codecs.BOM_UTF8), []
-    pieces, size = [], 0
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            while piece := file.read1():  # piece by piece, so that a file that is cut off gives what it has
-                pieces.append(piece)
-                if not pieces[0].lstrip(b"\xef\xbb\xbf").startswith(b"{"):
-                    raise _not_ours(path)  # before it fills the memory: it may unpack to anything
-                if (size := size + len(piece)) > MOST_BYTES:
-                    raise UserError(f"{path} unpacks to more than 4 GiB; no run has that much")
-    except EOFError:
-        content = b"".join(pieces) or _FIRST  # nothing came of a file that is cut in gzip's header
-        return content, [f"{path}: the gzip file is cut off; the whole lines before the cut were read"]
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path} is a damaged gzip file ({error}); restore it, its figures cannot be trusted") from None
-    return b"".join(pieces).removeprefix(codecs.BOM_UTF8), []
+    return content.getvalue().removeprefix(codecs.BOM_UTF8), []
 
 
 def begins_as_one(path: Path) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -220,19 +220,27 @@ def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
     there are hidden / headdim. Of a ragged batch seqlen is the mean length, unless the lengths are a list. Cases with
     pages or latent rows are left out where they would be a backward, or have more queries than keys. Raises UserError.
     """
-    values = {name: (axis.usual,) for name, axis in AXES.items()} | parsed(axes)
-    if axes.seqlen is None and not all(of and of.fixed for of in values["lengths"]):
-        raise UserError("axes: seqlen is missing")
+    (found,) = expand_all([axes], tokens, hidden)
+    return found
+
+
+def expand_all(blocks: Iterable[Axes], tokens: Item | None, hidden: Item | None) -> Iterator[list[Case]]:
+    """Yield the cases of each block, as `expand` does. Raises UserError, also where they are too many together."""
     total = parse_size(str(tokens), "tokens") if tokens is not None else 16384
     width = parse_size(str(hidden), "hidden") if hidden is not None else 2048
-    bands = (_band(causal, window) for causal in values["causal"] for window in values["window"])
-    values["band"] = list(dict.fromkeys(bands))
-    product = [values[name] for name in _PRODUCT]
-    count = math.prod(map(len, product))
-    if count > MAX_CASES:
-        raise UserError(f"that is {count} cases, more than the {MAX_CASES} that a run may have; give fewer sizes")
-    found = (_case(dict(zip(_PRODUCT, each, strict=True)), total, width) for each in itertools.product(*product))
-    return [case for case in found if case]
+    count = 0
+    for axes in blocks:
+        values = {name: (axis.usual,) for name, axis in AXES.items()} | parsed(axes)
+        if axes.seqlen is None and not all(of and of.fixed for of in values["lengths"]):
+            raise UserError("axes: seqlen is missing")
+        bands = (_band(causal, window) for causal in values["causal"] for window in values["window"])
+        values["band"] = list(dict.fromkeys(bands))
+        product = [values[name] for name in _PRODUCT]
+        count += math.prod(map(len, product))
+        if count > MAX_CASES:
+            raise UserError(f"that is {count} cases, more than the {MAX_CASES} that a run may have; give fewer sizes")
+        found = (_case(dict(zip(_PRODUCT, each, strict=True)), total, width) for each in itertools.product(*product))
+        yield [case for case in found if case]
 
 
 def _case(at: Mapping[str, Any], total: int, width: int) -> Case | None:
@@ -333,7 +341,8 @@ def _check_mask(at: Mapping[str, Any], *, is_ragged: bool) -> None:
         raise UserError(f"mask: {other} with {at['mask']} cannot be measured; leave out one of them")
     causal, window = at["band"]
     if problem := masks.problem(at["mask"], at["seqlen"], causal=causal, window=window):
-        raise UserError(f"mask: {problem}; give --causal, and --window where it needs one, without others")
+        other = "--causal, and --window where it needs one, without others"
+        raise UserError(f"mask: {problem}; give {'a smaller --seqlen' if problem.startswith('random') else other}")
     if at["seqlen_q"] and at["seqlen_q"] > at["seqlen"]:
         raise UserError(f"mask: {at['mask']} takes at most as many queries as keys; give a smaller --seqlen-q")
 

@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
@@ -49,7 +49,7 @@ from attnbench.core.policy import INSTRUMENTS, Policy
 from attnbench.core.sizes import format_size, parse_duration, parse_size
 from attnbench.core.text import count, shortened
 from attnbench.run import yaml_file
-from attnbench.run.axes import FORWARD_ONLY, LATENT, STRICT, Axes, Item, Text, expand, matches, overlay, parsed
+from attnbench.run.axes import FORWARD_ONLY, LATENT, STRICT, Axes, Item, Text, expand_all, matches, overlay, parsed
 from attnbench.run.model_axes import FIXED, check_not_both, model_axes
 from attnbench.run.shipped_suites import shipped_suites
 
@@ -97,7 +97,7 @@ class Suite(Settings):
 
     name: str = ""
     description: str = ""
-    exclude: list[Axes] = []
+    exclude: list[Axes] = Field(default=[], max_length=100)  # each is compared with each case
     cases: list[Block] = []
     interpreters: dict[str, str] = {}
     on_cpu: Settings = Settings()
@@ -160,11 +160,12 @@ def parse_suite(data: Mapping[str, Any], where: str) -> Suite:
                 parse_duration(settings.time_limit, "time_limit")
         for axes in suite.exclude:
             parsed(axes)
-        for axes in (Axes(), suite.on_cpu.axes, *suite.cases):
-            whole = overlay(suite.axes, axes)
-            if whole != Axes():
-                whole = whole.model_copy(update={"seqlen": whole.seqlen or "1k", "nheads_k": None})
-                expand(whole, suite.tokens, suite.hidden)
+        together: tuple[Sequence[Axes], ...] = ([Axes()], [suite.on_cpu.axes], suite.cases)
+        for blocks in together:
+            given = (whole for axes in blocks if (whole := overlay(suite.axes, axes)) != Axes())
+            sized = (axes.model_copy(update={"seqlen": axes.seqlen or "1k", "nheads_k": None}) for axes in given)
+            for _ in expand_all(sized, suite.tokens, suite.hidden):
+                pass  # it raises
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     return suite
@@ -228,8 +229,10 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
         usual, merged = merged, _merge([suite, suite.on_cpu, given])
         notes = _shrunk(usual, merged)
     cases: dict[Case, tuple[str, ...]] = {}  # with the backends that it is limited to; () for none
-    for block, names in _blocks(suite, merged, given):
-        for case in expand(block, merged.tokens, merged.hidden):
+    blocks = _blocks(suite, merged, given)
+    found = expand_all((block for block, _ in blocks), merged.tokens, merged.hidden)
+    for (_, names), of_block in zip(blocks, found, strict=True):
+        for case in of_block:
             before = cases.get(case, names)
             cases[case] = tuple(dict.fromkeys((*before, *names))) if before and names else ()
     if not cases:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 LARGEST = 256 * 2**10  # bytes; PyYAML reads them in a second
+MOST_PAIRS = 200_000  # of all mappings, with those that merge keys (<<) stand for
 WANTED = {  # what begins the type of a mistake that pydantic finds -> what is wanted
     "bool": "true or false",
     "int": "a whole number",
@@ -110,6 +111,8 @@ class _Loader(yaml.SafeLoader):
     The loader of libyaml is faster, but ends the process where a file is nested deeply.
     """
 
+    pairs = 0  # that were looked at
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Refuse a key that is there twice. YAML forbids it, but PyYAML would silently keep the last."""
         node = super().compose_mapping_node(anchor)
@@ -120,6 +123,13 @@ class _Loader(yaml.SafeLoader):
                     raise ConstructorError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
                 seen.add((key.tag, key.value))
         return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Refuse merge keys (<<) that repeat each other: a few lines would stand for more than fits the memory."""
+        super().flatten_mapping(node)
+        self.pairs += len(node.value)
+        if self.pairs > MOST_PAIRS:
+            raise ConstructorError(problem="too much is merged with <<", problem_mark=node.start_mark)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Construct a value. Raise ConstructorError for one that its tag cannot have, where PyYAML's own code fails."""

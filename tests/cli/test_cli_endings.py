@@ -245,6 +245,7 @@ def test_a_later_signal_ends_what_the_first_began_to_tidy_up(
     ("error", "lacks"),
     [
         (MemoryError(), "memory (ulimit -v"),
+        (ImportError("libfoo.so: failed to map segment from shared object"), "memory (ulimit -v"),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "processes or threads (ulimit -u"),
         (RuntimeError("can't start new thread"), "processes or threads (ulimit -u"),
     ],
@@ -259,6 +260,17 @@ def test_a_limit_of_the_system_is_named_and_no_fault_of_our_own(
     said = capsys.readouterr().err
     assert said.startswith(f"attnbench: the system gives this process no more {lacks}")
     assert said.count("\n") == 1
+
+
+@posix
+@pytest.mark.parametrize(("option", "kib"), [("-v", 120_000), ("-v", 200_000), ("-d", 60_000)])
+def test_a_limit_that_numpy_does_not_fit_is_no_regression_and_no_wait(measured: Tool, option: str, kib: int) -> None:
+    """OpenBLAS would end the process with 1 or wait forever. What needs no numpy goes on."""
+    attnbench = f"ulimit {option} {kib}; $A"
+    code, _, err = in_shell(measured, f"{attnbench} gate run.jsonl run.jsonl")
+    assert (code, err.count("\n")) == (EXIT_BAD_INPUT, 1)
+    assert "the system gives this process no more memory" in err
+    assert in_shell(measured, f"{attnbench} suites")[0] == 0
 
 
 def test_without_a_temporary_directory_the_variable_is_named(

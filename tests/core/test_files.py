@@ -58,3 +58,17 @@ def test_a_pipe_is_written_to_as_it_is(tmp_path: Path) -> None:
     write_whole(pipe, b"content")
     reader.join(10)
     assert got == [b"content"]
+
+
+@pytest.mark.parametrize("through", ["/dev/fd/{}", "/proc/self/fd/{}", "/proc/{pid}/fd/{}", "{folder}/link"])
+@pytest.mark.parametrize("mode", ["ab", "wb"])
+def test_what_is_open_is_written_on(tmp_path: Path, through: str, mode: str) -> None:
+    """As the standard output is, behind what a shell has written there and before what follows."""
+    path = tmp_path / "log"
+    path.write_bytes(b"old,")
+    with open(path, mode, buffering=0) as log:
+        (tmp_path / "link").symlink_to(f"/dev/fd/{log.fileno()}")
+        log.write(b"table,")
+        write_whole(Path(through.format(log.fileno(), pid=os.getpid(), folder=tmp_path)), b"page,")
+        log.write(b"end")
+    assert path.read_bytes() == (b"old," if mode == "ab" else b"") + b"table,page,end"

@@ -37,9 +37,16 @@ def test_every_key_has_a_place_of_its_own(lengths: list[int], page_size: int, se
     assert places.flatten().tolist() == expected
     assert len({*expected}) == len(expected)
     assert case.pages == tuple(-(-n // page_size) for n in lengths)
+    assert case.used_pages == sum(case.pages)
     assert 0 <= int(table.min()) <= int(table.max()) < pages.count_pages(case)
     assert pages.count_pages(case) > sum(case.pages), "no page belongs to no sequence"
     assert pages.seqlens_k(case, torch.device("cpu")).tolist() == lengths
+
+
+def test_bytes_of_a_batch_that_no_memory_holds_are_counted() -> None:
+    """A run file can name it: the sequences are not looked at one by one."""
+    many = replace(DECODE, shape=replace(DECODE.shape, batch=2**47))
+    assert flops.input_bytes(many) == pytest.approx(2**47 / 3 * flops.input_bytes(DECODE))
 
 
 def test_pages_lie_in_no_order_and_the_table_goes_on_after_the_last() -> None:

@@ -41,6 +41,9 @@ def test_a_model_is_spelled_so_that_it_reads_back(name: str) -> None:
         SMALL.format("prefill") + " heads=3",
         SMALL.format("prefill") + " taken=2",
         " " + SMALL.format("prefill"),
+        SMALL.format("prefill").replace("2/2", "1/1000000000000"),  # what counts layers would not end
+        SMALL.format("prefill") + f" experts={10**400} taken=1",
+        SMALL.format("prefill") + f" windows={10**400}",
     ],
 )
 def test_what_is_no_step_is_refused(text: str) -> None:

@@ -344,6 +344,18 @@ def test_a_gzipped_file_of_something_else_is_not_unpacked_whole(tmp_path: Path) 
             open_(packed)
 
 
+def test_a_huge_file_is_not_read_whole(path: Path) -> None:
+    """It is refused by its first bytes, or by a line that no run file has."""
+    with path.open("r+b") as file:
+        file.truncate(2**40)  # null bytes that take no place on the disk
+    with pytest.raises(UserError, match="128 MiB in a line; no run has that much"):
+        run_file.read(path)
+    with path.open("r+b") as file:
+        file.write(b"\0")
+    with pytest.raises(UserError, match="not an attnbench run file"):
+        run_file.read(path)
+
+
 def test_a_gzipped_file_is_not_appended_to(path: Path) -> None:
     packed = gzipped(path)
     before = packed.read_bytes()

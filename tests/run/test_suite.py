@@ -288,6 +288,10 @@ def test_of_what_a_cpu_cannot_do_only_what_was_asked_for_is_said(name: str) -> N
         ({"exclude": [{"dtype": "bf16, fp61"}]}, "dtype: unknown dtype 'fp61'"),
         ({"tokens": "many"}, "tokens: 'many' is not a size"),
         ({"time_limit": "soon"}, "time_limit: 'soon' is not a duration"),
+        (
+            {"cases": [{"seqlen": "1-1000:1", "nheads": "1,2,3,4"}] * 9},
+            "that is 12000 cases, more than the 10000",
+        ),  # of all blocks
     ],
 )
 def test_a_value_that_is_not_one(data: dict[str, Any], said: str) -> None:

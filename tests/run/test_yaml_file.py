@@ -30,6 +30,10 @@ def test_what_it_says(tmp_path: Path) -> None:
         ("b: 1\na: 2026-02-30\n", "{}:2: not readable as YAML: '2026-02-30' is no timestamp"),
         ("a: !!timestamp x\n", "{}:1: not readable as YAML: 'x' is no timestamp"),
         ("a: !!int ''\n", "{}:1: not readable as YAML: '' is no int"),
+        (
+            f"a: &a {{{', '.join(f'k{i}: 1' for i in range(500))}}}\nb: {{<<: [{', '.join(['*a'] * 500)}]}}\n",
+            "{}:1: not readable as YAML: too much is merged with <<",
+        ),
     ],
 )
 def test_mistakes_are_one_line_with_their_place(tmp_path: Path, text: str, said: str) -> None:
