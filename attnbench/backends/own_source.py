@@ -9,16 +9,15 @@ import hashlib
 import inspect
 import itertools
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnbench.core.own_code import MODULE
+from attnbench.core.own_code import MODULE, STANDARD
 
 INSTALLED = ("site-packages", "dist-packages", "torchinductor_", ".cache")  # folders that begin so hold no own code
 MOST_NAMED = 200  # files that are looked at for import statements
-_LIBRARY = Path(sysconfig.get_path("stdlib")).resolve()
+_LIBRARY = Path(STANDARD).resolve()
 
 
 def layers(own: Any) -> list[Any]:

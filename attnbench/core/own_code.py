@@ -9,7 +9,6 @@ import itertools
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +18,7 @@ from attnbench.core.errors import UserError, did_you_mean
 
 NEEDED = ("torch", "triton", "numpy", "attnbench")  # what a neighbour of a person's file must not replace
 MODULE = "attnbench_own_"  # how the name of the module begins that is made of a person's file
-STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))  # folders of the standard library
+STANDARD = os.path.dirname(os.__file__)  # the folder of the standard library
 MAX_SWEEP = 64  # kernels of one sweep, each of which has a process
 
 
