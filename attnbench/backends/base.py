@@ -125,7 +125,8 @@ def autograd_prepared(
     `plan` is that of core/backend.py: Prepared.
 
     The launch raises Unsupported where the case has a backward and the output of `fn` has no gradient, or its backward
-    is not implemented.
+    is not implemented. What `fn` returns is looked at outside of what is timed: ValueError says what it is instead of a
+    dense tensor on the device.
     """
     import torch
 
@@ -162,8 +163,18 @@ def autograd_prepared(
             return fn(*leaves, *beside)
         return fn(*map(accept, split_packed(leaves[0], s.nheads_k) if packed else leaves), *beside)
 
+    def dense(out: Tensor) -> Tensor:
+        if type(out) is not torch.Tensor:
+            raise ValueError(f"out is a {type(out).__name__}, expected a plain torch.Tensor")
+        layout = "torch.nested" if out.is_nested else str(out.layout)
+        if layout != "torch.strided" or out.device != inputs.q.device:
+            raise ValueError(f"out is of {layout} on {out.device}, expected torch.strided on {inputs.q.device}")
+        return out
+
     if not case.has_backward:
-        return Prepared(launch=forward, canonical=lambda out: {"out": view(out)}, reads=reads, plan=plan, pairs=pairs)
+        return Prepared(
+            launch=forward, canonical=lambda out: {"out": view(dense(out))}, reads=reads, plan=plan, pairs=pairs
+        )
 
     if inputs.dout is None:
         raise ValueError("a backward needs inputs.dout")
@@ -175,13 +186,17 @@ def autograd_prepared(
         t.requires_grad_()
 
     def grads(out: Tensor, *, keep: bool) -> tuple[Tensor, ...]:
-        if not out.requires_grad:
+        if not getattr(out, "requires_grad", False):
+            dense(out)
             raise Unsupported("not differentiable: its output has no gradient")
         try:
             found = torch.autograd.grad(
                 out, (*leaves, *beside), dout if native else accept(dout), retain_graph=keep, allow_unused=True
             )
-        except NotImplementedError as refusal:
+        except RuntimeError as refusal:
+            dense(out)
+            if not isinstance(refusal, NotImplementedError):
+                raise
             raise Unsupported(f"no backward: {str(refusal).partition(chr(10))[0]}") from None
         if any(of_one is None for of_one in found):
             names = (["q, k and v"] if packed else ["q", "k", "v"]) + ["the sink"]
@@ -192,7 +207,7 @@ def autograd_prepared(
     def named(out: Tensor, *found: Tensor) -> dict[str, Tensor]:
         ours, of_sink = (found[:-1], {"dsink": found[-1]}) if beside else (found, {})
         dq, dk, dv = map(view, ours) if native else parts_of_packed(ours[0], s.nheads_k) if packed else ours
-        return {"out": view(out.detach()), "dq": dq, "dk": dk, "dv": dv, **of_sink}
+        return {"out": view(dense(out).detach()), "dq": dq, "dk": dk, "dv": dv, **of_sink}
 
     if case.direction == "fwd_bwd":
 

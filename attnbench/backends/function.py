@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -60,6 +61,11 @@ class Function(BackendBase):
             return Probe(reason=refusal)
         if self.order not in ORDERS:
             return Probe(reason=f"{self._attribute}.order is {self.order!r}, neither bshd nor bhsd")
+        try:
+            for pattern in self._kernels():
+                re.search(pattern, "")
+        except (TypeError, re.error) as error:
+            return Probe(reason=f"{self._attribute}.kernels is not one or several regular expressions: {error}")
         return Probe(version=f"{self.name}, source {hash_of_source(self._given, self._file) or 'unknown'}")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
@@ -78,9 +84,12 @@ class Function(BackendBase):
         """
         if self._uses_triton and device.kind == "cpu" and is_interpreted():
             return Signature(float32=True)
-        declared = next((found for f in layers(self._given) if (found := getattr(f, "kernels", ()))), ())
-        runs = (declared,) if isinstance(declared, str) else tuple(declared)
+        runs = self._kernels()
         return Signature(runs, float32=not runs)
+
+    def _kernels(self) -> tuple[str, ...]:
+        declared = next((found for f in layers(self._given) if (found := getattr(f, "kernels", ()))), ())
+        return (declared,) if isinstance(declared, str) else tuple(declared)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         scale = {"softmax_scale": case.softmax_scale} if self._takes_scale else {}

@@ -64,4 +64,5 @@ class Environment:
     attnbench: str = ""
     git: str | None = None  # commit of the working directory, followed by "+dirty" where it has changes
     packages: Mapping[str, str] = field(default_factory=dict)  # attention library -> version
+    variables: Mapping[str, str] = field(default_factory=dict)  # environment variables that were set and change figures
     peers: tuple[Device, ...] = ()  # the other devices of a run over several ranks, in their order

@@ -8,9 +8,11 @@ from typing import Any
 
 from attnbench.core.formats import size
 from attnbench.core.record import Run
+from attnbench.core.text import shortened
 
 # The parts of `setup` in which run files must agree that a person names as one machine.
 OF_ONE_MACHINE = ("device kind", "device name", "device memory", "power_limit_w", "timer", "l2", "method")
+VARIABLE = "variable "  # before the names of environment variables
 
 
 def seconds_started(run: Run) -> float | None:
@@ -41,6 +43,7 @@ def setup(run: Run) -> dict[str, Any]:
         "driver": environment.driver,
         "cpu": environment.cpu,
         **environment.packages,
+        **{f"{VARIABLE}{name}": value for name, value in environment.variables.items()},
         "timer": run.policy.timer,
         "l2": run.policy.l2,
         "method": run.method,
@@ -60,7 +63,7 @@ def differences(one: Run, other: Run) -> list[str]:
 
 def phrase(name: str, before: Any, after: Any) -> str:
     """Return a difference as messages say it."""
-    form = size if name == "device memory" else str
+    form = size if name == "device memory" else shortened if name.startswith(VARIABLE) else str
     was, now = ("not there" if value in (None, "") else form(value) for value in (before, after))
     return f"{name} was {was} and is {now}"
 
@@ -72,6 +75,7 @@ _TEXTS: Mapping[str, Callable[[Any], str]] = {
     "driver": "driver {}".format,
     "device threads": "{} threads".format,
     "device instructions": str,
+    "variables": str,
     "device memory": size,
     "timer": "timer {}".format,
     "l2": "L2 {}".format,
@@ -82,7 +86,8 @@ _TEXTS: Mapping[str, Callable[[Any], str]] = {
 
 def setup_texts(run: Run) -> dict[str, str]:
     """Return parts of the setup as text, such as "500 W" for power_limit_w; "" for what is not known."""
-    found = setup(run)
+    variables = (f"{name}={shortened(value)}" for name, value in run.environment.variables.items())
+    found = {**setup(run), "variables": " ".join(variables)}
     return {name: text(found[name]) if found[name] else "" for name, text in _TEXTS.items()}
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
+SLICE = 1.0  # seconds of one wait for an answer; what it takes longer is not counted
 TAIL = 4000  # bytes of a worker's stderr kept with a failure
 
 
@@ -103,14 +104,19 @@ class WorkerProcess:
         return answer
 
     def answered(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for the next answer; return whether it is there. Raises WorkerDied."""
+        """Wait at most `timeout` seconds for the next answer; return whether it is there. Raises WorkerDied.
+
+        Time in which this process was stopped does not count, as the worker was most likely stopped too.
+        """
         assert self._process.stdout is not None
-        deadline = time.monotonic() + timeout
+        left = timeout
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
-                left = deadline - time.monotonic()
-                if not selector.select(min(1.0, max(0.0, left))):
+                longest, began = min(SLICE, max(0.0, left)), time.monotonic()
+                ready = selector.select(longest)
+                left -= min(longest, time.monotonic() - began)
+                if not ready:
                     if not self.alive:  # a child of it may hold the pipe open
                         raise self._death()
                     if left <= 0:
@@ -153,10 +159,14 @@ class WorkerProcess:
     def _death(self) -> WorkerDied:
         """Return how it ended."""
         code = self._process.wait()
+        limit = _cpu_seconds_allowed()
         if code == -getattr(signal, "SIGKILL", 9):  # which Windows lacks
             if _killed_for_memory() > self._killed_for_memory:
                 return WorkerOutOfMemory("the system had no memory left and killed the worker")
-            return WorkerDied("the worker was killed (SIGKILL; often the system ran out of memory)")
+            if not limit:
+                return WorkerDied("the worker was killed (SIGKILL; often the system ran out of memory)")
+        if limit and code in (-signal.SIGKILL, -signal.SIGXCPU):
+            return WorkerDied(f"the worker was killed at its limit of {limit} s of CPU time (ulimit -t)")
         if code == -signal.SIGABRT and "bad_alloc" in (self.stderr_tail() or ""):
             return WorkerOutOfMemory("the worker crashed (SIGABRT): std::bad_alloc, no memory left")
         if code < 0:
@@ -192,6 +202,16 @@ def _killed_for_memory() -> int:
         return int(dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines()).get("oom_kill", 0))
     except (OSError, ValueError):
         return 0
+
+
+def _cpu_seconds_allowed() -> int | None:
+    """Return the CPU time that a limit allows each process, if children that have ended took so much; else None."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit, taken = resource.getrlimit(resource.RLIMIT_CPU)[0], resource.getrusage(resource.RUSAGE_CHILDREN)
+    return limit if 0 < limit <= taken.ru_utime + taken.ru_stime + 1 else None  # clocks of the kernel differ a little
 
 
 def isolated_command(module: str, *arguments: str, python: str | None = None) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device
-from attnbench.run.process import WorkerDied, WorkerHung, WorkerProcess
+from attnbench.run.process import SLICE, WorkerDied, WorkerHung, WorkerProcess
 
 GRACE = 10.0  # seconds between the first answer of `ask` and the last, which are agreed on together
 START_GRACE = 120.0  # and of `receive`: of importing and opening, in which many processes share the host
@@ -59,10 +59,11 @@ class RankWorkers:
     def _receive(self, timeout: float, grace: float) -> dict[str, Any]:
         """Return the answer of rank 0, or of the rank that failed.
 
-        All answer within `grace` seconds of the first, and within GRACE of the first that failed.
+        All answer within `grace` seconds of the first, and within GRACE of the first that failed. Time in which this
+        process was stopped does not count, as in WorkerProcess.answered.
         """
         answers: dict[int, dict[str, Any]] = {}
-        deadline = time.monotonic() + timeout
+        left, last = timeout, time.monotonic()
         while len(answers) < len(self._ranks):
             for number, rank in enumerate(self._ranks):
                 if number in answers:
@@ -70,13 +71,14 @@ class RankWorkers:
                 try:
                     if rank.answered(POLL / len(self._ranks)):
                         answers[number] = rank.receive(1.0)
-                        left = GRACE if _failed(answers[number]) else grace
-                        deadline = min(deadline, time.monotonic() + left)
+                        left = min(left, GRACE if _failed(answers[number]) else grace)
                 except WorkerDied as death:
                     self._failed = number
                     self.kill()
                     raise type(death)(f"rank {number}: {death}") from None
-            if time.monotonic() > deadline:
+            last, before = time.monotonic(), last
+            left -= min(SLICE, last - before)
+            if left < 0:
                 if not answers:
                     self.kill()
                     raise WorkerHung

@@ -246,6 +246,8 @@ def _own_spec(pattern: str) -> str:
         raise UserError(f"{pattern}: which function of it? Write {pattern}:my_attention")
     where, _, name = pattern.rpartition(":")
     where = os.path.expanduser(where)
+    if where.endswith(":"):  # pytest's spelling
+        raise UserError(f"{pattern}: one colon stands before the function; write {where.rstrip(':')}:{name}")
     if not parameters_of(name)[0].isidentifier():
         raise UserError(f"{pattern!r} is not pkg.mod:object or file.py:function")
     if where.lower().endswith(".py"):
@@ -254,4 +256,10 @@ def _own_spec(pattern: str) -> str:
         if not os.path.isfile(where):
             raise UserError(f"no such file: {where} (in {pattern})")
         return f"{Path(where).resolve()}:{name}"
+    is_module = all(part.isidentifier() for part in where.split("."))
+    if os.path.isfile(where) and not (is_module and "." not in where):  # "torch" may be a file too
+        raise UserError(f"{where}: Python imports files whose names end with .py; put {name} in such a file")
+    if not is_module:
+        meant = f"; did you mean {where}.py:{name}?" if os.path.isfile(f"{where}.py") else ""
+        raise UserError(f"{pattern!r} is not pkg.mod:object or file.py:function{meant}")
     return pattern

@@ -31,6 +31,20 @@ PACKAGES = (
 FAKE_MEMORY = 80 * 2**30  # bytes of the simulated device
 FAKE_RATES = {"bf16": 800e12, "fp16": 800e12, "fp32": 50e12, "fp8": 1600e12}  # FLOP/s
 PROC, CACHES = Path("/proc"), Path("/sys/devices/system/cpu/cpu0/cache")
+# Environment variables that change figures: of compilers and libraries, of memory and of how threads wait; not where
+# files are and what is logged. Those of _OF_GPUS change nothing on a CPU.
+_OF_ALL = (
+    r"LD_PRELOAD|GLIBC_TUNABLES|MALLOC_\w+|THP_MEM_ALLOC_ENABLE|OMP_(WAIT_POLICY|PROC_BIND|PLACES)|"
+    r"KMP_(AFFINITY|BLOCKTIME)|GOMP_(CPU_AFFINITY|SPINCOUNT)|TORCH_COMPILE_DISABLE|TORCHDYNAMO_DISABLE|"
+    r"TORCH_MKLDNN_\w+|TORCHINDUCTOR_\w+"
+)
+_OF_GPUS = (
+    r"CUDA_(LAUNCH_BLOCKING|DEVICE_MAX_CONNECTIONS|MODULE_LOADING)|PYTORCH_NO_CUDA_MEMORY_CACHING|"
+    r"PYTORCH_(CUDA_|HIP_)?ALLOC_CONF|NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE|CUBLAS_WORKSPACE_CONFIG|"
+    r"TORCH_(BLAS|CUDNN|ROCM)_\w+|(XFORMERS|FLASH_ATTENTION|FLASHINFER|NVTE)_\w+"
+)
+_OTHERS = r"\w+_(DIR|BASE|HOME|PATH|REPOSITORY|LOG\w*|VERBOSE)"
+_SET = dict(os.environ)  # read before torch is imported, which sets some too
 QUICK_MATMUL = {"cuda": 4096, "cpu": 512}  # rows and columns
 QUICK_COPY = {"cuda": 2**28, "cpu": 2**26}  # bytes
 
@@ -110,7 +124,14 @@ def _environment(device: Device, torch: str) -> Environment:
         attnbench=__version__,
         git=checkout.commit(),
         packages=_packages(),
+        variables=_variables(device.kind),
     )
+
+
+def _variables(kind: str) -> dict[str, str]:
+    """Return the environment variables that a person has set and that change figures on this kind of device."""
+    names = rf"(?!({_OTHERS})$)({_OF_ALL if kind == 'cpu' else f'{_OF_ALL}|{_OF_GPUS}'})"
+    return {name: value for name, value in sorted(_SET.items()) if value and re.fullmatch(names, name)}
 
 
 def with_quick_rates(device: Device, dtypes: Iterable[str] = ()) -> Device:

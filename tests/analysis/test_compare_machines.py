@@ -64,6 +64,7 @@ def test_files_of_one_machine_are_its_rounds() -> None:
     assert list(logs) == [0, 1, 2, 3, 4]
     assert [file.path.name for file in one.files] == ["0.jsonl", "2.jsonl"]
     assert other.log_rounds.keys() == {key}
+    assert [len(machine.files) for machine in made(a_run(), a_run(H100), a_run(variables={"A": "1"}))] == [1, 1, 1]
 
 
 def test_files_of_one_model_are_one_machine_whatever_their_software() -> None:

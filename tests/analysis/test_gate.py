@@ -343,6 +343,9 @@ def test_unlike_runs_are_not_compared_unless_meant() -> None:
     meant = judge(ours, theirs, Request(("latency",), expect=("driver", "torch")))
     assert (meant.count("regressed"), meant.exit_code, len(meant.expected)) == (3, 1, 1)
     assert any(note.startswith("--expect torch: nothing differs") for note in meant.notes)
+    switched = replace(theirs, environment=environment(variables={"TORCH_COMPILE_DISABLE": "1"}))
+    assert judge(ours, switched, Request(("latency",))).exit_code == 4
+    assert judge(ours, switched, Request(("latency",), expect=("TORCH_COMPILE_DISABLE",))).exit_code == 1
 
 
 def test_cycles_cancel_the_clock() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _ctypes
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from attnbench import backends
 from attnbench.backends.function import Function
 from attnbench.backends.own_signature import objection
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
+from attnbench.worker import inputs
 
 CPU, GPU = Device("cpu", 0, "CPU", 2**34, 2**34), Device("cuda", 0, "GPU", 2**34, 2**34, capability=(9, 0))
 
@@ -203,6 +206,34 @@ def test_without_a_parameter_for_the_scale_there_are_no_cases_of_another() -> No
         "no parameter softmax_scale; this case has 0.3",
     ]
     assert [other.unsupported(case, CPU) for case in cases] == [None] * 3
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
+def test_what_is_no_dense_tensor_on_the_device_is_named_alike_in_each_direction(direction: str) -> None:
+    case = Case(Shape(1, 8, 8, 1, 1, 16, 16), "fp32", direction)  # type: ignore[arg-type]
+    said = {
+        (lambda t: [t]): "out is a list, expected a plain torch.Tensor",
+        torch.Tensor.to_sparse: "out is of torch.sparse_coo on cpu, expected torch.strided on cpu",
+        (lambda t: t.to("meta")): "out is of torch.strided on meta, expected torch.strided on cpu",
+        (lambda t: torch.nested.as_nested_tensor([*t])): "out is of torch.nested on cpu, expected torch.strided on cpu",
+    }
+
+    def results(made: Callable[[Any], Any]) -> None:
+        own = Function("own", lambda q, k, v, *, causal, softmax_scale: made(q + k + v))
+        prepared = own.prepare(case, inputs.make(case, "cpu", seed=0))
+        prepared.canonical(prepared.launch())
+
+    for made, why in said.items():
+        with pytest.raises(ValueError, match=f"^{re.escape(why)}$"):
+            results(made)
+
+
+@pytest.mark.parametrize("kernels", ["bmm(", ("mm", "["), 5, (b"mm",)])
+def test_kernels_that_are_no_regular_expression(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(taken, "kernels", kernels, raising=False)
+    reason = Function("own", taken).probe().reason
+    assert str(reason).startswith("own.kernels is not one or several regular expressions: ")
 
 
 def test_tritons_interpreter_is_no_judge_of_bf16(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ def test_runs_of_one_setup_have_no_differences() -> None:
         ({"device": replace(H200, name="NVIDIA H100")}, ["device name was NVIDIA H200 and is NVIDIA H100"]),
         ({"device": replace(H200, memory=1)}, ["device memory was 140 GiB and is 1.00 B"]),
         ({"cpu": "x", "torch": "y"}, ["torch was 2.11.0+cu130 and is y", "cpu was Intel Xeon and is x"]),
+        ({"variables": {"LD_PRELOAD": "x" * 99}}, [f"variable LD_PRELOAD was not there and is {'x' * 40}..."]),
         ({"policy": Policy(timer="cupti", l2="warm")}, ["timer was events and is cupti", "l2 was cold and is warm"]),
     ],
 )
@@ -56,5 +57,6 @@ def test_labels_say_only_what_tells_runs_apart() -> None:
     assert labels(a_run(), a_run(power_limit_w=500.0)) == ["H200 700 W", "H200 500 W"]
     assert labels(a_run(), a_run(power_limit_w=None)) == ["H200 700 W", "H200"]
     assert labels(a_run(), a_run(policy=Policy(l2="warm"))) == ["H200 L2 cold", "H200 L2 warm"]
+    assert labels(a_run(), a_run(variables={"A": "1", "B": "2"})) == ["H200", "H200 A=1 B=2"]
     assert labels(a_run(), a_run(cpu="AMD")) == ["H200 #1", "H200 #2"]
     assert unique_labels(["A", "A", "B"], [["x", "1"], ["x", "2"], ["y", "3"]], "{} ({})") == ["A (1)", "A (2)", "B"]

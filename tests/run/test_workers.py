@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -270,6 +272,40 @@ def test_an_answer_to_another_request_is_none(tmp_path: Path) -> None:
     assert worker.ask({}, 10.0) == {}
     with pytest.raises(WorkerDied, match="instead of the answer to a request"):
         worker.ask({}, 10.0)
+
+
+ASKS = """
+import sys
+from attnbench.run import process
+process.SLICE = 0.05
+worker = process.WorkerProcess(program=["-c", sys.argv[1]])
+print("asks", flush=True)
+try:
+    print(worker.ask({}, float(sys.argv[2])))
+except process.WorkerDied as death:
+    print(death)
+"""
+
+
+def test_time_in_which_all_processes_were_stopped_is_no_time_to_answer(tmp_path: Path) -> None:
+    answers = (
+        f"import os, time\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)\nprint('{{\"number\": 1}}')"
+    )
+    with subprocess.Popen([sys.executable, "-c", ASKS, answers, "1.5"], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "asks\n"
+        parent.send_signal(signal.SIGSTOP)
+        time.sleep(2.0)
+        parent.send_signal(signal.SIGCONT)
+        (tmp_path / "go").touch()
+        assert parent.communicate(timeout=30)[0] == "{}\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of a process")
+def test_a_limit_of_cpu_time_is_named() -> None:
+    limited = ["sh", "-c", 'ulimit -t 1; exec "$@"', "sh", sys.executable, "-c", ASKS, "while True: pass", "60"]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "asks\nthe worker was killed at its limit of 1 s of CPU time (ulimit -t)\n", done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="signals without a name")

@@ -64,6 +64,27 @@ def test_a_cpu_whose_instructions_are_limited_is_another_machine() -> None:
     assert [d.what for d in differences(limited, whole)] == ["device instructions was DEFAULT and is AVX512"]
 
 
+def test_environment_variables_that_change_figures_are_told_as_a_person_set_them() -> None:
+    """Not those that torch sets, and not where files are; of a GPU only on one."""
+    code = """if True:
+        from attnbench.worker import environment
+        import os, torch
+        os.environ["CUDA_MODULE_LOADING"] = "LAZY"
+        print(environment.describe("cpu").variables, environment._variables("cuda"))"""
+    theirs = {
+        "TORCH_COMPILE_DISABLE": "1",
+        "NVIDIA_TF32_OVERRIDE": "0",
+        "OMP_PLACES": "",
+        "TORCHINDUCTOR_FREEZING": "1",
+    }
+    places = {"TORCHINDUCTOR_CACHE_DIR": "x", "FLASHINFER_WORKSPACE_BASE": "x", "FLASHINFER_LOGLEVEL": "3"}
+    plain = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH", "HOME")}
+    variables = {**plain, **theirs, **places}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=120)
+    of_all = {"TORCHINDUCTOR_FREEZING": "1", "TORCH_COMPILE_DISABLE": "1"}
+    assert done.stdout == f"{of_all} { {'NVIDIA_TF32_OVERRIDE': '0', **of_all} }\n", done.stderr
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", None])
 def test_facts_of_a_cpu_that_cannot_be_read_are_left_out(
     content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -54,7 +54,8 @@ def _description(machine: Machine) -> str:
     parts = [
         device.name,
         size(device.memory),
-        *(texts[name] for name in ("power_limit_w", "device threads", "device instructions", "torch", "driver")),
+        *(texts[name] for name in ("power_limit_w", "device threads", "device instructions", "variables")),
+        *(texts[name] for name in ("torch", "driver")),
         count(len(machine.log_rounds), "cell"),
         count(rounds, "round"),
         some([file.path.name for file in machine.files], MOST_FILES),

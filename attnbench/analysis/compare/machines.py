@@ -36,6 +36,7 @@ from attnbench.results import run_file
 from attnbench.results.cells import Cell, Key, by_key, cells, is_of_earlier_check
 from attnbench.results.run_setup import (
     OF_ONE_MACHINE,
+    VARIABLE,
     differing,
     phrase,
     setup,
@@ -314,9 +315,9 @@ def left_out(paths: Sequence[Path], runs: Sequence[Run], labelled: bool) -> dict
 
 
 def model(run: Run) -> tuple[object, ...]:
-    """Return what must be alike in runs of one machine: the model of device, its power limit, the way of timing."""
+    """Return what must be alike in runs of one machine: device, power limit, environment variables, way of timing."""
     found = setup(run)
-    return tuple(found[name] for name in _OF_MODEL)
+    return (*(found[name] for name in _OF_MODEL), *sorted(run.environment.variables.items()))
 
 
 def _by_model(files: Iterable[File], labels: Mapping[Path, str]) -> list[list[File]]:
@@ -331,7 +332,8 @@ def _by_model(files: Iterable[File], labels: Mapping[Path, str]) -> list[list[Fi
         if group and model(group[0].run) != model(file.run):
             first = group[0]
             apart = differing(setup(first.run), setup(file.run))
-            found = "; ".join(phrase(name, *apart[name]) for name in _OF_MODEL if name in apart)
+            telling = (name for name in apart if name in _OF_MODEL or name.startswith(VARIABLE))
+            found = "; ".join(phrase(name, *apart[name]) for name in telling)
             raise UserError(f"--name: {file.path} is not of the same machine as {first.path}: {found}")
         group.append(file)
     return [*groups.values()]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.record import Run
-from attnbench.results.run_setup import differing, phrase
+from attnbench.results.run_setup import VARIABLE, differing, phrase
 from attnbench.run.shipped_backends import may_use
 
 # The fields that are compared, and the name by which to expect a difference in each.
@@ -55,6 +55,8 @@ def differences(baseline: Run, current: Run) -> list[Difference]:
     """Return what differs between two runs: first the machine, then its software, then how it was measured."""
     ours, theirs = baseline.environment, current.environment
     found = _of_fields(_DEVICE, ours.device, theirs.device, "device ") + _of_fields(_ENVIRONMENT, ours, theirs)
+    variables = differing(ours.variables, theirs.variables)
+    found += [Difference((name,), phrase(f"{VARIABLE}{name}", *pair)) for name, pair in variables.items()]
     named = sorted({*baseline.versions} & {*current.versions})
     backends = differing(*({name: run.versions[name] for name in named} for run in (baseline, current)))
     both, specs = _measured(baseline) & _measured(current), {**baseline.specs, **current.specs}
@@ -91,7 +93,8 @@ def check_names(expect: Sequence[str], runs: Sequence[Run]) -> None:
     """Raise UserError for a name that no difference between such runs could have."""
     known = {*_ENVIRONMENT.values(), *_DEVICE.values(), *_POLICY, *_TOLD, METHOD}
     for run in runs if expect else ():
-        known |= {*run.environment.packages, *run.versions, *(record.backend for record in run.records)}
+        known |= {*run.environment.packages, *run.environment.variables, *run.versions}
+        known |= {record.backend for record in run.records}
     for name in expect:
         if name not in known:
             raise UserError(f"--expect: nothing is called {name!r}{did_you_mean(name, sorted(known))}")

@@ -59,10 +59,8 @@ def _machine(cells: Sequence[Cell]) -> list[str]:
     days = sorted({cell.run.started[:10] for cell in cells})
     parts = [
         f"with {len(env.peers)} more: {', '.join(map(str, env.peers))}" if env.peers else "",
-        *(
-            texts[name]
-            for name in ("device memory", "power_limit_w", "device threads", "device instructions", "driver", "torch")
-        ),
+        *(texts[name] for name in ("device memory", "power_limit_w", "device threads", "device instructions")),
+        *(texts[name] for name in ("variables", "driver", "torch")),
         f"CUDA {env.cuda}" if env.cuda and env.device.kind == "cuda" else "",
         f"suite {', '.join(dict.fromkeys(c.run.suite for c in cells))}",
         " to ".join(dict.fromkeys((days[0], days[-1]))),

@@ -13,6 +13,7 @@ from attnbench.report.document import Pairs, Section
 from attnbench.results import metrics
 from attnbench.results.cells import Cell
 from attnbench.results.metrics import METRICS
+from attnbench.results.run_setup import setup_texts
 
 
 def note_on_figures(cells: Sequence[Cell]) -> str:
@@ -51,6 +52,7 @@ def _environment(run: Run, file: Path) -> Pairs:
         "Platform": env.platform,
         "CPU": env.cpu,
         "Packages": _versions(env.packages),
+        "Environment variables": setup_texts(run)["variables"],
         "Backends": _versions(run.versions),
         "attnbench": env.attnbench,
         "git": env.git,
