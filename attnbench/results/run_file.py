@@ -261,6 +261,8 @@ def read(path: Path) -> tuple[Run, list[str]]:
             continue
         try:
             record = decode.record(line)
+            if record and record.status == "ok" and "time" not in record.measurements and not run.search:
+                raise ValueError("its status is ok, and it has no time")
             repeated += max(0, decode.samples(record) - len(line)) if record else 0
             if repeated > bounds.MOST_OF_FILE:
                 raise ValueError("the file repeats more samples than fit the memory")
