@@ -234,7 +234,10 @@ class WorkerPool:
             return self._failed(replace(base, status=status, reason=str(death)), worker, began)
         if "record" not in answer:
             return self._failed(replace(base, reason=answer["error"]), worker, began)
-        record = judged(from_json(Record, answer["record"]))
+        try:
+            record = judged(from_json(Record, answer["record"]))
+        except ValueError as error:
+            return self._failed(replace(base, reason=f"its worker's answer is no record: {error}"), worker, began)
         if "ceilings" in request and "ceiling_copy" not in record.measurements:  # as of a wrong result
             self._ceilings_due[job.case.dtype] = began
         if answer.get("fatal"):

@@ -77,7 +77,7 @@ class Own(Fake):
             print("terminate called after throwing an instance of 'std::bad_alloc'", file=sys.stderr, flush=True)
             os.abort()
         prepared = super().prepare(case, inputs)
-        prepared.simulation.memory["memory_peak"] = os.getpid()
+        prepared.simulation.memory["memory_peak"] = 2**70 if n == 16 else os.getpid()
         return prepared
 
 class Compiles(Own):
@@ -613,6 +613,13 @@ def test_a_record_that_contradicts_its_errors_is_wrong(accuracy: Accuracy | None
     right = replace(record, accuracy=Accuracy({"out": RIGHT}, 1, 1))
     assert workers.judged(right) is right
     assert workers.judged(replace(record, status="oom")).status == "oom"
+
+
+def test_an_answer_that_is_no_record_costs_one_record(new_pool: NewPool) -> None:
+    odd, after = run(new_pool(own="Own"), job(16, "own"), job(1024, "own"))
+    reason = "its worker's answer is no record: measurements: memory_peak: values: "
+    assert (odd.status, odd.reason) == ("failed", f"{reason}{2**70} is beyond 64 bits")
+    assert after.status == "ok"
 
 
 def test_the_parent_stays_without_torch(tmp_path: Path) -> None:
