@@ -36,7 +36,7 @@ def main() -> None:
         with _interruptible():
             from attnbench.commands.command_line import COMMANDS, command_line
 
-            words = _words_to_complete() if COMPLETION in os.environ else sys.argv[1:]
+            words = _words_to_complete() if os.environ.get(COMPLETION) else sys.argv[1:]
             asked = [name for name in words[:1] if name in COMMANDS]  # to build all commands takes 40 ms
             try:
                 command_line(*asked)(complete_var=COMPLETION)
@@ -64,6 +64,9 @@ def main() -> None:
     except Exception as error:
         _say_fault(error)
         code = EXIT_FAULT
+    completing = os.environ.get(COMPLETION)
+    if code and completing and completing != "complete_fish":  # to which a 1 says that there is nothing to offer
+        code = EXIT_BAD_INPUT
     sys.exit(code)
 
 
@@ -97,7 +100,12 @@ def _what_lacks(error: Exception) -> str:
 
 
 def _say_fault(error: Exception) -> None:
-    """Print one line on an exception that no command expects, and keep its traceback in a file."""
+    """Print one line on an exception that no command expects, and keep its traceback in a file.
+
+    A Tab prints nothing: it may be given odd variables, and a line would stand in a person's command.
+    """
+    if os.environ.get(COMPLETION):
+        return
     import tempfile
     import traceback
 
