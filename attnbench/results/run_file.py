@@ -329,11 +329,14 @@ def unpacked(path: Path) -> tuple[bytes, list[str]]:
 
 
 def begins_as_one(path: Path) -> bool:
-    """Return whether a file begins as a run file does, plain or gzipped."""
+    """Return whether a file begins as one that `read` takes, plain or gzipped, or as one that was cut off."""
     try:
         with path.open("rb") as file:
-            return file.read(len(_FIRST)).startswith((_FIRST, _GZIP))
-    except OSError:
+            start = file.peek().removeprefix(codecs.BOM_UTF8)
+            if start.startswith((_FIRST, _GZIP)) or not start.lstrip().startswith(b"{"):
+                return start.startswith((_FIRST, _GZIP))
+            return bool(json.loads(decode.fields(file.readline().removeprefix(codecs.BOM_UTF8))["type"]) == "run")
+    except (OSError, *decode.DAMAGE):
         return False
 
 
