@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -622,10 +623,26 @@ def test_an_answer_that_is_no_record_costs_one_record(new_pool: NewPool) -> None
     assert after.status == "ok"
 
 
+def test_a_killed_parent_leaves_no_folder_of_its_ranks(tmp_path: Path) -> None:
+    code = """
+import os, tempfile
+from attnbench.core.machine import Device
+from attnbench.run.rank_workers import RankWorkers
+RankWorkers([Device("fake", 0, "Simulated GPU", 2**36, 2**36)] * 2)
+print(*os.listdir(tempfile.gettempdir()), flush=True)
+os.kill(os.getpid(), 9)
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.stdout.startswith("attnbench-ranks-"), done.stderr
+    deadline = time.monotonic() + 10
+    while list(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_parent_stays_without_torch(tmp_path: Path) -> None:
     """The parent runs jobs without loading torch."""
-    import subprocess
-
     code = f"""
 import sys
 sys.path.insert(0, {os.fspath(Path(__file__).parent)!r})
