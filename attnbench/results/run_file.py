@@ -306,7 +306,7 @@ def unpacked(path: Path) -> tuple[bytes, list[str]]:
             raise _not_ours(path, "it is a device")
         content = path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        if path.is_dir():
+        if os.path.isdir(path):  # of a name that is too long Path.is_dir raises
             raise UserError(f"{path} is a folder; give its run files: {path / '*.jsonl*'}") from None
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     if not content.startswith(_GZIP):
