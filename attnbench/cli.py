@@ -6,6 +6,7 @@ It imports next to nothing before it handles signals: the commands take a tenth 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -86,6 +87,8 @@ def _why_refused(error: OSError) -> str:
 
     if not working_folder():
         return GONE
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "the system gives this process no more open files (ulimit -n); raise the limit"
     if str(error.strerror).startswith("No usable temporary directory"):  # what tempfile says
         return "no temporary directory can be written to; set TMPDIR to a folder that can, on a disk with space"
     return f"{error.filename or 'cannot write the output'}: {error.strerror}"

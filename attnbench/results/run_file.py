@@ -20,6 +20,7 @@ import io
 import json
 import os
 import secrets
+import shlex
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -116,7 +117,7 @@ class RunFile:
         except OSError as error:
             raise UserError(
                 f"cannot write {self.path}: {_what(error)}; what was measured before is in it; "
-                f"make room, then attnbench run --resume {self.path}"
+                f"make room, then attnbench run --resume {shlex.quote(str(self.path))}"
             ) from None
 
     def close(self) -> None:
@@ -151,7 +152,7 @@ class RunFile:
                     handle, name = tempfile.mkstemp(".jsonl", f"{self.path.stem}-kept-", folder)
                     with os.fdopen(handle, "wb") as copy:
                         copy.write(content)
-                    return f"its content is kept in {name}; attnbench run --resume {name}"
+                    return f"its content is kept in {name}; attnbench run --resume {shlex.quote(name)}"
         return "its content could not be kept"
 
     def _put(self, line: bytes) -> None:
@@ -189,9 +190,15 @@ def _what(error: OSError) -> str:
 
 def _not_created(path: Path, error: OSError) -> UserError:
     if os.path.lexists(path):
-        return UserError(f"{path} is there already and is not overwritten; choose another --out, or --resume {path}")
+        return there_already(path)
     what = f"{path.parent} is not a folder" if isinstance(error, FileExistsError) else _what(error)
     return UserError(f"cannot write {path}: {what}; choose another place with --out")
+
+
+def there_already(path: Path) -> UserError:
+    """Return the error for a new run whose file is there already."""
+    again = f"--resume {shlex.quote(str(path))}"
+    return UserError(f"{path} is there already and is not overwritten; choose another --out, or {again}")
 
 
 def encoded(run: Run) -> bytes:
@@ -283,7 +290,8 @@ def read(path: Path) -> tuple[Run, list[str]]:
 def _joined(path: Path, number: int, line: bytes) -> UserError:
     if line.startswith(_CONFLICT):
         return UserError(f"{path}:{number}: a conflict of a merge that was not resolved; restore one of its two files")
-    first = f"zcat {path} | head -n {number - 1}" if path.suffix == ".gz" else f"head -n {number - 1} {path}"
+    file = shlex.quote(str(path))
+    first = f"zcat {file} | head -n {number - 1}" if path.suffix == ".gz" else f"head -n {number - 1} {file}"
     return UserError(
         f"{path}:{number}: a second run begins here, and a run file has one; give each run a file of its own "
         f"({first} has the first)"
@@ -396,7 +404,7 @@ def _damaged(path: Path, why: str = "it is not JSON") -> UserError:
 def resume_command(run: Run, path: Path | str | None) -> str:
     """Return the command that measures what a run lacks, which says that own code and interpreters may be run."""
     own = run.interpreters or any(not spec.startswith("attnbench.") for spec in run.specs.values())
-    return f"attnbench run --resume {path}{' --trust' if own else ''}"
+    return f"attnbench run --resume {shlex.quote(str(path))}{' --trust' if own else ''}"
 
 
 def missing(run: Run) -> list[Job]:

@@ -496,6 +496,16 @@ def test_files_that_were_joined_are_refused(path: Path, cut: int) -> None:
         run_file.read(path)
 
 
+def test_the_file_of_a_command_to_copy_is_one_word(tmp_path: Path) -> None:
+    path = tmp_path / "a; b.jsonl"
+    path.write_bytes(2 * run_file.encoded(RUN))
+    with pytest.raises(UserError, match=re.escape(f"head -n 4 '{path}'")):
+        run_file.read(path)
+    with pytest.raises(UserError, match=re.escape(f"--resume '{path}'")):
+        run_file.RunFile.create(path, RUN)
+    assert run_file.resume_command(RUN, path) == f"attnbench run --resume '{path}' --trust"
+
+
 def test_lines_of_unknown_types_have_an_end(path: Path) -> None:
     """Some kilobytes of gzip may hold millions of them."""
     path.write_bytes(gzip.compress(path.read_bytes() + b'{"type":"x"}\n' * (run_file.MOST_UNKNOWN + 1)))
