@@ -6,6 +6,7 @@ It imports next to nothing before it handles signals: the commands take a tenth 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -40,7 +41,7 @@ def main() -> None:
                 sys.meta_path.insert(0, _NoNumpy)
             from attnbench.commands.command_line import COMMANDS, command_line
 
-            words = _words_to_complete() if COMPLETION in os.environ else sys.argv[1:]
+            words = _words_to_complete() if os.environ.get(COMPLETION) else sys.argv[1:]
             asked = [name for name in words[:1] if name in COMMANDS]  # to build all commands takes 40 ms
             try:
                 command_line(*asked)(complete_var=COMPLETION)
@@ -68,6 +69,9 @@ def main() -> None:
     except Exception as error:
         _say_fault(error)
         code = EXIT_FAULT
+    completing = os.environ.get(COMPLETION)
+    if code and completing and completing != "complete_fish":  # to which a 1 says that there is nothing to offer
+        code = EXIT_BAD_INPUT
     sys.exit(code)
 
 
@@ -87,6 +91,8 @@ def _why_refused(error: OSError) -> str:
 
     if not working_folder():
         return GONE
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "the system gives this process no more open files (ulimit -n); raise the limit"
     if str(error.strerror).startswith("No usable temporary directory"):  # what tempfile says
         return "no temporary directory can be written to; set TMPDIR to a folder that can, on a disk with space"
     return f"{error.filename or 'cannot write the output'}: {error.strerror}"
@@ -123,7 +129,12 @@ def _has_no_memory_for_numpy() -> bool:
 
 
 def _say_fault(error: Exception) -> None:
-    """Print one line on an exception that no command expects, and keep its traceback in a file."""
+    """Print one line on an exception that no command expects, and keep its traceback in a file.
+
+    A Tab prints nothing: it may be given odd variables, and a line would stand in a person's command.
+    """
+    if os.environ.get(COMPLETION):
+        return
     import tempfile
     import traceback
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -213,5 +214,5 @@ def _searched(
     if not dry_run:
         tell(results_line(ended.path))
     if ended.interrupt:
-        tell(f"attnbench: interrupted; attnbench capacity --resume {ended.path} goes on")
+        tell(f"attnbench: interrupted; attnbench capacity --resume {shlex.quote(str(ended.path))} goes on")
     return ended.run, ended.interrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -169,6 +170,7 @@ def _measured(
     if not dry_run:
         tell(results_line(outcome.path))
         if left := jobs_left(outcome.run):
-            again = f"attnbench run --resume {outcome.path}, then attnbench claims {outcome.path}"
+            file = shlex.quote(str(outcome.path))
+            again = f"attnbench run --resume {file}, then attnbench claims {file}"
             tell(f"{left}; to measure what is left: {again}")
     return outcome

@@ -81,6 +81,7 @@ def list_() -> None:
     """List the environments that were created, and the backends that run in them."""
     from rich.table import Table
 
+    from attnbench.core.text import one_line
     from attnbench.report.console import Console
     from attnbench.run import venvs
 
@@ -97,7 +98,7 @@ def list_() -> None:
             f"torch {made.torch}",
             " ".join(made.requirements),
         )
-        table.add_row(*cells)
+        table.add_row(*map(one_line, cells))
     console = Console(highlight=False)
     if table.rows:
         console.print(table, markup=False)
@@ -108,6 +109,7 @@ def list_() -> None:
 @app.command()
 def remove(name: Annotated[str, typer.Argument(metavar="NAME", help="A name that env list shows.")]) -> None:
     """Delete an environment that was created here; its backends then run in the interpreter of attnbench again."""
+    from attnbench.core.text import one_line
     from attnbench.run import venvs
 
-    print(f"removed: {venvs.remove(name).path}")
+    print(f"removed: {one_line(venvs.remove(name).path)}")

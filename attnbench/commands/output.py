@@ -81,11 +81,12 @@ def check_file(option: str, file: Path, others: Sequence[Path | None] = ()) -> N
     interpreters), and has no name of a run file, which this command's own may have. `option` is how the file was
     given: "--svg x.svg".
     """
-    if file.resolve() in [other.resolve() for other in others if other] and not file.is_char_device():
+    target = os.path.realpath(file)
+    if target in [os.path.realpath(other) for other in others if other] and not file.is_char_device():
         raise UserError(f"{option.partition(' ')[0]}: {file} is given twice; one would overwrite the other")
     if file.is_file() and (kind := _input_kind(file)):
         raise UserError(f"{option}: that is {kind}, which would be overwritten; choose another name")
-    if file.name.endswith(ENDINGS):
+    if file.name.endswith(ENDINGS) or target.endswith(ENDINGS):
         raise UserError(f"{option}: that is the name of a run file; choose another")
     there = file if file.exists() else next(folder for folder in file.absolute().parents if folder.exists())
     if file.is_dir() or (there != file and not there.is_dir()) or not os.access(there, os.W_OK):
@@ -96,12 +97,14 @@ def _input_kind(file: Path) -> str:
     """Return what a file is that attnbench reads or runs; "" for any other."""
     from attnbench.results import run_file
 
-    if file.name.endswith(ENDINGS) or run_file.begins_as_one(file):
+    target = Path(os.path.realpath(file))  # of a link, which is written through
+    if file.name.endswith(ENDINGS) or target.name.endswith(ENDINGS) or run_file.begins_as_one(file):
         return "a run file"
     with contextlib.suppress(OSError), file.open("rb") as opened:
         if opened.read(4).startswith(PROGRAMS):
             return "a program"
-    return {".py": "Python code", ".yaml": "YAML", ".yml": "YAML"}.get(file.suffix, "")
+    kinds = {".py": "Python code", ".yaml": "YAML", ".yml": "YAML"}
+    return kinds.get(file.suffix) or kinds.get(target.suffix, "")
 
 
 def write(document: Document, wanted: Wanted, writers: Writers | None = None) -> int:

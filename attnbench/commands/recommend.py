@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -160,7 +161,8 @@ def _measured(
         outcome = runs.run_suite(request, progress)
     tell(results_line(outcome.path))
     if outcome.exit_code in EXIT_BY_SIGNAL:
-        tell(f"Interrupted; attnbench run --resume {outcome.path} goes on, attnbench recommend {outcome.path} follows")
+        file = shlex.quote(str(outcome.path))
+        tell(f"Interrupted; attnbench run --resume {file} goes on, attnbench recommend {file} follows")
         if not any(record.status == "ok" for record in outcome.run.records):
             raise typer.Exit(outcome.exit_code)
     return outcome

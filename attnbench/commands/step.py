@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -224,6 +225,7 @@ def _measured(
     if not dry_run:
         tell(results_line(outcome.path))
         if left := jobs_left(outcome.run):
-            again = f"attnbench run --resume {outcome.path}, then attnbench step {outcome.path}"
+            file = shlex.quote(str(outcome.path))
+            again = f"attnbench run --resume {file}, then attnbench step {file}"
             tell(f"{left}; to measure what is left: {again}")
     return outcome

@@ -38,8 +38,13 @@ DIFFERENCES = ("memory_saved",)  # bytes that are less than 0 where a call frees
 
 
 def check_record(record: Record) -> None:
-    """Raise ValueError, which names the place, for a number of a record that nothing can have measured."""
+    """Raise ValueError, which names the place, for a number of a record that nothing can have measured.
+
+    So for a measurement without samples, and for the status `ok` where the errors of the record say otherwise.
+    """
     _check_case(record.case)
+    if record.status == "ok" and record.accuracy and not record.accuracy.ok:
+        raise ValueError(f"its status is ok, and its errors are not: {record.accuracy.problem()}")
     for name, found in record.measurements.items():
         _check_samples(name, found)
     counts = (record.round, record.ecc_errors, *record.kernels.values())
@@ -80,7 +85,7 @@ def _check_samples(name: str, found: Measurement) -> None:
     if (known := unit(name)) not in (None, found.unit):
         raise ValueError(f"{name}: its unit is {known!r}, not {found.unit!r}")
     if not found.values:
-        return
+        raise ValueError(f"{name}: no samples")
     low, high = min(found.values), max(found.values)
     least = 0.0 if found.unit == "s" or (found.unit == "B" and name not in DIFFERENCES) else -LARGEST
     # NaN has no rank, so neither low nor high need show it.

@@ -50,24 +50,30 @@ class Results:
 def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "exact") -> Results:
     """Read run files: a path, a pattern such as "results/*.jsonl" ("**" reaches into all folders), or several of these.
 
+    A file that is named several times, as through links, is read one time.
     `convention` says how FLOPs are counted: "exact" (unmasked pairs) or "fa" (as papers print: half for causal).
     Raises UserError for a pattern that fits no file, and for a file that is no run file.
     """
     given = [paths] if isinstance(paths, str | Path) else list(paths)
-    files = [path for one in given for path in _files(str(one))]
-    read = [run_file.read(path) for path in files]
+    files: dict[str, Path] = {}
+    for path in (path for one in given for path in _files(str(one))):
+        files.setdefault(os.path.realpath(path), path)
+    read = [run_file.read(path) for path in files.values()]
     runs = tuple(run for run, _ in read)
     problems = tuple(problem for _, problems in read for problem in problems)
     return Results(runs, tuple(cells_of(runs, convention)), problems)
 
 
 def _files(pattern: str) -> list[Path]:
-    path = Path(pattern).expanduser()
-    if not glob.has_magic(pattern) or path.exists():
+    if "\0" in pattern:
+        raise UserError(f"no file can have the name {pattern!r}")
+    path = Path(os.path.expanduser(pattern))
+    if not glob.has_magic(pattern) or os.path.exists(path):
         return [path]
-    there = next(folder for folder in path.parents if folder.exists())  # whose name may have brackets
+    there = next(folder for folder in path.parents if os.path.exists(folder))  # whose name may have brackets
     below = os.path.relpath(path, there)
-    found = sorted(map(Path, glob.glob(os.path.join(glob.escape(str(there)), below), recursive=True)))
+    fits = glob.glob(os.path.join(glob.escape(str(there)), below), recursive=True)
+    found = sorted(Path(file) for file in fits if os.path.isfile(file))
     if not found:
         raise UserError(f"no file fits {pattern!r}; give run files, as attnbench run writes them to results/")
     return found

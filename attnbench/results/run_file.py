@@ -20,6 +20,7 @@ import io
 import json
 import os
 import secrets
+import shlex
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -117,7 +118,7 @@ class RunFile:
         except OSError as error:
             raise UserError(
                 f"cannot write {self.path}: {_what(error)}; what was measured before is in it; "
-                f"make room, then attnbench run --resume {self.path}"
+                f"make room, then attnbench run --resume {shlex.quote(str(self.path))}"
             ) from None
 
     def close(self) -> None:
@@ -152,7 +153,7 @@ class RunFile:
                     handle, name = tempfile.mkstemp(".jsonl", f"{self.path.stem}-kept-", folder)
                     with os.fdopen(handle, "wb") as copy:
                         copy.write(content)
-                    return f"its content is kept in {name}; attnbench run --resume {name}"
+                    return f"its content is kept in {name}; attnbench run --resume {shlex.quote(name)}"
         return "its content could not be kept"
 
     def _put(self, line: bytes) -> None:
@@ -190,9 +191,15 @@ def _what(error: OSError) -> str:
 
 def _not_created(path: Path, error: OSError) -> UserError:
     if os.path.lexists(path):
-        return UserError(f"{path} is there already and is not overwritten; choose another --out, or --resume {path}")
+        return there_already(path)
     what = f"{path.parent} is not a folder" if isinstance(error, FileExistsError) else _what(error)
     return UserError(f"cannot write {path}: {what}; choose another place with --out")
+
+
+def there_already(path: Path) -> UserError:
+    """Return the error for a new run whose file is there already."""
+    again = f"--resume {shlex.quote(str(path))}"
+    return UserError(f"{path} is there already and is not overwritten; choose another --out, or {again}")
 
 
 def encoded(run: Run) -> bytes:
@@ -262,6 +269,8 @@ def read(path: Path) -> tuple[Run, list[str]]:
             continue
         try:
             record = decode.record(line)
+            if record and record.status == "ok" and "time" not in record.measurements and not run.search:
+                raise ValueError("its status is ok, and it has no time")
             repeated += max(0, decode.samples(record) - len(line)) if record else 0
             if repeated > bounds.MOST_OF_FILE:
                 raise ValueError("the file repeats more samples than fit the memory")
@@ -282,7 +291,8 @@ def read(path: Path) -> tuple[Run, list[str]]:
 def _joined(path: Path, number: int, line: bytes) -> UserError:
     if line.startswith(_CONFLICT):
         return UserError(f"{path}:{number}: a conflict of a merge that was not resolved; restore one of its two files")
-    first = f"zcat {path} | head -n {number - 1}" if path.suffix == ".gz" else f"head -n {number - 1} {path}"
+    file = shlex.quote(str(path))
+    first = f"zcat {file} | head -n {number - 1}" if path.suffix == ".gz" else f"head -n {number - 1} {file}"
     return UserError(
         f"{path}:{number}: a second run begins here, and a run file has one; give each run a file of its own "
         f"({first} has the first)"
@@ -319,18 +329,21 @@ def unpacked(path: Path) -> tuple[bytes, list[str]]:
     except (gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path} is a damaged gzip file ({error}); restore it, its figures cannot be trusted") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        if path.is_dir():
+        if os.path.isdir(path):  # of a name that is too long Path.is_dir raises
             raise UserError(f"{path} is a folder; give its run files: {path / '*.jsonl*'}") from None
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     return content.getvalue().removeprefix(codecs.BOM_UTF8), []
 
 
 def begins_as_one(path: Path) -> bool:
-    """Return whether a file begins as a run file does, plain or gzipped."""
+    """Return whether a file begins as one that `read` takes, plain or gzipped, or as one that was cut off."""
     try:
         with path.open("rb") as file:
-            return file.read(len(_FIRST)).startswith((_FIRST, _GZIP))
-    except OSError:
+            start = file.peek().removeprefix(codecs.BOM_UTF8)
+            if start.startswith((_FIRST, _GZIP)) or not start.lstrip().startswith(b"{"):
+                return start.startswith((_FIRST, _GZIP))
+            return bool(json.loads(decode.fields(file.readline().removeprefix(codecs.BOM_UTF8))["type"]) == "run")
+    except (OSError, *decode.DAMAGE):
         return False
 
 
@@ -390,7 +403,7 @@ def _damaged(path: Path, why: str = "it is not JSON") -> UserError:
 def resume_command(run: Run, path: Path | str | None) -> str:
     """Return the command that measures what a run lacks, which says that own code and interpreters may be run."""
     own = run.interpreters or any(not spec.startswith("attnbench.") for spec in run.specs.values())
-    return f"attnbench run --resume {path}{' --trust' if own else ''}"
+    return f"attnbench run --resume {shlex.quote(str(path))}{' --trust' if own else ''}"
 
 
 def missing(run: Run) -> list[Job]:

@@ -8,6 +8,7 @@ that had run nothing before, on a CPU nothing but a small case.
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -207,7 +208,7 @@ def resume(
     """
     old, _ = run_file.read(path)
     if old.search is None:
-        raise UserError(f"{path} is no file of attnbench capacity; attnbench run --resume {path}")
+        raise UserError(f"{path} is no file of attnbench capacity; attnbench run --resume {shlex.quote(str(path))}")
     if dry_run or all(is_done(old.records, job, old.search) for job in old.plan):
         return Ended(old, None if dry_run else path)
     if not trust:

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import re
+import shlex
 import signal
 import socket
 import tempfile
@@ -459,7 +460,7 @@ def _ending(unit: Unit) -> str:
     """Return how a device ended, and where it is lost how to go on."""
     files = f"{unit.done} of {unit.jobs or '?'} jobs are in {unit.path}" if unit.path.exists() else "nothing measured"
     if unit.state == "lost":
-        on = f"; to go on there: attnbench run --resume {unit.path.name}" if unit.path.exists() else ""
+        on = f"; to go on there: attnbench run --resume {shlex.quote(unit.path.name)}" if unit.path.exists() else ""
         return f"LOST: {unit.reason}; {files}{on}"
     wrong = f", {unit.wrong} WRONG" if unit.wrong else ""
     why = f"; {unit.reason}" if unit.reason else ""

@@ -16,7 +16,7 @@ from typing import Any
 
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device
-from attnbench.run.process import SLICE, WorkerDied, WorkerHung, WorkerProcess
+from attnbench.run.process import SLICE, WorkerDied, WorkerHung, WorkerProcess, forget, if_killed
 
 GRACE = 10.0  # seconds between the first answer of `ask` and the last, which are agreed on together
 START_GRACE = 120.0  # and of `receive`: of importing and opening, in which many processes share the host
@@ -32,6 +32,7 @@ class RankWorkers:
         """Start a worker for each device; a CPU may be given several times."""
         self._devices = devices
         self._folder = Path(tempfile.mkdtemp(prefix="attnbench-ranks-"))
+        self._left = if_killed("rm", "-rf", "--", str(self._folder))
         self._ranks = [WorkerProcess(python, variables) for _ in devices]
         self._failed = 0  # the rank whose stderr tells most
 
@@ -125,6 +126,7 @@ class RankWorkers:
         self.send_kill()
         for rank in self._ranks:
             rank.kill()
+        forget(self._left)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -308,7 +309,8 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
     if old.turns:
         raise UserError(f"{request.resume} is one half of an A/B in turns, which goes on with both only; start it anew")
     if old.search:
-        raise UserError(f"{request.resume} is a search; attnbench capacity --resume {request.resume} goes on with it")
+        again = f"attnbench capacity --resume {shlex.quote(str(request.resume))}"
+        raise UserError(f"{request.resume} is a search; {again} goes on with it")
     if old.reduced:
         raise UserError(f"{request.resume} is a baseline, which has no plan; resume the run that it was saved from")
     if unknown_code := {job.backend for job in old.plan} - old.specs.keys():
@@ -442,7 +444,7 @@ def check_output_path(out: Path | None) -> None:
     if out and os.path.isdir(out):
         raise UserError(f"--out: {out} is a folder; give a file in it, as in {out / 'run.jsonl'}")
     if out and os.path.exists(out):
-        raise UserError(f"{out} is there already and is not overwritten; choose another --out, or --resume {out}")
+        raise run_file.there_already(out)
     path = out or Path("results/new.jsonl")
     if path.suffix == ".gz":
         raise UserError(

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,7 +137,7 @@ def load_suite(name: str) -> Suite:
         if not os.path.isfile(path):  # unlike Path's, false for a name that is too long
             raise UserError(f"no suite {name!r}{did_you_mean(name, shipped_suites())} (or give a YAML file)")
     if ".jsonl" in path.suffixes:
-        raise UserError(f"{name} is a run file and no suite; --resume {name} goes on with its run")
+        raise UserError(f"{name} is a run file and no suite; --resume {shlex.quote(name)} goes on with its run")
     data = yaml_file.read_yaml(path)
     if not isinstance(data, dict):
         raise UserError(f"{path}: a suite is a mapping with axes, tokens, ...; see `attnbench suites default`")

@@ -109,9 +109,15 @@ def known_venvs() -> dict[str, Venv]:
     if not folder or not os.path.exists(path := folder / "environments.json"):  # nor in a home of another user
         return {}
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise OSError
         entries = json.loads(path.read_text())
-        return {e["name"]: Venv(**{**e, "requirements": tuple(e["requirements"])}) for e in entries}
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        found = [Venv(**{**e, "requirements": tuple(e["requirements"])}) for e in entries]
+        for text in (text for v in found for text in (v.name, v.path, *v.requirements, v.torch, v.created)):
+            if not isinstance(text, str) or "\0" in text:
+                raise ValueError
+        return {made.name: made for made in found}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise UserError(
             f"{path} cannot be read ({type(error).__name__}); delete it, and make the environments again"
         ) from None

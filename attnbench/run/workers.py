@@ -234,7 +234,10 @@ class WorkerPool:
             return self._failed(replace(base, status=status, reason=str(death)), worker, began)
         if "record" not in answer:
             return self._failed(replace(base, reason=answer["error"]), worker, began)
-        record = judged(from_json(Record, answer["record"]))
+        try:
+            record = judged(from_json(Record, answer["record"]))
+        except ValueError as error:
+            return self._failed(replace(base, reason=f"its worker's answer is no record: {error}"), worker, began)
         if "ceilings" in request and "ceiling_copy" not in record.measurements:  # as of a wrong result
             self._ceilings_due[job.case.dtype] = began
         if answer.get("fatal"):
@@ -334,18 +337,16 @@ def judged(record: Record) -> Record:
     The worker's verdict was made in the process of the kernel that it is about. Where a number in the record is nothing
     that can be measured, so that a run file would not be read with it, return one that failed.
     """
+    if record.status == "ok" and (record.accuracy is None or not record.accuracy.errors):
+        record = replace(record, status="wrong", reason="its worker says ok, and the record has no errors to show it")
+    elif record.status == "ok" and record.accuracy and not record.accuracy.ok:
+        reason = f"its worker says ok, and the errors in the record do not: {record.accuracy.problem()}"
+        record = replace(record, status="wrong", reason=reason)
     try:
         check_record(record)
     except ValueError as error:
         reason = f"its worker's figures cannot be: {error}"
         return Record(record.case, record.backend, record.round, "failed", reason, forecast=record.forecast)
-    if record.status != "ok":
-        return record
-    if record.accuracy is None or not record.accuracy.errors:
-        return replace(record, status="wrong", reason="its worker says ok, and the record has no errors to show it")
-    if not record.accuracy.ok:
-        reason = f"its worker says ok, and the errors in the record do not: {record.accuracy.problem()}"
-        return replace(record, status="wrong", reason=reason)
     return record
 
 

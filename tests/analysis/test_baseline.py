@@ -200,6 +200,7 @@ def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.Monke
     a100 = Device("cuda", 0, "NVIDIA A100-SXM4-80GB", 2**36, 2**36)
     own = {name: baseline_files.save(on(H200), name, folder)[0] for name in ("main", "v1.0")}
     baseline_files.save(on(a100), "main", folder)
+    os.mkfifo(folder / "main" / "pipe.jsonl")  # would be waited for
     run_path = Path("run.jsonl")
     run_path.write_bytes(run_file.encoded(on(H200)))
     for given, expected in (

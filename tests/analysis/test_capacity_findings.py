@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from attnbench.analysis.capacity.document import plan_document
 from attnbench.analysis.capacity.findings import findings
 from attnbench.core.record import Measurement, Record, Run, Search
 from builders import case, job, run
@@ -39,3 +40,8 @@ def test_a_search_that_left_much_of_the_device_was_ended_by_its_check(in_use: fl
 def test_of_searches_for_the_same_the_furthest_is_left() -> None:
     (found,) = findings([search(173, 181, 75.0), search(304, 318, 135.0), search(64, 67, 70.0)])
     assert found.largest == 304
+
+
+def test_a_search_that_a_file_plans_twice_is_one() -> None:
+    whole = search(304, 318, 135.0)
+    assert plan_document(replace(whole, plan=2 * whole.plan)).blocks == plan_document(whole).blocks

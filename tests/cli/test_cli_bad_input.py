@@ -103,6 +103,9 @@ def littered(tool: Tool) -> Tool:
     tool.write("occupied", "not a run file\n")
     (tool.folder / "packed.jsonl.gz").write_bytes(b"\x1f\x8b damaged")
     (tool.folder / "gzipped").write_bytes(b"\x1f\x8b damaged")
+    tool.write("spaced", '\ufeff{"schema": 2, "type": "run"}\n')
+    (tool.folder / "link.html").symlink_to(tool.write("other.yaml", "axes: {}\n"))
+    (tool.folder / "named.html").symlink_to("later.jsonl")
     tool.write("own.py", "number = 5\n")
     tool.write("python", "#!/bin/sh\n")
     tool.write("syntax.py", "def f(:\n")
@@ -210,6 +213,9 @@ BAD_REPORTS = {
     "packed.jsonl.gz --html=python": "--format html=python: that is a program, which would be overwritten",
     "packed.jsonl.gz --html=own.py": "--format html=own.py: that is Python code, which would be overwritten",
     "occupied --html=gzipped": "--format html=gzipped: that is a run file",
+    "occupied --html=spaced": "--format html=spaced: that is a run file",
+    "occupied --html=link.html": "--format html=link.html: that is YAML, which would be overwritten",
+    "occupied --html=named.html": "--format html=named.html: that is the name of a run file",
     "occupied --html=x.svg --svg=x.svg": "--svg: x.svg is given twice; one would overwrite the other",
     "occupied --tp=2": "--tp is of a model; name one with --model",
     "occupied --by=": "--by: unknown ''",

@@ -82,6 +82,13 @@ def test_zsh_and_fish(tool: Tool) -> None:
     assert tool(**fish, _TYPER_COMPLETE_FISH_ACTION="is-args", code=1).out == ""
 
 
+@pytest.mark.parametrize("given", [{"COMP_WORDS": "x", "COMP_CWORD": "q"}, {"COMP_WORDS": "x"}, {}])
+def test_a_tab_with_odd_variables_prints_nothing(tool: Tool, given: dict[str, str]) -> None:
+    done = tool(_ATTNBENCH_COMPLETE="complete_bash", **given, code=2)
+    assert done.out + done.err == ""
+    tool(_ATTNBENCH_COMPLETE="nonsense", code=2)
+
+
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
 def test_in_bash_itself(tmp_path: Path) -> None:
     """The script that --install-completion installs, called as bash calls it at a Tab."""

@@ -247,6 +247,7 @@ def test_a_later_signal_ends_what_the_first_began_to_tidy_up(
         (MemoryError(), "memory (ulimit -v"),
         (ImportError("libfoo.so: failed to map segment from shared object"), "memory (ulimit -v"),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "processes or threads (ulimit -u"),
+        (OSError(errno.EMFILE, "Too many open files"), "open files (ulimit -n"),
         (RuntimeError("can't start new thread"), "processes or threads (ulimit -u"),
     ],
 )

@@ -84,7 +84,9 @@ def test_repetition_is_packed_and_nothing_is_lost() -> None:
 def test_what_has_no_word_in_json_is_read_too() -> None:
     data = next(data for data in map(json.loads, lines(LATEST)) if "accuracy" in data)
     data["accuracy"]["errors"]["out"]["max_error"] = "nan"
-    found = decode.record(text(data))
+    with pytest.raises(ValueError, match="its status is ok, and its errors are not: out is off by nan"):
+        decode.record(text(data))
+    found = decode.record(text({**data, "status": "wrong"}))
     assert found is not None
     assert found.accuracy is not None
     assert not found.accuracy.ok
@@ -152,6 +154,8 @@ MEASUREMENT = {
     '"runs":[[5.0,-1]]': "runs: -1 is no number of samples",
     '"runs":[[5.0,100000000000]]': "runs: 100000000000 is no number of samples",
     '"runs":[[5.0,9000000],[6.0,9000000]]': "runs: 18000000 is no number of samples",
+    '"values":[]': "time: no samples",
+    '"runs":[]': "time: no samples",
     '"runs":5': "runs: no list of [value, times]",
     '"runs":[5.0]': "runs: no list of [value, times]",
     '"runs":[[5.0]]': "runs: no list of [value, times]",
@@ -182,7 +186,7 @@ def test_both_readers_refuse_a_number_that_nothing_can_have_measured(place: str,
     holder[last] = number if math.isfinite(number) else str(number)
     whole = {"type": "record", **data}
     infinite = copy.deepcopy(whole)
-    infinite["accuracy"]["errors"]["out"]["max_error"] = "inf"
+    infinite["accuracy"]["errors"]["out"].update(max_error="inf", tolerance="inf")
     for line in (whole, infinite):
         with pytest.raises(ValueError, match=last):
             decode.record(text(line))
@@ -210,7 +214,7 @@ def test_a_sample_that_nothing_can_have_measured_is_damage(unit: str, value: flo
 
 def test_repeated_samples_do_not_fill_the_memory(tmp_path: Path) -> None:
     """Neither many in one measurement, nor few in each of many measurements, nor in each of many lines."""
-    record = to_json(Record(case(), "triton", 0, "ok"))
+    record = to_json(Record(case(), "triton", 0, "wrong"))
     runs = {"unit": "W", "runs": [[5.0, 600_000]]}
     with pytest.raises(ValueError, match="runs: 1200000 is no number of samples"):
         decode.record(text({"type": "record", **record, "measurements": {"power": runs, "clock_sm": runs}}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -42,6 +43,9 @@ def test_a_pattern_and_several_paths(folder: Path) -> None:
         assert len(found.cells) == 3
         assert {cell.device for cell in found.cells} == {"NVIDIA H200"}
     assert len(attnbench.load(f"{folder}/**/*.jsonl").runs) == 4
+    (folder / "deep" / "up").symlink_to(folder)
+    os.mkfifo(folder / "pipe.jsonl")
+    assert len(attnbench.load([f"{folder}/**/*.jsonl", folder / "a.jsonl"]).runs) == 4, "each file once, and no pipe"
     assert attnbench.load([]) == attnbench.Results((), ())
 
 
@@ -103,6 +107,9 @@ def test_what_cannot_be_read_is_said(folder: Path) -> None:
         attnbench.load(f"{folder}/*.json")
     with pytest.raises(UserError, match=r"cannot read .*missing\.jsonl: No such file"):
         attnbench.load([folder / "a.jsonl", folder / "missing.jsonl"])
+    for odd in ("~nosuchuser/x.jsonl", "x" * 5000, "a\0b", "a\0/*"):
+        with pytest.raises(UserError, match=r"^cannot read |^no file can have the name "):
+            attnbench.load(odd)
     (folder / "notes.txt").write_text("hello\n")
     with pytest.raises(UserError, match=r"notes\.txt is not an attnbench run file"):
         attnbench.load(folder / "notes.txt")

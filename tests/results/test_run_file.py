@@ -176,6 +176,15 @@ def test_a_damaged_accuracy_makes_its_line_a_damaged_one(path: Path, damage: byt
     assert problem.startswith(f"{path}:2: damaged line left out (ValueError: accuracy: errors: out: max_error: ")
 
 
+def test_an_ok_without_its_time_is_damage_but_in_a_search(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"time":', b'"times":', 1))
+    found, (problem,) = run_file.read(path)
+    assert found.records == RECORDS[1:]
+    assert problem == f"{path}:2: damaged line left out (ValueError: its status is ok, and it has no time)"
+    path.write_bytes(path.read_bytes().replace(b'"schema":2,', b'"schema":2,"search":{"of":"batch","call_limit":1.0},'))
+    assert run_file.read(path)[1] == []
+
+
 @pytest.fixture
 def real() -> list[bytes]:
     """The lines of a real run file, and an empty one after its last newline."""
@@ -190,6 +199,7 @@ def test_damage_is_reported_by_its_line_wherever_it_is(tmp_path: Path, real: lis
     real[len(real) // 2] = b'{"type": "note"}'
     odd = next(i for i, line in enumerate(real) if i > len(real) // 2 + 1 and b'"max_error":' in line)
     real[odd] = re.sub(b'"max_error":[^,]+', b'"max_error":"inf"', real[odd], count=1)
+    real[odd] = real[odd].replace(b'"status":"ok"', b'"status":"wrong"')
     real[-3] = b"null"
     path = tmp_path / "damaged.jsonl"
     path.write_bytes(b"\n".join(real)[:-200])
@@ -496,6 +506,16 @@ def test_files_that_were_joined_are_refused(path: Path, cut: int) -> None:
     path.write_bytes(gzip.compress(one) + gzip.compress(one))
     with pytest.raises(UserError, match=r"run\.jsonl:5: a second run begins here"):
         run_file.read(path)
+
+
+def test_the_file_of_a_command_to_copy_is_one_word(tmp_path: Path) -> None:
+    path = tmp_path / "a; b.jsonl"
+    path.write_bytes(2 * run_file.encoded(RUN))
+    with pytest.raises(UserError, match=re.escape(f"head -n 4 '{path}'")):
+        run_file.read(path)
+    with pytest.raises(UserError, match=re.escape(f"--resume '{path}'")):
+        run_file.RunFile.create(path, RUN)
+    assert run_file.resume_command(RUN, path) == f"attnbench run --resume '{path}' --trust"
 
 
 def test_lines_of_unknown_types_have_an_end(path: Path) -> None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -239,10 +239,26 @@ def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_damaged_list_is_said(data: Path) -> None:
     data.mkdir(parents=True)
-    for text in ("{", "[1]", '[{"name": "fa4"}]'):
-        (data / "environments.json").write_text(text)
+    made, listed = asdict(MADE), data / "environments.json"
+    odd = [[{**made, "path": 5}], [{**made, "path": "/a\0b"}], [{**made, "requirements": [5]}], [{**made, "name": []}]]
+    for text in ("{", "[1]", '[{"name": "fa4"}]', "[" * 100_000, *map(json.dumps, odd)):
+        listed.write_text(text)
         with pytest.raises(UserError, match=r"environments.json cannot be read"):
             venvs.known_venvs()
+    listed.unlink()
+    os.mkfifo(listed)
+    with pytest.raises(UserError, match=r"environments.json cannot be read"):
+        venvs.known_venvs()
+
+
+def test_a_line_break_in_the_list_is_shown_as_a_space(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    data.mkdir(parents=True)
+    (data / "environments.json").write_text(json.dumps([{**asdict(MADE), "path": "/a\n::error::b"}]))
+    env.list_()
+    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 def test_a_home_that_cannot_be_looked_into_is_as_none(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ class Own(Fake):
             print("terminate called after throwing an instance of 'std::bad_alloc'", file=sys.stderr, flush=True)
             os.abort()
         prepared = super().prepare(case, inputs)
-        prepared.simulation.memory["memory_peak"] = os.getpid()
+        prepared.simulation.memory["memory_peak"] = 2**70 if n == 16 else os.getpid()
         return prepared
 
 class Compiles(Own):
@@ -651,10 +651,33 @@ def test_a_record_that_contradicts_its_errors_is_wrong(accuracy: Accuracy | None
     assert workers.judged(replace(record, status="oom")).status == "oom"
 
 
+def test_an_answer_that_is_no_record_costs_one_record(new_pool: NewPool) -> None:
+    odd, after = run(new_pool(own="Own"), job(16, "own"), job(1024, "own"))
+    reason = "its worker's answer is no record: measurements: memory_peak: values: "
+    assert (odd.status, odd.reason) == ("failed", f"{reason}{2**70} is beyond 64 bits")
+    assert after.status == "ok"
+
+
+def test_a_killed_parent_leaves_no_folder_of_its_ranks(tmp_path: Path) -> None:
+    code = """
+import os, tempfile
+from attnbench.core.machine import Device
+from attnbench.run.rank_workers import RankWorkers
+RankWorkers([Device("fake", 0, "Simulated GPU", 2**36, 2**36)] * 2)
+print(*os.listdir(tempfile.gettempdir()), flush=True)
+os.kill(os.getpid(), 9)
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.stdout.startswith("attnbench-ranks-"), done.stderr
+    deadline = time.monotonic() + 10
+    while list(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_parent_stays_without_torch(tmp_path: Path) -> None:
     """The parent runs jobs without loading torch."""
-    import subprocess
-
     code = f"""
 import sys
 sys.path.insert(0, {os.fspath(Path(__file__).parent)!r})

@@ -69,7 +69,7 @@ def found(folder: Path) -> list[Baseline]:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is no folder of baselines")
     patterns = ("*.jsonl", "*.jsonl.gz", "*/*.jsonl", "*/*.jsonl.gz")
-    files = [file for pattern in patterns for file in folder.glob(pattern)]
+    files = [file for pattern in patterns for file in folder.glob(pattern) if file.is_file()]  # no pipe, no folder
     some = [Baseline(path.parent.name, path, run_file.head(path)) for path in sorted(files)]
     return [b for b in some if b.head.reduced]
 

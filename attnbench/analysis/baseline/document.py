@@ -28,7 +28,7 @@ def doubts(run: Run, path: Path) -> list[str]:
     if left := run_file.missing(run):
         found.append(
             f"{path}: {count(len(left), 'job')} of {len(run.plan)} not measured, and so not gated; "
-            f"finish it first with attnbench run --resume {path}"
+            f"finish it first with attnbench run --resume {shlex.quote(str(path))}"
         )
     if (rounds := _rounds(run)) < ROUNDS:
         found.append(f"{path} has {count(rounds, 'round')}: a weak baseline; measure with --rounds {ROUNDS}")
@@ -55,7 +55,7 @@ def saved(path: Path, run: Run, before: Run | None) -> Document:
         lines.append(
             f"{number} failed in some rounds, so to fail in some again is no regression: {some(map(_name, flaky))}"
         )
-    lines.append(f"Commit it, then: attnbench gate {path.parent} RUN")
+    lines.append(f"Commit it, then: attnbench gate {shlex.quote(str(path.parent))} RUN")
     return Document(
         command="baseline save",
         title=f"Saved: {path}",

@@ -28,7 +28,7 @@ from attnbench.report.document import (
 )
 from attnbench.results import case_names, disturbed
 from attnbench.results.export_rows import case_columns
-from attnbench.run.capacity import at_size, size_of
+from attnbench.run.capacity import at_size, key_of, size_of
 
 PASSES = {"fwd": "forward", "bwd": "backward", "fwd_bwd": "training"}
 STYLES: Mapping[str, Style] = {"wrong": "bad", "failed": "bad", "unchecked": "warning", "not reached": "warning"}
@@ -70,7 +70,9 @@ def plan_document(run: Run) -> Document:
     columns = (*map(Column, ("case", "pass", "backend", "forecast")), Column("memory", "right"))
     rows, data = [], []
     found = findings([run])
-    for of, job in zip(found, run.plan, strict=True):
+    jobs = {key_of(job, found[0].search.of): job for job in run.plan}  # a file may plan a search twice
+    for of in found:
+        job = jobs[of.backend, of.case]
         start = _size(of, size_of(job.case, of.search.of))
         where = start if not of.steps else "is done" if of.is_done else "goes on"
         where = f"refused: {job.skip}" if job.skip else where

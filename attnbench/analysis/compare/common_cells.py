@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def _no_figure(machine: Machine) -> str:
         known = "is known to better than a factor of 1.5 and is the device's"
         return f"no case whose fastest figure {known}: nothing to compare"
     if all(file.run.search for file in machine.files):
-        shown = f"attnbench capacity {machine.files[0].path}"
+        shown = f"attnbench capacity {shlex.quote(str(machine.files[0].path))}"
         return f"no time of a call: its files are searches for what fits, which {shown} shows"
     return "no figure at all: nothing to compare"
 

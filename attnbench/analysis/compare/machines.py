@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -278,7 +279,7 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, s
     if not files:
         raise UserError(
             "searches of a batch or within --memory say nothing of machines; give run files: attnbench run; "
-            f"attnbench capacity {paths[0]} shows what a search found"
+            f"attnbench capacity {shlex.quote(str(paths[0]))} shows what a search found"
         )
     groups = _by_model(files, labels)
     if len(groups) == 1 and not labels:

@@ -190,7 +190,7 @@ def _shortened(
         (len(shown.reasons) - most_reasons, "reason"),
     )
     said = listed(count(number, what) for number, what in left if number > 0)
-    again = f"attnbench recommend {file} --all" if file else "attnbench recommend --all"
+    again = f"attnbench recommend {shlex.quote(str(file))} --all" if file else "attnbench recommend --all"
     more = f"Not shown: {said}. {again} shows everything, -f csv has a row for each case; --seqlen, --headdim and the "
     more += "like, or fewer files, choose."
     return replace(
