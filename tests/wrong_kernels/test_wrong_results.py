@@ -307,7 +307,7 @@ def test_tf32_and_bf16_in_fp32(steady_cpu: MeasuringDevice, operands: str, narro
 def test_autocast_that_a_call_leaves_on(steady_cpu: MeasuringDevice) -> None:
     """Fault: products of a float32 case in bf16, also those of torch after the call. Found: wrong, in every cell."""
 
-    def leaves_autocast(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> torch.Tensor:
+    def leaves_autocast(q: Any, k: Any, v: Any, *, softmax_scale: float, **_: Any) -> torch.Tensor:
         torch.autocast("cpu", torch.bfloat16).__enter__()
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale
         return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v).to(q.dtype)
