@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import signal
 import sys
@@ -69,6 +70,7 @@ def main() -> None:
     except Exception as error:
         _say_fault(error)
         code = EXIT_FAULT
+    gc.enable()  # commands that read many records go without; a test goes on in this process
     completing = os.environ.get(COMPLETION)
     if code and completing and completing != "complete_fish":  # to which a 1 says that there is nothing to offer
         code = EXIT_BAD_INPUT

@@ -44,7 +44,7 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
     files = {*named}
     if any(_is_own(path) for path in named):
         files |= {*_imported(), *_mapped_beside(named)}
-        files |= _named_by(path for path in files if path.suffix == ".py")
+        files |= _named_by([*sorted(path for path in files if path.suffix == ".py"), *named])
     digest = hashlib.sha256()
     try:
         for path in sorted(files):
@@ -75,11 +75,16 @@ def _mapped_beside(files: Iterable[Path]) -> Iterator[Path]:
 
 
 def _named_by(files: Iterable[Path]) -> set[Path]:
-    """Return the files of own modules that import statements of files name, those in functions too, and so on."""
+    """Return the files of own modules that import statements name, those in functions too: of the last file first.
+
+    Of MOST_NAMED files the statements are looked at, found ones included.
+    """
     roots = [Path(folder) for folder in sys.path if folder and _is_own(Path(folder).resolve() / "x")]
-    todo = sorted(files)
+    todo = [*files]
     found = {*todo}
-    while todo and len(found) < MOST_NAMED:
+    for _ in range(MOST_NAMED):
+        if not todo:
+            break
         file = todo.pop()
         with contextlib.suppress(OSError, SyntaxError, ValueError, IndexError, RecursionError):
             new = {place for node in ast.walk(ast.parse(file.read_bytes())) for place in _places(node, file, roots)}

@@ -302,7 +302,8 @@ def test_others_have_less_time_after_a_rank_that_failed(
     monkeypatch.setattr(rank_workers, "GRACE", 0.2)
     monkeypatch.setattr(rank_workers, "START_GRACE", 1.0)
     group = object.__new__(rank_workers.RankWorkers)
-    group._ranks, group._folder, group._failed = [Answers(None), Answers(first)], tmp_path / "group", 0  # type: ignore[list-item]
+    group._ranks, group._folder = [Answers(None), Answers(first)], tmp_path / "group"  # type: ignore[list-item]
+    group._failed, group._left = 0, None
     began = time.monotonic()
     if said:
         assert group.receive(60.0) == said
