@@ -16,7 +16,7 @@ from typing import Any
 from attnbench.core.own_code import MODULE, STANDARD
 
 INSTALLED = ("site-packages", "dist-packages", "torchinductor_", ".cache")  # folders that begin so hold no own code
-MOST_NAMED = 200  # files that are looked at for import statements
+MOST_NAMED = 50  # files that are looked at for import statements
 _LIBRARY = Path(STANDARD).resolve()
 
 
@@ -44,7 +44,8 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
     files = {*named}
     if any(_is_own(path) for path in named):
         files |= {*_imported(), *_mapped_beside(named)}
-        files |= _named_by([*sorted(path for path in files if path.suffix == ".py"), *named])
+        beside = (path for path in files if any(path.is_relative_to(of.parent) for of in named))
+        files |= _named_by([*sorted(path for path in beside if path.suffix == ".py"), *named])
     digest = hashlib.sha256()
     try:
         for path in sorted(files):
