@@ -24,8 +24,6 @@ COMPLETION = "_ATTNBENCH_COMPLETE"  # set by what --install-completion gives a s
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 IMPATIENCE = 2.0  # seconds in which another Ctrl-C says nothing new
 COLUMNS = range(20, 1001)  # what a table or a text can be fitted to
-# Bytes that importing numpy and scipy takes, by the limit on them, and beside those of each thread of their two BLAS.
-NUMPY_TAKES, EACH_THREAD = {"RLIMIT_AS": 200 * 2**20, "RLIMIT_DATA": 80 * 2**20}, 80 * 2**20
 
 
 def main() -> None:
@@ -38,10 +36,10 @@ def main() -> None:
     code: Any = EXIT_DONE
     try:
         with _interruptible():
-            if _has_no_memory_for_numpy():
-                sys.meta_path.insert(0, _NoNumpy)
             from attnbench.commands.command_line import COMMANDS, command_line
+            from attnbench.core.numpy_memory import refuse_without_memory
 
+            refuse_without_memory()
             words = _words_to_complete() if os.environ.get(COMPLETION) else sys.argv[1:]
             asked = [name for name in words[:1] if name in COMMANDS]  # to build all commands takes 40 ms
             try:
@@ -106,28 +104,6 @@ def _what_lacks(error: Exception) -> str:
         return "memory (ulimit -v and -d, or a container's limit)"
     refused = isinstance(error, BlockingIOError) or str(error) == "can't start new thread"
     return "processes or threads (ulimit -u, or a container's limit)" if refused else ""
-
-
-class _NoNumpy:
-    """Refuses to import numpy and scipy, whose OpenBLAS ends the process or waits forever where memory lacks."""
-
-    @staticmethod
-    def find_spec(name: str, *_: object) -> None:
-        if name in ("numpy", "scipy"):
-            raise MemoryError
-
-
-def _has_no_memory_for_numpy() -> bool:
-    """Return whether a limit of this process is below what importing numpy and scipy takes."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return False
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = [os.environ.get(name, "") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")]
-    threads = min(cpus, 64, *(int(text) for text in asked if text.isdecimal() and len(text) < 5 and int(text)))
-    limits = ((resource.getrlimit(getattr(resource, name))[0], least) for name, least in NUMPY_TAKES.items())
-    return any(0 <= limit < least + threads * EACH_THREAD for limit, least in limits)  # -1: none
 
 
 def _say_fault(error: Exception) -> None:

@@ -111,7 +111,7 @@ def _places(node: ast.AST, file: Path, roots: Sequence[Path]) -> Iterator[Path]:
 
 
 def _is_others(name: str) -> bool:
-    """Whether a module, by its name, is no person's: of the standard library or attnbench's, or a person's by now."""
+    """Whether a name is of no module that own code imports: of the standard library, attnbench or load_file."""
     top = name.partition(".")[0]
     return top in ("attnbench", "__main__") or top in sys.stdlib_module_names or name.startswith(MODULE)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from attnbench.core import stats
@@ -67,7 +67,6 @@ class Cell:
     backend: str
     rows: tuple[Row, ...]  # one per round, in their order
     source: Source
-    _values: dict[str, float | None] = field(default_factory=dict)  # metric -> its value, of those asked for
 
     def __repr__(self) -> str:
         return f"<Cell {self.name}: {case_names.ENDINGS.get(self.status) or duration(self.value('latency') or 0.0)}>"
@@ -173,6 +172,11 @@ class Cell:
         if metric not in self._values:
             self._values[metric] = self._value(metric)
         return self._values[metric]
+
+    @cached_property
+    def _values(self) -> dict[str, float | None]:
+        """Metric -> its value, of those that were asked for."""
+        return {}
 
     def _value(self, metric: str) -> float | None:
         metrics.named(metric)

@@ -341,8 +341,7 @@ def _check_mask(at: Mapping[str, Any], *, is_ragged: bool) -> None:
         raise UserError(f"mask: {other} with {at['mask']} cannot be measured; leave out one of them")
     causal, window = at["band"]
     if problem := masks.problem(at["mask"], at["seqlen"], causal=causal, window=window):
-        other = "--causal, and --window where it needs one, without others"
-        raise UserError(f"mask: {problem}; give {'a smaller --seqlen' if problem.startswith('random') else other}")
+        raise UserError(f"mask: {problem}; give --seqlen, --causal and --window so, or another mask")
     if at["seqlen_q"] and at["seqlen_q"] > at["seqlen"]:
         raise UserError(f"mask: {at['mask']} takes at most as many queries as keys; give a smaller --seqlen-q")
 

@@ -70,7 +70,8 @@ def plan_document(run: Run) -> Document:
     columns = (*map(Column, ("case", "pass", "backend", "forecast")), Column("memory", "right"))
     rows, data = [], []
     found = findings([run])
-    jobs = {key_of(job, found[0].search.of): job for job in run.plan}  # a file may plan a search twice
+    assert run.search is not None
+    jobs = {key_of(job, run.search.of): job for job in run.plan}  # a file may plan a search twice
     for of in found:
         job = jobs[of.backend, of.case]
         start = _size(of, size_of(job.case, of.search.of))

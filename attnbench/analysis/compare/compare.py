@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,7 +51,6 @@ class Comparison:
     spreads: tuple[UnitSpread, ...]
     left_out: Mapping[Path, str]  # files that say nothing for a comparison, with why
     machines_left_out: Mapping[str, str]  # those that have no case in common with those that are compared, with why
-    _ratios: dict[tuple[str, Key], Ratio | None] = field(default_factory=dict)  # of same_ratio, once asked for
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -123,6 +122,11 @@ class Comparison:
         """Return the ratio of a machine in one case without pauses, both with what is fastest so; None if not known."""
         pair = self.reference.sustained, machine.sustained
         return _fastest_ratio(*pair, [case]) if all(case in one.fastest for one in pair) else None
+
+    @cached_property
+    def _ratios(self) -> dict[tuple[str, Key], Ratio | None]:
+        """The ratios of same_ratio that were asked for."""
+        return {}
 
     def same_ratio(self, machine: Machine, key: Key) -> Ratio | None:
         """Return the ratio of a machine in one cell in bursts; None unless both have it, and ran like kernels."""

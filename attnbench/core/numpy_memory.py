@@ -1,0 +1,36 @@
+"""Refuse numpy and scipy where a limit of memory is too low: their OpenBLAS would end the process, or wait forever."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Bytes that importing both takes, by the limit on them, and beside those of each thread of their two OpenBLAS.
+TAKES, EACH_THREAD = {"RLIMIT_AS": 200 * 2**20, "RLIMIT_DATA": 80 * 2**20}, 80 * 2**20
+MOST_THREADS = 64  # of an OpenBLAS
+
+
+def refuse_without_memory() -> None:
+    """Let the import of numpy and scipy raise MemoryError from now on, where a limit is below what it takes."""
+    if _is_too_little():
+        sys.meta_path.insert(0, _Refusal)
+
+
+class _Refusal:
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name in ("numpy", "scipy"):
+            raise MemoryError
+
+
+def _is_too_little() -> bool:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return False
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = [os.environ.get(name, "") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")]
+    given = (int(text) for text in asked if text.isdecimal() and len(text) < 5)
+    threads = min(cpus, MOST_THREADS, *filter(None, given))
+    limits = ((resource.getrlimit(getattr(resource, name))[0], least) for name, least in TAKES.items())
+    return any(0 <= limit < least + threads * EACH_THREAD for limit, least in limits)  # -1: none
