@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import signal
 import sys
@@ -68,7 +67,6 @@ def main() -> None:
     except Exception as error:
         _say_fault(error)
         code = EXIT_FAULT
-    gc.enable()  # commands that read many records go without; a test goes on in this process
     completing = os.environ.get(COMPLETION)
     if code and completing and completing != "complete_fish":  # to which a 1 says that there is nothing to offer
         code = EXIT_BAD_INPUT
@@ -101,7 +99,7 @@ def _why_refused(error: OSError) -> str:
 def _what_lacks(error: Exception) -> str:
     """Return what a limit of the system refused to this process; "" for any other error."""
     if isinstance(error, MemoryError) or "failed to map segment" in str(error):  # of a library that is loaded
-        return "memory (ulimit -v and -d, or a container's limit)"
+        return "memory (ulimit -v and -d, or a container's limit; OPENBLAS_NUM_THREADS=1 takes less)"
     refused = isinstance(error, BlockingIOError) or str(error) == "can't start new thread"
     return "processes or threads (ulimit -u, or a container's limit)" if refused else ""
 

@@ -99,7 +99,7 @@ def read_runs(paths: Sequence[Path]) -> list[tuple[Path, Run]]:
             found[twin] = path, run  # it has the samples
     if again := len(given) - len(found):
         tell(f"attnbench: left out: {count(again, 'file')} of a run that was given already")
-    gc.disable()  # what is made now lives until the command ends, so the cyclic collector need not look at it
+    gc.freeze()  # the cyclic collector need not look at records
     return found
 
 

@@ -87,14 +87,15 @@ def _check_samples(name: str, found: Measurement) -> None:
     if not found.values:
         raise ValueError(f"{name}: no samples")
     low, high = min(found.values), max(found.values)
-    least = 0.0 if found.unit == "s" or (found.unit == "B" and name not in DIFFERENCES) else -LARGEST
+    least = 0.0 if found.unit == "B" and name not in DIFFERENCES else -LARGEST
+    least = SHORTEST if found.unit == "s" else least
     # NaN has no rank, so neither low nor high need show it.
     finite = math.isfinite(sum(found.values))
-    if finite and least <= low and high <= LARGEST and (low >= SHORTEST or found.unit != "s"):
+    if finite and least <= low and high <= LARGEST:
         return
     odd = [] if finite else [v for v in found.values if not math.isfinite(v)]
     for value in (*odd[:1], low, high):
-        if not least <= value <= LARGEST or (found.unit == "s" and 0 < value < SHORTEST):
+        if not least <= value <= LARGEST:
             raise ValueError(f"{name}: {value:g} {found.unit} is nothing that can be measured")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def _files(pattern: str) -> list[Path]:
     if not glob.has_magic(pattern) or os.path.exists(path):
         return [path]
     there = next(folder for folder in path.parents if os.path.exists(folder))  # whose name may have brackets
-    below = os.path.relpath(path, there)
+    below = re.sub(r"(?<![^/])(\*\*/)+", "**/", os.path.relpath(path, there))  # each ** looks through all folders again
     fits = glob.glob(os.path.join(glob.escape(str(there)), below), recursive=True)
     found = sorted(Path(file) for file in fits if os.path.isfile(file))
     if not found:

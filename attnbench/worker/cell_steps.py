@@ -27,7 +27,7 @@ from attnbench.core.sizes import format_bytes
 from attnbench.worker import failures, inputs, kernel_trace, plan_time, reference, repeated_calls
 from attnbench.worker.instruments import Instruments, TimedLaunch, Timing
 from attnbench.worker.laps import Laps
-from attnbench.worker.measure.memory import status_bytes
+from attnbench.worker.measure.memory import resident_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -405,14 +405,14 @@ class CellSteps:
     def _unseen_leak_of_a_call(self) -> int:
         """Return the bytes by which a call makes this process on a CPU grow; 0 where one of four adds no LEAK.
 
-        What a call frees, Python or C may keep for the next, so that only calls that all add memory leak.
+        What a call frees Python may keep for the next, so that only calls that all add memory leak.
         """
         left = []
         for _ in range(4):
-            before = status_bytes("VmRSS")
+            before = resident_bytes()
             self.check.launcher(self.prepared)()
             gc.collect()
-            left.append((status_bytes("VmRSS") or 0) - (before or 0))
+            left.append((resident_bytes() or 0) - (before or 0))
             if left[-1] < LEAK:
                 return 0
         return min(left)

@@ -46,6 +46,7 @@ def test_a_pattern_and_several_paths(folder: Path) -> None:
     (folder / "deep" / "up").symlink_to(folder)
     os.mkfifo(folder / "pipe.jsonl")
     assert len(attnbench.load([f"{folder}/**/*.jsonl", folder / "a.jsonl"]).runs) == 4, "each file once, and no pipe"
+    assert len(attnbench.load(f"{folder}/{'**/' * 30}*.jsonl").runs) == 4, "in a loop of links no other than **/"
     assert attnbench.load([]) == attnbench.Results((), ())
 
 

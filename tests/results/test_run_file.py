@@ -131,7 +131,7 @@ def test_a_measurement_of_another_type_makes_its_line_a_damaged_one(path: Path, 
     assert [j.case for j in run_file.missing(found)] == CASES[1:2] + CASES[3:]  # --resume measures it again
 
 
-@pytest.mark.parametrize("sample", [1e308, -1e308, 5e-324, -1.0])
+@pytest.mark.parametrize("sample", [1e308, -1e308, 5e-324, 0.0, -1.0])
 @pytest.mark.parametrize("name", ["time", "first_call"])
 def test_a_sample_that_nothing_can_have_measured_makes_its_line_a_damaged_one(
     path: Path, name: str, sample: float
@@ -183,6 +183,15 @@ def test_an_ok_without_its_time_is_damage_but_in_a_search(path: Path) -> None:
     assert problem == f"{path}:2: damaged line left out (ValueError: its status is ok, and it has no time)"
     path.write_bytes(path.read_bytes().replace(b'"schema":2,', b'"schema":2,"search":{"of":"batch","call_limit":1.0},'))
     assert run_file.read(path)[1] == []
+
+
+def test_a_record_that_no_plan_holds_is_damage(path: Path) -> None:
+    text = path.read_text()
+    first = text.splitlines()[1]
+    path.write_text(f"{text}{first.replace(RECORDS[0].backend, 'other')}\n")
+    found, (problem,) = run_file.read(path)
+    assert found.records == RECORDS
+    assert problem.endswith("(ValueError: the run's plan has no such job, so the line is another run's)")
 
 
 @pytest.fixture

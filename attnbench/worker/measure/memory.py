@@ -12,13 +12,14 @@ resident set.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -209,13 +210,24 @@ def _allocations(launch: Callable[[], T]) -> tuple[list[int], T]:
     return list(itertools.accumulate(sizes)), result
 
 
+def resident_bytes() -> int | None:
+    """Return the resident bytes of this process (Linux) once freed memory is given back; None where not known.
+
+    What the C library keeps of freed memory would hide what is allocated next.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # a C library without it
+        ctypes.CDLL(None).malloc_trim(0)
+    return status_bytes("VmRSS")
+
+
 def _reset_high_water() -> int | None:
     """Reset the resident set's high-water mark (Linux) and return the resident bytes now; None where that fails."""
+    resident = resident_bytes()
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return None
-    return status_bytes("VmRSS")
+    return resident
 
 
 def status_bytes(field: str) -> int | None:
