@@ -67,8 +67,10 @@ class Prior:
     freedom: float = 0.0
 
 
-def prior_from_variances(variances: ArrayLike, freedoms: ArrayLike) -> Prior:
+def prior_from_variances(variances: ArrayLike, freedoms: ArrayLike, most: float = MAX_FREEDOM) -> Prior:
     """Fit the prior to the cells' variances, each with its degrees of freedom, by the moments of their logarithms.
+
+    It has `most` degrees of freedom at most.
 
     Variances of 0 (values that tie) have no logarithm and are left out, which makes the fit larger: the safe side.
     Where they are the majority the metric has no noise, or a coarse clock, and the prior is empty.
@@ -84,7 +86,7 @@ def prior_from_variances(variances: ArrayLike, freedoms: ArrayLike) -> Prior:
     logs = np.log(variances[usable]) - special.digamma(halves) + np.log(halves)
     mean = float(logs.mean())
     excess = float(logs.var(ddof=1) - special.polygamma(1, halves).mean())
-    half = min(_inverse_trigamma(excess) if excess > 0 else math.inf, MAX_FREEDOM / 2)
+    half = min(_inverse_trigamma(excess) if excess > 0 else math.inf, most / 2)
     return Prior(math.exp(mean + float(special.digamma(half)) - math.log(half)), 2 * half)
 
 

@@ -43,13 +43,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from attnbench.analysis.gate.run_effects import FAR, run_effects
 from attnbench.analysis.gate.two_speeds import CHANCE, jump, largest_possible, rounds_that_tell
 from attnbench.results.noise import (
-    CELL_FREEDOM,
-    MIN_CELLS,
     TIE,
     Prior,
-    between_runs,
     moderated,
     prior_from_changes,
     prior_from_variances,
@@ -62,6 +60,8 @@ Verdict = Literal["improved", "unchanged", "regressed", "inconclusive"]
 
 FDR = 0.01
 EQUIVALENCE = 0.05
+SLOW_ROUNDS = 2  # of the current run that are slower by NEARLY the margin: such a cell is not called unchanged
+NEARLY = 0.9
 POWER = 0.80  # the probability with which the rounds that are asked for would decide
 MORE_ROUNDS = (*range(1, 21), 25, 30, 40, 50, 70, 100)  # numbers of additional rounds that may be asked for
 
@@ -77,6 +77,18 @@ class Rounds:
     paired: bool = False  # round i of one side belongs to round i of the other, and only their differences count
     step: float = 0.0  # of the timer, relative to the value
     cached: bool = False  # the first round may fill a cache for the others, so that its jump is no speed of the cell
+    earlier: tuple[Sequence[float], ...] = ()  # the rounds of further runs of the baseline
+    control: bool = False  # no difference between the runs can have changed it
+
+    @property
+    def runs(self) -> tuple[Sequence[float], ...]:
+        """The rounds of each run of the baseline."""
+        return (self.baseline, *self.earlier)
+
+    @property
+    def before(self) -> list[float]:
+        """All rounds of the baseline."""
+        return [value for run in self.runs for value in run]
 
 
 @dataclass(frozen=True)
@@ -94,6 +106,8 @@ class Decision:
     more: int | None = None  # if inconclusive: rounds a side to add; None where even 100 would hardly decide
     between: float = 0.0  # standard deviation of a change between runs, beyond what rounds show
     jumping: int = 0  # if these many cells with two speeds are why it is inconclusive
+    jumped: int = 0  # if these many cells that differ as much between runs of the baseline are
+    slow_rounds: int = 0  # if it lies within the margin, and these many rounds do not
 
 
 def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] = ()) -> list[Decision]:
@@ -108,7 +122,7 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
 
     if not tests:
         return []
-    n, m = (np.array([*map(len, side)]) for side in zip(*((t.baseline, t.current) for t in tests), strict=True))
+    n, m = (np.array([*map(len, side)]) for side in zip(*((t.before, t.current) for t in tests), strict=True))
     paired = np.array([t.paired for t in tests])
     margin = np.log1p(np.array([t.margin for t in tests]))
     going = ~np.array(settled or [False] * len(tests))
@@ -116,9 +130,11 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     weight = _weight(n, m, paired)
     step = np.array([t.step for t in tests])
     variance = np.where(freedom > 0, np.maximum(variance, step**2 / 12), variance)
-    between, of_cells, common = np.zeros((3, len(tests)))
-    exact, held = np.zeros((2, len(tests)), bool)
+    between, of_between, common, joined, largest = np.zeros((5, len(tests)))
+    of_joined = np.ones(len(tests))
+    exact, held, controlled = np.zeros((3, len(tests)), bool)
     jumping: dict[int, tuple[int, int]] = {}  # test -> cells that jump, and the rounds that would tell
+    jumped = np.zeros(len(tests), int)
     families = np.array([t.family for t in tests])
     for family in np.unique(families):
         of = np.flatnonzero(families == family)
@@ -131,36 +147,60 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
         if family:
             cells = [i for i in of[several].tolist() if not tests[i].cached]
             jumping |= _jumping(tests, cells, change.tolist(), CHANCE * share)
-        alone = of[several & ~paired[of]]
+        alone = of[(freedom[of] > 0) & ~paired[of]]
         if family and alone.size:
-            changes = change[alone]
-            slower, faster = between_runs(changes, variance[alone] * weight[alone] + step[alone] ** 2 / 6)
-            between[alone], of_cells[alone] = np.where(changes > 0, slower, faster), len(alone)
-            common[alone] = np.median(changes) if len(alone) >= MIN_CELLS else 0.0
+            some = [tests[i] for i in alone]
+            noise = variance[alone].copy()
+            variance[alone], freedom[alone] = _of_unlike_sides(some, n[alone], m[alone], noise, freedom[alone])
+            rounds = variance[alone] * weight[alone] + step[alone] ** 2 / 6
+            seen = run_effects(some, change[alone], rounds, noise)
+            between[alone], of_between[alone] = seen.between, seen.freedom
+            common[alone], controlled[alone] = seen.common, seen.controlled
+            joined[alone], of_joined[alone] = seen.common_variance, seen.common_freedom
+            largest[alone], jumped[alone] = FAR * seen.largest, seen.jumped
     held[[*jumping]] = True
+    off = (margin < np.abs(change)) & (np.abs(change) <= largest)
+    slow = np.array([_slow_rounds(t, mean) for t, mean in zip(tests, change, strict=True)])
     known = exact | (freedom > 0)
-    parts = variance, freedom, between, CELL_FREEDOM * of_cells, step
+    parts = variance, freedom, between, of_between, step
     error, joint = _error(weight, *parts)
+    whole, of_whole = _error(weight, *parts, joined, of_joined)
+    net = change - common
 
-    def p_beyond(distance: Floats) -> Floats:
+    def p_beyond(distance: Floats, error: Floats = error, joint: Floats = joint) -> Floats:
         """Return the p values of the hypothesis that the true distance is not above 0."""
         scaled = np.divide(distance, error, out=np.zeros_like(distance), where=error > 0)
         p = np.where(exact, np.where(distance > 0, 0.0, 1.0), special.stdtr(joint, -scaled))
         return np.where(known & going, p, 1.0)
 
+    def p_changed(sign: int) -> tuple[Floats, Any]:
+        """Return the p values of the hypothesis that a cell is not worse (better) than the margin by its code.
+
+        And which of them rest on the change as it is, where what all cells have in common may be the code's.
+        """
+        apart = np.maximum(p_beyond(sign * change - margin), p_beyond(sign * net - margin))
+        alone = np.where(controlled, 1.0, p_beyond(sign * change - margin, whole, of_whole))
+        return np.minimum(apart, alone), alone < apart
+
     noisy = known & ~exact
-    regressed, tail_worse = _step_up(p_beyond(change - margin), noisy, FDR * share)
-    improved, tail_better = _step_up(p_beyond(-change - margin), noisy, FDR * share)
-    apart = np.maximum(np.abs(change), np.abs(change - np.where(np.abs(common) <= margin, common, 0.0)))
-    within = np.maximum(p_beyond(margin - apart), p_beyond(margin + apart)) <= EQUIVALENCE * share
-    unchanged = np.where(exact, np.abs(change) <= margin, within)
+    (p_worse, worse_alone), (p_better, better_alone) = p_changed(1), p_changed(-1)
+    regressed, tail_worse = _step_up(p_worse, noisy, FDR * share)
+    improved, tail_better = _step_up(p_better, noisy, FDR * share)
+    lowest, highest = np.minimum(change, net), np.maximum(change, net)
+    within = np.maximum(p_beyond(margin - highest), p_beyond(margin + lowest)) <= EQUIVALENCE * share
+    unchanged = np.where(exact, np.abs(change) <= margin, within & (slow < SLOW_ROUNDS))
     tail = np.where(change > margin, tail_worse, np.where(change < -margin, tail_better, EQUIVALENCE * share))
+    as_is = np.where(change > margin, worse_alone & regressed, better_alone & improved)
     half = np.where(exact, 0.0, special.stdtrit(joint, 1 - tail) * error)
-    half += np.where(exact | (np.abs(change) > margin), 0.0, apart - np.abs(change))
-    half = np.where(held, np.maximum(half, np.abs(change)), half)
-    called = [regressed & ~held, improved & ~held, unchanged]
+    half_as_is = np.where(exact, 0.0, special.stdtrit(of_whole, 1 - tail) * whole)
+    lower = np.where(exact | as_is, change - np.where(as_is, half_as_is, half), lowest - half)
+    upper = np.where(exact | as_is, change + np.where(as_is, half_as_is, half), highest + half)
+    crosses = held | off
+    lower, upper = np.where(crosses, np.minimum(lower, 0.0), lower), np.where(crosses, np.maximum(upper, 0.0), upper)
+    called = [regressed & ~crosses, improved & ~crosses, unchanged]
     verdicts = np.select(called, ["regressed", "improved", "unchanged"], "inconclusive")
-    low, high = np.expm1(change - half), np.expm1(np.minimum(change + half, 700.0))
+    low, high = np.expm1(lower), np.expm1(np.minimum(upper, 700.0))
+    apart = np.where(np.abs(net) > np.abs(change), np.abs(net), np.abs(change))
 
     undecided = np.flatnonzero((verdicts == "inconclusive") & known & going)
     distance = np.abs(np.where(np.abs(change) > margin, np.abs(change), apart) - margin)
@@ -177,6 +217,8 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
             more=jumping[i][1] if i in jumping else more.get(i),
             between=math.sqrt(between),
             jumping=jumping[i][0] if i in jumping else 0,
+            jumped=int(jumped[i]) if off[i] and verdict == "inconclusive" else 0,
+            slow_rounds=int(slow[i]) if within[i] and verdict == "inconclusive" else 0,
         )
         for i, (verdict, change, low, high, noise, known, between) in enumerate(zip(*figures, strict=True))
     ]
@@ -189,14 +231,14 @@ def _jumping(
 
     Each with the number of those, and the rounds that would tell at this rate of false regressions.
     """
-    seen = {i: jump(tests[i].baseline, tests[i].current, math.log1p(tests[i].margin)) for i in cells}
+    seen = {i: jump(tests[i].before, tests[i].current, math.log1p(tests[i].margin)) for i in cells}
     jumps = [each for each in seen.values() if each]
     if not jumps:
         return {}
     largest = largest_possible(jumps)
     found = {}
     for i in cells:
-        n, m = len(tests[i].baseline), len(tests[i].current)
+        n, m = len(tests[i].before), len(tests[i].current)
         possible = not seen[i] and math.log1p(tests[i].margin) < abs(changes[i]) <= largest
         if possible and (more := rounds_that_tell(jumps, n, m, rate)):
             found[i] = len(jumps), more
@@ -213,17 +255,42 @@ def _changes(tests: Sequence[Rounds], n: Any, m: Any, paired: Any) -> tuple[Floa
     if not (n.all() and m.all()):
         raise ValueError("a round is needed on either side")
     change, variance = np.zeros((2, len(tests)))
-    freedom = _freedom(n, m, paired)
-    for of_n, of_m, in_pairs in {*zip(n.tolist(), m.tolist(), paired.tolist(), strict=True)}:
-        alike = np.flatnonzero((n == of_n) & (m == of_m) & (paired == in_pairs))
-        some = [tests[i] for i in alike.tolist()]
-        before, after = np.array([t.baseline for t in some]), np.array([t.current for t in some])
-        groups = (after - before,) if in_pairs else (before, after)
-        means = [group.mean(axis=1) for group in groups]
-        squares = sum(((g - mean[:, None]) ** 2).sum(axis=1) for g, mean in zip(groups, means, strict=True))
-        change[alike] = means[-1] - sum(means[:-1])
+    freedom = _freedom(n, m, paired, np.array([len(t.runs) for t in tests]))
+    shapes: dict[tuple[int, ...], list[int]] = {}
+    for i, test in enumerate(tests):
+        shapes.setdefault((test.paired, *map(len, test.runs), len(test.current)), []).append(i)
+    for (in_pairs, *_), alike in shapes.items():
+        some = [tests[i] for i in alike]
+        sides = [np.array(side) for side in zip(*((*t.runs, t.current) for t in some), strict=True)]
+        *before, after = [sides[-1] - sides[0]] if in_pairs else sides
+        squares = sum(((side - side.mean(axis=1)[:, None]) ** 2).sum(axis=1) for side in (*before, after))
+        change[alike] = after.mean(axis=1) - (np.concatenate(before, axis=1).mean(axis=1) if before else 0.0)
         variance[alike] = squares / np.maximum(freedom[alike], 1)
     return change, variance, freedom.astype(float)
+
+
+def _of_unlike_sides(
+    tests: Sequence[Rounds], n: Any, m: Any, variance: Floats, freedom: Floats
+) -> tuple[Floats, Floats]:
+    """Return the variance of one round, and its degrees of freedom, as the error of the change has it.
+
+    Where several runs of a baseline have most rounds, a current run that is less steady would look as steady as they.
+    """
+    import numpy as np
+
+    own = np.array([np.var(t.current, ddof=1) if len(t.current) > 1 else 0.0 for t in tests])
+    own, of_own = moderated(own, m - 1.0, prior_from_variances(own, m - 1.0))
+    worse = (own > variance) & np.array([bool(t.earlier) for t in tests])
+    both = (variance / n + np.where(worse, own, variance) / m) / (1 / n + 1 / m)
+    return both, np.where(worse, of_own, freedom)
+
+
+def _slow_rounds(test: Rounds, change: float) -> int:
+    """Return how many rounds of the current run are slower than the baseline by NEARLY the margin or more."""
+    if not test.family or test.paired:
+        return 0
+    mean = math.fsum(test.current) / len(test.current) - change
+    return sum(value - mean >= NEARLY * math.log1p(test.margin) for value in test.current)
 
 
 def _prior(change: Floats, variance: Floats, freedom: Floats, weight: Floats, paired: Any) -> Prior:
@@ -271,17 +338,26 @@ def _more_rounds(n: Any, m: Any, paired: Any, distance: Floats, tail: Floats, *p
     return [MORE_ROUNDS[row.argmax()] if row.any() else None for row in enough]
 
 
-def _error(weight: Floats, variance: Floats, freedom: Floats, between: Floats, of_cells: Floats, step: Floats) -> Any:
+def _error(
+    weight: Floats,
+    variance: Floats,
+    freedom: Floats,
+    between: Floats,
+    of_between: Floats,
+    step: Floats,
+    common: Floats | float = 0.0,
+    of_common: Floats | float = 1.0,
+) -> Any:
     """Return the standard error of a change and its degrees of freedom, by Welch and Satterthwaite.
 
-    Of the rounds (variance of one), which more rounds lessen, and of two parts that they do not: between runs, and of
-    the two values that an instrument rounded to its steps.
+    Of the rounds (variance of one), which more rounds lessen, and of parts that they do not: between runs, of the two
+    values that an instrument rounded to its steps, and of what all cells have in common.
     """
     import numpy as np
 
     rounds = variance * weight
-    total = rounds + between + step**2 / 6
-    unsure = rounds**2 / np.maximum(freedom, 1.0) + between**2 / np.maximum(of_cells, 1.0)
+    total = rounds + between + step**2 / 6 + common
+    unsure = rounds**2 / np.maximum(freedom, 1.0) + between**2 / np.maximum(of_between, 1.0) + common**2 / of_common
     return np.sqrt(total), np.divide(total**2, unsure, out=np.full_like(total, 1e6), where=unsure > 0)
 
 
@@ -293,8 +369,11 @@ def _weight(n: Any, m: Any, paired: Any) -> Floats:
     return found
 
 
-def _freedom(n: Any, m: Any, paired: Any) -> Any:
-    """Return the degrees of freedom of the variance of one round, or of one pair's difference."""
+def _freedom(n: Any, m: Any, paired: Any, runs: Any = 1) -> Any:
+    """Return the degrees of freedom of the variance of one round, or of one pair's difference.
+
+    `n` rounds of the baseline in so many `runs`, and `m` of the current run.
+    """
     import numpy as np
 
-    return np.where(paired, n - 1, n + m - 2)
+    return np.where(paired, n - 1, n - runs + m - 1)

@@ -1,0 +1,152 @@
+"""What all rounds of a run have in common, so that no number of rounds shows it: of all cells together, and of a cell.
+
+**All cells together.** Another day, a warmer room or a change of the code moves them; the median change of the cells is
+what they have in common. Of the controls, where there are enough: cells of backends that no difference between the runs
+concerns, so that the code cannot have moved them. How much it may be by itself, the baseline's runs show. With fewer
+than SEVERAL runs it is taken to be as much as single rounds differ by as a whole, as what moves rounds moves runs.
+
+**One cell.** The variance of a cell's mean between the baseline's runs, less the common part, with as many degrees of
+freedom as there are runs after the first, moderated by that of all cells (results/noise.py). The prior has FREEDOM
+degrees of freedom at most: cells of one backend may move together, and then the cells are fewer than they seem. Of a
+baseline of one run the scatter of the changes takes its place (`noise.between_runs`); of the controls where there are
+enough, as changes of the code would be taken for noise.
+
+**Jumps.** Where a cell of the baseline's runs is off by more than its rounds explain, another cell may be in the next
+run. A change is no larger than such a jump unless it is FAR times the largest that was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attnbench.results.noise import (
+    CELL_FREEDOM,
+    MIN_SCATTER,
+    SPREAD_FREEDOM,
+    between_runs,
+    moderated,
+    prior_from_variances,
+)
+
+if TYPE_CHECKING:
+    from attnbench.results.noise import Floats
+
+SEVERAL = 3  # runs of a baseline, from which on they alone show what runs differ by
+FREEDOM = 4.0  # of the prior, at most
+EXPLAINED = 4.0  # standard errors, by which rounds explain a difference between runs
+FAR = 3.0
+
+
+class Measured(Protocol):
+    """What is read here of a test: the logarithms of its baseline's runs, the newest first, and of the current run."""
+
+    @property
+    def runs(self) -> tuple[Sequence[float], ...]: ...
+    @property
+    def current(self) -> Sequence[float]: ...
+    @property
+    def control(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Variances and changes of logarithms."""
+
+    between: Floats  # variance of each cell's change beyond its rounds and the common part
+    freedom: Floats  # degrees of freedom of that
+    common: float = 0.0  # change of all cells together, or of the controls
+    common_variance: float = 0.0  # of such a change where the code is the same
+    common_freedom: float = 1.0
+    controlled: bool = False  # whether the controls say what is common
+    largest: float = 0.0  # difference between the baseline's runs that no rounds explain
+    jumped: int = 0  # cells that have such a difference
+
+
+def run_effects(tests: Sequence[Measured], change: Floats, rounds: Floats, noise: Floats) -> Effects:
+    """Return what runs have in common, from the cells of one family.
+
+    `change` of each cell, its variance as its `rounds` show it, and the variance of one round (`noise`).
+    """
+    import numpy as np
+
+    controls = np.array([test.control for test in tests])
+    controlled = bool(controls.sum() >= MIN_SCATTER)
+    reference = controls if controlled else np.ones(len(tests), bool)
+    several = bool(reference.sum() >= MIN_SCATTER)
+    common = float(np.median(change[reference])) if several else 0.0
+    number = max(len(test.runs) for test in tests)
+    of_rounds = _variance_of_levels(tests, reference, number, noise) if several else (0.0, 1.0)
+    if number == 1:
+        seen = max(len(test.runs[0]) + len(test.current) for test in tests) > 2
+        slower, faster = between_runs(change[reference], rounds[reference]) if seen else (0.0, 0.0)
+        between = np.where(change > 0, slower, faster)
+        freedom = np.full(len(tests), max(CELL_FREEDOM * reference.sum(), 1.0))
+        return Effects(between, freedom, common, 2 * of_rounds[0], of_rounds[1], controlled)
+    means, counts = _means(tests, number)
+    runs = np.isfinite(means).sum(axis=1)
+    apart = means - np.nanmean(means, axis=1, keepdims=True)
+    whole = reference & (runs == number)
+    shifts = np.median(apart[whole], axis=0) if whole.sum() >= MIN_SCATTER else np.zeros(number)
+    own = apart - shifts
+    variance = np.nansum(own**2, axis=1) / np.maximum(runs - 1, 1)
+    prior = prior_from_variances(variance, runs - 1.0, FREEDOM)
+    variance, freedom = moderated(variance, runs - 1.0, prior)
+    each = np.where(counts > 0, 1 / np.maximum(counts, 1), 0.0)
+    beyond = np.maximum(variance - noise * each.sum(axis=1) / runs, 0.0)
+    shares = (counts / counts.sum(axis=1, keepdims=True)) ** 2  # of the runs in the mean of all rounds
+    of_runs = float((shifts**2).sum()) / (number - 1), number - 1.0
+    if number < SEVERAL:
+        of_runs = max(of_runs, of_rounds)
+    return Effects(
+        between=beyond * (1 + shares.sum(axis=1)),
+        freedom=np.maximum(freedom, 1.0),
+        common=common,
+        common_variance=of_runs[0] * (1 + 1 / number),
+        common_freedom=of_runs[1],
+        controlled=controlled,
+        **_jumps(own, counts, runs, noise),
+    )
+
+
+def _variance_of_levels(tests: Sequence[Measured], reference: Any, number: int, noise: Floats) -> tuple[float, float]:
+    """Return the variance of what single rounds differ by as a whole, and its degrees of freedom.
+
+    A round's level is the median of the cells that have all rounds of its run. Of one round a side none is seen: the
+    variance is the median cell's.
+    """
+    import numpy as np
+
+    squares, freedom = 0.0, 0
+    of_cells = [test for test, chosen in zip(tests, reference, strict=True) if chosen]
+    for run in (*range(number), None):
+        sides = [t.current if run is None else t.runs[run] for t in of_cells if run is None or len(t.runs) > run]
+        most = max(map(len, sides))
+        values = np.array([side for side in sides if len(side) == most])
+        squares += float((np.median(values - values.mean(axis=1, keepdims=True), axis=0) ** 2).sum())
+        freedom += most - 1
+    return (squares / freedom, float(freedom)) if freedom else (float(np.median(noise)), SPREAD_FREEDOM)
+
+
+def _means(tests: Sequence[Measured], number: int) -> tuple[Floats, Floats]:
+    """Return the mean of each run of each cell, NaN where it has none, and the number of its rounds."""
+    import numpy as np
+
+    means, counts = np.full((len(tests), number), np.nan), np.zeros((len(tests), number))
+    for i, test in enumerate(tests):
+        for run, values in enumerate(test.runs):
+            if len(values):
+                means[i, run], counts[i, run] = np.mean(values), len(values)
+    return means, counts
+
+
+def _jumps(own: Floats, counts: Floats, runs: Any, noise: Floats) -> dict[str, Any]:
+    """Return the largest difference of a run from the cell's other runs that rounds do not explain, and of how many."""
+    import numpy as np
+
+    others = counts.sum(axis=1, keepdims=True) - counts
+    size = np.abs(own) * (runs / np.maximum(runs - 1, 1))[:, None]
+    error = np.sqrt(noise[:, None] * (1 / np.maximum(counts, 1) + 1 / np.maximum(others, 1)))
+    seen = np.where((counts > 0) & (others > 0) & (size > EXPLAINED * error), size, 0.0)
+    return {"largest": float(seen.max(initial=0.0)), "jumped": int(seen.any(axis=1).sum())}
