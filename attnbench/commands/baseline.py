@@ -29,18 +29,25 @@ def save(
         str, typer.Option("--name", metavar="NAME", help="What it is the baseline of: a branch, a release.")
     ] = MAIN,
     folder: Folder = FOLDER,
+    add: Annotated[
+        bool,
+        typer.Option(
+            "--add", help="One run more of the baseline: three show what runs differ by. Else it replaces all."
+        ),
+    ] = False,
     output_to: output.Output,
 ) -> None:
     """Save a run as the baseline for its GPU model, in place of the last one. To be committed.
 
     attnbench run --suite ci --rounds 5 --out main.jsonl && attnbench baseline save main.jsonl
+    attnbench run --suite ci --rounds 5 --out again.jsonl && attnbench baseline save again.jsonl --add
     attnbench baseline save v2.jsonl --name v2
     """
     from attnbench.analysis.baseline import baseline_files, document
 
     wanted = output_to.wanted()
     whole = read(run)
-    path, before = baseline_files.save(whole, name, folder)
+    path, before = baseline_files.save(whole, name, folder, add)
     for line in document.doubts(whole, run):
         tell(f"attnbench: {line}")
     raise typer.Exit(output.write(document.saved(path, whole, before), wanted))

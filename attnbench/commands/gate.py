@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import ends_with_its_reader, one_of, read, read_and_count, tell
+from attnbench.commands.shared import ends_with_its_reader, one_of, read_and_count, read_runs, tell
 from attnbench.core.errors import EXIT_CANNOT_WRITE, UserError
 
 if TYPE_CHECKING:
@@ -130,9 +130,11 @@ class GateOutput(output.Output):
 def gate(
     *,
     baseline: Annotated[
-        Path,
+        list[Path],
         typer.Argument(
-            metavar="BASELINE", help="What to compare with: a run file, a baseline's name, or a folder of baselines."
+            metavar="BASELINE...",
+            help="What to compare with: run files, a baseline's name, or a folder of baselines. Three runs show what "
+            "runs differ by.",
         ),
     ],
     current: Annotated[Path, typer.Argument(metavar="CURRENT", help="The run file to judge.")],
@@ -155,11 +157,12 @@ def gate(
     request = judging.request()
     wanted = output_to.wanted()
     now, damaged = read_and_count(current)
-    chosen = pick(baseline, now)
+    chosen = [path for given in baseline for path in pick(given, now)]
     if chosen != baseline:
-        tell(f"attnbench: baseline: {chosen}")
-    judgement = judge(read(chosen), now, request)
-    if chosen.resolve() == current.resolve():
+        tell(f"attnbench: baseline: {some(map(str, chosen))}")
+    (_, first), *others = read_runs(chosen)
+    judgement = judge(first, now, request, [run for _, run in others])
+    if any(path.resolve() == current.resolve() for path in chosen):
         tell(f"attnbench: {current} is judged against itself, which passes whatever it holds")
     if damaged and (gone := judgement.only_missing()):
         raise UserError(

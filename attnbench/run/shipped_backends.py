@@ -10,6 +10,8 @@ from attnbench.backends import BACKENDS, load
 from attnbench.core.case import Case
 from attnbench.core.record import Run
 
+_OF_TORCH = {f"attnbench.backends.{module}" for module in ("eager", "sdpa", "torch_varlen")}
+
 
 def chosen(run: Run, backend: str, kernels: Iterable[str]) -> str:
     """Return which of its choices a backend made, by the kernels that ran: "cudnn" of `sdpa`; "" where it has none."""
@@ -38,6 +40,11 @@ def may_use(backend: str, spec: str | None, library: str, *, gpu: bool = True) -
 
 def _ships(backend: str, spec: str | None) -> bool:
     return backend in BACKENDS and spec in (None, BACKENDS[backend])
+
+
+def is_of_torch(backend: str, spec: str | None) -> bool:
+    """Return whether a backend's kernels are torch's own, so that only another torch changes them."""
+    return _ships(backend, spec) and BACKENDS[backend].partition(":")[0] in _OF_TORCH
 
 
 @functools.cache

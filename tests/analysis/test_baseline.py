@@ -212,8 +212,8 @@ def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.Monke
         ("run.jsonl", run_path),
         ("none.jsonl", Path("none.jsonl")),  # for the reader to say that there is no such file
     ):
-        assert baseline_files.pick(Path(given), on(H200)) == expected
-    assert "a100" in baseline_files.pick(folder, on(a100)).name
+        assert baseline_files.pick(Path(given), on(H200)) == [expected]
+    assert "a100" in baseline_files.pick(folder, on(a100))[0].name
     with pytest.raises(
         UserError, match=r"no baseline for AMD EPYC in baselines; there are some for NVIDIA A100.*H200;"
     ):
@@ -234,7 +234,7 @@ def test_a_gzipped_baseline_is_found_picked_and_replaced(tmp_path: Path) -> None
     packed.write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
     assert [(b.name, b.path) for b in baseline_files.found(tmp_path)] == [("main", packed)]
-    assert baseline_files.pick(tmp_path, run(records())) == packed
+    assert baseline_files.pick(tmp_path, run(records())) == [packed]
     again, before = baseline_files.save(run(records()), "main", tmp_path)
     assert (again, before is not None, [*path.parent.iterdir()]) == (path, True, [path])
 

@@ -1,7 +1,11 @@
-"""The files of baselines, FOLDER/NAME/GPU.jsonl or the same gzipped, and which one belongs to a run."""
+"""The files of baselines, and which ones belong to a run.
+
+FOLDER/NAME/GPU.jsonl or the same gzipped is one run; further runs of the baseline are beside it, GPU+STARTED.jsonl.
+"""
 
 from __future__ import annotations
 
+import glob
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +16,8 @@ from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.files import write_whole
 from attnbench.core.record import Run
 from attnbench.results import run_file
+
+MOST = 12  # runs of a baseline; what runs differ by is then known to a fifth
 
 
 @dataclass(frozen=True)
@@ -28,8 +34,10 @@ class Baseline:
         return self.head.environment.device.name
 
 
-def save(run: Run, name: str, folder: Path) -> tuple[Path, Run | None]:
-    """Write a run as a baseline, whole or not at all. Return its path, and the head of the baseline that it replaces.
+def save(run: Run, name: str, folder: Path, add: bool = False) -> tuple[Path, list[Run]]:
+    """Write a run as a baseline, whole or not at all. Return its path, and the heads of the runs that it replaces.
+
+    With `add` it is one run more of the baseline that is there, and replaces the oldest where there are MOST.
 
     Raises UserError for a name that cannot be a folder's, for a run without a measured cell, for a file that belongs to
     another device, is a link or no baseline, and where the file cannot be written.
@@ -39,26 +47,44 @@ def save(run: Run, name: str, folder: Path) -> tuple[Path, Run | None]:
     if not any(r.status == "ok" for r in run.records):
         raise UserError("nothing was measured in that run, so there is nothing to compare with; choose another")
     path = folder / name / f"{run.environment.device.slug or 'device'}.jsonl"
-    gzipped = path.with_name(f"{path.name}.gz")
+    old = {file: _head(file, run) for file in _runs_of(path)}
+    if add and old:
+        if any(head.started == run.started for head in old.values()):
+            raise UserError("that run is in the baseline already; measure again for one more")
+        path = path.with_name(f"{path.stem}+{re.sub(r'[^0-9T]', '', run.started)[:15]}.jsonl")
+        kept = sorted(old, key=lambda file: old[file].started, reverse=True)[: MOST - 1]
+        old = {file: head for file, head in old.items() if file not in kept}
     if path.is_symlink():
         raise UserError(f"{path} is a link, and what it leads to would be overwritten; delete it, or choose --name")
-    old = next((file for file in (path, gzipped) if file.is_file()), None)
-    try:
-        before = run_file.head(old) if old else None
-    except UserError as error:
-        raise UserError(
-            f"the baseline to replace, {old}, cannot be read; delete it, or choose another --name: {error}"
-        ) from None
-    if before and not before.reduced:
-        raise UserError(f"{old} is a run file with all its samples, and no baseline; move it, or choose another --name")
-    if before and _device(before) != _device(run):
-        raise UserError(f"{old} belongs to another device, {before.environment.device.name}; choose another --name")
     try:
         write_whole(path, run_file.encoded(reduced(run)))
-        gzipped.unlink(missing_ok=True)
+        for file in old:
+            if file != path:
+                file.unlink()
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another place with --dir") from None
-    return path, before
+    return path, [*old.values()]
+
+
+def _runs_of(path: Path) -> list[Path]:
+    """Return the files of a baseline whose first one has this path."""
+    some = (path, path.with_name(f"{path.name}.gz"), *sorted(path.parent.glob(f"{glob.escape(path.stem)}+*.jsonl*")))
+    return [file for file in some if file.is_file()]
+
+
+def _head(file: Path, run: Run) -> Run:
+    """Return the head of a file that a run may replace. Raises UserError for one that is no baseline of its device."""
+    try:
+        before = run_file.head(file)
+    except UserError as error:
+        raise UserError(
+            f"the baseline to replace, {file}, cannot be read; delete it, or choose another --name: {error}"
+        ) from None
+    if not before.reduced:
+        raise UserError(f"{file} is a run file with all its samples, no baseline; move it, or choose another --name")
+    if _device(before) != _device(run):
+        raise UserError(f"{file} belongs to another device, {before.environment.device.name}; choose another --name")
+    return before
 
 
 def found(folder: Path) -> list[Baseline]:
@@ -84,10 +110,10 @@ def named(name: str, folder: Path) -> list[Baseline]:
     raise UserError(f"no baseline {name!r} in {folder}{did_you_mean(name, sorted({b.name for b in some}))}")
 
 
-def pick(given: Path, current: Run) -> Path:
-    """Return the baseline file that `given` means for a gate of the run `current`.
+def pick(given: Path, current: Run) -> list[Path]:
+    """Return the files of the baseline that `given` means for a gate of the run `current`, each one run.
 
-    A file means itself; a folder, or a baseline's name, the file for the GPU of `current`. In a folder of several names
+    A file means itself; a folder, or a baseline's name, the files for the GPU of `current`. In a folder of several names
     it is the one called main. Raises UserError where there is none.
     """
     folder = given
@@ -101,12 +127,12 @@ def pick(given: Path, current: Run) -> Path:
         if not folder.is_dir() and not given.suffix:
             named(str(given), FOLDER)  # says what there is
     if not folder.is_dir():
-        return given
+        return [given]
     there = found(folder)
     ours = [b for b in there if _device(b.head) == _device(current)]
-    chosen = [b for b in ours if b.name == MAIN] if len(ours) > 1 else ours
-    if len(chosen) == 1:
-        return chosen[0].path
+    several = len({b.path.parent for b in ours}) > 1
+    if chosen := [b.path for b in ours if b.name == MAIN or not several]:
+        return chosen
     gpu = current.environment.device.name
     if ours:
         raise UserError(f"{folder} has several baselines for {gpu}; name one: {', '.join(str(b.path) for b in ours)}")

@@ -37,16 +37,16 @@ def doubts(run: Run, path: Path) -> list[str]:
     return found
 
 
-def saved(path: Path, run: Run, before: Run | None) -> Document:
+def saved(path: Path, run: Run, before: Sequence[Run]) -> Document:
     """Return the document of `save`: the file, the cells that cannot regress, and what to do next.
 
-    `before`: the head of the baseline that it replaced.
+    `before`: the heads of the runs that it replaced.
     """
     measured = cells([run])
     working = sum(c.status == "ok" for c in measured)
     nbytes = path.stat().st_size
     numbers = f"{count(working, 'cell')}, {count(_rounds(run), 'round')}, {formats.size(nbytes)}"
-    lines = [f"Saved: {path} ({numbers})" + (f", in place of the one of {before.started}" if before else "")]
+    lines = [f"Saved: {path} ({numbers})" + _in_place_of(before)]
     if broken := [c for c in measured if c.status not in ("ok", "skipped")]:
         names = some(f"{_name(c)}: {case_names.ENDINGS[c.status]}" for c in broken)
         lines.append(f"{count(len(broken), 'cell')} did not work and so cannot regress: {names}")
@@ -62,6 +62,12 @@ def saved(path: Path, run: Run, before: Run | None) -> Document:
         blocks=(_paragraphs(*lines),),
         data={"path": str(path), "cells": working, "rounds": _rounds(run), "bytes": nbytes},
     )
+
+
+def _in_place_of(before: Sequence[Run]) -> str:
+    if not before:
+        return ""
+    return f", in place of {f'{len(before)} runs' if len(before) > 1 else f'the one of {before[0].started}'}"
 
 
 def listed(found: Sequence[Baseline], folder: Path) -> Document:

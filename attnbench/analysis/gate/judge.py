@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from attnbench.analysis.gate import ab_files, notes, run_differences
+from attnbench.analysis.gate import ab_files, baseline_runs, notes, run_differences
 from attnbench.analysis.gate.cell_states import compare_states, worked_in_neither
 from attnbench.analysis.gate.findings import Finding, Verdict, full_name, in_order
 from attnbench.analysis.gate.margins import RULES, Margins, between_units
@@ -55,6 +55,7 @@ class Judgement:
     refused: tuple[Difference, ...] = ()  # the other differences; if there are any, only wrong results are findings
     notes: tuple[str, ...] = ()
     heading: tuple[str, ...] = ()  # how an A/B was measured
+    earlier: tuple[Run, ...] = ()  # further runs of the baseline that are compared with too
 
     def count(self, verdict: Verdict) -> int:
         """Return how many findings have a verdict."""
@@ -91,8 +92,12 @@ class Judgement:
         return next((code for code in GRAVEST_FIRST if code in codes), EXIT_PASS)
 
 
-def judge(baseline: Run, current: Run, request: Request) -> Judgement:
-    """Compare two runs. Raises UserError where there is nothing to compare."""
+def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] = ()) -> Judgement:
+    """Compare two runs; `earlier` are further runs of the baseline. Raises UserError where there is nothing to compare.
+
+    Of several runs of a baseline those of the current run's unit count, if there are any.
+    """
+    baseline, earlier, left = baseline_runs.choose((baseline, *earlier), current)
     expected, refused, idle, told = split_differences(baseline, current, request.expect)
     in_turns = ab_files.in_turns(baseline, current)
     heading = ab_files.heading(baseline, current) if in_turns else ()
@@ -113,7 +118,9 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
     if in_turns:
         of_cells += ab_files.left_out(before, after)
     margins = replace(request.margins, units=between_units(baseline, current))
-    of_metrics, early = metric_findings(pairs, request.metrics, margins, in_turns)
+    controls = run_differences.controls(baseline, current)
+    further = [baseline_runs.comparable_cells(run, baseline) for run in earlier]
+    of_metrics, early = metric_findings(pairs, request.metrics, margins, in_turns, further, controls)
     if in_turns:
         of_metrics, early = ab_files.before_the_first_look(of_metrics)
     findings = in_order([*of_cells, *of_metrics])
@@ -128,6 +135,7 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
         *(f"--expect {name}: nothing differs there; is this the run that was meant?" for name in idle),
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
         *early,
+        *left,
         *notes.approximations(after.values()),
         *notes.unmeasured(findings),
         *notes.timed(findings, in_turns, baseline.policy.burst_s),
@@ -138,7 +146,9 @@ def judge(baseline: Run, current: Run, request: Request) -> Judgement:
         *notes.ceilings(before.values(), after.values()),
         *told,
     ]
-    return Judgement(baseline, current, request, findings, tuple(expected), notes=tuple(said), heading=heading)
+    return Judgement(
+        baseline, current, request, findings, tuple(expected), notes=tuple(said), heading=heading, earlier=earlier
+    )
 
 
 def split_differences(

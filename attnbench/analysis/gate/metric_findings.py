@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attnbench.analysis.gate.disturbed_rounds import disturbed_rounds
@@ -15,7 +15,7 @@ from attnbench.analysis.gate.round_values import round_values, timer_step
 from attnbench.core import stats
 from attnbench.core.formats import percent
 from attnbench.core.text import count
-from attnbench.results.cells import Cell
+from attnbench.results.cells import Cell, Key
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,22 @@ class _Pair:
     before: dict[int, float]
     after: dict[int, float]
     margin: float
+    earlier: tuple[dict[int, float], ...] = ()  # of further runs of the baseline
 
 
 def metric_findings(
-    pairs: Sequence[tuple[Cell, Cell]], metrics: Collection[str], margins: Margins, in_turns: bool
+    pairs: Sequence[tuple[Cell, Cell]],
+    metrics: Collection[str],
+    margins: Margins,
+    in_turns: bool,
+    earlier: Sequence[Mapping[Key, Cell]] = (),
+    controls: Collection[str] = (),
 ) -> tuple[list[Finding], list[str]]:
     """Return a finding for each metric of each pair of cells (baseline, current) that the baseline has values of.
 
-    And a note on each round that was left out. With `in_turns` the rounds were measured in turns: they are compared in
-    pairs, look by look.
+    And a note on each round that differs from the others. With `in_turns` the rounds were measured in turns: they are
+    compared in pairs, look by look. `earlier`: the cells of further runs of the baseline; `controls`: backends that no
+    difference between the runs can have changed.
     """
     found, compared, tests, notes = list[Finding](), list[Finding](), list[Rounds](), list[str]()
     for metric in metrics:
@@ -49,39 +56,42 @@ def metric_findings(
             if paired:  # round i with round i
                 before, after = ({n: side[n] for n in side if n in before and n in after} for side in (before, after))
             if before and after:
-                both.append(_Pair(old, new, before, after, margins.of(metric, full_name(new.backend, new.case))))
+                cells = [run[new.key] for run in earlier if new.key in run] if rule.noisy and not paired else []
+                others = tuple(filter(None, (round_values(metric, cell) for cell in cells)))
+                margin = margins.of(metric, full_name(new.backend, new.case))
+                both.append(_Pair(old, new, before, after, margin, others))
         smallest = 0.0
         if metric == "latency":
             smallest = timer_step(cell for pair in both for cell in (pair.old, pair.new))
         if rule.noisy and not paired:
-            notes += _leave_out(metric, both)
+            notes += _disturbed(metric, both)
         for pair in both:
-            values = [*pair.before.values()], [*pair.after.values()]
-            rounds = len(pair.before), len(pair.after)
+            runs = [[*run.values()] for run in (pair.before, *pair.earlier)]
+            values = [value for run in runs for value in run], [*pair.after.values()]
+            rounds = len(values[0]), len(values[1])
             held_down = metric == "latency" and (pair.old.held_down or pair.new.held_down)
             compared.append(
                 Finding(*pair.new.key, metric, "inconclusive", rounds, values, pair.margin, held_down=held_down)
             )
-            tests.append(_test(metric, values, pair.margin, paired, smallest))
+            test = _test(metric, (runs[0], values[1]), pair.margin, paired, smallest)
+            further = tuple(_logarithms(metric, run) for run in runs[1:]) if test.family else ()
+            tests.append(replace(test, earlier=further, control=pair.new.backend in controls))
     decided = decide_in_looks(tests) if in_turns else [(decision, None) for decision in decide(tests)]
     found += [_decided(f, test, *seen) for f, test, seen in zip(compared, tests, decided, strict=True)]
     return found, notes
 
 
-def _leave_out(metric: str, both: Sequence[_Pair]) -> list[str]:
-    """Remove the values of the disturbed rounds of either run, and return a note on each of these rounds."""
+def _disturbed(metric: str, both: Sequence[_Pair]) -> list[str]:
+    """Return a note on each disturbed round of either run."""
     notes = []
-    least = RULES[metric].floor or math.ulp(0.0)
     margins = [pair.margin for pair in both]
     for name, cells in (("baseline", [p.before for p in both]), ("current run", [p.after for p in both])):
-        logs = [{n: math.log(max(value, least)) for n, value in values.items()} for values in cells]
+        logs = [dict(zip(values, _logarithms(metric, [*values.values()]), strict=True)) for values in cells]
         for n, number in disturbed_rounds(logs, margins).items():
             notes.append(
-                f"Round {n} of the {name} differs in the {metric} of {number} of {len(cells)} cells, the others agree: "
-                f"it is left out. Measure it again with attnbench run --resume FILE --again {n}."
+                f"Round {n} of the {name} differs in the {metric} of {number} of {len(cells)} cells, the others agree. "
+                f"Measure it again with attnbench run --resume FILE --again {n}."
             )
-            for values in cells:
-                values.pop(n, None)
     return notes
 
 
@@ -91,13 +101,17 @@ def _test(metric: str, values: tuple[list[float], list[float]], margin: float, p
     `smallest`: the steps in which it is read, in its unit.
     """
     rule = RULES[metric]
-    least = rule.floor or math.ulp(0.0)
-    before, after = ([math.log(max(value, least)) for value in side] for side in values)
+    before, after = (_logarithms(metric, side) for side in values)
     hidden = all(value <= rule.floor for side in values for value in side)
     if not rule.noisy or hidden:
         return Rounds(before, after, margin, "", paired)
     step = smallest / math.exp(stats.median(before))
     return Rounds(before, after, margin, metric, paired, step, rule.cached)
+
+
+def _logarithms(metric: str, values: Sequence[float]) -> list[float]:
+    least = RULES[metric].floor or math.ulp(0.0)
+    return [math.log(max(value, least)) for value in values]
 
 
 def _decided(finding: Finding, test: Rounds, decision: Decision, pairs: int | None = None) -> Finding:
@@ -118,6 +132,10 @@ def _remedy(test: Rounds, decision: Decision) -> str:
     if decision.noise is None:
         return "too few rounds to know its noise"
     more = decision.more and f"{count(decision.more, 'more round')} a side"
+    if decision.slow_rounds:
+        return f"{count(decision.slow_rounds, 'round')} of the current run slower by the margin, the others are not"
+    if decision.jumped:
+        return f"{count(decision.jumped, 'cell')} differed by a third of that or more between runs of the baseline"
     if decision.jumping:
         return f"{count(decision.jumping, 'cell')} jump as far between rounds; {more} would tell"
     if more:

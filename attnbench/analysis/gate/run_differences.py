@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.record import Run
 from attnbench.results.run_setup import VARIABLE, differing, phrase
-from attnbench.run.shipped_backends import may_use
+from attnbench.run.shipped_backends import is_of_torch, may_use
 
 # The fields that are compared, and the name by which to expect a difference in each.
 _DEVICE = {"kind": "gpu", "name": "gpu", "memory": "gpu", "threads": "threads", "instructions": "instructions"}
@@ -81,6 +81,36 @@ def split(found: Sequence[Difference], expect: Sequence[str]) -> tuple[list[Diff
     expected = [d for d in found if {*d.names} & {*expect}]
     idle = [name for name in dict.fromkeys(expect) if not any(name in d.names for d in found)]
     return expected, [d for d in found if d.matters and d not in expected], idle
+
+
+def concerned(baseline: Run, current: Run) -> frozenset[str]:
+    """Return the backends that a difference between two runs can have changed: all, where it is not of a library."""
+    found = [d for d in differences(baseline, current) if d.matters]
+    of_libraries = {
+        *baseline.environment.packages,
+        *current.environment.packages,
+        *baseline.versions,
+        *current.versions,
+    }
+    both, specs = _measured(baseline) | _measured(current), {**baseline.specs, **current.specs}
+    gpu = "cuda" in (baseline.environment.device.kind, current.environment.device.kind)
+
+    def may_change(difference: Difference, backend: str) -> bool:
+        name = difference.names[0]
+        if name == "torch" or name not in of_libraries or backend in difference.names:
+            return True
+        return name not in {*baseline.versions, *current.versions} and may_use(
+            backend, specs.get(backend), name, gpu=gpu
+        )
+
+    return frozenset(backend for backend in both if any(may_change(d, backend) for d in found))
+
+
+def controls(baseline: Run, current: Run) -> frozenset[str]:
+    """Return the backends of both runs whose kernels are torch's own and which no difference can have changed."""
+    specs = {**baseline.specs, **current.specs}
+    both = _measured(baseline) & _measured(current)
+    return frozenset(name for name in both if is_of_torch(name, specs.get(name))) - concerned(baseline, current)
 
 
 def told(found: Sequence[Difference], expected: Sequence[Difference]) -> list[str]:
