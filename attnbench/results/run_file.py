@@ -260,7 +260,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
     if not first.endswith(b"\n"):
         raise _cut_off(path, content)
     run, records, repeated, unknown = _header(path, first), [], 0, 0
-    planned = frozenset() if run.search else frozenset((job.case, job.backend, job.round) for job in run.plan)
+    planned = frozenset() if run.search else frozenset((job.case, job.backend) for job in run.plan)
     for number, line in enumerate(lines, start=2):
         if _FIRST in line or line.startswith(_CONFLICT):  # within a string of a record its quotes would be escaped
             raise _joined(path, number, line)
@@ -272,8 +272,8 @@ def read(path: Path) -> tuple[Run, list[str]]:
             record = decode.record(line)
             if record and record.status == "ok" and "time" not in record.measurements and not run.search:
                 raise ValueError("its status is ok, and it has no time")
-            if record and planned and (record.case, record.backend, record.round) not in planned:
-                raise ValueError("the run's plan has no such job, so the line is another run's")
+            if record and planned and (record.case, record.backend) not in planned:
+                raise ValueError("the run's plan has no such cell, so the line is another run's")
             repeated += max(0, decode.samples(record) - len(line)) if record else 0
             if repeated > bounds.MOST_OF_FILE:
                 raise ValueError("the file repeats more samples than fit the memory")

@@ -191,7 +191,7 @@ def test_a_record_that_no_plan_holds_is_damage(path: Path) -> None:
     path.write_text(f"{text}{first.replace(RECORDS[0].backend, 'other')}\n")
     found, (problem,) = run_file.read(path)
     assert found.records == RECORDS
-    assert problem.endswith("(ValueError: the run's plan has no such job, so the line is another run's)")
+    assert problem.endswith("(ValueError: the run's plan has no such cell, so the line is another run's)")
 
 
 @pytest.fixture
