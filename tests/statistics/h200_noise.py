@@ -116,8 +116,9 @@ def draw(
     kind: Literal["cells", "rounds"],
     scale: float = 1.0,
     shift: float | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw two runs of the same cells with nothing changed: logarithms, (baseline, current), each cells x rounds.
+    runs: int = 2,
+) -> list[np.ndarray]:
+    """Draw runs of the same cells with nothing changed: logarithms, the current run last, each cells x rounds.
 
     `scale` stretches all that is the machine's; `shift` replaces the standard deviation between runs.
     """
@@ -141,7 +142,7 @@ def draw(
         between = rng.standard_normal() * (noise.shift * scale if shift is None else shift)
         return values * scale + between
 
-    return side(), side()
+    return [side() for _ in range(runs)]
 
 
 def draw_first_calls(rng: np.random.Generator, cells: int, rounds: int) -> tuple[np.ndarray, np.ndarray]:

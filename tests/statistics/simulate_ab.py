@@ -80,7 +80,7 @@ def by_records(a: np.ndarray, b: np.ndarray, margin: float, rng: np.random.Gener
     return [of[case].verdict for case in cases], [of[case].rounds[0] for case in cases], others
 
 
-def draw_turns(rng: np.random.Generator, scenario: Scenario, kind: str) -> tuple[np.ndarray, np.ndarray]:
+def draw_turns(rng: np.random.Generator, scenario: Scenario, kind: str) -> list[np.ndarray]:
     """Draw the logarithms of the rounds of both sides, cells x pairs, measured in turns on a machine that drifts."""
     s = scenario
     sides = draw(rng, s.cells, s.pairs, kind, s.scale, 0.0)  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def draw_turns(rng: np.random.Generator, scenario: Scenario, kind: str) -> tuple
         for turn, side in enumerate(order(pair)):
             sides[side][:, pair] += level[2 * pair + turn]
     sides[1][: s.changed] += math.log1p(s.planted)
-    return sides if s.other == NONE else add(rng, s.other, *sides, s.changed)
+    return sides if s.other == NONE else add(rng, s.other, sides, s.changed)
 
 
 def simulate(kind: str, scenario: Scenario, runs: int, decider: Decider = by_values, seed: int = 0) -> Rates:

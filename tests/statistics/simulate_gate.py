@@ -19,7 +19,6 @@ import numpy as np
 from h200_noise import draw, draw_first_calls
 from other_noise import NONE, Other, add
 
-from attnbench.analysis.gate.disturbed_rounds import disturbed_rounds
 from attnbench.analysis.gate.hypothesis_tests import Rounds, decide
 from attnbench.analysis.gate.judge import Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
@@ -44,6 +43,8 @@ class Scenario:
     scale: float = 1.0
     shift: float | None = None
     other: Other = NONE
+    runs: int = 1  # of the baseline
+    controls: int = 0  # cells, the last ones
 
 
 @dataclass(frozen=True)
@@ -54,32 +55,45 @@ class Rates:
     inconclusive: float  # runs with a cell that is
     regressed: float  # of the changed cells
     unchanged: float
+    passed: float  # gates
+    covered: float  # of the cells that did not change, by their intervals
 
 
-Decider = Callable[[np.ndarray, np.ndarray, float, np.random.Generator], "tuple[list[str], bool]"]
+Found = tuple[list[tuple[str, float | None, float | None]], bool]
+Decider = Callable[[Sequence[np.ndarray], Scenario, np.random.Generator], Found]
 
 
-def by_values(before: np.ndarray, after: np.ndarray, margin: float, _: np.random.Generator) -> tuple[list[str], bool]:
-    """Return the verdict of each cell, and whether anything else was called a regression."""
-    tick = smallest_step(np.exp(np.concatenate([before, after], axis=1)).tolist())
-    rounds = []
-    for side in (before, after):
-        values = [dict(enumerate(cell)) for cell in side.tolist()]
-        out = disturbed_rounds(values, [margin] * len(values))
-        rounds.append([[value for n, value in cell.items() if n not in out] for cell in values])
-    tests = [Rounds(x, y, margin, "latency", step=tick / math.exp(x[0])) for x, y in zip(*rounds, strict=True)]
-    return [d.verdict for d in decide(tests)], False
+def by_values(runs: Sequence[np.ndarray], s: Scenario, _: np.random.Generator) -> Found:
+    """Return the verdict of each cell and its interval, and whether anything else was called a regression."""
+    tick = smallest_step(np.exp(np.concatenate(runs, axis=1)).tolist()) if s.other.quantum else 0.0
+    tests = [
+        Rounds(
+            x,
+            y,
+            s.margin,
+            "latency",
+            step=tick / math.exp(x[0]),
+            earlier=tuple(more),
+            control=i >= s.cells - s.controls,
+        )
+        for i, (x, *more, y) in enumerate(zip(*(run.tolist() for run in runs), strict=True))
+    ]
+    return [(d.verdict, d.low, d.high) for d in decide(tests)], False
 
 
-def by_records(
-    before: np.ndarray, after: np.ndarray, margin: float, rng: np.random.Generator
-) -> tuple[list[str], bool]:
+def by_records(runs: Sequence[np.ndarray], s: Scenario, rng: np.random.Generator) -> Found:
     """Decide as `by_values` through `judge`, with first calls too, and with errors and memory that do not change."""
+    before, *more, after = runs
     cases = [Case(Shape(1, i + 1, i + 1, 1, 1, 64, 64), "bf16", "fwd") for i in range(len(before))]
     first = draw_first_calls(rng, *before.shape)
-    runs = [simulated_run(cases, np.exp(times), calls) for times, calls in zip((before, after), first, strict=True)]
-    found = judge(*runs, Request(DEFAULT, Margins({"latency": margin}))).findings
-    verdicts = {f.case: f.verdict for f in found if f.metric == "latency"}
+    made = [simulated_run(cases, np.exp(run), calls) for run, calls in zip((before, after), first, strict=True)]
+    earlier = [simulated_run(cases, np.exp(run), first[0]) for run in more]
+    found = judge(*made, Request(DEFAULT, Margins({"latency": s.margin})), earlier).findings
+    verdicts = {
+        f.case: (f.verdict, *((f.decision.low, f.decision.high) if f.decision else (None, None)))
+        for f in found
+        if f.metric == "latency"
+    }
     assert len(found) == 4 * len(cases)
     return [verdicts[case] for case in cases], any(f.verdict == "regressed" for f in found if f.metric != "latency")
 
@@ -102,21 +116,30 @@ def _measurements(seconds: float, first: float) -> dict[str, Measurement]:
     }
 
 
-def simulate(kind: str, scenario: Scenario, runs: int, decider: Decider = by_values, seed: int = 0) -> Rates:
+def simulate(kind: str, scenario: Scenario, gates: int, decider: Decider = by_values, seed: int = 0) -> Rates:
     rng = np.random.default_rng(seed)
-    false_alarms = inconclusive = 0
+    false_alarms = inconclusive = passed = covered = 0
     changed: Counter[str] = Counter()
     s = scenario
-    for _ in range(runs):
-        before, after = draw(rng, s.cells, s.rounds, kind, s.scale, s.shift)  # type: ignore[arg-type]
-        after[: s.changed] += math.log1p(s.planted)
-        before, after = add(rng, s.other, before, after, s.changed)
-        verdicts, others = decider(before, after, s.margin, rng)
+    for _ in range(gates):
+        runs = draw(rng, s.cells, s.rounds, kind, s.scale, s.shift, s.runs + 1)  # type: ignore[arg-type]
+        runs[-1][: s.changed] += math.log1p(s.planted)
+        found, others = decider(add(rng, s.other, runs, s.changed), s, rng)
+        verdicts = [verdict for verdict, _, _ in found]
         false_alarms += others or "regressed" in verdicts[s.changed :]
         inconclusive += "inconclusive" in verdicts
+        passed += {*verdicts} <= {"unchanged", "improved"}
+        covered += sum(low is not None and low <= 0 <= high for _, low, high in found[s.changed :])
         changed.update(verdicts[: s.changed])
     total = max(1, changed.total())
-    return Rates(false_alarms / runs, inconclusive / runs, changed["regressed"] / total, changed["unchanged"] / total)
+    return Rates(
+        false_alarms / gates,
+        inconclusive / gates,
+        changed["regressed"] / total,
+        changed["unchanged"] / total,
+        passed / gates,
+        covered / max(1, gates * (s.cells - s.changed)),
+    )
 
 
 SCENARIOS = {
@@ -156,13 +179,36 @@ SCENARIOS = {
     "each cell 1 % off, one slower by 15 %": Scenario(planted=0.15, changed=1, other=Other(offset=0.01)),
     "each cell 1 % off, 10 cells in all": Scenario(cells=10, planted=0.06, changed=1, other=Other(offset=0.01)),
 }
+BETWEEN_RUNS = {  # what all rounds of a run, or of a process, share
+    "nothing more": NONE,
+    "each process 5 % slower, by a chance of 20 %": Other(slow_process=0.2),
+    "by a chance of 30 %": Other(slow_process=0.3),
+    "by a chance of 50 %": Other(slow_process=0.5),
+    "a third of the cells off together, by 2 % (standard deviation)": Other(shift=0.02, group=1 / 3),
+    "half of the cells": Other(shift=0.02, group=1 / 2),
+    "two thirds of the cells": Other(shift=0.02, group=2 / 3),
+    "all cells": Other(shift=0.02),
+    "all cells off by 1 %, with heavy tails": Other(shift=0.01, heavy=True),
+    "a third of the cells off by 1 %, with heavy tails": Other(shift=0.01, group=1 / 3, heavy=True),
+    "each cell off by its own 1 %": Other(offset=0.01),
+    "each cell off by its own 1 %, with heavy tails": Other(offset=0.01, heavy=True),
+    "5 % of the cells, others in each run, off by 3 %": Other(off=0.05),
+    "10 cells of two speeds": Other(modes=10),
+    "one round of the current run 5 % slower in a third of the cells": Other(disturbed=0.05),
+    "two rounds twice as slow in all cells": Other(disturbed=1.0, rounds=2, share=1.0),
+    "two rounds 3 % slower in a third of the cells": Other(disturbed=0.03, rounds=2),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--between", action="store_true", help="baselines of one run and of three")
     parser.add_argument("--only", default="", metavar="TEXT", help="the scenarios with this text in their names")
     asked = parser.parse_args()
+    if asked.between:
+        _print_between(asked.runs, asked.only)
+        return
     print(f"{asked.runs} runs each; noise kept by cells / by rounds (see h200_noise.py)\n")
     print("| what | runs with a false regression | with an inconclusive cell | changed: regressed | unchanged |")
     print("| :--- | ---: | ---: | ---: | ---: |")
@@ -174,6 +220,18 @@ def main() -> None:
         if scenario.changed:
             shown += [_both([r.regressed for r in both]), _both([r.unchanged for r in both])]
         print(f"| {what} | {' | '.join([*shown, '', ''][:4])} |", flush=True)
+
+
+def _print_between(gates: int, only: str) -> None:
+    print("| what differs | false regression, one run | three | passed, one run | three | 6 % found | intervals hold |")
+    print("| :--- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for what, other in BETWEEN_RUNS.items():
+        if only in what:
+            of = [simulate("cells", Scenario(cells=307, other=other, runs=runs), gates) for runs in (1, 3)]
+            slow = Scenario(cells=307, other=other, runs=3, planted=0.06, changed=1)
+            shares = [of[0].false_alarms, of[1].false_alarms, of[0].passed, of[1].passed]
+            shares += [simulate("cells", slow, gates // 4).regressed, of[1].covered]
+            print(f"| {what} | {' | '.join(f'{100 * share:.3g} %' for share in shares)} |", flush=True)
 
 
 def _both(shares: Sequence[float]) -> str:

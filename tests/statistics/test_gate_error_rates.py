@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from h200_noise import RESULTS, draw, measured
 from other_noise import Other
-from simulate_gate import KINDS, Scenario, by_records, by_values, simulate
+from simulate_gate import BETWEEN_RUNS, KINDS, Scenario, by_records, by_values, simulate
 
 from attnbench.analysis.gate.judge import Request, judge
 from attnbench.analysis.gate.margins import Margins
@@ -67,27 +68,57 @@ OTHERS = {
     "two speeds": Scenario(rounds=6, other=Other(modes=10)),
     "a timer of 1 us": Scenario(other=Other(quantum=1e-6)),
     "a timer of 3 us": Scenario(other=Other(quantum=3e-6)),
-    "a disturbed round": Scenario(other=Other(disturbed=0.05)),
     "runs that differ": Scenario(other=Other(offset=0.01)),
 }
 
 
 @pytest.mark.parametrize("noise", OTHERS)
 def test_no_other_noise_is_a_regression(noise: str) -> None:
-    """Promised: in at most 4 of 1,000 gates; twice the margin is found in over 95 %, with a disturbed round 90 %.
+    """Promised: in at most 4 of 1,000 gates; twice the margin is found in over 95 %.
 
     Cells that differ between runs by a third of the margin hide it, and the gate says so.
     """
     found = simulate("cells", replace(OTHERS[noise], planted=0.06, changed=4), 100)
     assert found.false_alarms <= 0.01
-    assert found.regressed > {"a disturbed round": 0.9, "runs that differ": 0}.get(noise, 0.95)
+    assert found.regressed > {"runs that differ": 0}.get(noise, 0.95)
 
 
-def test_two_speeds_need_six_rounds() -> None:
-    """With five, ten such cells would give 1 % of gates a false regression, whatever the test."""
-    found = simulate("rounds", Scenario(planted=0.055, changed=4, other=Other(modes=10)), 50)
-    assert found.regressed < 0.1
-    assert found.unchanged == 0
+@pytest.mark.parametrize("what", BETWEEN_RUNS)
+def test_three_runs_of_a_baseline_show_what_runs_differ_by(what: str) -> None:
+    """Promised: under 1 % of gates, whatever runs have in common, and intervals that hold in 87 % of cells or more.
+
+    A gate that is wrong in 5 % would show none or one in 60 with a chance of 19 %; the script has more of them.
+    """
+    found = simulate("cells", Scenario(cells=307, other=BETWEEN_RUNS[what], runs=3), 60)
+    assert found.false_alarms <= 0.02
+    assert found.covered > 0.87
+    if BETWEEN_RUNS[what].rounds == 2:
+        assert found.passed == 0
+
+
+def test_a_retuned_kernel_is_a_regression_beside_controls() -> None:
+    """40 % of the cells are slower by 4 to 12 %, 40 % faster; torch's own did not change."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        before, after = draw(rng, 300, 5, "cells")
+        factors = rng.uniform(0.04, 0.12, 240) * np.repeat((1, -1), 120)
+        after[:240] += np.log1p(factors)
+        scenario = Scenario(cells=300, controls=60)
+        verdicts = [verdict for verdict, *_ in by_values([before, after], scenario, rng)[0]]
+        assert Counter(verdicts[240:]) == {"unchanged": 60}
+        assert verdicts[:120].count("regressed") > 100
+        assert "regressed" not in verdicts[120:]
+
+
+def test_twice_the_margin_is_found_beside_three_runs_of_a_baseline() -> None:
+    """At noise of 0.3 % between rounds; promised: 95 %."""
+    rng = np.random.default_rng(0)
+    for cells in (10, 100):
+        runs = [0.003 * rng.standard_normal((cells, 5)) for _ in range(4)]
+        runs[-1][:5] += math.log1p(0.06)
+        verdicts = [verdict for verdict, *_ in by_values(runs, Scenario(cells=cells, runs=3), rng)[0]]
+        assert verdicts[:5] == ["regressed"] * 5
+        assert "regressed" not in verdicts[5:]
 
 
 def test_another_unit_is_no_regression() -> None:
@@ -105,6 +136,9 @@ def test_another_unit_is_no_regression() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_records_and_values_are_decided_alike(kind: str) -> None:
     rng = np.random.default_rng(1)
-    before, after = draw(rng, 60, 5, kind)  # type: ignore[arg-type]
-    after[:6] += 0.08
-    assert by_records(before, after, 0.03, rng)[0] == by_values(before, after, 0.03, rng)[0]
+    runs = draw(rng, 60, 5, kind, runs=4)  # type: ignore[arg-type]
+    runs[-1][:6] += 0.08
+    for some in (runs[2:], runs):
+        (records, _), (values, _) = (decided(some, Scenario(), rng) for decided in (by_records, by_values))
+        assert [verdict for verdict, *_ in records] == [verdict for verdict, *_ in values]
+        assert [low for _, low, _ in records] == pytest.approx([low for _, low, _ in values])

@@ -47,6 +47,7 @@ def save(run: Run, name: str, folder: Path, add: bool = False) -> tuple[Path, li
     if not any(r.status == "ok" for r in run.records):
         raise UserError("nothing was measured in that run, so there is nothing to compare with; choose another")
     path = folder / name / f"{run.environment.device.slug or 'device'}.jsonl"
+    _refuse_link(path)
     old = {file: _head(file, run) for file in _runs_of(path)}
     if add and old:
         if any(head.started == run.started for head in old.values()):
@@ -54,8 +55,7 @@ def save(run: Run, name: str, folder: Path, add: bool = False) -> tuple[Path, li
         path = path.with_name(f"{path.stem}+{re.sub(r'[^0-9T]', '', run.started)[:15]}.jsonl")
         kept = sorted(old, key=lambda file: old[file].started, reverse=True)[: MOST - 1]
         old = {file: head for file, head in old.items() if file not in kept}
-    if path.is_symlink():
-        raise UserError(f"{path} is a link, and what it leads to would be overwritten; delete it, or choose --name")
+        _refuse_link(path)
     try:
         write_whole(path, run_file.encoded(reduced(run)))
         for file in old:
@@ -64,6 +64,11 @@ def save(run: Run, name: str, folder: Path, add: bool = False) -> tuple[Path, li
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another place with --dir") from None
     return path, [*old.values()]
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise UserError(f"{path} is a link, and what it leads to would be overwritten; delete it, or choose --name")
 
 
 def _runs_of(path: Path) -> list[Path]:
@@ -113,8 +118,8 @@ def named(name: str, folder: Path) -> list[Baseline]:
 def pick(given: Path, current: Run) -> list[Path]:
     """Return the files of the baseline that `given` means for a gate of the run `current`, each one run.
 
-    A file means itself; a folder, or a baseline's name, the files for the GPU of `current`. In a folder of several names
-    it is the one called main. Raises UserError where there is none.
+    A file means itself; a folder, or a baseline's name, the files for the GPU of `current`. In a folder of several
+    names it is the one called main. Raises UserError where there is none.
     """
     folder = given
     if len(given.parts) == 1 and not given.suffix and not given.exists() and not FOLDER.is_dir():
