@@ -19,7 +19,7 @@ Differential Expression in Microarray Experiments", Statistical Applications in 
 
 With one round a side no cell has a variance. What takes its place is how differently the cells changed: the normal
 spread (1.4826 times the median absolute deviation) of their log ratios, with 3 degrees of freedom because cells differ
-in noise. On an H200, 307 cells of two runs spread by 0.21 %; the worst of 307 draws from this distribution would be
+in noise, or what Student's distribution has where nine in ten of them lie as far out, if that is more. On an H200, 307 cells of two runs spread by 0.21 %; the worst of 307 draws from this distribution would be
 near 1.8 %, and the worst observed was 2.1 % (docs/gate.md). Real changes widen it, so it errs on the safe side, but a
 disturbance of one cell alone cannot be told from a change of that cell.
 
@@ -97,8 +97,12 @@ def prior_from_changes(changes: Sequence[float], weights: Sequence[float]) -> Pr
     """
     if len(changes) < MIN_CELLS:
         return Prior()
+    from scipy import special
+
     middle = stats.median(changes)
-    spread = 1.4826 * stats.median([abs(c - middle) / math.sqrt(w) for c, w in zip(changes, weights, strict=True)])
+    sizes = [abs(c - middle) / math.sqrt(w) for c, w in zip(changes, weights, strict=True)]
+    beyond = float(special.stdtrit(SPREAD_FREEDOM, 0.95))
+    spread = max(1.4826 * stats.median(sizes), stats.percentile(sizes, 90) / beyond)
     return Prior(spread**2, SPREAD_FREEDOM) if spread**2 > TIE else Prior()
 
 
