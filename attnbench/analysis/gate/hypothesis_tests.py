@@ -61,7 +61,7 @@ Verdict = Literal["improved", "unchanged", "regressed", "inconclusive"]
 FDR = 0.01
 EQUIVALENCE = 0.05
 SLOW_ROUNDS = 2  # of the current run that are slower by NEARLY the margin: such a cell is not called unchanged
-NEARLY = 0.9
+NEARLY = 0.95
 POWER = 0.80  # the probability with which the rounds that are asked for would decide
 MORE_ROUNDS = (*range(1, 21), 25, 30, 40, 50, 70, 100)  # numbers of additional rounds that may be asked for
 
@@ -106,6 +106,7 @@ class Decision:
     more: int | None = None  # if inconclusive: rounds a side to add; None where even 100 would hardly decide
     between: float = 0.0  # standard deviation of a change between runs, beyond what rounds show
     jumping: int = 0  # if these many cells with two speeds are why it is inconclusive
+    level: float | None = None  # confidence of the interval; None where it is exact
     jumped: int = 0  # if these many cells that differ as much between runs of the baseline are
     slow_rounds: int = 0  # if it lies within the margin, and these many rounds do not
 
@@ -206,7 +207,8 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     distance = np.abs(np.where(np.abs(change) > margin, np.abs(change), apart) - margin)
     columns = (n, m, paired, distance, tail, *parts)
     more = dict(zip(undecided.tolist(), _more_rounds(*(column[undecided] for column in columns)), strict=True))
-    figures = (column.tolist() for column in (verdicts, np.expm1(change), low, high, np.sqrt(variance), known, between))
+    shown = (verdicts, np.expm1(change), low, high, np.sqrt(variance), known, between, exact, tail)
+    figures = (column.tolist() for column in shown)
     return [
         Decision(
             verdict,
@@ -217,10 +219,13 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
             more=jumping[i][1] if i in jumping else more.get(i),
             between=math.sqrt(between),
             jumping=jumping[i][0] if i in jumping else 0,
+            level=None if is_exact or not known else 1 - 2 * beyond,
             jumped=int(jumped[i]) if off[i] and verdict == "inconclusive" else 0,
             slow_rounds=int(slow[i]) if within[i] and verdict == "inconclusive" else 0,
         )
-        for i, (verdict, change, low, high, noise, known, between) in enumerate(zip(*figures, strict=True))
+        for i, (verdict, change, low, high, noise, known, between, is_exact, beyond) in enumerate(
+            zip(*figures, strict=True)
+        )
     ]
 
 

@@ -55,6 +55,7 @@ class Judgement:
     refused: tuple[Difference, ...] = ()  # the other differences; if there are any, only wrong results are findings
     notes: tuple[str, ...] = ()
     heading: tuple[str, ...] = ()  # how an A/B was measured
+    first: tuple[str, ...] = ()  # what a reader must know before the figures: rounds that differ, or were repeated
     earlier: tuple[Run, ...] = ()  # further runs of the baseline that are compared with too
 
     def count(self, verdict: Verdict) -> int:
@@ -101,9 +102,9 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
     expected, refused, idle, told = split_differences(baseline, current, request.expect)
     in_turns = ab_files.in_turns(baseline, current)
     heading = ab_files.heading(baseline, current) if in_turns else ()
-    compared = ab_files.whole_pairs(baseline, current) if in_turns else (baseline, current)
-    beside = together(compared)
-    before, after = (by_key(cells([run], beside=beside)) for run in compared)
+    whole = ab_files.whole_pairs(baseline, current) if in_turns else (baseline, current)
+    beside = together(whole)
+    before, after = (by_key(cells([run], beside=beside)) for run in whole)
     planned = {(job.case, job.backend) for job in run_file.missing(current)}
     of_cells, pairs, not_compared = compare_states(before, after, planned, in_turns, request.allow_wrong)
     wrong = [f for f in of_cells if f.verdict == "wrong"]
@@ -134,8 +135,8 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
     said = [
         *(f"--expect {name}: nothing differs there; is this the run that was meant?" for name in idle),
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
-        *early,
         *left,
+        *notes.runs(1 + len(earlier), controls),
         *notes.approximations(after.values()),
         *notes.unmeasured(findings),
         *notes.timed(findings, in_turns, baseline.policy.burst_s),
@@ -146,9 +147,9 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
         *notes.ceilings(before.values(), after.values()),
         *told,
     ]
-    return Judgement(
-        baseline, current, request, findings, tuple(expected), notes=tuple(said), heading=heading, earlier=earlier
-    )
+    first = (*early, *notes.repeated("baseline", baseline), *notes.repeated("current run", current))
+    compared = Judgement(baseline, current, request, findings, tuple(expected), notes=tuple(said), heading=heading)
+    return replace(compared, first=first, earlier=earlier)
 
 
 def split_differences(

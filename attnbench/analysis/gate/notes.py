@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Sequence
 
 from attnbench.analysis.gate.findings import TIMED, Finding, signed
 from attnbench.analysis.gate.margins import Margins
+from attnbench.analysis.gate.run_effects import SEVERAL
 from attnbench.core import stats
 from attnbench.core.formats import FAR, percent
 from attnbench.core.record import Run
@@ -75,7 +77,7 @@ def _between_runs(judged: Sequence[Finding], margin: float) -> list[str]:
     return [
         f"Cells differ between the runs by {percent(between)} (standard deviation) beyond what rounds show, slower and "
         "faster alike: either most cells changed, or no run is like another. The verdicts allow for it, more rounds do "
-        "not lessen it; a new baseline run against the old one tells which, and attnbench ab measures both in turns."
+        "not lessen it; further runs of the baseline tell (baseline save --add), or attnbench ab, which measures in turns."
     ]
 
 
@@ -96,6 +98,34 @@ def _one_round(judged: Sequence[Finding]) -> str:
     return (
         "One round a side is weak: noise is taken from how differently the cells changed, a disturbed cell cannot be "
         f"told from a changed one, and {known}. Run both with --rounds {ROUNDS}."
+    )
+
+
+def runs(number: int, controls: Collection[str]) -> list[str]:
+    """Return what shows what runs differ by as a whole: runs of the baseline, and backends that did not change."""
+    beside = f"; {some(sorted(controls))} did not change and show it too" if controls else ""
+    if number >= SEVERAL:
+        return [f"What runs differ by as a whole is taken from {number} runs of the baseline{beside}."]
+    few = "One run" if number == 1 else "Two runs"
+    return [
+        f"{few} of the baseline cannot show what runs differ by as a whole{beside}; "
+        f"with {SEVERAL} the verdict allows for it: attnbench baseline save RUN --add."
+    ]
+
+
+def repeated(side: str, run: Run) -> list[str]:
+    """Return a note on rounds of which cells were measured again after they worked; the later figures count."""
+    worked, again = set[Hashable](), Counter[int]()
+    for record in run.records:
+        key = record.case, record.backend, record.round
+        again[record.round] += key in worked
+        if record.status == "ok":
+            worked.add(key)
+    told = [f"round {n} in {count(number, 'cell')}" for n, number in sorted(again.items()) if number]
+    return (
+        [f"The {side} has figures that were measured again, of which the later count: {', '.join(told)}."]
+        if told
+        else []
     )
 
 
