@@ -62,7 +62,6 @@ COLUMNS = (
     Column("rounds", wrap=False),
     Column(""),  # the reason
 )
-LISTED = 100  # rows in markdown; a comment on GitHub holds 65,536 characters
 
 
 def document_of(judgement: Judgement, every: bool = False, command: str = "gate") -> Document:
@@ -145,7 +144,6 @@ def _table(findings: Sequence[Finding]) -> Table:
         columns=tuple(COLUMNS[i] for i in filled),
         rows=tuple(tuple(row[i] for i in filled) for row in rows),
         narrow=Paragraphs(tuple(lines), indent=4),
-        listed=LISTED,
     )
 
 
