@@ -220,7 +220,10 @@ def recipe(repository: Tool) -> Callable[..., subprocess.CompletedProcess[str]]:
     for copy in ("main/simulated-gpu.jsonl", "baselines/main/zzz.jsonl"):
         (repository.folder / copy).parent.mkdir(exist_ok=True)
         shutil.copy(repository.folder / own, repository.folder / copy)
-    commit(repository, own, "main", "baselines/main/zzz.jsonl")
+    left = ("current.jsonl", "gate.md", "gate.xml")
+    for file in left:
+        repository.write(file, "passed")
+    commit(repository, own, "main", "baselines/main/zzz.jsonl", *left)
     path = with_program(repository, "attnbench", ATTNBENCH.format(python=sys.executable))
     with_program(repository, "buildkite-agent", AGENT)
     environment = {
@@ -256,9 +259,12 @@ def test_a_recipe_judges_by_the_baselines_of_the_target(
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_inconclusive_is_no_pass(name: str, recipe: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    """The job fails, and nothing in its definition lets that count as success."""
+def test_inconclusive_is_no_pass(
+    name: str, recipe: Callable[..., subprocess.CompletedProcess[str]], repository: Tool
+) -> None:
+    """The job fails, which nothing in its definition takes for success, and keeps no report that the change brought."""
     assert recipe(name, GATE_ENDS_WITH="3").returncode == 3
+    assert not {"gate.md", "gate.xml"} & {path.name for path in repository.folder.iterdir()}
     assert not {"allow_failure", "soft_fail", "retry"} & {*RECIPES[name]()[1]}
     text = (ROOT / "examples" / "jenkins" / "Jenkinsfile").read_text()
     assert not any(word in text for word in ("catchError", "returnStatus", "unstable"))
