@@ -63,7 +63,6 @@ COLUMNS = (
     Column(""),  # the reason
 )
 _SAID = {"inconclusive": "not decided", "not judged": "not judged, of too few rounds", "wrong": "wrong"}
-LISTED = 100  # rows in markdown; a comment on GitHub holds 65,536 characters
 
 
 def document_of(judgement: Judgement, every: bool = False, command: str = "gate") -> Document:
@@ -178,7 +177,6 @@ def _table(findings: Sequence[Finding]) -> Table:
         columns=tuple(COLUMNS[i] for i in filled),
         rows=tuple(tuple(row[i] for i in filled) for row in rows),
         narrow=Paragraphs(tuple(lines), indent=4),
-        listed=LISTED,
     )
 
 
