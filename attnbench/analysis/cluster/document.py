@@ -393,9 +393,10 @@ def _plot(model: Model, family: str) -> Plot:
         )
         for i, (unit, off) in enumerate(zip(units, offs, strict=True))
     )
-    limits = sorted({-judged.threshold, -judged.far, 0.0, judged.far, judged.threshold})
+    ends = {judged.far, judged.threshold} if judged.threshold > 1.3 * judged.far else {judged.threshold}
+    limits = sorted({0.0, *ends, *(-end for end in ends)})
     return Plot(
-        f"{model.label}, {family}: latency against the median, and beyond what a unit is far off, and an outlier",
+        f"{model.label}, {family}: latency against the median, with the limits of far off and outlier",
         dots,
         levels=tuple((0.0, 1.0, at(limit)) for limit in limits),
         x_labels=((0.0, units[0].name), (1.0, units[-1].name)),
