@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from attnbench.analysis.gate.judge import Judgement, Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
 from attnbench.analysis.gate.round_values import round_values
 from attnbench.core.errors import UserError
+from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.results import run_file
 from attnbench.results.cells import cells
@@ -268,7 +270,8 @@ def test_two_units_of_a_model_are_said() -> None:
     judged = judge(of("a"), of("b", name="NVIDIA H100"), Request(("latency",), expect=("gpu",)))
     assert judged.findings
     assert not any("two units" in note for note in judged.notes)
-    assert not said(None, "b")
+    assert said(None, "b")
+    assert not said(None, None)
 
 
 def test_a_cell_that_is_gone_is_missing() -> None:
@@ -384,6 +387,39 @@ def test_first_calls_are_compared_round_by_round() -> None:
     assert {*verdicts(once).values()} == {"unchanged"}
     cold = gate(first(1.0), [r for r in first(1.0) if r.round], "first_call")
     assert {f.rounds for f in cold.findings} == {(4, 4)}
+
+
+def test_first_calls_that_empty_caches_may_explain_are_not_judged() -> None:
+    """All of a backend are slower in each round, as in a container whose caches are empty, which is no regression."""
+    warm, cold = rounds(first_call=0.4), rounds(first_call=3.0)
+    other = rounds("fa2", first_call=0.3)
+    found = gate([*warm, *other], [*cold, *other], "first_call")
+    assert {(f.backend, f.verdict) for f in found.findings} == {("triton", "inconclusive"), ("fa2", "unchanged")}
+    assert found.exit_code == 0
+    (note,) = (note for note in found.notes if note.startswith("First calls of triton are slower together"))
+    assert "in the current run, in 3 cells, typically 7.5 times" in note
+    back = gate(cold, warm, "first_call")
+    assert {f.verdict for f in back.findings} == {"inconclusive"}
+    assert any("slower together in the baseline" in note for note in back.notes)
+    one = gate([*warm, *other], [*rounds(first_call=3.0, seqlens=LENGTHS[:1]), *warm[5:], *other], "first_call")
+    assert one.exit_code == 1, "one cell that compiles longer"
+    fresh = [run(records, policy=Policy(caches="fresh")) for records in (warm, cold)]
+    assert judge(*fresh, Request(("first_call",))).exit_code == 1, "both compiled in each call"
+    mixed = judge(run(warm), fresh[1], Request(("first_call",), expect=("caches",)))
+    assert ({f.verdict for f in mixed.findings}, mixed.exit_code) == ({"inconclusive"}, 0)
+    assert any(note.startswith("First calls are not judged") for note in mixed.notes)
+
+
+def test_an_old_baseline_is_said() -> None:
+    def notes_after(days: int) -> list[str]:
+        later = datetime(2026, 1, 10, tzinfo=timezone.utc) + timedelta(days=days)
+        before = run(rounds(), started="2026-01-10T00:00:00+00:00")
+        found = judge(before, run(rounds(), started=later.isoformat()), Request(("latency",)))
+        return [note for note in found.notes if "measure it again" in note.lower()]
+
+    assert not notes_after(89)
+    (note,) = notes_after(304)
+    assert note.startswith("The baseline is of 2026-01-10, 304 days before the current run")
 
 
 def test_an_open_first_call_does_not_hold_up_the_gate() -> None:

@@ -19,7 +19,7 @@ from attnbench.analysis.gate.two_speeds import CHANCE, Jump, chance, jump, large
 from attnbench.core.record import Record, Run
 from attnbench.results.noise import MIN_SCATTER, between_runs
 from attnbench.results.uncertainty import MEASURED
-from builders import H200, case, ok, run
+from builders import CPU, H200, case, ok, run
 
 M = math.log1p(0.03)
 CELLS = 30
@@ -214,7 +214,7 @@ def test_a_margin_below_what_units_differ_by_counts_as_that() -> None:
     apart = between_units(on_unit("a"), on_unit("b"))
     assert apart == pytest.approx(math.expm1(UNITS * math.sqrt(2) * MEASURED["H200 SXM"].units))
     assert apart == pytest.approx(0.0529, abs=1e-4)
-    assert [between_units(on_unit(one), on_unit("b")) for one in ("b", None)] == [0, 0]
+    assert between_units(on_unit("b"), on_unit("b")) == 0
     margins = Margins({"latency": 0.01}, (("triton 256*", {"latency": 0.08}),), units=apart)
     assert margins.of("latency", "triton 128 d128") == apart
     assert margins.of("latency", "triton 256 d128") == 0.08
@@ -222,3 +222,12 @@ def test_a_margin_below_what_units_differ_by_counts_as_that() -> None:
     found = judge(on_unit("a"), on_unit("b"), Request(("latency",), Margins({"latency": 0.01})))
     assert {f.margin for f in found.findings} == {apart}
     assert any("cells of two units differ by up to 5.3%" in note for note in found.notes)
+
+
+def test_a_unit_that_is_not_known_may_be_another() -> None:
+    apart = between_units(on_unit("a"), on_unit("b"))
+    for before, after, side in ((None, "b", "baseline"), ("a", None, "current run")):
+        found = judge(on_unit(before), on_unit(after), Request(("latency",), Margins({"latency": 0.01})))
+        assert {f.margin for f in found.findings} == {apart}
+        assert any(f"may be of two units of this GPU model, as the {side} has no UUID" in note for note in found.notes)
+    assert between_units(run(measured(), device=CPU), run(measured(), device=CPU)) == 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from attnbench.analysis.gate import ab_files, baseline_runs, notes, run_differences
+from attnbench.analysis.gate import ab_files, baseline_runs, first_calls, notes, run_differences
 from attnbench.analysis.gate.cell_states import compare_states, worked_in_neither
 from attnbench.analysis.gate.findings import Finding, Verdict, full_name, in_order
 from attnbench.analysis.gate.margins import RULES, Margins, between_units
@@ -123,7 +123,9 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
     further = [baseline_runs.comparable_cells(run, baseline) for run in earlier]
     of_metrics, early = metric_findings(pairs, request.metrics, margins, in_turns, further, controls)
     if in_turns:
-        of_metrics, early = ab_files.before_the_first_look(of_metrics)
+        of_metrics, aside = ab_files.before_the_first_look(of_metrics)
+    else:
+        of_metrics, aside = first_calls.set_aside(of_metrics, baseline, current)
     findings = in_order([*of_cells, *of_metrics])
     if pairs and "cycles" in request.metrics and "cycles" not in {f.metric for f in findings}:
         raise UserError("cycles: no cell has a reading of the held clock in both runs; compare --metric latency")
@@ -135,6 +137,7 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
     said = [
         *(f"--expect {name}: nothing differs there; is this the run that was meant?" for name in idle),
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
+        *aside,
         *left,
         *notes.runs(1 + len(earlier), controls),
         *notes.approximations(after.values()),
@@ -143,7 +146,8 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
         *not_compared,
         *notes.incomplete("baseline", baseline),
         *notes.incomplete("current run", current),
-        *notes.units(margins, current),
+        *notes.units(margins, baseline, current),
+        *notes.age(baseline, current),
         *notes.ceilings(before.values(), after.values()),
         *told,
     ]

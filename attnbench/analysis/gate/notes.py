@@ -15,9 +15,11 @@ from attnbench.core.record import Run
 from attnbench.core.text import count, some
 from attnbench.results import run_file, uncertainty
 from attnbench.results.cells import Cell
+from attnbench.results.run_setup import seconds_started
 
 ROUNDS = 5  # a side, for which docs/gate.md states the error rates
 ALIKE = 1.1  # how far ceilings of quiet runs lie apart at most
+OLD = 90  # days
 TOGETHER = 10  # cells, from which on a change that they have in common is worth a note
 
 
@@ -77,7 +79,7 @@ def _between_runs(judged: Sequence[Finding], margin: float) -> list[str]:
     return [
         f"Cells differ between the runs by {percent(between)} (standard deviation) beyond what rounds show, slower and "
         "faster alike: either most cells changed, or no run is like another. The verdicts allow for it, more rounds do "
-        "not lessen it; further runs of the baseline tell (baseline save --add), or attnbench ab, which measures in turns."
+        "not lessen it; more runs of the baseline tell (baseline save --add), or attnbench ab, which measures in turns."
     ]
 
 
@@ -138,14 +140,31 @@ def incomplete(side: str, run: Run) -> list[str]:
     return [f"The {side} is incomplete: {number} not measured. Finish it with attnbench run --resume, and gate again."]
 
 
-def units(margins: Margins, current: Run) -> list[str]:
-    """Return a note on runs of two units of one GPU model."""
+def units(margins: Margins, baseline: Run, current: Run) -> list[str]:
+    """Return a note on runs of two units of one GPU model, or of which it is not known whether they are of two."""
     if not margins.units:
         return []
+    sides = {"baseline": baseline.environment.device.uuid, "current run": current.environment.device.uuid}
+    unknown = [side for side, uuid in sides.items() if uuid is None]
+    whose = "The runs are of two units of this GPU model"
+    if unknown:
+        whose = f"The runs may be of two units of this GPU model, as the {unknown[0]} has no UUID"
     return [
-        "The runs are of two units of this GPU model, and cells of two units differ by up to "
-        f"{percent(margins.units)}, which no round shows ({uncertainty.spread(current.environment.device)}). A smaller "
-        "margin of latency counts as that; for a smaller one measure the baseline on this unit too."
+        f"{whose}, and cells of two units differ by up to {percent(margins.units)}, which no round shows "
+        f"({uncertainty.spread(current.environment.device)}). A smaller margin of latency counts as that; for a "
+        f"smaller one measure the baseline on this unit{'' if unknown else ' too'}."
+    ]
+
+
+def age(baseline: Run, current: Run) -> list[str]:
+    """Return a note on a baseline that was measured long before the current run."""
+    then, now = seconds_started(baseline), seconds_started(current)
+    days = 0 if then is None or now is None else int((now - then) / 86400)
+    if days < OLD:
+        return []
+    return [
+        f"The baseline is of {baseline.started[:10]}, {days} days before the current run: a driver, a compile cache or "
+        "a card may have changed unseen since. Measure it again."
     ]
 
 
