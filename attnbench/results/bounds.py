@@ -34,6 +34,7 @@ UNITS = (  # of the measurements that attnbench makes, by name; what a newer one
 MOST_OF_RECORD = 1_000_000
 MOST_OF_FILE = 5_000_000  # beyond the bytes of its lines
 ANY = ("seed",)  # fields whose numbers mean nothing
+POSITIVE = ("s", "B/s", "FLOP/s", "1/s")  # units of what takes time
 DIFFERENCES = ("memory_saved",)  # bytes that are less than 0 where a call frees what was held before it
 
 
@@ -88,7 +89,7 @@ def _check_samples(name: str, found: Measurement) -> None:
         raise ValueError(f"{name}: no samples")
     low, high = min(found.values), max(found.values)
     least = 0.0 if found.unit == "B" and name not in DIFFERENCES else -LARGEST
-    least = SHORTEST if found.unit == "s" else least
+    least = SHORTEST if found.unit in POSITIVE else least
     # NaN has no rank, so neither low nor high need show it.
     finite = math.isfinite(sum(found.values))
     if finite and least <= low and high <= LARGEST:

@@ -218,13 +218,13 @@ def _instructions() -> str:
 
 
 def _host(threads: int | None, instructions: str | None = None) -> Device:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total, free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), host_free()
     return Device(
         kind="cpu",
         index=0,
         name=_cpu_name(),
         memory=total,
-        free=host_free() or total,
+        free=total if free is None else free,
         l2=last_level_cache(),
         threads=threads,
         instructions=instructions,

@@ -128,7 +128,7 @@ class Requests:
 def _room(machine: Machine) -> int:
     """Return the bytes that a device had free when its run began, which the driver's own part is not of."""
     device = machine.environment.device
-    return min(device.memory, device.free or device.memory)
+    return min(device.memory, device.free)
 
 
 def is_in_words(text: str) -> bool:
