@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from attnbench.analysis.gate import run_differences
 from attnbench.analysis.gate.document import sentence
 from attnbench.analysis.gate.findings import full_name, interval, signed
 from attnbench.analysis.gate.hypothesis_tests import Decision
@@ -22,7 +24,7 @@ from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.results.together import together
-from builders import case, ended, environment, measurements, ok, run
+from builders import H200, case, ended, environment, measurements, ok, run
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
 LENGTHS = (1024, 2048, 4096)
@@ -537,3 +539,51 @@ def test_the_exit_code_is_that_of_the_worst() -> None:
         "open": lambda: gate([*rounds(), *rounds("eager")], [*rounds(), *rounds("eager", 300 / 1.03)]),
     }
     assert {what: make().exit_code for what, make in codes.items()} == {"both": 1, "open": 3}
+
+
+# Several runs of a baseline
+
+
+def several(*units: str | None, **changes: Any) -> list[Run]:
+    rng = random.Random(3)
+    return [
+        run(
+            [ok(case(128 * c), "triton", 300 * rng.gauss(1, 0.001), round=n) for n in range(5) for c in range(1, 31)],
+            device=replace(H200, uuid=unit),
+            started=f"2026-07-0{day}T10:00:00+00:00",
+            **changes,
+        )
+        for day, unit in enumerate(units, start=1)
+    ]
+
+
+def test_the_latest_run_of_a_baseline_is_shown_and_all_of_its_unit_count() -> None:
+    first, other, second, third = several("a", "b", "a", "a")
+    found = judge(other, third, Request(("latency",)), (first, second))
+    assert (found.baseline, found.earlier) == (second, (first,))
+    assert {f.rounds for f in found.findings} == {(10, 5)}
+    assert "1 run of the baseline, of other units of this GPU, left out." in found.notes
+    assert judge(first, other, Request(("latency",)), (second, third)).baseline == third  # no run of its unit
+
+
+def test_cells_that_a_difference_concerns_do_not_count_in_earlier_runs() -> None:
+    first, second, third = several("a", "a", "a")
+    older = replace(first, environment=replace(first.environment, driver="570.1"))
+    spec = {"triton": "/home/me/mine.py:f"}
+    versions = zip((first, second, third), "122", strict=True)
+    changed, *same = (replace(one, specs=spec, versions={"triton": version}) for one, version in versions)
+    for earlier, latest, current in ((older, second, third), (changed, *same)):
+        found = judge(latest, current, Request(("latency",)), (earlier,))
+        assert {f.rounds for f in found.findings} == {(5, 5)}
+
+
+def test_controls_are_torchs_own_where_nothing_else_differs() -> None:
+    def of(**changes: Any) -> Run:
+        records = [ok(case(1024), name, 300) for name in ("eager", "sdpa-flash", "triton", "fa2")]
+        return run(records, environment=environment(packages={"flash-attn": "2.8"}, **changes))
+
+    newer = replace(of(), environment=environment(packages={"flash-attn": "2.9"}))
+    assert run_differences.controls(of(), of()) == {"eager", "sdpa-flash"}
+    assert run_differences.controls(of(), newer) == {"eager", "sdpa-flash"}
+    assert run_differences.controls(of(), of(driver="590.1")) == set()
+    assert run_differences.controls(of(), of(torch="2.12")) == set()

@@ -57,13 +57,31 @@ def gate(before: Sequence[Record], after: Sequence[Record]) -> Judgement:
 
 
 @pytest.mark.parametrize("side", ["baseline", "current run"])
-def test_a_disturbed_round_is_named_and_left_out(side: str) -> None:
+def test_a_disturbed_round_is_named_first_and_decides_nothing(side: str) -> None:
     bad, good = measured(3), measured()
     found = gate(bad, good) if side == "baseline" else gate(good, bad)
-    assert found.exit_code == 0
-    assert {f.rounds for f in found.findings} == {(4, 5) if side == "baseline" else (5, 4)}
-    said = f"Round 3 of the {side} differs in the latency of 10 of 30 cells, the others agree: it is left out. "
-    assert said + "Measure it again with attnbench run --resume FILE --again 3." in found.notes
+    assert {f.rounds for f in found.findings} == {(5, 5)}
+    assert {f.verdict for f in found.findings} <= {"unchanged", "inconclusive"}
+    said = f"Round 3 of the {side} differs in the latency of 10 of 30 cells, the others agree. "
+    assert said + "Measure it again with attnbench run --resume FILE --again 3." in found.first
+
+
+def test_two_slow_rounds_of_five_are_no_pass_and_no_regression() -> None:
+    """In all cells, by a factor of two: what was left out made a pass of them, and the others a regression."""
+    slow = [ok(r.case, "triton", 150 if r.round in (1, 3) else 300, round=r.round) for r in measured()]
+    for before, after in ((measured(), slow), ([r for r in measured() if r.round < 3], slow)):
+        assert {f.verdict for f in gate(before, after).findings} == {"inconclusive"}
+        earlier = [run(before) for _ in range(2)]
+        found = judge(run(before), run(after), Request(("latency",)), earlier)
+        assert {f.verdict for f in found.findings} == {"inconclusive"}
+
+
+def test_a_round_that_was_measured_again_is_told() -> None:
+    good = measured()
+    again = [ok(r.case, "triton", 300, round=2) for r in good if r.round == 2]
+    told = "The current run has figures that were measured again, of which the later count: round 2 in 30 cells."
+    assert told in gate(good, [*good, *again]).first
+    assert gate(good, good).first == ()
 
 
 def test_a_run_that_changed_is_not_disturbed() -> None:
@@ -195,7 +213,7 @@ def test_a_gate_says_that_cells_scatter_between_the_runs() -> None:
     assert found[0].between == pytest.approx(0.015, rel=0.4)
     after = another(lambda record: random.Random(record.case.shape.seqlen_k).gauss(1, 0.02))
     (note,) = [note for note in gate(measured(), after).notes if note.startswith("Cells differ between the runs by")]
-    assert "attnbench ab measures both in turns" in note
+    assert "attnbench ab, which measures in turns" in note
 
 
 def test_what_all_cells_have_in_common_calls_none_unchanged() -> None:

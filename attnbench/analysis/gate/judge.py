@@ -139,7 +139,7 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
         *aside,
         *left,
-        *notes.runs(1 + len(earlier), controls),
+        *(() if in_turns else notes.runs(1 + len(earlier), controls)),
         *notes.approximations(after.values()),
         *notes.unmeasured(findings),
         *notes.timed(findings, in_turns, baseline.policy.burst_s),
