@@ -110,9 +110,9 @@ def _level(decision: Decision) -> str:
     """Return the confidence of an interval: " at 90%"; to three digits of what is missing from all, rounded down."""
     if decision.level is None:
         return ""
-    missing = 100 * (1 - decision.level)
+    missing = round(100 * (1 - decision.level), 6)
     places = max(0, 1 - math.floor(math.log10(missing))) if 0 < missing < 10 else 0
-    return f" at {math.floor(100 * decision.level * 10**places) / 10**places:.{places}f}%"
+    return f" at {math.floor(round((100 - missing) * 10**places, 3)) / 10**places:.{places}f}%"
 
 
 def _end(change: float) -> str:
