@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import signal
 import sys
@@ -141,7 +142,12 @@ def _prepare_streams() -> None:
     while (number := os.open(os.devnull, os.O_RDONLY)) <= 2:
         pass
     os.close(number)
+    for output in (1, 2):  # the flag is of all processes that share the file, and some leave it set
+        with contextlib.suppress(OSError, AttributeError):  # closed; Windows
+            os.set_blocking(output, True)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    if isinstance(sys.stdout.buffer, io.RawIOBase):  # PYTHONUNBUFFERED: what the system does not take at once is lost
+        sys.stdout = open(1, "w", buffering=1, encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     sys.stdout.reconfigure(errors="replace")  # type: ignore[attr-defined, union-attr, unused-ignore]
     for name in ("COLUMNS", "LINES"):

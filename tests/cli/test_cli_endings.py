@@ -63,6 +63,30 @@ def test_a_standard_output_that_takes_nothing_is_exit_code_2(measured: Tool, com
 
 
 @posix
+@pytest.mark.parametrize("where", ["", "=/dev/fd/3 3>&1 >/dev/null"])
+def test_an_output_that_does_not_block_is_waited_for(measured: Tool, where: str) -> None:
+    """Whoever shares a pipe or a terminal may have set its flag."""
+    line = f"{shlex.join(COMMAND)} report run.jsonl -f html{where}"
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with subprocess.Popen(["bash", "-c", line], cwd=measured.folder, stdout=writing, stderr=subprocess.PIPE) as process:
+        os.close(writing)
+        with open(reading) as page:
+            shown = page.read()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert len(shown) > 2**16, "what a pipe takes at once"
+    assert shown.endswith("</html>\n")
+
+
+@posix
+def test_what_the_system_takes_a_part_of_is_exit_code_2_whatever_buffers(measured: Tool) -> None:
+    """With PYTHONUNBUFFERED, as in most images of containers, Python ignores that a part was left."""
+    code, _, err = in_shell(measured, "ulimit -f 1; $A report run.jsonl -f html > page.html", PYTHONUNBUFFERED="1")
+    assert (code, err) == (EXIT_CANNOT_WRITE, "attnbench: cannot write: File too large\n")
+
+
+@posix
 @pytest.mark.parametrize("where", CANNOT)
 def test_a_run_whose_output_cannot_be_written_is_kept(tool: Tool, where: str) -> None:
     code, _, err = in_shell(tool, f"$A {shlex.join(ONE)} {where}")
