@@ -141,7 +141,7 @@ def _what_lacks(error: BaseException) -> str:
     elif number in (errno.EMFILE, errno.ENFILE):
         what = "open files (ulimit -n)"
     elif said == "can't start new thread" or (number == errno.EAGAIN and not hasattr(error, "characters_written")):
-        what = "processes or threads (ulimit -u, or a container's limit)"
+        what = "processes or threads (ulimit -u, also -v and -d for threads, or a container's limit)"
     return what and f"the system gives this process no more {what}; raise the limit, or end other processes"
 
 
