@@ -356,6 +356,12 @@ def test_a_limit_that_no_command_fits_is_one_line(measured: Tool, kib: int) -> N
     assert err.startswith("attnbench: the system gives this process no more memory")
 
 
+@posix
+def test_an_interpreter_that_would_go_on_afterwards_keeps_the_exit_code(measured: Tool) -> None:
+    assert in_shell(measured, "PYTHONINSPECT=1 $A report none.jsonl < /dev/null")[0] == EXIT_BAD_INPUT
+    assert in_shell(measured, "PYTHONINSPECT=1 $A suites < /dev/null")[0] == 0
+
+
 @pytest.mark.parametrize(
     "error", [BlockingIOError(errno.EAGAIN, "write could not complete", 0), BrokenPipeError(errno.EPIPE, "Broken pipe")]
 )
