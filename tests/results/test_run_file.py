@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import gzip
 import io
@@ -515,6 +516,29 @@ def test_files_that_were_joined_are_refused(path: Path, cut: int) -> None:
     path.write_bytes(gzip.compress(one) + gzip.compress(one))
     with pytest.raises(UserError, match=r"run\.jsonl:5: a second run begins here"):
         run_file.read(path)
+
+
+@pytest.mark.parametrize("cut", [1, 200], ids=["without its newline", "cut off"])
+@pytest.mark.parametrize("spelling", [{}, {"sort_keys": True}, {"separators": (" ,", "\t: ")}, {"indent": 1}])
+def test_a_second_run_behind_the_last_line_of_the_first_is_refused(
+    path: Path, cut: int, spelling: dict[str, Any]
+) -> None:
+    """As other programs write it; it would be one damaged line, and the records of the second would count."""
+    one = path.read_bytes()
+    first, *rest = (json.dumps(json.loads(line), **spelling).encode() for line in one.splitlines())
+    second = b"\n".join([first, *rest, b""])
+    for behind in (second, codecs.BOM_UTF8 + second, first):
+        path.write_bytes(one[: len(one) - cut] + behind)
+        with pytest.raises(UserError, match=r"run\.jsonl:\d: a second run begins here"):
+            run_file.read(path)
+
+
+def test_lines_in_utf_16_are_damaged_ones(path: Path) -> None:
+    """As PowerShell writes them: the first line would not be read, and the others would."""
+    one = path.read_text()
+    path.write_bytes(one.encode() + one.encode("utf-16"))
+    found, problems = run_file.read(path)
+    assert (found, len(problems)) == (RUN, 5)
 
 
 def test_the_file_of_a_command_to_copy_is_one_word(tmp_path: Path) -> None:
