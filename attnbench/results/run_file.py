@@ -294,6 +294,10 @@ def read(path: Path) -> tuple[Run, list[str]]:
             unknown += record is None
             if unknown > MOST_UNKNOWN:
                 raise UserError(f"{path}: over {MOST_UNKNOWN:,} of its lines are of types that attnbench does not know")
+    try:
+        bounds.check_cases({job.case for job in run.plan} | {record.case for record in records})
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     return replace(run, records=tuple(records)), problems
 
 

@@ -558,6 +558,22 @@ def test_lines_of_unknown_types_have_an_end(path: Path) -> None:
         run_file.read(path)
 
 
+@pytest.mark.parametrize("number", [40, 400])
+def test_masks_and_lengths_that_take_minutes_are_refused(path: Path, number: int) -> None:
+    """A few kilobytes of records, each with a mask to draw, or with lengths to compare with each pattern."""
+    square = case(2**18, batch=1)
+    masked = [replace(square, mask=f"random:{i / 1000}") for i in range(1, number)]
+    batches = [((4095, 1, 1), (1, n, n)) for n in range(2, number + 2)]
+    ragged = [replace(case(of[-1][1], batch=4096), lengths=of) for of in batches]
+    for cases, said in ((masked, "blocks of unlike random masks"), (ragged, "sequences in unlike lengths")):
+        path.write_bytes(run_file.encoded(run([ended(one, "triton", "failed", "x") for one in (*cases, *cases)])))
+        if number == 40:
+            assert len(run_file.read(path)[0].records) == 2 * len(cases)
+            continue
+        with pytest.raises(UserError, match=rf"run\.jsonl: [\d,]+ {said}, more than the"):
+            run_file.read(path)
+
+
 @pytest.mark.parametrize("line", [0, 2, 4])
 def test_a_conflict_of_a_merge_is_refused(path: Path, line: int) -> None:
     lines = path.read_text().splitlines(keepends=True)
