@@ -19,6 +19,7 @@ import gzip
 import io
 import json
 import os
+import re
 import secrets
 import shlex
 import tempfile
@@ -35,6 +36,7 @@ from attnbench.results import bounds, decode
 
 SCHEMA = 2
 _FIRST = b'{"type":"run",'  # what each begins with
+_RUN = re.compile(rb'"type"\s*:\s*"run"')  # in any spelling of a first line; within a string its quotes are escaped
 MOST_BYTES, MOST_OF_LINE = 2**32, 2**27  # of a file, unpacked; of one of its lines
 _PIECE = 2**18  # bytes read at once
 DAMAGED = "damaged line left out"
@@ -262,9 +264,11 @@ def read(path: Path) -> tuple[Run, list[str]]:
     run, records, repeated, unknown = _header(path, first), [], 0, 0
     planned = frozenset() if run.search else frozenset((job.case, job.backend) for job in run.plan)
     for number, line in enumerate(lines, start=2):
-        if _FIRST in line or line.startswith(_CONFLICT):  # within a string of a record its quotes would be escaped
+        if line.startswith(_CONFLICT):
             raise _joined(path, number, line)
         if not line.endswith(b"\n"):
+            if _RUN.search(line):
+                raise _joined(path, number, line)
             if not gzip_cut_off:  # the last write did not finish
                 problems.append(f"{path}:{number}: truncated last line dropped (an interrupted write)")
             continue
@@ -280,6 +284,8 @@ def read(path: Path) -> tuple[Run, list[str]]:
         except decode.SecondRun:
             raise _joined(path, number, line) from None
         except decode.DAMAGE as error:
+            if _RUN.search(line):  # it stands behind the last line of the first run
+                raise _joined(path, number, line) from None
             problems.append(f"{path}:{number}: {DAMAGED} ({type(error).__name__}: {error})")
             if len(problems) > MOST_DAMAGED:
                 raise UserError(f"{path}: over {MOST_DAMAGED:,} of its lines are damaged; restore the file") from None
@@ -288,6 +294,10 @@ def read(path: Path) -> tuple[Run, list[str]]:
             unknown += record is None
             if unknown > MOST_UNKNOWN:
                 raise UserError(f"{path}: over {MOST_UNKNOWN:,} of its lines are of types that attnbench does not know")
+    try:
+        bounds.check_cases({job.case for job in run.plan} | {record.case for record in records})
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     return replace(run, records=tuple(records)), problems
 
 
