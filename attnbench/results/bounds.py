@@ -110,7 +110,7 @@ def _check_samples(name: str, found: Measurement) -> None:
     if not found.values:
         raise ValueError(f"{name}: no samples")
     low, high = min(found.values), max(found.values)
-    least = 0.0 if found.unit == "B" and name not in DIFFERENCES else -LARGEST
+    least = 0.0 if found.unit in ("B", "Hz", "W") and name not in DIFFERENCES else -LARGEST
     least = SHORTEST if found.unit in POSITIVE else least
     # NaN has no rank, so neither low nor high need show it.
     finite = math.isfinite(sum(found.values))

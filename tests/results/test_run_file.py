@@ -368,7 +368,7 @@ def test_a_huge_file_is_not_read_whole(path: Path) -> None:
     """It is refused by its first bytes, or by a line that no run file has."""
     with path.open("r+b") as file:
         file.truncate(2**40)  # null bytes that take no place on the disk
-    with pytest.raises(UserError, match="128 MiB in a line; no run has that much"):
+    with pytest.raises(UserError, match="32 MiB in a line; no run has that much"):
         run_file.read(path)
     with path.open("r+b") as file:
         file.write(b"\0")
@@ -497,8 +497,16 @@ def test_a_file_that_is_taken_away_ends_the_run_and_a_copy_is_kept(
             file.close() if late else file.append(RECORDS[1])
         file.close()
         copy = Path(str(error.value).rpartition(" ")[2])
-        if said != "changed":  # what is cut off is gone
-            assert run_file.read(copy)[0].records == RECORDS[:1]
+        assert run_file.read(copy)[0].records == RECORDS[:1]
+
+
+def test_a_file_that_was_overwritten_is_told_at_the_end(path: Path) -> None:
+    file = run_file.RunFile.reopen(path)
+    file.append(RECORDS[0])
+    path.write_bytes(b"x" * path.stat().st_size)
+    with pytest.raises(UserError, match=f"another program changed {path} during") as error:
+        file.close()
+    assert run_file.read(Path(str(error.value).rpartition(" ")[2]))[0].records == (*RECORDS, RECORDS[0])
 
 
 @pytest.mark.parametrize("cut", [0, 1, 200], ids=["whole", "without its newline", "cut off"])
@@ -640,14 +648,14 @@ def test_short_writes_are_continued(tmp_path: Path) -> None:
 
     path = tmp_path / "run.jsonl"
     run_file.RunFile.create(path, RUN).close()
-    file = run_file.RunFile(path, Slow(path, "ab"))
+    file = run_file.RunFile(path, Slow(path, "a+b"))
     file.append(RECORDS[0])
     file.close()
     assert run_file.read(path)[0].records == RECORDS[:1]
 
 
 def test_other_errors_of_the_disk_keep_their_words(path: Path) -> None:
-    disk = FullDisk(path, "ab")
+    disk = FullDisk(path, "a+b")
     disk.code = errno.EIO
     with pytest.raises(UserError, match=f"cannot write {path}: "), open_file(path, disk) as file:
         file.append(RECORDS[0])
