@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def _git(*words: str, fine: tuple[int, ...] = (0,)) -> str:
     if untrusted := re.search(r"dubious ownership in repository at '(.*)'", said):
         raise _NoAnswerError(
             f"git does not trust {untrusted[1]}, which another user owns; "
-            f"git config --global --add safe.directory {untrusted[1]}"
+            f"git config --global --add safe.directory {shlex.quote(untrusted[1])}"
         )
     fatal = re.search(r"(?m)^fatal: (.*)", said)
     raise _NoAnswerError(f"git says: {fatal[1]}" if fatal else f"git ended with exit code {done.returncode}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -95,6 +96,10 @@ def test_a_checkout_that_git_does_not_trust_says_what_to_do(folder: Path, monkey
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own way to try it
     assert checkout.commit() is None
     assert f"git config --global --add safe.directory {folder}" in checkout.why_no_commit()
+    (odd := folder.with_name("it's; odd")).mkdir()
+    monkeypatch.chdir(odd)
+    subprocess.run(["git", "init", "-q"], check=True)
+    assert f"safe.directory {shlex.quote(str(odd))}" in checkout.why_no_commit()
 
 
 def no_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,17 @@ def test_a_count_of_64_bits_is_none(place: str) -> None:
 
 @pytest.mark.parametrize(
     ("unit", "value"),
-    [("s", 1e308), ("s", -1e-3), ("s", 1e-300), ("B", -1.0), ("W", 1e31), ("W", "nan"), ("Hz", "-inf")],
+    [
+        ("s", 1e308),
+        ("s", -1e-3),
+        ("s", 1e-300),
+        ("B", -1.0),
+        ("W", 1e31),
+        ("W", "nan"),
+        ("Hz", "-inf"),
+        ("Hz", -1.0),
+        ("FLOP/s", 0.0),
+    ],
 )
 def test_a_sample_that_nothing_can_have_measured_is_damage(unit: str, value: float | str) -> None:
     line = {"type": "record", **to_json(ok(case(), "triton", 300.0))}

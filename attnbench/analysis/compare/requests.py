@@ -295,7 +295,7 @@ def _with(case: Case, batch: int, seqlen: int) -> Case:
 
 def _is_plain(case: Case) -> bool:
     plain = not case.is_ragged and not case.dropout_p and case.data == "normal" and case.layout == "native"
-    return plain and case.ranks == 1 and case.cache_dtype == AXES["cache_dtype"].usual
+    return plain and case.ranks == 1 and case.cache_dtype == AXES["cache_dtype"].usual and not case.step
 
 
 def _is_decode(case: Case) -> bool:
