@@ -4,8 +4,9 @@
 value is the logarithm of what was measured, larger is worse. The change of a cell is the difference d of the two sides'
 means. Its squared error se^2 is the sum of three parts:
 
-- of the rounds: s^2 (1/n + 1/m), with s and its degrees of freedom from noise.py;
-- between runs: from noise.py;
+- of the rounds: s^2 (1/n + 1/m), with s and its degrees of freedom from noise.py; beside several runs of a baseline the
+  current run's own s where it is larger;
+- between runs: from run_effects.py;
 - of a timer that counts in steps q: q^2 / 12 on either side, however many rounds tie, and s^2 is q^2 / 12 at least (the
   rectangular distribution of a reading: JCGM 100:2008, "Guide to the expression of uncertainty in measurement",
   F.2.2.1).
@@ -14,7 +15,8 @@ d / se has nearly Student's distribution, with the degrees of freedom of Welch a
 
 **The margin** M = ln(1 + margin) is what a change must exceed to matter. It stands in the hypotheses:
 
-- regressed: d <= M is rejected. p = P(T > (d - M) / se), of all cells and metrics together by Benjamini and Hochberg's
+- regressed: d <= M is rejected, for d as it is and for d less what all cells have in common (run_effects.py), which may
+  be the machine's; or for d as it is, with the variance of the common part between runs in se^2. p = P(T > (d - M) / se), of all cells and metrics together by Benjamini and Hochberg's
   step-up procedure at a false discovery rate of FDR = 1 %. So of the regressions reported at most 1 % are expected to
   lie within the margin, and where nothing has worsened beyond it at most 1 % of gates report any, however large the
   noise between rounds. Benjamini and Hochberg, JRSS B 57(1), 1995; cells that share the state of a machine depend
@@ -23,9 +25,10 @@ d / se has nearly Student's distribution, with the degrees of freedom of Welch a
 - unchanged: d <= -M and d >= M are both rejected at 5 % (two one-sided tests: Schuirmann, Journal of Pharmacokinetics
   and Biopharmaceutics 15, 1987). So a cell that is slower by the margin or more is called unchanged in at most 5 % of
   the cases. No correction for many cells: that all are unchanged is claimed only where each is shown to be, an
-  intersection-union test (Berger, Technometrics 24(4), 1982). What all cells moved by together (the median, if it is
-  within the margin) may be the machine and not the code, so it must hold with and without that.
-- inconclusive: none of these; or a change that cells with two speeds make too likely (two_speeds.py).
+  intersection-union test (Berger, Technometrics 24(4), 1982). It must hold with and without what all cells moved by
+  together. A cell with SLOW_ROUNDS rounds that are slower by about the margin is not called unchanged.
+- inconclusive: none of these; or a change that cells with two speeds make too likely (two_speeds.py), or as large as
+  those that cells show between runs of the baseline (run_effects.py).
 
 Rounds that differ by their place in a run (the first one may fill a cache for the others) are compared in pairs: d is
 the mean of the pairs' differences.
