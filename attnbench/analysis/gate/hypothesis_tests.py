@@ -182,8 +182,9 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
 
         And which of them rest on the change as it is, where what all cells have in common may be the code's.
         """
-        apart = np.maximum(p_beyond(sign * change - margin), p_beyond(sign * net - margin))
-        alone = np.where(controlled, 1.0, p_beyond(sign * change - margin, whole, of_whole))
+        raw = p_beyond(sign * change - margin)
+        apart = np.maximum(raw, p_beyond(sign * net - margin))
+        alone = np.where(controlled, 1.0, np.maximum(raw, p_beyond(sign * change - margin, whole, of_whole)))
         return np.minimum(apart, alone), alone < apart
 
     noisy = known & ~exact
@@ -196,7 +197,7 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     tail = np.where(change > margin, tail_worse, np.where(change < -margin, tail_better, EQUIVALENCE * share))
     as_is = np.where(change > margin, worse_alone & regressed, better_alone & improved)
     half = np.where(exact, 0.0, special.stdtrit(joint, 1 - tail) * error)
-    half_as_is = np.where(exact, 0.0, special.stdtrit(of_whole, 1 - tail) * whole)
+    half_as_is = np.maximum(half, np.where(exact, 0.0, special.stdtrit(of_whole, 1 - tail) * whole))
     lower = np.where(exact | as_is, change - np.where(as_is, half_as_is, half), lowest - half)
     upper = np.where(exact | as_is, change + np.where(as_is, half_as_is, half), highest + half)
     crosses = held | off
