@@ -16,7 +16,8 @@ d / se has nearly Student's distribution, with the degrees of freedom of Welch a
 **The margin** M = ln(1 + margin) is what a change must exceed to matter. It stands in the hypotheses:
 
 - regressed: d <= M is rejected, for d as it is and for d less what all cells have in common (run_effects.py), which may
-  be the machine's; or for d as it is, with the variance of the common part between runs in se^2. p = P(T > (d - M) / se), of all cells and metrics together by Benjamini and Hochberg's
+  be the machine's; or for d as it is, with the variance of the common part between runs in se^2.
+  p = P(T > (d - M) / se), of all cells and metrics together by Benjamini and Hochberg's
   step-up procedure at a false discovery rate of FDR = 1 %. So of the regressions reported at most 1 % are expected to
   lie within the margin, and where nothing has worsened beyond it at most 1 % of gates report any, however large the
   noise between rounds. Benjamini and Hochberg, JRSS B 57(1), 1995; cells that share the state of a machine depend
