@@ -64,6 +64,7 @@ def _run() -> Any:
     itself ended with 0. Any other exception is a fault of attnbench's own.
     """
     _prepare_streams()
+    _drop_what_is_no_time()
     code: Any = EXIT_DONE
     try:
         with _interruptible():
@@ -196,6 +197,14 @@ def _prepare_streams() -> None:
         text = os.environ.get(name, "")
         if not (text.isascii() and text.isdigit() and len(text) < 5 and int(text) in COLUMNS):
             os.environ.pop(name, None)
+
+
+def _drop_what_is_no_time() -> None:
+    """Drop a SOURCE_DATE_EPOCH that is no time, as one left empty: numpy.f2py, which scipy imports, would raise."""
+    try:
+        time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", "0")))
+    except (ValueError, OverflowError, OSError):
+        del os.environ["SOURCE_DATE_EPOCH"]
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
     named = [Path(f).resolve() for f in (defined, file if file.endswith(".py") else None) if f]
     files = {*named}
     if any(_is_own(path) for path in named):
-        files |= {*_imported(), *_mapped_beside(named)}
+        files |= {*_imported({**sys.modules}), *_mapped_beside(named)}
         beside = (path for path in files if any(path.is_relative_to(of.parent) for of in named))
         files |= _named_by([*sorted(path for path in beside if path.suffix == ".py"), *named])
     digest = hashlib.sha256()
@@ -55,10 +55,19 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
     return digest.hexdigest()[:8] if files else None
 
 
-def _imported() -> Iterator[Path]:
-    """Yield the files of the modules that were imported and not installed."""
-    for name, module in [*sys.modules.items()]:
-        found = getattr(module, "__file__", None) or ""
+def hashes_of_imported(names: Iterable[str]) -> dict[str, str]:
+    """Return a hash of the file of each of these modules that was not installed, by the file's path."""
+    found = {}
+    for path in _imported({name: sys.modules[name] for name in names}):
+        with contextlib.suppress(OSError):
+            found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    return found
+
+
+def _imported(modules: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the files of the modules, by name, that were imported and not installed."""
+    for name, module in modules.items():
+        found = str(getattr(module, "__dict__", {}).get("__file__"))  # asked for, a module may import others or raise
         absolute = Path(found).is_absolute()  # torch has modules of no file: "_ops.py"
         if absolute and not _is_others(name) and _is_own(path := Path(found).resolve()) and path.is_file():
             yield path

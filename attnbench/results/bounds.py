@@ -52,6 +52,8 @@ def check_record(record: Record) -> None:
         raise ValueError(f"its status is ok, and its errors are not: {record.accuracy.problem()}")
     for name, found in record.measurements.items():
         _check_samples(name, found)
+    if "pairs" in record.measurements:
+        _check_pairs(record.case, max(record.measurements["pairs"].values))
     counts = (record.round, record.ecc_errors, *record.kernels.values())
     numbers = [*counts, record.seconds or 0.0, *record.phases.values()]
     if record.forecast:
@@ -110,16 +112,25 @@ def _check_samples(name: str, found: Measurement) -> None:
     if not found.values:
         raise ValueError(f"{name}: no samples")
     low, high = min(found.values), max(found.values)
-    least = 0.0 if found.unit in ("B", "Hz", "W") and name not in DIFFERENCES else -LARGEST
+    at_least_0 = known == "" or found.unit in ("B", "Hz", "W")
+    least = 0.0 if at_least_0 and name not in DIFFERENCES else -LARGEST
     least = SHORTEST if found.unit in POSITIVE else least
     # NaN has no rank, so neither low nor high need show it.
-    finite = math.isfinite(sum(found.values))
-    if finite and least <= low and high <= LARGEST:
+    finite, most = math.isfinite(sum(found.values)), 1.0 if name == "busy" else LARGEST
+    if finite and least <= low and high <= most:
         return
     odd = [] if finite else [v for v in found.values if not math.isfinite(v)]
     for value in (*odd[:1], low, high):
-        if not least <= value <= LARGEST:
+        if not least <= value <= most:
             raise ValueError(f"{name}: {value:g} {found.unit} is nothing that can be measured")
+
+
+def _check_pairs(case: Case, most: float) -> None:
+    """Raise ValueError for counted pairs of a case without a mask of one's own, or for more than it can have."""
+    if not masks.is_own(case.mask):
+        raise ValueError("pairs: the case has no mask of one's own")
+    if most > case.shape.batch * case.shape.seqlen_q * case.shape.seqlen_k:
+        raise ValueError(f"pairs: {most:g} are more than the case has")
 
 
 def _check(place: str, value: Any) -> None:

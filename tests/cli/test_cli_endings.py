@@ -163,6 +163,15 @@ def test_an_absurd_width_is_no_width(measured: Tool, command: str, columns: str)
     assert measured(*command.split(), COLUMNS=columns, LINES=columns) == usual
 
 
+@pytest.mark.parametrize("epoch", ["", "9" * 17])
+def test_a_time_of_the_build_that_is_none_is_no_fault(measured: Tool, epoch: str) -> None:
+    """In a new interpreter, which imports numpy.f2py."""
+    with measured.start("gate", "run.jsonl", "run.jsonl", SOURCE_DATE_EPOCH=epoch) as process:
+        out, err = process.communicate(timeout=120)
+    usual = measured("gate", "run.jsonl", "run.jsonl", code=None)
+    assert (process.returncode, out, err) == (usual.code, usual.out, usual.err)
+
+
 @posix
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]

@@ -222,6 +222,21 @@ def test_a_sample_that_nothing_can_have_measured_is_damage(unit: str, value: flo
             decode.record(text({**line, "measurements": found}))
 
 
+@pytest.mark.parametrize(
+    ("mask", "pairs", "why"),
+    [
+        ("mine.py:near@0a1b2c3d", -1.0, "is nothing that can be measured"),
+        ("mine.py:near@0a1b2c3d", 1e30, "are more than the case has"),
+        ("", 1.0, "the case has no mask of one's own"),
+    ],
+)
+def test_pairs_that_no_case_has_are_damage(mask: str, pairs: float, why: str) -> None:
+    record = ok(replace(case(), mask=mask, causal=not mask), "eager", 300.0)
+    found = {**record.measurements, "pairs": Measurement("", (pairs,))}
+    with pytest.raises(ValueError, match=why):
+        decode.record(text({"type": "record", **to_json(replace(record, measurements=found))}))
+
+
 def test_repeated_samples_do_not_fill_the_memory(tmp_path: Path) -> None:
     """Neither many in one measurement, nor few in each of many measurements, nor in each of many lines."""
     record = to_json(Record(case(), "triton", 0, "wrong"))
