@@ -42,7 +42,8 @@ def test_the_commit_and_whether_files_differ(folder: Path) -> None:
     assert checkout.why_no_commit() == ""
 
 
-def test_the_branch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("folder")
+def test_the_branch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job of CI has checked out a commit, and says in a variable of which branch."""
     for name in ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME"):
         monkeypatch.delenv(name, raising=False)
