@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 LEAST = 3  # runs of a level
 FALSE_ALARM = 0.01  # of a history without changes, all its cells together
 MIN_RUNS = 10  # in fewer than as many orders, a step is seen by chance in more than FALSE_ALARM
-EDGES = 60  # places at which a stretch of runs may begin or end, at most
+EDGES = 40  # places at which a stretch of runs may begin or end, at most
 MOST = 0.9  # the largest autocorrelation that is thought of
 _STEP = 0.1  # between the autocorrelations that are tried
 _SERIES = 4000  # simulated ones, of each autocorrelation
@@ -147,14 +147,15 @@ def _order_matters(metrics: Sequence[Floats], floors: Sequence[float], level: fl
     runs = metrics[0].shape[1]
     model = _models(runs)[0]
     seen = [ratios(rows, floor) for rows, floor in zip(metrics, floors, strict=True)]
+    varying = [rows[model.errors(rows)[0] > floor] for rows, floor in zip(metrics, floors, strict=True)]
     better = [np.ones(len(rows)) for rows in metrics]  # orders that are as good, with the one seen
     number = max(_ORDERS, math.ceil(10 / level))
     random = np.random.default_rng(0)
     for done in range(0, number, _AT_ONCE):
         orders = random.random((min(_AT_ONCE, number - done), runs)).argsort(axis=1)
         best = np.zeros(len(orders))
-        for rows, floor in zip(metrics, floors, strict=True):
-            best = np.maximum(best, ratios(rows[:, orders], floor).max(axis=0))
+        for rows, floor in zip(varying, floors, strict=True):
+            best = np.maximum(best, ratios(rows[:, orders], floor).max(axis=0, initial=1.0))
         for counted, own in zip(better, seen, strict=True):
             counted += (best >= own[:, None] * (1 - 1e-9)).sum(axis=1)
         if min(counted.min() for counted in better) > level * (number + 1):

@@ -16,7 +16,7 @@ from attnbench.analysis.history.events import Event, events, named
 from attnbench.analysis.history.series import DEFAULT, in_order, without_figure
 from attnbench.analysis.history.trends import Trend, trends
 from attnbench.core import stats
-from attnbench.core.formats import digits, percent
+from attnbench.core.formats import percent
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
 from attnbench.report.document import (
@@ -324,18 +324,22 @@ def _cautions(found: Sequence[Trend], steps: Sequence[Event], request: Request) 
             f"A level has {LEAST} runs or more; fewer may be bad runs.",
             "The next runs tell.",
         )
-    if alike := [trend for trend in found if trend.alike]:
+    alike = [trend for trend in found if trend.alike]
+    if alike:
         cells = {trend.series.cell for trend in alike}
         yield Caution(
             f"{count(len(cells), 'cell')} may have changed: {some([named(trend) for trend in alike])}.",
             "As much is seen where each run resembles the one before, as on a machine that drifts: no verdict.",
             "More runs tell, or attnbench ab on the commits before and after.",
         )
-    drifting = {t.series.metric: min(t.correlation, MOST) for t in found if _drifts(t)}
+    told = {trend.series.metric for trend in found if trend.levels and trend.levels.changes} - {
+        trend.series.metric for trend in alike
+    }
+    drifting = {t.series.metric: min(t.correlation, MOST) for t in found if t.series.metric not in told and _drifts(t)}
     if drifting:
-        told = ", ".join(f"{digits(value)} in {metric}" for metric, value in drifting.items())
+        said = ", ".join(f"{value:.1f} in {metric}" for metric, value in drifting.items())
         yield Caution(
-            f"Runs resemble the run before: an autocorrelation of {told}, in the median cell.",
+            f"Runs resemble the run before: an autocorrelation of {said}, in the median cell.",
             "A machine that drifts shows that, and so do changes of most cells; only larger changes are told.",
             "attnbench doctor says whether the machine is fit.",
         )
