@@ -64,7 +64,7 @@ def history(
 
     attnbench history nightly/
     attnbench history nightly/ --all --html history.html
-    attnbench history nightly/ --branch main --fail-on 3% --acknowledged history-acknowledged.yml
+    attnbench history nightly/ --fail-on 3% --acknowledged history-acknowledged.yml
     """
     from attnbench.analysis.gate.margins import parse
     from attnbench.analysis.history.acknowledged import acknowledged as read_acknowledged
