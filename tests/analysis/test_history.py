@@ -366,3 +366,13 @@ def test_runs_of_a_branch_and_since_a_date_or_commit() -> None:
     for text, said in (("2027-01-01", "no run was started since"), ("nothing", "neither a date")):
         with pytest.raises(UserError, match=said):
             since(runs, text)
+
+
+def test_a_cell_that_is_newer_than_others_stands_apart() -> None:
+    """It has no noise in the runs before it, so that among others any order of its own runs would look like a step."""
+    runs = nightly(24, lambda day: 1 / 1.05 if day >= 12 else 1)
+    runs[:8] = [replace(one, records=one.records[:1]) for one in runs[:8]]
+    runs[20] = replace(runs[20], records=runs[20].records[1:])  # a single run is lacked by a cell among others
+    one, other = trends(runs)
+    assert [len(one.series.points), len(other.series.points)] in ([23, 16], [16, 23])
+    assert [trend.series.backend for trend in (one, other) if trend.changed] == ["triton"]

@@ -59,15 +59,15 @@ class Outcome:
     detectable: float  # the step in the middle that 95 % of cells show, in standard deviations; inf where none would
 
 
-def judged(metrics: Sequence[Floats], least: Sequence[float], units: int = 1) -> list[Outcome]:
+def judged(metrics: Sequence[Floats], least: Sequence[float], groups: int = 1) -> list[Outcome]:
     """Return what became of each cell in each metric, from logarithms: (cells, runs), of the same runs.
 
-    `least` is for each metric the noise that a run has at least; the histories of `units` are told together.
+    `least` is for each metric the noise that a run has at least; so many `groups` are told together.
     """
     import numpy as np
 
     runs = metrics[0].shape[1]
-    level = FALSE_ALARM / units
+    level = FALSE_ALARM / groups
     tried = _models(runs)
     rows = [of - np.median(of, axis=1, keepdims=True) for of in metrics]
     rows = [np.vstack([of, np.median(of, axis=0)]) for of in rows]  # the last row: what the cells have in common

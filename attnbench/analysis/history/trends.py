@@ -15,6 +15,7 @@ from attnbench.analysis.history.series import DEFAULT, Series, in_order, series
 from attnbench.core.record import Run
 from attnbench.results.noise import Prior
 
+LACKED = 0.1  # of the runs of its group a cell may lack; its median then stands for them
 LEAST_EXACT = 1e-3  # of what rounds of the same code agree in, as memory: changes of a few of it matter to nobody
 
 
@@ -83,17 +84,34 @@ def trends(
     """Return all cells with what they do. Raises UserError without ruptures, where a cell changed."""
     found = series(runs, join_units, metrics)
     long = [one for one in found if len(one.points) >= MIN_RUNS]
-    units = list(dict.fromkeys(one.device for one in long))
+    together = _judged_together(long)
     told = {}
-    for unit in units:
-        told.update(_of_unit([one for one in long if one.device == unit], len(units), len(long), acknowledged))
+    for group in together:
+        told.update(_of_group(group, len(together), len(long), acknowledged))
     return [told.get(one) or Trend(one, None) for one in found]
 
 
-def _of_unit(
-    of: Sequence[Series], units: int, cells: int, acknowledged: Sequence[Acknowledgement]
+def _judged_together(of: Sequence[Series]) -> list[list[Series]]:
+    """Return the series in groups of one unit that share their runs; of those of a group each lacks a few at most.
+
+    A cell that is new, or was left out for long, has no noise in the runs that it lacks: it stands apart.
+    """
+    groups: list[tuple[str, set[int], list[Series]]] = []
+    for one in sorted(of, key=lambda one: -len(one.points)):
+        own = {id(point.run) for point in one.points}
+        for device, runs, members in groups:
+            if device == one.device and own <= runs and len(own) >= (1 - LACKED) * len(runs):
+                members.append(one)
+                break
+        else:
+            groups.append((one.device, own, [one]))
+    return [members for _, _, members in groups]
+
+
+def _of_group(
+    of: Sequence[Series], groups: int, cells: int, acknowledged: Sequence[Acknowledgement]
 ) -> dict[Series, Trend]:
-    """Return what the series of one unit do, each of MIN_RUNS runs or more."""
+    """Return what the series of one group do, each of MIN_RUNS runs or more."""
     import numpy as np
 
     runs = {id(point.run): point.run for one in of for point in one.points}
@@ -110,7 +128,7 @@ def _of_unit(
             row[[place[id(point.run)] for point in one.points]] = values
         matrices.append(logs)
     told = {}
-    outcomes = judged(matrices, [_least_noise(metric) for metric in by_metric], units)
+    outcomes = judged(matrices, [_least_noise(metric) for metric in by_metric], groups)
     for members, outcome in zip(by_metric.values(), outcomes, strict=True):
         prior = prior_of([one.values for one in members], [p.half for one in members for p in one.points])
         for number, one in enumerate(members):
