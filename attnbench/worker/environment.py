@@ -115,6 +115,7 @@ def describe(device: str, *, with_torch: bool = True) -> Environment:
 
 
 def _environment(device: Device, torch: str) -> Environment:
+    commit, branch = checkout.commit_and_branch()
     return Environment(
         device=device,
         python=platform.python_version(),
@@ -122,7 +123,8 @@ def _environment(device: Device, torch: str) -> Environment:
         torch=torch,
         cpu=_cpu_name(),
         attnbench=__version__,
-        git=checkout.commit(),
+        git=commit,
+        branch=branch,
         packages=_packages(),
         variables=_variables(device.kind),
     )
