@@ -18,6 +18,7 @@ from attnbench.core.own_code import MODULE, STANDARD
 INSTALLED = ("site-packages", "dist-packages", "torchinductor_", ".cache")  # folders that begin so hold no own code
 MOST_NAMED = 50  # files that are looked at for import statements
 _LIBRARY = Path(STANDARD).resolve()
+_named_folders: set[Path] = set()  # of files that a person named: what is in them is own, wherever they are
 
 
 def layers(own: Any) -> list[Any]:
@@ -41,6 +42,7 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
     inmost = layers(own)[-1]
     defined = _source_file(inmost if inspect.isroutine(inmost) else type(inmost))
     named = [Path(f).resolve() for f in (defined, file if file.endswith(".py") else None) if f]
+    _named_folders.update(of.parent for of in named if not {"site-packages", "dist-packages"} & {*of.parts})
     files = {*named}
     if any(_is_own(path) for path in named):
         files |= {*_imported({**sys.modules}), *_mapped_beside(named)}
@@ -127,7 +129,8 @@ def _is_others(name: str) -> bool:
 
 def _is_own(path: Path) -> bool:
     """Whether a file is a person's: in no folder of what was installed or is made by a compiler."""
-    return not path.is_relative_to(_LIBRARY) and not any(part.startswith(INSTALLED) for part in path.parts)
+    within = next((path.relative_to(folder) for folder in _named_folders if path.is_relative_to(folder)), path)
+    return not path.is_relative_to(_LIBRARY) and not any(part.startswith(INSTALLED) for part in within.parts)
 
 
 def _source_file(of: Any) -> str | None:

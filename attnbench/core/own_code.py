@@ -98,7 +98,7 @@ def sweep(name: str) -> list[str]:
 
     Commas may separate parameters too. Raises UserError where the brackets hold something else.
     """
-    function, bracket, inside = name.partition("[")
+    function, bracket, inside = _partition(name)
     if not bracket:
         return [name]
     values: dict[str, list[str]] = {}
@@ -119,9 +119,16 @@ def sweep(name: str) -> list[str]:
 
 def parameters_of(name: str) -> tuple[str, Mapping[str, Any]]:
     """Return "f" and {"a": 1, "b": "x"} of "f[a=1;b=x]". A value is a number, True, False or None, else a string."""
-    function, _, inside = name.partition("[")
+    function, _, inside = _partition(name)
     pairs = (part.partition("=") for part in inside.removesuffix("]").split(";") if part)
     return function, {parameter: _value(text) for parameter, _, text in pairs}
+
+
+def _partition(name: str) -> tuple[str, str, str]:
+    """Return "f", "[" and "a=1]" of "f[a=1]": the bracket behind the name of a file, which may have some itself."""
+    file, python, rest = name.rpartition(".py:")
+    function, bracket, inside = rest.partition("[")
+    return f"{file}{python}{function}", bracket, inside
 
 
 def _value(text: str) -> Any:
