@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attnbench.analysis.cluster.outliers import FALSE_ALARM, LEAST, TAIL
 from attnbench.analysis.cluster.units import Family, Model, Unit, models
 from attnbench.analysis.gate.findings import signed
+from attnbench.core import stats
 from attnbench.core.errors import EXIT_DONE, EXIT_INCONCLUSIVE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT
 from attnbench.core.formats import megahertz, percent
 from attnbench.core.record import Run
@@ -169,7 +169,7 @@ def _answer(found: Sequence[Model]) -> Iterator[str]:
 
 
 def _latencies(off: Mapping[Family, float]) -> str:
-    return ", ".join(f"{signed(math.expm1(by))} latency in {family}" for family, by in off.items())
+    return ", ".join(f"{signed(stats.expm1(by))} latency in {family}" for family, by in off.items())
 
 
 def _most(off: Mapping[Family, float]) -> float:
@@ -226,7 +226,7 @@ def _machine(model: Model) -> Machine:
 
 
 def _limits(threshold: float) -> str:
-    return f"{signed(math.expm1(-threshold))} and {signed(math.expm1(threshold))}"
+    return f"{signed(stats.expm1(-threshold))} and {signed(stats.expm1(threshold))}"
 
 
 def _table(number: int, model: Model) -> Table:
@@ -272,7 +272,7 @@ def _row(model: Model, unit: Unit) -> tuple[Entry, ...]:
     for family in model.families:
         off = model.off(unit, family)
         style: Style = "bad" if outlying.get(family, 0) > 0 else "warning" if family in {*outlying, *far} else ""
-        figures.append("-" if off is None else Span(signed(math.expm1(off)), style))
+        figures.append("-" if off is None else Span(signed(stats.expm1(off)), style))
     facts = _readings(unit)
     compared = sum(map(len, model.families.values()))
     own = sum(key in unit.latencies for keys in model.families.values() for key in keys)
@@ -353,7 +353,7 @@ def _facts(found: Sequence[Model]) -> Iterator[Caution]:
                     f"{model.label}, {family}: units differ by {percent(judged.deviation)} (standard deviation, "
                     f"{percent(judged.own_share)} from these units, the rest from the table: {model.spread}).",
                     f"With {units} one {far}stands out beyond {_limits(judged.threshold)}; one that is slower by "
-                    f"{percent(math.expm1(judged.found))} stands out 19 times of 20.",
+                    f"{percent(stats.expm1(judged.found))} stands out 19 times of 20.",
                 )
 
 
@@ -389,7 +389,7 @@ def _plot(model: Model, family: str) -> Plot:
             (i + 0.5) / len(units),
             at(off),
             group=int(abs(off) > judged.far),
-            tip=f"{unit.name}: {signed(math.expm1(off))}",
+            tip=f"{unit.name}: {signed(stats.expm1(off))}",
         )
         for i, (unit, off) in enumerate(zip(units, offs, strict=True))
     )
@@ -400,7 +400,7 @@ def _plot(model: Model, family: str) -> Plot:
         dots,
         levels=tuple((0.0, 1.0, at(limit)) for limit in limits),
         x_labels=((0.0, units[0].name), (1.0, units[-1].name)),
-        y_labels=tuple((at(limit), signed(math.expm1(limit))) for limit in limits),
+        y_labels=tuple((at(limit), signed(stats.expm1(limit))) for limit in limits),
     )
 
 
@@ -411,7 +411,7 @@ def _data(model: Model) -> Iterator[dict[str, Any]]:
             "unit": unit.name,
             "uuid": unit.uuid,
             "model": model.label,
-            **{family.replace(" ", "_"): None if by is None else math.expm1(by) for family, by in off.items()},
+            **{family.replace(" ", "_"): None if by is None else stats.expm1(by) for family, by in off.items()},
             "outlier": ", ".join(model.outlying(unit)),
             "far_off": ", ".join(model.far_off(unit)),
             "cells": len(unit.latencies),
@@ -430,9 +430,9 @@ def _model_data(model: Model) -> dict[str, Any]:
             family: {
                 "cells": len(model.families[family]),
                 "deviation": judged and judged.deviation,
-                "far": judged and math.expm1(judged.far),
-                "threshold": judged and math.expm1(judged.threshold),
-                "found": judged and math.expm1(judged.found),
+                "far": judged and stats.expm1(judged.far),
+                "threshold": judged and stats.expm1(judged.threshold),
+                "found": judged and stats.expm1(judged.found),
             }
             for family, judged in model.judgements.items()
         },

@@ -138,17 +138,17 @@ def levels(
     start, slope = creep or (middles[-1], 0.0)
     described = start + slope * np.arange(len(scaled), dtype=float)
     changes = [
-        Change(start, *place, math.expm1(noise * (after - before)))
+        Change(start, *place, stats.expm1(noise * (after - before)))
         for start, place, (before, after) in zip(starts[1:], places, pairwise(middles), strict=True)
     ]
     return Levels(
         len(scaled),
         tuple(starts),
-        tuple(math.exp(noise * middle) for middle in middles),
+        tuple(stats.exp(noise * middle) for middle in middles),
         tuple(changes),
         noise,
         quantile,
-        None if creep is None else math.expm1(slope * noise),
+        None if creep is None else stats.expm1(slope * noise),
         _pending(scaled, described, starts[-1] if creep is None else 0, of_all, noise),
     )
 
@@ -235,7 +235,7 @@ def _pending(scaled: Floats, described: Floats, start: int, critical: float, noi
         one_side = (ends > 0).all() or (ends < 0).all()
         jump, other = jumps[-number], float(jumps[start : len(jumps) - number].max(initial=0.0))
         if one_side and abs(ends).min() > max(critical, float(abs(others).max())) and jump > other + _FAR:
-            return Pending(len(scaled) - number, math.expm1(noise * float(ends.mean())))
+            return Pending(len(scaled) - number, stats.expm1(noise * float(ends.mean())))
     return None
 
 

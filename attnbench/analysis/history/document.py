@@ -392,8 +392,8 @@ def _plot(trend: Trend) -> Plot:
         for i, date in enumerate(dates)
     ]
     halves = [point.half or 0.0 for point in points]
-    low = min(point.value * math.exp(-half) for point, half in zip(points, halves, strict=True))
-    high = max(point.value * math.exp(half) for point, half in zip(points, halves, strict=True))
+    low = min(point.value * stats.exp(-half) for point, half in zip(points, halves, strict=True))
+    high = max(point.value * stats.exp(half) for point, half in zip(points, halves, strict=True))
     room = 0.05 * (high - low) or 0.05 * high
     bottom, height = low - room, high - low + 2 * room
 
@@ -404,8 +404,8 @@ def _plot(trend: Trend) -> Plot:
         Dot(
             place,
             at(point.value),
-            at(point.value * math.exp(-half)) if half else None,
-            at(point.value * math.exp(half)) if half else None,
+            at(point.value * stats.exp(-half)) if half else None,
+            at(point.value * stats.exp(half)) if half else None,
             tip=f"{_when(point.run)}: {form(point.value)}",
         )
         for place, point, half in zip(places, points, halves, strict=True)

@@ -12,6 +12,7 @@ from attnbench.analysis.history.acknowledged import Acknowledgement, is_named
 from attnbench.analysis.history.change_points import LEAST_NOISE, Change, Levels, Pending, levels, prior_of
 from attnbench.analysis.history.change_tests import MIN_RUNS, Outcome, judged
 from attnbench.analysis.history.series import DEFAULT, Series, in_order, series
+from attnbench.core import stats
 from attnbench.core.record import Run
 from attnbench.results.noise import Prior
 
@@ -143,7 +144,7 @@ def _trend(
     changed, kept = bool(outcome.changed[number]), float(outcome.kept[number]) if outcome.changed[number] else 0.0
     found = levels(one.values, prior, cells, changed=changed, kept=kept, least=_least_noise(one.metric))
     assert found
-    seen = math.expm1(outcome.detectable * found.deviation) if math.isfinite(outcome.detectable) else None
+    seen = stats.expm1(outcome.detectable * found.deviation) if math.isfinite(outcome.detectable) else None
     plain = Trend(one, found, bool(outcome.alike[number]), outcome.correlation, seen)
     return replace(plain, accepted=tuple(_accepted(plain, acknowledged)))
 
