@@ -75,13 +75,14 @@ def test_environment_variables_that_change_figures_are_told_as_a_person_set_them
         "TORCH_COMPILE_DISABLE": "1",
         "NVIDIA_TF32_OVERRIDE": "0",
         "OMP_PLACES": "",
+        "OMP_THREAD_LIMIT": "1",
         "TORCHINDUCTOR_FREEZING": "1",
     }
     places = {"TORCHINDUCTOR_CACHE_DIR": "x", "FLASHINFER_WORKSPACE_BASE": "x", "FLASHINFER_LOGLEVEL": "3"}
     plain = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH", "HOME")}
     variables = {**plain, **theirs, **places}
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=120)
-    of_all = {"TORCHINDUCTOR_FREEZING": "1", "TORCH_COMPILE_DISABLE": "1"}
+    of_all = {"OMP_THREAD_LIMIT": "1", "TORCHINDUCTOR_FREEZING": "1", "TORCH_COMPILE_DISABLE": "1"}
     assert done.stdout == f"{of_all} { {'NVIDIA_TF32_OVERRIDE': '0', **of_all} }\n", done.stderr
 
 
