@@ -17,7 +17,9 @@ from typing import Any
 
 from attnbench.core.errors import UserError, did_you_mean
 
-NEEDED = ("torch", "triton", "numpy")  # what a neighbour of a person's file must not replace
+NEEDED = (  # what a neighbour of a person's file must not replace: torch, and what it imports, at times in a call
+    *("torch", "triton", "numpy", "sympy", "mpmath", "networkx", "typing_extensions", "filelock", "fsspec", "jinja2"),
+)
 MODULE = "attnbench_own_"  # how the name of the module begins that is made of a person's file
 STANDARD = os.path.dirname(os.__file__)  # the folder of the standard library
 MAX_SWEEP = 64  # kernels of one sweep, each of which has a process

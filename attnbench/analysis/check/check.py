@@ -51,6 +51,10 @@ SUITE = parse_suite(
             {"headdim": 64, "causal": False, "softmax_scale": 0.3},  # another than 1 / sqrt(headdim)
             {"headdim": 64, "causal": True, "layout": "bhsd"},  # strides of q, k, v and dout, for order = "bshd"
             {"headdim": 64, "causal": True, "layout": "packed"},  # and for order = "bhsd"
+            # Groups with what their kernels treat apart: rows packed in a tile, decoding at any length, strides of k.
+            {"seqlen_q": 80, "seqlen": 203, "nheads": 6, "nheads_k": 2, "headdim": 64, "causal": True},
+            {"seqlen_q": 1, "seqlen": 203, "nheads": 6, "nheads_k": 2, "headdim": 64, "causal": True},
+            {"nheads": 6, "nheads_k": 2, "headdim": 64, "causal": True, "layout": "bhsd"},
         ],
         "on_cpu": {"axes": {"dtype": ["fp32", "bf16"]}},
     },

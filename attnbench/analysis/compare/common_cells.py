@@ -183,6 +183,6 @@ def _run_command(cases: Collection[Case]) -> str:
     others = (name for name in case_names.EXTRAS if name not in FLAGS)
     usual = {name: [AXES[name].text(AXES[name].usual)] for name in others}
     names += [name for name, value in {"window": ["none"], "mask": ["none"], **usual}.items() if written[name] != value]
-    options = [f"--{name.replace('_', '-')} {','.join(written[name])}" for name in names]
+    options = [f"--{name.replace('_', '-')} {shlex.quote(','.join(written[name]))}" for name in names]
     options += [f"--{name}" for name in FLAGS if written[name] == ["true"]]
     return f"attnbench run {' '.join(options)}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from attnbench.analysis.summary.grids import heading
 from attnbench.core.formats import digits, megahertz, percent, size
 from attnbench.core.record import Run
+from attnbench.core.text import one_line
 from attnbench.report.document import Pairs, Section
 from attnbench.results import metrics
 from attnbench.results.cells import Cell
@@ -77,8 +78,8 @@ def reproduce(runs: Sequence[Run], files: Sequence[Path], cells: Sequence[Cell])
         packages = [f"torch=={env.torch.partition('+')[0]}"] if env.torch else []
         packages += [f"{name}=={version}" for name, version in env.packages.items()]
         if packages:
-            lines.append(f"# {run.started[:10]}, {env.device.name}: {', '.join(packages)}")
-        lines.append(f"attnbench {shlex.join(run.argv)}" if run.argv else f"attnbench run --suite {run.suite}")
+            lines.append(one_line(f"# {run.started[:10]}, {env.device.name}: {', '.join(packages)}"))
+        lines.append(shlex.join(["attnbench", *(run.argv or ("run", "--suite", run.suite))]))
     convention = " --flops-convention fa" if cells and cells[0].source.convention == "fa" else ""
     report = f"attnbench report {shlex.join(file.name for file in files)}{convention}"
     lines += ["", "# this page, and one of its figures for a paper", f"{report} --html report.html"]
