@@ -56,6 +56,7 @@ class Judgement:
     notes: tuple[str, ...] = ()
     heading: tuple[str, ...] = ()  # how an A/B was measured
     earlier: tuple[Run, ...] = ()  # further runs of the baseline that are compared with too
+    commands: tuple[str, ...] = ()  # that would settle what is inconclusive, for a shell
 
     def count(self, verdict: Verdict) -> int:
         """Return how many findings have a verdict."""
