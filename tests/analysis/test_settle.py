@@ -13,7 +13,7 @@ from test_ab import OWN, Here, Watcher
 
 from attnbench.analysis.ab.settle import Request, settle
 from attnbench.analysis.baseline.reduce_run import reduced
-from attnbench.analysis.gate import judge
+from attnbench.analysis.gate import judge, run_differences
 from attnbench.analysis.gate.document import document_of
 from attnbench.core.record import Job, Record, Run
 from attnbench.report import terminal
@@ -118,6 +118,19 @@ def test_the_build_that_a_person_names_needs_no_trust_and_may_settle_a_part() ->
     assert {(f.backend, f.verdict) for f in after.findings if f.in_turns} == {("A", "unchanged")}
     assert code == 3
     assert "the baseline's build of Other is not known here" in after.heading[-1]
+
+
+def test_what_cannot_have_changed_is_measured_beside_what_is_under_test_and_not_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other stands for a backend of torch's own, which is one build in both runs."""
+    Path("other.py").write_text(CODE + "\nclass Other(A): ...\n")
+    monkeypatch.setattr(run_differences, "controls", lambda *_: frozenset({"Other"}))
+    judgement = gated(("new.py:A", "other.py:Other"), ("new.py:A", "other.py:Other"), rounds=1)
+    stands(judgement, "the baseline's build of A is not known here")
+    after, code = settled(judgement, a="old.py:A")
+    assert {f.backend for f in after.findings if f.in_turns} == {"A", "Other"}
+    assert code == 0
 
 
 @pytest.mark.parametrize("file", ["interpreter", "code"])

@@ -76,6 +76,7 @@ class Outcome:
     paths: tuple[Path, ...] = ()
     exit_code: int = 0
     pairs: int = 0  # complete pairs of turns
+    ended: str = ""  # why it ended, in one line; "" where all was settled
 
 
 def ab(request: Request, watcher: AbProgress, clock: Callable[[], float] = time.monotonic) -> Outcome:
@@ -151,9 +152,11 @@ def measure(
         if turns.interrupt:
             return Outcome(None, tuple(paths), turns.interrupt, turns.pairs)
         raise
-    judgement = replace(judgement, notes=(*judgement.notes, *turns.notes(len(unsettled(judgement)))))
+    ended = turns.notes(len(unsettled(judgement)))
+    judgement = replace(judgement, notes=(*judgement.notes, *ended))
     by_person = turns.interrupt in (0, EXIT_INTERRUPTED)  # who then wants to know what there is
-    return Outcome(judgement, tuple(paths), judgement.exit_code if by_person else turns.interrupt, turns.pairs)
+    code = judgement.exit_code if by_person else turns.interrupt
+    return Outcome(judgement, tuple(paths), code, turns.pairs, "".join(ended))
 
 
 def check_files(out: Path | None) -> None:

@@ -13,6 +13,7 @@ import glob
 import itertools
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,6 +33,7 @@ from attnbench.core.record import Run
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count, some
 from attnbench.results import run_file
+from attnbench.results.disturbed import doubt
 from attnbench.run.select import available_backends, check_trusted, select_interpreters
 from attnbench.run.suite import Resolved
 
@@ -114,7 +116,8 @@ def settle(
     lines = [
         f"{len(cells - left)} of {count(len(cells), 'open cell')} settled in turns against the baseline's build, by "
         f"{count(outcome.pairs, 'pair')} of turns, in {took}; run files: {', '.join(map(str, outcome.paths))}",
-        *(outcome.judgement.heading[1:] if outcome.judgement else ()),
+        *filter(None, [outcome.ended]),
+        *(_told(outcome.judgement) if outcome.judgement else ()),
         *([f"Not settled in turns: {without}"] if without else []),
         *_contradicted(judgement, settled),
     ]
@@ -150,7 +153,7 @@ def _in_turns(
     alike = [name for name in names if name not in controls and _is_one_build(*(of.get(name) for of in loaded))]
     without = _not_known(judgement.baseline, alike) if alike else ""
     names = [name for name in names if name not in alike]
-    if not names:
+    if not names or (alike and {*names} <= controls):  # controls alone decide nothing
         raise UserError(without)
     open_ = frozenset(one for one in wanted if one[1] in names)
     if not request.trust:
@@ -235,7 +238,8 @@ def _python(loaded: Loaded) -> str:
 def _not_known(baseline: Run, names: Sequence[str]) -> str:
     """Return which builds of the baseline are not known here, and what to give."""
     commit = baseline.environment.git or ""
-    where = f" (git worktree add ../baseline {commit} has its commit)" if commit and "+" not in commit else ""
+    is_one = re.fullmatch("[0-9a-f]{7,64}", commit)  # a stranger's file may hold any text
+    where = f" (git worktree add ../baseline {commit} has its commit)" if is_one else ""
     return (
         f"the baseline's build of {some(names)} is not known here: give --a, a Python that has it or "
         f"FILE.py:function{where}"
@@ -278,6 +282,11 @@ def _folder(current: Path) -> Path:
     stem = current.with_name(f"{run_file.name(current)}-settle")
     others = (stem.with_name(f"{stem.name}-{number}") for number in itertools.count(2))
     return next(folder for folder in (stem, *itertools.islice(others, 1000)) if not os.path.lexists(folder))
+
+
+def _told(turns: Judgement) -> list[str]:
+    """Return the lines on the builds of an A/B, and on what makes its figures doubtful."""
+    return [*turns.heading[1:], *(f"Of the turns: {line}" for line in doubt([turns.baseline, turns.current]))]
 
 
 def _contradicted(before: Judgement, after: Judgement) -> list[str]:
@@ -335,7 +344,7 @@ def _with_settled(judgement: Judgement, wanted: Collection[Open], outcome: run_a
             if seen and seen.verdict in SETTLED:
                 findings.append(replace(seen, in_turns=True, reason="in turns"))
             elif seen and seen.decision:
-                findings.append(replace(f, reason=f"{f.reason}; {seen.rounds[0]} pairs in turns did not"))
+                findings.append(replace(f, reason=f"{f.reason}; {count(seen.rounds[0], 'pair')} in turns did not"))
             else:
                 findings.append(f)
     return replace(judgement, findings=in_order(findings))
