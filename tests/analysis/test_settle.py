@@ -131,6 +131,10 @@ def test_what_cannot_have_changed_is_measured_beside_what_is_under_test_and_not_
     after, code = settled(judgement, a="old.py:A")
     assert {f.backend for f in after.findings if f.in_turns} == {"A", "Other"}
     assert code == 0
+    one = replace(judgement, findings=tuple(f for f in judgement.findings if f.backend == "Other"))
+    after, code = settled(one, a="old.py:A", b="new.py:A")  # of a backend that is not open
+    assert {f.backend for f in after.findings if f.in_turns} == {"Other"}
+    assert code == 0
 
 
 @pytest.mark.parametrize("file", ["interpreter", "code"])
@@ -141,6 +145,13 @@ def test_what_only_a_run_file_names_is_not_run(file: str) -> None:
         name = "base.jsonl" if side == "baseline" else "now.jsonl"
         run = replace(getattr(judgement, side), **strange)
         stands(replace(judgement, **{side: run}), f"{name} says to run", trust=False)
+
+
+def test_a_mask_that_only_a_run_file_names_is_not_run() -> None:
+    judgement = gated(("old.py:A",), rounds=1)
+    masked = [replace(f, case=replace(f.case, mask="/tmp/evil.py:mask@0123abcd")) for f in judgement.findings]
+    unplanned = replace(judgement, current=replace(judgement.current, plan=()), findings=tuple(masked))
+    stands(unplanned, "says to run /tmp/evil.py:mask;", a="old.py:A", b="new.py:A", trust=False)
 
 
 def test_a_build_is_not_compared_with_itself() -> None:

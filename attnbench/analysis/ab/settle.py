@@ -29,7 +29,7 @@ from attnbench.analysis.gate.findings import Finding, in_order
 from attnbench.analysis.gate.judge import Judgement
 from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_BY_SIGNAL, UserError
-from attnbench.core.record import Run
+from attnbench.core.record import Forecast, Job, Run
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count, some
 from attnbench.results import run_file
@@ -199,28 +199,34 @@ def _loaded(
     (before, now), known = sides, available_backends()
     usual = select_interpreters((), names)
 
-    def of(side: _Side, specs: Mapping[str, str | None]) -> dict[str, Loaded]:
+    def loaded(side: _Side, specs: Mapping[str, str | None]) -> dict[str, Loaded]:
         pythons = side.run.interpreters if side.run.specs else usual
         found = {name: (spec, side.python or pythons.get(name)) for name, spec in specs.items() if spec}
-        if side.code:
-            name, own = side.code
-            found[_named(side, name, names, controls)] = own
+        if side.code and (of := _named(side, side.code[0], names, controls)):
+            found[of] = side.code[1]
         return found
 
-    current = of(now, {name: now.run.specs.get(name) or known.get(name) for name in names})
+    current = loaded(now, {name: now.run.specs.get(name) or known.get(name) for name in names})
     if unknown := [name for name in names if name not in current]:
         raise UserError(f"{now.path} does not say where the code of {some(unknown)} is; give --b")
     # Two interpreters run the same code, where the baseline does not say which.
     same = {name: spec for name, (spec, _) in current.items()} if before.python else known
-    return of(before, {name: before.run.specs.get(name) or same.get(name) for name in names}), current
+    return loaded(before, {name: before.run.specs.get(name) or same.get(name) for name in names}), current
 
 
-def _named(side: _Side, name: str, names: Sequence[str], controls: Collection[str]) -> str:
-    """Return which of the open backends a piece of code is a build of: that of its name, else the one under test."""
+def _named(side: _Side, name: str, names: Sequence[str], controls: Collection[str]) -> str | None:
+    """Return which of the open backends a piece of code is a build of: that of its name, else the one under test.
+
+    None where that one is not open. Raises UserError where it may be one of several.
+    """
     tested = [name for name in names if name not in controls]
-    if name in names or len(tested) == 1:
-        return name if name in names else tested[0]
-    raise UserError(f"{side.option}: {side.given} is none of the open backends, {some(names)}; give two Pythons")
+    if name in names:
+        return name
+    if name in side.run.versions or not tested:
+        return None
+    if len(tested) > 1:
+        raise UserError(f"{side.option}: {side.given} is none of the open backends, {some(names)}; give two Pythons")
+    return tested[0]
 
 
 def _is_one_build(a: Loaded | None, b: Loaded | None) -> bool:
@@ -255,7 +261,7 @@ def _check_trust(
         specs = {name: loaded[name][0] for name in names}
         pythons = {name: python for name in names if (python := loaded[name][1]) and python not in given}
         known = {name: spec for name, spec in specs.items() if spec not in given}
-        plan = tuple(job for job in side.run.plan if job.case in cases)
+        plan = [Job(case, "", 0, Forecast(0.0, 0.0, 0)) for case in cases]  # whatever the file planned
         check_trusted(side.path, replace(side.run, specs=known, interpreters=pythons, plan=plan))
 
 
