@@ -1,9 +1,10 @@
-"""The commit of the working directory, asked of git so that nothing that the folder configures is run."""
+"""The commit and branch of the working directory, asked of git so that nothing that the folder configures is run."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -15,6 +16,8 @@ FILTERS = ("config", "--null", "--name-only", "--get-regexp", r"^filter\..")
 # run another git in them, with their own filters.
 STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=all")
 _OFF = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}", "status.renames=false")
+# what CI says of the branch where it has checked out a commit: a pull request's own branch first
+_BRANCH_OF_CI = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME")
 _EMPTY = "ATTNBENCH_EMPTY"  # a variable that holds nothing, for settings whose names hold a "="
 # no transport, which a partial clone would start for what it lacks; nothing is written
 _VARIABLES = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
@@ -24,12 +27,15 @@ class _NoAnswerError(Exception):
     """Raised where git has no answer. The message says why."""
 
 
-def commit() -> str | None:
-    """Return the commit of the working directory, with "+dirty" where tracked files differ; None without one."""
+def commit_and_branch() -> tuple[str | None, str | None]:
+    """Return the commit of the working directory, with "+dirty" where tracked files differ, and its branch.
+
+    Each is None where there is none. On a commit without a branch the variables of GitHub's and GitLab's CI tell it.
+    """
     try:
         return _look()
     except _NoAnswerError:
-        return None
+        return None, None
 
 
 def why_no_commit() -> str:
@@ -45,8 +51,8 @@ def why_no_commit() -> str:
     return ""
 
 
-def _look() -> str | None:
-    """Return what `commit` does. Raises _NoAnswerError."""
+def _look() -> tuple[str | None, str | None]:
+    """Return what `commit_and_branch` does. Raises _NoAnswerError."""
     names = dict.fromkeys(name.rpartition(".")[0] for name in _git(*FILTERS, fine=(0, 1)).split("\0") if name)
     off = [word for setting in _OFF for word in ("-c", setting)]
     for setting in (f"{name}.{key}" for name in names for key in ("clean", "smudge", "process", "required")):
@@ -55,7 +61,11 @@ def _look() -> str | None:
     said = _git(*off, *STATUS)
     found = re.search(r"(?m)^# branch\.oid ([0-9a-f]{12})", said)
     changed = re.search(r"(?m)^[^#]", said)
-    return f"{found[1]}{'+dirty' if changed else ''}" if found else None
+    if not found:
+        return None, None
+    head = re.search(r"(?m)^# branch\.head (?!\(detached\)$)(.+)", said)
+    branch = head[1] if head else next(filter(None, map(os.environ.get, _BRANCH_OF_CI)), None)
+    return f"{found[1]}{'+dirty' if changed else ''}", branch
 
 
 def _git(*words: str, fine: tuple[int, ...] = (0,)) -> str:
@@ -74,7 +84,7 @@ def _git(*words: str, fine: tuple[int, ...] = (0,)) -> str:
     if untrusted := re.search(r"dubious ownership in repository at '(.*)'", said):
         raise _NoAnswerError(
             f"git does not trust {untrusted[1]}, which another user owns; "
-            f"git config --global --add safe.directory {untrusted[1]}"
+            f"git config --global --add safe.directory {shlex.quote(untrusted[1])}"
         )
     fatal = re.search(r"(?m)^fatal: (.*)", said)
     raise _NoAnswerError(f"git says: {fatal[1]}" if fatal else f"git ended with exit code {done.returncode}")
