@@ -82,7 +82,7 @@ def stands(judgement: judge.Judgement, said: str, **request: Any) -> None:
     after, code = settled(judgement, **request)
     assert not Here.started
     assert not list(Path().glob("*settle*"))
-    (line,) = after.heading
+    (line,) = after.first[: len(after.first) - len(judgement.first)]
     assert line.startswith("Not settled in turns: ")
     assert said in line
     assert (after.findings, code) == (judgement.findings, judgement.exit_code)
@@ -100,8 +100,8 @@ def test_what_is_open_is_settled_and_nothing_else_is_measured() -> None:
         (2048, "latency", "unchanged", "in turns")
     ]
     assert all(f in before.findings for f in after.findings if not f.in_turns)
-    assert after.heading[0].startswith("1 of 1 open cell settled in turns against the baseline's build, by ")
-    assert after.heading[0].endswith("; run files: now-settle/a.jsonl, now-settle/b.jsonl")
+    assert after.first[0].startswith("1 of 1 open cell settled in turns against the baseline's build, by ")
+    assert after.first[0].endswith("; run files: now-settle/a.jsonl, now-settle/b.jsonl")
     assert lengths("now-settle/a.jsonl") == lengths("now-settle/b.jsonl") == {2048}
     assert run_file.read(Path("now-settle/a.jsonl"))[0].specs["A"].endswith("old.py:A")
     assert "  in turns\n" in terminal.text(document_of(after))
@@ -117,7 +117,7 @@ def test_the_build_that_a_person_names_needs_no_trust_and_may_settle_a_part() ->
     after, code = settled(before, a="old.py:A", b="new.py:A", trust=False)
     assert {(f.backend, f.verdict) for f in after.findings if f.in_turns} == {("A", "unchanged")}
     assert code == 3
-    assert "the baseline's build of Other is not known here" in after.heading[-1]
+    assert "the baseline's build of Other is not known here" in after.first[1]
 
 
 def test_what_cannot_have_changed_is_measured_beside_what_is_under_test_and_not_alone(
@@ -192,7 +192,7 @@ def test_what_stays_open_says_so_and_keeps_the_figures_of_the_gate() -> None:
     assert finding.reason.endswith("; 4 pairs in turns did not")
     assert finding.decision in [f.decision for f in before.findings]
     assert code == 3
-    assert after.heading[0].startswith("0 of 1 open cell settled in turns")
+    assert after.first[0].startswith("0 of 1 open cell settled in turns")
 
 
 def test_a_wrong_result_in_turns_fails_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,4 +214,4 @@ def test_a_change_that_is_not_seen_in_turns_is_said(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("TOLD")
     after, code = settled(judgement)
     assert code == 0
-    assert "2 cells changed otherwise in turns than between the runs" in after.heading[-1]
+    assert "2 cells changed otherwise in turns than between the runs" in after.first[1]

@@ -104,24 +104,25 @@ def settle(
     wanted, began = open_results(judgement), clock()
     if not wanted or certain(judgement, at_look=True):
         said = ["Not settled in turns: the exit code is certain already."] if wanted else []
-        return replace(judgement, heading=(*judgement.heading, *said)), judgement.exit_code
+        return replace(judgement, first=(*said, *judgement.first)), judgement.exit_code
     try:
         outcome, without = _in_turns(judgement, wanted, files, request, watcher, clock)
     except UserError as error:
-        return replace(judgement, heading=(*judgement.heading, f"Not settled in turns: {error}")), judgement.exit_code
+        return replace(judgement, first=(f"Not settled in turns: {error}", *judgement.first)), judgement.exit_code
     settled = _with_settled(judgement, wanted, outcome)
     took = format_duration(clock() - began)
     cells = {(case, backend) for case, backend, _ in wanted}
     left = {(case, backend) for case, backend, _ in open_results(settled)} & cells
-    lines = [
+    turns = outcome.judgement
+    first = [
         f"{len(cells - left)} of {count(len(cells), 'open cell')} settled in turns against the baseline's build, by "
         f"{count(outcome.pairs, 'pair')} of turns, in {took}; run files: {', '.join(map(str, outcome.paths))}",
-        *filter(None, [outcome.ended]),
-        *(_told(outcome.judgement) if outcome.judgement else ()),
         *([f"Not settled in turns: {without}"] if without else []),
         *_contradicted(judgement, settled),
+        *(f"Of the turns: {line}" for line in (doubt([turns.baseline, turns.current]) if turns else ())),
     ]
-    settled = replace(settled, heading=(*settled.heading, *lines))
+    heading = [*filter(None, [outcome.ended]), *(turns.heading[1:] if turns else ())]
+    settled = replace(settled, first=(*first, *settled.first), heading=(*settled.heading, *heading))
     return settled, outcome.exit_code if outcome.exit_code in EXIT_BY_SIGNAL else settled.exit_code
 
 
@@ -288,11 +289,6 @@ def _folder(current: Path) -> Path:
     stem = current.with_name(f"{run_file.name(current)}-settle")
     others = (stem.with_name(f"{stem.name}-{number}") for number in itertools.count(2))
     return next(folder for folder in (stem, *itertools.islice(others, 1000)) if not os.path.lexists(folder))
-
-
-def _told(turns: Judgement) -> list[str]:
-    """Return the lines on the builds of an A/B, and on what makes its figures doubtful."""
-    return [*turns.heading[1:], *(f"Of the turns: {line}" for line in doubt([turns.baseline, turns.current]))]
 
 
 def _contradicted(before: Judgement, after: Judgement) -> list[str]:
