@@ -12,6 +12,8 @@ from attnbench.core.errors import EXIT_INCONCLUSIVE
 from attnbench.core.text import count
 from attnbench.results import run_file
 
+MOST = 20  # rounds to add; what asks for more is better measured in turns
+
 
 def with_command(judgement: Judgement, current: Path) -> Judgement:
     """Return a judgement with the command that measures the rounds that would settle its open cells, and a note on it.
@@ -20,7 +22,7 @@ def with_command(judgement: Judgement, current: Path) -> Judgement:
     """
     run = judgement.current
     asked = [f for f in judgement.findings if judgement.exit_code_of(f) == EXIT_INCONCLUSIVE]
-    rounds = [of for f in asked if (of := more_of_current(f))]
+    rounds = [of for f in asked if (of := more_of_current(f)) and of <= MOST]
     if judgement.refused or not rounds or not run.plan or run.turns or run.search or current.suffix == ".gz":
         return judgement
     number = run_file.planned_rounds(run) + max(rounds)
