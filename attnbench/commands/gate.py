@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import ends_with_its_reader, one_of, read_and_count, read_runs, tell
-from attnbench.core.errors import EXIT_CANNOT_WRITE, UserError
+from attnbench.commands.shared import command_line, ends_with_its_reader, live, one_of, read_and_count, read_runs, tell
+from attnbench.core.errors import EXIT_CANNOT_WRITE, EXIT_PASS, UserError
 
 if TYPE_CHECKING:
+    from attnbench.analysis.ab.settle import Request as Settle
     from attnbench.analysis.gate.judge import Judgement, Request
 
 FORMATS = ("table", "md", "html", "json", "junit", "github")
@@ -126,6 +127,59 @@ class GateOutput(output.Output):
         return wanted
 
 
+when_open = partial(typer.Option, rich_help_panel="What stays open")
+
+
+@dataclass(frozen=True)
+class HowToSettle:
+    """The options of `attnbench gate` that measure what it leaves open."""
+
+    settle: Annotated[
+        str | None,
+        when_open(
+            metavar="TIME",
+            help="Measure what is inconclusive in turns against the baseline's build, as attnbench ab does, for this "
+            "time at most, as in 5m.",
+        ),
+    ] = None
+    a: Annotated[
+        str | None,
+        when_open(
+            "--a",
+            metavar="BUILD",
+            help="With --settle: the baseline's build, a Python that has it or FILE.py:function. Default: what the "
+            "baseline names.",
+        ),
+    ] = None
+    b: Annotated[
+        str | None,
+        when_open("--b", metavar="BUILD", help="With --settle: the build of CURRENT. Default: what CURRENT names."),
+    ] = None
+    trust: Annotated[
+        bool,
+        when_open(
+            "--trust",
+            metavar="",
+            help="With --settle: run the code and interpreters that the run files name, also where none would be "
+            "chosen here.",
+        ),
+    ] = False
+
+    def request(self) -> Settle | None:
+        """Return what is asked for; None without --settle. Raises UserError for a wrong time or build."""
+        given = {"--a": self.a, "--b": self.b, "--trust": self.trust}
+        if self.settle is None:
+            if idle := [option for option, value in given.items() if value]:
+                raise UserError(f"{idle[0]} is of what --settle measures; add --settle TIME, as in 5m")
+            return None
+        from attnbench.analysis.ab.settle import Request
+        from attnbench.core.sizes import parse_duration
+
+        asked = Request(parse_duration(self.settle, "--settle"), self.a, self.b, self.trust, command_line())
+        asked.check()
+        return asked
+
+
 @options.grouped
 def gate(
     *,
@@ -139,6 +193,7 @@ def gate(
     ],
     current: Annotated[Path, typer.Argument(metavar="CURRENT", help="The run file to judge.")],
     judging: HowToJudge,
+    settling: HowToSettle,
     output_to: GateOutput,
 ) -> None:
     """Judge a run against a baseline, cell by cell: improved, unchanged, regressed, or too noisy to tell.
@@ -149,19 +204,21 @@ def gate(
     attnbench gate baseline.jsonl results/now.jsonl
     attnbench gate baselines results/now.jsonl
     attnbench gate old.jsonl new.jsonl --expect torch --margin 5% -f md=comment.md -f junit=gate.xml
+    attnbench gate main now.jsonl --settle 5m --a /venvs/main/bin/python
     """
     from attnbench.analysis.baseline.baseline_files import pick
     from attnbench.analysis.gate.judge import judge
+    from attnbench.analysis.gate.more_rounds import with_command
     from attnbench.core.text import count, some
 
-    request = judging.request()
+    request, settles = judging.request(), settling.request()
     wanted = output_to.wanted()
     now, damaged = read_and_count(current)
     chosen = [path for given in baseline for path in pick(given, now)]
     if chosen != baseline:
         tell(f"attnbench: baseline: {some(map(str, chosen))}")
-    (_, first), *others = read_runs(chosen)
-    judgement = judge(first, now, request, [run for _, run in others])
+    runs = read_runs(chosen)
+    judgement = judge(runs[0][1], now, request, [run for _, run in runs[1:]])
     if any(path.resolve() == current.resolve() for path in chosen):
         tell(f"attnbench: {current} is judged against itself, which passes whatever it holds")
     if damaged and (gone := judgement.only_missing()):
@@ -169,7 +226,16 @@ def gate(
             f"{current}: {count(damaged, 'line')} of it cannot be read, and {some(gone)} may be among them; restore "
             "the file, or measure again"
         )
-    raise typer.Exit(write(judgement, wanted, output_to.every))
+    code = EXIT_PASS
+    if settles:
+        from attnbench.analysis.ab.settle import settle
+        from attnbench.report.progress.ab_progress import AbProgress
+
+        path = next(path for path, run in runs if run is judgement.baseline)
+        with live(AbProgress, "anything was settled") as watcher:
+            judgement, code = settle(judgement, (path, current), settles, watcher)
+    written = write(with_command(judgement, current), wanted, output_to.every)
+    raise typer.Exit(code or written)
 
 
 def _split(texts: Sequence[str] | None) -> list[str]:

@@ -50,7 +50,14 @@ def run(
     warmup: Annotated[
         str | None, how(metavar="TIME", help="Least time of calls before the first sample. Default: 0.025s.")
     ] = None,
-    rounds: Annotated[int, how(metavar="N", help="Measure everything N times, each time in new processes.")] = 1,
+    rounds: Annotated[
+        int,
+        how(
+            metavar="N",
+            help="Measure everything N times, each time in new processes. With --resume: N times in all, so that a "
+            "finished run gets more rounds.",
+        ),
+    ] = 1,
     fresh_caches: Annotated[
         bool,
         how("--fresh-caches", help="Measure each cell in a new process with empty compile caches: cold first calls."),
@@ -102,7 +109,8 @@ def run(
         Path | None,
         files(
             metavar="FILE",
-            help="Measure what this run file lacks, with the options that it was started with but its time limit.",
+            help="Measure what this run file lacks, with the options that it was started with but its time limit. "
+            "--rounds N adds rounds.",
         ),
     ] = None,
     trust: options.Trust = False,

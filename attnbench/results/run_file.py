@@ -6,7 +6,8 @@ name, is read as the file in it; a run is written plain, since gzip cannot be ap
 
 Schema 1 (attnbench 0.1): {"type": "run", "schema": 1, ...the fields of Run but its records}, {"type": "record", ...}.
 Schema 2: a measurement may have "runs", [value, times] each, in place of "values". A file of schema 1 is read as it
-stands and stays one when it is resumed, so that what wrote it can read it still.
+stands and stays one when it is resumed, so that what wrote it can read it still. {"type": "rounds", "rounds": 9} among
+the records says that so many rounds are planned in all; an attnbench that does not know it reads the records alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import gzip
 import io
 import json
 import os
+import random
 import re
 import secrets
 import shlex
@@ -29,6 +31,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
@@ -36,6 +39,8 @@ from attnbench.results import bounds, decode
 
 SCHEMA = 2
 _FIRST = b'{"type":"run",'  # what each begins with
+_ROUNDS = b'{"type":"rounds",'  # a line that plans more rounds
+MOST_JOBS = 50_000  # of a plan; to make and store them takes five seconds
 _RUN = re.compile(rb'"type"\s*:\s*"run"')  # in any spelling of a first line; within a string its quotes are escaped
 MOST_BYTES, MOST_OF_LINE = 2**30, 2**25  # of a file, unpacked; of one of its lines
 _PIECE = 2**18  # bytes read at once
@@ -114,9 +119,16 @@ class RunFile:
 
         Raises UserError where the disk is full, and where the file is not at its path any more.
         """
+        self._append(_record(record, self._schema))
+
+    def add_rounds(self, rounds: int) -> None:
+        """Append that so many rounds are planned in all. Raises UserError as `append` does."""
+        self._append(_line({"type": "rounds", "rounds": rounds}))
+
+    def _append(self, line: bytes) -> None:
         self._check_place()
         try:
-            self._put(_record(record, self._schema))
+            self._put(line)
         except OSError as error:
             raise UserError(
                 f"cannot write {self.path}: {_what(error)}; what was measured before is in it; "
@@ -267,7 +279,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
     first = lines.readline()
     if not first.endswith(b"\n"):
         raise _cut_off(path, content)
-    run, records, repeated, unknown = _header(path, first), [], 0, 0
+    run, records, repeated, unknown, rounds = _header(path, first), [], 0, 0, 0
     planned = frozenset() if run.search else frozenset((job.case, job.backend) for job in run.plan)
     for number, line in enumerate(lines, start=2):
         if line.startswith(_CONFLICT):
@@ -279,6 +291,9 @@ def read(path: Path) -> tuple[Run, list[str]]:
                 problems.append(f"{path}:{number}: truncated last line dropped (an interrupted write)")
             continue
         try:
+            if line.startswith(_ROUNDS):
+                rounds = max(rounds, _rounds(line, run))
+                continue
             record = decode.record(line)
             if record and record.status == "ok" and "time" not in record.measurements and not run.search:
                 raise ValueError("its status is ok, and it has no time")
@@ -304,7 +319,41 @@ def read(path: Path) -> tuple[Run, list[str]]:
         bounds.check_cases({job.case for job in run.plan} | {record.case for record in records})
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    return replace(run, records=tuple(records)), problems
+    return replace(with_rounds(run, rounds), records=tuple(records)), problems
+
+
+def _rounds(line: bytes, run: Run) -> int:
+    """Return how many rounds a line plans. Raises ValueError for more than a plan may have."""
+    rounds = json.loads(line)["rounds"]
+    if not isinstance(rounds, int) or jobs_with(run, rounds) > MOST_JOBS:
+        raise ValueError("no number of rounds")
+    return rounds
+
+
+def with_rounds(run: Run, rounds: int) -> Run:
+    """Return the run with so many rounds planned in all, if it has fewer.
+
+    The further ones have the jobs of the first: the cases in another random order each, and so the backends of a case.
+    """
+    plan, first = list(run.plan), dict[Case, list[Job]]()
+    for job in plan:
+        if not job.round:
+            first.setdefault(job.case, []).append(job)
+    for number in range(planned_rounds(run), rounds):
+        order = random.Random(f"{run.policy.seed}/{number}")
+        for jobs in order.sample([*first.values()], len(first)):
+            plan += (replace(job, round=number) for job in order.sample(jobs, len(jobs)))
+    return replace(run, plan=tuple(plan))
+
+
+def planned_rounds(run: Run) -> int:
+    """Return how many rounds a run has planned."""
+    return 1 + max((job.round for job in run.plan), default=-1)
+
+
+def jobs_with(run: Run, rounds: int) -> int:
+    """Return how many jobs the plan of a run would have with so many rounds."""
+    return sum(not job.round for job in run.plan) * rounds
 
 
 def _joined(path: Path, number: int, line: bytes) -> UserError:

@@ -57,7 +57,6 @@ from attnbench.run.workers import (
 )
 
 MAX_ROUNDS = 1000
-MAX_JOBS = 50_000  # to plan and store them takes five seconds
 NO_LIMIT = "the time limit of the run does not apply to what is left; --time-limit TIME sets one"
 MAY_COMPILE = "may compile for minutes in a first call, which the forecast leaves out; with --time-limit they come last"
 OTHER_UNIT = "measured on another unit of this GPU model than the run began on: units differ by some percent"
@@ -189,13 +188,25 @@ def _checked(request: Request, device: str, others: Sequence[str]) -> _Checked:
         names: WorkerPool(own, select_interpreters(request.pythons, list(own), suite.interpreters))
         for names, own in specs.items()
     }
-    if not 1 <= request.rounds <= MAX_ROUNDS:
-        raise UserError(f"--rounds: {request.rounds} is not from 1 to {MAX_ROUNDS}")
+    _check_rounds(request.rounds)
     if request.settings.axes.batch and request.settings.tokens:
         raise UserError("--batch and --tokens both set the batch size; give one of them")
     if not request.dry_run:
         check_output_path(request.out)
     return _Checked(device, others, suite, found, pools, parse_peak(request.peak))
+
+
+def _check_rounds(rounds: int) -> None:
+    if not 1 <= rounds <= MAX_ROUNDS:
+        raise UserError(f"--rounds: {rounds} is not from 1 to {MAX_ROUNDS}")
+
+
+def _check_jobs(jobs: int) -> None:
+    if jobs > run_file.MOST_JOBS:
+        raise UserError(
+            f"that is {jobs} jobs (cases x backends x rounds), more than the {run_file.MOST_JOBS} that a run may have; "
+            "give fewer sizes, backends or --rounds"
+        )
 
 
 def _planned(
@@ -222,11 +233,7 @@ def _planned(
         environment = device_probe.measure_rates(environment, dtypes)
     pool = checked.pools[chosen.backends]
     pool.peers = environment.peers
-    if (count := len(chosen.cases) * len(pool.specs) * request.rounds) > MAX_JOBS:
-        raise UserError(
-            f"that is {count} jobs (cases x backends x rounds), more than the {MAX_JOBS} that a run may have; "
-            "give fewer sizes, backends or --rounds"
-        )
+    _check_jobs(len(chosen.cases) * len(pool.specs) * request.rounds)
     gone = venvs.missing_venv_notes(name for name in pool.specs if name not in pool.interpreters)
     untold = checkout.why_no_commit() if environment.git is None else ""
     chosen = replace(chosen, notes=(*chosen.notes, *gone, *filter(None, [untold])))
@@ -317,9 +324,17 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
         raise UserError(f"{request.resume} names no code for {min(unknown_code)}, which it plans; start a new run")
     if not request.trust:
         check_trusted(request.resume, old)
+    _check_rounds(request.rounds)
+    _check_jobs(run_file.jobs_with(old, request.rounds))
+    if 1 < request.rounds < (had := run_file.planned_rounds(old)):
+        raise UserError(
+            f"--rounds: {request.resume} has {had} rounds; with --resume give how many it is to have in all"
+        )
     file = None if request.dry_run else run_file.RunFile.reopen(request.resume)
     if file:  # it is locked from here on; read again what another process may have added
-        old = replace(old, records=run_file.read(request.resume)[0].records)
+        old, _ = run_file.read(request.resume)
+    had = run_file.planned_rounds(old)
+    old = run_file.with_rounds(old, request.rounds)
     todo = [replace(j, skip=None, resumable=False) if j.resumable else j for j in run_file.missing(old)]
     rounds = {job.round for job in old.plan}
     if unknown := {*request.again} - rounds:
@@ -364,6 +379,8 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
                     f"cannot resume {request.resume}: {name} was {old.versions.get(name)} and is "
                     f"{probe.version or probe.reason}"
                 )
+        if request.rounds > had:
+            file.add_rounds(request.rounds)
         observer.planned(old, todo, request.resume, notes, limit or None)
         measured, interrupt = _measure(old, todo, pool, file, observer, limit or None, elsewhere, users)
     return Outcome(measured, request.resume, interrupt or exit_code(measured, request.allow_wrong))
@@ -431,7 +448,6 @@ def _not_with_resume(request: Request) -> list[str]:
         "the options that choose cases": settings.axes != Axes()
         or any(given is not None for given in (settings.tokens, settings.models, settings.tp, settings.phase)),
         "--seed, --timer, --l2 and the other options of how to measure": bool(settings.policy),
-        "--rounds": request.rounds != fresh.rounds,
         "--python": bool(request.pythons),
         "--peak": bool(request.peak),
         "--out": request.out is not None,

@@ -153,6 +153,16 @@ def test_more_rounds_settle_what_is_inconclusive() -> None:
     assert settled[0.5] / (20 * cases) < 0.72
 
 
+def test_more_rounds_of_the_current_run_alone_settle_what_a_long_baseline_leaves_open() -> None:
+    """Five rounds of a baseline have an error of their own, which none of the current run lessens."""
+    wide, by = (-0.02, 0.02, 0.0, 0.015, -0.015), M + 0.018
+    few, many = (decide([Rounds(list(wide) * n, shifted(by, wide), 0.03, "latency")])[0] for n in (1, 8))
+    assert few.more is not None
+    assert few.more_current is None
+    assert many.more_current in range(1, 11)
+    assert decide([Rounds(list(wide) * 8, shifted(by, wide * 3), 0.03, "latency")])[0].verdict == "regressed"
+
+
 def test_no_number_of_rounds_settles_what_lies_at_the_margin() -> None:
     noisy = (-0.01, 0.01, 0.0, 0.005, -0.005)
     found = decide([Rounds(list(noisy), shifted(M + 1e-5, noisy), 0.03, "latency")])[0]

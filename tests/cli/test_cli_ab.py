@@ -35,6 +35,25 @@ def test_the_slower_interpreter_fails_and_gate_reproduces_it(interpreters: Tool,
     assert by_ab["heading"][2].endswith("/slow")
 
 
+def test_a_gate_that_escalates_ends_as_the_turns_say(interpreters: Tool) -> None:
+    """One round a side is judged by nothing; with the two interpreters that measured them it is a regression."""
+    for name, script in (("base", ""), ("now", "speed=0.9")):
+        interpreters("run", *AXES, "-b", "fake", "--out", f"{name}.jsonl", fake=script)
+    gate = ("gate", "base.jsonl", "now.jsonl", "-f", "table", "-f", "json=gate.json")
+    stands = interpreters(*gate, "--settle", "1m", code=3)
+    assert "Not settled in turns: the baseline's build of fake is not known here: give --a" in stands.out
+    done = interpreters(*gate, "--settle", "1m", "--a", "./same", "--b", "./slow", code=1)
+    assert done.out.splitlines()[2].startswith("1 of 1 open cell settled in turns against the baseline's build, by 4")
+    assert "turn 8 (B)" in done.err
+    assert done.out.splitlines()[-1].startswith("FAIL: 1 regressed")
+    found = json.loads((interpreters.folder / "gate.json").read_text())
+    assert [f["metric"] for f in found["findings"] if f["in_turns"]] == ["latency"]
+    interpreters("gate", "now-settle/a.jsonl", "now-settle/b.jsonl", "-m", "latency", code=1)
+    idle = interpreters(*gate, "--a", "./same", code=2).err
+    assert idle == "attnbench: --a is of what --settle measures; add --settle TIME, as in 5m\n"
+    assert "'./none' is no interpreter" in interpreters(*gate, "--settle", "1m", "--b", "./none", code=2).err
+
+
 def test_ctrl_c_ends_the_workers_and_keeps_what_was_measured(interpreters: Tool) -> None:
     with interpreters.start("ab", "--a", "./same", "--b", "./stuck", *AXES, "--out", "d") as process:
         file, end = interpreters.folder / "d/a.jsonl", time.monotonic() + 60

@@ -300,13 +300,27 @@ def test_resume_refuses_another_version_of_a_backend(tool: Tool, finished: str) 
     assert len(tool.stored().records) == 3
 
 
-@pytest.mark.parametrize(
-    "options", [("-b", "fake"), ("--seqlen", "1k"), ("--rounds", "2"), ("--out", "other.jsonl"), ("--seed", "3")]
-)
+@pytest.mark.parametrize("options", [("-b", "fake"), ("--seqlen", "1k"), ("--out", "other.jsonl"), ("--seed", "3")])
 def test_resume_refuses_options_that_it_would_not_follow(tool: Tool, finished: str, options: tuple[str, ...]) -> None:
     tool.write("run.jsonl", finished)
     result = tool("run", "--resume", "run.jsonl", *options, code=2)
     assert result.err.startswith("attnbench: --resume uses the settings of run.jsonl; leave out ")
+
+
+def test_resume_with_rounds_adds_rounds_and_goes_on_with_them(tool: Tool, finished: str) -> None:
+    tool.write("run.jsonl", finished)
+    tool("run", "--resume", "run.jsonl", "--rounds", "3")
+    lines = (tool.folder / "run.jsonl").read_text().splitlines(keepends=True)
+    assert "".join(lines).startswith(finished)
+    rounds = [found["round"] for found in map(json.loads, lines) if found["type"] == "record"]
+    assert [rounds.count(n) for n in range(4)] == [6, 6, 6, 0]
+    assert tool("run", "--resume", "run.jsonl", "--rounds", "2", code=2).err == (
+        "attnbench: --rounds: run.jsonl has 3 rounds; with --resume give how many it is to have in all\n"
+    )
+    tool.write("run.jsonl", "".join(lines[:-7]))  # interrupted within the second round
+    assert "11 of 18 jobs are there" in tool("run", "--resume", "run.jsonl").err
+    again = tool("run", "--resume", "run.jsonl", "--rounds", "3")
+    assert "nothing is missing" in again.err
 
 
 @linux

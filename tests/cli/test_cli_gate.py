@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -62,6 +63,17 @@ def test_one_round_says_that_it_is_weak_and_may_end_with_3(tool: Tool) -> None:
         tool(*FAKE, "--seqlen", "1k", *SMALL, "--out", f"{name}.jsonl")
     assert "run --rounds 5" in tool("gate", "a.jsonl", "b.jsonl", code=3).out
     tool("gate", "a.jsonl", "b.jsonl", "--inconclusive", "pass", code=0)
+
+
+def test_the_command_of_an_inconclusive_gate_settles_it(tool: Tool) -> None:
+    for name in ("a", "b"):
+        tool(*FAKE, "--seqlen", "1k", *SMALL, "--out", f"{name}.jsonl")
+    gate = ("gate", "a.jsonl", "b.jsonl", "-f", "json")
+    found = json.loads(tool(*gate, code=3).out)
+    assert found["commands"] == ["attnbench run --resume b.jsonl --rounds 5"]
+    assert found["notes"][-1] == f"To settle 1 of 1 inconclusive result: {found['commands'][0]}, and gate again."
+    tool(*shlex.split(found["commands"][0])[1:])
+    assert json.loads(tool(*gate).out)["commands"] == []
 
 
 def test_all_formats_at_once(runs: Tool, tmp_path: Path) -> None:

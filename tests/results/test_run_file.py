@@ -695,3 +695,18 @@ def test_rounds_and_backends_are_missing_apart() -> None:
     plan = [job(CASES[0], name, round) for name in ("a", "b") for round in (0, 1)]
     left = run_file.missing(run([ok(CASES[0], "a", 1.0, round=1)], plan=plan))
     assert [(j.backend, j.round) for j in left] == [("a", 0), ("b", 0), ("b", 1)]
+
+
+def test_a_line_of_more_rounds_plans_them_and_a_senseless_one_is_damage(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b'{"type":"rounds","rounds":3}\n{"type":"rounds","rounds":2}\n')
+        file.write(b'{"type":"rounds","rounds":1000000000}\n{"type":"rounds","rounds":"9"}\n{"type":"rounds",}\n')
+    found, problems = run_file.read(path)
+    assert [problem.partition(" (")[0] for problem in problems] == [
+        f"{path}:{n}: damaged line left out" for n in (7, 8, 9)
+    ]
+    assert found.plan[: len(CASES)] == RUN.plan
+    assert {(j.case, j.backend, j.round) for j in found.plan} == {(c, "triton", n) for c in CASES for n in range(3)}
+    orders = [[j.case for j in found.plan if j.round == n] for n in range(3)]
+    assert orders[1] != orders[2], "each round has an order of its own"
+    assert len(run_file.missing(found)) == len(CASES) - len(RECORDS) + 2 * len(CASES)

@@ -31,7 +31,7 @@ def builds(
     """
     if is_code(a) != is_code(b):
         code, option, other = (a, "--b", b) if is_code(a) else (b, "--a", a)
-        _interpreter(option, other)  # raises if it is no interpreter either
+        interpreter(option, other)  # raises if it is no interpreter either
         raise UserError(
             f"--a and --b: {code} is code and {other} is not; give two interpreters (with -b for what they run), "
             "or code on both sides"
@@ -41,7 +41,7 @@ def builds(
     if pythons:
         raise UserError("--python: --a and --b are the interpreters already; leave it out")
     specs = select_backends(patterns)
-    first, second = (_interpreter(option, path) for option, path in (("--a", a), ("--b", b)))
+    first, second = (interpreter(option, path) for option, path in (("--a", a), ("--b", b)))
     return (
         Build(f"--a {a}", specs, dict.fromkeys(specs, first), first),
         Build(f"--b {b}", specs, dict.fromkeys(specs, second), second),
@@ -54,7 +54,7 @@ def is_code(build: str) -> bool:
 
 
 def _codes(a: str, b: str, pythons: Sequence[str], suite: Mapping[str, str] | None) -> tuple[Build, Build]:
-    (first, _), (second, _) = chosen = [_one(option, text) for option, text in (("--a", a), ("--b", b))]
+    (first, _), (second, _) = chosen = [one_code(option, text) for option, text in (("--a", a), ("--b", b))]
     own = select_interpreters(pythons, [first, second], suite)
     shared = first if first == second else f"{first}-vs-{second}"
 
@@ -65,7 +65,7 @@ def _codes(a: str, b: str, pythons: Sequence[str], suite: Mapping[str, str] | No
     return build(f"--a {a}", *chosen[0]), build(f"--b {b}", *chosen[1])
 
 
-def _one(option: str, text: str) -> tuple[str, str]:
+def one_code(option: str, text: str) -> tuple[str, str]:
     """Return the name and the spec of one piece of code. Raises UserError where the text names several."""
     (first, *more) = select_backends([text]).items()
     if more:
@@ -73,7 +73,7 @@ def _one(option: str, text: str) -> tuple[str, str]:
     return first
 
 
-def _interpreter(option: str, path: str) -> str:
+def interpreter(option: str, path: str) -> str:
     """Return the absolute path of an interpreter. Raises UserError where there is no such executable.
 
     Links are not resolved: the Pythons of two virtual environments may be links to one file.

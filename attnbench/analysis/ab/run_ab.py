@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnbench.analysis.ab.builds import Build, builds, is_code
-from attnbench.analysis.ab.schedule import START, unsettled
+from attnbench.analysis.ab.schedule import START, Open, unsettled
 from attnbench.analysis.ab.turns import LABELS, Half, Turns
 from attnbench.analysis.gate import judge
 from attnbench.analysis.gate.repeated_looks import LOOKS
+from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_INTERRUPTED, UserError
 from attnbench.core.machine import Environment
 from attnbench.core.policy import CHECK, METHOD
@@ -54,6 +55,16 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What an A/B is limited to that settles what a gate left open (settle.py)."""
+
+    open: frozenset[Open]  # what is judged: it goes on until these are decided
+    cells: Mapping[Case, Sequence[str]]  # case -> patterns of its backends
+    check: Callable[[Run, Run], None]  # raises UserError where a build is not the one that is meant
+    option: str = "--settle"  # that sets the time limit
+
+
+@dataclass(frozen=True)
 class Outcome:
     """How an A/B ended.
 
@@ -64,6 +75,8 @@ class Outcome:
     judgement: judge.Judgement | None
     paths: tuple[Path, ...] = ()
     exit_code: int = 0
+    pairs: int = 0  # complete pairs of turns
+    ended: str = ""  # why it ended, in one line; "" where all was settled
 
 
 def ab(request: Request, watcher: AbProgress, clock: Callable[[], float] = time.monotonic) -> Outcome:
@@ -82,33 +95,52 @@ def ab(request: Request, watcher: AbProgress, clock: Callable[[], float] = time.
     pairs_of = {
         p.backends: builds(request.a, request.b, p.backends, request.pythons, suite.interpreters) for p in found
     }
-    _check_files(request.out)
+    check_files(request.out)
+    watcher.say("reading the device")
+    dtypes = sorted({c.dtype for p in found for c in p.cases})
+    here = environments(device, dtypes, next(iter(pairs_of.values())), request.allow_busy)
+    resolved = resolve(suite, here[0].device.kind, request.settings)
+    both = pairs_of[resolved.backends]
+    if "cycles" in request.judged_by.metrics and here[0].device.kind != "cuda":
+        raise UserError("--metric cycles: only a GPU tells the clock that was held; compare latency")
+    return measure(request, resolved, both, here, deadline, watcher, clock)
+
+
+def measure(
+    request: Request,
+    resolved: Resolved,
+    both: Sequence[Build],
+    here: Sequence[Environment],
+    deadline: float,
+    watcher: AbProgress,
+    clock: Callable[[], float],
+    limits: Limits | None = None,
+) -> Outcome:
+    """Measure the cells of a resolved suite with two builds in turns until the deadline, and judge them.
+
+    `here`: the environment of each build. Raises UserError as `ab` does.
+    """
     pools = (WorkerPool({}), WorkerPool({}))
     with closing_workers(*pools):
-        watcher.say("reading the device")
-        dtypes = sorted({c.dtype for p in found for c in p.cases})
-        here = _environments(device, dtypes, next(iter(pairs_of.values())), request.allow_busy)
-        resolved = resolve(suite, here[0].device.kind, request.settings)
-        both = pairs_of[resolved.backends]
-        if "cycles" in request.judged_by.metrics and here[0].device.kind != "cuda":
-            raise UserError("--metric cycles: only a GPU tells the clock that was held; compare latency")
-        runs, plans = _prepare(request, resolved, both, here, pools, watcher)
+        runs, plans = _prepare(request, resolved, both, here, pools, watcher, limits)
+        if limits:
+            limits.check(*runs)
         if judge.split_differences(*runs, request.judged_by.expect)[1]:
             refused = judge.judge(*runs, request.judged_by)
             return Outcome(refused, exit_code=refused.exit_code)
         keys = _cells(runs)
         least = 2 * START[here[0].device.kind] + min(keys.values())
         if least > deadline - clock():
-            raise UserError(
-                f"--time-limit: {format_duration(request.time_limit)} is short of one pair of turns; give more"
-            )
+            option = limits.option if limits else "--time-limit"
+            raise UserError(f"{option}: {format_duration(request.time_limit)} is short of one pair of turns; give more")
         paths = [request.out / file for file in FILES] if request.out else new_run_paths(runs[0], ("-a", "-b"))
         halves = [
             Half(run, pool, jobs, run_file.RunFile.create(path, run))
             for run, jobs, pool, path in zip(runs, plans, pools, paths, strict=True)
         ]
         watcher.begun(*runs, len(keys), paths, resolved.notes)
-        turns = Turns(halves, request.judged_by, watcher, request.time_limit, deadline, clock)
+        only = limits.open if limits else None
+        turns = Turns(halves, request.judged_by, watcher, request.time_limit, deadline, clock, only)
         try:
             turns.measure(keys)
         finally:
@@ -118,14 +150,17 @@ def ab(request: Request, watcher: AbProgress, clock: Callable[[], float] = time.
         judgement = turns.judged()
     except UserError:
         if turns.interrupt:
-            return Outcome(None, tuple(paths), turns.interrupt)
+            return Outcome(None, tuple(paths), turns.interrupt, turns.pairs)
         raise
-    judgement = replace(judgement, notes=(*judgement.notes, *turns.notes(len(unsettled(judgement)))))
+    ended = turns.notes(len(unsettled(judgement)))
+    judgement = replace(judgement, notes=(*judgement.notes, *ended))
     by_person = turns.interrupt in (0, EXIT_INTERRUPTED)  # who then wants to know what there is
-    return Outcome(judgement, tuple(paths), judgement.exit_code if by_person else turns.interrupt)
+    code = judgement.exit_code if by_person else turns.interrupt
+    return Outcome(judgement, tuple(paths), code, turns.pairs, "".join(ended))
 
 
-def _check_files(out: Path | None) -> None:
+def check_files(out: Path | None) -> None:
+    """Raise UserError where the run files of an A/B cannot be created in a folder."""
     if out and out.exists() and not out.is_dir():
         raise UserError(f"--out: {out} is a file; give a folder, for a.jsonl and b.jsonl")
     for name in FILES:
@@ -134,7 +169,7 @@ def _check_files(out: Path | None) -> None:
         check_output_path(out / name if out else None)
 
 
-def _environments(device: str, dtypes: Sequence[str], both: Sequence[Build], allow_busy: bool) -> list[Environment]:
+def environments(device: str, dtypes: Sequence[str], both: Sequence[Build], allow_busy: bool) -> list[Environment]:
     """Return the environment of each build; where both have one interpreter it is read once."""
     known: dict[str | None, Environment] = {}
     for build in both:
@@ -153,6 +188,7 @@ def _prepare(
     here: Sequence[Environment],
     pools: Sequence[WorkerPool],
     watcher: AbProgress,
+    limits: Limits | None,
 ) -> tuple[tuple[Run, Run], list[tuple[Job, ...]]]:
     """Return the two runs without records, with the first round as their plan, and all jobs of all rounds of each."""
     runs, plans = [], []
@@ -162,11 +198,14 @@ def _prepare(
         watcher.say(f"importing {', '.join(build.specs)} ({build.label})")
         probes = pool.probe()
         for name, probe in probes.items():
-            if not probe.usable and (is_code(request.a) or is_user_code(build.specs[name])):
+            if not probe.usable and (limits or is_code(request.a) or is_user_code(build.specs[name])):
                 raise UserError(f"{build.label}: {probe.why_not}")
         answers = pool.survey(probes, resolved.cases, environment.device)
         pool.close()  # each turn starts processes of its own, when those of the other build are gone
-        plan = planning.make_plan(resolved.cases, answers, environment.device, resolved.policy, rounds=LOOKS[-1])
+        only = limits.cells if limits else None
+        plan = planning.make_plan(
+            resolved.cases, answers, environment.device, resolved.policy, rounds=LOOKS[-1], only=only
+        )
         plans.append(plan)
         runs.append(
             Run(

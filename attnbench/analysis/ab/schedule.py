@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from attnbench.analysis.gate.judge import Judgement
 from attnbench.analysis.gate.margins import RULES
 from attnbench.analysis.gate.repeated_looks import LOOKS
+from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_REGRESSION, EXIT_WRONG_RESULT
 from attnbench.results.cells import Key
+
+Open = tuple[Case, str, str]  # a case, a backend, and the metric whose verdict is open
 
 # Seconds until the workers of a turn are ready, by the kind of device; after the first turn the measured time counts.
 START = {"cuda": 10.0, "cpu": 3.0, "fake": 0.2}
@@ -59,8 +62,13 @@ def certain(judgement: Judgement, at_look: bool) -> bool:
 
 def unsettled(judgement: Judgement) -> set[Key]:
     """Return the cells that more rounds may decide."""
+    return {(case, backend) for case, backend, _ in open_results(judgement)}
+
+
+def open_results(judgement: Judgement) -> set[Open]:
+    """Return what of a judgement more rounds may decide."""
     return {
-        (f.case, f.backend)
+        (f.case, f.backend, f.metric)
         for f in judgement.findings
         if f.verdict == "inconclusive" and f.metric is not None and not RULES[f.metric].cached
     }

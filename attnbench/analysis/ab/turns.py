@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from attnbench.analysis.ab.schedule import START, affordable, certain, order, to_look, unsettled
+from attnbench.analysis.ab.schedule import START, Open, affordable, certain, order, to_look, unsettled
 from attnbench.analysis.gate import judge
 from attnbench.analysis.gate.repeated_looks import LOOKS
 from attnbench.core.errors import Interrupted
@@ -56,6 +56,7 @@ class Turns:
     time_limit: float  # seconds, as it was given, for messages
     deadline: float  # the time of `clock` when it is up
     clock: Callable[[], float]
+    only: frozenset[Open] | None = None  # what is judged beside whole cells; None: all
     pairs: int = 0  # complete pairs of turns
     ended: str = ""  # "certain", "time", "looks", "interrupted", or "" where all is settled
     interrupt: int = 0  # the exit code of the signal that interrupted it
@@ -133,7 +134,11 @@ class Turns:
     def judged(self) -> judge.Judgement:
         """Return the judgement of what is measured now. Raises UserError where nothing can be compared."""
         a, b = self.halves
-        return judge.judge(a.so_far(), b.so_far(), self.judged_by)
+        judgement = judge.judge(a.so_far(), b.so_far(), self.judged_by)
+        if self.only is None:
+            return judgement
+        findings = (f for f in judgement.findings if not f.metric or (f.case, f.backend, f.metric) in self.only)
+        return replace(judgement, findings=tuple(findings))
 
     def _skip_unable(self, costs: Mapping[Key, float]) -> None:
         """Write the reasons of the cells that no side can run to the run files."""

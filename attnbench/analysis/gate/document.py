@@ -142,11 +142,11 @@ def sentence(finding: Finding) -> str:
 
 
 def _is_listed(judgement: Judgement, finding: Finding) -> bool:
-    """Return whether a reader must see a finding: what changed, and what keeps the gate from passing.
+    """Return whether a reader must see a finding: what changed, what keeps the gate from passing, what was open.
 
     The cells for which an A/B had no time are one note of the judgement, not a row each.
     """
-    changed = finding.verdict not in ("unchanged", "inconclusive")
+    changed = finding.verdict not in ("unchanged", "inconclusive") or finding.in_turns
     return changed or (judgement.exit_code_of(finding) != EXIT_PASS and not finding.unmeasured)
 
 
@@ -208,7 +208,7 @@ def _rest(judgement: Judgement) -> list[str]:
         if f.verdict == "inconclusive" and f.metric and judgement.exit_code_of(f) == EXIT_PASS
     ]
     parts = []
-    if left := judgement.count("unchanged"):
+    if left := sum(f.verdict == "unchanged" and not f.in_turns for f in judgement.findings):
         parts.append(f"{count(left, 'result')} shown to lie within the margin")
     if undecided:
         names = ", ".join(sorted({*undecided}))
@@ -231,6 +231,7 @@ def _data(judgement: Judgement) -> dict[str, Any]:
         "refused": _difference_data(judgement.refused),
         "first": list(judgement.first),
         "notes": list(judgement.notes),
+        "commands": list(judgement.commands),
         "findings": [_finding_data(f) for f in judgement.findings],
     }
 
@@ -258,6 +259,7 @@ def _finding_data(f: Finding) -> dict[str, Any]:
         "level": "level",
         "noise": "noise",
         "more_rounds": "more",
+        "more_rounds_of_current": "more_current",
     }
     return {
         "case": f.case.key,
@@ -271,5 +273,6 @@ def _finding_data(f: Finding) -> dict[str, Any]:
         "margin": f.margin,
         **{name: getattr(f.decision, field, None) for name, field in figures.items()},
         "held_down": f.held_down,
+        "in_turns": f.in_turns,
         "reason": f.reason,
     }

@@ -35,6 +35,7 @@ class Finding:
     margin: float | None = None
     decision: Decision | None = None
     reason: str = ""
+    in_turns: bool = False  # by an A/B that settled what the gate left open
     held_down: bool = False  # a limit kept the clock below its best on either side, and so made the latency longer
 
     @property

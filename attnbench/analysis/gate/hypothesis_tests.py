@@ -108,6 +108,7 @@ class Decision:
     high: float | None
     noise: float | None  # standard deviation of one round, or of the difference of one pair
     more: int | None = None  # if inconclusive: rounds a side to add; None where even 100 would hardly decide
+    more_current: int | None = None  # the same, of rounds that are added to the current run alone
     between: float = 0.0  # standard deviation of a change between runs, beyond what rounds show
     jumping: int = 0  # if these many cells with two speeds are why it is inconclusive
     level: float | None = None  # confidence of the interval; None where it is exact
@@ -211,7 +212,9 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     undecided = np.flatnonzero((verdicts == "inconclusive") & known & going)
     distance = np.abs(np.where(np.abs(change) > margin, np.abs(change), apart) - margin)
     columns = (n, m, paired, distance, tail, *parts)
-    more = dict(zip(undecided.tolist(), _more_rounds(*(column[undecided] for column in columns)), strict=True))
+    asked = [column[undecided] for column in columns]
+    more = dict(zip(undecided.tolist(), _more_rounds(*asked), strict=True))
+    current = dict(zip(undecided.tolist(), _more_rounds(*asked, of_current=True), strict=True))
     shown = (verdicts, np.expm1(change), low, high, np.sqrt(variance), known, between, exact, tail)
     figures = (column.tolist() for column in shown)
     return [
@@ -222,6 +225,7 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
             high if known else None,
             noise if known else None,
             more=jumping[i][1] if i in jumping else more.get(i),
+            more_current=None if i in jumping or paired[i] else current.get(i),
             between=math.sqrt(between),
             jumping=jumping[i][0] if i in jumping else 0,
             level=None if is_exact or not known else 1 - 2 * beyond,
@@ -330,20 +334,23 @@ def _step_up(p: Floats, family: Any, rate: float) -> tuple[Any, Floats]:
     return passed | (~family & (p == 0)), np.where(passed, count, min(count + 1, m)) * rate / m
 
 
-def _more_rounds(n: Any, m: Any, paired: Any, distance: Floats, tail: Floats, *parts: Floats) -> list[int | None]:
+def _more_rounds(
+    n: Any, m: Any, paired: Any, distance: Floats, tail: Floats, *parts: Floats, of_current: bool = False
+) -> list[int | None]:
     """Return for each test the fewest of MORE_ROUNDS a side that leave the margin out of the interval with POWER.
 
-    This holds if the change stays as it is. `distance`: of the change from the margin, a logarithm; `parts`: those of
-    _error. None: too many.
+    With `of_current` they are added to the current run alone. This holds if the change stays as it is. `distance`: of
+    the change from the margin, a logarithm; `parts`: those of _error. None: too many.
     """
     import numpy as np
     from scipy import special
 
     more = np.array(MORE_ROUNDS)
+    of_baseline = 0 * more if of_current else more
     n, m, paired, distance, tail = (column[:, None] for column in (n, m, paired, distance, tail))
     variance, freedom, *others = (part[:, None] for part in parts)
-    freedom = freedom + (_freedom(n + more, m + more, paired) - _freedom(n, m, paired))
-    error, joint = _error(_weight(n + more, m + more, paired), variance, freedom, *others)
+    freedom = freedom + (_freedom(n + of_baseline, m + more, paired) - _freedom(n, m, paired))
+    error, joint = _error(_weight(n + of_baseline, m + more, paired), variance, freedom, *others)
     enough = error * (special.stdtrit(joint, 1 - tail) + special.stdtrit(joint, POWER)) <= distance
     return [MORE_ROUNDS[row.argmax()] if row.any() else None for row in enough]
 

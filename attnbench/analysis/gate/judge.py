@@ -57,6 +57,7 @@ class Judgement:
     heading: tuple[str, ...] = ()  # how an A/B was measured
     first: tuple[str, ...] = ()  # what a reader must know before the figures: rounds that differ, or were repeated
     earlier: tuple[Run, ...] = ()  # further runs of the baseline that are compared with too
+    commands: tuple[str, ...] = ()  # that would settle what is inconclusive, for a shell
 
     def count(self, verdict: Verdict) -> int:
         """Return how many findings have a verdict."""

@@ -138,6 +138,9 @@ def _remedy(test: Rounds, decision: Decision) -> str:
         return f"{count(decision.jumped, 'cell')} differed by a third of that or more between runs of the baseline"
     if decision.jumping:
         return f"{count(decision.jumping, 'cell')} jump as far between rounds; {more} would tell"
+    if decision.more_current:
+        rounds = f"{count(decision.more_current, 'more round')} of the current run"
+        return f"{rounds}{f', or {decision.more} a side,' if decision.more else ''} would settle it"
     if more:
         return f"{more} would settle it"
     if test.step > test.margin / 4:

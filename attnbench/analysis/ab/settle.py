@@ -1,0 +1,352 @@
+"""A gate that escalates: the cells that it left open are measured in turns, the baseline's build and the current one.
+
+What is measured must be what the two runs measured. So the gate's own comparison of runs is asked whether each build is
+the one of its run: its machine, driver, torch, libraries, and the source of a person's own code. Where one is not, and
+where both runs name one build, which would be compared with itself, the verdict of the gate stands and one sentence
+says what to give. Code and interpreters that a run file names are run as `run --resume` does: where this machine would
+choose them itself, or with --trust.
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnbench.analysis.ab import run_ab
+from attnbench.analysis.ab.builds import Build, interpreter, is_code, one_code
+from attnbench.analysis.ab.schedule import Open, certain, open_results
+from attnbench.analysis.gate import run_differences
+from attnbench.analysis.gate.findings import Finding, in_order
+from attnbench.analysis.gate.judge import Judgement
+from attnbench.core.case import Case
+from attnbench.core.errors import EXIT_BY_SIGNAL, UserError
+from attnbench.core.record import Forecast, Job, Run
+from attnbench.core.sizes import format_duration
+from attnbench.core.text import count, some
+from attnbench.results import run_file
+from attnbench.results.disturbed import doubt
+from attnbench.run.select import available_backends, check_trusted, select_interpreters
+from attnbench.run.suite import Resolved
+
+if TYPE_CHECKING:
+    from attnbench.report.progress.ab_progress import AbProgress
+
+SETTLED = ("regressed", "improved", "unchanged")
+Loaded = tuple[str, str | None]  # "module:object", and the Python that it runs in where it is not this one
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of `attnbench gate --settle`."""
+
+    time_limit: float  # seconds
+    a: str | None = None  # the build of the baseline, as `ab` takes it
+    b: str | None = None  # the build of the current run
+    trust: bool = False  # run the code and the interpreters that the run files name
+    argv: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise UserError for a build that is neither an interpreter nor code."""
+        for option, given in (("--a", self.a), ("--b", self.b)):
+            if given:
+                (one_code if is_code(given) else interpreter)(option, given)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One of the two runs of a gate, and the build that a person gave for it."""
+
+    option: str
+    what: str
+    run: Run
+    path: Path
+    given: str | None
+
+    @property
+    def python(self) -> str | None:
+        """The interpreter that was given."""
+        return interpreter(self.option, self.given) if self.given and not is_code(self.given) else None
+
+    @property
+    def code(self) -> tuple[str, Loaded] | None:
+        """The code that was given: its name, and what it is loaded from."""
+        if not self.given or not is_code(self.given):
+            return None
+        name, spec = one_code(self.option, self.given)
+        return name, (spec, select_interpreters((), [name]).get(name))
+
+    @property
+    def words(self) -> tuple[str | None, ...]:
+        """The code and the interpreters that a person has named, and not a run file."""
+        return (self.python, *(self.code[1] if self.code else ()))
+
+
+def settle(
+    judgement: Judgement,
+    files: tuple[Path, Path],
+    request: Request,
+    watcher: AbProgress,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[Judgement, int]:
+    """Measure in turns what a gate left open. Return the judgement with what that settled, and the exit code.
+
+    `files`: of the baseline and of the current run. Where nothing can be measured the judgement says why.
+    """
+    wanted, began = open_results(judgement), clock()
+    if not wanted or certain(judgement, at_look=True):
+        said = ["Not settled in turns: the exit code is certain already."] if wanted else []
+        return replace(judgement, first=(*said, *judgement.first)), judgement.exit_code
+    try:
+        outcome, without = _in_turns(judgement, wanted, files, request, watcher, clock)
+    except UserError as error:
+        return replace(judgement, first=(f"Not settled in turns: {error}", *judgement.first)), judgement.exit_code
+    settled = _with_settled(judgement, wanted, outcome)
+    took = format_duration(clock() - began)
+    cells = {(case, backend) for case, backend, _ in wanted}
+    left = {(case, backend) for case, backend, _ in open_results(settled)} & cells
+    turns = outcome.judgement
+    first = [
+        f"{len(cells - left)} of {count(len(cells), 'open cell')} settled in turns against the baseline's build, by "
+        f"{count(outcome.pairs, 'pair')} of turns, in {took}; run files: {', '.join(map(str, outcome.paths))}",
+        *([f"Not settled in turns: {without}"] if without else []),
+        *_contradicted(judgement, settled),
+        *(f"Of the turns: {line}" for line in (doubt([turns.baseline, turns.current]) if turns else ())),
+    ]
+    heading = [*filter(None, [outcome.ended]), *(turns.heading[1:] if turns else ())]
+    settled = replace(settled, first=(*first, *settled.first), heading=(*settled.heading, *heading))
+    return settled, outcome.exit_code if outcome.exit_code in EXIT_BY_SIGNAL else settled.exit_code
+
+
+def _in_turns(
+    judgement: Judgement,
+    wanted: Collection[Open],
+    files: tuple[Path, Path],
+    request: Request,
+    watcher: AbProgress,
+    clock: Callable[[], float],
+) -> tuple[run_ab.Outcome, str]:
+    """Measure the open cells. Return how that ended, and why some could not be measured.
+
+    Raises UserError where none can, or a build is not that of its run.
+    """
+    deadline = clock() + request.time_limit
+    current = judgement.current
+    if judgement.baseline.turns or current.turns:
+        raise UserError("the two are an A/B; start attnbench ab anew, for longer")
+    if any(case.ranks > 1 for case, *_ in wanted):
+        raise UserError("ab measures on one device, and the open cells are of several")
+    sides = (
+        _Side("--a", "the baseline", judgement.baseline, files[0], request.a),
+        _Side("--b", "the current run", current, files[1], request.b),
+    )
+    names = sorted({backend for _, backend, _ in wanted})
+    controls = run_differences.controls(judgement.baseline, current)
+    loaded = _loaded(sides, names, controls)
+    alike = [name for name in names if name not in controls and _is_one_build(*(of.get(name) for of in loaded))]
+    without = _not_known(judgement.baseline, alike) if alike else ""
+    names = [name for name in names if name not in alike]
+    if not names or (alike and {*names} <= controls):  # controls alone decide nothing
+        raise UserError(without)
+    open_ = frozenset(one for one in wanted if one[1] in names)
+    if not request.trust:
+        _check_trust(sides, loaded, names, {case for case, *_ in open_})
+    both = [_build(side, {name: of[name] for name in names}) for side, of in zip(sides, loaded, strict=True)]
+    out = _folder(files[1])
+    run_ab.check_files(out)
+    watcher.say("reading the device")
+    cells: dict[Case, list[str]] = {}
+    for case, backend in dict.fromkeys((case, backend) for case, backend, _ in sorted(open_, key=str)):
+        cells.setdefault(case, []).append(glob.escape(backend))
+    metrics = tuple(metric for metric in judgement.request.metrics if any(metric == one[2] for one in open_))
+    sustained = current.policy.sustained_s if {*metrics} & {"sustained_latency", "joules"} else 0.0
+    policy = replace(current.policy, sustained_s=sustained, cross_check=0.0)
+    backends = {*judgement.baseline.versions, *current.versions}
+    expect = tuple(d.names[0] for d in judgement.expected if d.names[0] not in backends)
+    outcome = run_ab.measure(
+        run_ab.Request(
+            sides[0].given or str(files[0]),
+            sides[1].given or str(files[1]),
+            replace(judgement.request, metrics=metrics, expect=expect),
+            time_limit=request.time_limit,
+            out=out,
+            argv=request.argv,
+        ),
+        Resolved(current.suite, tuple(cells), tuple(names), policy, None),
+        both,
+        run_ab.environments(str(current.environment.device), sorted({case.dtype for case in cells}), both, False),
+        deadline,
+        watcher,
+        clock,
+        run_ab.Limits(open_, cells, lambda a, b: _check_builds(sides, (a, b))),
+    )
+    if outcome.judgement and outcome.judgement.refused:
+        raise UserError("; ".join(d.what for d in outcome.judgement.refused))
+    return outcome, without
+
+
+def _loaded(
+    sides: Sequence[_Side], names: Sequence[str], controls: Collection[str]
+) -> tuple[dict[str, Loaded], dict[str, Loaded]]:
+    """Return for either side what each of the backends is loaded from; the baseline's may lack some."""
+    (before, now), known = sides, available_backends()
+    usual = select_interpreters((), names)
+
+    def loaded(side: _Side, specs: Mapping[str, str | None]) -> dict[str, Loaded]:
+        pythons = side.run.interpreters if side.run.specs else usual
+        found = {name: (spec, side.python or pythons.get(name)) for name, spec in specs.items() if spec}
+        if side.code and (of := _named(side, side.code[0], names, controls)):
+            found[of] = side.code[1]
+        return found
+
+    current = loaded(now, {name: now.run.specs.get(name) or known.get(name) for name in names})
+    if unknown := [name for name in names if name not in current]:
+        raise UserError(f"{now.path} does not say where the code of {some(unknown)} is; give --b")
+    # Two interpreters run the same code, where the baseline does not say which.
+    same = {name: spec for name, (spec, _) in current.items()} if before.python else known
+    return loaded(before, {name: before.run.specs.get(name) or same.get(name) for name in names}), current
+
+
+def _named(side: _Side, name: str, names: Sequence[str], controls: Collection[str]) -> str | None:
+    """Return which of the open backends a piece of code is a build of: that of its name, else the one under test.
+
+    None where that one is not open. Raises UserError where it may be one of several.
+    """
+    tested = [name for name in names if name not in controls]
+    if name in names:
+        return name
+    if name in side.run.versions or not tested:
+        return None
+    if len(tested) > 1:
+        raise UserError(f"{side.option}: {side.given} is none of the open backends, {some(names)}; give two Pythons")
+    return tested[0]
+
+
+def _is_one_build(a: Loaded | None, b: Loaded | None) -> bool:
+    """Return whether two sides load one thing in one Python, or one of them is not known."""
+    if a is None or b is None:
+        return True
+    places = [(os.path.realpath(os.path.dirname(path)), os.path.realpath(path)) for path in (_python(a), _python(b))]
+    return a[0] == b[0] and places[0] == places[1]
+
+
+def _python(loaded: Loaded) -> str:
+    return loaded[1] or sys.executable
+
+
+def _not_known(baseline: Run, names: Sequence[str]) -> str:
+    """Return which builds of the baseline are not known here, and what to give."""
+    commit = baseline.environment.git or ""
+    is_one = re.fullmatch("[0-9a-f]{7,64}", commit)  # a stranger's file may hold any text
+    where = f" (git worktree add ../baseline {commit} has its commit)" if is_one else ""
+    return (
+        f"the baseline's build of {some(names)} is not known here: give --a, a Python that has it or "
+        f"FILE.py:function{where}"
+    )
+
+
+def _check_trust(
+    sides: Sequence[_Side], both: Sequence[Mapping[str, Loaded]], names: Sequence[str], cases: Collection[Case]
+) -> None:
+    """Raise UserError where a run file, and no person, names code or interpreters that would not be chosen here."""
+    given = {word for side in sides for word in side.words}
+    for side, loaded in zip(sides, both, strict=True):
+        specs = {name: loaded[name][0] for name in names}
+        pythons = {name: python for name in names if (python := loaded[name][1]) and python not in given}
+        known = {name: spec for name, spec in specs.items() if spec not in given}
+        plan = [Job(case, "", 0, Forecast(0.0, 0.0, 0)) for case in cases]  # whatever the file planned
+        check_trusted(side.path, replace(side.run, specs=known, interpreters=pythons, plan=plan))
+
+
+def _build(side: _Side, loaded: Mapping[str, Loaded]) -> Build:
+    """Return the build of one side. Raises UserError where an interpreter is not here."""
+    pythons = {name: python for name, (_, python) in loaded.items() if python}
+    for name, python in pythons.items():
+        if "\0" in python or not os.access(python, os.X_OK):
+            raise UserError(f"{name} of {side.what} ran in {python}, which is not here; give {side.option}")
+    recorded = bool(pythons) and all(side.run.interpreters.get(name) == of for name, of in pythons.items())
+    label = f"{side.option} {side.given}" if side.given else f"the build of {side.what}"
+    return Build(label, {name: spec for name, (spec, _) in loaded.items()}, pythons, None if recorded else side.python)
+
+
+def _check_builds(sides: Sequence[_Side], measured: Sequence[Run]) -> None:
+    """Raise UserError where what would be measured for a run is not what it measured."""
+    for side, now in zip(sides, measured, strict=True):
+        if found := [d.what for d in run_differences.differences(side.run, now) if d.matters]:
+            raise UserError(f"what is here is not the build of {side.what}: {'; '.join(found)}; give {side.option}")
+
+
+def _folder(current: Path) -> Path:
+    """Return a new folder for the run files, beside that of the current run: NAME-settle, NAME-settle-2, ..."""
+    stem = current.with_name(f"{run_file.name(current)}-settle")
+    others = (stem.with_name(f"{stem.name}-{number}") for number in itertools.count(2))
+    return next(folder for folder in (stem, *itertools.islice(others, 1000)) if not os.path.lexists(folder))
+
+
+def _contradicted(before: Judgement, after: Judgement) -> list[str]:
+    """Return a line on results that changed otherwise in turns than between the runs; none where there are none."""
+    old = {(f.case, f.backend, f.metric): f for f in before.findings}
+    names = [
+        f.name for f in after.findings if f.in_turns and f.decision and _apart(f, old[f.case, f.backend, f.metric])
+    ]
+    if not names:
+        return []
+    return [
+        f"{count(len(names), 'cell')} changed otherwise in turns than between the runs: {some(dict.fromkeys(names))}. "
+        "Either whole runs differ, or what was measured in turns is not what the runs measured."
+    ]
+
+
+def _apart(one: Finding, other: Finding) -> bool:
+    """Return whether the intervals of two findings on one result have nothing in common.
+
+    One that is not known is taken to reach as far as the margin.
+    """
+    (low, high), (least, most) = (_interval(f) for f in (one, other))
+    return low > most or least > high
+
+
+def _interval(finding: Finding) -> tuple[float, float]:
+    decision, margin = finding.decision, finding.margin or 0.0
+    if not decision:
+        return -1.0, math.inf
+    if decision.low is None or decision.high is None:
+        return decision.change - margin, decision.change + margin
+    return decision.low, decision.high
+
+
+def _with_settled(judgement: Judgement, wanted: Collection[Open], outcome: run_ab.Outcome) -> Judgement:
+    """Return a judgement in which what an A/B found stands in the place of what was open.
+
+    A wrong result, or a failure, of the current build counts too, and its time then means nothing.
+    """
+    if not outcome.judgement:
+        return judgement
+    found = {(f.case, f.backend, f.metric): f for f in outcome.judgement.findings}
+    broken = [
+        replace(f, in_turns=True, reason=f"in turns: {f.reason}")
+        for f in outcome.judgement.findings
+        if f.metric is None and f.verdict in ("wrong", "newly-failing")
+    ]
+    gone = {(f.case, f.backend) for f in broken}
+    findings = list(broken)
+    for f in judgement.findings:
+        if not f.metric or (key := (f.case, f.backend, f.metric)) not in wanted:
+            findings.append(f)
+        elif (f.case, f.backend) not in gone:
+            seen = found.get(key)
+            if seen and seen.verdict in SETTLED:
+                findings.append(replace(seen, in_turns=True, reason="in turns"))
+            elif seen and seen.decision:
+                findings.append(replace(f, reason=f"{f.reason}; {count(seen.rounds[0], 'pair')} in turns did not"))
+            else:
+                findings.append(f)
+    return replace(judgement, findings=in_order(findings))

@@ -1,0 +1,99 @@
+"""The error rates of a gate that goes on where it is inconclusive, by simulation with the noise of an H200.
+
+    python tests/statistics/simulate_settle.py [--runs 400] [--only TEXT]
+
+A gate of five rounds a side that is inconclusive, and finds no regression, goes on in two ways: the current run gets
+MORE rounds and is judged again (`run --resume FILE --rounds N`), or the open cells are measured in turns (`--settle`)
+for at most PAIRS pairs. A cell has one noise in both. What sets whole runs apart is in the gate and not in the turns,
+between which the machine drifts instead, as in simulate_ab.py. The table in docs/gate.md is what this prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from h200_noise import draw, measured
+from other_noise import Other, add
+from simulate_ab import Scenario as Turns
+from simulate_ab import by_values as decide_turns
+from simulate_gate import KINDS, Scenario, by_values
+
+from attnbench.analysis.ab.schedule import order
+
+MORE, PAIRS = 4, 16
+WAYS = ("the gate alone", f"{MORE} more rounds of the current run", f"in turns, {PAIRS} pairs at most")
+SCENARIOS = {
+    "nothing changed": Scenario(),
+    "one cell slower by 6 %, twice the margin": Scenario(planted=0.06, changed=1),
+    "one cell slower by 4 %, the margin and 1 point": Scenario(planted=0.04, changed=1),
+    "one cell slower by 3 %, the margin": Scenario(planted=0.03, changed=1),
+    "noise times 3, one cell slower by 6 %": Scenario(scale=3, planted=0.06, changed=1),
+    "each cell 1 % off in either run, one slower by 6 %": Scenario(planted=0.06, changed=1, other=Other(offset=0.01)),
+}
+
+
+def simulate(kind: str, s: Scenario, gates: int, seed: int = 0) -> list[Counter[str]]:
+    """Return for each of WAYS how many gates had a false regression or an open cell, and the verdicts that changed."""
+    rng = np.random.default_rng(seed)
+    found: list[Counter[str]] = [Counter() for _ in WAYS]
+    for _ in range(gates):
+        runs = draw(rng, s.cells, 2 * PAIRS, kind, s.scale, 0.0, 4)  # type: ignore[arg-type]
+        for run in (runs[0], runs[-1]):
+            run += rng.standard_normal() * measured().shift * s.scale
+        for run in runs[2:]:
+            run[: s.changed] += math.log1p(s.planted)
+        before, after = add(rng, s.other, [runs[0][:, : s.rounds], runs[-1][:, : s.rounds + MORE]], s.changed)
+        first = _gate(rng, s, before, after[:, : s.rounds])
+        ways = [first, first, first]
+        if "inconclusive" in first and "regressed" not in first:
+            ways = [first, _gate(rng, s, before, after), _settled(rng, s, first, runs[1:3])]
+        for verdicts, count in zip(ways, found, strict=True):
+            count["false"] += "regressed" in verdicts[s.changed :]
+            count["open"] += "inconclusive" in verdicts
+            count.update(verdicts[: s.changed])
+    return found
+
+
+def _gate(rng: np.random.Generator, s: Scenario, before: np.ndarray, after: np.ndarray) -> list[str]:
+    return [verdict for verdict, _, _ in by_values([before, after], s, rng)[0]]
+
+
+def _settled(rng: np.random.Generator, s: Scenario, first: Sequence[str], sides: Sequence[np.ndarray]) -> list[str]:
+    """Return the verdicts of a gate with those of its open cells in turns."""
+    cells = [i for i, verdict in enumerate(first) if verdict == "inconclusive"]
+    a, b = (side[cells, :PAIRS] for side in sides)
+    level = np.cumsum(Turns.drift + Turns.walk * rng.standard_normal(2 * PAIRS))
+    for pair in range(PAIRS):
+        for turn, which in enumerate(order(pair)):
+            (a, b)[which][:, pair] += level[2 * pair + turn]
+    verdicts = list(first)
+    for i, verdict in zip(cells, decide_turns(a, b, s.margin, rng)[0], strict=True):
+        verdicts[i] = verdict
+    return verdicts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=400)
+    parser.add_argument("--only", default="", metavar="TEXT", help="the scenarios with this text in their names")
+    asked = parser.parse_args()
+    print(f"{asked.runs} gates each; noise kept by cells / by rounds (see h200_noise.py)\n")
+    print("| what | how | with a false regression | with an open cell | changed: regressed | unchanged |")
+    print("| :--- | :--- | ---: | ---: | ---: | ---: |")
+    for what, scenario in SCENARIOS.items():
+        if asked.only not in what:
+            continue
+        both = [simulate(kind, scenario, asked.runs) for kind in KINDS]
+        for i, way in enumerate(WAYS):
+            names = ("false", "open", *(("regressed", "unchanged") if scenario.changed else ()))
+            shares = [" / ".join(f"{100 * of[i][name] / asked.runs:.3g} %" for of in both) for name in names]
+            shares += [""] * (4 - len(shares))
+            print(f"| {'' if i else what} | {way} | {' | '.join(shares)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
