@@ -15,12 +15,14 @@ from attnbench.analysis.ab.builds import Build, builds, is_code
 from attnbench.analysis.ab.schedule import START, unsettled
 from attnbench.analysis.ab.turns import LABELS, Half, Turns
 from attnbench.analysis.gate import judge
+from attnbench.analysis.gate.findings import full_name
 from attnbench.analysis.gate.repeated_looks import LOOKS
 from attnbench.core.errors import EXIT_INTERRUPTED, UserError
 from attnbench.core.machine import Environment
 from attnbench.core.policy import CHECK, METHOD
 from attnbench.core.record import Job, Run
 from attnbench.core.sizes import format_duration
+from attnbench.core.text import fits
 from attnbench.results import run_file
 from attnbench.results.cells import Key
 from attnbench.run import plan as planning
@@ -51,6 +53,11 @@ class Request:
     out: Path | None = None  # folder
     argv: tuple[str, ...] = ()
     allow_busy: bool = False  # measure also on a GPU that other processes use
+    cell: str = ""  # the full name of a cell, or a glob: no other is measured
+
+
+class TooShortError(UserError):
+    """The time limit is short of one pair of turns."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,7 @@ class Outcome:
     judgement: judge.Judgement | None
     paths: tuple[Path, ...] = ()
     exit_code: int = 0
+    interrupt: int = 0  # the exit code of the signal that interrupted it
 
 
 def ab(request: Request, watcher: AbProgress, clock: Callable[[], float] = time.monotonic) -> Outcome:
@@ -99,7 +107,7 @@ def ab(request: Request, watcher: AbProgress, clock: Callable[[], float] = time.
         keys = _cells(runs)
         least = 2 * START[here[0].device.kind] + min(keys.values())
         if least > deadline - clock():
-            raise UserError(
+            raise TooShortError(
                 f"--time-limit: {format_duration(request.time_limit)} is short of one pair of turns; give more"
             )
         paths = [request.out / file for file in FILES] if request.out else new_run_paths(runs[0], ("-a", "-b"))
@@ -118,11 +126,12 @@ def ab(request: Request, watcher: AbProgress, clock: Callable[[], float] = time.
         judgement = turns.judged()
     except UserError:
         if turns.interrupt:
-            return Outcome(None, tuple(paths), turns.interrupt)
+            return Outcome(None, tuple(paths), turns.interrupt, turns.interrupt)
         raise
     judgement = replace(judgement, notes=(*judgement.notes, *turns.notes(len(unsettled(judgement)))))
     by_person = turns.interrupt in (0, EXIT_INTERRUPTED)  # who then wants to know what there is
-    return Outcome(judgement, tuple(paths), judgement.exit_code if by_person else turns.interrupt)
+    exit_code = judgement.exit_code if by_person else turns.interrupt
+    return Outcome(judgement, tuple(paths), exit_code, turns.interrupt)
 
 
 def _check_files(out: Path | None) -> None:
@@ -167,6 +176,8 @@ def _prepare(
         answers = pool.survey(probes, resolved.cases, environment.device)
         pool.close()  # each turn starts processes of its own, when those of the other build are gone
         plan = planning.make_plan(resolved.cases, answers, environment.device, resolved.policy, rounds=LOOKS[-1])
+        if request.cell:
+            plan = tuple(job for job in plan if fits(full_name(job.backend, job.case), request.cell))
         plans.append(plan)
         runs.append(
             Run(
