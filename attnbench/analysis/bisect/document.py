@@ -132,6 +132,8 @@ def _verdict(outcome: Outcome) -> Verdict:
     if outcome.found:
         sure = f"with a probability of at least {_probability(outcome):.0%}"
         return Verdict(f"FOUND: {outcome.commits[outcome.high].title}, {_change(outcome.last)}, {sure}", "good")
+    if outcome.whole and not outcome.whole.decision:
+        return Verdict(f"NOT COMPARED: {outcome.whole.reason}", "bad")
     if outcome.threshold is None:
         return Verdict("NOTHING TO FIND: no slowdown from GOOD to BAD is shown", "warning")
     if outcome.last and outcome.last.decision and not outcome.confirmed:

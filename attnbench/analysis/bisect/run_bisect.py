@@ -118,7 +118,7 @@ def bisect(request: Request, watcher: BisectProgress, clock: Callable[[], float]
     watcher.tell(f"writing {folder}")
     builds = Builds(request.build, request.build_limit, request.code, request.python, folder, watcher.tell)
     try:
-        _Bisection(outcome, builds, watcher, clock).run()
+        Bisection(outcome, builds, watcher, clock).run()
     except Interrupted as end:
         outcome.ended, outcome.interrupt = "interrupted", end.exit_code
     except _TimeUpError:
@@ -133,7 +133,7 @@ def bisect(request: Request, watcher: BisectProgress, clock: Callable[[], float]
 
 
 @dataclass
-class _Bisection:
+class Bisection:
     """Measures the A/Bs of a bisection, and keeps its outcome up to date."""
 
     outcome: Outcome
