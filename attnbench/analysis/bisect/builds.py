@@ -73,7 +73,7 @@ class Builds:
         return str(there) + self.code[len(file) :] if self.code else str(there)
 
     def _run(self, commit: Commit, folder: Path) -> None:
-        """Run the person's command in a worktree, which it may not outlive. Raises NotBuiltError where it fails."""
+        """Run the person's command in a worktree; nothing that it started stays. Raises NotBuiltError."""
         self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / f"build-{commit.short}.log"
         with (
@@ -94,9 +94,8 @@ class Builds:
                 longest = format_duration(self.seconds)
                 raise NotBuiltError(f"the build took longer than {longest} (--build-limit); {log}") from None
             finally:
-                if process.returncode is None:
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
         if code:
             lines = log.read_text(errors="replace").split("\n")
             last = shortened(one_line(next((line for line in reversed(lines) if line.strip()), "it printed nothing")))

@@ -67,7 +67,7 @@ def _git(*words: str, fine: tuple[int, ...] = (0,)) -> str:
     try:
         return checkout.git(*words, fine=fine, seconds=SECONDS)
     except checkout.NoAnswerError as error:
-        raise UserError(f"bisect needs a checkout of the repository as the working directory: {error}") from None
+        raise UserError(f"{error}; bisect is run in a checkout of the repository") from None
 
 
 def _id(name: str) -> str:

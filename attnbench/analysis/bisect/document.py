@@ -76,7 +76,7 @@ def _answer(outcome: Outcome) -> Iterator[str]:
     else:
         yield f"{_cell(outcome)}: {bad.short} is slower than {good.short} by {_change(whole)}."
         before, after = outcome.commits[outcome.low], outcome.commits[outcome.high]
-        if last is None or last.decision is None:
+        if last is None or last.decision is None or (outcome.ended and not outcome.confirmed):
             if outcome.ended:
                 how = {"time": f"The time limit of {format_duration(outcome.request.time_limit)} was up"}
                 yield f"{how.get(outcome.ended, 'Interrupted')}: it is {_which(outcome)}."
@@ -93,9 +93,14 @@ def _answer(outcome: Outcome) -> Iterator[str]:
             )
             yield _how_sure(outcome)
         else:
+            why = "the slowdown is spread over several commits, or one of the A/Bs is wrong"
+            if last.verdict == "undecided":
+                why = (
+                    f"it is not decided whether that is more than {signed(last.margin)[1:]}; --time-limit may be short"
+                )
             yield (
                 f"{after.title} is the first that is slow, but against {before.short}, the last that is not, it is "
-                f"{_change(last)}: the slowdown is spread over several commits, or one of the A/Bs is wrong."
+                f"{_change(last)}: {why}."
             )
 
 
@@ -134,9 +139,12 @@ def _verdict(outcome: Outcome) -> Verdict:
         return Verdict(f"FOUND: {outcome.commits[outcome.high].title}, {_change(outcome.last)}, {sure}", "good")
     if outcome.whole and not outcome.whole.decision:
         return Verdict(f"NOT COMPARED: {outcome.whole.reason}", "bad")
+    margin = percent(outcome.request.margin)
+    if outcome.whole and outcome.whole.verdict == "not slow":
+        return Verdict(f"NOTHING TO FIND: BAD is not slower than GOOD by {margin}", "warning")
     if outcome.threshold is None:
-        return Verdict("NOTHING TO FIND: no slowdown from GOOD to BAD is shown", "warning")
-    if outcome.last and outcome.last.decision and not outcome.confirmed:
+        return Verdict(f"UNDECIDED: it is not known whether BAD is slower than GOOD by more than {margin}", "warning")
+    if outcome.last and outcome.last.decision and not outcome.confirmed and not outcome.ended:
         return Verdict("UNDECIDED: no one commit is shown to hold half of the slowdown", "warning")
     return Verdict(f"UNDECIDED: it is {_which(outcome)}", "warning")
 

@@ -151,7 +151,7 @@ class Bisection:
         found.whole = whole = self._step(found.commits[0], found.commits[-1], request.margin, ahead)
         self._stop_if_interrupted()
         if whole.verdict == "skipped" and not whole.exit_code:
-            raise UserError(f"{whole.commit.short} cannot be measured: {whole.reason}")
+            raise UserError(f"{whole.commit.short} cannot be compared with {whole.against.short}: {whole.reason}")
         if whole.verdict != "slow" or whole.decision is None:
             return
         found.threshold = search.threshold(whole.decision)
@@ -255,9 +255,9 @@ class Bisection:
         device = run.environment.device.name
         if any(step.run.environment.device.name != device for step in self.outcome.every if step.run):
             raise UserError(f"{self.outcome.folder} has A/Bs of another device than {device}; choose another --out")
-        finding = next((finding for finding in judgement.findings if finding.metric == metric), None)
+        finding = next((one for one in judgement.findings if one.metric == metric and one.decision), None)
         why = [f"{difference.what} ({difference.remedy})" for difference in judgement.refused]
-        why += [f"{finding.verdict}: {finding.reason}" for finding in judgement.findings if not finding.metric]
+        why += [f"{one.verdict}: {one.reason}" for one in judgement.findings if not one.decision]
         reason = "" if finding else "; ".join(why)
         return Step(a, b, margin, finding, reason, attempt, run, judgement.exit_code)
 
