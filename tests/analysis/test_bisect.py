@@ -114,9 +114,10 @@ def commit_all(
 
 
 def request(**changes: Any) -> Request:
-    axes = {"seqlen": "1k", "headdim": "128", "causal": False, "direction": "fwd"}
+    axes = {"seqlen": "512,1k", "headdim": "128", "causal": False, "direction": "fwd"}
     usual: dict[str, Any] = {
         "commits": "good..",
+        "cell": "Mine 1k *",
         "code": "kernel.py:Mine",
         "build": "sh build.sh",
         "settings": parse_options({"axes": axes}),
@@ -266,8 +267,8 @@ def test_the_commits_of_a_side_branch_are_one_step_of_the_line() -> None:
         ({"code": ""}, "give one of --code"),
         ({"code": "", "python": "py"}, "give -b NAME"),
         ({"build": "sleep 30", "build_limit": 0.1}, "the build took longer than 0.1s"),
-        ({"cell": "Mine 2k *"}, "none is called 'Mine 2k \\*'; did you mean \"Mine 1k"),
-        ({"settings": parse_options({})}, "there are several; give one, as in --cell 'Mine"),
+        ({"cell": "Mine 2k *"}, "none is called 'Mine 2k \\*'; did you mean 'Mine 1k"),
+        ({"settings": parse_options({})}, r"Mine 1k \* is \d+ cells; give one, as in --cell 'Mine"),
         ({"time_limit": 0.1}, "is short of 5 A/Bs"),
     ],
     ids=str,

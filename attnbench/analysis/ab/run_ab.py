@@ -178,6 +178,8 @@ def _prepare(
         plan = planning.make_plan(resolved.cases, answers, environment.device, resolved.policy, rounds=LOOKS[-1])
         if request.cell:
             plan = tuple(job for job in plan if fits(full_name(job.backend, job.case), request.cell))
+            if not plan:
+                raise UserError(f"no cell is called {request.cell!r} on {environment.device.name}")
         plans.append(plan)
         runs.append(
             Run(

@@ -18,7 +18,7 @@ from attnbench.analysis.bisect.search import Step
 from attnbench.analysis.gate import judge
 from attnbench.analysis.gate.findings import full_name, interval, signed
 from attnbench.analysis.gate.margins import Margins
-from attnbench.core.errors import EXIT_DONE, EXIT_INCONCLUSIVE, Interrupted, UserError, did_you_mean
+from attnbench.core.errors import EXIT_DONE, EXIT_INCONCLUSIVE, Interrupted, UserError, nearest
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count, fits
 from attnbench.results import run_file
@@ -289,7 +289,9 @@ def _check(request: Request) -> None:
             some = f"{request.cell} is {count(len(fitting), 'cell')}" if request.cell != "*" else "there are several"
             errors.append(f"--cell: {some}; give one, as in --cell {shlex.quote(fitting[0])}")
         else:
-            errors.append(f"--cell: none is called {request.cell!r}{did_you_mean(request.cell, cells[:MOST])}")
+            close = nearest(request.cell, cells[:MOST])
+            more = f"did you mean {shlex.quote(close[0])}?" if close else f"there is {shlex.quote(cells[0])}, for one"
+            errors.append(f"--cell: none is called {request.cell!r}; {more}")
     raise UserError(errors[0])
 
 
