@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import signal
 import sys
 import time
 
-from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_CANNOT_WRITE, EXIT_DONE, EXIT_FAULT, Interrupted, UserError
+from attnbench.core.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_CANNOT_WRITE,
+    EXIT_DONE,
+    EXIT_FAULT,
+    EXIT_INTERRUPTED,
+    Interrupted,
+    UserError,
+)
 
 TYPE_CHECKING = False  # the module typing takes a third of the time until signals are handled
 if TYPE_CHECKING:
@@ -26,24 +35,52 @@ COLUMNS = range(20, 1001)  # what a table or a text can be fitted to
 
 
 def main() -> None:
-    """Run the command line and exit.
+    """Run the command line and exit, never with a traceback, and with 1 only where a command returns it.
+
+    To handle an error takes memory too. Where that fails, the process ends at once.
+    """
+    try:
+        code = _run()
+    except KeyboardInterrupt:  # of a signal that came while an error was handled
+        code = EXIT_INTERRUPTED
+    except BaseException as error:
+        code = EXIT_BAD_INPUT
+        try:
+            if not (said := _what_lacks(error)):
+                code = EXIT_FAULT
+                said = f"a fault of attnbench's own: {error!r}; please report it"
+            os.write(2, f"attnbench: {said}\n".encode("utf-8", "replace"))
+        finally:
+            os._exit(code)
+    if os.environ.get("PYTHONINSPECT"):  # Python would then end with 1 itself
+        os._exit(code)
+    sys.exit(code)
+
+
+def _run() -> Any:
+    """Run the command line and return its exit code.
 
     An error that a person can cause is one line and exit code 2. So is output that cannot be written, where the command
-    itself ended with 0. Any other exception is a fault of attnbench's own, and never ends with 1, as a regression.
+    itself ended with 0. Any other exception is a fault of attnbench's own.
     """
     _prepare_streams()
+    _drop_what_is_no_time()
     code: Any = EXIT_DONE
     try:
         with _interruptible():
-            from attnbench.commands.command_line import COMMANDS, command_line
             from attnbench.core.numpy_memory import refuse_without_memory
 
             refuse_without_memory()
+            from attnbench.commands.command_line import COMMANDS, command_line
+
             words = _words_to_complete() if os.environ.get(COMPLETION) else sys.argv[1:]
             asked = [name for name in words[:1] if name in COMMANDS]  # to build all commands takes 40 ms
             try:
                 command_line(*asked)(complete_var=COMPLETION)
             except SystemExit as end:
+                hidden = end.__context__ and (end.__context__.__cause__ or end.__context__)
+                if isinstance(hidden, (EOFError, BrokenPipeError)):  # typer ends with 1
+                    raise hidden from None
                 code = end.code
             sys.stdout.flush()
     except UserError as error:
@@ -52,25 +89,26 @@ def main() -> None:
     except Interrupted as end:
         _say("interrupted")
         code = end.exit_code
-    except (MemoryError, ImportError, BlockingIOError, RuntimeError) as error:
+    except Exception as error:
         if lacks := _what_lacks(error):
-            _say(f"the system gives this process no more {lacks}; raise the limit, or end other processes")
+            _say(lacks)
             code = code or EXIT_BAD_INPUT
+        elif isinstance(error, OSError):
+            if not code:  # else the command has said what is wrong
+                _say(_why_refused(error))
+            code = code or EXIT_CANNOT_WRITE
         else:
             _say_fault(error)
             code = EXIT_FAULT
-    except OSError as error:
-        if not code:  # else the command has said what is wrong
-            _say(_why_refused(error))
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):  # at the end of Python it would be exit code 120; ValueError: closed
         code = code or EXIT_CANNOT_WRITE
         _drop_rest(sys.stdout)
-    except Exception as error:
-        _say_fault(error)
-        code = EXIT_FAULT
     completing = os.environ.get(COMPLETION)
     if code and completing and completing != "complete_fish":  # to which a 1 says that there is nothing to offer
         code = EXIT_BAD_INPUT
-    sys.exit(code)
+    return code
 
 
 def _say(error: str) -> None:
@@ -89,19 +127,25 @@ def _why_refused(error: OSError) -> str:
 
     if not working_folder():
         return GONE
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return "the system gives this process no more open files (ulimit -n); raise the limit"
     if str(error.strerror).startswith("No usable temporary directory"):  # what tempfile says
         return "no temporary directory can be written to; set TMPDIR to a folder that can, on a disk with space"
     return f"{error.filename or 'cannot write the output'}: {error.strerror}"
 
 
-def _what_lacks(error: Exception) -> str:
-    """Return what a limit of the system refused to this process; "" for any other error."""
-    if isinstance(error, MemoryError) or "failed to map segment" in str(error):  # of a library that is loaded
-        return "memory (ulimit -v and -d, or a container's limit; OPENBLAS_NUM_THREADS=1 takes less)"
-    refused = isinstance(error, BlockingIOError) or str(error) == "can't start new thread"
-    return "processes or threads (ulimit -u, or a container's limit)" if refused else ""
+def _what_lacks(error: BaseException) -> str:
+    """Return what a limit of the system refused to this process, and what to do; "" for any other error.
+
+    CPython raises SystemError where it overlooks that it got no memory. An output that does not block is out of room
+    with the EAGAIN of a system without room for a process, but tells how much was written.
+    """
+    number, said, what = getattr(error, "errno", None), str(error), ""
+    if isinstance(error, (MemoryError, SystemError)) or number == errno.ENOMEM or "failed to map segment" in said:
+        what = "memory (ulimit -v and -d, or a container's limit; OPENBLAS_NUM_THREADS=1 takes less)"
+    elif number in (errno.EMFILE, errno.ENFILE):
+        what = "open files (ulimit -n)"
+    elif said == "can't start new thread" or (number == errno.EAGAIN and not hasattr(error, "characters_written")):
+        what = "processes or threads (ulimit -u, also -v and -d for threads, or a container's limit)"
+    return what and f"the system gives this process no more {what}; raise the limit, or end other processes"
 
 
 def _say_fault(error: Exception) -> None:
@@ -141,13 +185,26 @@ def _prepare_streams() -> None:
     while (number := os.open(os.devnull, os.O_RDONLY)) <= 2:
         pass
     os.close(number)
+    for output in (1, 2):  # the flag is of all processes that share the file, and some leave it set
+        with contextlib.suppress(OSError, AttributeError):  # closed; Windows
+            os.set_blocking(output, True)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    if isinstance(sys.stdout.buffer, io.RawIOBase):  # PYTHONUNBUFFERED: what the system does not take at once is lost
+        sys.stdout = open(1, "w", buffering=1, encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     sys.stdout.reconfigure(errors="replace")  # type: ignore[attr-defined, union-attr, unused-ignore]
     for name in ("COLUMNS", "LINES"):
         text = os.environ.get(name, "")
         if not (text.isascii() and text.isdigit() and len(text) < 5 and int(text) in COLUMNS):
             os.environ.pop(name, None)
+
+
+def _drop_what_is_no_time() -> None:
+    """Drop a SOURCE_DATE_EPOCH that is no time, as one left empty: numpy.f2py, which scipy imports, would raise."""
+    try:
+        time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", "0")))
+    except (ValueError, OverflowError, OSError):
+        del os.environ["SOURCE_DATE_EPOCH"]
 
 
 @contextlib.contextmanager

@@ -142,6 +142,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("mine.py", "my_kernel.py", "old.py", "new.py"):
         (made / name).write_text(KERNEL)
     (made / "chat.yaml").write_text(WORKLOAD)
+    (made / "history-acknowledged.yml").write_text('- {cells: "triton *", at: 3f2a1b9c, reason: meant}\n')
     names = {"alike-00": ("baseline", "old", "main", "v2"), "alike-01": ("current", "new", "results/now")}
     for run, copies in names.items():
         content = (ALIKE / f"{run}.jsonl").read_bytes().replace(b"Planted", b"attention")  # as docs/ci.md has it

@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from attnbench.core.own_code import MODULE, STANDARD
 INSTALLED = ("site-packages", "dist-packages", "torchinductor_", ".cache")  # folders that begin so hold no own code
 MOST_NAMED = 50  # files that are looked at for import statements
 _LIBRARY = Path(STANDARD).resolve()
+_named_folders: set[Path] = set()  # of files that a person named: what is in them is own, wherever they are
 
 
 def layers(own: Any) -> list[Any]:
@@ -41,9 +42,10 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
     inmost = layers(own)[-1]
     defined = _source_file(inmost if inspect.isroutine(inmost) else type(inmost))
     named = [Path(f).resolve() for f in (defined, file if file.endswith(".py") else None) if f]
+    _named_folders.update(of.parent for of in named if not {"site-packages", "dist-packages"} & {*of.parts})
     files = {*named}
     if any(_is_own(path) for path in named):
-        files |= {*_imported(), *_mapped_beside(named)}
+        files |= {*_imported({**sys.modules}), *_mapped_beside(named)}
         beside = (path for path in files if any(path.is_relative_to(of.parent) for of in named))
         files |= _named_by([*sorted(path for path in beside if path.suffix == ".py"), *named])
     digest = hashlib.sha256()
@@ -55,10 +57,19 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
     return digest.hexdigest()[:8] if files else None
 
 
-def _imported() -> Iterator[Path]:
-    """Yield the files of the modules that were imported and not installed."""
-    for name, module in [*sys.modules.items()]:
-        found = getattr(module, "__file__", None) or ""
+def hashes_of_imported(names: Iterable[str]) -> dict[str, str]:
+    """Return a hash of the file of each of these modules that was not installed, by the file's path."""
+    found = {}
+    for path in _imported({name: sys.modules[name] for name in names}):
+        with contextlib.suppress(OSError):
+            found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    return found
+
+
+def _imported(modules: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the files of the modules, by name, that were imported and not installed."""
+    for name, module in modules.items():
+        found = str(getattr(module, "__dict__", {}).get("__file__"))  # asked for, a module may import others or raise
         absolute = Path(found).is_absolute()  # torch has modules of no file: "_ops.py"
         if absolute and not _is_others(name) and _is_own(path := Path(found).resolve()) and path.is_file():
             yield path
@@ -118,7 +129,8 @@ def _is_others(name: str) -> bool:
 
 def _is_own(path: Path) -> bool:
     """Whether a file is a person's: in no folder of what was installed or is made by a compiler."""
-    return not path.is_relative_to(_LIBRARY) and not any(part.startswith(INSTALLED) for part in path.parts)
+    within = next((path.relative_to(folder) for folder in _named_folders if path.is_relative_to(folder)), path)
+    return not path.is_relative_to(_LIBRARY) and not any(part.startswith(INSTALLED) for part in within.parts)
 
 
 def _source_file(of: Any) -> str | None:

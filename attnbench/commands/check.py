@@ -59,6 +59,7 @@ def check(
     wrong: Annotated[
         Path | None, cases(metavar="FILE", help="In their place, the cases of the wrong results in this run file.")
     ] = None,
+    trust: options.Trust = False,
     device: options.Device = "auto",
     timeout: Annotated[
         str, options.how(metavar="TIME", help="Of one case: 30s, 5m; its process is then killed.")
@@ -95,6 +96,7 @@ def check(
             parse_options({"axes": axes}),
             line.say,
             wrong=wrong,
+            trust=trust,
             device=device,
             timeout=seconds,
             pythons=python or (),

@@ -119,8 +119,8 @@ def report(
     attnbench cluster report results/20260701-100000-cluster
     attnbench cluster report runs/*.jsonl --html acceptance.html
 
-    Exit code 0: no unit stands out; 1: a unit is an outlier, or measured nothing; 3: too few units to judge any; 5: a
-    wrong result, or a kernel that is not as declared.
+    Exit code 0: no unit stands out; 1: a unit is an outlier, or measured nothing; 3: a unit is far off, but not apart
+    from the others, or too few units to judge any; 5: a wrong result, or a kernel that is not as declared.
     """
     wanted = output_to.wanted()
     ends_with_its_reader()

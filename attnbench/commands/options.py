@@ -304,7 +304,7 @@ Trust = Annotated[
     how(
         "--trust",
         metavar="",
-        help="With --resume: run the code and interpreters that the file names, also where none would be chosen here.",
+        help="Run the code and interpreters that the given run file names, also where none would be chosen here.",
     ),
 ]
 Device = Annotated[

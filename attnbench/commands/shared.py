@@ -82,34 +82,20 @@ def read_and_count(path: Path) -> tuple[Run, int]:
 
 
 def read_runs(paths: Sequence[Path]) -> list[tuple[Path, Run]]:
-    """Return the runs of files, and of all run files below folders, each once.
+    """Return the runs of files, and of all run files below folders, each once (results/given_again.py).
 
-    A run that is given again, as a copy, as its own baseline or beside its folder, would look like a second machine or
-    like rounds without noise. What is left out is said on stderr. Raises UserError for a folder without run files.
+    What is left out is said on stderr. Raises UserError for a folder without run files.
     """
+    from attnbench.results.given_again import without_copies
+
     given: list[tuple[Path, Run]] = []
     for path in paths:
         given += _of_folder(path) if path.is_dir() else [(path, read(path))]
-    found: list[tuple[Path, Run]] = []
-    for path, run in given:
-        twin = next((i for i, (_, other) in enumerate(found) if _is_the_same(run, other)), None)
-        if twin is None:
-            found.append((path, run))
-        elif found[twin][1].reduced:
-            found[twin] = path, run  # it has the samples
+    found = without_copies(given)
     if again := len(given) - len(found):
         tell(f"attnbench: left out: {count(again, 'file')} of a run that was given already")
     gc.freeze()  # the cyclic collector need not look at records
     return found
-
-
-def _is_the_same(run: Run, other: Run) -> bool:
-    """Return whether two are one run, of which a baseline keeps a part only."""
-    if run.started != other.started:
-        return False
-    if run.reduced or other.reduced:
-        return (run.suite, run.environment.device.uuid) == (other.suite, other.environment.device.uuid)
-    return run == other
 
 
 def _of_folder(folder: Path) -> list[tuple[Path, Run]]:

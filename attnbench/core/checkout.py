@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -15,6 +16,8 @@ FILTERS = ("config", "--null", "--name-only", "--get-regexp", r"^filter\..")
 # run another git in them, with their own filters.
 STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=all")
 _OFF = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}", "status.renames=false", "submodule.recurse=false")
+# what CI says of the branch where it has checked out a commit: a pull request's own branch first
+_BRANCH_OF_CI = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME")
 _EMPTY = "ATTNBENCH_EMPTY"  # a variable that holds nothing, for settings whose names hold a "="
 # no transport, which a partial clone would start for what it lacks; nothing is written
 _VARIABLES = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
@@ -24,12 +27,15 @@ class NoAnswerError(Exception):
     """Raised where git has no answer. The message says why."""
 
 
-def commit() -> str | None:
-    """Return the commit of the working directory, with "+dirty" where tracked files differ; None without one."""
+def commit_and_branch() -> tuple[str | None, str | None]:
+    """Return the commit of the working directory, with "+dirty" where tracked files differ, and its branch.
+
+    Each is None where there is none. On a commit without a branch the variables of GitHub's and GitLab's CI tell it.
+    """
     try:
         return _look()
     except NoAnswerError:
-        return None
+        return None, None
 
 
 def why_no_commit() -> str:
@@ -55,12 +61,16 @@ def git(*words: str, fine: tuple[int, ...] = (0,), seconds: float | None = None)
     return _git(*off, *words, fine=fine, seconds=seconds)
 
 
-def _look() -> str | None:
-    """Return what `commit` does. Raises NoAnswerError."""
+def _look() -> tuple[str | None, str | None]:
+    """Return what `commit_and_branch` does. Raises NoAnswerError."""
     said = git(*STATUS)
     found = re.search(r"(?m)^# branch\.oid ([0-9a-f]{12})", said)
     changed = re.search(r"(?m)^[^#]", said)
-    return f"{found[1]}{'+dirty' if changed else ''}" if found else None
+    if not found:
+        return None, None
+    head = re.search(r"(?m)^# branch\.head (?!\(detached\)$)(.+)", said)
+    branch = head[1] if head else next(filter(None, map(os.environ.get, _BRANCH_OF_CI)), None)
+    return f"{found[1]}{'+dirty' if changed else ''}", branch
 
 
 def _git(*words: str, fine: tuple[int, ...] = (0,), seconds: float | None = None) -> str:
@@ -80,7 +90,7 @@ def _git(*words: str, fine: tuple[int, ...] = (0,), seconds: float | None = None
     if untrusted := re.search(r"dubious ownership in repository at '(.*)'", said):
         raise NoAnswerError(
             f"git does not trust {untrusted[1]}, which another user owns; "
-            f"git config --global --add safe.directory {untrusted[1]}"
+            f"git config --global --add safe.directory {shlex.quote(untrusted[1])}"
         )
     fatal = re.search(r"(?m)^fatal: (.*)", said)
     raise NoAnswerError(f"git says: {fatal[1]}" if fatal else f"git ended with exit code {done.returncode}")

@@ -72,6 +72,7 @@ def _opened(path: Path) -> IO[bytes] | None:
     for _ in range(_MOST_LINKS):
         folder, name = os.path.realpath(os.path.dirname(at)), os.path.basename(at)
         if folder in ("/dev/fd", os.path.realpath("/proc/self/fd")) and name.isdecimal():
+            os.set_blocking(int(name), True)
             return open(int(name), "wb", closefd=False)
         if _DESCRIPTORS.fullmatch(folder):
             return open(at, "ab")

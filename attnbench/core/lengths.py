@@ -102,7 +102,9 @@ def describe(lengths: Lengths) -> str:
     count, tokens = sum(of[0] for of in lengths), sum(of[0] * of[2] for of in lengths)
     queries = max(of[1] for of in lengths)
     if count <= MOST_SEQUENCES and tokens % count == 0:
-        for pattern, order in itertools.product(PATTERNS, ORDERS):
+        keys = sorted(k for number, _, k in lengths for _ in range(number))
+        fitting = [pattern for pattern in PATTERNS if sorted(_drawn(pattern, count, tokens // count)) == keys]
+        for pattern, order in itertools.product(fitting, ORDERS):
             if lengths in RaggedLengths("", (), pattern, order)._of(count, tokens // count, queries):
                 return pattern if order == ORDERS[0] else f"{pattern}/{order}"
     if len(lengths) <= MOST_SPELLED:

@@ -65,4 +65,5 @@ class Environment:
     git: str | None = None  # commit of the working directory, followed by "+dirty" where it has changes
     packages: Mapping[str, str] = field(default_factory=dict)  # attention library -> version
     variables: Mapping[str, str] = field(default_factory=dict)  # environment variables that were set and change figures
+    branch: str | None = None  # of the working directory's checkout; None of runs that did not record it
     peers: tuple[Device, ...] = ()  # the other devices of a run over several ranks, in their order

@@ -8,10 +8,20 @@ import sys
 # Bytes that importing both takes, by the limit on them, and beside those of each thread of their two OpenBLAS.
 TAKES, EACH_THREAD = {"RLIMIT_AS": 200 * 2**20, "RLIMIT_DATA": 80 * 2**20}, 80 * 2**20
 MOST_THREADS = 64  # of an OpenBLAS
+LEAST = 16 * 2**20  # bytes of RLIMIT_DATA; no command does with less, and hashlib would print tracebacks
 
 
 def refuse_without_memory() -> None:
-    """Let the import of numpy and scipy raise MemoryError from now on, where a limit is below what it takes."""
+    """Let the import of numpy and scipy raise MemoryError from now on, where a limit is below what it takes.
+
+    Raises MemoryError where the limit is below what any command takes.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    if 0 <= resource.getrlimit(resource.RLIMIT_DATA)[0] < LEAST:  # -1: none
+        raise MemoryError
     if _is_too_little():
         sys.meta_path.insert(0, _Refusal)
 
@@ -24,10 +34,8 @@ class _Refusal:
 
 
 def _is_too_little() -> bool:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return False
+    import resource
+
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     asked = [os.environ.get(name, "") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")]
     given = (int(text) for text in asked if text.isdecimal() and len(text) < 5)

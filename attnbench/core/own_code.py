@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import inspect
 import itertools
@@ -16,7 +17,7 @@ from typing import Any
 
 from attnbench.core.errors import UserError, did_you_mean
 
-NEEDED = ("torch", "triton", "numpy", "attnbench")  # what a neighbour of a person's file must not replace
+NEEDED = ("torch", "triton", "numpy")  # what a neighbour of a person's file must not replace
 MODULE = "attnbench_own_"  # how the name of the module begins that is made of a person's file
 STANDARD = os.path.dirname(os.__file__)  # the folder of the standard library
 MAX_SWEEP = 64  # kernels of one sweep, each of which has a process
@@ -30,8 +31,9 @@ def load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"{MODULE}{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
-    if hidden := next((name for name in NEEDED if path.with_name(f"{name}.py").is_file()), None):
-        raise UserError(f"{path.with_name(hidden)}.py would be imported in place of {hidden}; give it another name")
+    for name in NEEDED:
+        if hides := _in_place_of(name, path.parent):
+            raise UserError(f"{hides} would be imported in place of {name}; give it another name")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # pickle and Triton find what a module defines by the name of the module
     standard = [folder for folder in sys.path if folder.startswith(STANDARD) and "-packages" not in folder]
@@ -39,6 +41,19 @@ def load_file(path: Path) -> ModuleType:
     sys.path[:] = [*standard, str(path.parent.resolve()), *others]
     spec.loader.exec_module(module)
     return module
+
+
+def _in_place_of(library: str, folder: Path) -> Path | None:
+    """Return the file or package of a folder that would replace a library; None where it has none but the library."""
+    if (file := folder / f"{library}.py").is_file():
+        return file
+    if not (package := folder / library / "__init__.py").is_file():
+        return None
+    with contextlib.suppress(ValueError, OSError):  # of a module without a spec, or not of a file
+        spec = importlib.util.find_spec(library)
+        if spec and spec.origin and package.samefile(spec.origin):
+            return None
+    return package.parent
 
 
 def functions_of(module: object, attribute: str) -> str:
@@ -83,7 +98,7 @@ def sweep(name: str) -> list[str]:
 
     Commas may separate parameters too. Raises UserError where the brackets hold something else.
     """
-    function, bracket, inside = name.partition("[")
+    function, bracket, inside = _partition(name)
     if not bracket:
         return [name]
     values: dict[str, list[str]] = {}
@@ -104,9 +119,16 @@ def sweep(name: str) -> list[str]:
 
 def parameters_of(name: str) -> tuple[str, Mapping[str, Any]]:
     """Return "f" and {"a": 1, "b": "x"} of "f[a=1;b=x]". A value is a number, True, False or None, else a string."""
-    function, _, inside = name.partition("[")
+    function, _, inside = _partition(name)
     pairs = (part.partition("=") for part in inside.removesuffix("]").split(";") if part)
     return function, {parameter: _value(text) for parameter, _, text in pairs}
+
+
+def _partition(name: str) -> tuple[str, str, str]:
+    """Return "f", "[" and "a=1]" of "f[a=1]": the bracket behind the name of a file, which may have some itself."""
+    file, python, rest = name.rpartition(".py:")
+    function, bracket, inside = rest.partition("[")
+    return f"{file}{python}{function}", bracket, inside
 
 
 def _value(text: str) -> Any:

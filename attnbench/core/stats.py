@@ -28,6 +28,19 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 median = statistics.median
+LARGEST_EXPONENT = 700.0  # beyond it math.exp raises OverflowError
+
+
+def exp(logarithm: float) -> float:
+    """Return the number of a logarithm; a very large one where it would be too large for a float."""
+    return math.exp(min(logarithm, LARGEST_EXPONENT))
+
+
+def expm1(logarithm: float) -> float:
+    """Return the change of a ratio's logarithm, 0.01 for 1 %, as `exp` does."""
+    return math.expm1(min(logarithm, LARGEST_EXPONENT))
+
+
 geomean = statistics.geometric_mean  # for ratios such as speedups, which must be above 0
 
 

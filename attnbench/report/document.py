@@ -108,7 +108,6 @@ class Table:
     note: str = ""
     footnotes: tuple[str, ...] = ()  # numbered from 1, as entries refer to them
     narrow: Table | Paragraphs | None = None  # in place of it, where the terminal is too narrow for it
-    listed: int | None = None  # rows that markdown shows at most, as comments on pull requests are limited
     labels: int = 1  # columns on the left that name a row; each part of a table that is split repeats them
 
 

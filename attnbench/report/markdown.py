@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
-from attnbench.core.text import one_line, printable
+from attnbench.core.text import count, one_line, printable
 from attnbench.report.characters import HARDLY_KNOWN, HELD_DOWN, MEMORY_BOUND, NO_FIGURES, drawing, marks
 from attnbench.report.document import (
     Block,
@@ -26,6 +28,9 @@ from attnbench.report.document import (
 
 SIGNS = {"good": "✅", "warning": "❔", "bad": "❌"}
 BAR = 32  # characters
+LIMIT = 60_000  # bytes; a comment on GitHub holds 65,536 characters, and other text may stand beside the document
+LEFT_OUT = "left out, as a comment on GitHub holds no more; the whole is in -f html=FILE and -f json=FILE"
+_RULE = re.compile(r"\| :?---")  # begins the line below the headings of a table
 _MARKUP = {"strong": "**", "bad": "**"}
 # Where a space without width keeps text from being live: @name, #12, GH-12, https://, www., :emoji:
 _LIVE = re.compile(
@@ -36,7 +41,7 @@ _BLOCK = re.compile(r"^(\d{0,9})(?=[-+.)] |#+( |$)|=+$|--+$)")
 
 
 def render(document: Document) -> str:
-    """Return the whole document, with the verdict first."""
+    """Return the document, with the verdict first. Beyond LIMIT it loses rows at the end, and says how many."""
     parts = []
     if document.verdict:
         sign = SIGNS[document.verdict.level]
@@ -49,12 +54,38 @@ def render(document: Document) -> str:
         parts += _block(block)
     if document.reasons:
         parts.append(_list(f"{safe(r.word)}: {safe(r.who)}: {safe(r.reason)}" for r in document.reasons))
-    for found in (document.cautions, document.facts):
-        if found:
-            parts.append(_list(map(_caution, found)))
-    if document.notes:
-        parts.append(_list(map(_spans, document.notes)))
-    return "\n\n".join(filter(None, parts)) + "\n"
+    ending = [_list(map(_caution, found)) for found in (document.cautions, document.facts)]
+    ending.append(_list(map(_spans, document.notes)))
+    text = _joined(*parts, *ending) + "\n"
+    if _nbytes(text) <= LIMIT:
+        return text
+    last = _cut(_joined(*ending), LIMIT // 4)  # cautions hold for the rows above them, which give way to them
+    return _joined(_cut(_joined(*parts), LIMIT - _nbytes(last) - 3), last) + "\n"
+
+
+def _joined(*parts: str) -> str:
+    return "\n\n".join(filter(None, parts))
+
+
+def _cut(text: str, limit: int) -> str:
+    """Return what of a text fits into `limit` bytes, cut before a row, and a line that counts the rows left out."""
+    if _nbytes(text) <= limit:
+        return text
+    lines = text.split("\n")
+    ends = [*accumulate(_nbytes(line) + 1 for line in lines)]
+    kept = bisect_right(ends, limit - len(LEFT_OUT) - 20)
+    fences = [i for i, line in enumerate(lines[:kept]) if line.startswith("```")]
+    if len(fences) % 2:  # in the midst of code
+        kept = fences[-1]
+    if _RULE.match(lines[kept]):  # without it the headings above are no table
+        kept -= 1
+    left = lines[kept:]
+    rows = sum(map(bool, left)) - 2 * sum(bool(_RULE.match(line)) for line in left)
+    return _joined("\n".join(lines[:kept]).rstrip("\n"), f"**{count(rows, 'row')} {LEFT_OUT}**")
+
+
+def _nbytes(text: str) -> int:
+    return len(text.encode())
 
 
 def safe(text: str) -> str:
@@ -118,11 +149,8 @@ def _code(text: str) -> str:
 
 def _table(table: Table) -> list[str]:
     parts = [safe(table.note)] if table.note else []
-    shown = table.rows[: table.listed]
     columns = [(column.heading, column.align == "right") for column in table.columns]
-    parts.append(_lines(columns, (map(_entry, entries) for entries in shown)))
-    if left := len(table.rows) - len(shown):
-        parts.append(f"and {left} more")
+    parts.append(_lines(columns, (map(_entry, entries) for entries in table.rows)))
     if table.footnotes:
         parts.append("\n".join(f"{number}. {safe(text)}" for number, text in enumerate(table.footnotes, start=1)))
     return parts

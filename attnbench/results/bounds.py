@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, lru_cache
 from typing import Any
 
+from attnbench.core import lengths, masks
 from attnbench.core.case import Case
+from attnbench.core.errors import UserError
 from attnbench.core.record import Measurement, Record, Run
 
 LARGEST, SHORTEST = 1e30, 1e-15  # of any unit; seconds: no clock tells less
@@ -33,7 +35,10 @@ UNITS = (  # of the measurements that attnbench makes, by name; what a newer one
 # Samples that "runs" of value and times may stand for: a damaged file must not fill the memory.
 MOST_OF_RECORD = 1_000_000
 MOST_OF_FILE = 5_000_000  # beyond the bytes of its lines
+MOST_BLOCKS = 2**28  # of all unlike random masks of a run, which are drawn to count the pairs of each
+MOST_SEQUENCES = 2**20  # in all unlike lengths of a run, which are compared with each pattern to name them
 ANY = ("seed",)  # fields whose numbers mean nothing
+POSITIVE = ("s", "B/s", "FLOP/s", "1/s")  # units of what takes time
 DIFFERENCES = ("memory_saved",)  # bytes that are less than 0 where a call frees what was held before it
 
 
@@ -47,6 +52,8 @@ def check_record(record: Record) -> None:
         raise ValueError(f"its status is ok, and its errors are not: {record.accuracy.problem()}")
     for name, found in record.measurements.items():
         _check_samples(name, found)
+    if "pairs" in record.measurements:
+        _check_pairs(record.case, max(record.measurements["pairs"].values))
     counts = (record.round, record.ecc_errors, *record.kernels.values())
     numbers = [*counts, record.seconds or 0.0, *record.phases.values()]
     if record.forecast:
@@ -70,6 +77,24 @@ def check_run(run: Run) -> None:
         _check("plan", {"round": job.round, "forecast": job.forecast})
 
 
+def check_cases(cases: Collection[Case]) -> None:
+    """Raise UserError where the random masks or the lengths of all cases of a run take minutes to count or to name."""
+    drawn = {
+        (c.mask, c.shape.seqlen_q, c.shape.seqlen_k, c.causal, c.window_size)
+        for c in cases
+        if c.mask.startswith("random:")
+    }
+    blocks = sum(-(-q // masks.BLOCK) * -(-k // masks.BLOCK) for _, q, k, *_ in drawn)
+    batches = (sum(of[0] for of in found) for found in {c.lengths for c in cases})
+    sequences = sum(batch for batch in batches if batch <= lengths.MOST_SEQUENCES)
+    for number, most, what in (
+        (blocks, MOST_BLOCKS, "blocks of unlike random masks"),
+        (sequences, MOST_SEQUENCES, "sequences in unlike lengths"),
+    ):
+        if number > most:
+            raise UserError(f"{number:,} {what}, more than the {most:,} that a run may have; give fewer of them")
+
+
 @lru_cache(maxsize=10_000)  # many records have one case
 def _check_case(case: Case) -> None:
     _check("case", case)
@@ -87,16 +112,25 @@ def _check_samples(name: str, found: Measurement) -> None:
     if not found.values:
         raise ValueError(f"{name}: no samples")
     low, high = min(found.values), max(found.values)
-    least = 0.0 if found.unit == "B" and name not in DIFFERENCES else -LARGEST
-    least = SHORTEST if found.unit == "s" else least
+    at_least_0 = known == "" or found.unit in ("B", "Hz", "W")
+    least = 0.0 if at_least_0 and name not in DIFFERENCES else -LARGEST
+    least = SHORTEST if found.unit in POSITIVE else least
     # NaN has no rank, so neither low nor high need show it.
-    finite = math.isfinite(sum(found.values))
-    if finite and least <= low and high <= LARGEST:
+    finite, most = math.isfinite(sum(found.values)), 1.0 if name == "busy" else LARGEST
+    if finite and least <= low and high <= most:
         return
     odd = [] if finite else [v for v in found.values if not math.isfinite(v)]
     for value in (*odd[:1], low, high):
-        if not least <= value <= LARGEST:
+        if not least <= value <= most:
             raise ValueError(f"{name}: {value:g} {found.unit} is nothing that can be measured")
+
+
+def _check_pairs(case: Case, most: float) -> None:
+    """Raise ValueError for counted pairs of a case without a mask of one's own, or for more than it can have."""
+    if not masks.is_own(case.mask):
+        raise ValueError("pairs: the case has no mask of one's own")
+    if most > case.shape.batch * case.shape.seqlen_q * case.shape.seqlen_k:
+        raise ValueError(f"pairs: {most:g} are more than the case has")
 
 
 def _check(place: str, value: Any) -> None:

@@ -185,7 +185,7 @@ def _jobs(plan: bytes) -> tuple[Job, ...]:
 
 
 def _record_by_core_json(line: bytes) -> Record | None:
-    data = json.loads(line)
+    data = json.loads(line.decode("utf-8-sig", "surrogatepass"))  # of bytes it would take UTF-16 too
     if not _is_record(data.pop("type")):
         return None
     found = data.get("measurements")

@@ -17,6 +17,7 @@ from attnbench.core.text import count
 from attnbench.results import export_rows, run_file
 from attnbench.results.cells import Cell
 from attnbench.results.cells import cells as cells_of
+from attnbench.results.given_again import without_copies
 
 if TYPE_CHECKING:
     import pandas
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class Results:
     """What some run files hold.
 
-    runs: one for each file, with its records and their raw samples, in seconds, bytes and hertz.
+    runs: each once, with its records and their raw samples, in seconds, bytes and hertz.
     cells: each case on each backend and device, with all its rounds; `cell.value("tflops")` is a metric's median over
         the rounds, `cell.rows[0].samples` are seconds of single calls.
     problems: what is wrong with single lines of the files, which were left out.
@@ -51,7 +52,7 @@ class Results:
 def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "exact") -> Results:
     """Read run files: a path, a pattern such as "results/*.jsonl" ("**" reaches into all folders), or several of these.
 
-    A file that is named several times, as through links, is read one time.
+    A run that is given several times, as through links, as a copy or as its own baseline, counts once.
     `convention` says how FLOPs are counted: "exact" (unmasked pairs) or "fa" (as papers print: half for causal).
     Raises UserError for a pattern that fits no file, and for a file that is no run file.
     """
@@ -60,7 +61,7 @@ def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "
     for path in (path for one in given for path in _files(str(one))):
         files.setdefault(os.path.realpath(path), path)
     read = [run_file.read(path) for path in files.values()]
-    runs = tuple(run for run, _ in read)
+    runs = tuple(run for _, run in without_copies(enumerate(run for run, _ in read)))
     problems = tuple(problem for _, problems in read for problem in problems)
     return Results(runs, tuple(cells_of(runs, convention)), problems)
 

@@ -19,9 +19,9 @@ Differential Expression in Microarray Experiments", Statistical Applications in 
 
 With one round a side no cell has a variance. What takes its place is how differently the cells changed: the normal
 spread (1.4826 times the median absolute deviation) of their log ratios, with 3 degrees of freedom because cells differ
-in noise, or what Student's distribution has where nine in ten of them lie as far out, if that is more. On an H200, 307 cells of two runs spread by 0.21 %; the worst of 307 draws from this distribution would be
-near 1.8 %, and the worst observed was 2.1 % (docs/gate.md). Real changes widen it, so it errs on the safe side, but a
-disturbance of one cell alone cannot be told from a change of that cell.
+in noise; or, if that is more, the spread at which a tenth of Student's distribution lies as far out as a tenth of the
+cells. Of two runs on an H200 90 % of 307 cells are then within their intervals. Real changes widen it, so it errs on
+the safe side, but a disturbance of one cell alone cannot be told from a change of that cell.
 
 **Between runs** a cell may be off by an amount that all rounds of a run share (another layout of memory, another day),
 so that no round shows it. Where at least a third of the cells did not change, or changed alike, the scatter of the

@@ -19,6 +19,7 @@ import gzip
 import io
 import json
 import os
+import re
 import secrets
 import shlex
 import tempfile
@@ -35,7 +36,8 @@ from attnbench.results import bounds, decode
 
 SCHEMA = 2
 _FIRST = b'{"type":"run",'  # what each begins with
-MOST_BYTES, MOST_OF_LINE = 2**32, 2**27  # of a file, unpacked; of one of its lines
+_RUN = re.compile(rb'"type"\s*:\s*"run"')  # in any spelling of a first line; within a string its quotes are escaped
+MOST_BYTES, MOST_OF_LINE = 2**30, 2**25  # of a file, unpacked; of one of its lines
 _PIECE = 2**18  # bytes read at once
 DAMAGED = "damaged line left out"
 MOST_DAMAGED = 1000  # lines of a file that is read
@@ -52,7 +54,7 @@ class RunFile:
         self.path = path
         self._file = file
         self._schema = schema
-        self._size = os.fstat(file.fileno()).st_size
+        self._content = bytearray(_whole(file))  # what it holds, unless another program changes it
         self._lost = False  # whether another program took the file away
 
     @classmethod
@@ -125,35 +127,36 @@ class RunFile:
         """Close the file. Raises UserError where it is not at its path any more, unless `append` has said so."""
         try:
             if not self._lost:
-                self._check_place()
+                self._check_place(closing=True)
         finally:
             self._file.close()
 
-    def _check_place(self) -> None:
-        """Raise UserError where another program deleted, moved, replaced or changed the file; it names a copy."""
+    def _check_place(self, closing: bool = False) -> None:
+        """Raise UserError where another program deleted, moved, replaced or changed the file; it names a copy.
+
+        A change that leaves its size is seen at the end.
+        """
         try:
             there = os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
             what = "" if there else "replaced"
         except OSError:
             what = "deleted or moved"
         if not what:
-            if os.fstat(self._file.fileno()).st_size == self._size:
+            unlike = os.fstat(self._file.fileno()).st_size != len(self._content)
+            if not (unlike or (closing and _whole(self._file) != self._content)):
                 return
             what = "changed"
         self._lost = True
         raise UserError(f"another program {what} {self.path} during the measurement; {self._copied()}")
 
     def _copied(self) -> str:
-        """Write what the open file holds to a file of another name, and say where it is."""
-        with contextlib.suppress(OSError):
-            self._file.seek(0)
-            content = self._file.read()
-            for folder in (self.path.parent, Path(tempfile.gettempdir())):
-                with contextlib.suppress(OSError):
-                    handle, name = tempfile.mkstemp(".jsonl", f"{self.path.stem}-kept-", folder)
-                    with os.fdopen(handle, "wb") as copy:
-                        copy.write(content)
-                    return f"its content is kept in {name}; attnbench run --resume {shlex.quote(name)}"
+        """Write what was written to a file of another name, and say where it is."""
+        for folder in (self.path.parent, Path(tempfile.gettempdir())):
+            with contextlib.suppress(OSError):
+                handle, name = tempfile.mkstemp(".jsonl", f"{self.path.stem}-kept-", folder)
+                with os.fdopen(handle, "wb") as copy:
+                    copy.write(self._content)
+                return f"its content is kept in {name}; attnbench run --resume {shlex.quote(name)}"
         return "its content could not be kept"
 
     def _put(self, line: bytes) -> None:
@@ -164,9 +167,14 @@ class RunFile:
                 rest = rest[self._file.write(rest) or 0 :]
         except OSError:
             with contextlib.suppress(OSError):
-                self._file.truncate(self._size)
+                self._file.truncate(len(self._content))
             raise
-        self._size += len(line)
+        self._content += line
+
+
+def _whole(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read()
 
 
 def _appending(path: str, flags: int) -> int:
@@ -262,9 +270,11 @@ def read(path: Path) -> tuple[Run, list[str]]:
     run, records, repeated, unknown = _header(path, first), [], 0, 0
     planned = frozenset() if run.search else frozenset((job.case, job.backend) for job in run.plan)
     for number, line in enumerate(lines, start=2):
-        if _FIRST in line or line.startswith(_CONFLICT):  # within a string of a record its quotes would be escaped
+        if line.startswith(_CONFLICT):
             raise _joined(path, number, line)
         if not line.endswith(b"\n"):
+            if _RUN.search(line):
+                raise _joined(path, number, line)
             if not gzip_cut_off:  # the last write did not finish
                 problems.append(f"{path}:{number}: truncated last line dropped (an interrupted write)")
             continue
@@ -280,6 +290,8 @@ def read(path: Path) -> tuple[Run, list[str]]:
         except decode.SecondRun:
             raise _joined(path, number, line) from None
         except decode.DAMAGE as error:
+            if _RUN.search(line):  # it stands behind the last line of the first run
+                raise _joined(path, number, line) from None
             problems.append(f"{path}:{number}: {DAMAGED} ({type(error).__name__}: {error})")
             if len(problems) > MOST_DAMAGED:
                 raise UserError(f"{path}: over {MOST_DAMAGED:,} of its lines are damaged; restore the file") from None
@@ -288,6 +300,10 @@ def read(path: Path) -> tuple[Run, list[str]]:
             unknown += record is None
             if unknown > MOST_UNKNOWN:
                 raise UserError(f"{path}: over {MOST_UNKNOWN:,} of its lines are of types that attnbench does not know")
+    try:
+        bounds.check_cases({job.case for job in run.plan} | {record.case for record in records})
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     return replace(run, records=tuple(records)), problems
 
 
@@ -325,7 +341,7 @@ def unpacked(path: Path) -> tuple[bytes, list[str]]:
                     raise _not_ours(path, content=piece)  # before it fills the memory: it may be anything
                 line = len(piece) - 1 - end if (end := piece.rfind(b"\n")) >= 0 else line + len(piece)
                 if max(content.tell() / MOST_BYTES, line / MOST_OF_LINE) > 1:
-                    raise UserError(f"{path} has more than 4 GiB, or 128 MiB in a line; no run has that much")
+                    raise UserError(f"{path} has more than 1 GiB, or 32 MiB in a line; no run has that much")
     except EOFError:
         problem = f"{path}: the gzip file is cut off; the whole lines before the cut were read"
         return content.getvalue() or _FIRST, [problem]  # nothing came of a file that is cut in gzip's header

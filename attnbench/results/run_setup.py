@@ -19,7 +19,8 @@ def seconds_started(run: Run) -> float | None:
     """Return when a run was started, in seconds since 1970; None where it does not say so."""
     try:
         started = datetime.fromisoformat(run.started)
-        return (started if started.tzinfo else started.replace(tzinfo=timezone.utc)).timestamp()
+        started = started if started.tzinfo else started.replace(tzinfo=timezone.utc)
+        return started.astimezone(timezone.utc).timestamp()  # beyond the years that a date can have it raises
     except (ValueError, OverflowError):
         return None
 

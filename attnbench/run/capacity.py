@@ -106,8 +106,11 @@ def size_of(case: Case, of: Of) -> int:
 
 
 def key_of(record: Record | Job, of: Of) -> Key:
-    """Return the search that a record is of."""
-    return record.backend, at_size(record.case, of, 1 if of == "batch" else BASE)
+    """Return the search that a record is of; one of its own for a case that has no other size, as ragged batches."""
+    try:
+        return record.backend, at_size(record.case, of, 1 if of == "batch" else BASE)
+    except ValueError:
+        return record.backend, record.case
 
 
 def outcome(record: Record) -> Outcome:
@@ -123,7 +126,8 @@ def known(records: Sequence[Record], key: Key, search: Search) -> dict[int, Reco
     A size that was not tried, because a shorter call forecast it to be too slow, is not among them where the longest
     call since forecasts it clearly below the limit: the time of short calls does not follow their FLOPs.
     """
-    found = {size_of(r.case, search.of): r for r in records if r.backend == key[0] and key_of(r, search.of) == key}
+    sizes, own = {*grid(UNIT[search.of])}, [r for r in records if r.backend == key[0] and key_of(r, search.of) == key]
+    found = {size: record for record in own if (size := size_of(record.case, search.of)) in sizes}
     longest = _longest(found)
     return {size: record for size, record in found.items() if not (longest and _may_fit(record, longest, search))}
 

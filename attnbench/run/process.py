@@ -193,7 +193,9 @@ def if_killed(*program: str) -> subprocess.Popen[bytes] | None:
 def forget(left: subprocess.Popen[bytes] | None) -> None:
     """End a shell of `if_killed`, if it has not ended, without running its program."""
     if left and left.returncode is None:
-        left.communicate(b"\n")
+        with contextlib.suppress(ValueError):  # its input was closed when this was interrupted
+            left.communicate(b"\n")
+        left.wait()
 
 
 def _killed_for_memory() -> int:

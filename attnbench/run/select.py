@@ -11,12 +11,13 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from attnbench import backends
 from attnbench.core import masks
+from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.own_code import parameters_of, split_names, sweep
 from attnbench.core.record import Run
@@ -119,7 +120,16 @@ def check_trusted(path: Path, run: Run) -> None:
     usual = venvs.venv_interpreters(run.specs)
     found = [spec for name, spec in run.specs.items() if backends.available().get(name) != spec]
     found += [python for name, python in run.interpreters.items() if usual.get(name) != python]
-    found += {job.case.mask.partition("@")[0] for job in run.plan if masks.is_own(job.case.mask)}
+    refuse_code(path, [*found, *own_masks(job.case for job in run.plan)])
+
+
+def own_masks(cases: Iterable[Case]) -> list[str]:
+    """Return the code of own masks that cases name."""
+    return [*dict.fromkeys(case.mask.partition("@")[0] for case in cases if masks.is_own(case.mask))]
+
+
+def refuse_code(path: Path, found: Sequence[str]) -> None:
+    """Raise UserError where a run file names code or interpreters that nobody here has chosen."""
     if found:
         raise UserError(
             f"{path} says to run {some(dict.fromkeys(found))}; if you wrote that file, or know who did, add --trust"

@@ -49,6 +49,7 @@ from attnbench.core.own_code import split_names
 from attnbench.core.policy import INSTRUMENTS, Policy
 from attnbench.core.sizes import format_size, parse_duration, parse_size
 from attnbench.core.text import count, shortened
+from attnbench.results.bounds import check_cases
 from attnbench.run import yaml_file
 from attnbench.run.axes import FORWARD_ONLY, LATENT, STRICT, Axes, Item, Text, expand_all, matches, overlay, parsed
 from attnbench.run.model_axes import FIXED, check_not_both, model_axes
@@ -245,6 +246,7 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     laid = tuple(c for c in kept if c.layout != "packed" or packable(c.shape))
     if not laid:
         raise UserError("layout: packed needs q, k and v of one length and one headdim; give another layout")
+    check_cases(laid)
     if left_out := len(kept) - len(laid):
         notes += (f"packed inputs have one length and one headdim: {count(left_out, 'other case')} left out",)
     limit = parse_duration(merged.time_limit, "time_limit") if merged.time_limit else None

@@ -56,6 +56,7 @@ class WorkerPool:
     _opened: set[Key] = field(default_factory=set)  # workers that were told to open the device
     _variables: Mapping[str, str] = field(default_factory=dict)  # environment variables of new workers
     _loaded_versions: dict[str, str | None] = field(default_factory=dict)  # backend -> what its first worker loaded
+    _imported: dict[tuple[str, str], str] = field(default_factory=dict)  # backend and file of a call's import -> hash
 
     def start_loading(self, *, import_ahead: bool = False) -> None:
         """Start all workers and let them import their libraries, which takes seconds. `probe` receives the answers.
@@ -234,6 +235,9 @@ class WorkerPool:
             return self._failed(replace(base, status=status, reason=str(death)), worker, began)
         if "record" not in answer:
             return self._failed(replace(base, reason=answer["error"]), worker, began)
+        for file, found in answer["imported"].items():
+            if (first := self._imported.setdefault((job.backend, file), found)) != found:
+                raise _changed(job.backend, f"{file} with the hash {first}", f"with {found}")
         try:
             record = judged(from_json(Record, answer["record"]))
         except ValueError as error:
@@ -313,10 +317,7 @@ class WorkerPool:
             raise WorkerDied(answer["error"])
         name, version = key[0], answer["probe"].get("version")
         if (first := self._loaded_versions.setdefault(name, version)) != version:
-            raise UserError(
-                f"{name} was changed while it was measured: a process loaded {first}, a later one {version}; what was "
-                "measured is kept; another run measures what it is now"
-            )
+            raise _changed(name, first, version)
         self._note_compiler(name, answer)
 
     def _note_compiler(self, name: str, answer: Mapping[str, Any]) -> None:
@@ -329,6 +330,14 @@ class WorkerPool:
         tail = worker.stderr_tail()
         worker.kill()
         return replace(record, stderr=tail, seconds=time.monotonic() - began)
+
+
+def _changed(name: str, first: str | None, later: str | None) -> UserError:
+    """Return the error for own code of which two processes loaded unlike versions."""
+    return UserError(
+        f"{name} was changed while it was measured: a process loaded {first}, a later one {later}; what was "
+        "measured is kept; another run measures what it is now"
+    )
 
 
 def judged(record: Record) -> Record:

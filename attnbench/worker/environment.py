@@ -115,6 +115,7 @@ def describe(device: str, *, with_torch: bool = True) -> Environment:
 
 
 def _environment(device: Device, torch: str) -> Environment:
+    commit, branch = checkout.commit_and_branch()
     return Environment(
         device=device,
         python=platform.python_version(),
@@ -122,7 +123,8 @@ def _environment(device: Device, torch: str) -> Environment:
         torch=torch,
         cpu=_cpu_name(),
         attnbench=__version__,
-        git=checkout.commit(),
+        git=commit,
+        branch=branch,
         packages=_packages(),
         variables=_variables(device.kind),
     )
@@ -218,13 +220,13 @@ def _instructions() -> str:
 
 
 def _host(threads: int | None, instructions: str | None = None) -> Device:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total, free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), host_free()
     return Device(
         kind="cpu",
         index=0,
         name=_cpu_name(),
         memory=total,
-        free=host_free() or total,
+        free=total if free is None else free,
         l2=last_level_cache(),
         threads=threads,
         instructions=instructions,

@@ -11,7 +11,8 @@ and their answers:
     {"op": "survey", "device": {...}, "cases": [...]}   -> {"answers": [[reason or null, workspace, efficiency], ...]}
     {"op": "ready", "device": {...}}                          -> {}, after opening the device and its instruments
        with "place" after joining the other ranks too
-    {"op": "run", "device": {...}, "policy": {...}, "job": {...}} -> {"record": {...}, "fatal": bool}
+    {"op": "run", "device": {...}, "policy": {...}, "job": {...}} -> {"record": {...}, "fatal": bool,
+       "imported": {path: hash}}, of the files that own code has imported meanwhile
        with "ceilings": true after measuring the device's ceilings, which the record then has too
        with "look": true the record also says how much others use the GPU when this worker leaves it idle
        with "place": {...} as one of several ranks, which all get the request (ranks/group.py)
@@ -30,6 +31,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
@@ -41,7 +43,7 @@ from typing import Any, Literal, TextIO
 
 from attnbench import backends
 from attnbench.backends.function import Function
-from attnbench.backends.own_source import hash_of_source
+from attnbench.backends.own_source import hash_of_source, hashes_of_imported
 from attnbench.core import stats
 from attnbench.core.backend import Backend, Prepared, Probe, Unsupported, Workspace, refusal
 from attnbench.core.case import RESULT_ITEMSIZE, Case
@@ -73,6 +75,7 @@ class Worker:
         self._place: Mapping[str, Any] | None = None  # among several ranks
         self._held: int | None = None  # bytes of memory before the first job that looks for a limit, on a CPU
         self._process = os.getpid()
+        self._seen: set[str] = set()  # names of the modules that were imported before the latest job
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one request. Raises what the backend raises, ValueError for an unknown "op"."""
@@ -90,6 +93,7 @@ class Worker:
                 if not isinstance(probe, Probe):
                     raise TypeError(f"{request['name']}.probe() returned {probe!r}, not a Probe")
                 self._usable = probe.usable
+                self._seen = {*sys.modules}
                 return {
                     "probe": to_json(with_source(probe, self.backend, self.spec)),
                     "compiler": bool(getattr(self.backend, "starts_compiler", False)),
@@ -113,7 +117,7 @@ class Worker:
                 record = self.run(job, policy, device, op=op, ceilings=ceilings, memory=request.get("memory"))
                 if request.get("look"):
                     record = self.with_other_work(record)
-                return {"record": to_json(record), "fatal": self.fatal}
+                return {"record": to_json(record), "fatal": self.fatal, "imported": self._newly_imported()}
             case "examine":
                 from attnbench.worker.machine_facts import examine
 
@@ -209,6 +213,14 @@ class Worker:
         if self._measurer is not None and not self._measurer.recover():
             self.fatal = True
         return Record(job.case, job.backend, job.round, forecast=job.forecast, seconds=monotonic() - began, **found)
+
+    def _newly_imported(self) -> dict[str, str]:
+        """Return a hash of each file that a person's own code has imported in the latest job, by its path."""
+        if self.spec in backends.BACKENDS.values():
+            return {}
+        new = {*sys.modules} - self._seen
+        self._seen |= new
+        return hashes_of_imported(new)
 
     def end_if_forked(self, error: BaseException | None = None) -> None:
         """End this process where a kernel has forked it from the worker, as Python ends one that `error` leaves."""

@@ -228,6 +228,27 @@ def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.Monke
         baseline_files.pick(folder, on(H200))
 
 
+def test_a_baseline_of_several_runs_grows_and_is_replaced_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baseline_files, "MOST", 3)
+    days = [run(records(), started=f"2026-07-0{day}T10:00:00+00:00") for day in range(1, 6)]
+    saved = [baseline_files.save(one, "main", tmp_path, add=True) for one in days[:3]]
+    assert [path.name for path, _ in saved] == [
+        "nvidia-h200.jsonl",
+        "nvidia-h200+20260702T100000.jsonl",
+        "nvidia-h200+20260703T100000.jsonl",
+    ]
+    assert {*baseline_files.pick(tmp_path, days[4])} == {path for path, _ in saved}
+    with pytest.raises(UserError, match="that run is in the baseline already"):
+        baseline_files.save(days[1], "main", tmp_path, add=True)
+    last, gone = baseline_files.save(days[3], "main", tmp_path, add=True)
+    assert [head.started for head in gone] == [days[0].started]  # the oldest
+    assert {*last.parent.iterdir()} == {last, *(path for path, _ in saved[1:])}
+    path, gone = baseline_files.save(days[4], "main", tmp_path)
+    assert (len(gone), [*path.parent.iterdir()]) == (3, [path])
+
+
 def test_a_gzipped_baseline_is_found_picked_and_replaced(tmp_path: Path) -> None:
     path, _ = baseline_files.save(run(records()), "main", tmp_path)
     packed = path.with_name(f"{path.name}.gz")
@@ -236,7 +257,7 @@ def test_a_gzipped_baseline_is_found_picked_and_replaced(tmp_path: Path) -> None
     assert [(b.name, b.path) for b in baseline_files.found(tmp_path)] == [("main", packed)]
     assert baseline_files.pick(tmp_path, run(records())) == [packed]
     again, before = baseline_files.save(run(records()), "main", tmp_path)
-    assert (again, before is not None, [*path.parent.iterdir()]) == (path, True, [path])
+    assert (again, bool(before), [*path.parent.iterdir()]) == (path, True, [path])
 
 
 def test_another_device_of_the_same_file_name_is_not_overwritten(tmp_path: Path) -> None:

@@ -70,6 +70,24 @@ def test_a_unit_that_is_slow_is_named_with_what_is_known_of_it() -> None:
     assert markdown.render(found).index("| n3 ") < markdown.render(found).index("| n0 ")
 
 
+def test_a_unit_at_the_end_of_a_tail_is_not_decided() -> None:
+    """It is far off, but not so many times as the next unit that no tail shows it."""
+    files = [(f"n{i}", unit(i, slow=0.015 * (i > 4))) for i in range(7)]
+    files.append(("n7", unit(7, slow=0.08)))
+    found = document(files)
+    assert exit_code(models(files)) == 3
+    assert found.verdict.text == "NOT DECIDED: 1 far off, but not apart from the others, of 8 units, 1 model"
+    (answer,) = found.answer
+    assert answer.startswith("Far off among 8 units, but not apart from the others: n7 (+")
+    (last,) = (one for one in found.data["units"] if one["unit"] == "n7")
+    assert (last["outlier"], last["far_off"]) == ("", "compute bound, memory bound")
+    assert "is far off beyond" in " ".join(map(str, found.facts))
+    assert "n7" in html_page.render(found)
+    faster = [*files[:-1], ("n7", unit(7, slow=-0.08))]
+    assert "Far off among 8 units" in told(faster)
+    assert exit_code(models(faster)) == 0
+
+
 def test_a_unit_that_is_slow_where_memory_bounds_is_found() -> None:
     """Its memory clock is low; its compute-bound cells, as many, are as on the others."""
     files = cluster(8, n5=unit(5, slow_decode=0.06, clock_mem=2.4e9))

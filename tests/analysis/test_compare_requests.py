@@ -245,6 +245,16 @@ def test_a_machine_that_lacks_a_figure_is_named() -> None:
         compared(CHAT, records(1e-3, 1e-4), records(1e-3, 1e-4, PREFILL))
 
 
+def test_a_step_of_a_whole_model_is_no_attention() -> None:
+    """It has the shape of the prefill that is asked for."""
+    step = "prefill llama-3.1-8b 4/32 arch=llama hidden=4096 intermediate=14336 vocab=128256"
+    steps = records(1.0, 1.0, [replace(one, step=step) for one in PREFILL])
+    plain = records(1e-3, 1e-4)
+    assert tokens_a_second(CHAT, [*plain, *steps], [*plain, *steps]) == tokens_a_second(CHAT, plain, plain)
+    with pytest.raises(UserError, match="no figure on H200 and H100 of the prefill"):
+        compared(CHAT, steps, steps)
+
+
 def test_what_memory_does_not_hold_has_no_figure() -> None:
     """128 KiB a token in 32 layers of 8 heads of 128, in 16 bits, and 8.03 G weights."""
     decode = cases("llama-3.1-8b", "decode", seqlen="8k", batch="64", page_size="16")

@@ -222,6 +222,15 @@ def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path, text: str, said: 
     assert "\n" not in str(error.value)
 
 
+def test_steps_of_whole_models_are_in_no_part(tmp_path: Path) -> None:
+    step = "prefill llama-3.1-8b 4/32 arch=llama hidden=4096 intermediate=14336 vocab=128256"
+    steps, plain = [ok(replace(PREFILL, step=step), "step-sdpa", 500)], records(500, 400, 300)
+    _, answer = weighed(tmp_path, CHAT, [*plain, *steps], [*plain, *steps])
+    assert [part.cases for part in answer.parts] == [(PREFILL,), (FWD, BWD)]
+    with pytest.raises(UserError, match="'prefill' fits no case that was measured: all are steps of whole models"):
+        weighed(tmp_path, CHAT, steps, steps)
+
+
 def test_a_file_that_is_not_there() -> None:
     with pytest.raises(UserError, match=r"cannot read none\.yaml"):
         load(Path("none.yaml"))

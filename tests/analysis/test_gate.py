@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from attnbench.analysis.gate import run_differences
 from attnbench.analysis.gate.document import sentence
 from attnbench.analysis.gate.findings import full_name, interval, signed
 from attnbench.analysis.gate.hypothesis_tests import Decision
@@ -16,11 +19,12 @@ from attnbench.analysis.gate.judge import Judgement, Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
 from attnbench.analysis.gate.round_values import round_values
 from attnbench.core.errors import UserError
+from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.results.together import together
-from builders import case, ended, environment, measurements, ok, run
+from builders import H200, case, ended, environment, measurements, ok, run
 
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
 LENGTHS = (1024, 2048, 4096)
@@ -268,7 +272,8 @@ def test_two_units_of_a_model_are_said() -> None:
     judged = judge(of("a"), of("b", name="NVIDIA H100"), Request(("latency",), expect=("gpu",)))
     assert judged.findings
     assert not any("two units" in note for note in judged.notes)
-    assert not said(None, "b")
+    assert said(None, "b")
+    assert not said(None, None)
 
 
 def test_a_cell_that_is_gone_is_missing() -> None:
@@ -386,6 +391,39 @@ def test_first_calls_are_compared_round_by_round() -> None:
     assert {f.rounds for f in cold.findings} == {(4, 4)}
 
 
+def test_first_calls_that_empty_caches_may_explain_are_not_judged() -> None:
+    """All of a backend are slower in each round, as in a container whose caches are empty, which is no regression."""
+    warm, cold = rounds(first_call=0.4), rounds(first_call=3.0)
+    other = rounds("fa2", first_call=0.3)
+    found = gate([*warm, *other], [*cold, *other], "first_call")
+    assert {(f.backend, f.verdict) for f in found.findings} == {("triton", "inconclusive"), ("fa2", "unchanged")}
+    assert found.exit_code == 0
+    (note,) = (note for note in found.notes if note.startswith("First calls of triton are slower together"))
+    assert "in the current run, in 3 cells, typically 7.5 times" in note
+    back = gate(cold, warm, "first_call")
+    assert {f.verdict for f in back.findings} == {"inconclusive"}
+    assert any("slower together in the baseline" in note for note in back.notes)
+    one = gate([*warm, *other], [*rounds(first_call=3.0, seqlens=LENGTHS[:1]), *warm[5:], *other], "first_call")
+    assert one.exit_code == 1, "one cell that compiles longer"
+    fresh = [run(records, policy=Policy(caches="fresh")) for records in (warm, cold)]
+    assert judge(*fresh, Request(("first_call",))).exit_code == 1, "both compiled in each call"
+    mixed = judge(run(warm), fresh[1], Request(("first_call",), expect=("caches",)))
+    assert ({f.verdict for f in mixed.findings}, mixed.exit_code) == ({"inconclusive"}, 0)
+    assert any(note.startswith("First calls are not judged") for note in mixed.notes)
+
+
+def test_an_old_baseline_is_said() -> None:
+    def notes_after(days: int) -> list[str]:
+        later = datetime(2026, 1, 10, tzinfo=timezone.utc) + timedelta(days=days)
+        before = run(rounds(), started="2026-01-10T00:00:00+00:00")
+        found = judge(before, run(rounds(), started=later.isoformat()), Request(("latency",)))
+        return [note for note in found.notes if "measure it again" in note.lower()]
+
+    assert not notes_after(89)
+    (note,) = notes_after(304)
+    assert note.startswith("The baseline is of 2026-01-10, 304 days before the current run")
+
+
 def test_an_open_first_call_does_not_hold_up_the_gate() -> None:
     one = [ok(case(), "triton", 300, first_call=1.0)]
     judgement = gate(one, [ok(case(), "triton", 300, first_call=3.0)], "first_call")
@@ -501,3 +539,51 @@ def test_the_exit_code_is_that_of_the_worst() -> None:
         "open": lambda: gate([*rounds(), *rounds("eager")], [*rounds(), *rounds("eager", 300 / 1.03)]),
     }
     assert {what: make().exit_code for what, make in codes.items()} == {"both": 1, "open": 3}
+
+
+# Several runs of a baseline
+
+
+def several(*units: str | None, **changes: Any) -> list[Run]:
+    rng = random.Random(3)
+    return [
+        run(
+            [ok(case(128 * c), "triton", 300 * rng.gauss(1, 0.001), round=n) for n in range(5) for c in range(1, 31)],
+            device=replace(H200, uuid=unit),
+            started=f"2026-07-0{day}T10:00:00+00:00",
+            **changes,
+        )
+        for day, unit in enumerate(units, start=1)
+    ]
+
+
+def test_the_latest_run_of_a_baseline_is_shown_and_all_of_its_unit_count() -> None:
+    first, other, second, third = several("a", "b", "a", "a")
+    found = judge(other, third, Request(("latency",)), (first, second))
+    assert (found.baseline, found.earlier) == (second, (first,))
+    assert {f.rounds for f in found.findings} == {(10, 5)}
+    assert "1 run of the baseline, of other units of this GPU, left out." in found.notes
+    assert judge(first, other, Request(("latency",)), (second, third)).baseline == third  # no run of its unit
+
+
+def test_cells_that_a_difference_concerns_do_not_count_in_earlier_runs() -> None:
+    first, second, third = several("a", "a", "a")
+    older = replace(first, environment=replace(first.environment, driver="570.1"))
+    spec = {"triton": "/home/me/mine.py:f"}
+    versions = zip((first, second, third), "122", strict=True)
+    changed, *same = (replace(one, specs=spec, versions={"triton": version}) for one, version in versions)
+    for earlier, latest, current in ((older, second, third), (changed, *same)):
+        found = judge(latest, current, Request(("latency",)), (earlier,))
+        assert {f.rounds for f in found.findings} == {(5, 5)}
+
+
+def test_controls_are_torchs_own_where_nothing_else_differs() -> None:
+    def of(**changes: Any) -> Run:
+        records = [ok(case(1024), name, 300) for name in ("eager", "sdpa-flash", "triton", "fa2")]
+        return run(records, environment=environment(packages={"flash-attn": "2.8"}, **changes))
+
+    newer = replace(of(), environment=environment(packages={"flash-attn": "2.9"}))
+    assert run_differences.controls(of(), of()) == {"eager", "sdpa-flash"}
+    assert run_differences.controls(of(), newer) == {"eager", "sdpa-flash"}
+    assert run_differences.controls(of(), of(driver="590.1")) == set()
+    assert run_differences.controls(of(), of(torch="2.12")) == set()

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from attnbench.analysis.gate import github, junit
-from attnbench.analysis.gate.document import COLUMNS, LISTED, document_of, headline
+from attnbench.analysis.gate.document import COLUMNS, document_of, headline
 from attnbench.analysis.gate.judge import Judgement, Request, judge
 from attnbench.core.errors import UserError
 from attnbench.core.record import Record, Run
@@ -106,7 +106,9 @@ def test_a_wrong_cell_is_in_every_output_with_its_error() -> None:
 
 def test_the_table_lists_the_gravest_first_and_counts_the_rest(judgement: Judgement) -> None:
     out = printed(judgement)
-    order = [line.split()[0] for line in out.splitlines() if " d128 " in line]
+    answer, rest = out.split("\n\n", 1)
+    assert answer.startswith("FAIL: ")
+    order = [line.split()[0] for line in rest.splitlines() if " d128 " in line]
     assert order == ["newly-failing", "missing", "regressed", "inconclusive", "improved", "newly-working"]
     (slow,) = [line for line in out.splitlines() if line.startswith("regressed")]
     assert re.search(
@@ -114,7 +116,7 @@ def test_the_table_lists_the_gravest_first_and_counts_the_rest(judgement: Judgem
     )
     assert "1 result shown to lie within the margin" in out
     assert out.splitlines()[-1].startswith("FAIL")
-    assert sum(" d128 " in line for line in printed(judgement, every=True).splitlines()) == 7
+    assert sum(" d128 " in line for line in printed(judgement, every=True).split("\n\n", 1)[1].splitlines()) == 7
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
@@ -125,14 +127,15 @@ def test_the_table_fits_any_terminal(judgement: Judgement, width: int) -> None:
 def test_a_narrow_terminal_gets_lines_that_can_be_read(judgement: Judgement) -> None:
     lines = printed(judgement, 80).splitlines()
     at = lines.index("regressed  slow 1k d128 full fwd bf16 b16 h16")
-    assert re.match(r" {4}latency \+10\.0% \(\+9\.\d+% to \+10\.\d+%, margin 3%\), .* us -> ", lines[at + 1])
+    assert re.match(r" {4}latency \+10\.0% \(\+9\.\d+% to \+10\.\d+% at 99\.50%, margin 3%\), .* us -> ", lines[at + 1])
     assert lines[lines.index("missing  gone 1k d128 full fwd bf16 b16 h16") + 1].rstrip() == "    no record of it"
 
 
 def test_a_long_reason_folds_beside_a_table_that_does_not(judgement: Judgement) -> None:
     long = replace(judgement.findings[0], reason="word " * 60)
-    lines = printed(replace(judgement, findings=(long, *judgement.findings[1:])), 170).splitlines()
-    assert lines[2].startswith("verdict        metric   cell ")
+    shown = printed(replace(judgement, findings=(long, *judgement.findings[1:])), 170)
+    lines = shown.split("\n\n", 1)[1].splitlines()
+    assert any(line.startswith("verdict        metric   cell ") for line in lines)
     assert sum("word word" in line for line in lines) > 3
     assert [line.split()[0] for line in lines if " d128 " in line][:2] == ["newly-failing", "missing"]
 
@@ -146,7 +149,7 @@ def test_cells_without_time_are_one_line_that_counts_them() -> None:
     judgement = judge(made[0], made[1], Request(("latency",)))
     said = "5 cells left out for want of time, which is no pass: triton 64 d128 full fwd bf16 b256 h16, "
     for text in (printed(judgement), markdown.render(document_of(judgement))):
-        assert text.count("triton") == 3
+        assert text.count("triton") == 4
         assert "no room for it" not in text
         assert said in text
         assert "and 2 more; give a longer --time-limit" in " ".join(text.split())
@@ -196,8 +199,8 @@ def test_a_page_has_the_verdict_and_the_table_and_escapes_reasons(judgement: Jud
 def test_markdown_stays_small(judgement: Judgement) -> None:
     many = replace(judgement, findings=tuple(judgement.findings) * 100)
     text = markdown.render(document_of(many))
-    assert sum(line.startswith("| ") for line in text.splitlines()) == 2 + LISTED
-    assert "and 500 more" in text
+    assert len(text.encode()) <= 60_000
+    assert "rows left out" in text
 
 
 def test_junit_has_a_test_a_cell_and_metric(judgement: Judgement) -> None:
@@ -319,8 +322,9 @@ def test_junit_has_times(judgement: Judgement) -> None:
     root = ElementTree.fromstring(junit.render(timed))
     assert {suite.get("timestamp") for suite in root} == {"2026-11-21T12:10:28"}
     assert sum(float(suite.get("time", "")) for suite in root) == 0.5 * len(records)
-    unknown = replace(timed, current=replace(current, started="x"))
-    assert {suite.get("timestamp") for suite in ElementTree.fromstring(junit.render(unknown))} == {None}
+    for odd in ("x", "0001-01-01T00:00:00+23:59"):  # no date in UTC
+        unknown = replace(timed, current=replace(current, started=odd))
+        assert {suite.get("timestamp") for suite in ElementTree.fromstring(junit.render(unknown))} == {None}
 
 
 def test_a_page_shows_the_rounds_of_what_changed(judgement: Judgement) -> None:

@@ -72,7 +72,9 @@ def test_many_cells_are_corrected_for() -> None:
     same = Rounds(list(noisy), list(noisy), 0.03, "other")
     assert decide([slow])[0].verdict == "regressed"
     assert decide([slow] + [same] * 9)[0].verdict == "inconclusive"
-    assert {d.verdict for d in decide([slow] * 10)} == {"regressed"}  # where many worsened, each is more credible
+    turned = [noisy[i:] + noisy[:i] for i in range(5)]
+    many = [Rounds(list(turned[i]), shifted(by, turned[2 * i % 5]), 0.03, "latency") for i in range(5)] * 2
+    assert {d.verdict for d in decide(many)} == {"regressed"}  # where many worsened, each is more credible
 
 
 def test_tests_without_noise_do_not_dilute_the_others() -> None:

@@ -158,10 +158,13 @@ def test_the_version_is_that_of_the_persons_code(name: str, tmp_path: Path, monk
     monkeypatch.delitem(sys.modules, "library")
 
 
+@pytest.mark.parametrize("folder", ["", ".cache/bazel", "dist-packages-of-mine"])
 def test_the_version_has_a_neighbour_that_is_imported_in_a_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a neighbour named as a module of the standard library replaces none."""
+    (tmp_path := tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    monkeypatch.delitem(sys.modules, "late_of_tests", raising=False)
     own = "import colorsys\nassert colorsys.__doc__\ndef f(q, k, v, **options):\n    import late_of_tests\n"
     (tmp_path / "mine_late.py").write_text(own)
     monkeypatch.setattr(sys, "path", list(sys.path))

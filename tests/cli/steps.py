@@ -1,12 +1,11 @@
-"""Run action.yml, the workflows of examples/github and the GitLab snippet of docs/ci.md in bash, step by step, as far
-as that goes without a runner."""
+"""Run action.yml, the workflows of examples/github and the recipes for GitLab, Jenkins and Buildkite in bash, step by
+step, as far as that goes without a runner."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,19 +44,30 @@ def workflow(name: str) -> dict[str, Any]:
     return found
 
 
-def use_workflow(tool: Tool, name: str, job_name: str, known: dict[str, str], **env: str) -> Job:
-    """Run the scripts of a job, but that which installs attnbench; an expression that is not in `known` is empty."""
-    job = Job()
+def use_workflow(tool: Tool, name: str, job_name: str, known: dict[str, str], failing: str = "", **env: str) -> Job:
+    """Run the scripts of a job whose conditions hold, but that which installs attnbench.
+
+    An expression that is not in `known` is empty. The step called `failing` fails.
+    """
+    job, known = Job(), dict(known)
     for step in workflow(name)["jobs"][job_name]["steps"]:
-        if "run" not in step or step["name"] == "Install attnbench":
+        if not _holds(step.get("if", ""), known, failed=job.code != 0):
+            continue
+        job.ran.append(step.get("name", step.get("uses")))
+        if "uses" in step:
+            job.used[step["uses"].partition("@")[0]] = {
+                name: _substitute(str(value), known) for name, value in step["with"].items()
+            }
+        if step.get("name") == failing:
+            job.code = 1
+        if "run" not in step or step["name"] in ("Install attnbench", failing):
             continue
         assert "${{" not in step["run"], "what is pasted into a script runs as code"
         own = {name: _substitute(value, known) for name, value in step["env"].items()}
-        code, log, _ = _github_step(tool, step["run"], "", {**own, **env}, job)
+        code, log, outputs = _github_step(tool, step["run"], "", {**own, **env}, job)
+        known |= {f"steps.{step.get('id')}.outputs.{name}": value for name, value in outputs.items()}
         job.log += log
-        job.code = code
-        if code:
-            break
+        job.code = job.code or code
     return job
 
 
@@ -124,21 +134,40 @@ def _substitute(text: str, known: dict[str, str]) -> str:
     return EXPRESSION.sub(lambda m: known[m[1]] if m[1].startswith("inputs.") else known.get(m[1], ""), text)
 
 
-def gitlab_job() -> dict[str, Any]:
-    """Return the job of the snippet in docs/ci.md."""
-    after = (ROOT / "docs" / "ci.md").read_text().partition("### GitLab")[2]
-    found: dict[str, Any] = yaml.safe_load(after.partition("```yaml\n")[2].partition("```")[0])
-    (job,) = found.values()
-    return dict(job)
+def gitlab() -> tuple[list[str], dict[str, Any]]:
+    """Return the scripts of the jobs in examples/gitlab, in their order, and the last job."""
+    jobs: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "gitlab" / "attention.yml").read_text())
+    return ["\n".join(job["script"]) for job in jobs.values()], [*jobs.values()][-1]
 
 
-def use_gitlab(tool: Tool, fake: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run its script in one shell, as a runner does. The `attnbench` on PATH measures on the simulated device."""
-    job = gitlab_job()
-    command = f'[ "$1" = run ] && set -- "$@" --device fake\nexec {sys.executable} -m attnbench "$@"\n'
-    path = with_program(tool, "attnbench", f"#!/bin/bash\n{command}")
-    env = tool.env(fake, **{"PATH": path, **job["variables"], **variables})
-    return _bash("\n".join(job["script"]), tool, env)
+def jenkins() -> tuple[list[str], dict[str, Any]]:
+    """Return the scripts in the Jenkinsfile; a backslash in them would be read by Groovy first."""
+    scripts = re.findall(r"sh '''\n(.+?)'''", (ROOT / "examples" / "jenkins" / "Jenkinsfile").read_text(), re.S)
+    assert not any("\\" in script for script in scripts)
+    return scripts, {}
+
+
+def buildkite() -> tuple[list[str], dict[str, Any]]:
+    """Return the scripts of the steps in the pipeline, as they are after it was uploaded, and the last step."""
+    steps = yaml.safe_load((ROOT / "examples" / "buildkite" / "pipeline.yml").read_text())["steps"]
+    scripts = ["\n".join(step["commands"]) for step in steps]
+    assert not any(re.search(r"(?<!\$)\$(?!\$)", script.replace("$$", "")) for script in scripts), (
+        "it would run as code"
+    )
+    return [script.replace("$$", "$") for script in scripts], steps[-1]
+
+
+RECIPES = {"gitlab": gitlab, "jenkins": jenkins, "buildkite": buildkite}
+
+
+def use_recipe(tool: Tool, name: str, fake: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the scripts of a recipe one after the other, each in a shell of its own, until one fails."""
+    scripts, _ = RECIPES[name]()
+    for script in scripts:
+        done = _bash(script, tool, tool.env(fake, **env))
+        if done.returncode:
+            break
+    return done
 
 
 def with_program(tool: Tool, name: str, script: str) -> str:

@@ -1,4 +1,4 @@
-"""Continuous integration: baselines, the GitHub action, its workflows and the GitLab snippet, run in bash."""
+"""Continuous integration: baselines, the GitHub action, its workflows and the recipes for others, run in bash."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import yaml
-from steps import ROOT, Job, action, gitlab_job, use_action, use_gitlab, use_workflow, with_program, workflow
+from steps import RECIPES, ROOT, Job, action, use_action, use_recipe, use_workflow, with_program, workflow
 from tool import Tool
 
 from hostile_folder import hijacked, hostile
 
 OWN = "./mine.py:attention"
+BASE_REF = "refs/heads/${{ steps.pull.outputs.base }}"
 UPLOAD = "actions/upload-artifact"
 WORKFLOWS = ("attention", "attention-comment", "attention-baseline")
 PINNED = re.compile(r"uses: [\w-]+/[\w-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+\n")
@@ -41,15 +43,34 @@ if "--jq" in arguments:
 Use = Callable[..., Job]
 
 
+def git(tool: Tool, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=tool.folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def commit(tool: Tool, *paths: str) -> str:
+    """Commit these paths, and return the commit."""
+    git(tool, "add", "--", *paths)
+    git(tool, "-c", "user.name=a", "-c", "user.email=a", "commit", "--quiet", "--message", "a")
+    return git(tool, "rev-parse", "HEAD")
+
+
+def measure(tool: Tool, file: str, fake: str = "") -> None:
+    tool("run", "--device", "fake", "-b", OWN, "--suite", "ci", "--rounds", "2", "--out", file, fake=fake)
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with mine.py, the run main.jsonl of its attention, and a baseline of that for the simulated GPU."""
+    """A checkout with mine.py, the run main.jsonl of its attention, and a baseline of that for the simulated GPU."""
     tool = Tool(tmp_path_factory.mktemp("measured"))
     tool.write("mine.py", "from attnbench.backends.fake import Fake as attention\n")
-    tool("run", "--device", "fake", "-b", OWN, "--suite", "ci", "--rounds", "2", "--out", "main.jsonl")
+    git(tool, "init", "--quiet", "--initial-branch", "main")
+    commit(tool, "mine.py")
+    measure(tool, "main.jsonl")
     done = tool("baseline", "save", "main.jsonl")
     assert done.out.startswith("Saved: baselines/main/simulated-gpu.jsonl (10 cells, 2 rounds, ")
     assert "--rounds 5" in done.err
+    commit(tool, "baselines")
     return tool.folder
 
 
@@ -129,6 +150,17 @@ def test_the_action_judges_what_it_is_told_to(use: Use, repository: Tool) -> Non
     assert {f["metric"]: f["margin"] for f in findings} == {"latency": 0.09, "relative_error": 0.5}
 
 
+@pytest.mark.parametrize(
+    ("margin", "code"),
+    [("relative_error=20%\nlatency=9%\n", 0), ("9%\n--inconclusive=pass", 2)],
+)
+def test_a_margin_of_several_lines_is_read_or_refused(margin: str, code: int, use: Use) -> None:
+    """No line is lost, and none becomes another option."""
+    job = use("speed=0.95", margin=margin)
+    assert job.code == code, job.log
+    assert code != 2 or "attnbench: --margin" in job.log
+
+
 def test_the_action_runs_its_own_code(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier version that is installed in the runner's Python is not used."""
     (tmp_path / "earlier" / "attnbench").mkdir(parents=True)
@@ -165,14 +197,77 @@ def test_the_action_without_a_gate(use: Use) -> None:
     assert job.ran == ["Install what attnbench needs", "Measure", "Keep the run file"]
 
 
-def test_the_gitlab_job(repository: Tool) -> None:
-    job = gitlab_job()
-    assert job["allow_failure"] == {"exit_codes": [3]}
-    done = use_gitlab(repository, "speed=0.5", BACKEND=OWN)
-    assert done.returncode == 1, done.stderr
-    report = ElementTree.parse(repository.folder / job["artifacts"]["reports"]["junit"]).getroot()
-    assert report.find(".//failure") is not None
-    assert all((repository.folder / path).is_file() for path in job["artifacts"]["paths"])
+ATTNBENCH = """#!/bin/bash
+[ "$1" = gate ] && [ -n "$GATE_ENDS_WITH" ] && exit "$GATE_ENDS_WITH"
+[ "$1" = run ] && set -- "${{@/,sdpa-flash/}}" --device fake
+exec {python} -m attnbench "$@"
+"""
+AGENT = """#!/bin/bash
+echo "$*" >> agent.log
+[ "$1" != annotate ] || cat > annotation.md
+"""
+
+
+@pytest.fixture
+def recipe(repository: Tool) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The recipes, in the checkout of a change that brings its own baselines: of the kernel that it makes slower."""
+    git(repository, "clone", "--quiet", "--bare", ".", "../origin.git")
+    origin = (repository.folder.parent / "origin.git").as_uri()
+    git(repository, "remote", "add", "origin", origin)
+    own = "baselines/main/simulated-gpu.jsonl"
+    measure(repository, "a.jsonl", "speed=0.5")
+    repository("baseline", "save", "a.jsonl")
+    for copy in ("main/simulated-gpu.jsonl", "baselines/main/zzz.jsonl"):
+        (repository.folder / copy).parent.mkdir(exist_ok=True)
+        shutil.copy(repository.folder / own, repository.folder / copy)
+    left = ("current.jsonl", "gate.md", "gate.xml")
+    for file in left:
+        repository.write(file, "passed")
+    commit(repository, own, "main", "baselines/main/zzz.jsonl", *left)
+    path = with_program(repository, "attnbench", ATTNBENCH.format(python=sys.executable))
+    with_program(repository, "buildkite-agent", AGENT)
+    environment = {
+        "PATH": path,
+        "BACKEND": OWN,
+        "CHANGE_TARGET": "main",
+        "BUILDKITE_PULL_REQUEST_BASE_BRANCH": "main",
+        "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "main",
+        "CI_REPOSITORY_URL": "https://gitlab-ci-token:secret@gitlab.example/fork/kernels.git",
+        "CI_MERGE_REQUEST_PROJECT_URL": "https://gitlab.example/us/kernels",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{origin}.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://gitlab-ci-token:secret@gitlab.example/us/kernels.git",
+    }
+    return lambda name, **more: use_recipe(repository, name, "speed=0.5", **environment, **more)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_judges_by_the_baselines_of_the_target(
+    name: str, recipe: Callable[..., subprocess.CompletedProcess[str]], repository: Tool
+) -> None:
+    done = recipe(name)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert not (repository.folder / "baselines" / "main" / "zzz.jsonl").exists()
+    assert ElementTree.parse(repository.folder / "gate.xml").getroot().find(".//failure") is not None
+    report = (repository.folder / "gate.md").read_text()
+    assert "attnbench gate: FAIL" in report.splitlines()[0]
+    if name == "buildkite":
+        assert (repository.folder / "annotation.md").read_text() == report
+    scripts, last = RECIPES[name]()
+    assert not any("attnbench run" in script and "attnbench gate" in script for script in scripts)
+    assert {"gate.md", "gate.xml"} >= {*last.get("artifacts", {}).get("paths", ()), *last.get("artifact_paths", ())}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_inconclusive_is_no_pass(
+    name: str, recipe: Callable[..., subprocess.CompletedProcess[str]], repository: Tool
+) -> None:
+    """The job fails, which nothing in its definition takes for success, and keeps no report that the change brought."""
+    assert recipe(name, GATE_ENDS_WITH="3").returncode == 3
+    assert not {"gate.md", "gate.xml"} & {path.name for path in repository.folder.iterdir()}
+    assert not {"allow_failure", "soft_fail", "retry"} & {*RECIPES[name]()[1]}
+    text = (ROOT / "examples" / "jenkins" / "Jenkinsfile").read_text()
+    assert not any(word in text for word in ("catchError", "returnStatus", "unstable"))
 
 
 def test_every_workflow_is_one() -> None:
@@ -189,8 +284,16 @@ def test_every_workflow_is_one() -> None:
             assert not any("${{" in step.get("run", "") for step in job["steps"]), "it would run as code"
     for file in (*files, ROOT / "action.yml"):
         for line in file.read_text().splitlines(keepends=True):
-            assert "uses:" not in line or "OWNER/attnbench@REF" in line or PINNED.search(line), line
+            assert not re.search(r"\buses:", line) or "OWNER/attnbench@REF" in line or PINNED.search(line), line
     assert yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text())["version"] == 2
+
+
+def test_no_checkout_keeps_credentials() -> None:
+    """A kernel, or what pip installs, could read them in .git/config."""
+    for file in [*(ROOT / ".github" / "workflows").glob("*.yml"), *(ROOT / "examples" / "github").glob("*.yml")]:
+        for job in yaml.safe_load(file.read_text())["jobs"].values():
+            checkouts = [step for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@")]
+            assert all(step["with"]["persist-credentials"] is False for step in checkouts), file
 
 
 def test_only_jobs_that_run_no_kernel_may_write() -> None:
@@ -200,8 +303,9 @@ def test_only_jobs_that_run_no_kernel_may_write() -> None:
             writes = "write" in {**spec["permissions"], **job.get("permissions", {})}.values()
             assert writes == (job["runs-on"] == "ubuntu-latest")
             checkouts = [step.get("with", {}) for step in job["steps"] if "checkout" in step.get("uses", "")]
-            if writes:  # nothing of a pull request is checked out
-                assert all("ref" not in given and "repository" not in given for given in checkouts)
+            if writes:  # nothing of a pull request is checked out, but for the branch that it goes to
+                assert all("repository" not in given for given in checkouts)
+                assert {given["ref"] for given in checkouts if "ref" in given} <= {BASE_REF}
     gate, comment = workflow("attention"), workflow("attention-comment")
     assert comment["on"]["workflow_run"]["workflows"] == [gate["name"]]
     assert {*gate["jobs"]["attention"]["steps"][-1]["with"]} <= {*action()["inputs"]}
@@ -214,78 +318,237 @@ def artifacts(repository: Tool) -> Path:
     for name in ("attnbench-gpu-1", "attnbench-gpu-2 $(touch pwned)"):
         (folder / name).mkdir(parents=True)
     slow = str(folder / "attnbench-gpu-1" / "run.jsonl")
-    more = ("--suite", "ci", "--rounds", "2", "--out", slow)
-    repository("run", "--device", "fake", "-b", OWN, *more, fake="speed=0.9")
+    measure(repository, slow, "speed=0.9")
     (folder / "attnbench-gpu-2 $(touch pwned)" / "run.jsonl").write_text("<img src=x> @everyone\n")
     return folder
 
 
-def programs(tool: Tool) -> str:
-    """Return a PATH with this attnbench and a stand-in for GitHub's `gh`."""
-    with_program(tool, "attnbench", f'#!/bin/bash\nexec {sys.executable} -m attnbench "$@"\n')
+def programs(tool: Tool, attnbench: str = "") -> str:
+    """Return a PATH with this attnbench, or a stand-in for it, and a stand-in for GitHub's `gh`."""
+    with_program(tool, "attnbench", attnbench or f'#!/bin/bash\nexec {sys.executable} -m attnbench "$@"\n')
     return with_program(tool, "gh", GH.format(python=sys.executable, folder=str(tool.folder)))
 
 
-def asked_of_github(tool: Tool) -> list[dict[str, object]]:
+def asked_of_github(tool: Tool) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (tool.folder / "asked.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.skipif(not shutil.which("jq"), reason="gh's --jq is run by jq")
+EVENT = "github.event.workflow_run."
+OURS = {"user": {"login": "github-actions[bot]"}, "body": "<!-- attnbench gate -->\n### Before", "id": 7}
+FORGED = {"user": {"login": "mallory"}, "body": "<!-- attnbench gate -->", "id": 6}
+PULLS = [{"number": 1, "head": {"sha": "older"}}, {"number": 12, "head": {"sha": "abc"}, "base": {"ref": "main"}}]
+jq = pytest.mark.skipif(not shutil.which("jq"), reason="gh's --jq is run by jq")
+# 55 kB of markdown, in the file that the last option names
+LONG_GATE = """#!/bin/bash
+file=${@: -1}
+printf '### attnbench gate: FAIL\\n\\n' > "${file#md=}"
+for i in {1..600}; do printf '| row %080d |\\n' "$i"; done >> "${file#md=}"
+exit 1
+"""
+Comment = Callable[..., tuple[Job, list[dict[str, Any]]]]
+
+
+@pytest.fixture
+def comment(repository: Tool) -> Comment:
+    """The workflow that comments on commit abc, with GitHub's answers; returns the job, and what it asked of GitHub."""
+
+    def run(
+        *,
+        action: str = "completed",
+        conclusion: str = "failure",
+        title: str = "attention of #12",
+        pulls: list[dict[str, Any]] = PULLS,
+        head: str = "abc",
+        earlier: bool = True,
+        failing: str = "",
+        attnbench: str = "",
+    ) -> tuple[Job, list[dict[str, Any]]]:
+        of_one = {f"/pulls/{pull['number']} ": {"head": {"sha": head}} for pull in pulls}
+        answers = {**of_one, "/pulls": pulls, "/comments": [FORGED, *[OURS] * earlier]}
+        repository.write("answers.json", json.dumps(answers))
+        known = {
+            EVENT + "head_repository.owner.login": "mallory",
+            EVENT + "head_branch": "$(touch pwned)",
+            EVENT + "head_sha": "abc",
+            EVENT + "display_title": title,
+            "github.event.action": action,
+            EVENT + "conclusion": conclusion,
+            EVENT + "html_url": "https://its/run",
+        }
+        environment = {"PATH": programs(repository, attnbench), "GITHUB_REPOSITORY": "us/kernels", "GITHUB_RUN_ID": "5"}
+        (repository.folder / "temp").mkdir(exist_ok=True)
+        environment["GITHUB_SERVER_URL"] = "https://github.example"
+        job = use_workflow(repository, "attention-comment", "comment", known, failing, **environment)
+        assert not [*repository.folder.rglob("pwned")]
+        return job, asked_of_github(repository)
+
+    return run
+
+
+def status_of(asked: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    """Return the commit that a status is of, and its fields."""
+    path, fields = asked["arguments"][3], [a for a in asked["arguments"][4:] if a != "-f"]
+    return path.rpartition("/")[2], dict(field.split("=", 1) for field in fields)
+
+
+@jq
 @pytest.mark.usefixtures("artifacts")
 @pytest.mark.parametrize("earlier", [True, False])
-def test_the_comment_on_a_pull_request(earlier: bool, repository: Tool) -> None:
-    mark = {"user": {"login": "github-actions[bot]"}, "body": "<!-- attnbench gate -->\n### Before", "id": 7}
-    forged = {"user": {"login": "mallory"}, "body": "<!-- attnbench gate -->", "id": 6}
-    pulls = [{"number": 1, "head": {"sha": "older"}}, {"number": 12, "head": {"sha": "abc"}}]
-    repository.write("answers.json", json.dumps({"/pulls": pulls, "/comments": [forged, *[mark] * earlier]}))
-    event = "github.event.workflow_run."
-    known = {event + "head_repository.owner.login": "mallory", event + "head_branch": "$(touch pwned)"}
-    environment = {"PATH": programs(repository), "GITHUB_REPOSITORY": "us/kernels"}
-    job = use_workflow(repository, "attention-comment", "comment", known | {event + "head_sha": "abc"}, **environment)
+def test_the_comment_on_a_pull_request(earlier: bool, comment: Comment) -> None:
+    """The comment and the commit's status are the verdict of this job, and name the commit."""
+    job, (find, status, _, _, say) = comment(earlier=earlier)
     assert job.code == 0, job.log
-    find, _, say = asked_of_github(repository)
     assert "head=mallory:$(touch pwned)" in find["arguments"]
     where = ("PATCH", "issues/comments/7") if earlier else ("POST", "issues/12/comments")
     assert say["arguments"][1:4] == ["--method", where[0], f"repos/us/kernels/{where[1]}"]
-    said = str(say["body"])
-    assert said.startswith("<!-- attnbench gate -->\n### ")
-    assert "A run could not be judged" in said
+    said = say["body"]
+    assert said.startswith(
+        "<!-- attnbench gate -->\nCommit abc, against the baselines of `main` ([measurement](https://its"
+    )
+    assert "### ❌ attnbench gate: FAIL" in said
+    assert "a run could not be judged" in said
     assert "everyone" not in said
-    assert not [*repository.folder.rglob("pwned")]
+    sha, fields = status_of(status)
+    assert sha == "abc"
+    assert fields["state"] == "failure"
+    assert fields["context"] == "attnbench gate: main"
+    assert fields["target_url"] == "https://github.example/us/kernels/actions/runs/5"
+    assert job.used["actions/checkout"]["ref"] == "refs/heads/main"
 
 
-@pytest.mark.skipif(not shutil.which("jq"), reason="gh's --jq is run by jq")
-@pytest.mark.usefixtures("artifacts")
-def test_no_comment_on_a_pull_request_that_has_moved_on(repository: Tool) -> None:
-    repository.write("answers.json", json.dumps({"/pulls": [{"number": 12, "head": {"sha": "newer"}}]}))
-    known = {"github.event.workflow_run.head_sha": "abc"}
-    environment = {"PATH": programs(repository), "GITHUB_REPOSITORY": "us/kernels"}
-    job = use_workflow(repository, "attention-comment", "comment", known, **environment)
+@jq
+@pytest.mark.parametrize(("conclusion", "state"), [("success", "success"), ("failure", "failure")])
+def test_only_a_measurement_that_succeeded_can_pass(
+    conclusion: str, state: str, comment: Comment, repository: Tool
+) -> None:
+    """A job of a matrix that failed before it measured leaves no run file to be judged."""
+    (repository.folder / "temp" / "artifacts" / "attnbench-gpu").mkdir(parents=True)
+    shutil.copy(
+        repository.folder / "main.jsonl", repository.folder / "temp" / "artifacts" / "attnbench-gpu" / "run.jsonl"
+    )
+    job, (_, status, *_, say) = comment(conclusion=conclusion)
+    assert job.code == 0, job.log
+    assert status_of(status)[1]["state"] == state
+    first = say["body"].split("\n\n")[1]
+    assert first.startswith("### ✅" if state == "success" else "### ❌")
+
+
+@jq
+@pytest.mark.parametrize(
+    ("happened", "state", "text"),
+    [
+        ({"action": "requested"}, "pending", "to be measured"),
+        (
+            {"conclusion": "cancelled"},
+            "error",
+            "no verdict: not measured or not judged; the measurement ended with cancelled",
+        ),
+        ({"failing": "Install attnbench"}, "error", "no verdict: not measured or not judged"),
+    ],
+)
+def test_a_commit_without_a_verdict_replaces_the_comment_of_an_earlier_one(
+    happened: dict[str, str], state: str, text: str, comment: Comment
+) -> None:
+    _, (_, status, _, _, say) = comment(**happened)
+    assert say["arguments"][2:4] == ["PATCH", "repos/us/kernels/issues/comments/7"]
+    assert "\nCommit abc, " in say["body"]
+    assert f"### ❔ attnbench gate: {text}" in say["body"]
+    sha, fields = status_of(status)
+    assert (sha, fields["state"]) == ("abc", state)
+
+
+@jq
+@pytest.mark.parametrize("title", ["attention of #12", "attention of #13", "forged #1", "forged"])
+def test_two_pull_requests_of_one_commit_have_a_comment_each(title: str, comment: Comment) -> None:
+    """The title of the run tells which one it is of, among those that GitHub says have this commit as their last."""
+    pulls = [*PULLS, {"number": 13, "head": {"sha": "abc"}, "base": {"ref": "release"}}]
+    job, asked = comment(action="requested", title=title, pulls=pulls, earlier=False)
+    assert job.code == 0, job.log
+    if "forged" in title:
+        assert len(asked) == 1
+    else:
+        number, base = {"2": ("12", "main"), "3": ("13", "release")}[title[-1]]
+        assert asked[-1]["arguments"][3] == f"repos/us/kernels/issues/{number}/comments"
+        assert status_of(asked[1])[1]["context"] == f"attnbench gate: {base}"
+
+
+@jq
+def test_no_comment_on_a_pull_request_that_has_moved_on(comment: Comment) -> None:
+    job, asked = comment(pulls=[{"number": 12, "head": {"sha": "newer"}}])
     assert job.code == 0, job.log
     assert "no open pull request" in job.log
-    assert len(asked_of_github(repository)) == 1
+    assert len(asked) == 1
 
 
-def test_the_baseline_is_proposed(repository: Tool, artifacts: Path) -> None:
-    shutil.rmtree(artifacts / "attnbench-gpu-2 $(touch pwned)")
-    commands = (
-        ("init", "--quiet", "--initial-branch", "main"),
-        ("init", "--quiet", "--bare", "../origin"),
-        ("remote", "add", "origin", "../origin"),
-        ("add", "baselines"),
-        ("-c", "user.name=a", "-c", "user.email=a", "commit", "--quiet", "--message", "a"),
-    )
-    for command in commands:
-        subprocess.run(["git", *command], cwd=repository.folder, check=True)
-    reason, branch = "inputs.reason || 'the monthly measurement'", "github.event.repository.default_branch"
-    known = {reason: "torch 2.14", branch: "main"}
-    environment = {"PATH": programs(repository), "GITHUB_RUN_ID": "5"}
-    job = use_workflow(repository, "attention-baseline", "propose", known, **environment)
+@jq
+def test_a_push_while_it_is_judged_keeps_its_own_comment(comment: Comment) -> None:
+    job, asked = comment(head="newer")
     assert job.code == 0, job.log
-    (made,) = asked_of_github(repository)
-    assert made["arguments"][:6] == ["pr", "create", "--head", "attention-baseline-5", "--base", "main"]
-    assert str(made["body"]).startswith("Why: torch 2.14.")
-    assert "regress" in str(made["body"])
+    assert [one["arguments"][3] for one in asked if "POST" in one["arguments"]] == ["repos/us/kernels/statuses/abc"]
+
+
+@jq
+def test_a_long_comment_is_cut_with_a_word(comment: Comment, repository: Tool) -> None:
+    for name in ("attnbench-1", "attnbench-2"):
+        (repository.folder / "temp" / "artifacts" / name).mkdir(parents=True)
+        (repository.folder / "temp" / "artifacts" / name / "run.jsonl").write_text("")
+    _, asked = comment(attnbench=LONG_GATE)
+    said = asked[-1]["body"]
+    assert len(said.encode()) < 65536
+    left = re.search(r"\n\n\*\*(\d+) lines left out", said)
+    assert left
+    assert said.count("| row ") + int(left[1]) == 2 * 600
+
+
+@pytest.fixture
+def propose(repository: Tool, artifacts: Path) -> Callable[[], str]:
+    """The workflow that proposes a baseline, of a run that is slower; returns the text of the pull request."""
+    shutil.rmtree(artifacts / "attnbench-gpu-2 $(touch pwned)")
+    git(repository, "init", "--quiet", "--bare", "../origin")
+    git(repository, "remote", "add", "origin", "../origin")
+    known = {"inputs.reason || 'the monthly measurement'": "torch 2.14"}
+    known["github.event.repository.default_branch"] = "main"
+    environment = {"PATH": programs(repository), "GITHUB_RUN_ID": "5"}
+
+    def run() -> str:
+        job = use_workflow(repository, "attention-baseline", "propose", known, **environment)
+        assert job.code == 0, job.log
+        (made,) = asked_of_github(repository)
+        assert made["arguments"][:6] == ["pr", "create", "--head", "attention-baseline-5", "--base", "main"]
+        return str(made["body"])
+
+    return run
+
+
+def test_the_baseline_is_proposed(propose: Callable[[], str], repository: Tool) -> None:
+    body = propose()
+    assert body.startswith("Why: torch 2.14.")
+    assert "regress" in body
     show = ["git", "show", "--stat", "--format=", "attention-baseline-5"]
     pushed = subprocess.run(show, cwd=repository.folder.parent / "origin", capture_output=True, text=True, check=True)
     assert "baselines/main/simulated-gpu.jsonl" in pushed.stdout
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_another_kernel_is_meant_where_its_file_changed_on_main(
+    committed: bool, propose: Callable[[], str], repository: Tool, artifacts: Path
+) -> None:
+    """A kernel that differs from that of the baseline though no commit since then changed it is not comparable."""
+    baseline = repository.folder / "baselines" / "main" / "simulated-gpu.jsonl"
+    measured_at = git(repository, "rev-parse", "--short=12", "HEAD^")
+    # the simulated device records no commit
+    baseline.write_text(baseline.read_text().replace('"python":', f'"git":"{measured_at}","python":', 1))
+    commit(repository, "baselines")
+    repository.write("mine.py", "# faster\nfrom attnbench.backends.fake import Fake as attention\n")
+    run = artifacts / "attnbench-gpu-1" / "run.jsonl"
+    run.unlink()
+    measure(repository, str(run), "speed=0.9")
+    if committed:
+        commit(repository, "mine.py")
+    else:
+        repository.write("other.py", "")
+        commit(repository, "other.py")
+    body = propose()
+    assert ("as expected: attention" in body) == committed
+    assert ("NOT COMPARABLE" in body) != committed
+    assert ("regressed" in body) == committed

@@ -307,6 +307,15 @@ def test_the_advice_of_a_run_with_a_wrong_result_checks_the_same_cells_again(min
     assert "own.jsonl has no wrong result of these cases" in mine(*advice, "--pass", "bwd", code=2).err
 
 
+def test_the_code_of_a_mask_that_a_file_names_is_run_with_trust_alone(mine: Tool) -> None:
+    mine.write("near.py", "def near(b, h, q, k):\n    return q - k < 9\n")
+    options = ("--device", "fake", "-b", "fake", "--mask", "./near.py:near", "--seqlen", "1k", "--pass", "fwd")
+    mine("run", *options, "--out", "own.jsonl", fake="wrong@1k", code=5)
+    refused = mine("check", "fake", "--device", "fake", "--wrong", "own.jsonl", code=2)
+    assert "near.py:near; if you wrote that file, or know who did, add --trust" in refused.err
+    mine("check", "fake", "--device", "fake", "--wrong", "own.jsonl", "--trust", fake="wrong@1k", code=5)
+
+
 @pytest.mark.parametrize(
     ("script", "code", "verdict"),
     [

@@ -20,7 +20,14 @@ from tool import COMMAND, FAKE, SMALL, Tool, alive
 
 from attnbench import cli
 from attnbench.commands import suites
-from attnbench.core.errors import EXIT_BAD_INPUT, EXIT_CANNOT_WRITE, EXIT_FAULT, Interrupted
+from attnbench.core.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_CANNOT_WRITE,
+    EXIT_FAULT,
+    EXIT_INTERRUPTED,
+    Interrupted,
+    UserError,
+)
 
 ONE = (*FAKE, "--seqlen", "1k", *SMALL, "--out", "run.jsonl")
 posix = pytest.mark.skipif(sys.platform != "linux", reason="signals and /dev")
@@ -60,6 +67,43 @@ def test_a_standard_output_that_takes_nothing_is_exit_code_2(measured: Tool, com
     assert err.startswith("attnbench: cannot write")
     assert err.endswith(f": {CANNOT[where]}\n")
     assert err.count("\n") == 1
+
+
+@posix
+@pytest.mark.parametrize("where", ["", "=/dev/fd/3 3>&1 >/dev/null"])
+def test_an_output_that_does_not_block_is_waited_for(measured: Tool, where: str) -> None:
+    """Whoever shares a pipe or a terminal may have set its flag."""
+    line = f"{shlex.join(COMMAND)} report run.jsonl -f html{where}"
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with subprocess.Popen(["bash", "-c", line], cwd=measured.folder, stdout=writing, stderr=subprocess.PIPE) as process:
+        os.close(writing)
+        with open(reading) as page:
+            shown = page.read()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert len(shown) > 2**16, "what a pipe takes at once"
+    assert shown.endswith("</html>\n")
+
+
+@posix
+def test_what_the_system_takes_a_part_of_is_exit_code_2_whatever_buffers(measured: Tool) -> None:
+    """With PYTHONUNBUFFERED, as in most images of containers, Python ignores that a part was left."""
+    code, _, err = in_shell(measured, "ulimit -f 1; $A report run.jsonl -f html > page.html", PYTHONUNBUFFERED="1")
+    assert (code, err) == (EXIT_CANNOT_WRITE, "attnbench: cannot write: File too large\n")
+
+
+@posix
+def test_an_error_after_output_that_cannot_be_written_keeps_its_exit_code(
+    command: Callable[[Callable[[], None]], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prints_and_fails() -> None:
+        print("text")
+        raise UserError("why")
+
+    with open("/dev/full", "w") as full:  # which would fail when it is closed, as Python does at its end: 120
+        monkeypatch.setattr(sys, "stdout", full)
+        assert command(prints_and_fails) == EXIT_BAD_INPUT
 
 
 @posix
@@ -117,6 +161,15 @@ def test_an_absurd_width_is_no_width(measured: Tool, command: str, columns: str)
     usual = measured(*command.split(), COLUMNS="")
     assert usual.out
     assert measured(*command.split(), COLUMNS=columns, LINES=columns) == usual
+
+
+@pytest.mark.parametrize("epoch", ["", "9" * 17])
+def test_a_time_of_the_build_that_is_none_is_no_fault(measured: Tool, epoch: str) -> None:
+    """In a new interpreter, which imports numpy.f2py."""
+    with measured.start("gate", "run.jsonl", "run.jsonl", SOURCE_DATE_EPOCH=epoch) as process:
+        out, err = process.communicate(timeout=120)
+    usual = measured("gate", "run.jsonl", "run.jsonl", code=None)
+    assert (process.returncode, out, err) == (usual.code, usual.out, usual.err)
 
 
 @posix
@@ -245,6 +298,8 @@ def test_a_later_signal_ends_what_the_first_began_to_tidy_up(
     ("error", "lacks"),
     [
         (MemoryError(), "memory (ulimit -v"),
+        (SystemError("error return without exception set"), "memory (ulimit -v"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory (ulimit -v"),
         (ImportError("libfoo.so: failed to map segment from shared object"), "memory (ulimit -v"),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "processes or threads (ulimit -u"),
         (OSError(errno.EMFILE, "Too many open files"), "open files (ulimit -n"),
@@ -263,6 +318,34 @@ def test_a_limit_of_the_system_is_named_and_no_fault_of_our_own(
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        ("MemoryError()", EXIT_BAD_INPUT, "the system gives this process no more memory"),
+        ("ValueError('odd')", EXIT_FAULT, "a fault of attnbench's own: ValueError('odd')"),
+        ("KeyboardInterrupt()", EXIT_INTERRUPTED, ""),
+    ],
+)
+def test_an_error_while_an_error_is_handled_is_no_regression_and_no_traceback(
+    tool: Tool, error: str, code: int, said: str
+) -> None:
+    program = tool.write(
+        "program.py",
+        "import sys\n"
+        "class Fails:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name.endswith(('command_line', 'core.text')):\n"
+        f"            raise {error} if name.endswith('text') else MemoryError\n"
+        "from attnbench.cli import main\n"
+        "sys.meta_path.insert(0, Fails())\n"
+        "main()\n",
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=tool.env())
+    assert done.returncode == code
+    assert done.stderr.startswith(f"attnbench: {said}" if said else "")
+    assert done.stderr.count("\n") == bool(said)
+
+
 @posix
 @pytest.mark.parametrize(("option", "kib"), [("-v", 120_000), ("-v", 200_000), ("-d", 60_000)])
 def test_a_limit_that_numpy_does_not_fit_is_no_regression_and_no_wait(measured: Tool, option: str, kib: int) -> None:
@@ -272,6 +355,33 @@ def test_a_limit_that_numpy_does_not_fit_is_no_regression_and_no_wait(measured: 
     assert (code, err.count("\n")) == (EXIT_BAD_INPUT, 1)
     assert "the system gives this process no more memory" in err
     assert in_shell(measured, f"{attnbench} suites")[0] == 0
+
+
+@posix
+@pytest.mark.parametrize("kib", [7_000, 12_500])
+def test_a_limit_that_no_command_fits_is_one_line(measured: Tool, kib: int) -> None:
+    code, _, err = in_shell(measured, f"ulimit -d {kib}; $A suites")
+    assert (code, err.count("\n")) == (EXIT_BAD_INPUT, 1)
+    assert err.startswith("attnbench: the system gives this process no more memory")
+
+
+@posix
+def test_an_interpreter_that_would_go_on_afterwards_keeps_the_exit_code(measured: Tool) -> None:
+    assert in_shell(measured, "PYTHONINSPECT=1 $A report none.jsonl < /dev/null")[0] == EXIT_BAD_INPUT
+    assert in_shell(measured, "PYTHONINSPECT=1 $A suites < /dev/null")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "error", [BlockingIOError(errno.EAGAIN, "write could not complete", 0), BrokenPipeError(errno.EPIPE, "Broken pipe")]
+)
+def test_an_output_that_fails_is_named_by_its_own_reason(
+    error: OSError, command: Callable[[Callable[[], None]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails_to_write() -> None:
+        raise error
+
+    assert command(fails_to_write) == EXIT_CANNOT_WRITE
+    assert capsys.readouterr().err == f"attnbench: cannot write the output: {error.strerror}\n"
 
 
 def test_without_a_temporary_directory_the_variable_is_named(
@@ -301,5 +411,6 @@ def test_a_fault_of_our_own_is_one_line_and_never_the_code_of_a_regression(
         assert said.startswith(f"attnbench: a fault of attnbench's own: {type(error).__name__}: ")
         assert said.count("\n") == 1
         assert "in raise_it" in Path(said.split()[-1]).read_text()
+    assert command(fail(EOFError("cut"))) == EXIT_FAULT, "of which typer makes a 1"
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     assert command(fail(KeyError("key"))) == EXIT_FAULT, "where no file can be written"

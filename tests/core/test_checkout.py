@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -32,14 +33,28 @@ def git(*words: str) -> None:
 
 
 def test_the_commit_and_whether_files_differ(folder: Path) -> None:
-    clean = checkout.commit()
+    clean = checkout.commit_and_branch()[0]
     assert clean is not None
     assert len(clean) == 12
     (folder / "untracked").touch()
-    assert checkout.commit() == clean
+    assert checkout.commit_and_branch()[0] == clean
     (folder / "file.py").write_text("other\n")
-    assert checkout.commit() == f"{clean}+dirty"
+    assert checkout.commit_and_branch()[0] == f"{clean}+dirty"
     assert checkout.why_no_commit() == ""
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of CI has checked out a commit, and says in a variable of which branch."""
+    for name in ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    git("switch", "--quiet", "-c", "feature/tiles")
+    assert checkout.commit_and_branch()[1] == "feature/tiles"
+    git("switch", "--quiet", "--detach")
+    assert checkout.commit_and_branch()[1] is None
+    monkeypatch.setenv("GITHUB_HEAD_REF", "")
+    monkeypatch.setenv("GITHUB_REF_NAME", "main")
+    assert checkout.commit_and_branch()[1] == "main"
 
 
 def spy(folder: Path) -> Path:
@@ -66,7 +81,7 @@ def test_nothing_that_a_folder_configures_is_run(folder: Path, key: str) -> None
     assert (folder / "ran").exists()  # a plain call does run it
     (folder / "ran").unlink()
     (folder / "file.py").write_text("4\n")
-    assert (checkout.commit() or "").endswith("+dirty")
+    assert (checkout.commit_and_branch()[0] or "").endswith("+dirty")
     assert not (folder / "ran").exists()
 
 
@@ -87,14 +102,18 @@ def test_nothing_that_a_submodule_configures_is_run(folder: Path) -> None:
     assert (folder / "ran").exists()
     (folder / "ran").unlink()
     (folder / "sub/file.py").write_text("4\n")
-    assert checkout.commit()
+    assert checkout.commit_and_branch()[0]
     assert not (folder / "ran").exists()
 
 
 def test_a_checkout_that_git_does_not_trust_says_what_to_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own way to try it
-    assert checkout.commit() is None
+    assert checkout.commit_and_branch()[0] is None
     assert f"git config --global --add safe.directory {folder}" in checkout.why_no_commit()
+    (odd := folder.with_name("it's; odd")).mkdir()
+    monkeypatch.chdir(odd)
+    subprocess.run(["git", "init", "-q"], check=True)
+    assert f"safe.directory {shlex.quote(str(odd))}" in checkout.why_no_commit()
 
 
 def no_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +150,7 @@ def test_a_checkout_that_cannot_be_asked_says_why(
     folder: Path, monkeypatch: pytest.MonkeyPatch, broken: Callable[[Path, pytest.MonkeyPatch], None], why: str
 ) -> None:
     broken(folder, monkeypatch)
-    assert checkout.commit() is None
+    assert checkout.commit_and_branch()[0] is None
     assert checkout.why_no_commit() == f"the commit is not recorded: {why}"
 
 
@@ -140,7 +159,7 @@ def test_without_a_checkout_or_a_working_directory(tmp_path: Path, monkeypatch: 
     gone.mkdir()
     monkeypatch.chdir(gone)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    assert checkout.commit() is None
+    assert checkout.commit_and_branch()[0] is None
     gone.rmdir()
-    assert checkout.commit() is None
+    assert checkout.commit_and_branch()[0] is None
     assert checkout.why_no_commit() == ""

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
+from attnbench.core import stats
 from attnbench.core.stats import (
     coefficient_of_variation,
     drift,
@@ -167,3 +168,10 @@ def test_no_drift_where_noise_explains_it():
         -2 / 3
     )  # ranges are compared where a third has fewer than 6 values
     assert drift([0.0] * 6 + [1.0] * 6) == 0  # the first median is 0
+
+
+def test_the_number_of_a_large_logarithm_is_large() -> None:
+    assert stats.exp(1e6) > 1e300
+    assert stats.expm1(1e6) > 1e300
+    assert stats.exp(-1e6) == 0
+    assert stats.expm1(math.log1p(0.01)) == pytest.approx(0.01)

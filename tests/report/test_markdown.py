@@ -12,6 +12,7 @@ from attnbench.report.document import (
     Bar,
     Block,
     Caution,
+    Code,
     Column,
     Document,
     Ending,
@@ -29,6 +30,8 @@ from attnbench.report.document import (
     Verdict,
 )
 from hostile.live import MARKDOWN, in_markdown
+
+WIDE = "\N{GREEK SMALL LETTER MU}" * 20  # two bytes a character
 
 
 def blocks(*found: Block) -> str:
@@ -94,14 +97,28 @@ def test_a_table_with_its_notes() -> None:
     )
 
 
-def test_a_long_table_ends_where_a_comment_would_be_too_long() -> None:
-    rows = tuple((str(i),) for i in range(9))
-    found = blocks(Table("t", (Column("case"),), rows, listed=4))
-    assert "| 3 |" in found
-    assert "| 4 |" not in found
-    assert found.endswith("\n\nand 5 more\n")
-    assert "more" not in blocks(Table("t", (Column("case"),), rows, listed=9))
-    assert "more" not in blocks(Table("t", (Column("case"),), rows))
+@pytest.mark.parametrize("rows", [300, 900, 5000])
+def test_a_document_longer_than_a_comment_is_cut_at_a_row(rows: int) -> None:
+    """Each row is there whole or counted as left out, and the cautions, which hold for all, are there."""
+    entries = tuple((f"cell {i}", WIDE) for i in range(rows))
+    two = tuple(Table(name, (Column("cell"), Column("why")), entries, title=name) for name in ("first", "second"))
+    document = Document("gate", "", blocks=two, cautions=(Caution("The clock fell."),), notes=(line("Last."),))
+    text = markdown.render(document)
+    assert len(text.encode()) <= markdown.LIMIT < 65536
+    assert text.endswith("- **The clock fell.**\n\n- Last.\n")
+    shown = [entry for entry in text.split("\n") if entry.startswith("| cell ") and entry != "| cell | why |"]
+    assert all(entry.endswith(f"{WIDE} |") for entry in shown)
+    left = re.search(r"\*\*(\d+) rows left out", text)
+    titles = 1 - text.count("### second")
+    assert len(shown) + (int(left[1]) - titles if left else 0) == 2 * rows
+    assert bool(left) == (rows > 300)
+    assert [token.type for token in MARKDOWN.parse(text)].count("table_open") == text.count("| cell | why |")
+
+
+def test_code_is_not_cut_in_its_midst() -> None:
+    code = Code("\n".join(["x = 1"] * 11000))
+    found = blocks(Paragraphs((line("before"),)), code)
+    assert found.startswith("- before\n\n**11002 rows left out")
 
 
 def test_a_table_without_rows_is_its_headings() -> None:

@@ -202,7 +202,17 @@ def test_a_count_of_64_bits_is_none(place: str) -> None:
 
 @pytest.mark.parametrize(
     ("unit", "value"),
-    [("s", 1e308), ("s", -1e-3), ("s", 1e-300), ("B", -1.0), ("W", 1e31), ("W", "nan"), ("Hz", "-inf")],
+    [
+        ("s", 1e308),
+        ("s", -1e-3),
+        ("s", 1e-300),
+        ("B", -1.0),
+        ("W", 1e31),
+        ("W", "nan"),
+        ("Hz", "-inf"),
+        ("Hz", -1.0),
+        ("FLOP/s", 0.0),
+    ],
 )
 def test_a_sample_that_nothing_can_have_measured_is_damage(unit: str, value: float | str) -> None:
     line = {"type": "record", **to_json(ok(case(), "triton", 300.0))}
@@ -210,6 +220,21 @@ def test_a_sample_that_nothing_can_have_measured_is_damage(unit: str, value: flo
         found = {"of_a_newer_attnbench": {"unit": unit, "values": values}}
         with pytest.raises(ValueError, match="is nothing that can be measured"):
             decode.record(text({**line, "measurements": found}))
+
+
+@pytest.mark.parametrize(
+    ("mask", "pairs", "why"),
+    [
+        ("mine.py:near@0a1b2c3d", -1.0, "is nothing that can be measured"),
+        ("mine.py:near@0a1b2c3d", 1e30, "are more than the case has"),
+        ("", 1.0, "the case has no mask of one's own"),
+    ],
+)
+def test_pairs_that_no_case_has_are_damage(mask: str, pairs: float, why: str) -> None:
+    record = ok(replace(case(), mask=mask, causal=not mask), "eager", 300.0)
+    found = {**record.measurements, "pairs": Measurement("", (pairs,))}
+    with pytest.raises(ValueError, match=why):
+        decode.record(text({"type": "record", **to_json(replace(record, measurements=found))}))
 
 
 def test_repeated_samples_do_not_fill_the_memory(tmp_path: Path) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 import attnbench
+from attnbench.analysis.baseline.reduce_run import reduced
 from attnbench.core.errors import EXIT_FAULT, UserError
 from attnbench.results import run_file
-from builders import case, ok, run
+from builders import CPU, case, ok, run
 
 RECORDS = [ok(case(), "eager", 30.0), ok(case(), "triton", 300.0), ok(case(causal=True), "triton", 250.0)]
 
@@ -23,7 +26,7 @@ RECORDS = [ok(case(), "eager", 30.0), ok(case(), "triton", 300.0), ok(case(causa
 def folder(tmp_path: Path) -> Path:
     """a.jsonl, b.jsonl with other cases, deep/c.jsonl and odd[1].jsonl."""
     (tmp_path / "deep").mkdir()
-    for name, records in (("a", RECORDS[:2]), ("b", RECORDS[2:]), ("deep/c", RECORDS[:1]), ("odd[1]", RECORDS[:1])):
+    for name, records in (("a", RECORDS[:2]), ("b", RECORDS[2:]), ("deep/c", RECORDS[:1]), ("odd[1]", RECORDS[1:2])):
         (tmp_path / f"{name}.jsonl").write_bytes(run_file.encoded(run(records)))
     return tmp_path
 
@@ -48,6 +51,19 @@ def test_a_pattern_and_several_paths(folder: Path) -> None:
     assert len(attnbench.load([f"{folder}/**/*.jsonl", folder / "a.jsonl"]).runs) == 4, "each file once, and no pipe"
     assert len(attnbench.load(f"{folder}/{'**/' * 30}*.jsonl").runs) == 4, "in a loop of links no other than **/"
     assert attnbench.load([]) == attnbench.Results((), ())
+
+
+def test_a_run_counts_once_and_two_that_began_in_one_second_are_two(folder: Path) -> None:
+    """As of a copy beside it and of its own baseline, whichever comes first; a baseline keeps little of a run."""
+    slower = [ok(case(), "eager", 15.0), *RECORDS[1:2]]
+    runs = [run(RECORDS[:2], device=CPU), run(slower, device=CPU), run(RECORDS[:2], device=replace(CPU, name="Xeon"))]
+    for i, one in enumerate(runs):
+        (folder / f"{i}.whole").write_bytes(run_file.encoded(one))
+        (folder / f"{i}.base").write_bytes(run_file.encoded(reduced(one)))
+    (folder / "0.whole.gz").write_bytes(gzip.compress((folder / "0.whole").read_bytes()))
+    for given in (f"{folder}/[0-2].*", [f"{folder}/[0-2].whole*", f"{folder}/[0-2].base"], f"{folder}/[0-2].whole*"):
+        assert attnbench.load(given).runs == (*runs,)
+    assert attnbench.load(f"{folder}/[0-2].base").runs == (*map(reduced, runs),)
 
 
 def test_a_file_whose_name_is_a_pattern_too(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import gzip
 import io
@@ -367,7 +368,7 @@ def test_a_huge_file_is_not_read_whole(path: Path) -> None:
     """It is refused by its first bytes, or by a line that no run file has."""
     with path.open("r+b") as file:
         file.truncate(2**40)  # null bytes that take no place on the disk
-    with pytest.raises(UserError, match="128 MiB in a line; no run has that much"):
+    with pytest.raises(UserError, match="32 MiB in a line; no run has that much"):
         run_file.read(path)
     with path.open("r+b") as file:
         file.write(b"\0")
@@ -496,8 +497,16 @@ def test_a_file_that_is_taken_away_ends_the_run_and_a_copy_is_kept(
             file.close() if late else file.append(RECORDS[1])
         file.close()
         copy = Path(str(error.value).rpartition(" ")[2])
-        if said != "changed":  # what is cut off is gone
-            assert run_file.read(copy)[0].records == RECORDS[:1]
+        assert run_file.read(copy)[0].records == RECORDS[:1]
+
+
+def test_a_file_that_was_overwritten_is_told_at_the_end(path: Path) -> None:
+    file = run_file.RunFile.reopen(path)
+    file.append(RECORDS[0])
+    path.write_bytes(b"x" * path.stat().st_size)
+    with pytest.raises(UserError, match=f"another program changed {path} during") as error:
+        file.close()
+    assert run_file.read(Path(str(error.value).rpartition(" ")[2]))[0].records == (*RECORDS, RECORDS[0])
 
 
 @pytest.mark.parametrize("cut", [0, 1, 200], ids=["whole", "without its newline", "cut off"])
@@ -517,6 +526,29 @@ def test_files_that_were_joined_are_refused(path: Path, cut: int) -> None:
         run_file.read(path)
 
 
+@pytest.mark.parametrize("cut", [1, 200], ids=["without its newline", "cut off"])
+@pytest.mark.parametrize("spelling", [{}, {"sort_keys": True}, {"separators": (" ,", "\t: ")}, {"indent": 1}])
+def test_a_second_run_behind_the_last_line_of_the_first_is_refused(
+    path: Path, cut: int, spelling: dict[str, Any]
+) -> None:
+    """As other programs write it; it would be one damaged line, and the records of the second would count."""
+    one = path.read_bytes()
+    first, *rest = (json.dumps(json.loads(line), **spelling).encode() for line in one.splitlines())
+    second = b"\n".join([first, *rest, b""])
+    for behind in (second, codecs.BOM_UTF8 + second, first):
+        path.write_bytes(one[: len(one) - cut] + behind)
+        with pytest.raises(UserError, match=r"run\.jsonl:\d: a second run begins here"):
+            run_file.read(path)
+
+
+def test_lines_in_utf_16_are_damaged_ones(path: Path) -> None:
+    """As PowerShell writes them: the first line would not be read, and the others would."""
+    one = path.read_text()
+    path.write_bytes(one.encode() + one.encode("utf-16"))
+    found, problems = run_file.read(path)
+    assert (found, len(problems)) == (RUN, 5)
+
+
 def test_the_file_of_a_command_to_copy_is_one_word(tmp_path: Path) -> None:
     path = tmp_path / "a; b.jsonl"
     path.write_bytes(2 * run_file.encoded(RUN))
@@ -532,6 +564,22 @@ def test_lines_of_unknown_types_have_an_end(path: Path) -> None:
     path.write_bytes(gzip.compress(path.read_bytes() + b'{"type":"x"}\n' * (run_file.MOST_UNKNOWN + 1)))
     with pytest.raises(UserError, match="over 100,000 of its lines are of types that attnbench does not know"):
         run_file.read(path)
+
+
+@pytest.mark.parametrize("number", [40, 400])
+def test_masks_and_lengths_that_take_minutes_are_refused(path: Path, number: int) -> None:
+    """A few kilobytes of records, each with a mask to draw, or with lengths to compare with each pattern."""
+    square = case(2**18, batch=1)
+    masked = [replace(square, mask=f"random:{i / 1000}") for i in range(1, number)]
+    batches = [((4095, 1, 1), (1, n, n)) for n in range(2, number + 2)]
+    ragged = [replace(case(of[-1][1], batch=4096), lengths=of) for of in batches]
+    for cases, said in ((masked, "blocks of unlike random masks"), (ragged, "sequences in unlike lengths")):
+        path.write_bytes(run_file.encoded(run([ended(one, "triton", "failed", "x") for one in (*cases, *cases)])))
+        if number == 40:
+            assert len(run_file.read(path)[0].records) == 2 * len(cases)
+            continue
+        with pytest.raises(UserError, match=rf"run\.jsonl: [\d,]+ {said}, more than the"):
+            run_file.read(path)
 
 
 @pytest.mark.parametrize("line", [0, 2, 4])
@@ -600,14 +648,14 @@ def test_short_writes_are_continued(tmp_path: Path) -> None:
 
     path = tmp_path / "run.jsonl"
     run_file.RunFile.create(path, RUN).close()
-    file = run_file.RunFile(path, Slow(path, "ab"))
+    file = run_file.RunFile(path, Slow(path, "a+b"))
     file.append(RECORDS[0])
     file.close()
     assert run_file.read(path)[0].records == RECORDS[:1]
 
 
 def test_other_errors_of_the_disk_keep_their_words(path: Path) -> None:
-    disk = FullDisk(path, "ab")
+    disk = FullDisk(path, "a+b")
     disk.code = errno.EIO
     with pytest.raises(UserError, match=f"cannot write {path}: "), open_file(path, disk) as file:
         file.append(RECORDS[0])

@@ -81,3 +81,13 @@ def test_more_ranks_than_devices_are_not_tried(tmp_path: Path) -> None:
     assert pool.log == []
     assert [r.status for r in ended.records] == ["skipped"]
     assert "needs 4 GPUs; there are 2" in str(ended.records[0].reason)
+
+
+def test_records_that_no_search_makes_do_not_count(tmp_path: Path) -> None:
+    """Of a size beside the grid, and of a ragged batch, which has no other size."""
+    ended, _ = searched(tmp_path, BASE)
+    shape = replace(BASE.shape, batch=2, seqlen_q=64, seqlen_k=64)
+    ragged = replace(BASE, shape=shape, lengths=((1, 32, 32), (1, 64, 64)))
+    odd = [replace(ended.records[0], case=case) for case in (capacity.at_size(BASE, "seqlen", 12345), ragged)]
+    key = capacity.key_of(ended.records[0], "seqlen")
+    assert capacity.known([*ended.records, *odd], key, ONE) == capacity.known(ended.records, key, ONE)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from attnbench import backends
 from attnbench.backends import BACKENDS, NOT_BY_DEFAULT
@@ -311,12 +312,18 @@ def test_loading_what_is_not_there(own: str) -> None:
         backends.load("x", "no_such_package_of_ours:f")
 
 
-def test_a_neighbour_that_would_replace_a_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("made", "named"), [("torch.py", "torch.py"), ("numpy/__init__.py", "numpy")])
+def test_a_neighbour_that_would_replace_a_library_is_refused(
+    made: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder without modules and the library itself, as in its checkout, replace none."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "mine.py").write_text("x = 1\n")
+    (tmp_path / "torch").symlink_to(Path(torch.__file__).parent)
+    (tmp_path / "numpy").mkdir()
     assert load_file(tmp_path / "mine.py").x == 1
-    (tmp_path / "torch.py").touch()
-    with pytest.raises(UserError, match=r"torch\.py would be imported in place of torch"):
+    (tmp_path / made).touch()
+    with pytest.raises(UserError, match=rf"/{named} would be imported in place of {named[:5]}; give it another name"):
         load_file(tmp_path / "mine.py")
 
 

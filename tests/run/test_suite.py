@@ -292,6 +292,10 @@ def test_of_what_a_cpu_cannot_do_only_what_was_asked_for_is_said(name: str) -> N
             {"cases": [{"seqlen": "1-1000:1", "nheads": "1,2,3,4"}] * 9},
             "that is 12000 cases, more than the 10000",
         ),  # of all blocks
+        (  # which no reader of the run's file would take
+            {"axes": {"seqlen": "256k", "causal": True, "mask": ",".join(f"random:{i / 100}" for i in range(1, 99))}},
+            "blocks of unlike random masks, more than the 268,435,456 that a run may have",
+        ),
     ],
 )
 def test_a_value_that_is_not_one(data: dict[str, Any], said: str) -> None:

@@ -176,17 +176,35 @@ class Mine:
         assert "nobody can answer while it is measured" in str(found)
 
 
-def test_code_that_changes_between_two_processes_ends_the_run(new_pool: NewPool, tmp_path: Path) -> None:
-    """Of a neighbour that the file imports; the rounds before stand."""
+IN_A_CALL = """
+class InCall(Own):
+    def prepare(self, case, inputs):
+        if case.shape.seqlen_q == 1024:
+            __import__("be" + "side")
+        return super().prepare(case, inputs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "named", "said"),
+    [
+        ("from beside import A\n", "Own", r".*, source .*, source "),
+        (IN_A_CALL, "InCall", r"a process loaded .*/beside\.py with the hash \w+, a later one with \w+; what was "),
+    ],
+)
+def test_code_that_changes_between_two_processes_ends_the_run(
+    code: str, named: str, said: str, new_pool: NewPool, tmp_path: Path
+) -> None:
+    """Of a neighbour that the file imports, or a call of it; the rounds before stand, whatever their order."""
     (tmp_path / "beside.py").write_text("A = 1\n")
-    (tmp_path / "mine.py").write_text(OWN + "from beside import A\n")
-    pool = new_pool({"own": f"{tmp_path}/mine.py:Own"})
+    (tmp_path / "mine.py").write_text(OWN + code)
+    pool = new_pool({"own": f"{tmp_path}/mine.py:{named}"})
     assert pool.probe()["own"].usable
-    (record,) = run(pool, job(1024, "own"))
-    assert record.status == "ok"
+    for jobs in ((1024, 2048), (2048, 1024)):
+        assert [r.status for r in run(pool, *(job(n, "own") for n in jobs))] == ["ok", "ok"]
+        pool.close()  # as between two rounds
     (tmp_path / "beside.py").write_text("A = 2\n")
-    pool.close()  # as between two rounds
-    with pytest.raises(UserError, match=r"^own was changed while it was measured: .*, source .*, source "):
+    with pytest.raises(UserError, match=f"^own was changed while it was measured: {said}"):
         run(pool, job(1024, "own", 1))
 
 

@@ -16,67 +16,127 @@ from typing import Any
 
 import numpy as np
 
-from attnbench.analysis.history.change_points import LEAST, Levels, levels, prior_of
+from attnbench.analysis.history.change_points import LEAST_NOISE, Levels, levels, prior_of
+from attnbench.analysis.history.change_tests import judged
 
 CELLS = 10
 NOISE = 0.004
 HALF = 1.96 * 0.0034 / 5**0.5
 HISTORIES = 400
+RUNS = (12, 30)
+
+
+def normal(rng: Any, runs: int) -> Any:
+    return rng.normal(0, NOISE, (CELLS, runs))
+
+
+def alike(rng: Any, rho: float, shape: tuple[int, ...]) -> Any:
+    """Return noise of NOISE of which each run keeps rho of what the last one was off by."""
+    drawn = rng.normal(0, NOISE, shape)
+    for run in range(1, shape[-1]):
+        drawn[..., run] = rho * drawn[..., run - 1] + (1 - rho**2) ** 0.5 * drawn[..., run]
+    return drawn
+
+
+def speeds(rng: Any, runs: int, share: float, cells: float) -> Any:
+    """Return runs of which a share is 5 % slower, as far as the first of the cells show it."""
+    slow = 0.05 * (rng.random(runs) < share)
+    return normal(rng, runs) + slow * (np.arange(CELLS) < cells * CELLS)[:, None]
+
 
 Noise = Callable[[Any, int], Any]  # of the logarithms of one history: (generator, runs) -> (cells, runs)
 NOISES: dict[str, Noise] = {
-    "normal": lambda rng, runs: rng.normal(0, NOISE, (CELLS, runs)),
-    "and runs differ as a whole by 0.4 %": lambda rng, runs: (
-        rng.normal(0, NOISE, (CELLS, runs)) + rng.normal(0, 0.004, runs)
-    ),
+    "normal": normal,
+    "and runs differ as a whole by 0.4 %": lambda rng, runs: normal(rng, runs) + rng.normal(0, 0.004, runs),
     "heavy tails (t, 3 degrees of freedom)": lambda rng, runs: NOISE * rng.standard_t(3, (CELLS, runs)),
-    "and 1 in 100 runs is 6 % slower": lambda rng, runs: (
-        rng.normal(0, NOISE, (CELLS, runs)) + 0.06 * (rng.random((CELLS, runs)) < 0.01)
-    ),
+    "and 1 in 100 runs is 6 % slower": lambda rng, runs: normal(rng, runs) + 0.06 * (rng.random((CELLS, runs)) < 0.01),
+    "AR(1) of 0.5, each cell": lambda rng, runs: alike(rng, 0.5, (CELLS, runs)),
+    "AR(1) of 0.8, each cell": lambda rng, runs: alike(rng, 0.8, (CELLS, runs)),
+    "and AR(1) of 0.5, all cells": lambda rng, runs: normal(rng, runs) + alike(rng, 0.5, (runs,)),
+    "and AR(1) of 0.8, all cells": lambda rng, runs: normal(rng, runs) + alike(rng, 0.8, (runs,)),
+    "and AR(1) of 0.8, all cells, of 1.2 %": lambda rng, runs: normal(rng, runs) + 3 * alike(rng, 0.8, (runs,)),
 }
-SIGNALS: dict[str, Callable[[int], Any]] = {  # what happens to every cell, by the number of runs
+for _share in (0.2, 0.3, 0.5):
+    for _cells, _who in ((1.0, "all cells"), (1 / 3, "a third of the cells")):
+        NOISES[f"two speeds, {100 * _share:.0f} % of runs 5 % slower, {_who}"] = lambda rng, runs, s=_share, c=_cells: (
+            speeds(rng, runs, s, c)
+        )
+
+SIGNALS: dict[str, Callable[[int], Any]] = {  # what happens to a cell, by the number of runs
     "nothing": lambda runs: np.zeros(runs),
     "creep of 0.5 % a run": lambda runs: np.log(1.005) * np.arange(runs),
     "step of 2 % in the middle": lambda runs: np.log(1.02) * (np.arange(runs) >= runs // 2),
-    f"step of 2 %, {LEAST} runs ago": lambda runs: np.log(1.02) * (np.arange(runs) >= runs - LEAST),
+    "step of 5 % in the middle": lambda runs: np.log(1.05) * (np.arange(runs) >= runs // 2),
+    "step of 5 %, 5 runs ago": lambda runs: np.log(1.05) * (np.arange(runs) >= runs - 5),
+    "step of 5 %, 3 runs ago": lambda runs: np.log(1.05) * (np.arange(runs) >= runs - 3),
+    "step of 5 %, 2 runs ago": lambda runs: np.log(1.05) * (np.arange(runs) >= runs - 2),
 }
+WHERE: dict[str, int] = {"one cell": 1, "4 of 10 cells": 4, "all cells": CELLS}
 
 
 @dataclass(frozen=True)
 class Result:
-    """Shares of histories with any change, and of cells with a change and with a creep."""
+    """Shares of histories with any change, and of the cells that change (all, of nothing) with a change and a creep.
+
+    `wrong` is of their steps the share whose range good..bad does not have the run at which the cell changed.
+    """
 
     any: float
     cells: float
     creeps: float
+    wrong: float
 
 
-def simulate(signal: str, noise: str = "normal", runs: int = 12, histories: int = HISTORIES, seed: int = 1) -> Result:
+def history_of(logs: Any) -> list[Levels]:
+    """Return what the cells of a history do, from logarithms (cells, runs)."""
+    (outcome,) = judged([logs], [LEAST_NOISE])
+    seconds = (1e-3 * np.exp(logs)).tolist()
+    prior = prior_of(seconds, [HALF])
+    pairs = zip(outcome.changed.tolist(), outcome.kept.tolist(), strict=True)
+    told = (
+        levels(row, prior, CELLS, changed=changed, kept=kept if changed else 0.0)
+        for row, (changed, kept) in zip(seconds, pairs, strict=True)
+    )
+    return [one for one in told if one]
+
+
+def simulate(
+    signal: str,
+    noise: str = "normal",
+    runs: int = 12,
+    histories: int = HISTORIES,
+    seed: int = 1,
+    where: str = "all cells",
+) -> Result:
     rng = np.random.default_rng(seed)
-    found: list[list[Levels]] = []
-    for _ in range(histories):
-        seconds = 1e-3 * np.exp(NOISES[noise](rng, runs) + SIGNALS[signal](runs))
-        prior = prior_of(seconds.tolist(), [HALF])
-        all_cells = (levels(row, prior, CELLS) for row in seconds.tolist())
-        found.append([one for one in all_cells if one])
-    cells = [one for history in found for one in history]
+    happens, some = SIGNALS[signal](runs), np.arange(CELLS) < WHERE[where]
+    found = [history_of(NOISES[noise](rng, runs) + some[:, None] * happens) for _ in range(histories)]
+    cells = [one for history in found for one in history[: WHERE[where]]]
+    true = int(np.argmax(happens > 0)) if signal.startswith("step") else 0
+    steps = [change for one in cells if one.creep is None for change in one.changes]
     return Result(
         sum(any(one.changes for one in history) for history in found) / len(found),
         sum(bool(one.changes) for one in cells) / len(cells),
         sum(one.creep is not None for one in cells) / len(cells),
+        sum(not change.first <= true <= change.last for change in steps) / len(steps) if true and steps else 0.0,
     )
 
 
 def main() -> None:
-    print("| what happens | noise | runs | histories with a change | cells with a change | called a creep |")
-    print("| :--- | :--- | ---: | ---: | ---: | ---: |")
-    for signal in SIGNALS:
-        for noise in NOISES if signal == "nothing" else ("normal",):
-            for runs in (12, 30):
-                found = simulate(signal, noise, runs)
-                shares = " | ".join(f"{100 * share:.1f} %" for share in (found.any, found.cells, found.creeps))
-                print(f"| {signal} | {noise} | {runs} | {shares} |")
-                sys.stdout.flush()
+    """Print the table; with arguments, its rows of these beginnings of what happens."""
+    print("| what happens | noise | runs | histories with a change | cells with a change | a creep | misplaced |")
+    print("| :--- | :--- | ---: | ---: | ---: | ---: | ---: |")
+    rows = [("nothing", "all cells", noise) for noise in NOISES]
+    rows += [(signal, where, "normal") for signal in SIGNALS if signal != "nothing" for where in WHERE]
+    for signal, where, noise in rows:
+        if sys.argv[1:] and not signal.startswith(tuple(sys.argv[1:])):
+            continue
+        for runs in RUNS:
+            found = simulate(signal, noise, runs, where=where)
+            shares = (f"{100 * share:.1f} %" for share in (found.any, found.cells, found.creeps, found.wrong))
+            what = signal if signal == "nothing" else f"{signal}, {where}"
+            print(f"| {what} | {noise} | {runs} | {' | '.join(shares)} |")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -102,3 +102,5 @@ def test_facts_of_a_cpu_that_cannot_be_read_are_left_out(
     found = environment.describe("cpu", with_torch=False)
     assert found.cpu.endswith(f" ({os.cpu_count()} cores)")
     assert found.device.free == found.device.memory
+    monkeypatch.setattr(environment, "host_free", lambda: 0)  # of a container whose limit is reached
+    assert environment.describe("cpu", with_torch=False).device.free == 0

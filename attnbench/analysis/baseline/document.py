@@ -80,6 +80,7 @@ def listed(found: Sequence[Baseline], folder: Path) -> Document:
             "started": b.head.started,
             "torch": b.head.environment.torch,
             "driver": b.head.environment.driver,
+            "git": b.head.environment.git,
             "bytes": b.path.stat().st_size,
             "path": str(b.path),
         }

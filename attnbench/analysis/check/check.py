@@ -16,7 +16,14 @@ from attnbench.run.axes import Axes, matches
 from attnbench.run.device_probe import DeviceProbe
 from attnbench.run.plan import CaseSupport, skipped_record
 from attnbench.run.run_suite import resolve_suite_for, wrong_records
-from attnbench.run.select import is_user_code, parse_device, select_backends, select_interpreters
+from attnbench.run.select import (
+    is_user_code,
+    own_masks,
+    parse_device,
+    refuse_code,
+    select_backends,
+    select_interpreters,
+)
 from attnbench.run.suite import Settings, parse_suite, resolve
 from attnbench.run.workers import WorkerPool, closing_workers
 
@@ -60,6 +67,7 @@ def check(
     say: Callable[[str], object],
     *,
     wrong: Path | None = None,
+    trust: bool = False,
     device: str = "auto",
     timeout: float = Policy.timeout_s,
     pythons: Sequence[str] = (),
@@ -68,15 +76,16 @@ def check(
     """Return a run whose records have the checks of each case on each backend and no measurements, and an exit code.
 
     That is 0, or that of an interrupt, which ends the records. `settings` narrow the cases; with a run file `wrong`
-    they are those of its wrong results. `timeout` is of one case in seconds, `say` is told what goes on, with
-    `allow_busy` other processes may use the GPU. Raises UserError for what a person can mend.
+    they are those of its wrong results, whose own masks are run with `trust`. `timeout` is of one case in seconds,
+    `say` is told what goes on, with `allow_busy` other processes may use the GPU. Raises UserError for what a person
+    can mend.
     """
     device = parse_device(device)
     if not patterns:
         raise UserError("what is to be checked? Give a function or backends: attnbench check ./mine.py:attention")
     specs = select_backends(patterns)
     resolve_suite_for(SUITE, device, settings)
-    again = _wrong_cases(wrong, settings.axes) if wrong else ()
+    again = _wrong_cases(wrong, settings.axes, trust) if wrong else ()
     pool = WorkerPool(specs, select_interpreters(pythons, list(specs)))
     with closing_workers(pool), DeviceProbe(device, with_torch=False, allow_busy=allow_busy) as device_probe:
         say(f"importing {', '.join(specs)}")
@@ -124,12 +133,17 @@ def check(
     return run, interrupt
 
 
-def _wrong_cases(file: Path, axes: Axes) -> tuple[Case, ...]:
-    """Return the cases of the wrong results in a run file, those on these axes. Raises UserError without any."""
+def _wrong_cases(file: Path, axes: Axes, trust: bool) -> tuple[Case, ...]:
+    """Return the cases of the wrong results in a run file, those on these axes. Raises UserError without any.
+
+    And, unless `trust`, where their masks are code that the file names.
+    """
     found = dict.fromkeys(record.case for record in wrong_records(run_file.read(file)[0]))
     cases = tuple(case for case in found if case.ranks == 1 and matches(axes, case))
     if not cases:
         raise UserError(f"--wrong: {file} has no wrong result" + (" of these cases on one device" if found else ""))
+    if not trust:
+        refuse_code(file, own_masks(cases))
     return cases
 
 

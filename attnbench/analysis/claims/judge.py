@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attnbench.analysis.claims.claim_file import ANY_GPU, Figure, Setting
-from attnbench.core import gpus
+from attnbench.core import gpus, stats
 from attnbench.core.case import Case
 from attnbench.core.record import WRONG
 from attnbench.core.text import count
@@ -171,7 +171,7 @@ def _measured(
         return None
     half = sum(halves) / len(halves)
     value = {"up to": max(values), "at least": min(values)}.get(figure.printed.kind) or _mean(values)
-    return Measured(value, value * math.exp(-half), value * math.exp(half), min(values), max(values), len(values))
+    return Measured(value, value * stats.exp(-half), value * stats.exp(half), min(values), max(values), len(values))
 
 
 def _half_interval(metric: str, cells: Sequence[Cell]) -> float:
@@ -183,7 +183,7 @@ def _half_interval(metric: str, cells: Sequence[Cell]) -> float:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
+    return stats.exp(sum(map(math.log, values)) / len(values))
 
 
 def _allowed(figure: Figure) -> tuple[float, float]:

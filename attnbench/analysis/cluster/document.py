@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attnbench.analysis.cluster.outliers import FALSE_ALARM, LEAST
-from attnbench.analysis.cluster.units import Model, Unit, models
+from attnbench.analysis.cluster.outliers import FALSE_ALARM, LEAST, TAIL
+from attnbench.analysis.cluster.units import Family, Model, Unit, models
 from attnbench.analysis.gate.findings import signed
+from attnbench.core import stats
 from attnbench.core.errors import EXIT_DONE, EXIT_INCONCLUSIVE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT
 from attnbench.core.formats import megahertz, percent
 from attnbench.core.record import Run
@@ -95,8 +95,10 @@ def _verdict(found: Sequence[Model], of: str) -> Verdict:
     }
     if bad := [f"{word}: {number}" for word, number in numbers.items() if number]:
         return Verdict(f"{', '.join(bad)} {of}", "bad")
-    if exit_code(found) == EXIT_INCONCLUSIVE:
+    if not _judged(found):
         return Verdict(f"NOT JUDGED: too few units measured alike, {of}", "warning")
+    if far := len({unit.id for model, unit in units if _may_be_slow(model, unit)}):
+        return Verdict(f"NOT DECIDED: {far} far off, but not apart from the others, {of}", "warning")
     left = len({unit.id for _, unit in units} - _judged(found))
     return Verdict(f"NO UNIT STANDS OUT: none {of}{f', {left} of them not judged' if left else ''}", "good")
 
@@ -107,12 +109,14 @@ def _judged(found: Sequence[Model]) -> set[str]:
 
 
 def exit_code(found: Sequence[Model]) -> int:
-    """Return the exit code: wrong results and wrong kernels first, then a unit that is slower or measured nothing."""
+    """Return the exit code: wrong results and wrong kernels first, then a unit that is slower or measured nothing, then
+    one that may be slower than the others."""
     if any(unit.wrong or unit.other_kernels for model in found for unit in model.units):
         return EXIT_WRONG_RESULT
     if any(_failed(model, unit) for model in found for unit in model.units):
         return EXIT_NOTHING_MEASURED
-    return EXIT_DONE if any(any(model.judgements.values()) for model in found) else EXIT_INCONCLUSIVE
+    open_ = not _judged(found) or any(_may_be_slow(model, unit) for model in found for unit in model.units)
+    return EXIT_INCONCLUSIVE if open_ else EXIT_DONE
 
 
 def _failed(model: Model, unit: Unit) -> bool:
@@ -121,6 +125,10 @@ def _failed(model: Model, unit: Unit) -> bool:
 
 def _is_slow(model: Model, unit: Unit) -> bool:
     return any(off > 0 for off in model.outlying(unit).values())
+
+
+def _may_be_slow(model: Model, unit: Unit) -> bool:
+    return any(off > 0 for off in model.far_off(unit).values())
 
 
 def _answer(found: Sequence[Model]) -> Iterator[str]:
@@ -141,16 +149,31 @@ def _answer(found: Sequence[Model]) -> Iterator[str]:
         )
     for model in found:
         where, units = f" of {model.label}" if len(found) > 1 else "", count(len(model.judged), "unit")
-        off = [(unit, model.outlying(unit)) for unit in model.units]
-        outliers = sorted(((unit, own) for unit, own in off if own), key=lambda one: -max(map(abs, one[1].values())))
-        if model.judged and not outliers:
+        outliers, far = (
+            sorted(((unit, own) for unit in model.units if (own := which(unit))), key=lambda one: -_most(one[1]))
+            for which in (model.outlying, model.far_off)
+        )
+        if model.judged and not outliers and not far:
             yield f"None of {units}{where} stands out."
         for unit, own in outliers:
-            families = ", ".join(f"{signed(math.expm1(by))} latency in {family}" for family, by in own.items())
-            yield f"{unit.name} stands out of {units}{where}: {families}."
+            yield f"{unit.name} stands out of {units}{where}: {_latencies(own)}."
+        if far:
+            yield (
+                f"Far off among {units}{where}, but not apart from the others: "
+                f"{some([f'{unit.name} ({_latencies(own)})' for unit, own in far])}. That is a fault, or the end of "
+                "what units of this model differ by: look at clocks, power cap and temperature, and measure again."
+            )
         if silent := [unit.name for unit in model.units if not unit.latencies]:
             yield f"Nothing could be measured on {some(silent)}."
     yield from _not_judged(found)
+
+
+def _latencies(off: Mapping[Family, float]) -> str:
+    return ", ".join(f"{signed(stats.expm1(by))} latency in {family}" for family, by in off.items())
+
+
+def _most(off: Mapping[Family, float]) -> float:
+    return max(map(abs, off.values()), default=0.0)
 
 
 def _shared_wrong(found: Sequence[Model]) -> Iterator[str]:
@@ -203,7 +226,7 @@ def _machine(model: Model) -> Machine:
 
 
 def _limits(threshold: float) -> str:
-    return f"{signed(math.expm1(-threshold))} and {signed(math.expm1(threshold))}"
+    return f"{signed(stats.expm1(-threshold))} and {signed(stats.expm1(threshold))}"
 
 
 def _table(number: int, model: Model) -> Table:
@@ -244,12 +267,12 @@ def _rank(model: Model, unit: Unit) -> tuple[bool, bool, bool, float]:
 
 
 def _row(model: Model, unit: Unit) -> tuple[Entry, ...]:
-    outlying = model.outlying(unit)
+    outlying, far = model.outlying(unit), model.far_off(unit)
     figures: list[Entry] = []
     for family in model.families:
         off = model.off(unit, family)
-        style: Style = "" if family not in outlying else "bad" if outlying[family] > 0 else "warning"
-        figures.append("-" if off is None else Span(signed(math.expm1(off)), style))
+        style: Style = "bad" if outlying.get(family, 0) > 0 else "warning" if family in {*outlying, *far} else ""
+        figures.append("-" if off is None else Span(signed(stats.expm1(off)), style))
     facts = _readings(unit)
     compared = sum(map(len, model.families.values()))
     own = sum(key in unit.latencies for keys in model.families.values() for key in keys)
@@ -325,19 +348,21 @@ def _facts(found: Sequence[Model]) -> Iterator[Caution]:
         for family, judged in model.judgements.items():
             if judged:
                 units = count(len(model.units), "unit")
+                far = "" if judged.far == judged.threshold else f"is far off beyond {_limits(judged.far)}, and "
                 yield Caution(
                     f"{model.label}, {family}: units differ by {percent(judged.deviation)} (standard deviation, "
                     f"{percent(judged.own_share)} from these units, the rest from the table: {model.spread}).",
-                    f"With {units} one stands out beyond {_limits(judged.threshold)}; one that is "
-                    f"slower by {percent(math.expm1(judged.found))} is found 19 times of 20.",
+                    f"With {units} one {far}stands out beyond {_limits(judged.threshold)}; one that is slower by "
+                    f"{percent(stats.expm1(judged.found))} stands out 19 times of 20.",
                 )
 
 
 def _note(found: Sequence[Model]) -> str:
     judged = any(any(model.judgements.values()) for model in found)
     chance = (
-        f"Of reports on units that are all alike {percent(FALSE_ALARM)} name any outlier "
-        f"({count(found[0].tests, 'figure')}, Bonferroni). "
+        f"Of reports on units without a fault at most {percent(FALSE_ALARM)} name an outlier, also where a few units "
+        f"always differ more than the others (Student's t, {TAIL} degrees of freedom). Where units differ normally, at "
+        f"most {percent(FALSE_ALARM)} say that one is far off ({count(found[0].tests, 'figure')}, Bonferroni). "
     )
     return f"{chance if judged else ''}A model needs {LEAST} units, measured alike. docs/cluster.md"
 
@@ -363,18 +388,19 @@ def _plot(model: Model, family: str) -> Plot:
         Dot(
             (i + 0.5) / len(units),
             at(off),
-            group=int(abs(off) > judged.threshold),
-            tip=f"{unit.name}: {signed(math.expm1(off))}",
+            group=int(abs(off) > judged.far),
+            tip=f"{unit.name}: {signed(stats.expm1(off))}",
         )
         for i, (unit, off) in enumerate(zip(units, offs, strict=True))
     )
-    limits = (-judged.threshold, 0.0, judged.threshold)
+    ends = {judged.far, judged.threshold} if judged.threshold > 1.3 * judged.far else {judged.threshold}
+    limits = sorted({0.0, *ends, *(-end for end in ends)})
     return Plot(
-        f"{model.label}, {family}: latency against the median, and the thresholds",
+        f"{model.label}, {family}: latency against the median, with the limits of far off and outlier",
         dots,
         levels=tuple((0.0, 1.0, at(limit)) for limit in limits),
         x_labels=((0.0, units[0].name), (1.0, units[-1].name)),
-        y_labels=tuple((at(limit), signed(math.expm1(limit))) for limit in limits),
+        y_labels=tuple((at(limit), signed(stats.expm1(limit))) for limit in limits),
     )
 
 
@@ -385,8 +411,9 @@ def _data(model: Model) -> Iterator[dict[str, Any]]:
             "unit": unit.name,
             "uuid": unit.uuid,
             "model": model.label,
-            **{family.replace(" ", "_"): None if by is None else math.expm1(by) for family, by in off.items()},
+            **{family.replace(" ", "_"): None if by is None else stats.expm1(by) for family, by in off.items()},
             "outlier": ", ".join(model.outlying(unit)),
+            "far_off": ", ".join(model.far_off(unit)),
             "cells": len(unit.latencies),
             **_readings(unit),
             "wrong": len(unit.wrong),
@@ -403,8 +430,9 @@ def _model_data(model: Model) -> dict[str, Any]:
             family: {
                 "cells": len(model.families[family]),
                 "deviation": judged and judged.deviation,
-                "threshold": judged and math.expm1(judged.threshold),
-                "found": judged and math.expm1(judged.found),
+                "far": judged and stats.expm1(judged.far),
+                "threshold": judged and stats.expm1(judged.threshold),
+                "found": judged and stats.expm1(judged.found),
             }
             for family, judged in model.judgements.items()
         },

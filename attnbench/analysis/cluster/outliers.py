@@ -5,9 +5,19 @@
 card would find), and the units themselves, by Qn (Rousseeuw and Croux, "Alternatives to the Median Absolute Deviation",
 JASA 88, 1993), which up to half of them may spoil. With three units it is the table's, with hundreds their own.
 
-**The threshold** is Student's t at FALSE_ALARM over all units, families of cells and both directions (Bonferroni),
-times that deviation; the median of the model is not known exactly either, which widens it. Two units that differ tell
-nothing of which is off: LEAST units are needed.
+**Far off** is what lies beyond Student's t at FALSE_ALARM over all units, families of cells and both directions
+(Bonferroni), times that deviation; the median of the model is not known exactly either, which widens it. That is right
+for units whose differences are normal. Where a few always differ more (a heavy tail), one of them is likely far off.
+
+**An outlier** is far off and apart from the others: so many times as far from the median as the farthest unit that is
+no outlier, that a tail as heavy as that of Student's t with TAIL degrees of freedom shows it in FALSE_ALARM of reports.
+Where P(distance > x) falls as x^-TAIL, as that tail does, or faster, the largest distance is r times the second with a
+probability of at most r^-TAIL, as the logarithms of such distances are exponential (Renyi; David and Nagaraja, "Order
+Statistics", 3rd ed. 2003, section 2.5). No scale is needed for it, and two groups of units are not apart. The farthest
+of few units lie where the tail does not fall so fast yet, which n / (n - 2) allows for (simulated). At most a quarter
+of the units are outliers: more are another kind of unit.
+
+Two units that differ tell nothing of which is off: LEAST units are needed.
 """
 
 from __future__ import annotations
@@ -21,8 +31,9 @@ from attnbench.results.noise import Prior, moderated
 from attnbench.results.uncertainty import FREEDOM, MEDIAN
 
 LEAST = 3  # units of a model
-FALSE_ALARM = 0.01  # of a report on units that are all alike
-MEASURED_FREEDOM = 8.0  # of the table's entry for a device: that of the H200 is from nine cards of one method
+FALSE_ALARM = 0.01  # of a report on units of which none has a fault
+TAIL = 3  # degrees of freedom of the heaviest tail for which that holds
+OUTLIERS = 1 / 4  # of the units at most; one in any case
 OWN_FREEDOM = 0.8  # degrees of freedom of Qn, a unit after the first: its efficiency is 82 %
 LEAST_NOISE = 1e-3  # relative: what repeats better is not more alike for it
 FOUND = 1.645  # 95 % quantile of the normal distribution
@@ -35,32 +46,46 @@ class Judgement:
 
     middle: float
     deviation: float  # the standard deviation between units
-    threshold: float  # beyond it, on either side of the middle, is an outlier
+    far: float  # beyond it, on either side of the middle, a unit is far off
+    threshold: float  # beyond it, which is at least as much, an outlier
     own_share: float  # of the variance's degrees of freedom, that of the units themselves
 
     @property
     def found(self) -> float:
-        """By how much slower a unit is that is found in 95 % of such clusters."""
+        """By how much slower a unit is that is an outlier in 95 % of such clusters."""
         return self.threshold + FOUND * self.deviation
 
 
-def judge(figures: Sequence[float], table: float, measured: bool, tests: int) -> Judgement | None:
+def judge(figures: Sequence[float], table: float, tests: int) -> Judgement | None:
     """Return the judgement on units from the logarithm of each one's latency; None below LEAST units.
 
-    `table` is the standard deviation that the table states, `measured` on this device or assumed. `tests` is how many
-    units times families are judged in the report.
+    `table` is the standard deviation that the table states. `tests` is how many units times families are judged in the
+    report.
     """
     if len(figures) < LEAST:
         return None
     from scipy import special  # type: ignore[import-untyped]
 
-    prior = Prior(max(table, LEAST_NOISE) ** 2, MEASURED_FREEDOM if measured else FREEDOM)
+    # Units come in lots, so a table's entry may be half or twice what these differ by, also where it was measured.
+    prior = Prior(max(table, LEAST_NOISE) ** 2, FREEDOM)
     own = OWN_FREEDOM * (len(figures) - 1)
     variance, freedom = moderated(qn(figures) ** 2, own, prior)
     deviation = max(math.sqrt(variance), LEAST_NOISE)
     quantile = float(special.stdtrit(freedom, 1 - FALSE_ALARM / (2 * tests)))
-    of_middle = math.sqrt(1 + MEDIAN**2 / len(figures))
-    return Judgement(stats.median(figures), deviation, quantile * deviation * of_middle, own / freedom)
+    far = quantile * deviation * math.sqrt(1 + MEDIAN**2 / len(figures))
+    middle = stats.median(figures)
+    threshold = max(far, _apart([abs(figure - middle) for figure in figures], FALSE_ALARM * len(figures) / tests, far))
+    return Judgement(middle, deviation, far, threshold, own / freedom)
+
+
+def _apart(distances: Sequence[float], level: float, far: float) -> float:
+    """Return the distance from the median beyond which a unit is apart from those that are no outliers."""
+    units = len(distances)
+    ratio = math.pow(level, -1 / TAIL) * units / (units - 2)
+    ordered = sorted(distances, reverse=True)
+    outliers = range(max(1, int(OUTLIERS * units)), 0, -1)
+    first = next((n for n in outliers if ordered[n - 1] > max(far, ratio * ordered[n])), 1)
+    return ratio * ordered[first]
 
 
 def qn(values: Sequence[float]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -112,7 +112,7 @@ class Model:
     @cached_property
     def judgements(self) -> dict[Family, Judgement | None]:
         return {
-            family: judge([*figures.values()], self._table(self.families[family]), self.spread.measured, self.tests)
+            family: judge([*figures.values()], self._table(self.families[family]), self.tests)
             for family, figures in self.figures.items()
         }
 
@@ -134,10 +134,18 @@ class Model:
 
     def outlying(self, unit: Unit) -> dict[Family, float]:
         """Return the families in which a unit is an outlier, with how far off it is: slower is above 0."""
+        return self._beyond(unit, lambda judged: (judged.threshold, math.inf))
+
+    def far_off(self, unit: Unit) -> dict[Family, float]:
+        """Return the families in which a unit is far off and no outlier, with how far off it is."""
+        return self._beyond(unit, lambda judged: (judged.far, judged.threshold))
+
+    def _beyond(self, unit: Unit, limits: Callable[[Judgement], tuple[float, float]]) -> dict[Family, float]:
+        """Return the families in which a unit lies further from the middle than the first limit, up to the second."""
         found = {}
         for family, judged in self.judgements.items():
             off = self.off(unit, family)
-            if judged and off is not None and abs(off) > judged.threshold:
+            if judged and off is not None and limits(judged)[0] < abs(off) <= limits(judged)[1]:
                 found[family] = off
         return found
 

@@ -128,7 +128,7 @@ class Requests:
 def _room(machine: Machine) -> int:
     """Return the bytes that a device had free when its run began, which the driver's own part is not of."""
     device = machine.environment.device
-    return min(device.memory, device.free or device.memory)
+    return min(device.memory, device.free)
 
 
 def is_in_words(text: str) -> bool:
@@ -295,7 +295,7 @@ def _with(case: Case, batch: int, seqlen: int) -> Case:
 
 def _is_plain(case: Case) -> bool:
     plain = not case.is_ragged and not case.dropout_p and case.data == "normal" and case.layout == "native"
-    return plain and case.ranks == 1 and case.cache_dtype == AXES["cache_dtype"].usual
+    return plain and case.ranks == 1 and case.cache_dtype == AXES["cache_dtype"].usual and not case.step
 
 
 def _is_decode(case: Case) -> bool:

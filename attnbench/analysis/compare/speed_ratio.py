@@ -46,6 +46,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from attnbench.analysis.compare.machines import Card, Machine
+from attnbench.core import stats
 from attnbench.results.cells import Key
 from attnbench.results.uncertainty import MEDIAN, NORMAL, spread, student
 
@@ -93,8 +94,8 @@ def speed_ratio(
     log = ours.value - theirs.value if value is None else math.log(value)
     half = math.hypot(ours.half, theirs.half, _cards((reference, weights), (other, other_weights)), interpolation)
     known = abs(log) + half < 700  # finite, and so that exp has a number for it
-    low, high = (math.exp(log - half), math.exp(log + half)) if known else (None, None)
-    return Ratio(math.exp(log), low, high, tuple(sorted({*ours.sources, *theirs.sources})))
+    low, high = (stats.exp(log - half), stats.exp(log + half)) if known else (None, None)
+    return Ratio(stats.exp(log), low, high, tuple(sorted({*ours.sources, *theirs.sources})))
 
 
 def equal_weights(keys: Collection[Key]) -> Weights:

@@ -6,9 +6,9 @@
       - {name: prefill 8k, weight: 70%, seqlen: 8k, causal: true, pass: fwd, headdim: 128}
       - {name: training 4k, weight: 30%, seqlen: 4k, pass: [fwd, bwd], backend: "sdpa-*"}
 
-A part has the axes of a suite. It is one call of each case that fits them: its time t is the sum of their times, its
-work W the sum of their FLOPs. Each machine runs each case with its fastest backend, or with the fastest of those that
-the part's `backend` names.
+A part has the axes of a suite. It is one call of each case that fits them, but of no step of a whole model, whose time
+is not attention's alone: its time t is the sum of their times, its work W the sum of their FLOPs. Each machine runs
+each case with its fastest backend, or with the fastest of those that the part's `backend` names.
 
 - **time**: the weight is the part's share s of the time that the workload takes on the reference machine. Another
   machine takes T = sum of s t / t_ref of that time for the same work, so it is 1 / T times as fast: the harmonic mean
@@ -338,7 +338,9 @@ def _fastest_cells(
 
     Raises UserError where no case or no backend fits, with the axis that is to blame, and where the reference has none.
     """
-    cases = {case for machine in machines for case, _ in machine.log_rounds}
+    cases = {case for machine in machines for case, _ in machine.log_rounds if not case.step}
+    if not cases:
+        raise UserError(f"workload: {part.name!r} fits no case that was measured: all are steps of whole models")
     wanted = {case for case in cases if matches(part, case)}
     if not wanted:
         raise UserError(f"workload: {part.name!r} fits no case that was measured{_unmeasured_axis(part, cases)}")

@@ -83,11 +83,11 @@ def resolve(differences: Sequence[float], cases: int = 1) -> Resolution:
     half = float(special.stdtrit(n - 1, 1 - miss)) * math.sqrt(variance / n)
     return Resolution(
         noise=noise / math.sqrt(2),
-        difference=math.expm1(mean),
-        low=math.expm1(mean - half),
-        high=math.expm1(mean + half),
-        by_one_reading=math.expm1(noncentrality(degrees_of_freedom(n)) * total),
-        by_rounds=math.expm1(noncentrality(ROUNDS - 1) * total / math.sqrt(ROUNDS)),
+        difference=stats.expm1(mean),
+        low=stats.expm1(mean - half),
+        high=stats.expm1(mean + half),
+        by_one_reading=stats.expm1(noncentrality(degrees_of_freedom(n)) * total),
+        by_rounds=stats.expm1(noncentrality(ROUNDS - 1) * total / math.sqrt(ROUNDS)),
     )
 
 

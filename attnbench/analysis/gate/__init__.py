@@ -2,11 +2,14 @@
 
     judge.py              from two runs to findings and the verdict on the whole
     run_differences.py    what differs between two runs that a gate does not compare unless it is expected
+    baseline_runs.py      which of several runs of a baseline count, and which of their cells
     cell_states.py        cells that are missing, failing or working where they did not before
     metric_findings.py    the metrics of all other cells, decided together
     round_values.py       one value per round of each metric
     margins.py            how large a change must be to matter, per metric and cell
     hypothesis_tests.py   the statistics: improved, unchanged, regressed or inconclusive
+    run_effects.py        what all rounds of a run have in common: of all cells, of one, and of controls
+    first_calls.py        first calls that empty caches explain
     disturbed_rounds.py   rounds in which something else disturbed many cells
     two_speeds.py         cells that jump between two speeds, and what they make likely
     repeated_looks.py     the statistics of an A/B, which is judged again and again

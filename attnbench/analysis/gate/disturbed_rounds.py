@@ -1,12 +1,12 @@
-"""Rounds in which something else disturbed many cells: found in the data, and left out.
+"""Rounds in which something else disturbed many cells, which a reader is told of first.
 
 A value lies apart where it is further from the median of its cell's rounds than half the cell's margin. If the rounds
 of a run are alike, such values fall on them by chance: of k in n rounds, one round has Binomial(k, 1/n). A round that
 has more, with a probability below CHANCE for all rounds of the run together (Bonferroni), was disturbed. What a cell
 does by itself (two speeds, a rare slow process) spreads over the rounds and is left to the variance.
 
-The whole round is left out, in all cells: to leave out only the values that lie apart would make the others look
-quieter than they are. The degrees of freedom are those of the rounds that are left.
+No round is left out: a build that is slow in some of its processes would pass. What such a round makes doubtful stays
+inconclusive, until it is measured again.
 """
 
 from __future__ import annotations

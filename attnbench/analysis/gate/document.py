@@ -62,7 +62,7 @@ COLUMNS = (
     Column("rounds", wrap=False),
     Column(""),  # the reason
 )
-LISTED = 100  # rows in markdown; a comment on GitHub holds 65,536 characters
+_SAID = {"inconclusive": "not decided", "not judged": "not judged, of too few rounds", "wrong": "wrong"}
 
 
 def document_of(judgement: Judgement, every: bool = False, command: str = "gate") -> Document:
@@ -76,7 +76,7 @@ def document_of(judgement: Judgement, every: bool = False, command: str = "gate"
     return Document(
         command=command,
         title=f"Suite {judgement.current.suite} on {' and '.join(m.label for m in machines)}",
-        answer=doubt([judgement.baseline, judgement.current]),
+        answer=(_answer(judgement), *judgement.first, *doubt([judgement.baseline, judgement.current])),
         machines=machines,
         lead=_lead(judgement),
         blocks=(_table(shown),) if shown else (),
@@ -85,6 +85,37 @@ def document_of(judgement: Judgement, every: bool = False, command: str = "gate"
         appendix=rounds_section(shown),
         data=_data(judgement),
     )
+
+
+def _answer(judgement: Judgement) -> str:
+    """Return the verdict in a sentence: which metrics moved in how many cells, the worst of them, and both commits."""
+    word = OUTCOMES[judgement.exit_code][0]
+    commits = [run.environment.git for run in (judgement.baseline, judgement.current)]
+    between = f" ({commits[0]} -> {commits[1]})" if all(commits) and commits[0] != commits[1] else ""
+    counted = [f for f in judgement.findings if judgement.exit_code_of(f) == judgement.exit_code != EXIT_PASS]
+    cells = count(len({(f.case, f.backend) for f in judgement.findings}), "cell")
+    if judgement.refused:
+        return f"{word}: {judgement.refused[0].what}{between}."
+    if not counted:
+        metrics = ", ".join(
+            dict.fromkeys(f.metric for f in judgement.findings if f.metric and not judgement.let_pass(f))
+        )
+        return f"{word}: none of {cells} is worse by its margin, in {metrics or 'what works and fails'}{between}."
+    parts = []
+    for (metric, verdict), some in _grouped(counted).items():
+        worst = some[0]
+        name = f"{metric} of " if metric else ""
+        said = f"{name}{len(some)} of {cells} {_SAID.get(verdict, verdict)}"
+        change = f" {signed(worst.decision.change)} ({interval(worst.decision)})" if worst.decision else ""
+        parts.append(f"{said}, {'at worst' if len(some) > 1 else 'which is'} {worst.name}{change}")
+    return f"{word}: {'; '.join(parts)}{between}."
+
+
+def _grouped(findings: Iterable[Finding]) -> dict[tuple[str | None, str], list[Finding]]:
+    found: dict[tuple[str | None, str], list[Finding]] = {}
+    for f in findings:
+        found.setdefault((f.metric, f.word), []).append(f)
+    return found
 
 
 def headline(judgement: Judgement) -> str:
@@ -121,9 +152,10 @@ def _is_listed(judgement: Judgement, finding: Finding) -> bool:
 
 def _machines(judgement: Judgement) -> tuple[Machine, ...]:
     before, after = ((run.environment.device.name, run.started) for run in (judgement.baseline, judgement.current))
+    runs = f"{1 + len(judgement.earlier)} runs, the latest of " if judgement.earlier else ""
     if before[0] == after[0]:
-        return (Machine(before[0], f"baseline of {before[1]}, current of {after[1]}"),)
-    return Machine(before[0], f"baseline of {before[1]}"), Machine(after[0], f"current of {after[1]}")
+        return (Machine(before[0], f"baseline of {runs}{before[1]}, current of {after[1]}"),)
+    return Machine(before[0], f"baseline of {runs}{before[1]}"), Machine(after[0], f"current of {after[1]}")
 
 
 def _lead(judgement: Judgement) -> tuple[Paragraphs, ...]:
@@ -145,7 +177,6 @@ def _table(findings: Sequence[Finding]) -> Table:
         columns=tuple(COLUMNS[i] for i in filled),
         rows=tuple(tuple(row[i] for i in filled) for row in rows),
         narrow=Paragraphs(tuple(lines), indent=4),
-        listed=LISTED,
     )
 
 
@@ -194,9 +225,11 @@ def _data(judgement: Judgement) -> dict[str, Any]:
         "not_counted": dict(Counter(f.verdict for f in judgement.findings if judgement.let_pass(f))),
         "heading": list(judgement.heading),
         "baseline": _run_data(judgement.baseline),
+        "earlier": [_run_data(run) for run in judgement.earlier],
         "current": _run_data(judgement.current),
         "expected": _difference_data(judgement.expected),
         "refused": _difference_data(judgement.refused),
+        "first": list(judgement.first),
         "notes": list(judgement.notes),
         "findings": [_finding_data(f) for f in judgement.findings],
     }
@@ -218,7 +251,14 @@ def _difference_data(found: Sequence[Difference]) -> list[dict[str, Any]]:
 
 
 def _finding_data(f: Finding) -> dict[str, Any]:
-    figures = {"change": "change", "low": "low", "high": "high", "noise": "noise", "more_rounds": "more"}
+    figures = {
+        "change": "change",
+        "low": "low",
+        "high": "high",
+        "level": "level",
+        "noise": "noise",
+        "more_rounds": "more",
+    }
     return {
         "case": f.case.key,
         "backend": f.backend,

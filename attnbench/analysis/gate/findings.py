@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -98,11 +99,20 @@ def interval(decision: Decision) -> str:
     if low is None or high is None:
         return "unknown"
     if 1 + high <= FAR * (1 + decision.change):
-        return f"{signed(low)} to {signed(high)}"
+        return f"{signed(low)} to {signed(high)}{_level(decision)}"
     least, most = _end(low), _end(high)
     if least == most:
         return least
-    return f"{least} to {most}" if "%" in least + most else "not known"
+    return f"{least} to {most}{_level(decision)}" if "%" in least + most else "not known"
+
+
+def _level(decision: Decision) -> str:
+    """Return the confidence of an interval: " at 90%"; to three digits of what is missing from all, rounded down."""
+    if decision.level is None:
+        return ""
+    missing = round(100 * (1 - decision.level), 6)
+    places = max(0, 1 - math.floor(math.log10(missing))) if 0 < missing < 10 else 0
+    return f" at {math.floor(round((100 - missing) * 10**places, 3)) / 10**places:.{places}f}%"
 
 
 def _end(change: float) -> str:

@@ -4,8 +4,9 @@
 value is the logarithm of what was measured, larger is worse. The change of a cell is the difference d of the two sides'
 means. Its squared error se^2 is the sum of three parts:
 
-- of the rounds: s^2 (1/n + 1/m), with s and its degrees of freedom from noise.py;
-- between runs: from noise.py;
+- of the rounds: s^2 (1/n + 1/m), with s and its degrees of freedom from noise.py; beside several runs of a baseline the
+  current run's own s where it is larger;
+- between runs: from run_effects.py;
 - of a timer that counts in steps q: q^2 / 12 on either side, however many rounds tie, and s^2 is q^2 / 12 at least (the
   rectangular distribution of a reading: JCGM 100:2008, "Guide to the expression of uncertainty in measurement",
   F.2.2.1).
@@ -14,7 +15,9 @@ d / se has nearly Student's distribution, with the degrees of freedom of Welch a
 
 **The margin** M = ln(1 + margin) is what a change must exceed to matter. It stands in the hypotheses:
 
-- regressed: d <= M is rejected. p = P(T > (d - M) / se), of all cells and metrics together by Benjamini and Hochberg's
+- regressed: d <= M is rejected, for d as it is and for d less what all cells have in common (run_effects.py), which may
+  be the machine's; or for d as it is, with the variance of the common part between runs in se^2.
+  p = P(T > (d - M) / se), of all cells and metrics together by Benjamini and Hochberg's
   step-up procedure at a false discovery rate of FDR = 1 %. So of the regressions reported at most 1 % are expected to
   lie within the margin, and where nothing has worsened beyond it at most 1 % of gates report any, however large the
   noise between rounds. Benjamini and Hochberg, JRSS B 57(1), 1995; cells that share the state of a machine depend
@@ -23,9 +26,10 @@ d / se has nearly Student's distribution, with the degrees of freedom of Welch a
 - unchanged: d <= -M and d >= M are both rejected at 5 % (two one-sided tests: Schuirmann, Journal of Pharmacokinetics
   and Biopharmaceutics 15, 1987). So a cell that is slower by the margin or more is called unchanged in at most 5 % of
   the cases. No correction for many cells: that all are unchanged is claimed only where each is shown to be, an
-  intersection-union test (Berger, Technometrics 24(4), 1982). What all cells moved by together (the median, if it is
-  within the margin) may be the machine and not the code, so it must hold with and without that.
-- inconclusive: none of these; or a change that cells with two speeds make too likely (two_speeds.py).
+  intersection-union test (Berger, Technometrics 24(4), 1982). It must hold with and without what all cells moved by
+  together. A cell with SLOW_ROUNDS rounds that are slower by about the margin is not called unchanged.
+- inconclusive: none of these; or a change that cells with two speeds make too likely (two_speeds.py), or as large as
+  those that cells show between runs of the baseline (run_effects.py).
 
 Rounds that differ by their place in a run (the first one may fill a cache for the others) are compared in pairs: d is
 the mean of the pairs' differences.
@@ -61,7 +65,7 @@ Verdict = Literal["improved", "unchanged", "regressed", "inconclusive"]
 FDR = 0.01
 EQUIVALENCE = 0.05
 SLOW_ROUNDS = 2  # of the current run that are slower by NEARLY the margin: such a cell is not called unchanged
-NEARLY = 0.9
+NEARLY = 0.95
 POWER = 0.80  # the probability with which the rounds that are asked for would decide
 MORE_ROUNDS = (*range(1, 21), 25, 30, 40, 50, 70, 100)  # numbers of additional rounds that may be asked for
 
@@ -106,6 +110,7 @@ class Decision:
     more: int | None = None  # if inconclusive: rounds a side to add; None where even 100 would hardly decide
     between: float = 0.0  # standard deviation of a change between runs, beyond what rounds show
     jumping: int = 0  # if these many cells with two speeds are why it is inconclusive
+    level: float | None = None  # confidence of the interval; None where it is exact
     jumped: int = 0  # if these many cells that differ as much between runs of the baseline are
     slow_rounds: int = 0  # if it lies within the margin, and these many rounds do not
 
@@ -178,8 +183,9 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
 
         And which of them rest on the change as it is, where what all cells have in common may be the code's.
         """
-        apart = np.maximum(p_beyond(sign * change - margin), p_beyond(sign * net - margin))
-        alone = np.where(controlled, 1.0, p_beyond(sign * change - margin, whole, of_whole))
+        raw = p_beyond(sign * change - margin)
+        apart = np.maximum(raw, p_beyond(sign * net - margin))
+        alone = np.where(controlled, 1.0, np.maximum(raw, p_beyond(sign * change - margin, whole, of_whole)))
         return np.minimum(apart, alone), alone < apart
 
     noisy = known & ~exact
@@ -192,7 +198,7 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     tail = np.where(change > margin, tail_worse, np.where(change < -margin, tail_better, EQUIVALENCE * share))
     as_is = np.where(change > margin, worse_alone & regressed, better_alone & improved)
     half = np.where(exact, 0.0, special.stdtrit(joint, 1 - tail) * error)
-    half_as_is = np.where(exact, 0.0, special.stdtrit(of_whole, 1 - tail) * whole)
+    half_as_is = np.maximum(half, np.where(exact, 0.0, special.stdtrit(of_whole, 1 - tail) * whole))
     lower = np.where(exact | as_is, change - np.where(as_is, half_as_is, half), lowest - half)
     upper = np.where(exact | as_is, change + np.where(as_is, half_as_is, half), highest + half)
     crosses = held | off
@@ -206,7 +212,8 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     distance = np.abs(np.where(np.abs(change) > margin, np.abs(change), apart) - margin)
     columns = (n, m, paired, distance, tail, *parts)
     more = dict(zip(undecided.tolist(), _more_rounds(*(column[undecided] for column in columns)), strict=True))
-    figures = (column.tolist() for column in (verdicts, np.expm1(change), low, high, np.sqrt(variance), known, between))
+    shown = (verdicts, np.expm1(change), low, high, np.sqrt(variance), known, between, exact, tail)
+    figures = (column.tolist() for column in shown)
     return [
         Decision(
             verdict,
@@ -217,10 +224,13 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
             more=jumping[i][1] if i in jumping else more.get(i),
             between=math.sqrt(between),
             jumping=jumping[i][0] if i in jumping else 0,
+            level=None if is_exact or not known else 1 - 2 * beyond,
             jumped=int(jumped[i]) if off[i] and verdict == "inconclusive" else 0,
             slow_rounds=int(slow[i]) if within[i] and verdict == "inconclusive" else 0,
         )
-        for i, (verdict, change, low, high, noise, known, between) in enumerate(zip(*figures, strict=True))
+        for i, (verdict, change, low, high, noise, known, between, is_exact, beyond) in enumerate(
+            zip(*figures, strict=True)
+        )
     ]
 
 

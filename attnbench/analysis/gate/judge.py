@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from attnbench.analysis.gate import ab_files, baseline_runs, notes, run_differences
+from attnbench.analysis.gate import ab_files, baseline_runs, first_calls, notes, run_differences
 from attnbench.analysis.gate.cell_states import compare_states, worked_in_neither
 from attnbench.analysis.gate.findings import Finding, Verdict, full_name, in_order
 from attnbench.analysis.gate.margins import RULES, Margins, between_units
@@ -55,6 +55,7 @@ class Judgement:
     refused: tuple[Difference, ...] = ()  # the other differences; if there are any, only wrong results are findings
     notes: tuple[str, ...] = ()
     heading: tuple[str, ...] = ()  # how an A/B was measured
+    first: tuple[str, ...] = ()  # what a reader must know before the figures: rounds that differ, or were repeated
     earlier: tuple[Run, ...] = ()  # further runs of the baseline that are compared with too
 
     def count(self, verdict: Verdict) -> int:
@@ -101,9 +102,9 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
     expected, refused, idle, told = split_differences(baseline, current, request.expect)
     in_turns = ab_files.in_turns(baseline, current)
     heading = ab_files.heading(baseline, current) if in_turns else ()
-    compared = ab_files.whole_pairs(baseline, current) if in_turns else (baseline, current)
-    beside = together(compared)
-    before, after = (by_key(cells([run], beside=beside)) for run in compared)
+    whole = ab_files.whole_pairs(baseline, current) if in_turns else (baseline, current)
+    beside = together(whole)
+    before, after = (by_key(cells([run], beside=beside)) for run in whole)
     planned = {(job.case, job.backend) for job in run_file.missing(current)}
     of_cells, pairs, not_compared = compare_states(before, after, planned, in_turns, request.allow_wrong)
     wrong = [f for f in of_cells if f.verdict == "wrong"]
@@ -122,7 +123,9 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
     further = [baseline_runs.comparable_cells(run, baseline) for run in earlier]
     of_metrics, early = metric_findings(pairs, request.metrics, margins, in_turns, further, controls)
     if in_turns:
-        of_metrics, early = ab_files.before_the_first_look(of_metrics)
+        of_metrics, aside = ab_files.before_the_first_look(of_metrics)
+    else:
+        of_metrics, aside = first_calls.set_aside(of_metrics, baseline, current)
     findings = in_order([*of_cells, *of_metrics])
     if pairs and "cycles" in request.metrics and "cycles" not in {f.metric for f in findings}:
         raise UserError("cycles: no cell has a reading of the held clock in both runs; compare --metric latency")
@@ -134,21 +137,23 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
     said = [
         *(f"--expect {name}: nothing differs there; is this the run that was meant?" for name in idle),
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
-        *early,
+        *aside,
         *left,
+        *(() if in_turns else notes.runs(1 + len(earlier), controls)),
         *notes.approximations(after.values()),
         *notes.unmeasured(findings),
         *notes.timed(findings, in_turns, baseline.policy.burst_s),
         *not_compared,
         *notes.incomplete("baseline", baseline),
         *notes.incomplete("current run", current),
-        *notes.units(margins, current),
+        *notes.units(margins, baseline, current),
+        *notes.age(baseline, current),
         *notes.ceilings(before.values(), after.values()),
         *told,
     ]
-    return Judgement(
-        baseline, current, request, findings, tuple(expected), notes=tuple(said), heading=heading, earlier=earlier
-    )
+    first = (*early, *notes.repeated("baseline", baseline), *notes.repeated("current run", current))
+    compared = Judgement(baseline, current, request, findings, tuple(expected), notes=tuple(said), heading=heading)
+    return replace(compared, first=first, earlier=earlier)
 
 
 def split_differences(

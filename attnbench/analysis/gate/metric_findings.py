@@ -133,7 +133,7 @@ def _remedy(test: Rounds, decision: Decision) -> str:
         return "too few rounds to know its noise"
     more = decision.more and f"{count(decision.more, 'more round')} a side"
     if decision.slow_rounds:
-        return f"{count(decision.slow_rounds, 'round')} of the current run slower by the margin, the others are not"
+        return f"{decision.slow_rounds} of {len(test.current)} rounds of the current run are slower by about the margin"
     if decision.jumped:
         return f"{count(decision.jumped, 'cell')} differed by a third of that or more between runs of the baseline"
     if decision.jumping:
@@ -144,4 +144,6 @@ def _remedy(test: Rounds, decision: Decision) -> str:
         return f"the timer counts in steps of {percent(test.step)} of it, too coarse for this margin"
     if decision.between > test.margin / 4:
         return "no more rounds would settle it: it differs by as much between runs (see the note)"
-    return f"over {MORE_ROUNDS[-1]} more rounds a side: it lies at the margin, or is too noisy"
+    noise = decision.noise / math.sqrt(len(test.current))
+    where = "lies at the margin" if abs(abs(decision.change) - test.margin) < noise else "is too noisy for the margin"
+    return f"it {where}: over {MORE_ROUNDS[-1]} more rounds a side"

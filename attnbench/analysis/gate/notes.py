@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Sequence
 
 from attnbench.analysis.gate.findings import TIMED, Finding, signed
 from attnbench.analysis.gate.margins import Margins
+from attnbench.analysis.gate.run_effects import SEVERAL
 from attnbench.core import stats
 from attnbench.core.formats import FAR, percent
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
 from attnbench.results import run_file, uncertainty
 from attnbench.results.cells import Cell
+from attnbench.results.run_setup import seconds_started
 
 ROUNDS = 5  # a side, for which docs/gate.md states the error rates
 ALIKE = 1.1  # how far ceilings of quiet runs lie apart at most
+OLD = 90  # days
 TOGETHER = 10  # cells, from which on a change that they have in common is worth a note
 
 
@@ -75,7 +79,7 @@ def _between_runs(judged: Sequence[Finding], margin: float) -> list[str]:
     return [
         f"Cells differ between the runs by {percent(between)} (standard deviation) beyond what rounds show, slower and "
         "faster alike: either most cells changed, or no run is like another. The verdicts allow for it, more rounds do "
-        "not lessen it; a new baseline run against the old one tells which, and attnbench ab measures both in turns."
+        "not lessen it; more runs of the baseline tell (baseline save --add), or attnbench ab, which measures in turns."
     ]
 
 
@@ -99,6 +103,34 @@ def _one_round(judged: Sequence[Finding]) -> str:
     )
 
 
+def runs(number: int, controls: Collection[str]) -> list[str]:
+    """Return what shows what runs differ by as a whole: runs of the baseline, and backends that did not change."""
+    beside = f"; {some(sorted(controls))} did not change and show it too" if controls else ""
+    if number >= SEVERAL:
+        return [f"What runs differ by as a whole is taken from {number} runs of the baseline{beside}."]
+    few = "One run" if number == 1 else "Two runs"
+    return [
+        f"{few} of the baseline cannot show what runs differ by as a whole{beside}; "
+        f"with {SEVERAL} the verdict allows for it: attnbench baseline save RUN --add."
+    ]
+
+
+def repeated(side: str, run: Run) -> list[str]:
+    """Return a note on rounds of which cells were measured again after they worked; the later figures count."""
+    worked, again = set[Hashable](), Counter[int]()
+    for record in run.records:
+        key = record.case, record.backend, record.round
+        again[record.round] += key in worked
+        if record.status == "ok":
+            worked.add(key)
+    told = [f"round {n} in {count(number, 'cell')}" for n, number in sorted(again.items()) if number]
+    return (
+        [f"The {side} has figures that were measured again, of which the later count: {', '.join(told)}."]
+        if told
+        else []
+    )
+
+
 def incomplete(side: str, run: Run) -> list[str]:
     """Return a note on a run that was interrupted. A saved baseline has no plan, and an A/B no further one."""
     left = run_file.missing(run)
@@ -108,14 +140,31 @@ def incomplete(side: str, run: Run) -> list[str]:
     return [f"The {side} is incomplete: {number} not measured. Finish it with attnbench run --resume, and gate again."]
 
 
-def units(margins: Margins, current: Run) -> list[str]:
-    """Return a note on runs of two units of one GPU model."""
+def units(margins: Margins, baseline: Run, current: Run) -> list[str]:
+    """Return a note on runs of two units of one GPU model, or of which it is not known whether they are of two."""
     if not margins.units:
         return []
+    sides = {"baseline": baseline.environment.device.uuid, "current run": current.environment.device.uuid}
+    unknown = [side for side, uuid in sides.items() if uuid is None]
+    whose = "The runs are of two units of this GPU model"
+    if unknown:
+        whose = f"The runs may be of two units of this GPU model, as the {unknown[0]} has no UUID"
     return [
-        "The runs are of two units of this GPU model, and cells of two units differ by up to "
-        f"{percent(margins.units)}, which no round shows ({uncertainty.spread(current.environment.device)}). A smaller "
-        "margin of latency counts as that; for a smaller one measure the baseline on this unit too."
+        f"{whose}, and cells of two units differ by up to {percent(margins.units)}, which no round shows "
+        f"({uncertainty.spread(current.environment.device)}). A smaller margin of latency counts as that; for a "
+        f"smaller one measure the baseline on this unit{'' if unknown else ' too'}."
+    ]
+
+
+def age(baseline: Run, current: Run) -> list[str]:
+    """Return a note on a baseline that was measured long before the current run."""
+    then, now = seconds_started(baseline), seconds_started(current)
+    days = 0 if then is None or now is None else int((now - then) / 86400)
+    if days < OLD:
+        return []
+    return [
+        f"The baseline is of {baseline.started[:10]}, {days} days before the current run: a driver, a compile cache or "
+        "a card may have changed unseen since. Measure it again."
     ]
 
 

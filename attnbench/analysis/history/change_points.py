@@ -1,4 +1,6 @@
-"""Where the level of a series changes.
+"""Where the level of a series changes, by how much, and how sure the place is.
+
+Whether it changed at all is decided before (change_tests.py); here is what describes it.
 
 **The search** is ruptures': PELT (Killick, Fearnhead and Eckley, "Optimal detection of changepoints with a linear
 computational cost", JASA 107, 2012) finds the steps that lower the squared error of the logarithms most, each step
@@ -8,14 +10,21 @@ costing a penalty. A level lasts for LEAST runs or longer: what one run shows an
 other, from their median absolute deviation, so that steps and a creep are not taken for it. That is little for a short
 series, so it is moderated (results/noise.py) by that of the median cell of the unit, which is at least what the runs'
 own uncertainty says (results/uncertainty.py): runs may differ as a whole, and what one unit's cells have in common
-shows it. For the search a value that is further than three standard deviations from the median of the seven runs around
-it is cut to that (Hampel's filter), so that one bad run is not two steps. Levels are medians of what was measured.
+shows it. Where each run keeps a share rho of what the last one was off by, means vary as if the noise were
+sqrt(1 + rho) / (1 - rho) times that. For the search a value that is further than three standard deviations from the
+median of the seven runs around it is cut to that (Hampel's filter), so that one bad run is not two steps. Levels are
+medians of what was measured.
 
-**The penalty** is the square of Student's t, at FALSE_ALARM over all cells and all places of a step (Bonferroni).
+**The penalty** is the square of Student's t, at FALSE_ALARM over all places of a step in the cell (Bonferroni).
+
+**The place** is the run from which on the level after a step fits better than the one before. All places that fit
+nearly as well (SURE) may be it: the change is between the run before the first of them and the last. A level that began
+less than LEAST runs ago is not told: it may be bad runs. That it may be a new level is said where they are further off
+than any run of the level, and beyond Student's t at FALSE_ALARM over all runs of all cells.
 
 **A creep** is a series that a straight line over the runs describes better than steps, by the Bayesian information
-criterion (a step costs two parameters, a line one). The line is that of Theil and Sen, from medians of slopes, and no
-error counts as more than three standard deviations.
+criterion (a step costs two parameters, a line one), and that leads where the steps do. The line is that of Theil and
+Sen, from medians of slopes, and no error counts as more than three standard deviations.
 """
 
 from __future__ import annotations
@@ -26,6 +35,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from attnbench.analysis.history.change_tests import FALSE_ALARM, LEAST, MIN_RUNS
 from attnbench.core import stats
 from attnbench.core.errors import UserError
 from attnbench.results.noise import Prior, moderated
@@ -34,10 +44,8 @@ from attnbench.results.uncertainty import FREEDOM, MEDIAN, NORMAL
 if TYPE_CHECKING:
     from attnbench.results.noise import Floats
 
-LEAST = 3  # runs of a level
-MIN_RUNS = 2 * LEAST
-FALSE_ALARM = 0.01  # of a history without changes, all its cells together
 LEAST_NOISE = 1e-4  # relative: a clock's resolution, and all that a simulated device has
+SURE = 2 * math.log(2 / 0.01)  # of squared errors in units of the noise: 99 % of places are within it
 _FREEDOM = 0.25  # degrees of freedom of the noise a difference: a median deviation of dependent values tells little
 _NEAR = 7  # runs, for the median around a run
 _FAR = 3.0  # standard deviations
@@ -47,9 +55,18 @@ _FAR = 3.0  # standard deviations
 class Change:
     """A change of level, relative to the level before it."""
 
-    at: int  # the first run after it
+    at: int  # the likeliest first run after it
+    first: int  # the earliest run that may be the first after it
+    last: int  # the latest
     change: float
-    half: float  # half the 95 % interval of `change`
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Runs at the end that may have begun a level, too few to tell."""
+
+    at: int
+    change: float  # relative to the last level
 
 
 @dataclass(frozen=True)
@@ -58,73 +75,86 @@ class Levels:
 
     runs: int
     starts: tuple[int, ...]  # of the levels: 0, then the runs of `changes`
-    levels: tuple[float, ...]  # in seconds
+    levels: tuple[float, ...]  # in the unit of the metric
     changes: tuple[Change, ...]
-    half: float  # half the 95 % interval between the first level and the last, a logarithm
+    deviation: float  # the standard deviation of a run, a logarithm
+    quantile: float  # how many of it half the 95 % interval of a level of one run is
     creep: float | None  # by which factor less 1 it changes a run, where that describes it better than steps
-    detectable: float  # the step in the middle of the runs that is found in 95 % of series
+    pending: Pending | None
 
-    @property
-    def total(self) -> float:
-        """The change from the first level to the last, or over the whole creep."""
+    def half(self, before: int, after: int) -> float:
+        """Return half the 95 % interval between two levels, by their numbers; a logarithm."""
+        lengths = [end - start for start, end in pairwise((*self.starts, self.runs))]
+        return self.quantile * self.deviation * math.sqrt(1 / lengths[before] + 1 / lengths[after])
+
+    def total(self, since: int = 0) -> float:
+        """Return the change from the level of a run to the last level, or over that part of the creep."""
         if self.creep is not None:
-            return float((1 + self.creep) ** (self.runs - 1)) - 1
-        return self.levels[-1] / self.levels[0] - 1
+            return float((1 + self.creep) ** (self.runs - 1 - since)) - 1
+        return self.levels[-1] / self.levels[self.level_of(since)] - 1
 
-    @property
-    def came_back(self) -> bool:
-        """Whether it changed, and its last level is not shown to differ from its first."""
-        return bool(self.changes) and self.creep is None and abs(math.log1p(self.total)) <= self.half
+    def came_back(self, since: int = 0) -> bool:
+        """Return whether it changed since a run, and its last level is not shown to differ from the one of then."""
+        level = self.level_of(since)
+        if self.creep is not None or level == len(self.levels) - 1:
+            return False
+        return abs(math.log1p(self.total(since))) <= self.half(level, -1)
+
+    def level_of(self, run: int) -> int:
+        """Return the number of the level that a run is of."""
+        return max(i for i, start in enumerate(self.starts) if start <= run)
 
 
-def levels(seconds: Sequence[float], prior: Prior, cells: int) -> Levels | None:
+def levels(
+    values: Sequence[float],
+    prior: Prior,
+    cells: int,
+    *,
+    changed: bool = True,
+    kept: float = 0.0,
+    least: float = LEAST_NOISE,
+) -> Levels | None:
     """Return the levels of a series of MIN_RUNS runs or more, one of `cells` in a history; None of a shorter one.
 
-    `prior` is what the noise of its unit's cells has in common. Raises UserError without ruptures.
+    `prior` is what the noise of its unit's cells has in common, `least` the least noise that a run has, and `kept` the
+    rho of change_tests.py. A series that has not `changed` has one level. Raises UserError without ruptures.
     """
-    if len(seconds) < MIN_RUNS:
+    if len(values) < MIN_RUNS:
         return None
     import numpy as np
     from scipy import stats as distributions  # type: ignore[import-untyped]
 
-    try:
-        import ruptures
-    except ImportError as error:
-        raise UserError(f"history needs ruptures ({error}): pip install 'attnbench[history]'") from None
-    variance, freedom = moderated(own_variance(seconds), _FREEDOM * (len(seconds) - 1), prior)
-    noise = max(math.sqrt(variance), LEAST_NOISE)
-    scaled = np.log(seconds) / noise
-    near = [stats.median(scaled[max(0, i - _NEAR // 2) : i + _NEAR // 2 + 1].tolist()) for i in range(len(scaled))]
-    cut = np.clip(scaled, np.subtract(near, _FAR), np.add(near, _FAR))
-    critical = float(distributions.t.isf(FALSE_ALARM / (2 * cells * len(scaled)), freedom))
-    ends = ruptures.Pelt(model="l2", min_size=LEAST, jump=1).fit(cut[:, None]).predict(pen=critical**2)
-    starts = [0, *ends[:-1]]
-    parts = [scaled[start:end] for start, end in zip(starts, ends, strict=True)]
-    middles = [float(np.median(part)) for part in parts]
-    quantile = float(distributions.t.isf(0.025, freedom))
-
-    def half(before: int, after: int) -> float:
-        return quantile * noise * MEDIAN * math.sqrt(1 / len(parts[before]) + 1 / len(parts[after]))
-
+    variance, freedom = moderated(own_variance(values), _FREEDOM * (len(values) - 1), prior)
+    noise = max(math.sqrt(variance * (1 + kept)) / (1 - kept), least)
+    scaled = np.log(values) / noise
+    critical, of_all = (
+        float(distributions.t.isf(FALSE_ALARM / (2 * number * len(scaled)), freedom)) for number in (1, cells)
+    )
+    steps = _found(scaled, critical) if changed else []
+    creep = _creep(scaled, [0, *steps])
+    starts, places = ([0, *steps], [(step, step) for step in steps]) if creep else _settled(scaled, steps)
+    middles = _middles(scaled, starts)
+    quantile = float(distributions.t.isf(0.025, freedom)) * MEDIAN
+    start, slope = creep or (middles[-1], 0.0)
+    described = start + slope * np.arange(len(scaled), dtype=float)
     changes = [
-        Change(starts[i], math.expm1(noise * (middles[i] - middles[i - 1])), half(i - 1, i))
-        for i in range(1, len(parts))
+        Change(start, *place, stats.expm1(noise * (after - before)))
+        for start, place, (before, after) in zip(starts[1:], places, pairwise(middles), strict=True)
     ]
-    left = sum(_error(part - middle) for part, middle in zip(parts, middles, strict=True))
-    creep = _creep(scaled, left, len(changes))
     return Levels(
         len(scaled),
         tuple(starts),
-        tuple(math.exp(noise * middle) for middle in middles),
+        tuple(stats.exp(noise * middle) for middle in middles),
         tuple(changes),
-        half(0, -1),
-        None if creep is None else math.expm1(creep * noise),
-        math.expm1((critical + 1.645) * noise * 2 / math.sqrt(len(scaled))),
+        noise,
+        quantile,
+        None if creep is None else stats.expm1(slope * noise),
+        _pending(scaled, described, starts[-1] if creep is None else 0, of_all, noise),
     )
 
 
 def prior_of(cells: Sequence[Sequence[float]], halves: Sequence[float | None]) -> Prior:
-    """Return what the noise of a unit's cells has in common: that of the median cell, from the seconds of each.
+    """Return what the noise of a unit's cells has in common: that of the median cell, from the values of each.
 
     `halves` are the uncertainties of the runs' figures: half the 95 % interval, relative.
     """
@@ -141,6 +171,74 @@ def own_variance(seconds: Sequence[float]) -> float:
     return (1.4826 * stats.median([abs(difference - middle) for difference in differences])) ** 2 / 2
 
 
+def _found(scaled: Floats, critical: float) -> list[int]:
+    """Return the runs at which PELT has steps. Raises UserError without ruptures."""
+    import numpy as np
+
+    try:
+        import ruptures
+    except ImportError as error:
+        raise UserError(f"history needs ruptures ({error}): pip install 'attnbench[history]'") from None
+    near = [stats.median(scaled[max(0, i - _NEAR // 2) : i + _NEAR // 2 + 1].tolist()) for i in range(len(scaled))]
+    cut = np.clip(scaled, np.subtract(near, _FAR), np.add(near, _FAR))
+    ends = ruptures.Pelt(model="l2", min_size=LEAST, jump=1).fit(cut[:, None]).predict(pen=critical**2)
+    return [int(end) for end in ends[:-1]]
+
+
+def _settled(scaled: Floats, steps: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the levels' starts and the earliest and latest place of each step, of steps that were found.
+
+    A step moves to where its levels fit best. One that leaves a level of fewer than LEAST runs is none.
+    """
+    starts, places = [0, *steps], [(step, step) for step in steps]
+    for number in range(len(steps), 0, -1):  # from the last one: where that is none, the one before has its runs
+        before, after = starts[number - 1], (*starts, len(scaled))[number + 1]
+        at, first, last = _place(scaled, before, starts[number], after)
+        if at - before < LEAST or after - at < LEAST:
+            del starts[number], places[number - 1]
+        else:
+            starts[number], places[number - 1] = at, (first, last)
+    return starts, places
+
+
+def _place(scaled: Floats, before: int, step: int, after: int) -> tuple[int, int, int]:
+    """Return where the step between two runs fits best, and the earliest and latest place that it may be at."""
+    import numpy as np
+
+    low, high = _middles(scaled[before:after], [0, step - before])
+    own = scaled[before:after]
+    off = [abs(own - middle) for middle in (low, high)]
+    errors = [np.where(of < _FAR, of**2, _FAR * (2 * of - _FAR)) for of in off]  # Huber's: no run decides alone
+    # of a step at each run but the first: the runs before it are of the first level, the others of the second
+    costs = np.cumsum(errors[0])[:-1] + np.cumsum(errors[1][::-1])[::-1][1:]
+    likely = np.flatnonzero(costs <= costs.min() + SURE)
+    return before + 1 + int(costs.argmin()), before + 1 + int(likely[0]), before + 1 + int(likely[-1])
+
+
+def _middles(scaled: Floats, starts: Sequence[int]) -> list[float]:
+    import numpy as np
+
+    return [float(np.median(scaled[start:end])) for start, end in pairwise((*starts, len(scaled)))]
+
+
+def _pending(scaled: Floats, described: Floats, start: int, critical: float, noise: float) -> Pending | None:
+    """Return the longest end of fewer than LEAST runs that are further off, on one side, than any before them.
+
+    They must begin with a jump, larger than any other by what noise explains: a drift has none.
+    """
+    import numpy as np
+
+    off = scaled - described
+    jumps = abs(np.diff(scaled))
+    for number in range(LEAST - 1, 0, -1):
+        ends, others = off[-number:], off[start:-number]
+        one_side = (ends > 0).all() or (ends < 0).all()
+        jump, other = jumps[-number], float(jumps[start : len(jumps) - number].max(initial=0.0))
+        if one_side and abs(ends).min() > max(critical, float(abs(others).max())) and jump > other + _FAR:
+            return Pending(len(scaled) - number, stats.expm1(noise * float(ends.mean())))
+    return None
+
+
 def _error(of: Floats) -> float:
     """Return the sum of squared errors, in units of the noise."""
     import numpy as np
@@ -148,15 +246,17 @@ def _error(of: Floats) -> float:
     return float((np.clip(of, -_FAR, _FAR) ** 2).sum())
 
 
-def _creep(scaled: Floats, steps_error: float, steps: int) -> float | None:
-    """Return the slope of a line a run, in units of the noise, where it describes a series with steps better."""
-    if not steps:
+def _creep(scaled: Floats, starts: Sequence[int]) -> tuple[float, float] | None:
+    """Return the line that describes a series with steps better: its start and slope a run, in units of the noise."""
+    if len(starts) < 2:
         return None
     import numpy as np
     from scipy import stats as distributions
 
-    runs = np.arange(len(scaled))
+    runs, middles = np.arange(len(scaled)), _middles(scaled, starts)
     slope, start, *_ = distributions.theilslopes(scaled, runs)
+    steps = np.repeat(middles, np.diff([*starts, len(scaled)]))
     price = math.log(len(scaled))
-    better = _error(scaled - start - slope * runs) + price < steps_error + 2 * steps * price
-    return float(slope) if better else None
+    better = _error(scaled - start - slope * runs) + price < _error(scaled - steps) + 2 * (len(starts) - 1) * price
+    same_way = slope * (middles[-1] - middles[0]) > 0
+    return (float(start), float(slope)) if better and same_way else None

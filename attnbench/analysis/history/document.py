@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from attnbench.analysis.gate.findings import full_name, signed
-from attnbench.analysis.history.change_points import FALSE_ALARM, MIN_RUNS
-from attnbench.analysis.history.events import Event, events
-from attnbench.analysis.history.series import in_order, without_figure
+from attnbench.analysis.gate.margins import RULES
+from attnbench.analysis.history.acknowledged import Acknowledgement
+from attnbench.analysis.history.change_tests import FALSE_ALARM, LEAST, MIN_RUNS, MOST
+from attnbench.analysis.history.events import Event, events, named
+from attnbench.analysis.history.series import DEFAULT, in_order, without_figure
 from attnbench.analysis.history.trends import Trend, trends
 from attnbench.core import stats
-from attnbench.core.formats import duration, percent
+from attnbench.core.formats import percent
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
 from attnbench.report.document import (
@@ -29,52 +33,111 @@ from attnbench.report.document import (
     Span,
     Style,
     Table,
+    Verdict,
 )
 from attnbench.results import case_names, disturbed
 from attnbench.results.export_rows import case_columns
+from attnbench.results.metrics import METRICS
 from attnbench.results.run_setup import seconds_started
 
 UNKNOWN = "unknown"
 TOGETHER = 0.5  # of the cells of a unit: where so many change at once, it is rather the machine than the code
+SEEN = 0.3  # an autocorrelation that is said
 
 
-def document(runs: Sequence[Run], join_units: bool = False, every: bool = False) -> Document:
+@dataclass(frozen=True)
+class Request:
+    """What a person asks a history for."""
+
+    join_units: bool = False
+    metrics: Sequence[str] = DEFAULT
+    acknowledged: Sequence[Acknowledgement] = ()
+    fail_on: float | None = None  # by how much a cell may be worse, relative
+
+    def failing(self, found: Sequence[Trend]) -> list[Trend]:
+        """Return the series whose last level is worse by more than is allowed, the worst first."""
+        worse = [] if self.fail_on is None else [t for t in found if t.moved and t.change > self.fail_on]
+        return sorted(worse, key=lambda trend: -trend.change)
+
+
+def history(runs: Sequence[Run], request: Request) -> list[Trend]:
+    """Return what each cell does in each metric. Raises UserError without ruptures, where a cell changed."""
+    return trends(runs, request.join_units, request.metrics, request.acknowledged)
+
+
+def document(runs: Sequence[Run], request: Request | None = None, every: bool = False) -> Document:
     """Return the document of a history. `every`: with the cells that did not change."""
-    found = trends(runs, join_units)
-    shown = [trend for trend in found if every or trend.changed]
+    request = request or Request()
+    return document_of(history(runs, request), runs, request, every)
+
+
+def document_of(found: Sequence[Trend], runs: Sequence[Run], request: Request, every: bool = False) -> Document:
+    """Return the document of what cells do."""
+    shown = [trend for trend in found if every or trend.changed or trend.accepted]
     shown.sort(key=lambda trend: -abs(trend.change))
+    steps = events(found)
     rows = list(_rows(found))
     return Document(
         command="history",
         title=f"History of {count(len(runs), 'run')}",
         answer=(*disturbed.doubt(runs), *_answer(found)),
         machines=tuple(_machines(found)),
-        blocks=(*_events_table(found), *_cells_table(shown)),
-        cautions=(*_lost(found, runs, join_units), *_cautions(found, join_units)),
+        blocks=(*_events_table(steps, found), *_cells_table(shown, found), *_acknowledged_table(found)),
+        cautions=(*_lost(found, runs, request.join_units), *_cautions(found, steps, request)),
         notes=((Span(_note(found), "quiet"),),),
-        appendix=(Section("figures", "Latency over date", tuple(map(_plot, shown))),) if shown else (),
-        data={"cells": [_data(trend) for trend in found], "events": list(map(_event_data, events(found)))},
+        verdict=_verdict(request, found),
+        appendix=(Section("figures", "Figures over date", tuple(map(_plot, shown))),) if shown else (),
+        data={"cells": [_data(trend) for trend in found], "events": list(map(_event_data, steps))},
         rows=rows,
         columns=tuple(rows[0]) if rows else (),
     )
 
 
+def _verdict(request: Request, found: Sequence[Trend]) -> Verdict | None:
+    if request.fail_on is None:
+        return None
+    limit = percent(request.fail_on)
+    if worse := request.failing(found):
+        cells = count(len({trend.series.cell for trend in worse}), "cell")
+        return Verdict(f"FAIL: {cells} worse by more than {limit}: {some([named(trend) for trend in worse])}", "bad")
+    return Verdict(f"PASS: no cell is shown to be worse by more than {limit}", "good")
+
+
 def _answer(found: Sequence[Trend]) -> Iterator[str]:
-    judged = [trend for trend in found if trend.levels]
+    judged: dict[tuple[Any, ...], list[Trend]] = {}
+    for trend in (trend for trend in found if trend.levels):
+        judged.setdefault(trend.series.cell, []).append(trend)
     if not judged:
         yield f"Nothing can be told yet: no cell has {MIN_RUNS} runs of one unit and one method."
         return
-    moved = [trend for trend in judged if trend.changed and not trend.came_back]
-    slower = sorted((t for t in moved if t.change > 0), key=lambda t: -t.change)
-    faster = sorted((t for t in moved if t.change <= 0), key=lambda t: t.change)
-    back = sum(trend.came_back for trend in judged)
-    parts = [f"{len(slower)} became slower", f"{len(faster)} faster"]
-    parts += [f"{back} changed and came back"] if back else []
-    parts += [f"{len(judged) - len(moved) - back} did not change"]
-    yield f"Of {count(len(judged), 'cell')} {', '.join(parts)}."
-    for word, of in (("slower", slower), ("faster", faster)):
+    moved = [trend for trend in found if trend.moved]
+    worse = sorted((t for t in moved if t.change > 0), key=lambda t: -t.change)
+    better = sorted((t for t in moved if t.change <= 0), key=lambda t: t.change)
+    left = dict(judged)
+    parts = []
+    for word, of in (("became worse", worse), ("better", better)):
+        cells = {trend.series.cell for trend in of} & left.keys()
+        parts.append(f"{len(cells)} {word}{_which([t for t in of if t.series.cell in cells])}")
+        left = {cell: own for cell, own in left.items() if cell not in cells}
+    for what, of_kind in (
+        ("may have begun another level, too new to tell", lambda trend: bool(trend.pending)),
+        ("changed and came back", lambda trend: trend.came_back),
+        ("changed as acknowledged", lambda trend: bool(trend.accepted)),
+        ("may have changed: not told", lambda trend: trend.alike),
+    ):
+        cells = {cell for cell, own in left.items() if any(map(of_kind, own))}
+        parts += [f"{len(cells)} {what}"] if cells else []
+        left = {cell: own for cell, own in left.items() if cell not in cells}
+    yield f"Of {count(len(judged), 'cell')} {', '.join(parts)}, {len(left)} did not change."
+    for word, of in (("Worst", worse), ("Best", better)):
         if of:
-            yield f"Most {word}: {of[0].name}, {signed(of[0].change)}, {_how(of[0])}."
+            yield f"{word}: {of[0].name}, {of[0].series.metric} {signed(of[0].change)}, {_how(of[0])}."
+
+
+def _which(of: Sequence[Trend]) -> str:
+    """Return in which metrics cells moved: " (latency of 2, memory_peak of 1)"."""
+    number = Counter(trend.series.metric for trend in of)
+    return f" ({', '.join(f'{metric} of {number[metric]}' for metric in RULES if metric in number)})" if number else ""
 
 
 def _how(trend: Trend) -> str:
@@ -82,15 +145,34 @@ def _how(trend: Trend) -> str:
     assert trend.levels is not None
     if trend.levels.creep is not None:
         return f"a creep of {signed(trend.levels.creep)} a run"
-    changes = trend.levels.changes
-    first = f"in one step at {_when(trend.run(changes[0].at))}"
-    return first if len(changes) == 1 else f"in {len(changes)} steps, the first at {_when(trend.run(changes[0].at))}"
+    first = trend.steps[0]
+    where = _place(trend.run(first.first - 1), trend.run(first.last), first.last - first.first)
+    return f"in one step {where}" if len(trend.steps) == 1 else f"in {len(trend.steps)} steps, the first {where}"
+
+
+def _place(good: Run, bad: Run, between: int) -> str:
+    """Return where a step is: "at 2026-01-09 03:17 (a1b2c3..d4e5f6)"."""
+    commits = _commits(good, bad)
+    told = [commits] if commits else []
+    told += [f"{count(between, 'run')} between them may be either"] if between else []
+    return f"{'by' if between else 'at'} {_date(bad)}" + (f" ({'; '.join(told)})" if told else "")
+
+
+def _commits(good: Run, bad: Run) -> str:
+    """Return the last good commit and the first bad one as `git bisect` and `git log` want them."""
+    ours, theirs = good.environment.git, bad.environment.git
+    if not ours and not theirs:
+        return ""
+    return f"{ours}, unchanged" if ours == theirs else f"{ours or UNKNOWN}..{theirs or UNKNOWN}"
+
+
+def _date(run: Run) -> str:
+    return run.started.replace("T", " ")[:16] or UNKNOWN
 
 
 def _when(run: Run) -> str:
     """Return the date of a run and its commit."""
-    date = run.started.replace("T", " ")[:16] or UNKNOWN
-    return f"{date} ({run.environment.git})" if run.environment.git else date
+    return f"{_date(run)} ({run.environment.git})" if run.environment.git else _date(run)
 
 
 def _machines(found: Sequence[Trend]) -> Iterator[Machine]:
@@ -102,49 +184,111 @@ def _machines(found: Sequence[Trend]) -> Iterator[Machine]:
         yield Machine(device, f"{count(len(runs), 'run')}, {' to '.join(dates)}")
 
 
-def _events_table(found: Sequence[Trend]) -> Iterator[Table]:
-    steps = events(found)
+def _events_table(steps: Sequence[Event], found: Sequence[Trend]) -> Iterator[Table]:
     if not steps:
         return
     several = len({trend.series.device for trend in found}) > 1
     rows: list[tuple[Entry, ...]] = []
     lines: list[Line] = []
     for event in steps:
-        who = some([trend.name for trend, _ in event.changes], 2)
-        date, commit = event.run.started.replace("T", " ")[:16] or UNKNOWN, event.run.environment.git or ""
+        who = some(event.cells, 2)
         unit, with_it = (event.device,) if several else (), "; ".join(event.with_it)
-        cells = f"{len(event.changes)} of {event.judged}"
-        rows.append((date, commit, *unit, cells, signed(event.middle), who, with_it))
-        told = ", ".join((_when(event.run), *unit))
+        cells = f"{len({trend.series.cell for trend, _ in event.changes})} of {event.judged}"
+        either = str(event.between) if event.between else ""
+        rows.append(
+            (
+                _date(event.bad),
+                _commits(event.good, event.bad),
+                either,
+                *unit,
+                cells,
+                signed(event.middle),
+                who,
+                with_it,
+            )
+        )
+        told = ", ".join((_place(event.good, event.bad, event.between), *unit))
         lines += [(Span(f"{told}: {cells} cells, {signed(event.middle)}"),)]
         lines += [(Span("; ".join(filter(None, (who, with_it)))),)]
-    headings = ("first run after it", "commit", *(("unit",) if several else ()), "cells", "median change", "which")
-    columns = [Column(h, "right" if h in ("cells", "median change") else "left", wrap=h == "which") for h in headings]
+    headings = (
+        "first bad run",
+        "good..bad",
+        "either",
+        *(("unit",) if several else ()),
+        "cells",
+        "median change",
+        "which",
+    )
+    right = ("either", "cells", "median change")
+    columns = [Column(h, "right" if h in right else "left", wrap=h == "which") for h in headings]
     columns.append(Column("what else changed then"))
+    note = (
+        "good..bad: the last run that is surely before the step and the first that is surely after it, as git bisect "
+    )
+    note += "wants them; either: runs between these that may be before or after it."
     narrow = Paragraphs(tuple(lines), "Steps", indent=4)
-    yield Table("steps", tuple(columns), tuple(rows), title="Steps", narrow=narrow)
+    yield Table("steps", tuple(columns), tuple(rows), title="Steps", note=note, narrow=narrow)
 
 
-def _cells_table(shown: Sequence[Trend]) -> Iterator[Table]:
+def _cells_table(shown: Sequence[Trend], found: Sequence[Trend]) -> Iterator[Table]:
     if not shown:
         return
     several = len({trend.series.device for trend in shown}) > 1
+    metrics = len({trend.series.metric for trend in found}) > 1
     rows: list[tuple[Entry, ...]] = []
     for trend in shown:
-        points = trend.series.points
-        style: Style = "" if not trend.changed or trend.came_back else "bad" if trend.change > 0 else "good"
-        change = Span(signed(trend.change) if trend.changed else "none" if trend.levels else "too few runs", style)
-        seconds = (duration(points[0].seconds), duration(points[-1].seconds))
-        unit = (trend.series.device,) if several else ()
-        how = _how(trend) if trend.changed else ""
-        least = percent(trend.levels.detectable) if trend.levels else ""
-        rows.append((trend.name, *unit, str(len(points)), *seconds, change, how, least))
-    left = ("cell", *(("unit",) if several else ()))
+        style: Style = "" if not trend.moved else "bad" if trend.change > 0 else "good"
+        word = "acknowledged" if trend.accepted else "none" if trend.levels else "too few runs"
+        change = Span(signed(trend.change) if trend.changed else word, style)
+        unit, metric = (trend.series.device,) if several else (), (trend.series.metric,) if metrics else ()
+        how = [_how(trend)] if trend.changed else []
+        how += [_pending(trend)] if trend.pending else []
+        how += ["may have changed: not told"] if trend.alike else []
+        least = percent(trend.detectable) if trend.detectable is not None else ""
+        ends = (METRICS[trend.series.metric].format(value) for value in _ends(trend))
+        rows.append((trend.name, *metric, *unit, str(len(trend.series.points)), *ends, change, "; ".join(how), least))
+    left = ("cell", *(("metric",) if metrics else ()), *(("unit",) if several else ()))
     columns = [Column(h, wrap=False) for h in left]
     columns += [Column(h, "right", wrap=False) for h in ("runs", "first", "latest", "change")]
     columns += [Column("how"), Column("least seen", "right", wrap=False)]
-    note = "Least seen: the step in the middle of the runs that is found in 95 % of series."
+    note = (
+        "First and latest are levels. Least seen: the step in the middle of the runs that is found in 95 % of series."
+    )
     yield Table("cells", tuple(columns), tuple(rows), title="Cells", note=note)
+
+
+def _ends(trend: Trend) -> tuple[float, float]:
+    """Return the first level and the latest one, or the ends of a creep; single values of a short series."""
+    steps, values = trend.levels, [point.value for point in trend.series.points]
+    if steps is None:
+        return values[0], values[-1]
+    if steps.creep is None:
+        return steps.levels[steps.level_of(trend.since)], steps.levels[-1]
+    middle, half = stats.median(values), (steps.runs - 1) / 2
+    return middle * (1 + steps.creep) ** (trend.since - half), middle * (1 + steps.creep) ** half
+
+
+def _pending(trend: Trend) -> str:
+    assert trend.pending
+    return f"a level of {signed(trend.pending.change)} may have begun at {_when(trend.run(trend.pending.at))}"
+
+
+def _acknowledged_table(found: Sequence[Trend]) -> Iterator[Table]:
+    rows: list[tuple[Entry, ...]] = []
+    for trend in found:
+        changes = {change.at: change.change for change in trend.levels.changes} if trend.levels else {}
+        for run, entry in trend.accepted:
+            change = signed(changes[run]) if run in changes else "creep"
+            rows.append((trend.name, trend.series.metric, _when(trend.run(run)), change, entry.reason))
+    if rows:
+        columns = (
+            Column("cell", wrap=False),
+            Column("metric"),
+            Column("run"),
+            Column("change", "right"),
+            Column("why"),
+        )
+        yield Table("acknowledged", columns, tuple(rows), title="Acknowledged")
 
 
 def _lost(found: Sequence[Trend], runs: Sequence[Run], join_units: bool) -> Iterator[Caution]:
@@ -161,34 +305,76 @@ def _lost(found: Sequence[Trend], runs: Sequence[Run], join_units: bool) -> Iter
         )
 
 
-def _cautions(found: Sequence[Trend], join_units: bool) -> Iterator[Caution]:
-    short = [trend for trend in found if not trend.levels]
+def _cautions(found: Sequence[Trend], steps: Sequence[Event], request: Request) -> Iterator[Caution]:
+    short = {trend.series.cell for trend in found if not trend.levels}
     if short:
-        keys = {(t.series.backend, t.series.case) for t in short}
-        units = any(len([t for t in found if (t.series.backend, t.series.case) == key]) > 1 for key in keys)
-        todo = "" if join_units or not units else "--join-units takes all units of a model for one."
+        cells = {trend.series.cell for trend in found}
+        units = any(len([c for c in cells if c[1:] == cell[1:]]) > 1 for cell in short)
+        todo = "" if request.join_units or not units else "--join-units takes all units of a model for one."
         yield Caution(
-            f"{count(len(short), 'cell')} of {len(found)} have fewer than {MIN_RUNS} runs of one unit and method.",
+            f"{count(len(short), 'cell')} of {len(cells)} have fewer than {MIN_RUNS} runs of one unit and method.",
             "Of so few no change can be told.",
             todo,
         )
-    for event in events(found):
-        share = len(event.changes) / event.judged
-        if len(event.changes) > 1 and share >= TOGETHER:
+    if new := [trend for trend in found if trend.pending]:
+        cells = {trend.series.cell for trend in new}
+        yield Caution(
+            f"{count(len(cells), 'cell')} may have begun another level in the latest runs: {named(new[0])}, "
+            f"{_pending(new[0])}.",
+            f"A level has {LEAST} runs or more; fewer may be bad runs.",
+            "The next runs tell.",
+        )
+    alike = [trend for trend in found if trend.alike]
+    if alike:
+        cells = {trend.series.cell for trend in alike}
+        yield Caution(
+            f"{count(len(cells), 'cell')} may have changed: {some([named(trend) for trend in alike])}.",
+            "As much is seen where each run resembles the one before, as on a machine that drifts: no verdict.",
+            "More runs tell, or attnbench ab on the commits before and after.",
+        )
+    told = {trend.series.metric for trend in found if trend.levels and trend.levels.changes} - {
+        trend.series.metric for trend in alike
+    }
+    drifting = {t.series.metric: min(t.correlation, MOST) for t in found if t.series.metric not in told and _drifts(t)}
+    if drifting:
+        said = ", ".join(f"{value:.1f} in {metric}" for metric, value in drifting.items())
+        yield Caution(
+            f"Runs resemble the run before: an autocorrelation of {said}, in the median cell.",
+            "A machine that drifts shows that, and so do changes of most cells; only larger changes are told.",
+            "attnbench doctor says whether the machine is fit.",
+        )
+    for event in steps:
+        if len(event.changes) > 1 and event.share >= TOGETHER:
             with_it = "; ".join(event.with_it)
             yield Caution(
-                f"{len(event.changes)} of {event.judged} cells changed together at {_when(event.run)}.",
+                f"{len({t.series.cell for t, _ in event.changes})} of {event.judged} cells changed together "
+                f"{_place(event.good, event.bad, event.between)}.",
                 "That is rather the machine or its software than one kernel.",
                 f"Between these runs {with_it}." if with_it else "attnbench doctor says whether the machine is fit.",
             )
+    used = {entry for trend in found for _, entry in trend.accepted}
+    if unused := [str(entry) for entry in request.acknowledged if entry not in used]:
+        yield Caution(
+            f"{count(len(unused), 'acknowledgement')} fit no change: {some(unused)}.",
+            "No cell of that name has a step that may be at that run.",
+            "Remove them, or correct them.",
+        )
+
+
+def _drifts(trend: Trend) -> bool:
+    """Return whether the runs of a cell's unit resemble the run before more than chance explains."""
+    return trend.levels is not None and trend.correlation > max(SEEN, 2 / math.sqrt(trend.levels.runs))
 
 
 def _note(found: Sequence[Trend]) -> str:
-    least = [trend.levels.detectable for trend in found if trend.levels]
+    judged = [trend for trend in found if trend.levels]
+    least = [trend.detectable for trend in judged if trend.detectable is not None and trend.series.metric == "latency"]
     seen = f"In the median cell a step of {percent(stats.median(least))} would have been found. " if least else ""
+    if any(trend.detectable is None for trend in judged):
+        seen += "So few runs show no step whatever its size, but a steady creep. "
     return (
         f"{seen}Where nothing changes, at most {percent(FALSE_ALARM)} of histories show a change (docs/history.md). "
-        "Changes are of the latency's level, + is slower."
+        "Changes are of levels, + is slower, or more memory."
     )
 
 
@@ -196,8 +382,8 @@ def _note(found: Sequence[Trend]) -> str:
 
 
 def _plot(trend: Trend) -> Plot:
-    """Return the latencies of a series over the date, with intervals and levels."""
-    points = trend.series.points
+    """Return the values of a series over the date, with intervals and levels."""
+    points, form = trend.series.points, METRICS[trend.series.metric].format
     dates = [seconds_started(point.run) for point in points]
     first, last = dates[0], dates[-1]
     by_date = first is not None and last is not None and last > first and None not in dates
@@ -206,8 +392,8 @@ def _plot(trend: Trend) -> Plot:
         for i, date in enumerate(dates)
     ]
     halves = [point.half or 0.0 for point in points]
-    low = min(point.seconds * math.exp(-half) for point, half in zip(points, halves, strict=True))
-    high = max(point.seconds * math.exp(half) for point, half in zip(points, halves, strict=True))
+    low = min(point.value * stats.exp(-half) for point, half in zip(points, halves, strict=True))
+    high = max(point.value * stats.exp(half) for point, half in zip(points, halves, strict=True))
     room = 0.05 * (high - low) or 0.05 * high
     bottom, height = low - room, high - low + 2 * room
 
@@ -217,23 +403,23 @@ def _plot(trend: Trend) -> Plot:
     dots = tuple(
         Dot(
             place,
-            at(point.seconds),
-            at(point.seconds * math.exp(-half)) if half else None,
-            at(point.seconds * math.exp(half)) if half else None,
-            tip=f"{_when(point.run)}: {duration(point.seconds)}",
+            at(point.value),
+            at(point.value * stats.exp(-half)) if half else None,
+            at(point.value * stats.exp(half)) if half else None,
+            tip=f"{_when(point.run)}: {form(point.value)}",
         )
         for place, point, half in zip(places, points, halves, strict=True)
     )
     steps = trend.levels
     ends = (*steps.starts[1:], len(points)) if steps else ()
     lines = zip(steps.starts, ends, steps.levels, strict=True) if steps else ()
-    title = f"{trend.name}, {trend.series.device}: {signed(trend.change) if trend.changed else 'no change'}"
+    title = f"{named(trend)}, {trend.series.device}: {signed(trend.change) if trend.changed else 'no change'}"
     return Plot(
         title,
         dots,
         tuple((places[start], places[end - 1], at(level)) for start, end, level in lines),
         ((0.0, points[0].run.started[:10]), (1.0, points[-1].run.started[:10])),
-        ((at(low), duration(low)), (at(high), duration(high))),
+        ((at(low), form(low)), (at(high), form(high))),
     )
 
 
@@ -249,7 +435,9 @@ def _rows(found: Sequence[Trend]) -> Iterator[dict[str, Any]]:
                 **case_columns(trend.series.case),
                 "started": point.run.started,
                 "git": point.run.environment.git,
-                "latency": point.seconds,
+                "branch": point.run.environment.branch,
+                "metric": trend.series.metric,
+                "value": point.value,
                 "ci": point.half,
                 "level": steps.levels[level] if steps and level is not None else None,
                 "change_here": bool(steps and place in steps.starts[1:]),
@@ -257,37 +445,49 @@ def _rows(found: Sequence[Trend]) -> Iterator[dict[str, Any]]:
 
 
 def _data(trend: Trend) -> dict[str, Any]:
-    """Return a series for JSON: seconds, and changes as fractions."""
-    steps, points = trend.levels, trend.series.points
+    """Return a series for JSON: values in the metric's unit, and changes as fractions."""
+    steps, points, why = trend.levels, trend.series.points, dict(trend.accepted)
     return {
         "cell": trend.name,
         "device": trend.series.device,
         "backend": trend.series.backend,
         "case": trend.series.case.key,
+        "metric": trend.series.metric,
         "change": trend.change if steps else None,
         "creep": steps and steps.creep,
-        "detectable": steps and steps.detectable,
+        "detectable": trend.detectable,
+        "not_told": trend.alike,
+        "autocorrelation": trend.correlation if steps else None,
+        "pending": trend.pending and {**_run_data(trend.run(trend.pending.at)), "change": trend.pending.change},
         "changes": [
             {
-                "started": trend.run(c.at).started,
-                "git": trend.run(c.at).environment.git,
+                **_run_data(trend.run(c.at)),
+                "good": _run_data(trend.run(c.first - 1)),
+                "bad": _run_data(trend.run(c.last)),
                 "change": c.change,
-                "ci": c.half,
+                "ci": steps.half(number, number + 1),
+                "acknowledged": why[c.at].reason if c.at in why else None,
             }
-            for c in (steps.changes if steps else ())
-        ],
-        "points": [
-            {"started": p.run.started, "git": p.run.environment.git, "latency": p.seconds, "ci": p.half} for p in points
-        ],
+            for number, c in enumerate(steps.changes)
+        ]
+        if steps
+        else [],
+        "points": [{**_run_data(p.run), "value": p.value, "ci": p.half} for p in points],
     }
+
+
+def _run_data(run: Run) -> dict[str, Any]:
+    return {"started": run.started, "git": run.environment.git, "branch": run.environment.branch}
 
 
 def _event_data(event: Event) -> Mapping[str, Any]:
     return {
-        "started": event.run.started,
-        "git": event.run.environment.git,
+        **_run_data(event.bad),
+        "good": _run_data(event.good),
+        "bad": _run_data(event.bad),
+        "between": event.between,
         "device": event.device,
-        "cells": [trend.name for trend, _ in event.changes],
+        "cells": event.cells,
         "judged": event.judged,
         "median_change": event.middle,
         "what_else_changed": event.with_it,

@@ -1,4 +1,4 @@
-"""The runs at which cells of a unit changed, and what else changed with them."""
+"""The runs between which cells of a unit changed, and what else changed with them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from attnbench.analysis.history.change_points import Change
+from attnbench.analysis.history.series import in_order
 from attnbench.analysis.history.trends import Trend
 from attnbench.core import stats
 from attnbench.core.record import Run
@@ -14,11 +15,12 @@ from attnbench.results.run_setup import differences, seconds_started
 
 @dataclass(frozen=True)
 class Event:
-    """A run at which cells of a unit changed; a creep is no event."""
+    """Cells of a unit that changed between two runs; a creep is no event, nor is what is acknowledged."""
 
     device: str
-    before: Run
-    run: Run
+    good: Run  # the last run that is surely before it
+    bad: Run  # the first run that is surely after it
+    between: int  # runs that may be either
     changes: tuple[tuple[Trend, Change], ...]
     judged: int  # cells of the unit
 
@@ -27,9 +29,24 @@ class Event:
         return stats.median([change.change for _, change in self.changes])
 
     @property
+    def cells(self) -> list[str]:
+        """The names of its cells, each once; behind it the metric, unless that is the latency."""
+        return list(dict.fromkeys(named(trend) for trend, _ in self.changes))
+
+    @property
+    def share(self) -> float:
+        """The share of the unit's cells that changed."""
+        return len({trend.series.cell for trend, _ in self.changes}) / self.judged
+
+    @property
     def with_it(self) -> list[str]:
         """What differs between the runs before and after it, in setup and backends."""
-        return [*differences(self.before, self.run), *_versions(self.before, self.run)]
+        return [*differences(self.good, self.bad), *_versions(self.good, self.bad)]
+
+
+def named(trend: Trend) -> str:
+    """Return the name of a cell, with the metric where that is not the latency."""
+    return trend.name if trend.series.metric == "latency" else f"{trend.name} ({trend.series.metric})"
 
 
 def _versions(before: Run, after: Run) -> Iterator[str]:
@@ -39,14 +56,34 @@ def _versions(before: Run, after: Run) -> Iterator[str]:
 
 
 def events(found: Sequence[Trend]) -> list[Event]:
-    """Return the events in their order in time."""
-    groups: dict[tuple[str, int], list[tuple[Trend, Change]]] = {}
-    for trend in found:
-        for change in trend.levels.changes if trend.levels and trend.levels.creep is None else ():
-            groups.setdefault((trend.series.device, id(trend.run(change.at))), []).append((trend, change))
+    """Return the events in their order in time.
+
+    The surest change of a unit comes first; others that may have been at the same run are of its event. Its place is
+    where half of its changes or more may be.
+    """
     found_events = []
-    for (device, _), members in groups.items():
-        trend, change = members[0]
-        judged = sum(bool(t.levels) for t in found if t.series.device == device)
-        found_events.append(Event(device, trend.run(change.at - 1), trend.run(change.at), tuple(members), judged))
-    return sorted(found_events, key=lambda event: seconds_started(event.run) or 0.0)
+    for device in dict.fromkeys(trend.series.device for trend in found):
+        own = [trend for trend in found if trend.series.device == device]
+        runs = in_order([*{id(point.run): point.run for trend in own for point in trend.series.points}.values()])
+        place = {id(run): number for number, run in enumerate(runs)}
+        judged = len({trend.series.cell for trend in own if trend.levels})
+
+        def range_of(trend: Trend, change: Change, place: dict[int, int] = place) -> tuple[int, int]:
+            return place[id(trend.run(change.first - 1))] + 1, place[id(trend.run(change.last))]
+
+        changes = [(trend, change, range_of(trend, change)) for trend in own for change in trend.steps]
+        groups: dict[int, list[tuple[Trend, Change, tuple[int, int]]]] = {}
+        for one in sorted(changes, key=lambda one: one[2][1] - one[2][0]):
+            at = place[id(one[0].run(one[1].at))]
+            near = [seed for seed in groups if one[2][0] <= seed <= one[2][1]]
+            groups.setdefault(min(near, key=lambda seed: abs(seed - at)) if near else at, []).append(one)
+        for members in groups.values():
+            possible = [
+                run
+                for run in range(len(runs))
+                if 2 * sum(low <= run <= high for _, _, (low, high) in members) >= len(members)
+            ]
+            first, last = possible[0], possible[-1]
+            pairs = tuple((trend, change) for trend, change, _ in members)
+            found_events.append(Event(device, runs[first - 1], runs[last], last - first, pairs, judged))
+    return sorted(found_events, key=lambda event: seconds_started(event.bad) or 0.0)

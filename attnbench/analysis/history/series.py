@@ -1,14 +1,17 @@
-"""Runs as series: the latency of one cell on one unit, from run to run."""
+"""Runs as series: a metric of one cell on one unit, from run to run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from attnbench.analysis.gate.margins import RULES
 from attnbench.core.case import Case
 from attnbench.core.record import Run
 from attnbench.results.cells import Cell, cells
 from attnbench.results.run_setup import seconds_started, unique_labels
+
+DEFAULT = ("latency", "memory_peak")
 
 
 @dataclass(frozen=True)
@@ -16,26 +19,34 @@ class Point:
     """What one run says of a cell."""
 
     run: Run
-    seconds: float  # its latency
-    half: float | None  # half the 95 % interval of that, relative to it (results/uncertainty.py)
+    value: float  # of the metric, in its unit
+    half: float | None  # half the 95 % interval of a latency, relative to it (results/uncertainty.py)
 
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """The latency of a case on a backend, in the order in which its runs were started."""
+    """A metric of a case on a backend, in the order in which its runs were started."""
 
     device: str  # the label of the unit, unique among those that are told apart
     backend: str
     case: Case
+    metric: str
     points: tuple[Point, ...]
 
     @property
-    def seconds(self) -> list[float]:
-        return [point.seconds for point in self.points]
+    def values(self) -> list[float]:
+        """The values of the runs; what is below the metric's floor (RULES of the gate) counts as that."""
+        floor = RULES[self.metric].floor
+        return [max(point.value, floor) for point in self.points]
+
+    @property
+    def cell(self) -> tuple[str, str, Case]:
+        """What names the cell, whatever the metric."""
+        return self.device, self.backend, self.case
 
 
-def series(runs: Sequence[Run], join_units: bool = False) -> list[Series]:
-    """Return the series of all measured cells, in the order of a report.
+def series(runs: Sequence[Run], join_units: bool = False, metrics: Sequence[str] = DEFAULT) -> list[Series]:
+    """Return the series of all measured cells, in the order of a report, for each the metrics in their order.
 
     Apart are kinds and units of device, the methods of measuring, timers and states of L2: figures on either side of
     such a change cannot be compared. With `join_units` the units of one model are one. What else changes between runs
@@ -43,12 +54,12 @@ def series(runs: Sequence[Run], join_units: bool = False) -> list[Series]:
     """
     ordered = in_order(runs)
     labels = _labels(ordered, join_units)
-    found: dict[tuple[str, str, Case], list[Point]] = {}
+    found: dict[tuple[str, str, Case, str], list[Point]] = {}
     places = {id(run): place for place, run in enumerate(ordered)}
-    measured = [(cell, seconds) for cell in cells(ordered) if (seconds := cell.value("latency"))]
-    for cell, seconds in measured:
-        points = found.setdefault((labels[places[id(cell.run)]], cell.backend, cell.case), [])
-        points.append(Point(cell.run, seconds, cell.half_interval("latency")))
+    measured = [(cell, metric, value) for cell in cells(ordered) for metric in metrics if (value := cell.value(metric))]
+    for cell, metric, value in measured:
+        points = found.setdefault((labels[places[id(cell.run)]], cell.backend, cell.case, metric), [])
+        points.append(Point(cell.run, value, cell.half_interval("latency") if metric == "latency" else None))
     return [
         Series(*key, tuple(sorted(points, key=lambda point: places[id(point.run)]))) for key, points in found.items()
     ]

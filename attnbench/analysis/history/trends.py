@@ -1,15 +1,23 @@
-"""What each series of a history does: its levels, from the noise of its unit."""
+"""What each series of a history does: its levels, from the tests and the noise of its unit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from attnbench.analysis.gate.findings import full_name
-from attnbench.analysis.history.change_points import MIN_RUNS, Levels, levels, prior_of
-from attnbench.analysis.history.series import Series, series
+from attnbench.analysis.gate.margins import RULES
+from attnbench.analysis.history.acknowledged import Acknowledgement, is_named
+from attnbench.analysis.history.change_points import LEAST_NOISE, Change, Levels, Pending, levels, prior_of
+from attnbench.analysis.history.change_tests import MIN_RUNS, Outcome, judged
+from attnbench.analysis.history.series import DEFAULT, Series, in_order, series
+from attnbench.core import stats
 from attnbench.core.record import Run
+from attnbench.results.noise import Prior
+
+LACKED = 0.1  # of the runs of its group a cell may lack; its median then stands for them
+LEAST_EXACT = 1e-3  # of what rounds of the same code agree in, as memory: changes of a few of it matter to nobody
 
 
 @dataclass(frozen=True)
@@ -18,34 +26,140 @@ class Trend:
 
     series: Series
     levels: Levels | None
+    alike: bool = False  # whether it may have changed, if runs did not resemble the run before
+    correlation: float = 0.0  # of the median cell of its unit
+    detectable: float | None = None  # the step in the middle of the runs that 95 % of cells show; None where none would
+    accepted: tuple[tuple[int, Acknowledgement], ...] = ()  # the changes that are acknowledged: (their run, by what)
 
     @property
     def name(self) -> str:
         return full_name(self.series.backend, self.series.case)
 
-    @cached_property
+    @property
+    def since(self) -> int:
+        """The run from whose level on changes count: the first, or that of the last acknowledged change."""
+        return max((run for run, _ in self.accepted), default=0)
+
+    @property
+    def steps(self) -> tuple[Change, ...]:
+        """Its steps that are not acknowledged; none of a creep."""
+        if not self.levels or self.levels.creep is not None:
+            return ()
+        return tuple(change for change in self.levels.changes if change.at > self.since)
+
+    @property
     def change(self) -> float:
-        """The change from its first level to its last; 0 where none was found."""
-        return self.levels.total if self.levels and self.levels.changes else 0.0
+        """The change from its first level, or its acknowledged one, to its last; 0 where none was found."""
+        return self.levels.total(self.since) if self.levels and self.levels.changes else 0.0
 
     @property
     def changed(self) -> bool:
-        return bool(self.levels and self.levels.changes)
+        """Whether it has changes that are not acknowledged."""
+        return bool(self.steps or (self.levels and self.levels.creep is not None and self.since < self.levels.runs - 1))
 
     @property
     def came_back(self) -> bool:
-        return bool(self.levels and self.levels.came_back)
+        return bool(self.changed and self.levels and self.levels.came_back(self.since))
+
+    @property
+    def pending(self) -> Pending | None:
+        """The runs at its end that may have begun a level, too few to tell."""
+        return self.levels.pending if self.levels else None
+
+    @property
+    def moved(self) -> bool:
+        """Whether its last level is another than the one that counts, and its latest runs may not undo that."""
+        undone = self.pending and ((1 + self.change) * (1 + self.pending.change) - 1) * self.change <= 0
+        return self.changed and not self.came_back and not undone
 
     def run(self, place: int) -> Run:
         return self.series.points[place].run
 
 
-def trends(runs: Sequence[Run], join_units: bool = False) -> list[Trend]:
-    """Return all cells with what they do. Raises UserError without ruptures, where a series is long enough for it."""
-    found = series(runs, join_units)
+def trends(
+    runs: Sequence[Run],
+    join_units: bool = False,
+    metrics: Sequence[str] = DEFAULT,
+    acknowledged: Sequence[Acknowledgement] = (),
+) -> list[Trend]:
+    """Return all cells with what they do. Raises UserError without ruptures, where a cell changed."""
+    found = series(runs, join_units, metrics)
     long = [one for one in found if len(one.points) >= MIN_RUNS]
-    priors = {}
-    for device in {one.device for one in long}:
-        own = [one for one in long if one.device == device]
-        priors[device] = prior_of([one.seconds for one in own], [p.half for one in own for p in one.points])
-    return [Trend(one, levels(one.seconds, priors[one.device], len(long)) if one in long else None) for one in found]
+    together = _judged_together(long)
+    told = {}
+    for group in together:
+        told.update(_of_group(group, len(together), len(long), acknowledged))
+    return [told.get(one) or Trend(one, None) for one in found]
+
+
+def _judged_together(of: Sequence[Series]) -> list[list[Series]]:
+    """Return the series in groups of one unit that share their runs; of those of a group each lacks a few at most.
+
+    A cell that is new, or was left out for long, has no noise in the runs that it lacks: it stands apart.
+    """
+    groups: list[tuple[str, set[int], list[Series]]] = []
+    for one in sorted(of, key=lambda one: -len(one.points)):
+        own = {id(point.run) for point in one.points}
+        for device, runs, members in groups:
+            if device == one.device and own <= runs and len(own) >= (1 - LACKED) * len(runs):
+                members.append(one)
+                break
+        else:
+            groups.append((one.device, own, [one]))
+    return [members for _, _, members in groups]
+
+
+def _of_group(
+    of: Sequence[Series], groups: int, cells: int, acknowledged: Sequence[Acknowledgement]
+) -> dict[Series, Trend]:
+    """Return what the series of one group do, each of MIN_RUNS runs or more."""
+    import numpy as np
+
+    runs = {id(point.run): point.run for one in of for point in one.points}
+    place = {run: number for number, run in enumerate(id(run) for run in in_order([*runs.values()]))}
+    by_metric: dict[str, list[Series]] = {}
+    for one in of:
+        by_metric.setdefault(one.metric, []).append(one)
+    matrices = []
+    for members in by_metric.values():
+        logs = np.empty((len(members), len(place)))
+        for row, one in zip(logs, members, strict=True):
+            values = np.log(one.values)
+            row[:] = np.median(values)  # of a run that the cell lacks
+            row[[place[id(point.run)] for point in one.points]] = values
+        matrices.append(logs)
+    told = {}
+    outcomes = judged(matrices, [_least_noise(metric) for metric in by_metric], groups)
+    for members, outcome in zip(by_metric.values(), outcomes, strict=True):
+        prior = prior_of([one.values for one in members], [p.half for one in members for p in one.points])
+        for number, one in enumerate(members):
+            told[one] = _trend(one, outcome, number, prior, cells, acknowledged)
+    return told
+
+
+def _trend(
+    one: Series, outcome: Outcome, number: int, prior: Prior, cells: int, acknowledged: Sequence[Acknowledgement]
+) -> Trend:
+    """Return what a series does, of which `outcome` has the row of this number."""
+    changed, kept = bool(outcome.changed[number]), float(outcome.kept[number]) if outcome.changed[number] else 0.0
+    found = levels(one.values, prior, cells, changed=changed, kept=kept, least=_least_noise(one.metric))
+    assert found
+    seen = stats.expm1(outcome.detectable * found.deviation) if math.isfinite(outcome.detectable) else None
+    plain = Trend(one, found, bool(outcome.alike[number]), outcome.correlation, seen)
+    return replace(plain, accepted=tuple(_accepted(plain, acknowledged)))
+
+
+def _accepted(trend: Trend, acknowledged: Sequence[Acknowledgement]) -> Iterator[tuple[int, Acknowledgement]]:
+    """Yield the changes of a series that are acknowledged; of a creep the runs up to which it is."""
+    found = trend.levels
+    for entry in (entry for entry in acknowledged if entry.covers(trend.name, trend.series.metric)):
+        named = [place for place in range(len(trend.series.points)) if is_named(trend.run(place), entry.at)]
+        if found and found.creep is not None:
+            yield from ((place, entry) for place in named[:1])
+        elif found:
+            steps = (c for c in found.changes if any(c.first <= place <= c.last for place in named))
+            yield from ((change.at, entry) for change in steps)
+
+
+def _least_noise(metric: str) -> float:
+    return LEAST_NOISE if RULES[metric].noisy else LEAST_EXACT

@@ -39,6 +39,7 @@ from attnbench.analysis.summary.answer import left_out
 from attnbench.analysis.summary.cautions import incomplete, relative
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.analysis.summary.reasons import reasons
+from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.formats import FAR, digits, duration, percent, size, times
 from attnbench.core.models import Model
@@ -345,7 +346,7 @@ def _gains(answered: Sequence[Problem]) -> str:
     over = f"over {DEFAULT} ({name})"
     if not gains:
         return f"Nothing is gained {over}: it is the fastest, or as fast as it."
-    mean = math.exp(sum(math.log(gain) for gain, _ in gains) / len(known))
+    mean = stats.exp(sum(math.log(gain) for gain, _ in gains) / len(known))
     compared = count(len(known), "case")
     if len(known) < len(answered):
         compared = f"the {len(known)} of these cases that it computes too and that have a choice"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from attnbench.analysis.models.step_time import BOTH, step_times
+from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.models import Model
 from attnbench.core.record import WRONG, Run, Status
@@ -234,7 +235,7 @@ class Problem:
         half = math.hypot(self.use.half, self.default.half, self.use.between_runs(self.default))
         if half > 700:  # its exponential would be no number
             return Gain(ratio, None, None)
-        return Gain(ratio, ratio * math.exp(-half), ratio * math.exp(half))
+        return Gain(ratio, ratio * stats.exp(-half), ratio * stats.exp(half))
 
 
 def model_problems(

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from attnbench.core import formats
+from attnbench.core import formats, stats
 from attnbench.core.case import Case
 from attnbench.core.sizes import format_size
 from attnbench.core.split_sequence import part_of
@@ -192,7 +192,7 @@ def _crossing(slower: tuple[Cell, float], faster: tuple[Cell, float]) -> int:
     """
     (low, a), (high, b) = slower, faster
     x, y = math.log(case_names.seqlen(low.case)), math.log(case_names.seqlen(high.case))
-    length = math.exp(x + (y - x) * math.log(1 / a) / (math.log(b) - math.log(a)))
+    length = stats.exp(x + (y - x) * math.log(1 / a) / (math.log(b) - math.log(a)))
     unit = 1024 if length >= 4096 else 64
     return max(unit, round(length / unit) * unit)
 

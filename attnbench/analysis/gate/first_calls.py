@@ -1,0 +1,71 @@
+"""First calls that are not judged, as caches of compiled kernels may have been empty on one side only.
+
+A first call that finds its kernel in a cache takes a fraction of one that compiles, and a run does not say which it
+was. The first round of a run may fill the caches for the others, which pairs of rounds allow for. In a fresh container,
+or where a folder was emptied, the caches are empty in all rounds: then the first calls of a backend are slower
+together, and no round is quick. That is also how a kernel looks that compiles longer in each process, so nothing is
+decided. With --fresh-caches on both sides every first call compiles, and is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from attnbench.analysis.gate.findings import Finding
+from attnbench.analysis.gate.margins import RULES
+from attnbench.core import stats
+from attnbench.core.record import Run
+from attnbench.core.text import count, listed
+
+METRIC = "first_call"
+TOGETHER = 2 / 3  # of a backend's cells, and two of them
+FILLED = 2.0  # a slowest round of so many times the quickest: a cache was filled on the way, as the typical cell shows
+OTHER_CACHES = "caches of compiled kernels were kept in one run and empty in the other"
+MAYBE_EMPTY = "caches of compiled kernels may have been empty in one run"
+
+
+def set_aside(findings: Sequence[Finding], baseline: Run, current: Run) -> tuple[list[Finding], list[str]]:
+    """Return the findings with the first calls inconclusive that caches may explain, and a note on them."""
+    own = [f for f in findings if f.metric == METRIC and f.decision]
+    states = {run.policy.caches for run in (baseline, current)}
+    if len(states) > 1 and own:
+        aside, reason = own, OTHER_CACHES
+        note = f"First calls are not judged: {reason}. Measure both alike."
+    elif states == {"kept"} and (aside := _slower_together(own)):
+        reason = MAYBE_EMPTY
+        slower = "current run" if aside[0].verdict == "regressed" else "baseline"
+        factor = stats.median([max(1 + f.decision.change, 1 / (1 + f.decision.change)) for f in aside if f.decision])
+        note = (
+            f"First calls of {listed(sorted({f.backend for f in aside}))} are slower together in the {slower}, in "
+            f"{count(len(aside), 'cell')}, typically {factor:.2g} times: {reason}, which a run does not say. They are "
+            "not judged; measure both with --fresh-caches, which compiles in each call."
+        )
+    else:
+        return [*findings], []
+    ids = {id(f) for f in aside}
+    return [replace(f, verdict="inconclusive", reason=reason) if id(f) in ids else f for f in findings], [note]
+
+
+def _slower_together(own: Sequence[Finding]) -> list[Finding]:
+    """Return the findings of the backends of which most cells are slower on one side, in all of its rounds.
+
+    The current run's side comes first: where it is slower in a backend, the other is not looked at.
+    """
+    for verdict, side in (("regressed", 1), ("improved", 0)):
+        found = []
+        for backend in {f.backend: None for f in own}:
+            cells = [f for f in own if f.backend == backend]
+            moved = [f for f in cells if f.verdict == verdict]
+            if len(moved) < max(2, TOGETHER * len(cells)):
+                continue
+            if stats.median([_filled(f.values[side]) for f in moved]) < FILLED:
+                found += moved
+        if found:
+            return found
+    return []
+
+
+def _filled(seconds: Sequence[float]) -> float:
+    """Return how many times longer the slowest round took than the quickest."""
+    return max(seconds) / max(min(seconds), RULES[METRIC].floor)
