@@ -135,8 +135,9 @@ def _all_right(outcome: Outcome) -> float:
 
 def _verdict(outcome: Outcome) -> Verdict:
     if outcome.found:
-        sure = f"with a probability of at least {_probability(outcome):.0%}"
-        return Verdict(f"FOUND: {outcome.commits[outcome.high].title}, {_change(outcome.last)}, {sure}", "good")
+        change = signed(outcome.last.decision.change) if outcome.last and outcome.last.decision else ""
+        sure = f"{change}, with a probability of at least {_probability(outcome):.0%}"
+        return Verdict(f"FOUND: {outcome.commits[outcome.high].short}, {sure}", "good")
     if outcome.whole and not outcome.whole.decision:
         return Verdict(f"NOT COMPARED: {outcome.whole.reason}", "bad")
     margin = percent(outcome.request.margin)
@@ -150,30 +151,28 @@ def _verdict(outcome: Outcome) -> Verdict:
 
 
 def _table(outcome: Outcome) -> Table:
-    """Return a row for each commit that was tried, in their order, and one for the A/B that checks the answer."""
+    """Return a row for each commit that was tried, in their order."""
     place = {commit: i for i, commit in enumerate(outcome.commits)}
     against_good = [step for step in (outcome.whole, *outcome.steps) if step]
-    rows = [_entries(place, step) for step in sorted(against_good, key=lambda step: place[step.commit])]
-    rows += [_entries(place, outcome.last)] if outcome.last else []
     columns = (
         Column("", "right"),
         Column("commit", wrap=False),
         Column("date", wrap=False, optional=2),
-        Column("against", wrap=False),
         Column("verdict", wrap=False),
         Column("change", wrap=False),
         Column("pairs", "right", optional=1),
         Column("subject"),
     )
-    return Table("commits", columns, tuple(rows), title="Commits that were tried", labels=2)
+    rows = (_entries(place, step) for step in sorted(against_good, key=lambda step: place[step.commit]))
+    title = f"Commits that were tried, against {outcome.commits[0].short}"
+    return Table("commits", columns, tuple(rows), title=title, labels=2)
 
 
 def _entries(place: dict[Commit, int], step: Step) -> tuple[Entry, ...]:
     commit = step.commit
     change, pairs = (_change(step), str(step.finding.rounds[1])) if step.finding and step.decision else ("", "")
     verdict = Span(step.verdict, STYLES[step.verdict])
-    known = (f"{place[commit]}", commit.short, commit.date[:10], step.against.short)
-    return (*known, verdict, change, pairs, commit.subject)
+    return f"{place[commit]}", commit.short, commit.date[:10], verdict, change, pairs, commit.subject
 
 
 def _row(step: Step) -> dict[str, Any]:
