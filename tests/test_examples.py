@@ -42,12 +42,13 @@ RUN = "results/20261121-055556-instruments-nvidia-h200.jsonl.gz"
 MEASURES = Path(__file__).parent / "examples_measure.txt"
 MEASURING = ("run", "ab", "profile")
 PARSED_ONLY = (
+    "bisect",
     "doctor",
     "env",
     "check",
     "capacity",
     "cluster",
-)  # takes minutes, a network or Ray; of the last two: tests/cli
+)  # takes minutes, a repository, a network or Ray; of the last two: tests/cli
 ALIKE = ROOT / "results" / "ci-experiment"
 KERNEL = """
 import torch

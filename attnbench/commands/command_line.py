@@ -32,6 +32,7 @@ COMMANDS = (
     "models",
     "gate",
     "ab",
+    "bisect",
     "recommend",
     "compare",
     "history",

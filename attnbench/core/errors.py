@@ -3,14 +3,16 @@
 | code     | meaning                                                                                      |
 |----------|----------------------------------------------------------------------------------------------|
 | 0        | done; passed (check: right; doctor: fit, with or without warnings)                           |
-| 1        | a regression (gate, ab); nothing could be measured (run, step, profile, env), recommended,   |
-|          | tried (claims) or checked, a backend given up (run) or a case failed (check); nothing fits   |
-|          | (capacity); a device lost, or an outlier (cluster); worse by more than --fail-on (history)   |
+| 1        | a regression (gate, ab), BAD fails (bisect); nothing could be measured (run, step, profile,  |
+|          | env), recommended, tried (claims) or checked, a backend given up (run) or a case failed      |
+|          | (check); nothing fits (capacity); a device lost, or an outlier (cluster); worse by more than |
+|          | --fail-on (history)                                                                          |
 | 2        | bad input, or output that cannot be written                                                  |
-| 3        | inconclusive (gate, ab); unfit (doctor); too few units (cluster report)                      |
-| 4        | not comparable (gate, ab)                                                                    |
-| 5        | a wrong result (run, check, profile, capacity, claims, step, gate, ab, cluster), unless      |
-|          | allowed                                                                                      |
+| 3        | inconclusive (gate, ab); no commit found (bisect); unfit (doctor); too few units (cluster    |
+|          | report)                                                                                      |
+| 4        | not comparable (gate, ab, bisect)                                                            |
+| 5        | a wrong result (run, check, profile, capacity, claims, step, gate, ab, bisect, cluster),     |
+|          | unless allowed                                                                               |
 | 70       | a fault of attnbench's own: an exception that no command expects (BSD's EX_SOFTWARE)          |
 | 129      | hung up (SIGHUP: the terminal is gone)                                                       |
 | 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM)                                                   |

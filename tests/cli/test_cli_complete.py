@@ -26,7 +26,7 @@ def tab(tool: Tool, *words: str) -> list[str]:
     return tool(_ATTNBENCH_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words))).out.split()
 
 
-@pytest.mark.parametrize("command", ["run", "ab"])
+@pytest.mark.parametrize("command", ["run", "ab", "bisect"])
 def test_suites(tool: Tool, command: str) -> None:
     assert tab(tool, command, "--suite", "") == [*shipped_suites()]
     assert tab(tool, command, "--suite", "qui") == ["quick"]

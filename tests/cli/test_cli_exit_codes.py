@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from attnbench.commands.command_line import COMMANDS
 AXES = ("--seqlen", "512,1k", *SMALL)
 MEASURE = ("run", "--device", "fake", "-b", "fake", *AXES)
 AB = ("ab", "--device", "fake", *AXES, "--a", "own.py:A")
+BISECT = ("bisect", "--device", "fake", *AXES, "--cell", "*1k*", "--code")
 OWN = """
 import random
 from attnbench.backends.fake import Fake
@@ -81,6 +83,10 @@ CASES: Sequence[tuple[str, str, int, str]] = (
     (" ".join((*AB, "--b own.py:Noisy --time-limit 4s")), "", 3, "Judge again: "),
     (" ".join((*AB, "--b own.py:Wrong --allow-wrong --margin 1%")), "", 1, "--margin=1% --allow-wrong"),
     (" ".join((*AB, "--b own.py:Wrong")), "", 5, "Judge again: "),
+    (" ".join((*BISECT, "own.py:A", "good..slow")), "", 0, "FOUND: "),
+    (" ".join((*BISECT, "own.py:A", "good..slow --margin 20%")), "", 3, "NOTHING TO FIND: "),
+    (" ".join((*BISECT, "own.py:A", "good..wrong")), "", 5, "NOT COMPARED: wrong"),
+    (" ".join((*BISECT, "own.py:A", "good..nothing")), "", 2, "no commit is called 'nothing'"),
     (" ".join(MEASURE), "", 0, "Results: "),
     (" ".join(MEASURE), "missing", 1, "No run file was written: there was nothing to measure."),
     (" ".join(MEASURE).replace("512,1k", "x"), "", 2, "seqlen: 'x' is not a size"),
@@ -169,7 +175,24 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Tool:
         odd = (record.replace(*change) for record in records)
         texts = [o if not which or f'"seqlen_q":{which}' in o else r for o, r in zip(odd, records, strict=True)]
         tool.write(f"{name}.jsonl", "".join([head, *texts]))
+    _commit(tool)
     return tool
+
+
+def _commit(tool: Tool) -> None:
+    """Make a repository of the folder, with a commit for each of three tags."""
+    git = ("git", "-C", str(tool.folder), "-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    for tag, old, new in (
+        ("good", "", ""),
+        ("slow", "factor, wrong = 0.001, 1.0", "factor, wrong = 0.001, 0.9"),
+        ("wrong", '0.9, ""', '0.9, "wrong"'),
+    ):
+        tool.write("own.py", (tool.folder / "own.py").read_text().replace(old, new))
+        subprocess.run([*git, "add", "own.py"], check=True)
+        subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", tag], check=True)
+        subprocess.run([*git, "tag", tag], check=True)
+    tool.write("own.py", OWN)
 
 
 @pytest.mark.parametrize(("command", "fake", "code", "said"), CASES, ids=lambda value: str(value)[:60])

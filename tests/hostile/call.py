@@ -33,6 +33,7 @@ MEMORY = 2**31  # bytes that a command may take
 CODES: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("run", "profile", "env"), (1, 5)),
     **dict.fromkeys(("gate", "ab"), (1, 3, 4, 5)),
+    "bisect": (1, 3, 4, 5),
     "doctor": (3,),
     **dict.fromkeys(("check", "claims", "capacity", "step"), (1, 5)),
     "recommend": (1,),

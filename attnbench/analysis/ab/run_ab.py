@@ -15,6 +15,7 @@ from attnbench.analysis.ab.builds import Build, builds, is_code
 from attnbench.analysis.ab.schedule import START, Open, unsettled
 from attnbench.analysis.ab.turns import LABELS, Half, Turns
 from attnbench.analysis.gate import judge
+from attnbench.analysis.gate.findings import full_name
 from attnbench.analysis.gate.repeated_looks import LOOKS
 from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_INTERRUPTED, UserError
@@ -22,6 +23,7 @@ from attnbench.core.machine import Environment
 from attnbench.core.policy import CHECK, METHOD
 from attnbench.core.record import Job, Run
 from attnbench.core.sizes import format_duration
+from attnbench.core.text import fits
 from attnbench.results import run_file
 from attnbench.results.cells import Key
 from attnbench.run import plan as planning
@@ -52,6 +54,11 @@ class Request:
     out: Path | None = None  # folder
     argv: tuple[str, ...] = ()
     allow_busy: bool = False  # measure also on a GPU that other processes use
+    cell: str = ""  # the full name of a cell, or a glob: no other is measured
+
+
+class TooShortError(UserError):
+    """The time limit is short of one pair of turns."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,7 @@ class Outcome:
     exit_code: int = 0
     pairs: int = 0  # complete pairs of turns
     ended: str = ""  # why it ended, in one line; "" where all was settled
+    interrupt: int = 0  # the exit code of the signal that interrupted it
 
 
 def ab(request: Request, watcher: AbProgress, clock: Callable[[], float] = time.monotonic) -> Outcome:
@@ -132,7 +140,8 @@ def measure(
         least = 2 * START[here[0].device.kind] + min(keys.values())
         if least > deadline - clock():
             option = limits.option if limits else "--time-limit"
-            raise UserError(f"{option}: {format_duration(request.time_limit)} is short of one pair of turns; give more")
+            limit = format_duration(request.time_limit)
+            raise TooShortError(f"{option}: {limit} is short of one pair of turns; give more")
         paths = [request.out / file for file in FILES] if request.out else new_run_paths(runs[0], ("-a", "-b"))
         halves = [
             Half(run, pool, jobs, run_file.RunFile.create(path, run))
@@ -150,13 +159,13 @@ def measure(
         judgement = turns.judged()
     except UserError:
         if turns.interrupt:
-            return Outcome(None, tuple(paths), turns.interrupt, turns.pairs)
+            return Outcome(None, tuple(paths), turns.interrupt, turns.pairs, interrupt=turns.interrupt)
         raise
     ended = turns.notes(len(unsettled(judgement)))
     judgement = replace(judgement, notes=(*judgement.notes, *ended))
     by_person = turns.interrupt in (0, EXIT_INTERRUPTED)  # who then wants to know what there is
     code = judgement.exit_code if by_person else turns.interrupt
-    return Outcome(judgement, tuple(paths), code, turns.pairs, "".join(ended))
+    return Outcome(judgement, tuple(paths), code, turns.pairs, "".join(ended), turns.interrupt)
 
 
 def check_files(out: Path | None) -> None:
@@ -206,6 +215,10 @@ def _prepare(
         plan = planning.make_plan(
             resolved.cases, answers, environment.device, resolved.policy, rounds=LOOKS[-1], only=only
         )
+        if request.cell:
+            plan = tuple(job for job in plan if fits(full_name(job.backend, job.case), request.cell))
+            if not plan:
+                raise UserError(f"no cell is called {request.cell!r} on {environment.device.name}")
         plans.append(plan)
         runs.append(
             Run(

@@ -1,0 +1,200 @@
+"""A bisection as a document: the commit that made a cell slower, how sure that is, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from attnbench.analysis.bisect.commits import Commit
+from attnbench.analysis.bisect.run_bisect import Outcome
+from attnbench.analysis.bisect.search import Step
+from attnbench.analysis.gate.findings import interval, signed
+from attnbench.analysis.gate.hypothesis_tests import FDR
+from attnbench.analysis.summary.machine_summary import machines
+from attnbench.core.formats import percent
+from attnbench.core.sizes import format_duration
+from attnbench.core.text import count
+from attnbench.report.document import Column, Document, Entry, Reason, Span, Style, Table, Verdict
+from attnbench.results.cells import cells
+from attnbench.results.disturbed import doubt
+
+STYLES: dict[str, Style] = {"slow": "bad", "not slow": "good", "undecided": "warning", "skipped": "quiet"}
+COLUMNS = ("commit", "date", "subject", "against", "margin", "verdict", "change", "low", "high", "pairs", "reason")
+MORE = "A commit is slow where it is slower than {good} by more than {threshold}; docs/bisect.md."
+
+
+def document(outcome: Outcome) -> Document:
+    """Return what a bisection has found."""
+    runs = [step.run for step in outcome.every if step.run]
+    rows = [_row(step) for step in outcome.every]
+    answer = (*doubt(runs), *_answer(outcome))
+    good = outcome.commits[0].short
+    return Document(
+        command="bisect",
+        title=f"Bisection of {_cell(outcome)}",
+        answer=answer,
+        machines=tuple(machines(cells(runs[:1]))),
+        blocks=(_table(outcome),) if rows else (),
+        reasons=tuple(Reason(step.verdict, step.commit.short, step.reason) for step in outcome.every if step.reason),
+        notes=((Span(MORE.format(good=good, threshold=signed(outcome.threshold)[1:]), "quiet"),),)
+        if outcome.threshold
+        else (),
+        verdict=_verdict(outcome),
+        data=_data(outcome, answer, rows),
+        rows=rows,
+        columns=COLUMNS,
+    )
+
+
+def _cell(outcome: Outcome) -> str:
+    named = (step.finding.name for step in outcome.every if step.finding)
+    return next(named, outcome.request.cell)
+
+
+def _change(step: Step | None) -> str:
+    """Return the change of an A/B with its interval: "+3.1% (+2.9% to +3.3%)"."""
+    assert step
+    assert step.decision
+    return f"{signed(step.decision.change)} ({interval(step.decision)})"
+
+
+def _answer(outcome: Outcome) -> Iterator[str]:
+    whole, last = outcome.whole, outcome.last
+    good, bad = outcome.commits[0], outcome.commits[-1]
+    margin = percent(outcome.request.margin)
+    if whole is None:
+        yield f"Nothing is known yet: {good.short} and {bad.short} were not compared."
+    elif whole.decision is None:
+        yield f"{bad.short} cannot be compared with {good.short}: {whole.reason}."
+    elif whole.verdict == "not slow":
+        yield f"There is nothing to find: {bad.short} is not slower than {good.short} by {margin}: {_change(whole)}."
+    elif whole.verdict == "undecided":
+        yield (
+            f"It is not decided whether {bad.short} is slower than {good.short} by more than {margin}: "
+            f"{_change(whole)}. A longer --time-limit or another --margin may decide it."
+        )
+    else:
+        yield f"{_cell(outcome)}: {bad.short} is slower than {good.short} by {_change(whole)}."
+        before, after = outcome.commits[outcome.low], outcome.commits[outcome.high]
+        if last is None or last.decision is None or (outcome.ended and not outcome.confirmed):
+            if outcome.ended:
+                how = {"time": f"The time limit of {format_duration(outcome.request.time_limit)} was up"}
+                yield f"{how.get(outcome.ended, 'Interrupted')}: it is {_which(outcome)}."
+            else:
+                yield f"It is {_which(outcome)}: {last.reason if last else 'all others were skipped'}."
+        elif outcome.confirmed:
+            many = outcome.high - outcome.low
+            who = (
+                after.title if outcome.found else f"{_which(outcome)}, or {'both' if many == 2 else 'several'} together"
+            )
+            yield (
+                f"{who[:1].upper()}{who[1:]} made it slower by {_change(last)} against {before.short}, the last that "
+                "is not slow."
+            )
+            yield _how_sure(outcome)
+        else:
+            why = "the slowdown is spread over several commits, or one of the A/Bs is wrong"
+            if last.verdict == "undecided":
+                why = (
+                    f"it is not decided whether that is more than {signed(last.margin)[1:]}; --time-limit may be short"
+                )
+            yield (
+                f"{after.title} is the first that is slow, but against {before.short}, the last that is not, it is "
+                f"{_change(last)}: {why}."
+            )
+
+
+def _which(outcome: Outcome) -> str:
+    """Return the commits of which one is the answer: "one of 3 commits, 1a2b3c4d5e6f to 6f5e4d3c2b1a"."""
+    first, last = outcome.commits[outcome.low + 1], outcome.commits[outcome.high]
+    if first == last:
+        return first.title
+    return f"one of {count(outcome.high - outcome.low, 'commit')}, {first.short} to {last.short}"
+
+
+def _how_sure(outcome: Outcome) -> str:
+    assert outcome.threshold
+    many = sum(step.decision is not None for step in outcome.every)
+    return (
+        f"That it is by more than {signed(outcome.threshold)[1:]} is right with a probability of at least "
+        f"{_probability(outcome):.0%}, whatever the search did; all {count(many, 'A/B')} are right at "
+        f"once with at least {_all_right(outcome):.0%} (Bonferroni)."
+    )
+
+
+def _probability(outcome: Outcome) -> float:
+    """Return the least probability that the answer is right: the last A/B alone decides it."""
+    assert outcome.last
+    return 1 - FDR * outcome.last.attempts
+
+
+def _all_right(outcome: Outcome) -> float:
+    """Return the least probability that no A/B is wrong."""
+    return max(0.0, 1 - sum(step.error for step in outcome.every))
+
+
+def _verdict(outcome: Outcome) -> Verdict:
+    if outcome.found:
+        change = signed(outcome.last.decision.change) if outcome.last and outcome.last.decision else ""
+        sure = f"{change}, with a probability of at least {_probability(outcome):.0%}"
+        return Verdict(f"FOUND: {outcome.commits[outcome.high].short}, {sure}", "good")
+    if outcome.whole and not outcome.whole.decision:
+        return Verdict(f"NOT COMPARED: {outcome.whole.reason}", "bad")
+    margin = percent(outcome.request.margin)
+    if outcome.whole and outcome.whole.verdict == "not slow":
+        return Verdict(f"NOTHING TO FIND: BAD is not slower than GOOD by {margin}", "warning")
+    if outcome.threshold is None:
+        return Verdict(f"UNDECIDED: it is not known whether BAD is slower than GOOD by more than {margin}", "warning")
+    if outcome.last and outcome.last.decision and not outcome.confirmed and not outcome.ended:
+        return Verdict("UNDECIDED: no one commit is shown to hold half of the slowdown", "warning")
+    return Verdict(f"UNDECIDED: it is {_which(outcome)}", "warning")
+
+
+def _table(outcome: Outcome) -> Table:
+    """Return a row for each commit that was tried, in their order."""
+    place = {commit: i for i, commit in enumerate(outcome.commits)}
+    against_good = [step for step in (outcome.whole, *outcome.steps) if step]
+    columns = (
+        Column("", "right"),
+        Column("commit", wrap=False),
+        Column("date", wrap=False, optional=2),
+        Column("verdict", wrap=False),
+        Column("change", wrap=False),
+        Column("pairs", "right", optional=1),
+        Column("subject"),
+    )
+    rows = (_entries(place, step) for step in sorted(against_good, key=lambda step: place[step.commit]))
+    title = f"Commits that were tried, against {outcome.commits[0].short}"
+    return Table("commits", columns, tuple(rows), title=title, labels=2)
+
+
+def _entries(place: dict[Commit, int], step: Step) -> tuple[Entry, ...]:
+    commit = step.commit
+    change, pairs = (_change(step), str(step.finding.rounds[1])) if step.finding and step.decision else ("", "")
+    verdict = Span(step.verdict, STYLES[step.verdict])
+    return f"{place[commit]}", commit.short, commit.date[:10], verdict, change, pairs, commit.subject
+
+
+def _row(step: Step) -> dict[str, Any]:
+    decision = step.decision
+    commit, against = step.commit, step.against
+    change = (decision.change, decision.low, decision.high) if decision else (None, None, None)
+    pairs = step.finding.rounds[1] if step.finding else None
+    values = (commit.id, commit.date, commit.subject, against.id, step.margin, step.verdict)
+    return dict(zip(COLUMNS, (*values, *change, pairs, step.reason), strict=True))
+
+
+def _data(outcome: Outcome, answer: tuple[str, ...], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    after = outcome.commits[outcome.high]
+    return {
+        "answer": answer,
+        "cell": _cell(outcome),
+        "metric": outcome.request.metric,
+        "found": after.id if outcome.found else None,
+        "left": [commit.id for commit in outcome.commits[outcome.low + 1 : outcome.high + 1]],
+        "threshold": outcome.threshold,
+        "probability": _probability(outcome) if outcome.confirmed else None,
+        "all_right": _all_right(outcome),
+        "ended": outcome.ended,
+        "steps": rows,
+    }

@@ -1,0 +1,82 @@
+"""Which commit is measured next, and what the A/Bs say together. Nothing here measures or waits.
+
+**The question.** The first A/B, of BAD against GOOD, shows that there is a difference, and how large it is. A commit is
+slow where it is slower than GOOD by more than half of that (of the logarithm of the ratio), and by no more than the
+difference is certain to be. The A/B of a commit against GOOD with this threshold as its margin tells: regressed is
+slow; unchanged or improved is not slow; all else decides nothing, and the commit is skipped, as one is that does not
+build. Halving leads to a pair of commits, the last that is not slow and the first that is slow.
+
+**The answer** rests on one more A/B, of the first slow commit against the last one that is not, again with the
+threshold as its margin. It is measured when the pair is known, so its error rate is not spent by the search: whichever
+pair the search has led to, the A/B calls a commit slower than the one before it by more than the threshold, where it is
+not, with the probability FDR at most. At most one commit can hold more than half of a difference, unless others made
+the cell faster. An error of the search leads to a pair that this A/B does not confirm, and so to no answer.
+
+That all A/Bs are right at once, so that the commit is also the first to be slow, has at least the probability 1 less
+the sum of all their error rates (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from attnbench.analysis.bisect.commits import Commit
+from attnbench.analysis.gate.findings import Finding
+from attnbench.analysis.gate.hypothesis_tests import EQUIVALENCE, FDR, Decision
+from attnbench.core.record import Run
+
+Verdict = Literal["slow", "not slow", "undecided", "skipped"]
+VERDICTS: dict[str, Verdict] = {"regressed": "slow", "unchanged": "not slow", "improved": "not slow"}  # of a gate
+ERRORS = {"regressed": FDR, "unchanged": EQUIVALENCE, "improved": FDR}  # the probability of each where it is wrong
+
+
+@dataclass(frozen=True)
+class Step:
+    """One A/B of a bisection, or why a commit was not measured."""
+
+    against: Commit
+    commit: Commit
+    margin: float  # relative: what decides
+    finding: Finding | None = None  # of the metric
+    reason: str = ""  # why there is none
+    attempts: int = 1  # A/Bs of this kind until this one, of which an earlier bisect may have left some undecided
+    run: Run | None = None  # of the commit
+    exit_code: int = 0  # of the A/B
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the A/B says of the commit."""
+        return VERDICTS.get(self.finding.verdict, "undecided") if self.finding else "skipped"
+
+    @property
+    def decision(self) -> Decision | None:
+        """The change with its interval."""
+        return self.finding.decision if self.finding else None
+
+    @property
+    def error(self) -> float:
+        """The largest probability with which the verdict is wrong; 0 where there is none."""
+        return min(1.0, self.attempts * ERRORS.get(self.finding.verdict, 0.0)) if self.finding else 0.0
+
+
+def threshold(decision: Decision) -> float:
+    """Return the slowdown that parts slow commits from the others: half of the difference, or its least value."""
+    half = math.sqrt(1 + decision.change) - 1
+    return half if decision.low is None else min(half, decision.low)
+
+
+def next_commit(low: int, high: int, skipped: Collection[int]) -> int | None:
+    """Return which commit between `low`, not slow, and `high`, slow, is measured next; None where none is left.
+
+    It is the one in the middle, or its nearest neighbour that was not skipped.
+    """
+    left = [i for i in range(low + 1, high) if i not in skipped]
+    return min(left, key=lambda i: abs(2 * i - low - high), default=None)
+
+
+def steps_ahead(low: int, high: int) -> int:
+    """Return how many A/Bs there will be until the answer, where none decides nothing."""
+    return math.ceil(math.log2(high - low)) + 1

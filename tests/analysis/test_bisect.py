@@ -1,0 +1,280 @@
+"""A bisection from request to outcome in a repository of eight commits, with workers in this process."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import worker_here
+from attnbench.analysis.bisect import run_bisect
+from attnbench.analysis.bisect.document import document
+from attnbench.analysis.bisect.run_bisect import Outcome, Request, bisect
+from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_WRONG_RESULT, Interrupted, UserError
+from attnbench.core.json import to_json
+from attnbench.core.record import Job, Record, Run
+from attnbench.report import json_and_csv, terminal
+from attnbench.run import device_probe, workers
+from attnbench.run.suite import parse_options
+from attnbench.worker import serve
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+
+COMMITS = 8
+KERNEL = """
+import random
+from attnbench.backends.fake import Fake
+
+class Mine(Fake):
+    def prepare(self, case, inputs):
+        self.faults = {{1024: {fault!r}}}
+        self.speed = {speed} * (1 + 0.003 * random.uniform(-1, 1))
+        return super().prepare(case, inputs)
+"""
+
+
+class Here(worker_here.Here):
+    """A worker in this process that counts what is measured."""
+
+    measured = 0
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        Here.measured += request["op"] == "run"
+        return super().answer(request)
+
+
+class Watcher:
+    """Records what it is told, and can interrupt a turn."""
+
+    def __init__(self, interrupt_at: int = 0) -> None:
+        self.lines: list[str] = []
+        self.turns = 0
+        self.interrupt_at = interrupt_at
+
+    def say(self, text: str) -> None: ...
+
+    def tell(self, text: str) -> None:
+        self.lines.append(text)
+
+    def begun(self, a: Run, b: Run, cells: int, paths: Sequence[Path], notes: Sequence[str]) -> None:
+        assert cells == 1
+
+    def turn(self, number: int, side: str, jobs: int, open_cells: int, left: float) -> None:
+        self.turns += 1
+        if self.turns == self.interrupt_at:
+            raise Interrupted(signal.SIGINT)
+
+    def started(self, job: Job) -> None: ...
+
+    def ended(self, job: Job, record: Record) -> None: ...
+
+    def looked(self, pairs: int, settled: int, open_cells: int) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A new repository, which is the working directory."""
+    for module in (workers, device_probe):
+        monkeypatch.setattr(module, "WorkerProcess", Here)
+    monkeypatch.setattr(serve, "hash_of_source", lambda *_: "")  # it would read all that pytest imports
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "repository").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "none"))
+    monkeypatch.chdir(tmp_path / "repository")
+    random.seed(7)
+    git("init", "--quiet")
+    return tmp_path / "repository"
+
+
+def git(*words: str) -> str:
+    names = ("-c", "user.name=a", "-c", "user.email=a@b")
+    return subprocess.run(["git", *names, *words], check=True, capture_output=True, text=True).stdout
+
+
+def commit_all(
+    slowdowns: Mapping[int, float], broken: Sequence[int] = (), faults: Mapping[int, str] | None = None
+) -> None:
+    """Make commit 0, which has the tag "good", and eight after it; some make the kernel slower, or do not build."""
+    speed = 1.0
+    for place in range(COMMITS + 1):
+        speed /= 1 + slowdowns.get(place, 0.0)
+        Path("kernel.py").write_text(KERNEL.format(speed=speed, fault=(faults or {}).get(place, "")))
+        Path("build.sh").write_text(f"# {place}\necho wrote this\nexit {int(place in broken)}\n")
+        git("add", ".")
+        git("commit", "--quiet", "-m", f"change {place}")
+        if not place:
+            git("tag", "good")
+
+
+def request(**changes: Any) -> Request:
+    axes = {"seqlen": "512,1k", "headdim": "128", "causal": False, "direction": "fwd"}
+    usual: dict[str, Any] = {
+        "commits": "good..",
+        "cell": "Mine 1k *",
+        "code": "kernel.py:Mine",
+        "build": "sh build.sh",
+        "settings": parse_options({"axes": axes}),
+        "device": "fake",
+        "out": Path("out"),
+    }
+    return Request(**{**usual, **changes})
+
+
+def run(watcher: Watcher | None = None, **changes: Any) -> Outcome:
+    return bisect(request(**changes), watcher or Watcher())  # type: ignore[arg-type]
+
+
+def answer(outcome: Outcome) -> str:
+    """Return all that a person reads first, and the last line."""
+    shown = document(outcome)
+    assert "Commits that were tried" in terminal.text(shown) or not outcome.every
+    json_and_csv.json_text(shown)
+    assert shown.verdict
+    return " ".join((*shown.answer, shown.verdict.text))
+
+
+# commits that do not build are where the search tries them, and not beside the culprit
+@pytest.mark.parametrize(("culprit", "broken"), [(1, 4), (5, 2), (7, 4)])
+def test_a_slowdown_of_3_percent_is_found(culprit: int, broken: int, here: Path) -> None:
+    commit_all({culprit: 0.03}, broken=[broken])
+    outcome = run()
+    assert (outcome.exit_code, outcome.low, outcome.high) == (0, culprit - 1, culprit)
+    said = answer(outcome)
+    assert f'"change {culprit}" of 20' in said
+    assert "with a probability of at least 99%" in said
+    assert outcome.last is not None
+    assert outcome.last.decision is not None
+    assert outcome.last.decision.change == pytest.approx(0.03, abs=0.005)
+    assert to_json(document(outcome).data)["found"] == git("rev-list", "HEAD").split()[COMMITS - culprit]
+    assert git("worktree", "list").count("\n") == 1
+    assert not [*(here.parent / "temporary").iterdir()]
+
+
+def test_a_commit_that_does_not_build_beside_the_culprit_leaves_a_range() -> None:
+    commit_all({5: 0.03}, broken=[4])
+    outcome = run()
+    assert (outcome.exit_code, outcome.low, outcome.high) == (3, 3, 5)
+    assert "UNDECIDED: it is one of 2 commits" in answer(outcome)
+    (skipped,) = (step for step in outcome.steps if step.verdict == "skipped")
+    assert "the build ended with exit code 1 (wrote this)" in skipped.reason
+
+
+def test_no_difference_and_one_that_is_spread_over_commits_blame_none() -> None:
+    commit_all({})
+    outcome = run()
+    assert (outcome.exit_code, len(outcome.every)) == (3, 1)
+    assert "There is nothing to find" in answer(outcome)
+    git("tag", "-d", "good")
+    commit_all({2: 0.02, 4: 0.02, 6: 0.02})
+    outcome = run()
+    assert (outcome.exit_code, outcome.high) == (3, 4)
+    assert "the slowdown is spread over several commits" in answer(outcome)
+
+
+def test_a_commit_with_wrong_results_is_skipped_and_a_wrong_one_at_the_end_is_told() -> None:
+    commit_all({2: 0.03}, faults={4: "wrong"})
+    outcome = run()
+    assert (outcome.exit_code, outcome.high) == (0, 2)
+    assert "skipped" in {step.verdict for step in outcome.steps}
+    git("tag", "-d", "good")
+    commit_all({}, faults={COMMITS: "wrong"})
+    outcome = run()
+    assert outcome.exit_code == EXIT_WRONG_RESULT
+    assert "cannot be compared with" in answer(outcome)
+
+
+def test_the_same_folder_goes_on_after_an_interruption() -> None:
+    commit_all({6: 0.03})
+    outcome = run(Watcher(interrupt_at=12))  # in the second A/B
+    assert outcome.exit_code == EXIT_INTERRUPTED
+    assert "Interrupted: it is one of 8 commits" in answer(outcome)
+    assert git("worktree", "list").count("\n") == 1
+    finished = run()
+    assert (finished.exit_code, finished.high) == (0, 6)
+    measured = Here.measured
+    again = run()
+    assert Here.measured == measured
+    assert answer(again) == answer(finished)
+
+
+def test_the_time_limit_leaves_a_range_and_is_shared_by_the_ab(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_all({6: 0.03})
+    limits: list[float] = []
+    real = run_bisect.run_ab.ab
+
+    def ab(asked: Any, watcher: Any, clock: Any) -> Any:
+        limits.append(asked.time_limit)
+        if len(limits) == 3:
+            raise run_bisect.run_ab.TooShortError
+        return real(asked, watcher, clock)
+
+    monkeypatch.setattr(run_bisect.run_ab, "ab", ab)
+    outcome = run(time_limit=600.0)
+    assert limits[0] == pytest.approx(120, abs=1)  # of five A/Bs: the whole, three to halve eight commits, the last
+    assert (outcome.exit_code, outcome.ended, outcome.low) == (3, "time", 4)
+    assert "The time limit of 10m00s was up: it is one of 4 commits" in answer(outcome)
+
+
+def test_nothing_that_the_repository_configures_is_run(here: Path) -> None:
+    commit_all({})
+    spy = here.parent / "spy"
+    spy.write_text(f"#!/bin/sh\ntouch {here.parent}/ran\ncat\n")
+    spy.chmod(0o755)
+    (here / ".gitattributes").write_text("kernel.py filter=a\n")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "attributes")
+    for hook in ("post-checkout", "reference-transaction", "post-index-change"):
+        shutil.copy(spy, here / ".git/hooks" / hook)
+    git("config", "filter.a.smudge", str(spy))
+    git("config", "core.fsmonitor", str(spy))
+    git("worktree", "add", "--detach", str(here.parent / "plain"))
+    assert (here.parent / "ran").exists()  # a plain call does run them
+    (here.parent / "ran").unlink()
+    assert run(build="").exit_code == 3
+    assert not (here.parent / "ran").exists()
+
+
+def test_the_commits_of_a_side_branch_are_one_step_of_the_line() -> None:
+    commit_all({})
+    git("checkout", "--quiet", "-b", "side", "HEAD~2")
+    git("commit", "--quiet", "--allow-empty", "-m", "aside")
+    git("checkout", "--quiet", "-")
+    git("merge", "--quiet", "--no-ff", "-m", "merged", "side")
+    found = run_bisect.commits("good..HEAD")
+    assert [commit.subject for commit in found] == [*(f"change {i}" for i in range(COMMITS + 1)), "merged"]
+    with pytest.raises(UserError, match=r"side is not among the first parents of HEAD.*; [0-9a-f]{12} is, before"):
+        run_bisect.commits("side..HEAD")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"commits": "good"}, "is no range of commits"),
+        ({"commits": "good...HEAD"}, "is no range of commits"),
+        ({"commits": "HEAD..good"}, "has no commits; GOOD is the older one"),
+        ({"commits": "--all..HEAD"}, "no commit is called '--all'"),
+        ({"commits": "nothing..HEAD"}, "no commit is called 'nothing'"),
+        ({"code": "../kernel.py:Mine"}, "is not in the worktree of a commit"),
+        ({"code": "none.py:Mine"}, "[0-9a-f]+ cannot be measured: it has no none.py after the build"),
+        ({"code": "kernel.py:None", "cell": "None 1k *"}, "[0-9a-f]+ cannot be measured: .*None"),
+        ({"code": ""}, "give one of --code"),
+        ({"code": "", "python": "py"}, "give -b NAME"),
+        ({"build": "sleep 30", "build_limit": 0.1}, "the build took longer than 0.1s"),
+        ({"cell": "Mine 2k *"}, "none is called 'Mine 2k \\*'; did you mean 'Mine "),
+        ({"settings": parse_options({})}, r"Mine 1k \* is \d+ cells; give one, as in --cell 'Mine"),
+        ({"time_limit": 0.1}, "is short of 5 A/Bs"),
+    ],
+    ids=str,
+)
+def test_bad_input(changes: Mapping[str, Any], said: str) -> None:
+    commit_all({})
+    with pytest.raises(UserError, match=said):
+        run(**changes)
+    assert git("worktree", "list").count("\n") == 1

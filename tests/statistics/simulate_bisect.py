@@ -1,0 +1,144 @@
+"""How often `attnbench bisect` finds the right commit, by simulation with the noise of an H200.
+
+    python tests/statistics/simulate_bisect.py [--runs 400] [--only TEXT]
+
+The noise of rounds is that of simulate_ab.py, for one cell: a cell keeps its own in all A/Bs of a bisection, on a
+machine that drifts from turn to turn. Every bisection runs the code that searches and decides, without git, builds and
+workers. The table in docs/bisect.md is what this prints; test_bisect_error_rates.py asserts its figures with fewer
+runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from h200_noise import draw
+from simulate_gate import KINDS
+
+from attnbench.analysis.ab.schedule import order
+from attnbench.analysis.bisect.commits import Commit
+from attnbench.analysis.bisect.run_bisect import Bisection, Outcome, Request
+from attnbench.analysis.bisect.search import Step
+from attnbench.analysis.gate.findings import Finding
+from attnbench.analysis.gate.hypothesis_tests import Rounds
+from attnbench.analysis.gate.repeated_looks import LOOKS, decide_in_looks
+from attnbench.core.case import Case, Shape
+
+PAIRS, CASE = LOOKS[-1], Case(Shape(1, 1024, 1024, 1, 1, 64, 64), "bf16", "fwd")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    commits: int = 8
+    slowdowns: tuple[float, ...] = (0.03,)  # each is planted in a commit by chance
+    margin: float = 0.01
+    broken: float = 0.0  # the share of the commits that do not build
+    scale: float = 1.0  # of the noise
+    drift: float = 0.001  # that the machine moves each turn, always one way (logarithm)
+    walk: float = 0.001  # and by chance: standard deviation each turn
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The results: shares of all bisections, and means."""
+
+    right: float  # a commit with a planted slowdown is named
+    wrong: float  # another one is
+    within: float  # a range with such a commit is left, or that the slowdown is spread
+    missed: float  # a range without one is left
+    steps: float  # A/Bs
+    pairs: float  # of all A/Bs of a bisection
+
+
+@dataclass
+class Simulated(Bisection):
+    """A bisection whose A/Bs are drawn."""
+
+    scenario: Scenario = field(default_factory=Scenario)
+    levels: Any = None  # what each commit adds to the logarithm
+    builds_at_all: Any = None
+    noise: Any = None
+    rng: Any = None
+
+    def _step(self, a: Commit, b: Commit, margin: float, ahead: int, ending: str = "") -> Step:
+        s, (first, second) = self.scenario, (self.outcome.commits.index(commit) for commit in (a, b))
+        if not self.builds_at_all[second]:
+            return Step(a, b, margin, reason="does not build")
+        start = PAIRS * len([step for step in self.outcome.every if step.finding])
+        sides = [side[0, start : start + PAIRS].copy() for side in self.noise]
+        level = np.cumsum(s.drift + s.walk * self.rng.standard_normal(2 * PAIRS))
+        for pair in range(PAIRS):
+            for turn, side in enumerate(order(pair)):
+                sides[side][pair] += level[2 * pair + turn]
+        sides[1] += self.levels[second] - self.levels[first]
+        test = Rounds(sides[0].tolist(), sides[1].tolist(), margin, "latency", paired=True)
+        [(decision, pairs)] = decide_in_looks([test])
+        return Step(a, b, margin, Finding(CASE, "x", "latency", decision.verdict, (pairs, pairs), decision=decision))
+
+
+def simulate(kind: str, scenario: Scenario, runs: int, seed: int = 0) -> Rates:
+    rng = np.random.default_rng(seed)
+    counts: Counter[str] = Counter()
+    steps = pairs = 0
+    s = scenario
+    for _ in range(runs):
+        culprits = rng.choice(np.arange(1, s.commits + 1), len(s.slowdowns), replace=False)
+        change = np.zeros(s.commits + 1)
+        change[culprits] = np.log1p(s.slowdowns)
+        fine = rng.random(s.commits + 1) >= s.broken
+        fine[[0, -1]] = True
+        commits = [Commit(f"{i:040x}", "2026-01-01", "") for i in range(s.commits + 1)]
+        outcome = Outcome(Request("", margin=s.margin), commits, Path(), high=s.commits)
+        noise = draw(rng, 1, PAIRS * (s.commits + 3), kind, s.scale, 0.0)  # type: ignore[arg-type]
+        none: Any = None
+        Simulated(outcome, none, none, time.monotonic, 0.0, 0, s, np.cumsum(change), fine, noise, rng).run()
+        steps += len([step for step in outcome.every if step.finding])
+        pairs += sum(step.finding.rounds[0] for step in outcome.every if step.finding)
+        if outcome.found:
+            counts["right" if outcome.high in culprits else "wrong"] += 1
+        else:
+            inside = any(outcome.low < culprit <= outcome.high for culprit in culprits)
+            counts["within" if inside or not len(culprits) else "missed"] += 1
+    return Rates(*(counts[name] / runs for name in ("right", "wrong", "within", "missed")), steps / runs, pairs / runs)
+
+
+SCENARIOS = {
+    "3 % in one of 8 commits": Scenario(),
+    "3 % in one of 64 commits": Scenario(commits=64),
+    "2 % in one of 8 commits": Scenario(slowdowns=(0.02,)),
+    "10 % in one of 8 commits": Scenario(slowdowns=(0.1,)),
+    "3 % in one of 8 commits, of which a quarter do not build": Scenario(broken=0.25),
+    "3 % in one of 8 commits, noise times 3": Scenario(scale=3),
+    "6 % in one of 8 commits and 2 % in another": Scenario(slowdowns=(0.06, 0.02)),
+    "2 % in each of 2 of 8 commits": Scenario(slowdowns=(0.02, 0.02)),
+    "nothing in 8 commits": Scenario(slowdowns=()),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=400)
+    parser.add_argument("--only", default="", metavar="TEXT", help="the scenarios with this text in their names")
+    asked = parser.parse_args()
+    print(f"{asked.runs} bisections each; noise kept by cells / by rounds (see h200_noise.py)\n")
+    print("| what | right commit | wrong commit | none: a range with it | none: a range without | A/Bs | pairs |")
+    print("| :--- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for what, scenario in SCENARIOS.items():
+        if asked.only in what:
+            both = [simulate(kind, scenario, asked.runs) for kind in KINDS]
+            shares = [
+                " / ".join(f"{100 * getattr(rates, name):.3g} %" for rates in both)
+                for name in ("right", "wrong", "within", "missed")
+            ]
+            means = [" / ".join(f"{getattr(rates, name):.1f}" for rates in both) for name in ("steps", "pairs")]
+            print(f"| {what} | {' | '.join((*shares, *means))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
