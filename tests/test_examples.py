@@ -148,6 +148,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "chat.yaml").write_text(WORKLOAD)
     (made / "history-acknowledged.yml").write_text('- {cells: "triton *", at: 3f2a1b9c, reason: meant}\n')
     names = {"alike-00": ("baseline", "old", "main", "v2"), "alike-01": ("current", "new", "results/now")}
+    names |= {"alike-02": ("again",), "alike-03": ("third",)}
     for run, copies in names.items():
         content = (ALIKE / f"{run}.jsonl").read_bytes().replace(b"Planted", b"attention")  # as docs/ci.md has it
         for name in copies:

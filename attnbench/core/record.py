@@ -215,7 +215,7 @@ class Run:
     suite: str  # name of the suite, or of the command that made the cases
     policy: Policy
     plan: Sequence[Job]
-    records: Sequence[Record] = ()  # in the order in which the jobs ended
+    records: Sequence[Record] = ()  # the last of each job, in the order in which they ended
     started: str = ""  # ISO 8601, UTC
     argv: tuple[str, ...] = ()  # the command line
     versions: Mapping[str, str] = field(default_factory=dict)  # backend -> version of its library
@@ -227,6 +227,7 @@ class Run:
     check: int = 1  # of results (core/policy.py): what an earlier check than today's calls wrong may be right
     search: Search | None = None  # of `attnbench capacity`, whose plan holds the first step of each search
     turns: str = ""  # identity of an A/B whose two runs took turns by round; their plans hold the first round only
+    replaced: Sequence[Record] = ()  # records of jobs that were measured again
 
     def __repr__(self) -> str:
         records = count(len(self.records), "record")

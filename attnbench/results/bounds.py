@@ -71,7 +71,7 @@ def check_record(record: Record) -> None:
 
 def check_run(run: Run) -> None:
     """Raise ValueError, which names the place, for a number of a run that nobody can have planned; not of records."""
-    _check("", {f.name: getattr(run, f.name) for f in fields(run) if f.name not in ("plan", "records")})
+    _check("", {f.name: getattr(run, f.name) for f in fields(run) if f.name not in ("plan", "records", "replaced")})
     for job in run.plan:
         _check_case(job.case)
         _check("plan", {"round": job.round, "forecast": job.forecast})

@@ -26,7 +26,7 @@ import secrets
 import shlex
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -38,6 +38,7 @@ from attnbench.core.record import Job, Record, Run
 from attnbench.results import bounds, decode
 
 SCHEMA = 2
+_OF_RECORDS = ("records", "replaced")  # fields of a run that its first line has not
 _FIRST = b'{"type":"run",'  # what each begins with
 _ROUNDS = b'{"type":"rounds",'  # a line that plans more rounds
 MOST_JOBS = 50_000  # of a plan; to make and store them takes five seconds
@@ -228,7 +229,7 @@ def encoded(run: Run) -> bytes:
 
 
 def _head(run: Run) -> bytes:
-    return _line({"type": "run", "schema": SCHEMA, **{k: v for k, v in to_json(run).items() if k != "records"}})
+    return _line({"type": "run", "schema": SCHEMA, **{k: v for k, v in to_json(run).items() if k not in _OF_RECORDS}})
 
 
 def _record(record: Record, schema: int = SCHEMA) -> bytes:
@@ -319,7 +320,17 @@ def read(path: Path) -> tuple[Run, list[str]]:
         bounds.check_cases({job.case for job in run.plan} | {record.case for record in records})
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    return replace(with_rounds(run, rounds), records=tuple(records)), problems
+    return with_records(with_rounds(run, rounds), records), problems
+
+
+def with_records(run: Run, records: Sequence[Record]) -> Run:
+    """Return the run with these records; of several of a job the last counts, but in a search, which repeats steps."""
+    if run.search:
+        return replace(run, records=tuple(records))
+    last = {record.id: i for i, record in enumerate(records)}
+    replaced = (record for i, record in enumerate(records) if last[record.id] != i)
+    kept = tuple(record for i, record in enumerate(records) if last[record.id] == i)
+    return replace(run, records=kept, replaced=(*run.replaced, *replaced))
 
 
 def _rounds(line: bytes, run: Run) -> int:

@@ -85,7 +85,9 @@ class WorkerProcess:
         self._sent += 1
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # receive says why
-            self._process.stdin.write((json.dumps({**request, "number": self._sent}) + "\n").encode())
+            rest = (json.dumps({**request, "number": self._sent}) + "\n").encode()
+            while rest:  # a write is short where this process was stopped meanwhile
+                rest = rest[self._process.stdin.write(rest) or 0 :]
 
     def receive(self, timeout: float) -> dict[str, Any]:
         """Return the next answer, waiting at most `timeout` seconds. Raises WorkerDied or WorkerHung."""

@@ -420,7 +420,7 @@ def _measure(
         code = end.exit_code
     finally:
         file.close()
-    return replace(planned, records=tuple(records)), code
+    return run_file.with_records(planned, records), code
 
 
 def resolve_suite_for(suite: Suite, device: str, settings: Settings) -> list[Resolved]:

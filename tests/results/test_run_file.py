@@ -166,7 +166,7 @@ def test_a_byte_order_mark_is_no_damage(path: Path) -> None:
     file.append(RECORDS[0])
     file.close()
     assert path.read_bytes().startswith(marked)
-    assert run_file.read(path)[0].records == (*RECORDS, RECORDS[0])
+    assert run_file.read(path)[0].records == (*RECORDS[1:], RECORDS[0])
 
 
 @pytest.mark.parametrize("damage", [b'"max_error":"x"', b'"max_error":null'])
@@ -506,7 +506,7 @@ def test_a_file_that_was_overwritten_is_told_at_the_end(path: Path) -> None:
     path.write_bytes(b"x" * path.stat().st_size)
     with pytest.raises(UserError, match=f"another program changed {path} during") as error:
         file.close()
-    assert run_file.read(Path(str(error.value).rpartition(" ")[2]))[0].records == (*RECORDS, RECORDS[0])
+    assert run_file.read(Path(str(error.value).rpartition(" ")[2]))[0].records == (*RECORDS[1:], RECORDS[0])
 
 
 @pytest.mark.parametrize("cut", [0, 1, 200], ids=["whole", "without its newline", "cut off"])
@@ -576,7 +576,8 @@ def test_masks_and_lengths_that_take_minutes_are_refused(path: Path, number: int
     for cases, said in ((masked, "blocks of unlike random masks"), (ragged, "sequences in unlike lengths")):
         path.write_bytes(run_file.encoded(run([ended(one, "triton", "failed", "x") for one in (*cases, *cases)])))
         if number == 40:
-            assert len(run_file.read(path)[0].records) == 2 * len(cases)
+            found, _ = run_file.read(path)
+            assert len(found.records) == len(found.replaced) == len(cases)
             continue
         with pytest.raises(UserError, match=rf"run\.jsonl: [\d,]+ {said}, more than the"):
             run_file.read(path)

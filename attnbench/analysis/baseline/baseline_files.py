@@ -50,9 +50,11 @@ def save(run: Run, name: str, folder: Path, add: bool = False) -> tuple[Path, li
     _refuse_link(path)
     old = {file: _head(file, run) for file in _runs_of(path)}
     if add and old:
-        if any(head.started == run.started for head in old.values()):
+        known = {(head.started, head.environment.device.uuid) for head in old.values()}
+        if (run.started, run.environment.device.uuid) in known:
             raise UserError("that run is in the baseline already; measure again for one more")
-        path = path.with_name(f"{path.stem}+{re.sub(r'[^0-9T]', '', run.started)[:15]}.jsonl")
+        names = (f"{path.stem}+{re.sub(r'[^0-9T]', '', run.started)[:15]}{end}.jsonl" for end in ("", *range(MOST)))
+        path = next(free for free in map(path.with_name, names) if not free.exists())
         kept = sorted(old, key=lambda file: old[file].started, reverse=True)[: MOST - 1]
         old = {file: head for file, head in old.items() if file not in kept}
         _refuse_link(path)

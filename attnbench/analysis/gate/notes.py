@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from attnbench.analysis.gate.findings import TIMED, Finding, signed
 from attnbench.analysis.gate.margins import Margins
@@ -117,18 +117,10 @@ def runs(number: int, controls: Collection[str]) -> list[str]:
 
 def repeated(side: str, run: Run) -> list[str]:
     """Return a note on rounds of which cells were measured again after they worked; the later figures count."""
-    worked, again = set[Hashable](), Counter[int]()
-    for record in run.records:
-        key = record.case, record.backend, record.round
-        again[record.round] += key in worked
-        if record.status == "ok":
-            worked.add(key)
-    told = [f"round {n} in {count(number, 'cell')}" for n, number in sorted(again.items()) if number]
-    return (
-        [f"The {side} has figures that were measured again, of which the later count: {', '.join(told)}."]
-        if told
-        else []
-    )
+    again = Counter(record.round for record in run.replaced if record.status == "ok")
+    told = [f"round {n} in {count(number, 'cell')}" for n, number in sorted(again.items())]
+    what = f"The {side} has figures that were measured again, of which the later count"
+    return [f"{what}: {', '.join(told)}."] if told else []
 
 
 def incomplete(side: str, run: Run) -> list[str]:
