@@ -9,10 +9,10 @@ from functools import lru_cache
 
 _SECONDS_OR_BYTES = {"h": 3600.0, "m": 60.0, "s": 1.0, "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 _ESCAPE_SEQUENCE = re.compile(  # colours and cursor, then titles and links, then two characters
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)|\x1b[ -/]*[0-~]"
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\x9d\n]*(?:\x07|\x1b\\|\x9c)|\x1b[ -/]*[0-~]"
 )
 _OLD_COMMAND = re.compile(r"#(?=#\w*\[)")  # ##[error], ##vso[...]: runners of GitHub and Azure act on it anywhere
-_COMMAND = re.compile(r"^(\s*)::", re.MULTILINE)
+_COMMAND = re.compile(r"^([^\S\n]*)::", re.MULTILINE)
 LONGEST = 4000  # characters of a message
 _LONG_WORD = re.compile(r"\S{400,}")
 _QUANTITY = re.compile(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnbench.core.errors import UserError
+from attnbench.core.files import GONE, working_folder
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
 from attnbench.core.text import count
@@ -56,6 +57,8 @@ def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "
     `convention` says how FLOPs are counted: "exact" (unmasked pairs) or "fa" (as papers print: half for causal).
     Raises UserError for a pattern that fits no file, and for a file that is no run file.
     """
+    if not working_folder():
+        raise UserError(GONE)
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     files: dict[str, Path] = {}
     for path in (path for one in given for path in _files(str(one))):

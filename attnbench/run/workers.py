@@ -6,6 +6,7 @@ its job only: the worker is replaced, and the next job runs. The parent never op
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import shlex
 import time
@@ -412,6 +413,7 @@ def measure_jobs(
     round_: int | None = None
     waiting: list[Job] = []
     place = places(jobs, device.kind) if limit else {}
+    spots = [place.get(problem(job.case), 0) for job in jobs] if limit else []
     begun: set[int] = set()  # places of problems of which something was measured
     too_large: set[int] = set()  # of those that did not fit as a whole
     final = next((job for job in reversed(jobs) if not job.skip), None)
@@ -436,13 +438,16 @@ def measure_jobs(
             limit.add_measured(job, time.monotonic() - began)
         yield job, record
 
-    def fits(job: Job, ahead: Sequence[Job]) -> bool:
+    def fits(index: int) -> bool:
         if limit is None:
             return True
-        if where(job) in too_large:
+        job, spot = jobs[index], spots[index]
+        if spot in too_large:
             return False
-        if limit.allows(job, [j for j in ahead if not j.skip and where(j) <= where(job)]):
-            return True
+        if limit.allows(job, ()):  # with nothing else: else there is no need to look at the others
+            others = zip(jobs[index + 1 :], spots[index + 1 :], strict=True)
+            if limit.allows(job, [j for j, other in others if other <= spot and not j.skip]):
+                return True
         if where(job) not in begun:
             too_large.add(where(job))
         return False
@@ -450,7 +455,7 @@ def measure_jobs(
     for index, job in enumerate(jobs):
         if job.skip and not job.resumable:
             yield job, skipped_record(job)
-        elif job.resumable or not fits(job, jobs[index + 1 :]):
+        elif job.resumable or not fits(index):
             waiting.append(job)
         else:
             yield from run(job)
@@ -460,10 +465,11 @@ def measure_jobs(
 
     waiting.sort(key=lambda job: (turn(job), job.forecast.seconds))
     given_up: set[int] = set()  # places of problems that are not begun
+    turns = [turn(job) for job in waiting]
     for index, job in enumerate(waiting):
         alone = not begun or where(job) in begun
-        rest = [] if alone else [j for j in waiting[index + 1 :] if turn(j) == turn(job)]
-        if limit and where(job) not in given_up and limit.allows(job, rest):
+        ends = index + 1 if alone else bisect.bisect_right(turns, turns[index])
+        if limit and where(job) not in given_up and limit.allows(job, waiting[index + 1 : ends]):
             yield from run(replace(job, skip=None, resumable=False))
         else:
             if not alone:

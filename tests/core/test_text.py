@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from attnbench.core.text import LONGEST, fits, no_command, printable, without_long_words
+from attnbench.core.text import LONGEST, fits, no_command, one_line, printable, without_long_words
 from hostile.live import in_log
 
 
@@ -48,3 +50,11 @@ def test_a_message_that_quotes_a_whole_file_is_short() -> None:
     assert word.startswith("no backend 'xxx")
     assert word.endswith("xxx'; known: eager")
     assert len(without_long_words("a word " * 10**5 + "the end")) == LONGEST
+
+
+@pytest.mark.parametrize("character", ["\x9d", "\x1b]", "\n"])
+def test_a_text_of_one_control_character_takes_no_time(character: str) -> None:
+    began = time.process_time()
+    for clean in (printable, no_command, one_line):
+        clean(character * 200_000)
+    assert time.process_time() - began < 5
