@@ -46,7 +46,7 @@ def bisect(
     metric: Annotated[
         str, how("--metric", "-m", metavar="NAME", help="latency, or cycles (latency times clock), free of the clock.")
     ] = "latency",
-    margin: Annotated[str, how(metavar="MARGIN", help="BAD must be slower than GOOD by more.")] = "1%",
+    margin: Annotated[str, how(metavar="CHANGE", help="BAD must be slower than GOOD by more.")] = "1%",
     expect: Annotated[
         str, how(metavar="NAMES", help="What is meant to differ between the builds, as in gate: torch.")
     ] = "",

@@ -58,7 +58,7 @@ def test_both_readers_agree_on_every_plan(path: Path) -> None:
     header = json.loads(run_file.unpacked(path)[0].partition(b"\n")[0])
     run, _ = run_file.read(path)
     assert [to_json(job) for job in run.plan] == header["plan"]
-    assert {**to_json(run), "plan": 0, "records": 0} == {
+    assert {**to_json(replace(run, replaced=())), "plan": 0, "records": 0} == {
         **{k: v for k, v in header.items() if k not in ("type", "schema") and v != {}},
         "plan": 0,
         "records": 0,
@@ -297,7 +297,7 @@ def test_a_file_of_schema_1_stays_one_when_it_is_resumed(tmp_path: Path) -> None
     file.close()
     assert b'"runs"' not in path.read_bytes()
     after, problems = run_file.read(path)
-    assert (after.records, problems) == ((*before.records, before.records[0]), [])
+    assert (after.records, problems) == ((*before.records[1:], before.records[0]), [])
     (tmp_path / "notes").write_text("hello\n")
     with pytest.raises(UserError, match="is not an attnbench run file"):
         run_file.RunFile.reopen(tmp_path / "notes")

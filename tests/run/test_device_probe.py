@@ -86,7 +86,7 @@ class SimulatedWorker:
     def _run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         job = from_json(Job, request["job"])
         self.looks.append(request.get("look", False))
-        return {"record": to_json(Record(job.case, job.backend, job.round, "failed", "simulated"))}
+        return {"record": to_json(Record(job.case, job.backend, job.round, "failed", "simulated")), "imported": {}}
 
     def stderr_tail(self) -> None:
         return None
