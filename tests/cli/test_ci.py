@@ -174,9 +174,17 @@ def test_the_action_runs_its_own_code(use: Use, tmp_path: Path, monkeypatch: pyt
 def test_the_action_in_a_hostile_checkout(
     path: str, use: Use, repository: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkout's packages replace nothing. Only the pull request's own kernel is loaded from it, in a worker."""
+    """The checkout's packages replace nothing. Only the pull request's own kernel is loaded from it, in a worker.
+
+    A kernel beside packages that would stand in for torch and numpy is not measured.
+    """
     hostile(repository.folder)
     monkeypatch.setenv("PYTHONPATH", path.replace(":", os.pathsep))
+    refused = use("speed=0.97", artifact="refused")
+    assert refused.code == 2
+    assert "torch would be imported in place of torch; give it another name" in refused.log
+    for name in ("torch", "numpy"):
+        shutil.rmtree(repository.folder / name)
     job = use("speed=0.97", margin="relative_error=20%,2%")
     assert hijacked(repository.folder) == ""
     assert (job.code, job.outputs["exit-code"]) == (1, "1"), job.log
