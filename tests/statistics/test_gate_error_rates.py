@@ -87,10 +87,10 @@ def test_no_other_noise_is_a_regression(noise: str) -> None:
 def test_three_runs_of_a_baseline_show_what_runs_differ_by(what: str) -> None:
     """Promised: under 1 % of gates, whatever runs have in common, and intervals that hold in 87 % of cells or more.
 
-    A gate that is wrong in 5 % would show none or one in 60 with a chance of 19 %; the script has more of them.
+    A gate that is wrong in 10 % would show none in 30 with a chance of 4 %; the script has more of them.
     """
-    found = simulate("cells", Scenario(cells=307, other=BETWEEN_RUNS[what], runs=3), 60)
-    assert found.false_alarms <= 0.02
+    found = simulate("cells", Scenario(cells=307, other=BETWEEN_RUNS[what], runs=3), 30)
+    assert found.false_alarms == 0
     assert found.covered > 0.87
     if BETWEEN_RUNS[what].rounds == 2:
         assert found.passed == 0
