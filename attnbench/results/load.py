@@ -57,9 +57,9 @@ def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "
     `convention` says how FLOPs are counted: "exact" (unmasked pairs) or "fa" (as papers print: half for causal).
     Raises UserError for a pattern that fits no file, and for a file that is no run file.
     """
-    if not working_folder():
-        raise UserError(GONE)
     given = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not working_folder() and not all(os.path.isabs(os.path.expanduser(one)) for one in given):
+        raise UserError(GONE)
     files: dict[str, Path] = {}
     for path in (path for one in given for path in _files(str(one))):
         files.setdefault(os.path.realpath(path), path)

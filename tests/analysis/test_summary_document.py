@@ -14,6 +14,7 @@ import pytest
 from report_text import marked, report, shown
 from rich.console import Console
 
+from attnbench.analysis.summary import page
 from attnbench.analysis.summary.document import complete
 from attnbench.core.record import STATUSES, Accuracy, Forecast, Measurement, Record, TensorError
 from attnbench.report import json_and_csv, markdown, terminal
@@ -22,7 +23,7 @@ from attnbench.report.html.charts import charts
 from attnbench.results.cells import cells
 from attnbench.results.export_rows import COLUMNS
 from attnbench.results.metrics import METRICS
-from builders import CPU, UNITS, case, decode, ended, forwards, measurements, ok, run
+from builders import CPU, H200, UNITS, case, decode, ended, environment, forwards, measurements, ok, run
 
 
 @pytest.fixture(autouse=True)
@@ -269,3 +270,12 @@ def test_no_measurement_however_odd_costs_a_report(seed: int) -> None:
     for format in trackers.JSON_FORMATS:
         assert json.loads(trackers.content(format, found))
     assert charts(found).rows
+
+
+def test_commands_to_paste_hold_nothing_of_a_file_but_words() -> None:
+    device = replace(H200, name="NVIDIA H200\ntouch /tmp/x #")
+    here = environment(device, packages={"x": "1\ntouch /tmp/y"})
+    stranger = replace(run([], suite="ci; touch /tmp/z"), environment=here)
+    code = str(page.reproduce([stranger], [], []).code).splitlines()
+    assert not any(line.startswith("touch") for line in code)
+    assert "attnbench run --suite 'ci; touch /tmp/z'" in code

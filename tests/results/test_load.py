@@ -184,3 +184,14 @@ def test_what_reads_run_files_needs_no_module_that_windows_lacks(folder: Path) -
         assert done.returncode != EXIT_FAULT, done.stderr
     code = f"import sys; sys.modules.update(dict.fromkeys({blocked}))\nimport attnbench; attnbench.load({files[0]!r})"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_in_a_working_directory_that_is_gone_absolute_paths_are_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(UserError, match="the working directory is gone"):
+        attnbench.load("a.jsonl")
+    assert len(attnbench.load(folder / "a.jsonl").runs) == 1
