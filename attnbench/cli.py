@@ -64,7 +64,7 @@ def _run() -> Any:
     itself ended with 0. Any other exception is a fault of attnbench's own.
     """
     _prepare_streams()
-    _drop_what_is_no_time()
+    _drop_odd_source_date()
     code: Any = EXIT_DONE
     try:
         with _interruptible():
@@ -199,7 +199,7 @@ def _prepare_streams() -> None:
             os.environ.pop(name, None)
 
 
-def _drop_what_is_no_time() -> None:
+def _drop_odd_source_date() -> None:
     """Drop a SOURCE_DATE_EPOCH that is no time, as one left empty: numpy.f2py, which scipy imports, would raise."""
     try:
         time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", "0")))

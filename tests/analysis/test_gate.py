@@ -583,7 +583,13 @@ def test_controls_are_torchs_own_where_nothing_else_differs() -> None:
         return run(records, environment=environment(packages={"flash-attn": "2.8"}, **changes))
 
     newer = replace(of(), environment=environment(packages={"flash-attn": "2.9"}))
+    compiled, later = (
+        replace(of(), environment=environment(packages={"triton": version}), versions={"triton": "1"})
+        for version in ("3.6", "3.7")
+    )
     assert run_differences.controls(of(), of()) == {"eager", "sdpa-flash"}
+    assert "triton" in run_differences.concerned(compiled, later)  # a library that is named as a backend
+    assert run_differences.controls(compiled, later) == {"eager", "sdpa-flash"}
     assert run_differences.controls(of(), newer) == {"eager", "sdpa-flash"}
     assert run_differences.controls(of(), of(driver="590.1")) == set()
     assert run_differences.controls(of(), of(torch="2.12")) == set()

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as reference
 
-from attnbench.analysis.gate.hypothesis_tests import EQUIVALENCE, FDR, Rounds, decide
+from attnbench.analysis.gate.hypothesis_tests import EQUIVALENCE, FDR, decide
+from attnbench.analysis.gate.rounds import Rounds
 from attnbench.results.noise import MIN_CELLS, Prior, moderated, prior_from_changes, prior_from_variances
 
 M = math.log1p(0.03)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats  # type: ignore[import-untyped]
 
-from attnbench.analysis.gate.hypothesis_tests import FDR, Rounds, decide
+from attnbench.analysis.gate.hypothesis_tests import FDR, decide
 from attnbench.analysis.gate.repeated_looks import LOOKS, decide_in_looks
+from attnbench.analysis.gate.rounds import Rounds
 
 FIRST = LOOKS[0]
 

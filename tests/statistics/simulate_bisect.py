@@ -26,8 +26,8 @@ from attnbench.analysis.bisect.commits import Commit
 from attnbench.analysis.bisect.run_bisect import Bisection, Outcome, Request
 from attnbench.analysis.bisect.search import Step
 from attnbench.analysis.gate.findings import Finding
-from attnbench.analysis.gate.hypothesis_tests import Rounds
 from attnbench.analysis.gate.repeated_looks import LOOKS, decide_in_looks
+from attnbench.analysis.gate.rounds import Rounds
 from attnbench.core.case import Case, Shape
 
 PAIRS, CASE = LOOKS[-1], Case(Shape(1, 1024, 1024, 1, 1, 64, 64), "bf16", "fwd")

@@ -19,10 +19,11 @@ import numpy as np
 from h200_noise import draw, draw_first_calls
 from other_noise import NONE, Other, add
 
-from attnbench.analysis.gate.hypothesis_tests import Rounds, decide
+from attnbench.analysis.gate.hypothesis_tests import decide
 from attnbench.analysis.gate.judge import Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
 from attnbench.analysis.gate.round_values import smallest_step
+from attnbench.analysis.gate.rounds import Rounds
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy

@@ -24,9 +24,10 @@ KEPT = frozenset(
 
 
 def reduced(run: Run) -> Run:
-    """Return the run as a baseline, with the last record of each job."""
-    latest = {r.id: r for r in run.records}.values()
-    ordered = sorted(latest, key=lambda r: (case_names.backend_rank(r.backend), case_names.case_rank(r.case), r.round))
+    """Return the run as a baseline."""
+    ordered = sorted(
+        run.records, key=lambda r: (case_names.backend_rank(r.backend), case_names.case_rank(r.case), r.round)
+    )
     device = replace(run.environment.device, matmul={}, copy=None)  # measured for forecasts, different in every run
     source = Source(run)
     return replace(

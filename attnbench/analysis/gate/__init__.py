@@ -5,7 +5,7 @@
     baseline_runs.py      which of several runs of a baseline count, and which of their cells
     cell_states.py        cells that are missing, failing or working where they did not before
     metric_findings.py    the metrics of all other cells, decided together
-    round_values.py       one value per round of each metric
+    round_values.py       one value per round of each metric; rounds.py: a test's rounds, as logarithms
     margins.py            how large a change must be to matter, per metric and cell
     hypothesis_tests.py   the statistics: improved, unchanged, regressed or inconclusive
     run_effects.py        what all rounds of a run have in common: of all cells, of one, and of controls

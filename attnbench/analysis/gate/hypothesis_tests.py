@@ -47,7 +47,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnbench.analysis.gate.run_effects import FAR, run_effects
+from attnbench.analysis.gate.rounds import Rounds
+from attnbench.analysis.gate.run_effects import TIMES_A_JUMP, run_effects
 from attnbench.analysis.gate.two_speeds import CHANCE, jump, largest_possible, rounds_that_tell
 from attnbench.results.noise import (
     TIE,
@@ -68,31 +69,6 @@ SLOW_ROUNDS = 2  # of the current run that are slower by NEARLY the margin: such
 NEARLY = 0.95
 POWER = 0.80  # the probability with which the rounds that are asked for would decide
 MORE_ROUNDS = (*range(1, 21), 25, 30, 40, 50, 70, 100)  # numbers of additional rounds that may be asked for
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """One metric of one cell: the logarithms of its rounds' values on either side. Larger is worse."""
-
-    baseline: Sequence[float]
-    current: Sequence[float]
-    margin: float  # relative: 0.03 is 3 %
-    family: str = ""  # the tests of one family estimate their noise together; "" for a metric without noise
-    paired: bool = False  # round i of one side belongs to round i of the other, and only their differences count
-    step: float = 0.0  # of the timer, relative to the value
-    cached: bool = False  # the first round may fill a cache for the others, so that its jump is no speed of the cell
-    earlier: tuple[Sequence[float], ...] = ()  # the rounds of further runs of the baseline
-    control: bool = False  # no difference between the runs can have changed it
-
-    @property
-    def runs(self) -> tuple[Sequence[float], ...]:
-        """The rounds of each run of the baseline."""
-        return (self.baseline, *self.earlier)
-
-    @property
-    def before(self) -> list[float]:
-        """All rounds of the baseline."""
-        return [value for run in self.runs for value in run]
 
 
 @dataclass(frozen=True)
@@ -163,7 +139,7 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
             between[alone], of_between[alone] = seen.between, seen.freedom
             common[alone], controlled[alone] = seen.common, seen.controlled
             joined[alone], of_joined[alone] = seen.common_variance, seen.common_freedom
-            largest[alone], jumped[alone] = FAR * seen.largest, seen.jumped
+            largest[alone], jumped[alone] = TIMES_A_JUMP * seen.largest, seen.jumped
     held[[*jumping]] = True
     off = (margin < np.abs(change)) & (np.abs(change) <= largest)
     slow = np.array([_slow_rounds(t, mean) for t, mean in zip(tests, change, strict=True)])

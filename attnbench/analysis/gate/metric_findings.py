@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 from attnbench.analysis.gate.disturbed_rounds import disturbed_rounds
 from attnbench.analysis.gate.findings import Finding, full_name
-from attnbench.analysis.gate.hypothesis_tests import MORE_ROUNDS, Decision, Rounds, decide
+from attnbench.analysis.gate.hypothesis_tests import MORE_ROUNDS, Decision, decide
 from attnbench.analysis.gate.margins import RULES, Margins
 from attnbench.analysis.gate.repeated_looks import decide_in_looks
 from attnbench.analysis.gate.round_values import round_values, timer_step
+from attnbench.analysis.gate.rounds import Rounds
 from attnbench.core import stats
 from attnbench.core.formats import percent
 from attnbench.core.text import count

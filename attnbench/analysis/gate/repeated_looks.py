@@ -32,7 +32,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from attnbench.analysis.gate.hypothesis_tests import Decision, Rounds, decide
+from attnbench.analysis.gate.hypothesis_tests import Decision, decide
+from attnbench.analysis.gate.rounds import Rounds
 
 LOOKS = (4, 6, 8, 12, 16, 24, 32)  # pairs
 MIN_PAIRS = 3  # to judge noise; with two, simulations with ten times the noise had more than 1 % false alarms

@@ -86,22 +86,17 @@ def split(found: Sequence[Difference], expect: Sequence[str]) -> tuple[list[Diff
 def concerned(baseline: Run, current: Run) -> frozenset[str]:
     """Return the backends that a difference between two runs can have changed: all, where it is not of a library."""
     found = [d for d in differences(baseline, current) if d.matters]
-    of_libraries = {
-        *baseline.environment.packages,
-        *current.environment.packages,
-        *baseline.versions,
-        *current.versions,
-    }
+    libraries = {*baseline.environment.packages, *current.environment.packages}
     both, specs = _measured(baseline) | _measured(current), {**baseline.specs, **current.specs}
     gpu = "cuda" in (baseline.environment.device.kind, current.environment.device.kind)
 
     def may_change(difference: Difference, backend: str) -> bool:
-        name = difference.names[0]
-        if name == "torch" or name not in of_libraries or backend in difference.names:
+        name, spec = difference.names[0], specs.get(backend)
+        if name == "torch" or backend in difference.names:
             return True
-        return name not in {*baseline.versions, *current.versions} and may_use(
-            backend, specs.get(backend), name, gpu=gpu
-        )
+        if name in libraries:
+            return not is_of_torch(backend, spec) and may_use(backend, spec, name, gpu=gpu)
+        return name not in {*baseline.versions, *current.versions}  # it is a backend's own, or of the machine
 
     return frozenset(backend for backend in both if any(may_change(d, backend) for d in found))
 

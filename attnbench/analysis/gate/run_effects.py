@@ -12,14 +12,14 @@ baseline of one run the scatter of the changes takes its place (`noise.between_r
 enough, as changes of the code would be taken for noise.
 
 **Jumps.** Where a cell of the baseline's runs is off by more than its rounds explain, another cell may be in the next
-run. A change is no larger than such a jump unless it is FAR times the largest that was seen.
+run. A change is no larger than such a jump unless it is TIMES_A_JUMP the largest that was seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from attnbench.results.noise import (
     CELL_FREEDOM,
@@ -31,23 +31,13 @@ from attnbench.results.noise import (
 )
 
 if TYPE_CHECKING:
+    from attnbench.analysis.gate.rounds import Rounds
     from attnbench.results.noise import Floats
 
 SEVERAL = 3  # runs of a baseline, from which on they alone show what runs differ by
 FREEDOM = 4.0  # of the prior, at most
 EXPLAINED = 4.0  # standard errors, by which rounds explain a difference between runs
-FAR = 3.0
-
-
-class Measured(Protocol):
-    """What is read here of a test: the logarithms of its baseline's runs, the newest first, and of the current run."""
-
-    @property
-    def runs(self) -> tuple[Sequence[float], ...]: ...
-    @property
-    def current(self) -> Sequence[float]: ...
-    @property
-    def control(self) -> bool: ...
+TIMES_A_JUMP = 3.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +54,7 @@ class Effects:
     jumped: int = 0  # cells that have such a difference
 
 
-def run_effects(tests: Sequence[Measured], change: Floats, rounds: Floats, noise: Floats) -> Effects:
+def run_effects(tests: Sequence[Rounds], change: Floats, rounds: Floats, noise: Floats) -> Effects:
     """Return what runs have in common, from the cells of one family.
 
     `change` of each cell, its variance as its `rounds` show it, and the variance of one round (`noise`).
@@ -110,7 +100,7 @@ def run_effects(tests: Sequence[Measured], change: Floats, rounds: Floats, noise
     )
 
 
-def _variance_of_levels(tests: Sequence[Measured], reference: Any, number: int, noise: Floats) -> tuple[float, float]:
+def _variance_of_levels(tests: Sequence[Rounds], reference: Any, number: int, noise: Floats) -> tuple[float, float]:
     """Return the variance of what single rounds differ by as a whole, and its degrees of freedom.
 
     A round's level is the median of the cells that have all rounds of its run. Of one round a side none is seen: the
@@ -129,7 +119,7 @@ def _variance_of_levels(tests: Sequence[Measured], reference: Any, number: int, 
     return (squares / freedom, float(freedom)) if freedom else (float(np.median(noise)), SPREAD_FREEDOM)
 
 
-def _means(tests: Sequence[Measured], number: int) -> tuple[Floats, Floats]:
+def _means(tests: Sequence[Rounds], number: int) -> tuple[Floats, Floats]:
     """Return the mean of each run of each cell, NaN where it has none, and the number of its rounds."""
     import numpy as np
 
