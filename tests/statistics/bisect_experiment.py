@@ -39,6 +39,7 @@ from planted import Planted  # noqa: E402, F401
 
 def attnbench(*words: str, folder: Path, log: Path) -> int:
     with log.open("a") as out:
+        print("$ attnbench", *words, file=out, flush=True)
         return subprocess.run(
             [sys.executable, "-m", "attnbench", *words], cwd=folder, stdout=out, stderr=out
         ).returncode
