@@ -75,6 +75,17 @@ def test_what_does_not_count_stands_apart(judgement: Judgement) -> None:
     assert found["not_counted"] == {"missing": 1, "inconclusive": 1}
     only = replace(lenient, findings=tuple(f for f in lenient.findings if f.verdict == "inconclusive"))
     assert headline(only) == "PASS: nothing was decided (not counted: 1 inconclusive)"
+    answer = document_of(only).answer[0]
+    assert answer.startswith("PASS: none of 1 cell is shown to be worse, in what works and fails; latency of 1 of 1 ")
+    assert "cell not decided, which is open 1k" in answer
+    assert answer.endswith("which the options let pass.")
+
+
+def test_a_pass_says_what_improved(judgement: Judgement) -> None:
+    some = (f for f in judgement.findings if f.verdict in ("improved", "unchanged"))
+    answer = document_of(replace(judgement, findings=tuple(some))).answer[0]
+    assert answer.startswith("PASS: none of 2 cells is worse by its margin, in latency; latency of 1 of 2 cells improv")
+    assert re.search(r"improved, which is fast 1k .* -10\.0% \(", answer)
 
 
 def test_one_round_a_side_of_few_cells_judges_nothing() -> None:

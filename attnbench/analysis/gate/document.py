@@ -62,7 +62,12 @@ COLUMNS = (
     Column("rounds", wrap=False),
     Column(""),  # the reason
 )
-_SAID = {"inconclusive": "not decided", "not judged": "not judged, of too few rounds", "wrong": "wrong"}
+_SAID = {
+    "inconclusive": "not decided",
+    "not judged": "not judged, of too few rounds",
+    "newly-failing": "fail, which worked before",
+    "missing": "missing from the current run",
+}
 
 
 def document_of(judgement: Judgement, every: bool = False, command: str = "gate") -> Document:
@@ -100,15 +105,30 @@ def _answer(judgement: Judgement) -> str:
         metrics = ", ".join(
             dict.fromkeys(f.metric for f in judgement.findings if f.metric and not judgement.let_pass(f))
         )
-        return f"{word}: none of {cells} is worse by its margin, in {metrics or 'what works and fails'}{between}."
+        by_option = judgement.request.inconclusive == "pass"  # else an inconclusive metric that never counts
+        passed = [f for f in judgement.findings if judgement.let_pass(f) and (by_option or f.verdict != "inconclusive")]
+        worse = "is shown to be worse" if passed else "is worse by its margin"
+        parts = [f"none of {cells} {worse}, in {metrics or 'what works and fails'}"]
+        parts += [f"{part}, which the options let pass" for part in _parts(passed, cells)]
+        parts += _parts((f for f in judgement.findings if f.verdict == "improved"), cells)
+    else:
+        parts = _parts(counted, cells)
+    return f"{word}: {'; '.join(parts)}{between}."
+
+
+def _parts(findings: Iterable[Finding], cells: str) -> list[str]:
+    """Return how many cells have each verdict in each metric, with the one that changed most."""
     parts = []
-    for (metric, verdict), some in _grouped(counted).items():
-        worst = some[0]
+    for (metric, verdict), some in _grouped(findings).items():
+        first = some[0]
         name = f"{metric} of " if metric else ""
         said = f"{name}{len(some)} of {cells} {_SAID.get(verdict, verdict)}"
-        change = f" {signed(worst.decision.change)} ({interval(worst.decision)})" if worst.decision else ""
-        parts.append(f"{said}, {'at worst' if len(some) > 1 else 'which is'} {worst.name}{change}")
-    return f"{word}: {'; '.join(parts)}{between}."
+        if not first.decision:
+            parts.append(f"{said}: {first.name}" + (" and others" if len(some) > 1 else ""))
+            continue
+        one = "which is" if len(some) == 1 else "at best" if verdict == "improved" else "at worst"
+        parts.append(f"{said}, {one} {first.name} {signed(first.decision.change)} ({interval(first.decision)})")
+    return parts
 
 
 def _grouped(findings: Iterable[Finding]) -> dict[tuple[str | None, str], list[Finding]]:

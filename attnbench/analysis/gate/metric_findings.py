@@ -15,7 +15,7 @@ from attnbench.analysis.gate.round_values import round_values, timer_step
 from attnbench.analysis.gate.rounds import Rounds
 from attnbench.core import stats
 from attnbench.core.formats import percent
-from attnbench.core.text import count
+from attnbench.core.text import count, listed
 from attnbench.results.cells import Cell, Key
 
 
@@ -83,15 +83,25 @@ def metric_findings(
 
 
 def _disturbed(metric: str, both: Sequence[_Pair]) -> list[str]:
-    """Return a note on each disturbed round of either run."""
+    """Return a note on the disturbed rounds of either run. Where there are several, the build may be what is uneven."""
     notes = []
     margins = [pair.margin for pair in both]
     for name, cells in (("baseline", [p.before for p in both]), ("current run", [p.after for p in both])):
         logs = [dict(zip(values, _logarithms(metric, [*values.values()]), strict=True)) for values in cells]
-        for n, number in disturbed_rounds(logs, margins).items():
+        found = disturbed_rounds(logs, margins)
+        where = f"in the {metric} of {max(found.values(), default=0)} of {len(cells)} cells"
+        if len(found) == 1:
+            (n,) = found
             notes.append(
-                f"Round {n} of the {name} differs in the {metric} of {number} of {len(cells)} cells, the others agree. "
+                f"Round {n} of the {name} differs {where}, the others agree. "
                 f"Measure it again with attnbench run --resume FILE --again {n}."
+            )
+        elif found:
+            more = 2 * len({n for values in cells for n in values})
+            notes.append(
+                f"Rounds {listed([*map(str, found)])} of the {name} differ from its others {where}: the machine was "
+                "disturbed, or the build is slower in some of its processes. "
+                f"More rounds tell: attnbench run --resume FILE --rounds {more}."
             )
     return notes
 
