@@ -47,16 +47,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from attnbench.analysis.gate.change_noise import error_of, estimated, freedom_of, weight_of
 from attnbench.analysis.gate.rounds import Rounds
-from attnbench.analysis.gate.run_effects import TIMES_A_JUMP, run_effects
-from attnbench.analysis.gate.two_speeds import CHANCE, jump, largest_possible, rounds_that_tell
-from attnbench.results.noise import (
-    TIE,
-    Prior,
-    moderated,
-    prior_from_changes,
-    prior_from_variances,
-)
 
 if TYPE_CHECKING:
     from attnbench.results.noise import Floats
@@ -104,50 +96,19 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
 
     if not tests:
         return []
-    n, m = (np.array([*map(len, side)]) for side in zip(*((t.before, t.current) for t in tests), strict=True))
-    paired = np.array([t.paired for t in tests])
+    seen = estimated(tests, share)
+    n, m, paired, change, variance = seen.n, seen.m, seen.paired, seen.change, seen.variance
     margin = np.log1p(np.array([t.margin for t in tests]))
     going = ~np.array(settled or [False] * len(tests))
-    change, variance, freedom = _changes(tests, n, m, paired)
-    weight = _weight(n, m, paired)
-    step = np.array([t.step for t in tests])
-    variance = np.where(freedom > 0, np.maximum(variance, step**2 / 12), variance)
-    between, of_between, common, joined, largest = np.zeros((5, len(tests)))
-    of_joined = np.ones(len(tests))
-    exact, held, controlled = np.zeros((3, len(tests)), bool)
-    jumping: dict[int, tuple[int, int]] = {}  # test -> cells that jump, and the rounds that would tell
-    jumped = np.zeros(len(tests), int)
-    families = np.array([t.family for t in tests])
-    for family in np.unique(families):
-        of = np.flatnonzero(families == family)
-        prior = _prior(change[of], variance[of], freedom[of], weight[of], paired[of]) if family else Prior()
-        several = freedom[of] > 0
-        variance[of], freedom[of] = moderated(variance[of], freedom[of], prior)
-        # Without noise the observed change is the true one: a metric whose rounds all tie. That is known only from
-        # several rounds, or for a metric that has no noise.
-        exact[of] = (several | (not family)) & (variance[of] <= TIE)
-        if family:
-            cells = [i for i in of[several].tolist() if not tests[i].cached]
-            jumping |= _jumping(tests, cells, change.tolist(), CHANCE * share)
-        alone = of[(freedom[of] > 0) & ~paired[of]]
-        if family and alone.size:
-            some = [tests[i] for i in alone]
-            noise = variance[alone].copy()
-            variance[alone], freedom[alone] = _of_unlike_sides(some, n[alone], m[alone], noise, freedom[alone])
-            rounds = variance[alone] * weight[alone] + step[alone] ** 2 / 6
-            seen = run_effects(some, change[alone], rounds, noise)
-            between[alone], of_between[alone] = seen.between, seen.freedom
-            common[alone], controlled[alone] = seen.common, seen.controlled
-            joined[alone], of_joined[alone] = seen.common_variance, seen.common_freedom
-            largest[alone], jumped[alone] = TIMES_A_JUMP * seen.largest, seen.jumped
-    held[[*jumping]] = True
-    off = (margin < np.abs(change)) & (np.abs(change) <= largest)
+    held = np.zeros(len(tests), bool)
+    held[[*seen.jumping]] = True
+    off = (margin < np.abs(change)) & (np.abs(change) <= seen.largest)
     slow = np.array([_slow_rounds(t, mean) for t, mean in zip(tests, change, strict=True)])
-    known = exact | (freedom > 0)
-    parts = variance, freedom, between, of_between, step
-    error, joint = _error(weight, *parts)
-    whole, of_whole = _error(weight, *parts, joined, of_joined)
-    net = change - common
+    exact, known = seen.exact, seen.exact | (seen.freedom > 0)
+    parts = variance, seen.freedom, seen.between, seen.of_between, seen.step
+    error, joint = error_of(seen.weight, *parts)
+    whole, of_whole = error_of(seen.weight, *parts, seen.joined, seen.of_joined)
+    net = change - seen.common
 
     def p_beyond(distance: Floats, error: Floats = error, joint: Floats = joint) -> Floats:
         """Return the p values of the hypothesis that the true distance is not above 0."""
@@ -162,7 +123,7 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
         """
         raw = p_beyond(sign * change - margin)
         apart = np.maximum(raw, p_beyond(sign * net - margin))
-        alone = np.where(controlled, 1.0, np.maximum(raw, p_beyond(sign * change - margin, whole, of_whole)))
+        alone = np.where(seen.controlled, 1.0, np.maximum(raw, p_beyond(sign * change - margin, whole, of_whole)))
         return np.minimum(apart, alone), alone < apart
 
     noisy = known & ~exact
@@ -191,7 +152,7 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     asked = [column[undecided] for column in columns]
     more = dict(zip(undecided.tolist(), _more_rounds(*asked), strict=True))
     current = dict(zip(undecided.tolist(), _more_rounds(*asked, of_current=True), strict=True))
-    shown = (verdicts, np.expm1(change), low, high, np.sqrt(variance), known, between, exact, tail)
+    shown = (verdicts, np.expm1(change), low, high, np.sqrt(variance), known, seen.between, exact, tail)
     figures = (column.tolist() for column in shown)
     return [
         Decision(
@@ -200,12 +161,12 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
             low if known else None,
             high if known else None,
             noise if known else None,
-            more=jumping[i][1] if i in jumping else more.get(i),
-            more_current=None if i in jumping or paired[i] else current.get(i),
+            more=seen.jumping[i][1] if i in seen.jumping else more.get(i),
+            more_current=None if i in seen.jumping or paired[i] else current.get(i),
             between=math.sqrt(between),
-            jumping=jumping[i][0] if i in jumping else 0,
+            jumping=seen.jumping[i][0] if i in seen.jumping else 0,
             level=None if is_exact or not known else 1 - 2 * beyond,
-            jumped=int(jumped[i]) if off[i] and verdict == "inconclusive" else 0,
+            jumped=int(seen.jumped[i]) if off[i] and verdict == "inconclusive" else 0,
             slow_rounds=int(slow[i]) if within[i] and verdict == "inconclusive" else 0,
         )
         for i, (verdict, change, low, high, noise, known, between, is_exact, beyond) in enumerate(
@@ -214,84 +175,12 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     ]
 
 
-def _jumping(
-    tests: Sequence[Rounds], cells: Sequence[int], changes: Sequence[float], rate: float
-) -> dict[int, tuple[int, int]]:
-    """Return the cells whose change may be a jump between two speeds, as other cells of the family are seen to jump.
-
-    Each with the number of those, and the rounds that would tell at this rate of false regressions.
-    """
-    seen = {i: jump(tests[i].before, tests[i].current, math.log1p(tests[i].margin)) for i in cells}
-    jumps = [each for each in seen.values() if each]
-    if not jumps:
-        return {}
-    largest = largest_possible(jumps)
-    found = {}
-    for i in cells:
-        n, m = len(tests[i].before), len(tests[i].current)
-        possible = not seen[i] and math.log1p(tests[i].margin) < abs(changes[i]) <= largest
-        if possible and (more := rounds_that_tell(jumps, n, m, rate)):
-            found[i] = len(jumps), more
-    return found
-
-
-def _changes(tests: Sequence[Rounds], n: Any, m: Any, paired: Any) -> tuple[Floats, Floats, Floats]:
-    """Return for each test the change, the variance of one round, and the degrees of freedom of that variance.
-
-    The variance is pooled over both sides; of a paired test it is that of one pair's difference.
-    """
-    import numpy as np
-
-    if not (n.all() and m.all()):
-        raise ValueError("a round is needed on either side")
-    change, variance = np.zeros((2, len(tests)))
-    freedom = _freedom(n, m, paired, np.array([len(t.runs) for t in tests]))
-    shapes: dict[tuple[int, ...], list[int]] = {}
-    for i, test in enumerate(tests):
-        shapes.setdefault((test.paired, *map(len, test.runs), len(test.current)), []).append(i)
-    for (in_pairs, *_), alike in shapes.items():
-        some = [tests[i] for i in alike]
-        sides = [np.array(side) for side in zip(*((*t.runs, t.current) for t in some), strict=True)]
-        *before, after = [sides[-1] - sides[0]] if in_pairs else sides
-        squares = sum(((side - side.mean(axis=1)[:, None]) ** 2).sum(axis=1) for side in (*before, after))
-        change[alike] = after.mean(axis=1) - (np.concatenate(before, axis=1).mean(axis=1) if before else 0.0)
-        variance[alike] = squares / np.maximum(freedom[alike], 1)
-    return change, variance, freedom.astype(float)
-
-
-def _of_unlike_sides(
-    tests: Sequence[Rounds], n: Any, m: Any, variance: Floats, freedom: Floats
-) -> tuple[Floats, Floats]:
-    """Return the variance of one round, and its degrees of freedom, as the error of the change has it.
-
-    Where several runs of a baseline have most rounds, a current run that is less steady would look as steady as they.
-    """
-    import numpy as np
-
-    own = np.array([np.var(t.current, ddof=1) if len(t.current) > 1 else 0.0 for t in tests])
-    own, of_own = moderated(own, m - 1.0, prior_from_variances(own, m - 1.0))
-    worse = (own > variance) & np.array([bool(t.earlier) for t in tests])
-    both = (variance / n + np.where(worse, own, variance) / m) / (1 / n + 1 / m)
-    return both, np.where(worse, of_own, freedom)
-
-
 def _slow_rounds(test: Rounds, change: float) -> int:
     """Return how many rounds of the current run are slower than the baseline by NEARLY the margin or more."""
     if not test.family or test.paired:
         return 0
     mean = math.fsum(test.current) / len(test.current) - change
     return sum(value - mean >= NEARLY * math.log1p(test.margin) for value in test.current)
-
-
-def _prior(change: Floats, variance: Floats, freedom: Floats, weight: Floats, paired: Any) -> Prior:
-    """Return the prior of one family.
-
-    From changes it is taken of unpaired tests only: what sets a pair of one round apart from other rounds may be no
-    noise.
-    """
-    if freedom.any():
-        return prior_from_variances(variance, freedom)
-    return prior_from_changes(change[~paired].tolist(), weight[~paired].tolist())
 
 
 def _step_up(p: Floats, family: Any, rate: float) -> tuple[Any, Floats]:
@@ -316,7 +205,7 @@ def _more_rounds(
     """Return for each test the fewest of MORE_ROUNDS a side that leave the margin out of the interval with POWER.
 
     With `of_current` they are added to the current run alone. This holds if the change stays as it is. `distance`: of
-    the change from the margin, a logarithm; `parts`: those of _error. None: too many.
+    the change from the margin, a logarithm; `parts`: those of error_of. None: too many.
     """
     import numpy as np
     from scipy import special
@@ -325,48 +214,7 @@ def _more_rounds(
     of_baseline = 0 * more if of_current else more
     n, m, paired, distance, tail = (column[:, None] for column in (n, m, paired, distance, tail))
     variance, freedom, *others = (part[:, None] for part in parts)
-    freedom = freedom + (_freedom(n + of_baseline, m + more, paired) - _freedom(n, m, paired))
-    error, joint = _error(_weight(n + of_baseline, m + more, paired), variance, freedom, *others)
+    freedom = freedom + (freedom_of(n + of_baseline, m + more, paired) - freedom_of(n, m, paired))
+    error, joint = error_of(weight_of(n + of_baseline, m + more, paired), variance, freedom, *others)
     enough = error * (special.stdtrit(joint, 1 - tail) + special.stdtrit(joint, POWER)) <= distance
     return [MORE_ROUNDS[row.argmax()] if row.any() else None for row in enough]
-
-
-def _error(
-    weight: Floats,
-    variance: Floats,
-    freedom: Floats,
-    between: Floats,
-    of_between: Floats,
-    step: Floats,
-    common: Floats | float = 0.0,
-    of_common: Floats | float = 1.0,
-) -> Any:
-    """Return the standard error of a change and its degrees of freedom, by Welch and Satterthwaite.
-
-    Of the rounds (variance of one), which more rounds lessen, and of parts that they do not: between runs, of the two
-    values that an instrument rounded to its steps, and of what all cells have in common.
-    """
-    import numpy as np
-
-    rounds = variance * weight
-    total = rounds + between + step**2 / 6 + common
-    unsure = rounds**2 / np.maximum(freedom, 1.0) + between**2 / np.maximum(of_between, 1.0) + common**2 / of_common
-    return np.sqrt(total), np.divide(total**2, unsure, out=np.full_like(total, 1e6), where=unsure > 0)
-
-
-def _weight(n: Any, m: Any, paired: Any) -> Floats:
-    """Return the variance of a change over that of one round, or of one pair's difference."""
-    import numpy as np
-
-    found: Floats = np.where(paired, 1 / n, 1 / n + 1 / m)
-    return found
-
-
-def _freedom(n: Any, m: Any, paired: Any, runs: Any = 1) -> Any:
-    """Return the degrees of freedom of the variance of one round, or of one pair's difference.
-
-    `n` rounds of the baseline in so many `runs`, and `m` of the current run.
-    """
-    import numpy as np
-
-    return np.where(paired, n - 1, n - runs + m - 1)

@@ -1,0 +1,216 @@
+"""The noise of each change that a gate tests: of its rounds, between runs, of all cells together, of two speeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attnbench.analysis.gate.rounds import Rounds
+from attnbench.analysis.gate.run_effects import TIMES_A_JUMP, run_effects
+from attnbench.analysis.gate.two_speeds import CHANCE, jump, largest_possible, rounds_that_tell
+from attnbench.results.noise import TIE, Prior, moderated, prior_from_changes, prior_from_variances
+
+if TYPE_CHECKING:
+    from attnbench.results.noise import Floats
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The changes of all tests of a gate and what is known of their noise: one element for each test, logarithms."""
+
+    n: Any  # rounds of the baseline
+    m: Any  # rounds of the current run
+    paired: Any
+    change: Floats
+    weight: Floats  # the variance of the change over that of one round
+    variance: Floats  # of one round, or of the difference of one pair
+    freedom: Floats  # its degrees of freedom; 0 where nothing is known
+    exact: Any  # whether the observed change is the true one
+    step: Floats  # of the timer
+    between: Floats  # the variance of a change between runs, beyond what rounds show
+    of_between: Floats  # its degrees of freedom
+    common: Floats  # what all cells changed by
+    controlled: Any  # whether backends that nothing can have changed show it
+    joined: Floats  # the variance between runs of what all cells have in common
+    of_joined: Floats  # its degrees of freedom
+    largest: Floats  # the largest change that differences between runs of the baseline explain
+    jumped: Any  # cells that show such differences
+    jumping: Mapping[int, tuple[int, int]]  # test -> cells of two speeds, and the rounds that would tell
+
+
+def estimated(tests: Sequence[Rounds], share: float) -> Noise:
+    """Return the changes of the tests and their noise; `share` is the part of the error rates that is spent.
+
+    Tests of one family estimate their noise together. Raises ValueError where a side has no round.
+    """
+    import numpy as np
+
+    n, m = (np.array([*map(len, side)]) for side in zip(*((t.before, t.current) for t in tests), strict=True))
+    paired = np.array([t.paired for t in tests])
+    change, variance, freedom = _changes(tests, n, m, paired)
+    weight = weight_of(n, m, paired)
+    step = np.array([t.step for t in tests])
+    variance = np.where(freedom > 0, np.maximum(variance, step**2 / 12), variance)
+    between, of_between, common, joined, largest = np.zeros((5, len(tests)))
+    of_joined = np.ones(len(tests))
+    exact, controlled = np.zeros((2, len(tests)), bool)
+    jumping: dict[int, tuple[int, int]] = {}
+    jumped = np.zeros(len(tests), int)
+    families = np.array([t.family for t in tests])
+    for family in np.unique(families):
+        of = np.flatnonzero(families == family)
+        prior = _prior(change[of], variance[of], freedom[of], weight[of], paired[of]) if family else Prior()
+        several = freedom[of] > 0
+        variance[of], freedom[of] = moderated(variance[of], freedom[of], prior)
+        # Without noise the observed change is the true one: a metric whose rounds all tie. That is known only from
+        # several rounds, or for a metric that has no noise.
+        exact[of] = (several | (not family)) & (variance[of] <= TIE)
+        if family:
+            cells = [i for i in of[several].tolist() if not tests[i].cached]
+            jumping |= _jumping(tests, cells, change.tolist(), CHANCE * share)
+        alone = of[(freedom[of] > 0) & ~paired[of]]
+        if family and alone.size:
+            some = [tests[i] for i in alone]
+            noise = variance[alone].copy()
+            variance[alone], freedom[alone] = _of_unlike_sides(some, n[alone], m[alone], noise, freedom[alone])
+            rounds = variance[alone] * weight[alone] + step[alone] ** 2 / 6
+            seen = run_effects(some, change[alone], rounds, noise)
+            between[alone], of_between[alone] = seen.between, seen.freedom
+            common[alone], controlled[alone] = seen.common, seen.controlled
+            joined[alone], of_joined[alone] = seen.common_variance, seen.common_freedom
+            largest[alone], jumped[alone] = TIMES_A_JUMP * seen.largest, seen.jumped
+    return Noise(
+        n,
+        m,
+        paired,
+        change,
+        weight,
+        variance,
+        freedom,
+        exact,
+        step,
+        between,
+        of_between,
+        common,
+        controlled,
+        joined,
+        of_joined,
+        largest,
+        jumped,
+        jumping,
+    )
+
+
+def _changes(tests: Sequence[Rounds], n: Any, m: Any, paired: Any) -> tuple[Floats, Floats, Floats]:
+    """Return for each test the change, the variance of one round, and the degrees of freedom of that variance.
+
+    The variance is pooled over both sides; of a paired test it is that of one pair's difference.
+    """
+    import numpy as np
+
+    if not (n.all() and m.all()):
+        raise ValueError("a round is needed on either side")
+    change, variance = np.zeros((2, len(tests)))
+    freedom = freedom_of(n, m, paired, np.array([len(t.runs) for t in tests]))
+    shapes: dict[tuple[int, ...], list[int]] = {}
+    for i, test in enumerate(tests):
+        shapes.setdefault((test.paired, *map(len, test.runs), len(test.current)), []).append(i)
+    for (in_pairs, *_), alike in shapes.items():
+        some = [tests[i] for i in alike]
+        sides = [np.array(side) for side in zip(*((*t.runs, t.current) for t in some), strict=True)]
+        *before, after = [sides[-1] - sides[0]] if in_pairs else sides
+        squares = sum(((side - side.mean(axis=1)[:, None]) ** 2).sum(axis=1) for side in (*before, after))
+        change[alike] = after.mean(axis=1) - (np.concatenate(before, axis=1).mean(axis=1) if before else 0.0)
+        variance[alike] = squares / np.maximum(freedom[alike], 1)
+    return change, variance, freedom.astype(float)
+
+
+def _prior(change: Floats, variance: Floats, freedom: Floats, weight: Floats, paired: Any) -> Prior:
+    """Return the prior of one family.
+
+    From changes it is taken of unpaired tests only: what sets a pair of one round apart from other rounds may be no
+    noise.
+    """
+    if freedom.any():
+        return prior_from_variances(variance, freedom)
+    return prior_from_changes(change[~paired].tolist(), weight[~paired].tolist())
+
+
+def _of_unlike_sides(
+    tests: Sequence[Rounds], n: Any, m: Any, variance: Floats, freedom: Floats
+) -> tuple[Floats, Floats]:
+    """Return the variance of one round, and its degrees of freedom, as the error of the change has it.
+
+    Where several runs of a baseline have most rounds, a current run that is less steady would look as steady as they.
+    """
+    import numpy as np
+
+    own = np.array([np.var(t.current, ddof=1) if len(t.current) > 1 else 0.0 for t in tests])
+    own, of_own = moderated(own, m - 1.0, prior_from_variances(own, m - 1.0))
+    worse = (own > variance) & np.array([bool(t.earlier) for t in tests])
+    both = (variance / n + np.where(worse, own, variance) / m) / (1 / n + 1 / m)
+    return both, np.where(worse, of_own, freedom)
+
+
+def _jumping(
+    tests: Sequence[Rounds], cells: Sequence[int], changes: Sequence[float], rate: float
+) -> dict[int, tuple[int, int]]:
+    """Return the cells whose change may be a jump between two speeds, as other cells of the family are seen to jump.
+
+    Each with the number of those, and the rounds that would tell at this rate of false regressions.
+    """
+    seen = {i: jump(tests[i].before, tests[i].current, math.log1p(tests[i].margin)) for i in cells}
+    jumps = [each for each in seen.values() if each]
+    if not jumps:
+        return {}
+    largest = largest_possible(jumps)
+    found = {}
+    for i in cells:
+        n, m = len(tests[i].before), len(tests[i].current)
+        possible = not seen[i] and math.log1p(tests[i].margin) < abs(changes[i]) <= largest
+        if possible and (more := rounds_that_tell(jumps, n, m, rate)):
+            found[i] = len(jumps), more
+    return found
+
+
+def error_of(
+    weight: Floats,
+    variance: Floats,
+    freedom: Floats,
+    between: Floats,
+    of_between: Floats,
+    step: Floats,
+    common: Floats | float = 0.0,
+    of_common: Floats | float = 1.0,
+) -> Any:
+    """Return the standard error of a change and its degrees of freedom, by Welch and Satterthwaite.
+
+    Of the rounds (variance of one), which more rounds lessen, and of parts that they do not: between runs, of the two
+    values that an instrument rounded to its steps, and of what all cells have in common.
+    """
+    import numpy as np
+
+    rounds = variance * weight
+    total = rounds + between + step**2 / 6 + common
+    unsure = rounds**2 / np.maximum(freedom, 1.0) + between**2 / np.maximum(of_between, 1.0) + common**2 / of_common
+    return np.sqrt(total), np.divide(total**2, unsure, out=np.full_like(total, 1e6), where=unsure > 0)
+
+
+def weight_of(n: Any, m: Any, paired: Any) -> Floats:
+    """Return the variance of a change over that of one round, or of one pair's difference."""
+    import numpy as np
+
+    found: Floats = np.where(paired, 1 / n, 1 / n + 1 / m)
+    return found
+
+
+def freedom_of(n: Any, m: Any, paired: Any, runs: Any = 1) -> Any:
+    """Return the degrees of freedom of the variance of one round, or of one pair's difference.
+
+    `n` rounds of the baseline in so many `runs`, and `m` of the current run.
+    """
+    import numpy as np
+
+    return np.where(paired, n - 1, n - runs + m - 1)
