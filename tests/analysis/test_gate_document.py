@@ -78,13 +78,13 @@ def test_what_does_not_count_stands_apart(judgement: Judgement) -> None:
     answer = document_of(only).answer[0]
     assert answer.startswith("PASS: none of 1 cell is shown to be worse, in what works and fails; latency of 1 of 1 ")
     assert "cell not decided, which is open 1k" in answer
-    assert answer.endswith("which the options let pass.")
+    assert answer.endswith("which --inconclusive pass lets pass.")
 
 
 def test_a_pass_says_what_improved(judgement: Judgement) -> None:
     some = (f for f in judgement.findings if f.verdict in ("improved", "unchanged"))
     answer = document_of(replace(judgement, findings=tuple(some))).answer[0]
-    assert answer.startswith("PASS: none of 2 cells is worse by its margin, in latency; latency of 1 of 2 cells improv")
+    assert answer.startswith("PASS: none of 2 cells is worse by more than its margin, in latency; latency of 1 of 2 c")
     assert re.search(r"improved, which is fast 1k .* -10\.0% \(", answer)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from attnbench.analysis.gate.findings import VERDICTS, Finding, interval, signed
@@ -68,6 +68,7 @@ _SAID = {
     "newly-failing": "fail, which worked before",
     "missing": "missing from the current run",
 }
+_LET_PASS = {"wrong": "--allow-wrong", "missing": "--missing pass", "inconclusive": "--inconclusive pass"}
 
 
 def document_of(judgement: Judgement, every: bool = False, command: str = "gate") -> Document:
@@ -100,35 +101,58 @@ def _answer(judgement: Judgement) -> str:
     counted = [f for f in judgement.findings if judgement.exit_code_of(f) == judgement.exit_code != EXIT_PASS]
     cells = count(len({(f.case, f.backend) for f in judgement.findings}), "cell")
     if judgement.refused:
-        return f"{word}: {judgement.refused[0].what}{between}."
+        return f"{word}: {judgement.refused[0].what}{between}; no change was judged."
     if not counted:
         metrics = ", ".join(
             dict.fromkeys(f.metric for f in judgement.findings if f.metric and not judgement.let_pass(f))
         )
         by_option = judgement.request.inconclusive == "pass"  # else an inconclusive metric that never counts
         passed = [f for f in judgement.findings if judgement.let_pass(f) and (by_option or f.verdict != "inconclusive")]
-        worse = "is shown to be worse" if passed else "is worse by its margin"
+        worse = "is shown to be worse" if passed else "is worse by more than its margin"
         parts = [f"none of {cells} {worse}, in {metrics or 'what works and fails'}"]
-        parts += [f"{part}, which the options let pass" for part in _parts(passed, cells)]
-        parts += _parts((f for f in judgement.findings if f.verdict == "improved"), cells)
+        for verdict, option in _LET_PASS.items():
+            some = [f for f in passed if f.verdict == verdict]
+            parts += [f"{part}, which {option} lets pass" for part in _parts(some, judgement)]
+        parts += _parts([f for f in judgement.findings if f.verdict == "improved"], judgement)
     else:
-        parts = _parts(counted, cells)
+        parts = _parts(counted, judgement)
     return f"{word}: {'; '.join(parts)}{between}."
 
 
-def _parts(findings: Iterable[Finding], cells: str) -> list[str]:
-    """Return how many cells have each verdict in each metric, with the one that changed most."""
+def _parts(findings: Sequence[Finding], judgement: Judgement) -> list[str]:
+    """Return how many cells have each verdict in each metric, which they are, and the one that changed most."""
     parts = []
+    every = {f.name for f in judgement.findings}
     for (metric, verdict), some in _grouped(findings).items():
         first = some[0]
         name = f"{metric} of " if metric else ""
-        said = f"{name}{len(some)} of {cells} {_SAID.get(verdict, verdict)}"
+        said = f"{name}{len(some)} of {count(len(every), 'cell')} {_SAID.get(verdict, verdict)}"
+        pattern = _pattern({f.name for f in some}, every) if len(some) > 1 else ""
+        said += f" (all {pattern})" if pattern else ""
         if not first.decision:
-            parts.append(f"{said}: {first.name}" + (" and others" if len(some) > 1 else ""))
+            parts.append(said if pattern else f"{said}: {first.name}" + (" and others" if len(some) > 1 else ""))
             continue
         one = "which is" if len(some) == 1 else "at best" if verdict == "improved" else "at worst"
         parts.append(f"{said}, {one} {first.name} {signed(first.decision.change)} ({interval(first.decision)})")
     return parts
+
+
+def _pattern(names: Collection[str], every: Collection[str]) -> str:
+    """Return the words that cells have in common and no other cell has together, as "triton bwd"; "" if there are none.
+
+    Words without which it would be the same cells are left out, the last ones first.
+    """
+    words = {name: {*name.split()} for name in every}
+    telling = [word for word in next(iter(names)).split() if all(word in words[name] for name in names)]
+    for word in telling[::-1]:
+        fewer = [other for other in telling if other != word]
+        if _having(fewer, words) == _having(telling, words):
+            telling = fewer
+    return " ".join(telling) if _having(telling, words) == {*names} else ""
+
+
+def _having(some: Collection[str], words: Mapping[str, Collection[str]]) -> set[str]:
+    return {name for name, own in words.items() if all(word in own for word in some)}
 
 
 def _grouped(findings: Iterable[Finding]) -> dict[tuple[str | None, str], list[Finding]]:
@@ -142,7 +166,7 @@ def headline(judgement: Judgement) -> str:
     """Return the verdict and its reason in one line: "FAIL: 1 regressed, 11 unchanged"; what does not count, apart."""
     counts = _counts(f for f in judgement.findings if not judgement.let_pass(f))
     if judgement.refused:
-        counts = [f"{count(len(judgement.refused), 'difference')} that nothing says is meant", *counts]
+        counts = [f"{count(len(judgement.refused), 'difference')} that --expect does not name", *counts]
     line = f"{OUTCOMES[judgement.exit_code][0]}: {', '.join(counts) or 'nothing was decided'}"
     beside = _counts(f for f in judgement.findings if judgement.let_pass(f))
     return line + (f" (not counted: {', '.join(beside)})" if beside else "")
@@ -181,7 +205,10 @@ def _machines(judgement: Judgement) -> tuple[Machine, ...]:
 def _lead(judgement: Judgement) -> tuple[Paragraphs, ...]:
     """Return how an A/B was measured, and the differences between the runs."""
     lines: list[Line] = [(Span(line, "quiet"),) for line in judgement.heading]
-    lines += [(Span(f"{d.what}; if that is what is under test: "), Span(d.remedy, "strong")) for d in judgement.refused]
+    lines += [
+        (Span(f"{d.what}: measure the baseline again, or if it is meant: "), Span(d.remedy, "strong"))
+        for d in judgement.refused
+    ]
     lines += [(Span(f"as expected: {d.what}", "quiet"),) for d in judgement.expected]
     return (Paragraphs(tuple(lines)),) if lines else ()
 

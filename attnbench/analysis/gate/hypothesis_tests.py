@@ -82,6 +82,7 @@ class Decision:
     level: float | None = None  # confidence of the interval; None where it is exact
     jumped: int = 0  # if these many cells that differ as much between runs of the baseline are
     slow_rounds: int = 0  # if it lies within the margin, and these many rounds do not
+    in_common: float | None = None  # what all cells moved by, if that is why no more rounds would decide
 
 
 def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] = ()) -> list[Decision]:
@@ -144,14 +145,18 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     called = [regressed & ~crosses, improved & ~crosses, unchanged]
     verdicts = np.select(called, ["regressed", "improved", "unchanged"], "inconclusive")
     low, high = np.expm1(lower), np.expm1(np.minimum(upper, 700.0))
-    apart = np.where(np.abs(net) > np.abs(change), np.abs(net), np.abs(change))
 
     undecided = np.flatnonzero((verdicts == "inconclusive") & known & going)
-    distance = np.abs(np.where(np.abs(change) > margin, np.abs(change), apart) - margin)
-    columns = (n, m, paired, distance, tail, *parts)
-    asked = [column[undecided] for column in columns]
-    more = dict(zip(undecided.tolist(), _more_rounds(*asked), strict=True))
-    current = dict(zip(undecided.tolist(), _more_rounds(*asked, of_current=True), strict=True))
+    beyond, sign = np.abs(change) > margin, np.sign(change)
+    distance = np.where(beyond, np.minimum(np.abs(change), sign * net) - margin, margin - np.maximum(highest, -lowest))
+    as_it_is = np.where(beyond & ~seen.controlled, np.abs(change) - margin, -1.0)
+    routes = [(distance, parts), (as_it_is, (*parts, seen.joined, seen.of_joined))]
+    asked = [[column[undecided] for column in (n, m, paired, far, tail, *of)] for far, of in routes]
+    more, current = (
+        dict(zip(undecided.tolist(), _fewest(*(_more_rounds(*of, of_current=alone) for of in asked)), strict=True))
+        for alone in (False, True)
+    )
+    common = (distance <= 0) & (np.abs(seen.common) > margin / 3)
     shown = (verdicts, np.expm1(change), low, high, np.sqrt(variance), known, seen.between, exact, tail)
     figures = (column.tolist() for column in shown)
     return [
@@ -168,6 +173,7 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
             level=None if is_exact or not known else 1 - 2 * beyond,
             jumped=int(seen.jumped[i]) if off[i] and verdict == "inconclusive" else 0,
             slow_rounds=int(slow[i]) if within[i] and verdict == "inconclusive" else 0,
+            in_common=math.expm1(seen.common[i]) if common[i] and verdict == "inconclusive" else None,
         )
         for i, (verdict, change, low, high, noise, known, between, is_exact, beyond) in enumerate(
             zip(*figures, strict=True)
@@ -199,13 +205,18 @@ def _step_up(p: Floats, family: Any, rate: float) -> tuple[Any, Floats]:
     return passed | (~family & (p == 0)), np.where(passed, count, min(count + 1, m)) * rate / m
 
 
+def _fewest(*routes: Sequence[int | None]) -> list[int | None]:
+    """Return the fewest rounds by any of several ways to a decision; None where no way has any."""
+    return [min((rounds for rounds in ways if rounds), default=None) for ways in zip(*routes, strict=True)]
+
+
 def _more_rounds(
     n: Any, m: Any, paired: Any, distance: Floats, tail: Floats, *parts: Floats, of_current: bool = False
 ) -> list[int | None]:
     """Return for each test the fewest of MORE_ROUNDS a side that leave the margin out of the interval with POWER.
 
     With `of_current` they are added to the current run alone. This holds if the change stays as it is. `distance`: of
-    the change from the margin, a logarithm; `parts`: those of error_of. None: too many.
+    the change from the margin, a logarithm; `parts`: those of error_of. None: too many, or it lies on the other side.
     """
     import numpy as np
     from scipy import special

@@ -152,7 +152,8 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
         *notes.ceilings(before.values(), after.values()),
         *told,
     ]
-    first = (*early, *notes.repeated("baseline", baseline), *notes.repeated("current run", current))
+    moved = [] if in_turns or early else notes.moved_together(findings)
+    first = (*early, *moved, *notes.repeated("baseline", baseline), *notes.repeated("current run", current))
     compared = Judgement(baseline, current, request, findings, tuple(expected), notes=tuple(said), heading=heading)
     return replace(compared, first=first, earlier=earlier)
 

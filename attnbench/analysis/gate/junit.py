@@ -29,7 +29,7 @@ def render(judgement: Judgement) -> str:
         elif judgement.let_pass(f):
             ElementTree.SubElement(test, "skipped", message=one_line(sentence(f)))
     for d in judgement.refused:
-        text = f"{d.what}; if that is what is under test: {d.remedy}"
+        text = f"{d.what}; measure the baseline again, or if it is meant: {d.remedy}"
         _failure(_test(suites, "comparable", d.names[0]), text, "unlike")
     root = ElementTree.Element("testsuites", name="attnbench gate")
     started = seconds_started(judgement.current)

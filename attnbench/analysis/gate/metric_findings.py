@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attnbench.analysis.gate.disturbed_rounds import disturbed_rounds
-from attnbench.analysis.gate.findings import Finding, full_name
+from attnbench.analysis.gate.findings import Finding, full_name, signed
 from attnbench.analysis.gate.hypothesis_tests import MORE_ROUNDS, Decision, decide
 from attnbench.analysis.gate.margins import RULES, Margins
 from attnbench.analysis.gate.repeated_looks import decide_in_looks
@@ -142,7 +142,7 @@ def _remedy(test: Rounds, decision: Decision) -> str:
     """Return what would settle an inconclusive decision, or why nothing would."""
     if decision.noise is None:
         return "too few rounds to know its noise"
-    more = decision.more and f"{count(decision.more, 'more round')} a side"
+    more = decision.more and f"{count(decision.more, 'more round')} of both runs"
     if decision.slow_rounds:
         return f"{decision.slow_rounds} of {len(test.current)} rounds of the current run are slower by about the margin"
     if decision.jumped:
@@ -151,13 +151,17 @@ def _remedy(test: Rounds, decision: Decision) -> str:
         return f"{count(decision.jumping, 'cell')} jump as far between rounds; {more} would tell"
     if decision.more_current:
         rounds = f"{count(decision.more_current, 'more round')} of the current run"
-        return f"{rounds}{f', or {decision.more} a side,' if decision.more else ''} would settle it"
+        return f"{rounds}{f' or {more}' if more else ''} would decide it"
     if more:
-        return f"{more} would settle it"
+        return f"{more} would decide it"
     if test.step > test.margin / 4:
         return f"the timer counts in steps of {percent(test.step)} of it, too coarse for this margin"
+    if decision.in_common:
+        return f"nearly all cells moved together, by {signed(decision.in_common)}: measure the baseline again"
     if decision.between > test.margin / 4:
-        return "no more rounds would settle it: it differs by as much between runs (see the note)"
+        return "more rounds do not decide it: it differs by as much between runs (see the note)"
     noise = decision.noise / math.sqrt(len(test.current))
-    where = "lies at the margin" if abs(abs(decision.change) - test.margin) < noise else "is too noisy for the margin"
-    return f"it {where}: over {MORE_ROUNDS[-1]} more rounds a side"
+    near = abs(abs(decision.change) - test.margin) < noise
+    return (
+        f"too {'close to the margin' if near else 'noisy'} to decide: over {MORE_ROUNDS[-1]} more rounds of both runs"
+    )

@@ -53,16 +53,12 @@ def timed(findings: Sequence[Finding], in_turns: bool, burst: float) -> list[str
     judged = [f for f in findings if f.metric in TIMED and f.decision]
     if not in_turns and any(1 in f.rounds for f in judged):
         notes.append(_one_round(judged))
-    changes = [f.decision.change for f in judged if f.decision]
-    if len(changes) >= TOGETHER:
-        low, middle, high = (stats.percentile(changes, p) for p in (25, 50, 75))
-        margin = stats.median([f.margin or 0.0 for f in judged])
-        line = f"Of {len(changes)} cells the median {judged[0].metric} changed by {signed(middle)}, "
-        line += f"the middle half by {signed(low)} to {signed(high)}."
-        if not in_turns and low * high > 0 and abs(middle) > margin / 3:
-            line += " Nearly all moved together: that is as likely the machine as the code; measure the baseline again."
-        notes.append(line)
-        notes += _between_runs(judged, margin)
+    if changes := _changes(judged):
+        low, middle, high = changes
+        if in_turns or not _moved(judged):
+            line = f"Of {len(judged)} cells the median {judged[0].metric} changed by {signed(middle)}, "
+            notes.append(line + f"the middle half by {signed(low)} to {signed(high)}.")
+        notes += _between_runs(judged, stats.median([f.margin or 0.0 for f in judged]))
     held = [f for f in judged if f.held_down]
     if held:
         line = f"~ {count(len(held), 'cell')}: a limit held the clock below its best, so latency is the machine's too"
@@ -71,15 +67,43 @@ def timed(findings: Sequence[Finding], in_turns: bool, burst: float) -> list[str
     return notes
 
 
+def moved_together(findings: Sequence[Finding]) -> list[str]:
+    """Return a note where nearly all cells became slower together, or faster, for the first lines."""
+    judged = [f for f in findings if f.metric in TIMED and f.decision]
+    if not _moved(judged):
+        return []
+    low, middle, high = _changes(judged)
+    return [
+        f"Nearly all of {len(judged)} cells moved together: the median {judged[0].metric} by {signed(middle)}, the "
+        f"middle half by {signed(low)} to {signed(high)}. The machine is as likely the cause (clock, power, load) as "
+        "the code: measure the baseline again and gate anew."
+    ]
+
+
+def _changes(judged: Sequence[Finding]) -> tuple[float, ...]:
+    """Return the quartiles of the changes; () of fewer than TOGETHER cells."""
+    changes = [f.decision.change for f in judged if f.decision]
+    return tuple(stats.percentile(changes, p) for p in (25, 50, 75)) if len(changes) >= TOGETHER else ()
+
+
+def _moved(judged: Sequence[Finding]) -> bool:
+    """Return whether most cells changed in one direction, by a third of the margin or more."""
+    if not (changes := _changes(judged)):
+        return False
+    low, middle, high = changes
+    return low * high > 0 and abs(middle) > stats.median([f.margin or 0.0 for f in judged]) / 3
+
+
 def _between_runs(judged: Sequence[Finding], margin: float) -> list[str]:
     """Return a note on cells that differ between the runs by more than their rounds explain."""
     between = max(f.decision.between for f in judged if f.decision)
     if between < margin / 10:
         return []
     return [
-        f"Cells differ between the runs by {percent(between)} (standard deviation) beyond what rounds show, slower and "
-        "faster alike: either most cells changed, or no run is like another. The verdicts allow for it, more rounds do "
-        "not lessen it; more runs of the baseline tell (baseline save --add), or attnbench ab, which measures in turns."
+        f"Cells differ between the runs by {percent(between)} (standard deviation) more than their rounds do, some "
+        "slower and some faster: either most cells changed, or any two runs on this machine differ so. The verdicts "
+        "allow for it. More rounds do not lessen it; more runs of the baseline (baseline save --add) do, and attnbench "
+        "ab, which measures in turns."
     ]
 
 
@@ -104,14 +128,18 @@ def _one_round(judged: Sequence[Finding]) -> str:
 
 
 def runs(number: int, controls: Collection[str]) -> list[str]:
-    """Return what shows what runs differ by as a whole: runs of the baseline, and backends that did not change."""
-    beside = f"; {some(sorted(controls))} did not change and show it too" if controls else ""
+    """Return what shows how whole runs differ: runs of the baseline, and backends that nothing can have changed."""
+    beside = f"the latency of {some(sorted(controls))}, which the same torch brings" if controls else ""
     if number >= SEVERAL:
-        return [f"What runs differ by as a whole is taken from {number} runs of the baseline{beside}."]
+        also = f" and {beside}" if beside else ""
+        return [
+            f"How whole runs differ is estimated from {number} runs of the baseline{also}; the verdicts allow for it."
+        ]
     few = "One run" if number == 1 else "Two runs"
+    alone = f"; {beside}, shows a part of it" if beside else ""
     return [
-        f"{few} of the baseline cannot show what runs differ by as a whole{beside}; "
-        f"with {SEVERAL} the verdict allows for it: attnbench baseline save RUN --add."
+        f"{few} of the baseline cannot show how whole runs differ{alone}. {SEVERAL} runs can: "
+        "attnbench baseline save RUN --add."
     ]
 
 
