@@ -44,7 +44,7 @@ from attnbench.core.case import Case
 from attnbench.core.formats import FAR, digits, duration, percent, size, times
 from attnbench.core.models import Model
 from attnbench.core.record import WRONG, Status
-from attnbench.core.text import count, listed, merged, one_line, some, template
+from attnbench.core.text import capitalized, count, listed, merged, one_line, some, template
 from attnbench.report.document import NOTHING_MEASURED, Caution, Code, Column, Document, Entry, Span, Table
 from attnbench.results import case_names, disturbed
 from attnbench.results.case_names import NOTHING
@@ -655,7 +655,7 @@ def _facts(found: Sequence[Problem]) -> Iterator[Caution]:
         ends = dict.fromkeys((percent(min(halves)), percent(max(halves))))
         yield Caution(
             f"Latencies tie where they differ by less than both uncertainties ({' to '.join(ends)}), in quadrature.",
-            f"{how[0].upper()}{how[1:]}.",
+            f"{capitalized(how)}.",
         )
 
 
