@@ -40,8 +40,8 @@ class HowToJudge:
         options.metric_option(
             _metrics,
             rich_help_panel="What to compare",
-            help="latency,memory_peak,relative_error,first_call by default; cycles (latency times clock) is free of the "
-            "clock; -m help lists them all.",
+            help="latency,memory_peak,relative_error,first_call by default; cycles (latency times clock) is free of "
+            "the clock; -m help lists them all.",
         ),
     ] = None
     expect: Annotated[
