@@ -40,8 +40,8 @@ class HowToJudge:
         options.metric_option(
             _metrics,
             rich_help_panel="What to compare",
-            help="latency,memory_peak,error,first_call by default; cycles (latency times clock) is free of the clock; "
-            "-m help lists them all.",
+            help="latency,memory_peak,relative_error,first_call by default; cycles (latency times clock) is free of "
+            "the clock; -m help lists them all.",
         ),
     ] = None
     expect: Annotated[
@@ -50,7 +50,10 @@ class HowToJudge:
     ] = None
     margin: Annotated[
         list[str] | None,
-        matters(metavar="[METRIC=]MARGIN", help="The change that matters: 3% (of latency, the default), error=20%."),
+        matters(
+            metavar="[METRIC=]MARGIN",
+            help="The change that matters: 3% (of latency, the default), relative_error=20%.",
+        ),
     ] = None
     margins: Annotated[
         Path | None, matters(metavar="FILE", help="YAML: margins per metric, and per cell (docs/gate.md).")

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.files import working_folder
 
 NEEDED = (  # what a neighbour of a person's file must not replace: torch, and what it imports, at times in a call
     *("torch", "triton", "numpy", "sympy", "mpmath", "networkx", "typing_extensions", "filelock", "fsspec", "jinja2"),
@@ -93,6 +94,12 @@ def _is_of_a_file(name: str) -> bool:
     """Whether a name is a file of Python that is there, or "file.py:function"."""
     file, python, rest = name.strip().rpartition(".py")
     return bool(python) and rest[:1] in ("", ":") and os.path.isfile(os.path.expanduser(f"{file}.py"))
+
+
+def as_written(spec: str) -> str:
+    """Return a "file.py:function" as a person would write it in the working directory."""
+    folder = f"{working_folder()}{os.sep}"
+    return f".{os.sep}{spec.removeprefix(folder)}" if spec.startswith(folder) else spec
 
 
 def sweep(name: str) -> list[str]:

@@ -32,6 +32,11 @@ def listed(names: Iterable[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
+def capitalized(text: str, names: Iterable[str] = ()) -> str:
+    """Return text as a sentence begins, with a capital letter, unless its first words are one of the names."""
+    return text if text.startswith(tuple(f"{name} " for name in names)) else text[:1].upper() + text[1:]
+
+
 def fits(name: str, pattern: str) -> bool:
     """Whether a name is a pattern, or fits it as a glob, which reads brackets in a name of own code otherwise."""
     return name == pattern or fnmatch.fnmatchcase(name, pattern)

@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from attnbench.core.text import one_line
+
 if TYPE_CHECKING:
     from attnbench.report.html.charts import Charts
 
@@ -234,6 +236,19 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Command:
+    """A command for a shell, and which row of a table it measures again."""
+
+    of: str
+    text: str
+
+    @property
+    def lines(self) -> str:
+        """A comment that names the row, and the command below it."""
+        return f"# {one_line(self.of)}\n{self.text}"
+
+
+@dataclass(frozen=True)
 class Section:
     """A part of a page alone, such as the environment or the commands that make it again."""
 
@@ -256,6 +271,7 @@ class Document:
     reasons: tuple[Reason, ...] = ()
     cautions: tuple[Caution, ...] = ()
     facts: tuple[Caution, ...] = ()  # nothing is wrong, but a reader wants to know
+    reproduce: tuple[Command, ...] = ()  # that measure rows again, the worst row first; a terminal shows one
     notes: tuple[Line, ...] = ()  # the last lines
     verdict: Verdict | None = None
     page: Charts | None = None  # figures, and a table to sort and filter, for a page

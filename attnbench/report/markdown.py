@@ -13,6 +13,7 @@ from attnbench.report.document import (
     Block,
     Caution,
     Code,
+    Command,
     Document,
     Drawing,
     Ending,
@@ -28,6 +29,7 @@ from attnbench.report.document import (
 
 SIGNS = {"good": "✅", "warning": "❔", "bad": "❌"}
 BAR = 32  # characters
+MOST_COMMANDS = 10
 LIMIT = 60_000  # bytes; a comment on GitHub holds 65,536 characters, and other text may stand beside the document
 LEFT_OUT = "left out, as a comment on GitHub holds no more; the whole is in -f html=FILE and -f json=FILE"
 _RULE = re.compile(r"\| :?---")  # begins the line below the headings of a table
@@ -56,11 +58,20 @@ def render(document: Document) -> str:
         parts.append(_list(f"{safe(r.word)}: {safe(r.who)}: {safe(r.reason)}" for r in document.reasons))
     ending = [_list(map(_caution, found)) for found in (document.cautions, document.facts)]
     ending.append(_list(map(_spans, document.notes)))
-    text = _joined(*parts, *ending) + "\n"
-    if _nbytes(text) <= LIMIT:
-        return text
+    for commands in (_folded(document.reproduce), ""):
+        text = _joined(*parts, commands, *ending) + "\n"
+        if _nbytes(text) <= LIMIT:
+            return text
     last = _cut(_joined(*ending), LIMIT // 4)  # cautions hold for the rows above them, which give way to them
     return _joined(_cut(_joined(*parts), LIMIT - _nbytes(last) - 3), last) + "\n"
+
+
+def _folded(commands: Sequence[Command]) -> str:
+    """Return the first commands in a block that a click opens; "" for none."""
+    shown = commands[:MOST_COMMANDS]
+    more = f" (the first {len(shown)} of {len(commands)})" if len(shown) < len(commands) else ""
+    title = f"<details><summary>To measure these again{more}</summary>"
+    return _joined(title, _code("\n".join(command.lines for command in shown)), "</details>") if shown else ""
 
 
 def _joined(*parts: str) -> str:

@@ -59,6 +59,9 @@ def render(console: Console, document: Document) -> None:
     out.reasons(document.reasons)
     out.cautions(document.cautions, "!", "yellow")
     out.cautions(document.facts, "i", "cyan")
+    if document.reproduce:
+        out.begin_part()
+        out.line(out.styled(f"To measure the worst again: {document.reproduce[0].text}", "dim"))
     out.begin_part()
     for line in document.notes:
         out.wrapped(out.joined(line))

@@ -128,6 +128,12 @@ def _headdim_text(headdims: tuple[int, int]) -> str:
     return "-".join(map(str, dict.fromkeys(headdims)))
 
 
+def _number_text(number: float) -> str:
+    """Return a number with as many digits as are needed to read the same again."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
+
+
 def _listed(causal: bool | list[bool]) -> list[bool]:
     return causal if isinstance(causal, list) else [causal]
 
@@ -169,8 +175,8 @@ AXES: Mapping[str, Axis] = {  # by the fields of Axes
     "nheads": Axis(partial(parse_sizes, what="nheads"), lambda c: c.shape.nheads),
     "nheads_k": Axis(partial(parse_sizes, what="nheads-k"), lambda c: c.shape.nheads_k),
     "window": Axis(parse_windows, lambda c: c.window_size, _window_text),
-    "softcap": Axis(partial(parse_numbers, what="softcap"), lambda c: c.softcap, "{:g}".format, 0.0),
-    "dropout": Axis(partial(parse_numbers, what="dropout", below=1), lambda c: c.dropout_p, "{:g}".format, 0.0),
+    "softcap": Axis(partial(parse_numbers, what="softcap"), lambda c: c.softcap, _number_text, 0.0),
+    "dropout": Axis(partial(parse_numbers, what="dropout", below=1), lambda c: c.dropout_p, _number_text, 0.0),
     "layout": Axis(partial(_parse_names, known=LAYOUTS, what="layout"), lambda c: c.layout, usual="native"),
     "data": Axis(partial(_parse_names, known=DATA, what="data"), lambda c: c.data, usual="normal"),
     "page_size": Axis(

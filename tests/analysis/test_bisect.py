@@ -148,11 +148,14 @@ def test_a_slowdown_of_3_percent_is_found(culprit: int, broken: int, here: Path)
     assert (outcome.exit_code, outcome.low, outcome.high) == (0, culprit - 1, culprit)
     said = answer(outcome)
     assert f'"change {culprit}" of 20' in said
+    found = git("rev-list", "HEAD").split()[COMMITS - culprit]
+    (told,) = (sentence for sentence in document(outcome).answer if "made it slower by" in sentence)
+    assert told.startswith(f'{found[:12]} "change {culprit}"')  # a hash at the start gets no capital letter
     assert "with a probability of at least 99%" in said
     assert outcome.last is not None
     assert outcome.last.decision is not None
     assert outcome.last.decision.change == pytest.approx(0.03, abs=0.005)
-    assert to_json(document(outcome).data)["found"] == git("rev-list", "HEAD").split()[COMMITS - culprit]
+    assert to_json(document(outcome).data)["found"] == found
     assert git("worktree", "list").count("\n") == 1
     assert not [*(here.parent / "temporary").iterdir()]
 

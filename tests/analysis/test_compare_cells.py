@@ -182,12 +182,12 @@ def test_nothing_in_common_says_where_they_part_and_what_to_measure() -> None:
         compared([ok(case(n), "eager", 100) for n in (1024, 2048)], theirs, CPU)
     said = str(error.value)
     assert "H200 and EPYC CPU have no case in common: dtype bf16 on H200, fp32 on EPYC CPU" in said
-    assert "attnbench run --dtype fp32 --seqlen 256 --tokens 1k --nheads 2 --headdim 128" in said
+    assert "attnbench run --dtype fp32 --seqlen 256 --batch 4 --nheads 2 --headdim 128 --pass fwd --full" in said
 
 
 def test_what_to_measure_has_query_lengths_and_key_heads_where_they_differ() -> None:
     decode = [ok(case(4096, seqlen_q=1, nheads_k=4), "eager", 1)]
-    with pytest.raises(UserError, match=r"--nheads 16 --headdim 128 --seqlen-q 1 --nheads-k 4$"):
+    with pytest.raises(UserError, match=r"--nheads 16 --headdim 128 --seqlen-q 1 --nheads-k 4 --pass fwd --full$"):
         compared([ok(case(n), "eager", 100) for n in (1024, 2048)], decode)
 
 
@@ -200,8 +200,8 @@ def test_what_to_measure_has_windows_softcap_and_dropout() -> None:
         compared(ours, [ok(case(causal=True, dropout_p=0.1), "eager", 100)])
     said = str(error.value)
     assert "dropout 0 on H200, 0.1 on H100" in said
-    assert said.endswith("--nheads 16 --headdim 128 --dropout 0.1")
-    with pytest.raises(UserError, match=r"--headdim 128 --window 255/0,none --softcap 0,30$"):
+    assert said.endswith("--nheads 16 --headdim 128 --dropout 0.1 --pass fwd --causal")
+    with pytest.raises(UserError, match=r"--headdim 128 --window 255/0,none --softcap 0,30 --pass fwd --causal$"):
         compared(ours, [ok(case(n, dropout_p=0.1), "eager", 100) for n in (1024, 2048, 4096)])
 
 

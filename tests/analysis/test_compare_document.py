@@ -130,6 +130,10 @@ def test_without_prices_the_share_of_the_price_is_told(comparison: Comparison) -
     one = replace(comparison, prices={"H200": comparison.prices["H200"]})
     assert answer(one)[1].startswith("H100 is worth it below $2.00/h ($1.9")
     assert "PFLOP/$" not in answer(one)[1]
+    named = compare(
+        [Path("a.jsonl"), Path("b.jsonl")], [a_run(H200, 1.0), a_run(H100, 0.5)], names=("b.jsonl=my-h100",)
+    )
+    assert answer(named)[1].startswith("my-h100 is worth it below")  # as it was named, at the start of a sentence too
 
 
 def test_power_can_cost_more_than_what_a_machine_gives() -> None:

@@ -88,6 +88,37 @@ def test_a_pass_says_what_improved(judgement: Judgement) -> None:
     assert re.search(r"improved, which is fast 1k .* -10\.0% \(", answer)
 
 
+def test_every_row_has_the_command_that_measures_it_again(judgement: Judgement) -> None:
+    found = json.loads(json_and_csv.json_text(document_of(judgement)))["findings"]
+    commands = {f["backend"]: f["command"] for f in found}
+    assert all(f" -b {backend} " in f"{command} " for backend, command in commands.items())
+    assert len(commands) == 7
+    worst = f"To measure the worst again: {commands['dead']}\n"
+    assert printed(judgement).count("attnbench run --dtype") == 1
+    for width in (60, 200):  # it can be pasted: whole, on one line
+        assert worst in printed(judgement, width)
+    counted = [commands[name] for name in ("dead", "gone", "slow", "open")]
+    page, comment = html_page.render(document_of(judgement)), markdown.render(document_of(judgement))
+    for text in (page, comment):
+        shown = [line.partition("</code>")[0] for line in text.splitlines() if line.startswith("attnbench run")]
+        assert shown == counted
+    assert "<details><summary>To measure these again</summary>" in comment
+    passed = replace(judgement, findings=tuple(f for f in judgement.findings if f.verdict == "improved"))
+    assert "again" not in printed(passed)
+
+
+def test_a_comment_has_ten_commands_and_none_where_they_leave_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {f"backend-{i}": 1.2 for i in range(12)}
+    judged = judge(run(cells(dict.fromkeys(names, 1.0))), run(cells(names)), Request(("latency",)))
+    text = markdown.render(document_of(judged))
+    assert text.count("\nattnbench run ") == 10
+    assert "(the first 10 of 12)" in text
+    monkeypatch.setattr(markdown, "LIMIT", len(text.encode()) - 1)
+    shorter = markdown.render(document_of(judged))
+    assert "attnbench run" not in shorter
+    assert all(name in shorter for name in names)
+
+
 def test_one_round_a_side_of_few_cells_judges_nothing() -> None:
     one = run([ok(case(), "calm", 300)])
     assert headline(judge(one, one, Request(("latency",)))) == "INCONCLUSIVE: 1 not judged"
@@ -132,7 +163,8 @@ def test_the_table_lists_the_gravest_first_and_counts_the_rest(judgement: Judgem
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_the_table_fits_any_terminal(judgement: Judgement, width: int) -> None:
-    assert max(map(len, printed(judgement, width).splitlines())) <= width
+    lines = [line for line in printed(judgement, width).splitlines() if "attnbench run" not in line]
+    assert max(map(len, lines)) <= width
 
 
 def test_a_narrow_terminal_gets_lines_that_can_be_read(judgement: Judgement) -> None:

@@ -34,7 +34,13 @@ def test_slower_is_a_regression(runs: Tool) -> None:
     out = runs("gate", "a.jsonl", "slow.jsonl", "-m", "latency", code=1).out
     answer, *lines = out.splitlines()
     assert answer.startswith("FAIL: latency of 2 of 2 cells regressed, at worst fake ")
-    assert [line.split()[0] for line in lines if "fwd" in line] == ["regressed"] * 2
+    assert [line.split()[0] for line in lines if "fwd bf16" in line] == ["regressed"] * 2
+    (again,) = (line.partition(": ")[2] for line in lines if line.startswith("To measure the worst again: "))
+    jobs = json.loads(runs(*shlex.split(again)[1:], "--dry-run", "--json").out)
+    assert answer.partition(" at worst fake ")[2].startswith(
+        {1024: "1k", 2048: "2k"}[jobs[0]["case"]["shape"]["seqlen_k"]]
+    )
+    assert len(jobs) == 5  # a round each
     assert out.splitlines()[-1] == "FAIL: 2 regressed"
     assert runs("gate", "slow.jsonl", "a.jsonl", "-m", "latency").out.splitlines()[-1] == "PASS: 2 improved"
     assert "PASS" in runs("gate", "a.jsonl", "slow.jsonl", "-m", "latency", "--margin", "150%").out

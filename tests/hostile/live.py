@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 from markdown_it import MarkdownIt
 
 OWN_FORM = [("id", "filters"), ("aria-label", "Filters")]  # the page's own, which sends nothing
+OWN_BLOCKS = re.compile(r"<details><summary>[\w ()]+</summary>\n|</details>\n")  # of markdown, which hold code
 MARK = "hackme"  # in all that hostile names would do
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 LIVE_TOKENS = {"html_block", "html_inline", "link_open", "image", "s_open", "hr", "blockquote_open"}
@@ -31,7 +32,7 @@ def in_markdown(text: str) -> list[str]:
         if token.type == "fence":
             continue
         for part in (token, *(token.children or ())):
-            if part.type in LIVE_TOKENS:
+            if part.type in LIVE_TOKENS and not OWN_BLOCKS.fullmatch(part.content):
                 found.append(f"{part.type}: {part.content or part.attrs}")
             elif part.type == "text" and (linked := LINKED.search(part.content)):
                 found.append(f"a link or a mention: {part.content[max(0, linked.start() - 20) :][:80]!r}")

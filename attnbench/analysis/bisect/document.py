@@ -13,7 +13,7 @@ from attnbench.analysis.gate.hypothesis_tests import FDR
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.core.formats import percent
 from attnbench.core.sizes import format_duration
-from attnbench.core.text import count
+from attnbench.core.text import capitalized, count
 from attnbench.report.document import Column, Document, Entry, Reason, Span, Style, Table, Verdict
 from attnbench.results.cells import cells
 from attnbench.results.disturbed import doubt
@@ -88,8 +88,8 @@ def _answer(outcome: Outcome) -> Iterator[str]:
                 after.title if outcome.found else f"{_which(outcome)}, or {'both' if many == 2 else 'several'} together"
             )
             yield (
-                f"{who[:1].upper()}{who[1:]} made it slower by {_change(last)} against {before.short}, the last that "
-                "is not slow."
+                f"{capitalized(who, [after.short])} made it slower by {_change(last)} against {before.short}, the last "
+                "that is not slow."
             )
             yield _how_sure(outcome)
         else:

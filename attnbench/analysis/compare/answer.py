@@ -19,7 +19,7 @@ from attnbench.analysis.compare.speed_ratio import EXACTLY_ONE, Ratio
 from attnbench.core import stats
 from attnbench.core.formats import digits, percent
 from attnbench.core.sizes import format_size
-from attnbench.core.text import count, listed, some
+from attnbench.core.text import capitalized, count, listed, some
 from attnbench.results import case_names
 from attnbench.results.disturbed import doubt
 
@@ -241,7 +241,7 @@ def _money(c: Comparison) -> str:
     what = "per watt" if of is c.main else f"per watt, {of.pace},"
     said.append(_given(what, per_watt, "TFLOP/s/W", c, ratios))
     text = "; ".join(filter(None, said))
-    return f"{text[0].upper()}{text[1:]}." if text else ""
+    return f"{capitalized(text, c.labels)}." if text else ""
 
 
 def _bought(c: Comparison) -> str:

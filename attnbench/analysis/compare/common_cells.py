@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -17,6 +17,7 @@ from attnbench.core.text import listed, merged, one_line, some, template
 from attnbench.results import case_names
 from attnbench.results.cells import Key
 from attnbench.run.axes import AXES, Axis
+from attnbench.run.run_command import run_command
 
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ def comparable(machines: Sequence[Machine], reference: Machine | None) -> list[M
     raise UserError(
         f"{first.label} and {other.label} have no case in common: {_differing_axes(first, other)}; "
         "give files of one machine one name (--name FILE=LABEL), or measure the same on both, as in "
-        f"{_run_command(fewer.fastest)}"
+        f"{run_command(fewer.fastest)}"
     )
 
 
@@ -161,28 +162,5 @@ _AXES: Mapping[str, Callable[[Case], str]] = {
 }
 
 
-FLAGS = ("sink", "alibi", "append", "latent")  # axes whose options take no value
-
-
 def _few(values: Iterable[str]) -> str:
     return some(sorted(values, key=lambda value: (len(value), value)), 4)
-
-
-def _run_command(cases: Collection[Case]) -> str:
-    """Return the `attnbench run` that measures such cases on any device."""
-    shapes = [case.shape for case in cases]
-    tokens = {case.extent.batch * case.extent.seqlen_k for case in cases}
-    written = {"tokens": [format_size(n) for n in tokens]}
-    for name, axis in AXES.items():
-        values = sorted({axis.of(case) for case in cases}, key=str if name == "window" else None)
-        written[name] = [axis.text(value) for value in values]
-    names = ["dtype", "seqlen", "tokens" if len(tokens) == 1 else "batch", "nheads", "headdim"]
-    names += ["seqlen_q"] if any(c.shape.seqlen_q != c.shape.seqlen_k for c in cases if not c.is_ragged) else []
-    names += ["nheads_k"] if any(s.nheads_k != s.nheads for s in shapes) else []
-    names += ["lengths"] if any(case.is_ragged for case in cases) else []
-    others = (name for name in case_names.EXTRAS if name not in FLAGS)
-    usual = {name: [AXES[name].text(AXES[name].usual)] for name in others}
-    names += [name for name, value in {"window": ["none"], "mask": ["none"], **usual}.items() if written[name] != value]
-    options = [f"--{name.replace('_', '-')} {shlex.quote(','.join(written[name]))}" for name in names]
-    options += [f"--{name}" for name in FLAGS if written[name] == ["true"]]
-    return f"attnbench run {' '.join(options)}"

@@ -23,6 +23,7 @@ from attnbench.core.text import count
 from attnbench.report.characters import HELD_DOWN
 from attnbench.report.document import (
     Column,
+    Command,
     Document,
     Entry,
     Level,
@@ -36,6 +37,7 @@ from attnbench.report.document import (
 )
 from attnbench.results.disturbed import doubt
 from attnbench.results.metrics import METRICS
+from attnbench.run.run_command import cell_command
 
 OUTCOMES: Mapping[int, tuple[str, Level]] = {  # by exit code
     EXIT_PASS: ("PASS", "good"),
@@ -87,6 +89,7 @@ def document_of(judgement: Judgement, every: bool = False, command: str = "gate"
         lead=_lead(judgement),
         blocks=(_table(shown),) if shown else (),
         notes=(*((Span(line),) for line in ending), *((Span(note, "quiet"),) for note in judgement.notes)),
+        reproduce=_commands(judgement, shown),
         verdict=Verdict(headline(judgement), OUTCOMES[judgement.exit_code][1]),
         appendix=rounds_section(shown),
         data=_data(judgement),
@@ -263,6 +266,24 @@ def _rest(judgement: Judgement) -> list[str]:
     return ["; ".join(parts)] if parts else []
 
 
+def _commands(judgement: Judgement, shown: Iterable[Finding]) -> tuple[Command, ...]:
+    """Return the commands that measure again what keeps a gate from passing.
+
+    There are none for an A/B, whose two sides are measured in turns.
+    """
+    if judgement.current.turns:
+        return ()
+    counted = [f for f in shown if judgement.exit_code_of(f) != EXIT_PASS]
+    return tuple(dict.fromkeys(Command(f.name, _command(judgement, f)) for f in counted))
+
+
+def _command(judgement: Judgement, finding: Finding) -> str:
+    """Return the command that measures a cell as the current run did, or the baseline where that alone knows it."""
+    runs = (judgement.current, judgement.baseline)
+    run = next((run for run in runs if finding.backend in run.specs), judgement.current)
+    return cell_command(run, finding.backend, finding.case)
+
+
 def _data(judgement: Judgement) -> dict[str, Any]:
     """Return the judgement for programs. Figures keep their metric's unit; changes and margins are relative."""
     return {
@@ -279,7 +300,7 @@ def _data(judgement: Judgement) -> dict[str, Any]:
         "first": list(judgement.first),
         "notes": list(judgement.notes),
         "commands": list(judgement.commands),
-        "findings": [_finding_data(f) for f in judgement.findings],
+        "findings": [_finding_data(f) | {"command": _command(judgement, f)} for f in judgement.findings],
     }
 
 

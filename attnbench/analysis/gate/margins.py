@@ -91,7 +91,7 @@ def between_units(baseline: Run, current: Run) -> float:
 
 
 def margins(options: Sequence[str], file: Path | None = None) -> Margins:
-    """Return the margins of a YAML file, overridden by options such as "3%" (of latency and cycles) and "error=20%".
+    """Return the margins of a YAML file, overridden by options: "3%" (of latency and cycles), "relative_error=20%".
 
     Raises UserError for what is no margin, and for a file that cannot be read.
     """

@@ -36,15 +36,16 @@ from attnbench.analysis.recommend.ranking import (
     problems,
 )
 from attnbench.analysis.summary.answer import left_out
-from attnbench.analysis.summary.cautions import incomplete, relative
+from attnbench.analysis.summary.cautions import incomplete
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.analysis.summary.reasons import reasons
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.formats import FAR, digits, duration, percent, size, times
 from attnbench.core.models import Model
+from attnbench.core.own_code import as_written
 from attnbench.core.record import WRONG, Status
-from attnbench.core.text import count, listed, merged, one_line, some, template
+from attnbench.core.text import capitalized, count, listed, merged, one_line, some, template
 from attnbench.report.document import NOTHING_MEASURED, Caution, Code, Column, Document, Entry, Span, Table
 from attnbench.results import case_names, disturbed
 from attnbench.results.case_names import NOTHING
@@ -640,7 +641,7 @@ def _used(found: Sequence[Problem]) -> list[str]:
 def _asked_as(found: Sequence[Problem]) -> str:
     """Return PyTorch's default and the backends to use as the option -b takes them, own code by its file."""
     specs = {use.backend: use.run.specs.get(use.backend, "") for use in (one.use for one in found) if use}
-    names = [relative(spec) if ".py:" in spec else backend for backend, spec in specs.items()]
+    names = [as_written(spec) if ".py:" in spec else backend for backend, spec in specs.items()]
     return shlex.quote(",".join((DEFAULTS[0], *names)))
 
 
@@ -655,7 +656,7 @@ def _facts(found: Sequence[Problem]) -> Iterator[Caution]:
         ends = dict.fromkeys((percent(min(halves)), percent(max(halves))))
         yield Caution(
             f"Latencies tie where they differ by less than both uncertainties ({' to '.join(ends)}), in quadrature.",
-            f"{how[0].upper()}{how[1:]}.",
+            f"{capitalized(how)}.",
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
@@ -10,8 +9,8 @@ from pathlib import Path
 
 from attnbench.analysis.summary.machine_summary import clock_range
 from attnbench.core import stats
-from attnbench.core.files import working_folder
 from attnbench.core.formats import digits, duration, percent
+from attnbench.core.own_code import as_written
 from attnbench.core.policy import SHORT
 from attnbench.core.record import Run
 from attnbench.core.text import count, one_line, some
@@ -97,18 +96,12 @@ def _wrong(cells: Sequence[Cell], runs: Iterable[Run], files: Iterable[Path]) ->
     own = [c for c in cells if ".py:" in c.run.specs.get(c.backend, "")]
     for run, file in zip_longest(runs, files, fillvalue="FILE"):
         again = [c for c in own if c.run is run and c.case.ranks == 1]  # check splits no sequence
-        functions = dict.fromkeys(relative(c.run.specs[c.backend]) for c in again)
+        functions = dict.fromkeys(as_written(c.run.specs[c.backend]) for c in again)
         command = shlex.join(["attnbench", "check", *functions, "--wrong", str(file)])
         yield from about(again, *text, f"See above by how much. The same cells again, without timing: {command}")
     yield from about([c for c in own if c.case.ranks > 1], *text, "See above by how much.")
     others = [c for c in cells if c not in own]
     yield from about(others, *text, "See above by how much; report it to the backend's authors.")
-
-
-def relative(spec: str) -> str:
-    """Return a "file.py:function" as a person would write it in the working directory."""
-    folder = f"{working_folder()}{os.sep}"
-    return f".{os.sep}{spec.removeprefix(folder)}" if spec.startswith(folder) else spec
 
 
 def incomplete(runs: Iterable[Run], files: Iterable[Path]) -> Iterator[Caution]:

@@ -9,7 +9,7 @@ from attnbench.analysis.summary.cautions import about
 from attnbench.core import stats
 from attnbench.core.formats import duration, megahertz, percent, share, size
 from attnbench.core.policy import INSTRUMENTS, SHORT
-from attnbench.core.text import count, merged, one_line, template
+from attnbench.core.text import capitalized, count, merged, one_line, template
 from attnbench.report.document import Caution
 from attnbench.results import case_names, metrics
 from attnbench.results.cells import Cell
@@ -110,7 +110,7 @@ def _uncertainty(cells: Sequence[Cell]) -> Iterator[Caution]:
             f"Uncertainty of the latency: {percent(stats.median(halves))} in the median of "
             f"{count(len(halves), 'cell')}, {percent(max(halves))} at most; 95 %, for other processes on this {where}.",
             "Two latencies that differ by less than both uncertainties, added in quadrature, are alike.",
-            f"{how[0].upper()}{how[1:]}.",
+            f"{capitalized(how)}.",
         )
 
 

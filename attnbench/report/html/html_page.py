@@ -113,6 +113,9 @@ def _parts(document: Document) -> list[Part]:
         found.append(section("facts", "To know", items(map(_caution, document.facts))))
     if document.notes:
         found.append(section("notes", "", *(element("p", spans(line)) for line in document.notes)))
+    if document.reproduce:
+        commands = "\n".join(command.lines for command in document.reproduce)
+        found.append(_section(Section("reproduce", "Reproduce", code=commands)))
     return found + [_section(one) for one in document.appendix]
 
 

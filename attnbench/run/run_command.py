@@ -1,0 +1,130 @@
+"""The command that measures some cases, or one cell of a run again, as a person gives it to a shell."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator
+
+from attnbench.core.case import Case
+from attnbench.core.lengths import PATTERNS, Lengths, describe, spell
+from attnbench.core.own_code import as_written
+from attnbench.core.policy import Policy
+from attnbench.core.record import Run
+from attnbench.core.sizes import format_size
+from attnbench.results import case_names, run_file
+from attnbench.run.axes import AXES
+from attnbench.run.select import available_backends
+
+FLAGS = ("sink", "alibi", "append", "latent")  # axes whose options take no value
+USUAL = {  # values of axes that need no option
+    "window": ["none"],
+    "mask": ["none"],
+    **{name: [AXES[name].text(AXES[name].usual)] for name in case_names.EXTRAS if name not in (*FLAGS, "step")},
+}
+
+
+def run_command(cases: Collection[Case]) -> str:
+    """Return the command that measures such cases on any device: `attnbench run`, or `attnbench step` of models' steps.
+
+    Of several cases it measures the product of their axes; of one case that case alone.
+    """
+    attention = [case for case in cases if not case.step]
+    words = ["attnbench", "run", *_axes(attention)] if attention else ["attnbench", "step", *_steps(cases)]
+    return shlex.join(words)
+
+
+def cell_command(run: Run, backend: str, case: Case) -> str:
+    """Return the command that measures a cell of a run again.
+
+    It names the backend, or a person's code by its file, the kind of device unless that is a GPU, the backend's
+    interpreter if one was chosen, how the run was timed, and its number of rounds.
+    """
+    kind, spec = run.environment.device.kind, run.specs.get(backend, "")
+    own = _is_own(backend, spec)
+    split = "ulysses-" if own and backend.startswith("ulysses-") else ""
+    name = split + as_written(spec) if own else backend.removeprefix("step-") if case.step else backend
+    words = [*shlex.split(run_command([case])), "-b", name]
+    words += ["--device", kind] if kind != "cuda" else []
+    if python := run.interpreters.get(backend):
+        words += ["--python", f"{'*' if own else backend}={python}"]
+    if (rounds := run_file.planned_rounds(run)) > 1:
+        words += ["--rounds", str(rounds)]
+    return shlex.join(words if case.step else [*words, *_how(run.policy)])
+
+
+def _is_own(backend: str, spec: str) -> bool:
+    """Return whether a backend is a person's code, which has its name in that run only."""
+    return bool(spec) and not spec.startswith("attnbench.") and available_backends().get(backend) != spec
+
+
+def _how(policy: Policy) -> Iterator[str]:
+    """Yield the options of a policy that change what a figure means."""
+    if policy.timer != Policy.timer:
+        yield from ("--timer", policy.timer)
+    if policy.l2 != Policy.l2:
+        yield from ("--l2", policy.l2)
+    if policy.caches != Policy.caches:
+        yield "--fresh-caches"
+    if policy.sustained_s:
+        yield from ("--sustained", f"{policy.sustained_s:g}s")
+
+
+def _axes(cases: Collection[Case]) -> Iterator[str]:
+    """Yield the options of `attnbench run` for the axes of cases, those at a usual value left out."""
+    written = {}
+    for name, axis in AXES.items():
+        values = sorted({axis.of(case) for case in cases}, key=str if name == "window" else None)
+        written[name] = [axis.text(value) for value in values]
+    written["lengths"] = sorted({_lengths(case.lengths) for case in cases})
+    written["mask"] = list(dict.fromkeys(text.partition("@")[0] for text in written["mask"]))
+    written["pass"] = written["direction"]
+    tokens = {case.extent.batch * case.extent.seqlen_k for case in cases}
+    written["tokens"] = [format_size(n) for n in tokens]
+    by_tokens = len(written["batch"]) > 1 and len(tokens) == 1
+    names = ["dtype", "seqlen", "tokens" if by_tokens else "batch", "nheads", "headdim"]
+    if queries := {case.shape.seqlen_q for case in cases if _has_fewer_queries(case)}:
+        queries |= {case.shape.seqlen_q for case in cases if not case.is_ragged}
+        written["seqlen_q"] = [format_size(n) for n in sorted(queries)]
+        names.append("seqlen_q")
+    names += ["nheads_k"] if any(case_names.grouped(case) for case in cases) else []
+    if written["lengths"] != ["none"]:
+        names.append("lengths")
+        if not any(_is_pattern(text) or text == "none" for text in written["lengths"]):
+            names = [name for name in names if name not in ("seqlen", "tokens", "batch", "seqlen_q")]
+    names += [name for name, usual in USUAL.items() if written[name] != usual]
+    for name in (*names, "pass"):
+        yield from (f"--{name.replace('_', '-')}", ",".join(written[name]))
+    if len(masks := {case.causal for case in cases}) == 1:
+        yield "--causal" if masks == {True} else "--full"
+    yield from (f"--{name}" for name in FLAGS if written[name] == ["true"])
+
+
+def _lengths(lengths: Lengths) -> str:
+    """Return the lengths of a batch as --lengths takes them."""
+    text = describe(lengths) if lengths else "none"
+    return text if _is_pattern(text) or not lengths else spell(lengths)
+
+
+def _is_pattern(text: str) -> bool:
+    return text.partition("/")[0] in PATTERNS
+
+
+def _has_fewer_queries(case: Case) -> bool:
+    """Return whether a sequence has another number of queries than of keys."""
+    return any(of.seqlen_q != of.seqlen_k for of in case.sequences)
+
+
+def _steps(cases: Collection[Case]) -> Iterator[str]:
+    """Yield the model and the options of `attnbench step` for steps of models."""
+    steps = [step for case in cases if (step := case.model_step)]
+    yield from dict.fromkeys(step.model for step in steps)
+    options: dict[str, list[str]] = {
+        "phase": [step.phase for step in steps],
+        "seqlen": [format_size(n) for n in sorted({case.shape.seqlen_k for case in cases})],
+        "batch": [format_size(n) for n in sorted({case.shape.batch for case in cases})],
+        "dtype": [case.dtype for case in cases],
+    }
+    for name, values in options.items():
+        yield from (f"--{name}", ",".join(dict.fromkeys(values)))
+    if len(kept := {step.layers for step in steps}) == 1:
+        yield from ("--layers", str(*kept))
