@@ -90,8 +90,8 @@ def _mapped(files: Sequence[Path]) -> Iterator[Path]:
     """Yield the libraries that this process has loaded and that are a person's.
 
     What lies beside one of the files is, or what torch has compiled. Elsewhere what was installed is not, nor what is
-    found by LD_LIBRARY_PATH, torch's own, and what compilers make: in hidden folders, in that of temporary files, or where
-    a variable says.
+    found by LD_LIBRARY_PATH, torch's own, and what compilers make: in hidden folders, in the folder of temporary files,
+    or where a variable says.
     """
     others = [*SYSTEM, *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]
     others += [value for name, value in os.environ.items() if "CACHE" in name]
