@@ -94,7 +94,7 @@ def _mapped(files: Sequence[Path]) -> Iterator[Path]:
     or where a variable says.
     """
     others = [*SYSTEM, *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]
-    others += [value for name, value in os.environ.items() if "CACHE" in name]
+    others += [value for name, value in os.environ.items() if "CACHE" in name or name == "TORCH_EXTENSIONS_DIR"]
     others += [os.path.dirname(getattr(sys.modules.get("torch"), "__file__", None) or "")]
     if not any(file.is_relative_to(tempfile.gettempdir()) for file in files):
         others.append(tempfile.gettempdir())
