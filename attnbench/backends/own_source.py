@@ -8,8 +8,10 @@ import functools
 import hashlib
 import inspect
 import itertools
+import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from attnbench.core.own_code import MODULE, STANDARD
 
 INSTALLED = ("site-packages", "dist-packages", "torchinductor_", ".cache")  # folders that begin so hold no own code
 MOST_NAMED = 50  # files that are looked at for import statements
+SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix", sys.prefix, sys.base_prefix)  # have the libraries of others
 _LIBRARY = Path(STANDARD).resolve()
 _named_folders: set[Path] = set()  # of files that a person named: what is in them is own, wherever they are
 
@@ -37,7 +40,8 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
     """Return a hash of the source of a function or an object; None where it cannot be found.
 
     It is of the file that defines it, of its class or of what it wraps, of the person's `file` that names it, and of
-    what those have imported or will import in a call, if that was not installed, compiled code too.
+    what those have imported or will import in a call, if that was not installed, compiled code too. Of modules in an
+    archive it is of the archive.
     """
     inmost = layers(own)[-1]
     defined = _source_file(inmost if inspect.isroutine(inmost) else type(inmost))
@@ -45,9 +49,10 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
     _named_folders.update(of.parent for of in named if not {"site-packages", "dist-packages"} & {*of.parts})
     files = {*named}
     if any(_is_own(path) for path in named):
-        files |= {*_imported({**sys.modules}), *_mapped_beside(named)}
-        beside = (path for path in files if any(path.is_relative_to(of.parent) for of in named))
-        files |= _named_by([*sorted(path for path in beside if path.suffix == ".py"), *named])
+        files |= {*_imported({**sys.modules}), *_mapped(named)}
+        is_beside = _is_beside(named)
+        sources = sorted((is_beside(path), path) for path in files if path.suffix == ".py")
+        files |= _named_by([*(path for _, path in sources), *named])
     digest = hashlib.sha256()
     try:
         for path in sorted(files):
@@ -71,19 +76,43 @@ def _imported(modules: Mapping[str, Any]) -> Iterator[Path]:
     for name, module in modules.items():
         found = str(getattr(module, "__dict__", {}).get("__file__"))  # asked for, a module may import others or raise
         absolute = Path(found).is_absolute()  # torch has modules of no file: "_ops.py"
-        if absolute and not _is_others(name) and _is_own(path := Path(found).resolve()) and path.is_file():
-            yield path
+        if absolute and not _is_others(name) and _is_own(path := Path(found).resolve()) and (holder := _file(path)):
+            yield holder
 
 
-def _mapped_beside(files: Iterable[Path]) -> Iterator[Path]:
-    """Yield the libraries that this process has loaded from the folders of files, or that torch compiled for them."""
-    folders = [file.parent for file in files]
+def _file(path: Path) -> Path | None:
+    """Return the file of a module's path: itself, or the archive that the path goes through; None for neither."""
+    there = next(place for place in (path, *path.parents) if place.exists())
+    return there if there.is_file() else None
+
+
+def _mapped(files: Sequence[Path]) -> Iterator[Path]:
+    """Yield the libraries that this process has loaded and that are a person's.
+
+    What lies beside one of the files is, or what torch has compiled. Elsewhere what was installed is not, nor what is
+    found by LD_LIBRARY_PATH, torch's own, and what compilers make: in hidden folders, in the folder of temporary files,
+    or where a variable says.
+    """
+    others = [*SYSTEM, *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]
+    others += [value for name, value in os.environ.items() if "CACHE" in name or name == "TORCH_EXTENSIONS_DIR"]
+    others += [os.path.dirname(getattr(sys.modules.get("torch"), "__file__", None) or "")]
+    if not any(file.is_relative_to(tempfile.gettempdir()) for file in files):
+        others.append(tempfile.gettempdir())
+    folders = [os.path.realpath(folder) for folder in others if os.path.isabs(folder)]
+    is_beside = _is_beside(files)
     with contextlib.suppress(OSError):  # no Linux
         for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
             path = Path(line.split(maxsplit=5)[-1])
-            beside = any(path.is_relative_to(folder) for folder in folders) and _is_own(path)
-            if ".so" in path.suffixes and (beside or "torch_extensions" in path.parts) and path.is_file():
+            hidden = any(part.startswith(".") for part in path.parts)
+            is_others = hidden or any(path.is_relative_to(folder) for folder in folders)
+            own = _is_own(path) and (is_beside(path) or not is_others)
+            if ".so" in path.suffixes and (own or "torch_extensions" in path.parts) and path.is_file():
                 yield path
+
+
+def _is_beside(files: Sequence[Path]) -> Callable[[Path], bool]:
+    """Return a function that says whether a path is in the folder of one of the files, or below it."""
+    return lambda path: any(path.is_relative_to(file.parent) for file in files)
 
 
 def _named_by(files: Iterable[Path]) -> set[Path]:
@@ -100,7 +129,7 @@ def _named_by(files: Iterable[Path]) -> set[Path]:
         file = todo.pop()
         with contextlib.suppress(OSError, SyntaxError, ValueError, IndexError, RecursionError):
             new = {place for node in ast.walk(ast.parse(file.read_bytes())) for place in _places(node, file, roots)}
-            own = sorted(path for path in new - found if path.is_file() and _is_own(path))
+            own = sorted({there for path in new if _is_own(path) and (there := _file(path))} - found)
             todo += own
             found.update(own)
     return found

@@ -7,7 +7,8 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,6 +44,7 @@ COMMANDS = (
     "env",
 )
 _HOME = re.compile(r"(?<=[=,])~(?=/)")  # a shell leaves it as it is in --out=~/x and in lists
+PATHS = {"RUN", "DIR", "FILE", "PATH", "BASELINE", "CURRENT", "MODEL"}  # metavars of paths, which a "|" joins
 # The parameters whose value is the file of a document, and their options. Another --out is that of a run file.
 DOCUMENTS = {"html": "--html", "png": "--png", "svg": "--svg", "document_file": "--out"}
 
@@ -174,7 +176,7 @@ def _in_whole_paragraphs(text: str) -> str:
 
 
 def _adapted(params: list[Any], ctx: Any) -> list[Any]:
-    """Return the parameters of a command, without what typer would add to them.
+    """Return the parameters of a command, without what typer would add to them, and where a path is no empty word.
 
     A flag has no type, and an argument's name says what it is: no `<bool>`, no `<list[Path]>`. To convert values typer
     imports pydantic, which takes longer than the rest of a completion.
@@ -186,7 +188,17 @@ def _adapted(params: list[Any], ctx: Any) -> list[Any]:
             param.display_type_rich = lambda ctx: None
         if ctx.resilient_parsing:
             param.process_value = lambda ctx, value: value
+        elif {*str(param.metavar).rstrip(".").split("|")} <= PATHS and "process_value" not in vars(param):
+            param.process_value = partial(_process_path, param, param.process_value)
     return params
+
+
+def _process_path(param: Any, process: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+    """Return the converted value of a parameter for paths. Raises UserError for an empty one, which Path makes "."."""
+    if value != param.default and "" in (value if isinstance(value, list | tuple) else [value]):
+        name = param.metavar if param.param_type_name == "argument" else param.opts[0]
+        raise UserError(f"{name}: the path is empty; give one (is a variable of the shell empty?)")
+    return process(ctx, value)
 
 
 def command_line(*names: str) -> typer.Typer:

@@ -6,15 +6,19 @@ import os
 import re
 import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from attnbench.core.files import working_folder
+from attnbench.core.text import printable
 
 SECONDS = 5.0  # for one call of git
 FILTERS = ("config", "--null", "--name-only", "--get-regexp", r"^filter\..")
 # Submodules are left out here and not by diff.ignoreSubmodules, which a folder's submodule.NAME.ignore beats: git would
 # run another git in them, with their own filters.
-STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=all")
+STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=all", "-z")
+DIRTY = "+dirty"  # behind a commit whose tracked files were changed
 _OFF = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}", "status.renames=false", "submodule.recurse=false")
 # what CI says of the branch where it has checked out a commit: a pull request's own branch first
 _BRANCH_OF_CI = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME")
@@ -27,59 +31,99 @@ class NoAnswerError(Exception):
     """Raised where git has no answer. The message says why."""
 
 
+class _Seen(NamedTuple):
+    """What git says of the working directory. `filters` are those without which nobody knows what was changed."""
+
+    commit: str | None = None
+    branch: str | None = None
+    filters: tuple[str, ...] = ()
+
+
 def commit_and_branch() -> tuple[str | None, str | None]:
     """Return the commit of the working directory, with "+dirty" where tracked files differ, and its branch.
 
     Each is None where there is none. On a commit without a branch the variables of GitHub's and GitLab's CI tell it.
     """
     try:
-        return _look()
+        seen = _look()
     except NoAnswerError:
         return None, None
+    return seen.commit, seen.branch
 
 
-def why_no_commit() -> str:
-    """Return why a checkout tells no commit, and what to do; "" where there is no checkout, or it tells one."""
+def what_is_not_known() -> str:
+    """Return what of the commit of a checkout is not known, why, and what to do; "" where all is, or no checkout is."""
     here = working_folder()
     folders = [Path(here), *Path(here).parents] if here else []
     if "GIT_DIR" not in os.environ and not any(os.path.lexists(folder / ".git") for folder in folders):
         return ""
     try:
-        _look()
+        seen = _look()
     except NoAnswerError as error:
         return f"the commit is not recorded: {error}"
-    return ""
+    if not seen.filters:
+        return ""
+    return (
+        f"whether files differ from commit {seen.commit} is not known: they pass a filter of git "
+        f"({printable(', '.join(seen.filters))}), and attnbench runs none; git status tells"
+    )
 
 
-def git(*words: str, fine: tuple[int, ...] = (0,), seconds: float | None = None) -> str:
+def git(*words: str, fine: tuple[int, ...] = (0,), seconds: float | None = None, given: str = "") -> str:
     """Return what git printed, without a hook or a filter that a folder configures. Raises NoAnswerError."""
-    names = dict.fromkeys(name.rpartition(".")[0] for name in _git(*FILTERS, fine=(0, 1)).split("\0") if name)
+    names = dict.fromkeys(setting.rpartition(".")[0] for setting in _filters())
     off = [word for setting in _OFF for word in ("-c", setting)]
     for setting in (f"{name}.{key}" for name in names for key in ("clean", "smudge", "process", "required")):
         # -c ends a name at its first "="; the other way is not known to git before 2.31, which then refuses
         off += [f"--config-env={setting}={_EMPTY}"] if "=" in setting else ["-c", f"{setting}="]
-    return _git(*off, *words, fine=fine, seconds=seconds)
+    return _git(*off, *words, fine=fine, seconds=seconds, given=given)
 
 
-def _look() -> tuple[str | None, str | None]:
-    """Return what `commit_and_branch` does. Raises NoAnswerError."""
-    said = git(*STATUS)
-    found = re.search(r"(?m)^# branch\.oid ([0-9a-f]{12})", said)
-    changed = re.search(r"(?m)^[^#]", said)
-    if not found:
-        return None, None
-    head = re.search(r"(?m)^# branch\.head (?!\(detached\)$)(.+)", said)
-    branch = head[1] if head else next(filter(None, map(os.environ.get, _BRANCH_OF_CI)), None)
-    return f"{found[1]}{'+dirty' if changed else ''}", branch
+def _filters() -> list[str]:
+    """Return the names of the settings of all filters: "filter.lfs.clean". Raises NoAnswerError."""
+    return [name for name in _git(*FILTERS, fine=(0, 1)).split("\0") if name]
 
 
-def _git(*words: str, fine: tuple[int, ...] = (0,), seconds: float | None = None) -> str:
-    """Return what git printed, byte for byte. Raises NoAnswerError where it ends otherwise than with a `fine` code."""
+def _look() -> _Seen:
+    """Return what git says. Raises NoAnswerError."""
+    said = git(*STATUS).split("\0")
+    heads = dict(line.split(" ", 2)[1:] for line in said if line.startswith("# "))
+    if not re.match("[0-9a-f]{12}", commit := heads.get("branch.oid", "")[:12]):
+        return _Seen()
+    branch = heads.get("branch.head", "")
+    if branch in ("", "(detached)"):
+        branch = next(filter(None, map(os.environ.get, _BRANCH_OF_CI)), "")
+    # of a file whose content alone may differ from the index: "1 .M N... 100644 100644 100644 HASH HASH PATH"
+    contents = {line: line.split(" ", 8)[8] for line in said if re.match(r"1 \.M \S+ (\d+) \1 \1 ", line)}
+    filters = _filters_of([*contents.values()])
+    unknown = {filters[path] for path in contents.values() if path in filters}
+    differ = [line for line in said if line and not line.startswith("# ") and contents.get(line) not in filters]
+    return _Seen(f"{commit}{DIRTY if differ else ''}", branch or None, () if differ else tuple(sorted(unknown)))
+
+
+def _filters_of(paths: Sequence[str]) -> dict[str, str]:
+    """Return the filter that the content of a file passes when git reads it, by path from the top of the checkout."""
+    read_by = [name for name in _filters() if name.endswith((".clean", ".process"))] if paths else []
+    if not read_by:
+        return {}
+    up = git("rev-parse", "--show-cdup").removesuffix("\n")
+    said = git("check-attr", "-z", "--stdin", "filter", given="".join(f"{up}{path}\0" for path in paths))
+    used = {setting.split(".", 1)[1].rpartition(".")[0] for setting in read_by}
+    return {path: name for path, name in zip(paths, said.split("\0")[2::3], strict=False) if name in used}
+
+
+def _git(*words: str, fine: tuple[int, ...] = (0,), seconds: float | None = None, given: str = "") -> str:
+    """Return what git printed, byte for byte; it reads what is `given`.
+
+    Raises NoAnswerError where it ends otherwise than with a `fine` code.
+    """
     seconds = SECONDS if seconds is None else seconds
     try:
         variables = {**os.environ, **_VARIABLES, _EMPTY: ""}
         variables.pop("GIT_CONFIG", None)  # another file for `git config` alone
-        done = subprocess.run(["git", *words], capture_output=True, timeout=seconds, env=variables)
+        done = subprocess.run(
+            ["git", *words], input=os.fsencode(given), capture_output=True, timeout=seconds, env=variables
+        )
     except subprocess.TimeoutExpired:
         raise NoAnswerError(f"git took longer than {seconds:.0f} s") from None
     except OSError as error:

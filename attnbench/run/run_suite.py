@@ -235,7 +235,7 @@ def _planned(
     pool.peers = environment.peers
     _check_jobs(len(chosen.cases) * len(pool.specs) * request.rounds)
     gone = venvs.missing_venv_notes(name for name in pool.specs if name not in pool.interpreters)
-    untold = checkout.why_no_commit() if environment.git is None else ""
+    untold = "" if (environment.git or "").endswith(checkout.DIRTY) else checkout.what_is_not_known()
     chosen = replace(chosen, notes=(*chosen.notes, *gone, *filter(None, [untold])))
     if request.dry_run and not together:
         observer.say("asking each backend what it supports here")

@@ -294,13 +294,17 @@ def last_level_cache() -> int | None:
 
 def host_free() -> int | None:
     """Return the bytes that can be allocated without swapping, within a container's limit (Linux); None if unknown."""
+    free, limit = machine_free(), cgroups.free_memory()
+    return free if free is None or limit is None else min(free, limit)
+
+
+def machine_free() -> int | None:
+    """Return the bytes that the whole machine could give without swapping (Linux); None if unknown."""
     try:
         lines = dict(line.split(":") for line in (cgroups.read_text(PROC / "meminfo") or "").splitlines())
-        free = int(lines["MemAvailable"].split()[0]) * 1024
+        return int(lines["MemAvailable"].split()[0]) * 1024
     except (KeyError, ValueError, IndexError):
         return None
-    limit = cgroups.free_memory()
-    return free if limit is None else min(free, limit)
 
 
 def _cpu_name() -> str:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from attnbench.core import cgroups
 from attnbench.core.sizes import format_bytes
-from attnbench.worker.environment import host_free
+from attnbench.worker.environment import machine_free
 from attnbench.worker.measure.memory import status_bytes
 
 SHARE = 0.9  # of the memory that is free now: the rest of the machine must go on
@@ -34,8 +35,12 @@ def cap_of_a_job(memory: int | None = None, ranks: int = 1) -> Cap | None:
     With `memory` a job may take at most so many bytes. It is of one of so many `ranks`, which share what is free.
     """
     caps = [] if memory is None else [Cap(memory, "the memory that was asked for")]
-    if (free := host_free()) is not None:
-        caps.append(Cap(int(SHARE * free) // ranks, f"{SHARE:.0%} of the memory that was free"))
+    for free, what in (
+        (machine_free(), "the memory that was free"),
+        (cgroups.free_memory(), "what the memory limit of the control group (cgroup) left"),
+    ):
+        if free is not None:
+            caps.append(Cap(int(SHARE * free) // ranks, f"{SHARE:.0%} of {what}"))
     for resource_name, counted, option in (("RLIMIT_DATA", "VmData", "-d"), ("RLIMIT_AS", "VmSize", "-v")):
         if (left := _left_of(resource_name, counted)) is not None:
             caps.append(Cap(left, f"the rest of the limit by `ulimit {option}`"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -189,6 +190,17 @@ def test_what_to_measure_has_query_lengths_and_key_heads_where_they_differ() -> 
     decode = [ok(case(4096, seqlen_q=1, nheads_k=4), "eager", 1)]
     with pytest.raises(UserError, match=r"--nheads 16 --headdim 128 --seqlen-q 1 --nheads-k 4 --pass fwd --full$"):
         compared([ok(case(n), "eager", 100) for n in (1024, 2048)], decode)
+
+
+def test_what_to_measure_is_a_command_of_a_shell() -> None:
+    """A mask of one's own has the name of its file, in which a shell may see words and commands."""
+    mask = "my masks; $(touch x)/it's.py:blocks"
+    theirs = [ok(replace(case(causal=True), mask=f"{mask}@01234567"), "eager", 100)]
+    with pytest.raises(UserError) as error:
+        compared([ok(case(n, causal=True), "eager", 100) for n in (1024, 2048)], theirs)
+    words = shlex.split(str(error.value).partition("as in ")[2])
+    assert words[:2] == ["attnbench", "run"]
+    assert words[words.index("--mask") + 1].partition("@")[0] == mask
 
 
 def test_what_to_measure_has_windows_softcap_and_dropout() -> None:

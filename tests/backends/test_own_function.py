@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import _ctypes
+import os
 import re
+import shutil
+import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -197,6 +201,41 @@ def test_the_version_has_folders_without_init_relative_imports_and_libraries(
         made.write_bytes(code + end)
         versions.add(backends.load("own", f"{tmp_path}/pkg/mine_api.py:f").probe().version)
     assert len(versions) == 2
+
+
+ELSEWHERE = """
+import ctypes, os, sys
+sys.path.append(os.environ["ELSEWHERE"])
+sys.path.append(os.path.join(os.environ["ELSEWHERE"], "archive.zip"))
+import elsewhere_of_tests, zipped_of_tests
+ctypes.CDLL(os.path.join(os.environ["ELSEWHERE"], "library.so"))
+
+def f(q, k, v, **options): ...
+"""
+
+
+@pytest.mark.parametrize("changed", ["elsewhere_of_tests.py", "late_elsewhere.py", "archive.zip", "library.so"])
+def test_the_version_has_what_is_loaded_from_another_folder(changed: str, tmp_path: Path) -> None:
+    """Of modules of another folder, what they import in a call too; of modules in an archive, the archive."""
+    (folder := tmp_path / "elsewhere").mkdir()
+    (tmp_path / "kernel").mkdir()
+    (mine := tmp_path / "kernel" / "mine.py").write_text(ELSEWHERE)
+    (folder / "elsewhere_of_tests.py").write_text("def late():\n    import late_elsewhere\n")
+    (folder / "late_elsewhere.py").write_text("x = 1\n")
+    shutil.copy(_ctypes.__file__, folder / "library.so")
+    with zipfile.ZipFile(folder / "archive.zip", "w") as archive:
+        archive.writestr("zipped_of_tests.py", "x = 1\n")
+    code = f"from attnbench import backends; print(backends.load('own', '{mine}:f').probe().version)"
+    versions = set()
+    for more in (b"", b"", b"\n"):
+        with (folder / changed).open("ab") as file:
+            file.write(more)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "ELSEWHERE": str(folder)}, capture_output=True, text=True
+        )
+        versions.add(done.stdout)
+    assert len(versions) == 2, versions
+    assert all(version.startswith("own, source ") for version in versions), done.stderr
 
 
 def test_without_a_parameter_for_the_scale_there_are_no_cases_of_another() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tool import FAKE, Result, Tool
+from typer.main import get_command
 
 from attnbench.cli import main
+from attnbench.commands.command_line import command_line
 
 BAD_OPTIONS = {
     # sizes
@@ -266,6 +270,29 @@ def test_bad_words_for_the_other_commands(
     tool: Tool, inside: Callable[..., Result], args: list[str], says: str
 ) -> None:
     check(tool, *args, says=says, run=inside)
+
+
+def paths_of_commands() -> dict[str, list[str]]:
+    """Return a command line for each parameter that takes paths, with an empty one; its other arguments are "x"."""
+    found = {}
+    todo: list[tuple[list[str], Any]] = [([], get_command(command_line()))]
+    while todo:
+        words, command = todo.pop()
+        todo += [([*words, name], of) for name, of in getattr(command, "commands", {}).items()]
+        arguments = [param for param in command.params if param.param_type_name == "argument"]
+        for param in command.params:
+            if words and "Path" in str(inspect.get_annotations(command.callback, eval_str=True).get(param.name)):
+                given = [] if param in arguments else [f"{param.opts[0]}="]
+                rest = ["" if other is param else "x" for other in arguments if other is param or other.required]
+                found[" ".join([*words, param.name])] = [*words, *given, *rest]
+    return found
+
+
+@pytest.mark.parametrize("args", [*paths_of_commands().values(), ["step", ""]], ids=" ".join)
+def test_an_empty_path_is_not_the_working_directory(
+    littered: Tool, inside: Callable[..., Result], args: list[str]
+) -> None:
+    check(littered, *args, says=": the path is empty; give one (is a variable of the shell empty?)", run=inside)
 
 
 def test_a_gpu_that_is_not_there(tool: Tool) -> None:

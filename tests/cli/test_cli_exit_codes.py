@@ -209,9 +209,23 @@ def test_every_command_has_a_case() -> None:
     assert {command.split()[0] for command, *_ in CASES} == {*COMMANDS}
 
 
-def test_the_documents_say_what_the_codes_mean() -> None:
-    """core/errors.py, docs/terms.md and the help of gate, ab and run name the codes that are tried here."""
-    root = Path(__file__).parents[2]
-    for file in ("attnbench/core/errors.py", "docs/terms.md", "docs/ci.md"):
-        codes = {int(n) for n in re.findall(r"^\| (\d+) ", (root / file).read_text(), re.MULTILINE)}
-        assert {code for *_, code, _ in CASES} <= codes, file
+def commands_of_codes(file: str) -> dict[int, set[str]]:
+    """Return the commands that a document's table names in brackets, by exit code."""
+    texts: dict[int, str] = {}
+    code = 0
+    for line in (Path(__file__).parents[2] / file).read_text().splitlines():
+        if row := re.match(r"\| (\d*) +\| (.*?) +\|", line):
+            code = int(row[1] or code)
+            texts[code] = f"{texts.get(code, '')} {row[2]}"
+    inside = {code: ", ".join(re.findall(r"\((.*?)\)", text.replace("`", ""))) for code, text in texts.items()}
+    return {code: {word.split()[0] for word in text.split(", ") if word} & {*COMMANDS} for code, text in inside.items()}
+
+
+@pytest.mark.parametrize("file", ["attnbench/core/errors.py", "docs/terms.md", "docs/ci.md"])
+def test_the_documents_say_what_the_codes_mean(file: str) -> None:
+    """Each names the codes that are tried here, the same commands for each, and those that are tried."""
+    found = commands_of_codes(file)
+    assert {code for *_, code, _ in CASES} <= found.keys()
+    for code in (1, 3, 4, 5):
+        assert {command.split()[0] for command, _, ended, _ in CASES if ended == code} <= found[code], code
+        assert found[code] == commands_of_codes("attnbench/core/errors.py")[code], code

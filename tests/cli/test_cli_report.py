@@ -7,6 +7,7 @@ import io
 import json
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -180,6 +181,20 @@ def test_figures_are_drawn_as_pictures(measured: Tool, tmp_path: Path) -> None:
     done = measured("report", "--svg", str(picture), "--figure", "latency", "--panel", "d64 causal", "run.jsonl")
     assert done.out == f"svg: {picture}\n"
     assert picture.read_text().startswith("<svg")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit of address space")
+def test_a_picture_that_a_limit_of_memory_forbids_is_one_line(measured: Tool, tmp_path: Path) -> None:
+    """The renderer wants more address space than the limit, and ends the process that it is in."""
+    pytest.importorskip("vl_convert")
+    (picture := tmp_path / "latency.svg").write_text("the old one")
+    words = shlex.join([*COMMAND, "report", "run.jsonl", "--figure", "latency", "--svg", str(picture)])
+    limited = ["bash", "-c", f"ulimit -v 4000000; exec {words}"]
+    done = subprocess.run(limited, cwd=measured.folder, env=measured.env(), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("attnbench: --svg: vl-convert, which draws it, crashed; raise the limit of memory")
+    assert done.stderr.count("\n") == 1
+    assert picture.read_text() == "the old one"
 
 
 @pytest.fixture(scope="module")

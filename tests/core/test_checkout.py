@@ -40,7 +40,7 @@ def test_the_commit_and_whether_files_differ(folder: Path) -> None:
     assert checkout.commit_and_branch()[0] == clean
     (folder / "file.py").write_text("other\n")
     assert checkout.commit_and_branch()[0] == f"{clean}+dirty"
-    assert checkout.why_no_commit() == ""
+    assert checkout.what_is_not_known() == ""
 
 
 @pytest.mark.usefixtures("folder")
@@ -81,8 +81,38 @@ def test_nothing_that_a_folder_configures_is_run(folder: Path, key: str) -> None
     assert (folder / "ran").exists()  # a plain call does run it
     (folder / "ran").unlink()
     (folder / "file.py").write_text("4\n")
-    assert (checkout.commit_and_branch()[0] or "").endswith("+dirty")
+    commit = checkout.commit_and_branch()[0] or ""
+    assert commit.endswith("+dirty") == (key == "core.fsmonitor")
+    assert (f"whether files differ from commit {commit} is not known" in checkout.what_is_not_known()) == (
+        key != "core.fsmonitor"
+    )
     assert not (folder / "ran").exists()
+
+
+def test_a_copy_of_a_clean_checkout_with_a_filter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Git knows no more that its files are unchanged; another file that was changed is known."""
+    git("config", "filter.upper.clean", "tr a-z A-Z")
+    (folder / "data").mkdir()
+    (folder / "data/big file.bin").write_text("content\n")
+    os.utime(folder / "data/big file.bin", (1, 1))  # git does not trust the time of a file as new as its index
+    (folder / ".gitattributes").write_text("*.bin filter=upper\n*.txt filter=of-nobody\n")
+    (folder / "note.txt").write_text("1\n")
+    git("add", ".gitattributes", "data", "note.txt")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "second")
+    clean = checkout.commit_and_branch()[0] or ""
+    assert (len(clean), checkout.what_is_not_known()) == (12, "")
+    copy = folder.with_name(f"{folder.name} copy")
+    shutil.copytree(folder, copy)
+    for place in (copy, copy / "data"):
+        monkeypatch.chdir(place)
+        assert checkout.commit_and_branch()[0] == clean
+        assert "they pass a filter of git (upper)" in checkout.what_is_not_known()
+    (copy / "note.txt").write_text("2\n")
+    assert checkout.commit_and_branch()[0] == f"{clean}+dirty"
+    assert checkout.what_is_not_known() == ""
+    (copy / "note.txt").write_text("1\n")
+    git("status", "--short")
+    assert (checkout.commit_and_branch()[0], checkout.what_is_not_known()) == (clean, "")
 
 
 def test_nothing_that_a_submodule_configures_is_run(folder: Path) -> None:
@@ -109,11 +139,11 @@ def test_nothing_that_a_submodule_configures_is_run(folder: Path) -> None:
 def test_a_checkout_that_git_does_not_trust_says_what_to_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own way to try it
     assert checkout.commit_and_branch()[0] is None
-    assert f"git config --global --add safe.directory {folder}" in checkout.why_no_commit()
+    assert f"git config --global --add safe.directory {folder}" in checkout.what_is_not_known()
     (odd := folder.with_name("it's; odd")).mkdir()
     monkeypatch.chdir(odd)
     subprocess.run(["git", "init", "-q"], check=True)
-    assert f"safe.directory {shlex.quote(str(odd))}" in checkout.why_no_commit()
+    assert f"safe.directory {shlex.quote(str(odd))}" in checkout.what_is_not_known()
 
 
 def no_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +181,7 @@ def test_a_checkout_that_cannot_be_asked_says_why(
 ) -> None:
     broken(folder, monkeypatch)
     assert checkout.commit_and_branch()[0] is None
-    assert checkout.why_no_commit() == f"the commit is not recorded: {why}"
+    assert checkout.what_is_not_known() == f"the commit is not recorded: {why}"
 
 
 def test_without_a_checkout_or_a_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,4 +192,4 @@ def test_without_a_checkout_or_a_working_directory(tmp_path: Path, monkeypatch: 
     assert checkout.commit_and_branch()[0] is None
     gone.rmdir()
     assert checkout.commit_and_branch()[0] is None
-    assert checkout.why_no_commit() == ""
+    assert checkout.what_is_not_known() == ""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +25,7 @@ import builders
 from attnbench.backends import BACKENDS
 from attnbench.core.backend import Probe
 from attnbench.core.case import Case, Shape
-from attnbench.core.errors import EXIT_NOTHING_MEASURED, UserError
+from attnbench.core.errors import EXIT_NOTHING_MEASURED, Interrupted, UserError
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, TensorError
@@ -318,6 +320,73 @@ def test_time_in_which_all_processes_were_stopped_is_no_time_to_answer(tmp_path:
         parent.send_signal(signal.SIGCONT)
         (tmp_path / "go").touch()
         assert parent.communicate(timeout=30)[0] == "{}\n"
+
+
+@contextlib.contextmanager
+def signalled_after(seconds: float, handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Send a signal to this thread, which waits in a call of the system then."""
+    before = signal.signal(signal.SIGUSR1, handler)
+    timer = threading.Timer(seconds, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+SLOW_READER = """
+import json, sys, time
+time.sleep(0.6)
+print(json.dumps({"number": 1, "read": len(json.loads(sys.stdin.readline())["text"])}), flush=True)
+"""
+
+
+def test_a_request_that_a_signal_cuts_arrives_whole() -> None:
+    """It is larger than a pipe holds, so the system has taken a part of it when the signal comes."""
+    worker = WorkerProcess(program=["-c", SLOW_READER])
+    with signalled_after(0.3, lambda *_: None):
+        worker.send({"text": "x" * 2**20})
+    assert worker.receive(10.0) == {"read": 2**20}
+    worker.kill()
+
+
+def test_a_signal_while_a_worker_is_put_away(tmp_path: Path) -> None:
+    """What would run if this process were killed is told once more to end, and does not run."""
+
+    def terminated(*_: object) -> None:
+        raise Interrupted(signal.SIGTERM)
+
+    left = process.if_killed("touch", str(tmp_path / "ran"))
+    assert left is not None
+    left.send_signal(signal.SIGSTOP)
+    with signalled_after(0.2, terminated), pytest.raises(Interrupted):
+        process.forget(left)
+    left.send_signal(signal.SIGCONT)
+    process.forget(left)
+    assert left.returncode == 0
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5.0, 1e9])
+def test_a_time_limit_takes_no_square_of_the_jobs(seconds: float) -> None:
+    """Four times as many jobs, of which none, some or all fit, take four times as many calls of functions."""
+
+    def measure(wanted: Job, *_: Any, **__: Any) -> Record:
+        return Record(wanted.case, wanted.backend, wanted.round, "ok")
+
+    def calls(number: int) -> int:
+        pool: Any = SimpleNamespace(compilers=(), measure=measure, open_device=lambda *_: None)
+        jobs = [job(64 + n, forecast=Forecast(0.1, 0.001, 1)) for n in range(number)]
+        counted: Counter[str] = Counter()
+        sys.setprofile(lambda _, event, __: counted.update([event]))
+        try:
+            deque(workers.measure_jobs(jobs, pool, POLICY, DEVICE, TimeLimit(seconds)), maxlen=0)
+        finally:
+            sys.setprofile(None)
+        return counted["call"]
+
+    assert calls(200) < 6 * calls(50)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of a process")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,17 @@ from attnbench.report.html.figures import FIGURES, Spec, VegaFigure, drawable
 VEGA_LITE = "6.4"  # as in assets/
 SCALE = 2.5  # pixels of a PNG for one pixel of the figure
 MOST_PANELS = 24
+PROGRAM = """
+import json, sys
+request = json.load(sys.stdin)
+sys.path[:] = request["path"]
+import vl_convert
+if request["kind"] == "svg":
+    content = vl_convert.vegalite_to_svg(request["spec"], vl_version=request["version"]).encode()
+else:
+    content = vl_convert.vegalite_to_png(request["spec"], vl_version=request["version"], scale=request["scale"])
+sys.stdout.buffer.write(content)
+"""
 _PANEL = (300, 200)  # width and height in pixels, where there are several
 _SINGLE_PANEL = (560, 360)
 
@@ -68,7 +82,7 @@ def specification(figure: VegaFigure, charts: Charts) -> Spec:
 
 
 def _without_controls(value: Any) -> Any:
-    """Return a part of a specification without control characters, at which vl-convert ends the whole process."""
+    """Return a part of a specification without control characters, at which vl-convert ends its process."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
@@ -77,11 +91,29 @@ def _without_controls(value: Any) -> Any:
 
 
 def _drawn(kind: str, spec: Spec) -> bytes:
+    """Return the content of a file. Raises UserError where vl-convert is missing or crashes.
+
+    It has a process of its own, because it ends the process that it is in where it cannot have the memory it wants.
+    """
+    if importlib.util.find_spec("vl_convert") is None:
+        raise UserError("--png and --svg need vl-convert: pip install 'attnbench[plots]'")
+    request = {"path": sys.path, "kind": kind, "spec": _without_controls(spec), "version": VEGA_LITE, "scale": SCALE}
+    program = [sys.executable, "-I", "-c", PROGRAM]
+    done = subprocess.run(program, input=json.dumps(request).encode(), capture_output=True)
+    if done.returncode == 0:
+        return done.stdout
+    said = done.stderr.decode(errors="replace").strip()
+    is_limited = _memory_is_limited()
+    if done.returncode > 0 and not is_limited:
+        raise RuntimeError(f"vl-convert ended with exit code {done.returncode}: {said}")
+    todo = "raise the limit of memory (ulimit -v, ulimit -d)" if is_limited else "memory may be short"
+    raise UserError(f"--{kind}: vl-convert, which draws it, crashed; {todo}, or write a page with --html")
+
+
+def _memory_is_limited() -> bool:
     try:
-        import vl_convert
-    except ImportError as error:
-        raise UserError(f"--png and --svg need vl-convert ({error}): pip install 'attnbench[plots]'") from None
-    spec = _without_controls(spec)
-    if kind == "svg":
-        return str(vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)).encode()
-    return bytes(vl_convert.vegalite_to_png(spec, vl_version=VEGA_LITE, scale=SCALE))
+        import resource
+    except ImportError:  # Windows
+        return False
+    limits = (resource.getrlimit(of)[0] for of in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return any(limit != resource.RLIM_INFINITY for limit in limits)
