@@ -45,8 +45,9 @@ def record(line: bytes) -> Record | None:
         if read := _record_by_core_json(line):
             bounds.check_samples(read)
     else:
-        values = dict(zip(_HINTS, msgspec.structs.astuple(found), strict=False))
-        own = {"case": known, "backend": intern(found.backend), "measurements": measurements, "kernels": kernels}
+        told = zip(_HINTS, msgspec.structs.astuple(found), strict=False)
+        values = {name: intern(value) if type(value) is str else value for name, value in told}
+        own = {"case": known, "measurements": measurements, "kernels": kernels}
         read = Record(**{**values, **own}) if _is_record(found.type) else None
     if read:
         bounds.check_record(read)
@@ -144,12 +145,13 @@ class _Samples(msgspec.Struct, gc=False):  # it holds no reference to itself, so
 
     def measurement(self, name: str) -> Measurement:
         """Return the samples of a name. Raises ValueError for none, and for one that nothing can have measured."""
-        values = self.values if self.values is not None else [value for value, _ in self.runs or ()]
+        runs = self.runs or ()
+        values = [value for value, _ in runs] if self.values is None else self.values
         if len(values) == 1:
-            return _constant(name, self.unit, values[0], self.runs[0][1] if self.values is None and self.runs else 1)
+            return _constant(name, self.unit, values[0], 1 if self.values else runs[0][1])
         if min(values) < bounds.least(name, self.unit):
             raise ValueError(f"{name}: nothing that can be measured")
-        return Measurement(intern(self.unit), array("d", values) if self.values is not None else Repeated(self.runs or ()))
+        return Measurement(intern(self.unit), Repeated(runs) if self.values is None else array("d", values))
 
 
 @lru_cache(maxsize=2**16)
@@ -193,7 +195,7 @@ _PLAN: Any = msgspec.json.Decoder(list[_Job])
 def _jobs(plan: bytes) -> tuple[Job, ...]:
     try:
         return tuple(
-            Job(case(bytes(job.case)), job.backend, job.round, job.forecast, job.skip, job.resumable)
+            Job(case(bytes(job.case)), intern(job.backend), job.round, job.forecast, job.skip, job.resumable)
             for job in _PLAN.decode(plan)
         )
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError):

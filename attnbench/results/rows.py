@@ -136,7 +136,7 @@ def launch_matters(enqueue: Sequence[float], seconds: float | None) -> bool:
 
 @dataclass(eq=False)
 class Row:
-    """One record and its source. `values` holds the metrics that were asked for, by name."""
+    """One record and its source. `values` holds the metrics that others were derived of, by name."""
 
     record: Record
     source: Source
