@@ -46,7 +46,7 @@ def record(line: bytes) -> Record | None:
             bounds.check_samples(read)
     else:
         told = zip(_HINTS, msgspec.structs.astuple(found), strict=False)
-        values = {name: intern(value) if type(value) is str else value for name, value in told}
+        values: dict[str, Any] = {name: intern(value) if type(value) is str else value for name, value in told}
         own = {"case": known, "measurements": measurements, "kernels": kernels}
         read = Record(**{**values, **own}) if _is_record(found.type) else None
     if read:
@@ -145,7 +145,7 @@ class _Samples(msgspec.Struct, gc=False):  # it holds no reference to itself, so
 
     def measurement(self, name: str) -> Measurement:
         """Return the samples of a name. Raises ValueError for none, and for one that nothing can have measured."""
-        runs = self.runs or ()
+        runs = self.runs or []
         values = [value for value, _ in runs] if self.values is None else self.values
         if len(values) == 1:
             return _constant(name, self.unit, values[0], 1 if self.values else runs[0][1])

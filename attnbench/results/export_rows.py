@@ -87,7 +87,7 @@ def dataframe(cells: Iterable[Cell]) -> pandas.DataFrame:
         for name, value in told.items():
             columns[name].append(math.nan if value is None and name in numbers else value)
     columns |= {name: numpy.asarray(columns[name]) for name in numbers}
-    frame = pandas.DataFrame(columns).astype(dict.fromkeys(_WHOLE, "Int64"))
+    frame: pandas.DataFrame = pandas.DataFrame(columns).astype(dict.fromkeys(_WHOLE, "Int64"))
     frame.attrs["units"] = {name: metric.unit for name, metric in METRICS.items()}
     return frame
 
