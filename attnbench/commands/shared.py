@@ -87,14 +87,16 @@ def read_runs(paths: Sequence[Path]) -> list[tuple[Path, Run]]:
     What is left out is said on stderr. Raises UserError for a folder without run files.
     """
     from attnbench.results.given_again import without_copies
+    from attnbench.results.run_file import without_collector
 
     given: list[tuple[Path, Run]] = []
-    for path in paths:
-        given += _of_folder(path) if path.is_dir() else [(path, read(path))]
+    with without_collector():
+        for path in paths:
+            given += _of_folder(path) if path.is_dir() else [(path, read(path))]
+        gc.freeze()  # the cyclic collector need not look at records
     found = without_copies(given)
     if again := len(given) - len(found):
         tell(f"attnbench: left out: {count(again, 'file')} of a run that was given already")
-    gc.freeze()  # the cyclic collector need not look at records
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from attnbench.core import lengths, masks
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
-from attnbench.core.record import Measurement, Record, Run
+from attnbench.core.record import Record, Run
 
 LARGEST, SHORTEST = 1e30, 1e-15  # of any unit; seconds: no clock tells less
 MOST = 2**48  # of what is counted: bytes, tokens, rounds
@@ -44,15 +44,13 @@ DIFFERENCES = ("memory_saved", "cores_left")
 
 
 def check_record(record: Record) -> None:
-    """Raise ValueError, which names the place, for a number of a record that nothing can have measured.
+    """Raise ValueError, which names the place, for a number of a record, but of its samples, that cannot be.
 
-    So for a measurement without samples, and for the status `ok` where the errors of the record say otherwise.
+    So for the status `ok` where the errors of the record say otherwise.
     """
     _check_case(record.case)
     if record.status == "ok" and record.accuracy and not record.accuracy.ok:
         raise ValueError(f"its status is ok, and its errors are not: {record.accuracy.problem()}")
-    for name, found in record.measurements.items():
-        _check_samples(name, found)
     if "pairs" in record.measurements:
         _check_pairs(record.case, max(record.measurements["pairs"].values))
     counts = (record.round, record.ecc_errors, *record.kernels.values())
@@ -107,23 +105,26 @@ def unit(name: str) -> str | None:
     return next((of for of, names in UNITS if re.fullmatch(names, name)), None)
 
 
-def _check_samples(name: str, found: Measurement) -> None:
-    if (known := unit(name)) not in (None, found.unit):
-        raise ValueError(f"{name}: its unit is {known!r}, not {found.unit!r}")
-    if not found.values:
-        raise ValueError(f"{name}: no samples")
-    low, high = min(found.values), max(found.values)
-    at_least_0 = known == "" or found.unit in ("B", "Hz", "W")
-    least = 0.0 if at_least_0 and name not in DIFFERENCES else -LARGEST
-    least = SHORTEST if found.unit in POSITIVE else least
-    # NaN has no rank, so neither low nor high need show it.
-    finite = math.isfinite(sum(found.values))
-    if finite and least <= low and high <= LARGEST:
-        return
-    odd = [] if finite else [v for v in found.values if not math.isfinite(v)]
-    for value in (*odd[:1], low, high):
-        if not least <= value <= LARGEST:
-            raise ValueError(f"{name}: {value:g} {found.unit} is nothing that can be measured")
+@cache
+def least(name: str, of_unit: str) -> float:
+    """Return the least that a measurement can read. Raises ValueError where it has another unit."""
+    if (known := unit(name)) not in (None, of_unit):
+        raise ValueError(f"{name}: its unit is {known!r}, not {of_unit!r}")
+    if of_unit in POSITIVE:
+        return SHORTEST
+    at_least_0 = known == "" or of_unit in ("B", "Hz", "W")
+    return 0.0 if at_least_0 and name not in DIFFERENCES else -LARGEST
+
+
+def check_samples(record: Record) -> None:
+    """Raise ValueError for a measurement without samples, and for a sample that nothing can have measured."""
+    for name, found in record.measurements.items():
+        lowest = least(name, found.unit)
+        if not found.values:
+            raise ValueError(f"{name}: no samples")
+        for value in found.values:
+            if not lowest <= value <= LARGEST:
+                raise ValueError(f"{name}: {value:g} {found.unit} is nothing that can be measured")
 
 
 def _check_pairs(case: Case, most: float) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from attnbench.core import stats
 from attnbench.core.case import Case
@@ -17,7 +18,7 @@ from attnbench.core.record import STATUSES, WRONG, Record, Run, Status
 from attnbench.results import case_names, metrics
 from attnbench.results.case_names import backend_rank, case_name, case_rank, unusual_versions
 from attnbench.results.rows import Rates, Row, Source
-from attnbench.results.run_setup import differences, setup_texts, unique_labels
+from attnbench.results.run_setup import setup, setup_texts, unique_labels
 from attnbench.results.together import Together, together, versioned
 from attnbench.results.uncertainty import (
     Contest,
@@ -411,22 +412,23 @@ def _cells_of(source: Source, keys: _Records) -> list[Cell]:
 
 def _groups(joined: Sequence[tuple[Source, _Records]]) -> list[tuple[str, list[tuple[Source, _Records]]]]:
     """Return (device label, the runs whose figures can stand in one table)."""
-    groups: list[tuple[list[tuple[Source, _Records]], set[Key]]] = []
+    groups: list[tuple[list[tuple[Source, _Records]], set[Key], dict[str, Any]]] = []
     for source, keys in joined:
-        for members, taken in groups:
-            if not differences(members[0][0].run, source.run) and not keys.keys() & taken:
+        own = {name: value for name, value in setup(source.run).items() if value is not None}
+        for members, taken, of_group in groups:
+            if own == of_group and taken.isdisjoint(keys):
                 members.append((source, keys))
                 taken.update(keys)
                 break
         else:
-            groups.append(([(source, keys)], set(keys)))
-    runs = [members[0][0].run for members, _ in groups]
+            groups.append(([(source, keys)], set(keys), own))
+    runs = [members[0][0].run for members, *_ in groups]
     names = [run.environment.device.name for run in runs]
-    started = [sorted(source.run.started.replace("T", " ") for source, _ in members) for members, _ in groups]
+    started = [sorted(source.run.started.replace("T", " ") for source, _ in members) for members, *_ in groups]
     told = [[_started(starts, 16), _started(starts, 19)] for starts in started]  # to the minute, else to the second
     texts = [[*setup_texts(run).values(), *own] for run, own in zip(runs, told, strict=True)]
     labels = unique_labels(names, texts, "{} ({})")
-    return [(label, members) for label, (members, _) in zip(labels, groups, strict=True)]
+    return [(label, members) for label, (members, *_) in zip(labels, groups, strict=True)]
 
 
 def _started(starts: Sequence[str], length: int) -> str:

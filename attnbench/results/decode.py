@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 from sys import intern
@@ -39,13 +39,15 @@ def record(line: bytes) -> Record | None:
         found = _RECORD.decode(line)
         known = case(bytes(found.case))
         _check_room(times for m in found.measurements.values() if m.runs for _, times in m.runs)
-        measurements = {intern(n): Measurement(intern(m.unit), m.samples()) for n, m in found.measurements.items()}
-        kernels = {intern(name): calls for name, calls in found.kernels.items()}
+        measurements = {intern(name): of.measurement(name) for name, of in found.measurements.items()}
+        kernels = _kernels(bytes(found.kernels))
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
-        read = _record_by_core_json(line)
+        if read := _record_by_core_json(line):
+            bounds.check_samples(read)
     else:
-        values = dict(zip(_HINTS, msgspec.structs.astuple(found), strict=False))
-        own = {"case": known, "backend": intern(found.backend), "measurements": measurements, "kernels": kernels}
+        told = zip(_HINTS, msgspec.structs.astuple(found), strict=False)
+        values: dict[str, Any] = {name: intern(value) if type(value) is str else value for name, value in told}
+        own = {"case": known, "measurements": measurements, "kernels": kernels}
         read = Record(**{**values, **own}) if _is_record(found.type) else None
     if read:
         bounds.check_record(read)
@@ -84,6 +86,12 @@ def run(header: Mapping[str, bytes]) -> Run:
 def case(text: bytes) -> Case:
     """Return the case of a JSON text: one object for all records that have it. Raises one of DAMAGE."""
     return from_json(Case, json.loads(text))
+
+
+@lru_cache(maxsize=4096)
+def _kernels(text: bytes) -> Mapping[str, int]:
+    """Return the kernels of a JSON text: one mapping for all records that have it. Raises MsgspecError."""
+    return {intern(name): calls for name, calls in _KERNELS.decode(text).items()}
 
 
 def packed(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,23 +135,31 @@ def _check_room(times: Iterable[int]) -> None:
         raise ValueError(f"runs: {json.dumps(number)} is no number of samples")
 
 
+_Sample = Annotated[float, msgspec.Meta(ge=-bounds.LARGEST, le=bounds.LARGEST)]
+
+
 class _Samples(msgspec.Struct, gc=False):  # it holds no reference to itself, so the collector need not look at it
     unit: str
-    values: list[float] | None = None
-    runs: list[tuple[float, Annotated[int, msgspec.Meta(ge=1)]]] | None = None
+    values: list[_Sample] | None = None
+    runs: list[tuple[_Sample, Annotated[int, msgspec.Meta(ge=1)]]] | None = None
 
-    def samples(self) -> Sequence[float]:
-        if self.values is not None:
-            return array("d", self.values)
-        if self.runs is None:
-            raise ValueError("a measurement without values")
-        return _constant(*self.runs[0]) if len(self.runs) == 1 else Repeated(self.runs)
+    def measurement(self, name: str) -> Measurement:
+        """Return the samples of a name. Raises ValueError for none, and for one that nothing can have measured."""
+        runs = self.runs or []
+        values = [value for value, _ in runs] if self.values is None else self.values
+        if len(values) == 1:
+            return _constant(name, self.unit, values[0], 1 if self.values else runs[0][1])
+        if min(values) < bounds.least(name, self.unit):
+            raise ValueError(f"{name}: nothing that can be measured")
+        return Measurement(intern(self.unit), Repeated(runs) if self.values is None else array("d", values))
 
 
-@lru_cache(maxsize=4096)
-def _constant(value: float, times: int) -> Sequence[float]:
-    """Return equal samples: one sequence for all measurements that have them, as most of the memory's clock do."""
-    return Repeated([(value, times)])
+@lru_cache(maxsize=2**16)
+def _constant(name: str, unit: str, value: float, times: int) -> Measurement:
+    """Return equal samples: one object for all records that have them, as most of the memory and its clock do."""
+    if value < bounds.least(name, unit):
+        raise ValueError(f"{name}: nothing that can be measured")
+    return Measurement(intern(unit), (value,) if times == 1 else Repeated([(value, times)]))
 
 
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # what tables hold; core.json says what is wrong
@@ -163,21 +179,23 @@ _TYPES: dict[str, Any] = {
     **{name: _Whole if hint is int else hint for name, hint in _HINTS.items()},
     "case": msgspec.Raw,
     "measurements": dict[str, _Samples],
+    "kernels": msgspec.Raw,
 }
-_DEFAULTS: dict[str, Any] = {"measurements": {}, "kernels": {}, "phases": {}}
+_DEFAULTS: dict[str, Any] = {"measurements": {}, "kernels": msgspec.Raw(b"{}"), "phases": {}}
 _LINE: list[Any] = [
     *((name, hint, getattr(Record, name, _DEFAULTS.get(name, msgspec.NODEFAULT))) for name, hint in _TYPES.items()),
     ("type", str),  # last, so that the others stand as the fields of Record do
 ]
 _RECORD: Any = msgspec.json.Decoder(msgspec.defstruct("RecordLine", _LINE, kw_only=True, gc=False))
 _OBJECT: Any = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_KERNELS: Any = msgspec.json.Decoder(dict[str, _Whole])
 _PLAN: Any = msgspec.json.Decoder(list[_Job])
 
 
 def _jobs(plan: bytes) -> tuple[Job, ...]:
     try:
         return tuple(
-            Job(case(bytes(job.case)), job.backend, job.round, job.forecast, job.skip, job.resumable)
+            Job(case(bytes(job.case)), intern(job.backend), job.round, job.forecast, job.skip, job.resumable)
             for job in _PLAN.decode(plan)
         )
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError):

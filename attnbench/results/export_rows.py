@@ -6,14 +6,17 @@ None.
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Iterable, Iterator
+from sys import intern
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core.case import Case
 from attnbench.core.lengths import spell
-from attnbench.results import metrics
 from attnbench.results.cells import Cell
 from attnbench.results.metrics import METRICS
+from attnbench.results.rows import Row
 
 if TYPE_CHECKING:
     import pandas
@@ -28,7 +31,8 @@ COLUMNS = (
     *("device", "suite", "started", "backend", "version", "round", "status", "reason", *CASE_COLUMNS),
     *("timer", "l2", "limits", "disturbed", "kernels", "bound", "flops_convention", *METRICS),
 )
-_WHOLE = ("window_left", "window_right", *(name for name, metric in METRICS.items() if metric.whole))
+_WHOLE_METRICS = tuple(name for name, metric in METRICS.items() if metric.whole)
+_WHOLE = ("window_left", "window_right", *_WHOLE_METRICS)
 
 
 def case_columns(case: Case) -> dict[str, Any]:
@@ -64,31 +68,34 @@ def table_rows(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
                 "l2": record.l2,
                 "limits": "; ".join(record.limits),
                 "disturbed": row.disturbance,
-                "kernels": "; ".join(record.kernels),
+                "kernels": intern("; ".join(record.kernels)),  # one text for all rows that have it
                 "bound": cell.bound,
                 "flops_convention": cell.source.convention,
-                **{name: _whole_number(name, metrics.value(name, row)) for name in METRICS},
+                **(_figures(row) if row.ok else dict.fromkeys(METRICS)),
             }
             row.values.clear()  # else the rows would keep every figure a second time
 
 
 def dataframe(cells: Iterable[Cell]) -> pandas.DataFrame:
     """Return `table_rows` as a DataFrame; `attrs["units"]` has the unit of every metric, "" for a ratio."""
+    import numpy
     import pandas
 
-    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    numbers = METRICS.keys() - {*_WHOLE}
+    columns: dict[str, Any] = {name: array("d") if name in numbers else [] for name in COLUMNS}  # a list has objects
     for told in table_rows(cells):
         for name, value in told.items():
-            columns[name].append(value)
-    frame = pandas.DataFrame(columns)
-    types = {name: "Int64" if name in _WHOLE else "float64" for name in (*_WHOLE, *METRICS)}
-    typed: pandas.DataFrame = frame.astype(types)
-    typed.attrs["units"] = {name: metric.unit for name, metric in METRICS.items()}
-    return typed
+            columns[name].append(math.nan if value is None and name in numbers else value)
+    columns |= {name: numpy.asarray(columns[name]) for name in numbers}
+    frame: pandas.DataFrame = pandas.DataFrame(columns).astype(dict.fromkeys(_WHOLE, "Int64"))
+    frame.attrs["units"] = {name: metric.unit for name, metric in METRICS.items()}
+    return frame
 
 
-def _whole_number(name: str, value: float | None) -> float | int | None:
-    """Return the value of a metric, as an int where it is whole; None beyond 64 bits, which no table holds."""
-    if value is None or not METRICS[name].whole:
-        return value
-    return int(value) if abs(value) < 2**63 else None
+def _figures(row: Row) -> dict[str, float | int | None]:
+    """Return every metric of a row, as an int where it is whole; None beyond 64 bits, which no table holds."""
+    found: dict[str, float | int | None] = {name: metric.formula(row) for name, metric in METRICS.items()}
+    for name in _WHOLE_METRICS:
+        if (value := found[name]) is not None:
+            found[name] = int(value) if abs(value) < 2**63 else None
+    return found

@@ -63,7 +63,8 @@ def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "
     files: dict[str, Path] = {}
     for path in (path for one in given for path in _files(str(one))):
         files.setdefault(os.path.realpath(path), path)
-    read = [run_file.read(path) for path in files.values()]
+    with run_file.without_collector():
+        read = [run_file.read(path) for path in files.values()]
     runs = tuple(run for _, run in without_copies(enumerate(run for run, _ in read)))
     problems = tuple(problem for _, problems in read for problem in problems)
     return Results(runs, tuple(cells_of(runs, convention)), problems)

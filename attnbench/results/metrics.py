@@ -73,20 +73,23 @@ def metric(
 ) -> Callable[[Formula], Formula]:
     """Declare the decorated function a metric of its name; its docstring is the line of help.
 
-    The function is called once a row at most: the row keeps the value.
+    A row keeps what other metrics ask for; the rest is asked for once, by a cell, which keeps the median of its rounds.
     """
 
     def declare(formula: Formula) -> Formula:
         name = formula.__name__
 
+        def finite(row: Row) -> float | None:
+            if name in row.values:
+                return row.values[name]
+            found = formula(row)
+            return found if found is not None and math.isfinite(found) else None
+
         def kept(row: Row) -> float | None:
-            if name not in row.values:
-                found = formula(row)
-                row.values[name] = found if found is not None and math.isfinite(found) else None
-            return row.values[name]
+            return row.values.setdefault(name, finite(row))
 
         doc = " ".join((formula.__doc__ or "").split())
-        METRICS[name] = Metric(name, title, unit, better, doc, kept, format, clocked, sure_as, whole)
+        METRICS[name] = Metric(name, title, unit, better, doc, finite, format, clocked, sure_as, whole)
         return kept
 
     return declare
@@ -103,7 +106,7 @@ def value(name: str, row: Row) -> float | None:
     """Return the metric of a row, finite; None where there is none. Only a row that is ok has metrics."""
     if not row.ok:
         return None
-    return row.values[name] if name in row.values else named(name).formula(row)
+    return named(name).formula(row)
 
 
 def work(row: Row) -> float:

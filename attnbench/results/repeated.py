@@ -11,18 +11,17 @@ from typing import overload
 class Repeated(Sequence[float]):
     """A sequence of (value, times) pairs as the samples that they stand for."""
 
-    __slots__ = ("_times", "_values")
+    __slots__ = ("_runs",)
 
     def __init__(self, runs: Sequence[tuple[float, int]]) -> None:
         """Take the pairs, each with 1 time or more."""
-        self._values = array("d", [value for value, _ in runs])
-        self._times = array("l", [times for _, times in runs])
+        self._runs = array("d", chain.from_iterable(runs))  # one array: two of few numbers take more memory
 
     def __len__(self) -> int:
-        return sum(self._times)
+        return sum(map(int, self._runs[1::2]))
 
     def __iter__(self) -> Iterator[float]:
-        return chain.from_iterable(map(repeat, self._values, self._times))
+        return chain.from_iterable(map(repeat, self._runs[::2], map(int, self._runs[1::2])))
 
     @overload
     def __getitem__(self, index: int) -> float: ...

@@ -136,7 +136,7 @@ def launch_matters(enqueue: Sequence[float], seconds: float | None) -> bool:
 
 @dataclass(eq=False)
 class Row:
-    """One record and its source. `values` holds the metrics that were asked for, by name."""
+    """One record and its source. `values` holds the metrics that others were derived of, by name."""
 
     record: Record
     source: Source
@@ -167,15 +167,19 @@ class Row:
         The host also waits where the queue of launches is full. A step in which kernels ran nearly all the time waited
         for nothing, and a call waits no longer than the host takes to launch it.
         """
+        if not self.record.host_bound:
+            return False
         busy, seconds = self.one_value("step_traced"), self.one_value("time")
         waited = not busy or not seconds or busy < (1 - IDLE) * seconds
-        return self.record.host_bound and waited and launch_matters(self.measured("enqueue"), seconds)
+        return waited and launch_matters(self.measured("enqueue"), seconds)
 
     @property
     def toll(self) -> float:
         """By how much tracing lengthened its latency, which is a span read meanwhile; 0 for what it may always add."""
+        if not self.uses_span or self.host_bound:
+            return 0.0
         traced, plain = self.one_value("span_events"), self.one_value("time")
-        if traced is None or plain is None or not self.uses_span or self.host_bound:
+        if traced is None or plain is None:
             return 0.0
         return traced / plain - 1 if traced > (1 + SLOWED) * plain + GAP_GROWS else 0.0
 

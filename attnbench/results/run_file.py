@@ -257,7 +257,7 @@ def _lock(path: Path, file: IO[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """Keep Python's cyclic collector off, which would look at every record again and again: none is in a cycle."""
     was_on = gc.isenabled()
     gc.disable()
@@ -268,7 +268,7 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-@_without_collector()
+@without_collector()
 def read(path: Path) -> tuple[Run, list[str]]:
     """Return a run and what is wrong with its file, one phrase for each damaged line.
 

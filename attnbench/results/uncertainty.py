@@ -203,7 +203,10 @@ def _between_speeds(samples: Sequence[float]) -> float:
     least = max(2, math.ceil(0.1 * len(samples)))
     if len(samples) < MIN_SAMPLES_SPEEDS or min(samples) <= 0:
         return 0.0
-    logs = sorted(map(math.log, samples))
+    ordered = sorted(samples)
+    if math.log(ordered[-least]) - math.log(ordered[least - 1]) <= SPEED_GAP:  # as in most cells: it saves the rest
+        return 0.0
+    logs = [*map(math.log, ordered)]
     gap, at = max((logs[i] - logs[i - 1], i) for i in range(least, len(logs) - least + 1))
     sides = logs[:at], logs[at:]
     middles = [stats.median(side) for side in sides]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -248,9 +249,9 @@ def compare(
     """
     if len(paths) < 2:
         raise UserError("give at least two run files to compare; attnbench report shows a single one")
-    for path in paths:
-        if [p.resolve() for p in paths].count(path.resolve()) > 1:
-            raise UserError(f"{path} is given twice")
+    given = Counter(path.resolve() for path in paths)
+    if twice := [path for path in paths if given[path.resolve()] > 1]:
+        raise UserError(f"{twice[0]} is given twice")
     found = machines(paths, runs, parse_names(names, paths))
     if len(found) < 2:
         raise UserError("--name makes one machine of all files: nothing to compare")

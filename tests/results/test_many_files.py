@@ -1,0 +1,79 @@
+"""Commands on many run files: what they do grows with the number of the files, counted in calls and not in seconds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import attnbench
+from attnbench.commands.command_line import command_line
+from attnbench.results import decode, run_file
+from builders import case, ok, run
+
+FEW, MANY = 12, 36
+CELLS = [(case(causal=causal), backend) for causal in (False, True) for backend in ("eager", "triton")]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Return the files of nights that measured the same cells, without a change."""
+    folder = tmp_path_factory.mktemp("nights")
+    made = [folder / f"night-{night:02}.jsonl" for night in range(MANY)]
+    for night, path in enumerate(made):
+        tflops = 100 + night % 3  # runs differ by a little
+        records = [ok(of, backend, tflops, round=number) for of, backend in CELLS for number in range(2)]
+        path.write_bytes(run_file.encoded(run(records, started=f"2026-{1 + night // 28:02}-{1 + night % 28:02}")))
+    return made
+
+
+def command(*words: str) -> Callable[[Sequence[Path]], None]:
+    def called(files: Sequence[Path]) -> None:
+        done = CliRunner().invoke(command_line(words[0]), [*words, *map(str, files)])
+        assert done.exit_code == 0, done.output
+
+    return called
+
+
+def table(files: Sequence[Path]) -> None:
+    assert len(attnbench.load(files).table()) == len(files) * len(CELLS) * 2
+
+
+ASKED = {word: command(word) for word in ("report", "history", "compare", "recommend")} | {"table": table}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_is_called_grows_as_the_files_do(files: Sequence[Path], name: str) -> None:
+    ASKED[name](files[:FEW])  # what is imported, and cached for all runs
+    few, many = (calls(ASKED[name], files[:number]) for number in (FEW, MANY))
+    assert many < 1.25 * MANY / FEW * few
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_each_line_is_decoded_once(files: Sequence[Path], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = []
+    record = decode.record
+    monkeypatch.setattr(decode, "record", lambda line: decoded.append(line) or record(line))  # type: ignore[func-returns-value]
+    ASKED[name](files[:FEW])
+    assert len(decoded) == FEW * len(CELLS) * 2
+
+
+def calls(of: Callable[[Sequence[Path]], None], files: Sequence[Path]) -> int:
+    """Return how many functions of attnbench were called."""
+    counted = 0
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal counted
+        counted += event == "call" and "attnbench" in frame.f_code.co_filename
+
+    sys.setprofile(count)
+    try:
+        of(files)
+    finally:
+        sys.setprofile(None)
+    return counted
