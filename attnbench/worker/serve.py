@@ -58,7 +58,7 @@ from attnbench.worker.measure.sampling import (  # imported before any backend, 
     CpuTimer,
     collect_samples,
 )
-from attnbench.worker.torch_defaults import keep_to_backend, undo
+from attnbench.worker.torch_defaults import forget_compiled, keep_to_backend, undo
 
 SMALL = 128  # tokens of a case that fits wherever one does
 
@@ -181,6 +181,7 @@ class Worker:
         """
         assert self.backend is not None
         undo()
+        forget_compiled()
         began = monotonic()
         cap = memory_cap.cap_of_a_job(memory, job.case.ranks if op == "fit" else 1) if device.kind == "cpu" else None
         if cap is not None and op == "fit":

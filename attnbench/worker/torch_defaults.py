@@ -1,4 +1,4 @@
-"""What a person's code may set for all of torch: gradients, inference mode, autocast, the default device and dtype.
+"""What code may set for all of torch: gradients, inference mode, autocast, default device and dtype, compiled code.
 
 The worker's own work needs them as torch has them; what a file has set while it was imported, its calls may need.
 """
@@ -32,6 +32,17 @@ def undo() -> None:
     torch.set_default_dtype(torch.float32)
     for kind in KINDS:
         torch.set_autocast_enabled(kind, False)
+
+
+def forget_compiled() -> None:
+    """Discard what torch.compile has made for other cases.
+
+    After eight shapes of a function torch.compile would run it as it stands instead, or for any shape.
+    """
+    if "torch._dynamo" in sys.modules:
+        import torch._dynamo
+
+        torch._dynamo.reset()
 
 
 def keep_to_backend(backend: Backend) -> None:

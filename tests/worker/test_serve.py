@@ -14,7 +14,8 @@ import torch
 from attnbench.backends import BACKENDS
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device
-from attnbench.core.record import Measurement
+from attnbench.core.policy import Policy
+from attnbench.core.record import Forecast, Job, Measurement
 from attnbench.worker import inputs, serve
 from attnbench.worker.serve import Worker
 from attnbench.worker.torch_defaults import undo
@@ -150,3 +151,27 @@ said = []
     finally:
         undo()
     assert own["said"] == [SETS[sets] if when == "import" else plain]
+
+
+COMPILED = """
+import torch
+
+def body(q, k, v, *, causal, softmax_scale):
+    if not torch.compiler.is_compiling():
+        raise RuntimeError("it runs as it stands")
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+
+attention = torch.compile(body, backend="eager", dynamic=False)
+"""
+
+
+def test_a_compiled_kernel_is_compiled_for_each_case(tmp_path: Path) -> None:
+    """Of one function torch.compile keeps eight shapes, and would run it as it stands from then on."""
+    (tmp_path / "mine.py").write_text(COMPILED)
+    worker = Worker()
+    worker.answer({"op": "load", "name": "own", "spec": f"{tmp_path}/mine.py:attention"})
+    cases = [case(dtype="fp32", seqlen=8 * n, nheads=1, batch=1, headdim=16) for n in range(1, 11)]
+    jobs = [Job(each, "own", 0, Forecast(0.0, 0.0, 0)) for each in cases]
+    found = [worker.run(job, Policy(), CPU, op="check") for job in jobs]
+    assert [(record.status, record.reason) for record in found] == [("ok", None)] * 10
