@@ -158,7 +158,7 @@ def _is_others(name: str) -> bool:
 
 def _is_own(path: Path) -> bool:
     """Whether a file is a person's: in no folder of what was installed or is made by a compiler."""
-    within = next((path.relative_to(folder) for folder in _named_folders if path.is_relative_to(folder)), path)
+    within = next((path.relative_to(folder) for folder in path.parents if folder in _named_folders), path)
     return not path.is_relative_to(_LIBRARY) and not any(part.startswith(INSTALLED) for part in within.parts)
 
 

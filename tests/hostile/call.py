@@ -63,7 +63,8 @@ def call(args: Sequence[str], encoding: str = "utf-8") -> Ending:
     err.reconfigure(errors="backslashreplace")  # as Python does
     code, trouble = None, ""
     began = time.process_time()
-    with mock.patch.multiple(sys, argv=["attnbench", *args], stdout=out, stderr=err), limits():
+    streams = mock.patch.multiple(sys, argv=["attnbench", *args], stdout=out, stderr=err)
+    with streams, mock.patch("os._exit", sys.exit), limits():
         try:
             cli.main()
         except SystemExit as end:
