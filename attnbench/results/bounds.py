@@ -44,10 +44,22 @@ DIFFERENCES = ("memory_saved", "cores_left")
 
 
 def check_record(record: Record) -> None:
-    """Raise ValueError, which names the place, for a number of a record, but of its samples, that cannot be.
+    """Raise ValueError, which names the place, for a number of a record that nothing can have measured.
 
-    So for the status `ok` where the errors of the record say otherwise.
+    So for a measurement without samples, and for the status `ok` where the errors of the record say otherwise.
     """
+    for name, found in record.measurements.items():
+        lowest = least(name, found.unit)
+        if not found.values:
+            raise ValueError(f"{name}: no samples")
+        for value in found.values:
+            if not lowest <= value <= LARGEST:
+                raise ValueError(f"{name}: {value:g} {found.unit} is nothing that can be measured")
+    check_without_samples(record)
+
+
+def check_without_samples(record: Record) -> None:
+    """Do what `check_record` does, of all but the samples."""
     _check_case(record.case)
     if record.status == "ok" and record.accuracy and not record.accuracy.ok:
         raise ValueError(f"its status is ok, and its errors are not: {record.accuracy.problem()}")
@@ -114,17 +126,6 @@ def least(name: str, of_unit: str) -> float:
         return SHORTEST
     at_least_0 = known == "" or of_unit in ("B", "Hz", "W")
     return 0.0 if at_least_0 and name not in DIFFERENCES else -LARGEST
-
-
-def check_samples(record: Record) -> None:
-    """Raise ValueError for a measurement without samples, and for a sample that nothing can have measured."""
-    for name, found in record.measurements.items():
-        lowest = least(name, found.unit)
-        if not found.values:
-            raise ValueError(f"{name}: no samples")
-        for value in found.values:
-            if not lowest <= value <= LARGEST:
-                raise ValueError(f"{name}: {value:g} {found.unit} is nothing that can be measured")
 
 
 def _check_pairs(case: Case, most: float) -> None:

@@ -43,14 +43,14 @@ def record(line: bytes) -> Record | None:
         kernels = _kernels(bytes(found.kernels))
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
         if read := _record_by_core_json(line):
-            bounds.check_samples(read)
-    else:
-        told = zip(_HINTS, msgspec.structs.astuple(found), strict=False)
-        values: dict[str, Any] = {name: intern(value) if type(value) is str else value for name, value in told}
-        own = {"case": known, "measurements": measurements, "kernels": kernels}
-        read = Record(**{**values, **own}) if _is_record(found.type) else None
-    if read:
-        bounds.check_record(read)
+            bounds.check_record(read)
+        return read
+    if not _is_record(found.type):
+        return None
+    told = zip(_HINTS, msgspec.structs.astuple(found), strict=False)
+    values: dict[str, Any] = {name: intern(value) if type(value) is str else value for name, value in told}
+    read = Record(**{**values, "case": known, "measurements": measurements, "kernels": kernels})
+    bounds.check_without_samples(read)
     return read
 
 
