@@ -35,6 +35,8 @@ from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
+from attnbench.core.sizes import format_bytes
+from attnbench.core.text import count
 from attnbench.results import bounds, decode
 
 SCHEMA = 2
@@ -67,9 +69,18 @@ class RunFile:
     def create(cls, path: Path, run: Run) -> RunFile:
         """Create a run file, which has its first line from the start.
 
-        Raises UserError where it cannot, or where a file is already.
+        Raises UserError where it cannot, where a file is already, and for a run that `read` would refuse.
         """
         line = _head(run)
+        if len(line) > MOST_OF_LINE:
+            raise UserError(
+                f"the plan of {count(len(run.plan), 'job')} takes {format_bytes(len(line))}, and a line of a run file "
+                f"holds {format_bytes(MOST_OF_LINE)}; measure fewer cases or rounds at a time"
+            )
+        try:
+            bounds.check_run(run)
+        except ValueError as error:
+            raise UserError(f"{error}; no run file holds that") from None
         aside = path.with_name(f".attnbench-{secrets.token_hex(8)}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +144,7 @@ class RunFile:
         except OSError as error:
             raise UserError(
                 f"cannot write {self.path}: {_what(error)}; what was measured before is in it; "
-                f"make room, then attnbench run --resume {shlex.quote(str(self.path))}"
+                f"make room, then {self._going_on(self.path)}"
             ) from None
 
     def close(self) -> None:
@@ -169,8 +180,13 @@ class RunFile:
                 handle, name = tempfile.mkstemp(".jsonl", f"{self.path.stem}-kept-", folder)
                 with os.fdopen(handle, "wb") as copy:
                     copy.write(self._content)
-                return f"its content is kept in {name}; attnbench run --resume {shlex.quote(name)}"
+                return f"its content is kept in {name}; {self._going_on(Path(name))}"
         return "its content could not be kept"
+
+    def _going_on(self, path: Path) -> str:
+        """Return what goes on with a file of this content."""
+        run = _header(path, bytes(self._content.partition(b"\n")[0]))
+        return "start attnbench ab anew" if run.turns else resume_command(run, path)
 
     def _put(self, line: bytes) -> None:
         """Append one line, or nothing. Raises OSError where the disk is full; the file then keeps its whole lines."""
@@ -482,7 +498,9 @@ def _damaged(path: Path, why: str = "it is not JSON") -> UserError:
 def resume_command(run: Run, path: Path | str | None) -> str:
     """Return the command that measures what a run lacks, which says that own code and interpreters may be run."""
     own = run.interpreters or any(not spec.startswith("attnbench.") for spec in run.specs.values())
-    return f"attnbench run --resume {shlex.quote(str(path))}{' --trust' if own else ''}"
+    return (
+        f"attnbench {'capacity' if run.search else 'run'} --resume {shlex.quote(str(path))}{' --trust' if own else ''}"
+    )
 
 
 def missing(run: Run) -> list[Job]:

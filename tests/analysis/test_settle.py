@@ -158,6 +158,7 @@ def test_a_build_is_not_compared_with_itself() -> None:
     """A file that was changed in its place is one build for both runs: in turns they would look alike."""
     judgement = gated(("new.py:A",))
     stands(judgement, "the baseline's build of A is not known here: give --a, a Python that has it or FILE.py:function")
+    stands(judgement, "--a and --b are one build, old.py:A, which would be", a="old.py:A", b="old.py:A")
     in_git = replace(judgement.baseline.environment, git="ab12cd3")
     at_commit = replace(judgement, baseline=replace(judgement.baseline, environment=in_git))
     stands(at_commit, "(git worktree add ../baseline ab12cd3 has its commit)")

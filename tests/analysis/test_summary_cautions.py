@@ -14,6 +14,7 @@ from attnbench.analysis.summary.cautions import cautions
 from attnbench.core.case import Case
 from attnbench.core.flops import Convention
 from attnbench.core.record import Approximation, Measurement, Record
+from attnbench.results import run_file
 from attnbench.results.cells import cells
 from builders import CPU, H200, case, decode, ended, job, ok, run
 
@@ -138,6 +139,14 @@ def test_an_incomplete_run_says_how_to_finish_it() -> None:
     assert "attnbench run --resume FILE" in text
     late = ended(case(), "eager", "skipped", "no time left", resumable=True)
     assert "1 job skipped for want of time" in warned(late)
+
+
+def test_records_that_later_ones_replace_are_told() -> None:
+    later = ok(case(), "eager", 3.0)
+    for earlier, told in ((ok(case(), "eager", 30.0), True), (ended(case(), "eager", "skipped", "no time"), False)):
+        made = run_file.with_records(run([]), [earlier, later])
+        said = "\n".join(map(str, cautions(cells([made]), [made])))
+        assert ("1 record replaced by a later one" in said) is told
 
 
 def test_cells_of_several_dtypes_name_theirs() -> None:

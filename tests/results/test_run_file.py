@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from attnbench.core.errors import Interrupted, UserError
-from attnbench.core.record import Measurement, Record, Run
+from attnbench.core.record import Measurement, Record, Run, Search
 from attnbench.results import run_file
 from builders import case, ended, job, measurements, ok, run
 
@@ -496,7 +496,7 @@ def test_a_file_that_is_taken_away_ends_the_run_and_a_copy_is_kept(
         with pytest.raises(UserError, match=f"another program {said} {path} during") as error:
             file.close() if late else file.append(RECORDS[1])
         file.close()
-        copy = Path(str(error.value).rpartition(" ")[2])
+        copy = Path(str(error.value).removesuffix(" --trust").rpartition(" ")[2])
         assert run_file.read(copy)[0].records == RECORDS[:1]
 
 
@@ -506,7 +506,8 @@ def test_a_file_that_was_overwritten_is_told_at_the_end(path: Path) -> None:
     path.write_bytes(b"x" * path.stat().st_size)
     with pytest.raises(UserError, match=f"another program changed {path} during") as error:
         file.close()
-    assert run_file.read(Path(str(error.value).rpartition(" ")[2]))[0].records == (*RECORDS[1:], RECORDS[0])
+    copy = Path(str(error.value).removesuffix(" --trust").rpartition(" ")[2])
+    assert run_file.read(copy)[0].records == (*RECORDS[1:], RECORDS[0])
 
 
 @pytest.mark.parametrize("cut", [0, 1, 200], ids=["whole", "without its newline", "cut off"])
@@ -640,6 +641,31 @@ def test_a_full_disk_is_said_and_whole_lines_are_kept(path: Path, left: int) -> 
     assert f"attnbench run --resume {path}" in str(error.value)
     assert path.read_bytes() == before
     assert run_file.read(path) == (RUN, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "command"),
+    [
+        ({}, "attnbench run --resume {} --trust"),
+        ({"search": Search("seqlen", 1.0)}, "attnbench capacity --resume {} --trust"),
+        ({"turns": "ab"}, "start attnbench ab anew"),
+    ],
+)
+def test_a_full_disk_names_the_command_that_goes_on(path: Path, changes: dict[str, Any], command: str) -> None:
+    path.write_bytes(run_file.encoded(replace(RUN, records=(), specs={"mine": "/home/mine.py:f"}, **changes)))
+    with pytest.raises(UserError) as error, open_file(path, FullDisk(path, "a+b")) as file:
+        file.append(RECORDS[0])
+    assert str(error.value).endswith("make room, then " + command.format(path))
+
+
+def test_what_no_reader_takes_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.jsonl"
+    with pytest.raises(UserError, match=r"softcap: 1e\+31 is beyond what there can be"):
+        run_file.RunFile.create(path, replace(RUN, plan=(replace(RUN.plan[0], case=case(softcap=1e31)),)))
+    monkeypatch.setattr(run_file, "MOST_OF_LINE", 200)
+    with pytest.raises(UserError, match=r"the plan of .* jobs? takes .*; measure fewer cases or rounds at a time"):
+        run_file.RunFile.create(path, RUN)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_short_writes_are_continued(tmp_path: Path) -> None:

@@ -152,7 +152,11 @@ def _in_turns(
     controls = run_differences.controls(judgement.baseline, current)
     loaded = _loaded(sides, names, controls)
     alike = [name for name in names if name not in controls and _is_one_build(*(of.get(name) for of in loaded))]
-    without = _not_known(judgement.baseline, alike) if alike else ""
+    without = ""
+    if alike:
+        without = _not_known(judgement.baseline, alike)
+        if request.a and request.a == request.b:
+            without = f"--a and --b are one build, {request.a}, which would be compared with itself; give another"
     names = [name for name in names if name not in alike]
     if not names or (alike and {*names} <= controls):  # controls alone decide nothing
         raise UserError(without)

@@ -16,6 +16,7 @@ from attnbench.analysis.bisect.commits import Commit, add_worktree, remove_workt
 from attnbench.core.errors import UserError
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import one_line, shortened
+from attnbench.run.process import forget, if_killed
 
 
 class NotBuiltError(UserError):
@@ -36,6 +37,7 @@ class Builds:
     logs: Path  # the folder for what the command prints
     say: Callable[[str], None]
     _root: Path | None = None
+    _left: subprocess.Popen[bytes] | None = None
     _made: dict[Commit, str | NotBuiltError] = field(default_factory=dict)
 
     def build(self, commit: Commit) -> str:
@@ -57,10 +59,12 @@ class Builds:
                 remove_worktree(folder)
         if self._root:
             shutil.rmtree(self._root, ignore_errors=True)
+        forget(self._left)
 
     def _build(self, commit: Commit) -> str:
         if self._root is None:
             self._root = Path(os.path.realpath(tempfile.mkdtemp(prefix="attnbench-bisect-")))
+            self._left = if_killed("rm", "-rf", "--", str(self._root))  # git forgets worktrees that are gone
         folder = self._root / commit.short
         self.say(f"building {commit.title}")
         add_worktree(folder, commit)

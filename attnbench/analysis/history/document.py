@@ -309,8 +309,12 @@ def _cautions(found: Sequence[Trend], steps: Sequence[Event], request: Request) 
     short = {trend.series.cell for trend in found if not trend.levels}
     if short:
         cells = {trend.series.cell for trend in found}
-        units = any(len([c for c in cells if c[1:] == cell[1:]]) > 1 for cell in short)
-        todo = "" if request.join_units or not units else "--join-units takes all units of a model for one."
+        units = Counter(cell[1:] for cell in cells)
+        todo = (
+            ""
+            if request.join_units or all(units[c[1:]] == 1 for c in short)
+            else "--join-units takes all units of a model for one."
+        )
         yield Caution(
             f"{count(len(short), 'cell')} of {len(cells)} have fewer than {MIN_RUNS} runs of one unit and method.",
             "Of so few no change can be told.",

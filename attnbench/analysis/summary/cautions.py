@@ -45,6 +45,7 @@ def cautions(cells: Sequence[Cell], runs: Sequence[Run], files: Sequence[Path] =
             "See above what ran; leave those cases out, or choose the backend whose kernel it is.",
         ),
         *incomplete(runs, files),
+        *_replaced(runs),
         *_half_ok(measured),
         *_ecc(measured),
         *_reduced(runs),
@@ -125,6 +126,16 @@ def incomplete(runs: Iterable[Run], files: Iterable[Path]) -> Iterator[Caution]:
             if run.turns:
                 todo = "A longer --time-limit of attnbench ab measures them."
             yield Caution(f"Incomplete: {count(later, 'job')} skipped for want of time.", "", todo)
+
+
+def _replaced(runs: Iterable[Run]) -> Iterator[Caution]:
+    """Tell where records that worked were replaced by later ones of the same job, as `--again` does."""
+    if number := sum(record.status == "ok" for run in runs for record in run.replaced):
+        yield Caution(
+            f"{count(number, 'record')} replaced by a later one of the same job.",
+            "The later figures count; where nobody gave --again, they may be another run's.",
+            "Measure again what is in doubt.",
+        )
 
 
 def _reduced(runs: Iterable[Run]) -> Iterator[Caution]:
