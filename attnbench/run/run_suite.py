@@ -332,7 +332,13 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
         )
     file = None if request.dry_run else run_file.RunFile.reopen(request.resume)
     if file:  # it is locked from here on; read again what another process may have added
-        old, _ = run_file.read(request.resume)
+        try:
+            old, _ = run_file.read(request.resume)
+            if not request.trust:
+                check_trusted(request.resume, old)
+        except UserError:
+            file.close()
+            raise
     had = run_file.planned_rounds(old)
     old = run_file.with_rounds(old, request.rounds)
     todo = [replace(j, skip=None, resumable=False) if j.resumable else j for j in run_file.missing(old)]

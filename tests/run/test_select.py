@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,7 +16,9 @@ from attnbench import backends
 from attnbench.backends import BACKENDS, NOT_BY_DEFAULT
 from attnbench.core.errors import UserError
 from attnbench.core.own_code import load_file
+from attnbench.results import run_file
 from attnbench.run import select
+from attnbench.run.run_suite import Request, RunObserver, run_suite
 from attnbench.run.select import check_trusted
 from attnbench.run.suite import parse_suite
 from builders import case, job, run
@@ -340,3 +342,19 @@ def test_what_a_strangers_file_names_is_not_run(changes: dict[str, Any], named: 
     with pytest.raises(UserError, match=f"^run.jsonl says to run {named}; .*add --trust$"):
         check_trusted(Path("run.jsonl"), run([], **changes))
     check_trusted(Path("run.jsonl"), run([], specs={"fa2": BACKENDS["fa2"]}))
+
+
+def test_a_file_that_changes_before_it_is_locked_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = {"plan": [job(case(), "fake")]}
+    path, reopen = tmp_path / "run.jsonl", run_file.RunFile.reopen
+    path.write_bytes(run_file.encoded(run([], specs={"fake": BACKENDS["fake"]}, **planned)))
+
+    def changed(file: Path) -> run_file.RunFile:
+        file.write_bytes(run_file.encoded(run([], specs={"fake": "/tmp/evil.py:f"}, **planned)))
+        return reopen(file)
+
+    monkeypatch.setattr(run_file.RunFile, "reopen", changed)
+    with pytest.raises(UserError, match=r"says to run /tmp/evil.py:f"):
+        run_suite(Request(resume=path), cast(RunObserver, None))
