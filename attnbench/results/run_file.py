@@ -332,11 +332,17 @@ def read(path: Path) -> tuple[Run, list[str]]:
             unknown += record is None
             if unknown > MOST_UNKNOWN:
                 raise UserError(f"{path}: over {MOST_UNKNOWN:,} of its lines are of types that attnbench does not know")
+    run = with_rounds(run, rounds)
+    if planned and not run.turns:  # whose plans hold the first round
+        most = planned_rounds(run)
+        if beyond := sum(record.round >= most for record in records):
+            problems.append(f"{path}: {count(beyond, 'record')} of rounds that its plan has not left out")
+            records = [record for record in records if record.round < most]
     try:
         bounds.check_cases({job.case for job in run.plan} | {record.case for record in records})
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    return with_records(with_rounds(run, rounds), records), problems
+    return with_records(run, records), problems
 
 
 def with_records(run: Run, records: Sequence[Record]) -> Run:
