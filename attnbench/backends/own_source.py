@@ -17,7 +17,8 @@ from typing import Any
 
 from attnbench.core.own_code import MODULE, STANDARD
 
-INSTALLED = ("site-packages", "dist-packages", "torchinductor_", ".cache")  # folders that begin so hold no own code
+PACKAGES = ("site-packages", "dist-packages")
+INSTALLED = (*PACKAGES, "torchinductor_", ".cache")  # folders that begin so hold no own code
 MOST_NAMED = 50  # files that are looked at for import statements
 SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix", sys.prefix, sys.base_prefix)  # have the libraries of others
 _LIBRARY = Path(STANDARD).resolve()
@@ -46,7 +47,7 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
     inmost = layers(own)[-1]
     defined = _source_file(inmost if inspect.isroutine(inmost) else type(inmost))
     named = [Path(f).resolve() for f in (defined, file if file.endswith(".py") else None) if f]
-    _named_folders.update(of.parent for of in named if not {"site-packages", "dist-packages"} & {*of.parts})
+    _named_folders.update(of.parent for of in named if not {*PACKAGES} & {*of.parts})
     files = {*named}
     if any(_is_own(path) for path in named):
         files |= {*_imported({**sys.modules}), *_mapped(named)}
@@ -75,8 +76,9 @@ def _imported(modules: Mapping[str, Any]) -> Iterator[Path]:
     """Yield the files of the modules, by name, that were imported and not installed."""
     for name, module in modules.items():
         found = str(getattr(module, "__dict__", {}).get("__file__"))  # asked for, a module may import others or raise
-        absolute = Path(found).is_absolute()  # torch has modules of no file: "_ops.py"
-        if absolute and not _is_others(name) and _is_own(path := Path(found).resolve()) and (holder := _file(path)):
+        if not os.path.isabs(found) or any(f"{os.sep}{folder}{os.sep}" in found for folder in PACKAGES):
+            continue  # torch has modules of no file: "_ops.py"
+        if not _is_others(name) and _is_own(path := Path(found).resolve()) and (holder := _file(path)):
             yield holder
 
 
@@ -128,15 +130,16 @@ def _named_by(files: Iterable[Path]) -> set[Path]:
             break
         file = todo.pop()
         with contextlib.suppress(OSError, SyntaxError, ValueError, IndexError, RecursionError):
-            new = {place for node in ast.walk(ast.parse(file.read_bytes())) for place in _places(node, file, roots)}
-            own = sorted({there for path in new if _is_own(path) and (there := _file(path))} - found)
+            named = {place for node in ast.walk(ast.parse(file.read_bytes())) for place in _places(node, file, roots)}
+            there = {Path(place).resolve() for place in named if os.path.isfile(place)}  # few of those that may be
+            own = sorted(path for path in there - found if _is_own(path))
             todo += own
             found.update(own)
     return found
 
 
-def _places(node: ast.AST, file: Path, roots: Sequence[Path]) -> Iterator[Path]:
-    """Yield where the modules may be that an import statement of a file names."""
+def _places(node: ast.AST, file: Path, roots: Sequence[Path]) -> Iterator[str]:
+    """Yield where the modules may be that an import statement of a file names: in files, or in an archive."""
     if isinstance(node, ast.Import):
         names, within = [alias.name for alias in node.names], roots
     elif isinstance(node, ast.ImportFrom):
@@ -146,8 +149,8 @@ def _places(node: ast.AST, file: Path, roots: Sequence[Path]) -> Iterator[Path]:
         return
     for parts in (name.split(".") for name in names if not _is_others(name) or within is not roots):
         for root, n in itertools.product(within, range(1, len(parts) + 1)):
-            module = root.joinpath(*parts[:n]).resolve()
-            yield from (module.with_name(f"{module.name}.py"), module / "__init__.py")
+            module = os.path.join(root, *parts[:n])
+            yield from (str(root), f"{module}.py", os.path.join(module, "__init__.py"))
 
 
 def _is_others(name: str) -> bool:
