@@ -63,6 +63,13 @@ def make(repository: Path, base: str, slow: int, broken: int, share: float, cycl
             subprocess.run([*git, "tag", "good"], check=True)
 
 
+def spins(file: Path, base: str, share: float) -> dict[str, int]:
+    """Return the cycles of the share of what each cell took in a run, by case key, of the backend that is not `base`."""
+    slowed = [cell for cell in cells([run_file.read(file)[0]]) if cell.backend != base]
+    found = {cell.case.key: round_values("cycles", cell) for cell in slowed}
+    return {key: round(share * stats.median([*values.values()])) for key, values in found.items() if values}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -83,8 +90,7 @@ def main() -> None:
             words = ("run", "--backend", "./kernel.py:Planted", *cell, "--rounds", "3", "--out", str(first))
             if attnbench(*words, folder=plain, log=folder / "plain.log"):
                 raise SystemExit(f"the cell could not be measured; see {folder / 'plain.log'}")
-        for found in cells([run_file.read(first)[0]]):
-            cycles[found.case.key] = round(asked.share * stats.median([*round_values("cycles", found).values()]))
+        cycles = spins(first, asked.base, asked.share)
     print("| slow commit | found | its slowdown | A/Bs | minutes |\n| ---: | ---: | ---: | ---: | ---: |", flush=True)
     for slow, broken in PLACES.items():
         if asked.only not in (None, slow):

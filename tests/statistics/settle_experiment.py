@@ -17,12 +17,8 @@ import os
 import time
 from pathlib import Path
 
-from bisect_experiment import KERNEL, attnbench
+from bisect_experiment import KERNEL, attnbench, spins
 
-from attnbench.analysis.gate.round_values import round_values
-from attnbench.core import stats
-from attnbench.results import run_file
-from attnbench.results.cells import cells
 
 PLANTED = Path(__file__).with_name("planted.py")
 
@@ -59,9 +55,7 @@ def main() -> None:
         if not file.exists() and attnbench(*words, "--out", str(file), folder=side, log=log):
             raise SystemExit(f"the cells could not be measured; see {log}")
         if name == "base":
-            for found in cells([run_file.read(file)[0]]):
-                if found.backend != asked.base and (values := round_values("cycles", found)):
-                    cycles[found.case.key] = round(asked.share * stats.median([*values.values()]))
+            cycles = spins(file, asked.base, asked.share)
             continue
         builds = ("--a", str(folder / "base" / "kernel.py:Planted"), "--b", "kernel.py:Planted")
         for settle in ((), ("--settle", asked.settle, *builds)):

@@ -152,11 +152,7 @@ def _in_turns(
     controls = run_differences.controls(judgement.baseline, current)
     loaded = _loaded(sides, names, controls)
     alike = [name for name in names if name not in controls and _is_one_build(*(of.get(name) for of in loaded))]
-    without = ""
-    if alike:
-        without = _not_known(judgement.baseline, alike)
-        if request.a and request.a == request.b:
-            without = f"--a and --b are one build, {request.a}, which would be compared with itself; give another"
+    without = _why_not(judgement.baseline, alike, request) if alike else ""
     names = [name for name in names if name not in alike]
     if not names or (alike and {*names} <= controls):  # controls alone decide nothing
         raise UserError(without)
@@ -246,8 +242,10 @@ def _python(loaded: Loaded) -> str:
     return loaded[1] or sys.executable
 
 
-def _not_known(baseline: Run, names: Sequence[str]) -> str:
-    """Return which builds of the baseline are not known here, and what to give."""
+def _why_not(baseline: Run, names: Sequence[str], request: Request) -> str:
+    """Return why backends of one build cannot be compared in turns, and what to give."""
+    if request.a and request.a == request.b:
+        return f"--a and --b are one build, {request.a}, which would be compared with itself; give another"
     commit = baseline.environment.git or ""
     is_one = re.fullmatch("[0-9a-f]{7,64}", commit)  # a stranger's file may hold any text
     where = f" (git worktree add ../baseline {commit} has its commit)" if is_one else ""

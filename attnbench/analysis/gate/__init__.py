@@ -8,6 +8,7 @@
     round_values.py       one value per round of each metric; rounds.py: a test's rounds, as logarithms
     margins.py            how large a change must be to matter, per metric and cell
     hypothesis_tests.py   the statistics: improved, unchanged, regressed or inconclusive
+    change_noise.py       the noise of each change that the statistics need
     run_effects.py        what all rounds of a run have in common: of all cells, of one, and of controls
     first_calls.py        first calls that empty caches explain
     disturbed_rounds.py   rounds in which something else disturbed many cells

@@ -310,11 +310,8 @@ def _cautions(found: Sequence[Trend], steps: Sequence[Event], request: Request) 
     if short:
         cells = {trend.series.cell for trend in found}
         units = Counter(cell[1:] for cell in cells)
-        todo = (
-            ""
-            if request.join_units or all(units[c[1:]] == 1 for c in short)
-            else "--join-units takes all units of a model for one."
-        )
+        several = not request.join_units and any(units[cell[1:]] > 1 for cell in short)
+        todo = "--join-units takes all units of a model for one." if several else ""
         yield Caution(
             f"{count(len(short), 'cell')} of {len(cells)} have fewer than {MIN_RUNS} runs of one unit and method.",
             "Of so few no change can be told.",
