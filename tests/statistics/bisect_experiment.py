@@ -64,7 +64,7 @@ def make(repository: Path, base: str, slow: int, broken: int, share: float, cycl
 
 
 def spins(file: Path, base: str, share: float) -> dict[str, int]:
-    """Return the cycles of the share of what each cell took in a run, by case key, of the backend that is not `base`."""
+    """Return the cycles of the share of what each cell took in a run, by case key; not of the backend `base`."""
     slowed = [cell for cell in cells([run_file.read(file)[0]]) if cell.backend != base]
     found = {cell.case.key: round_values("cycles", cell) for cell in slowed}
     return {key: round(share * stats.median([*values.values()])) for key, values in found.items() if values}

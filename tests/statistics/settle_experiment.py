@@ -19,7 +19,6 @@ from pathlib import Path
 
 from bisect_experiment import KERNEL, attnbench, spins
 
-
 PLANTED = Path(__file__).with_name("planted.py")
 
 
