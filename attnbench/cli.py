@@ -90,7 +90,7 @@ def _run() -> Any:
         _say("interrupted")
         code = end.exit_code
     except Exception as error:
-        if lacks := _what_lacks(error):
+        if lacks := _what_lacks(error) or _what_is_not_installed(error):
             _say(lacks)
             code = code or EXIT_BAD_INPUT
         elif isinstance(error, OSError):
@@ -146,6 +146,16 @@ def _what_lacks(error: BaseException) -> str:
     elif said == "can't start new thread" or (number == errno.EAGAIN and not hasattr(error, "characters_written")):
         what = "processes or threads (ulimit -u, also -v and -d for threads, or a container's limit)"
     return what and f"the system gives this process no more {what}; raise the limit, or end other processes"
+
+
+def _what_is_not_installed(error: BaseException) -> str:
+    """Return which library attnbench needs and does not find, or cannot load, and what to do; "" for other errors."""
+    if not isinstance(error, ImportError) or str(error.name).partition(".")[0] == "attnbench":
+        return ""
+    return (
+        f"a library that attnbench needs cannot be imported ({error}); {sys.executable} -m pip install attnbench, or "
+        "pip install -e . in a clone, installs all of them"
+    )
 
 
 def _say_fault(error: Exception) -> None:

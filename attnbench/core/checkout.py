@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,8 @@ _OFF = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}", "status.renames=
 _BRANCH_OF_CI = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME")
 _EMPTY = "ATTNBENCH_EMPTY"  # a variable that holds nothing, for settings whose names hold a "="
 # no transport, which a partial clone would start for what it lacks; nothing is written
+# GIT_CONFIG: another file for `git config` alone; GIT_INDEX_FILE: of a commit that is being made, whose hook started this
+_NOT_FOR_GIT = ("GIT_CONFIG", "GIT_INDEX_FILE")
 _VARIABLES = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
 
 
@@ -79,6 +81,18 @@ def git(*words: str, fine: tuple[int, ...] = (0,), seconds: float | None = None,
     return _git(*off, *words, fine=fine, seconds=seconds, given=given)
 
 
+def without_repository(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables without those by which git names a repository: a hook or an alias of git has them.
+
+    Programs that work in another repository need that.
+    """
+    try:
+        names = _git("rev-parse", "--local-env-vars").split()
+    except NoAnswerError:  # nor will another program have one
+        names = []
+    return {name: value for name, value in variables.items() if name not in names}
+
+
 def _filters() -> list[str]:
     """Return the names of the settings of all filters: "filter.lfs.clean". Raises NoAnswerError."""
     return [name for name in _git(*FILTERS, fine=(0, 1)).split("\0") if name]
@@ -119,8 +133,8 @@ def _git(*words: str, fine: tuple[int, ...] = (0,), seconds: float | None = None
     """
     seconds = SECONDS if seconds is None else seconds
     try:
-        variables = {**os.environ, **_VARIABLES, _EMPTY: ""}
-        variables.pop("GIT_CONFIG", None)  # another file for `git config` alone
+        variables = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_GIT}
+        variables |= {**_VARIABLES, _EMPTY: ""}
         done = subprocess.run(
             ["git", *words], input=os.fsencode(given), capture_output=True, timeout=seconds, env=variables
         )

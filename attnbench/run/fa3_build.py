@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from attnbench.core.checkout import without_repository
 from attnbench.core.errors import UserError
 
 REPOSITORY = "https://github.com/Dao-AILab/flash-attention"
@@ -60,7 +61,8 @@ def commit_of(clone: Path) -> str | None:
     """Return the commit that a clone has checked out, None where it has no history."""
     if not (clone / ".git").exists():  # git would look in the folders above
         return None
-    said = subprocess.run(["git", "-C", str(clone), "rev-parse", "HEAD"], capture_output=True, text=True)
+    words = ["git", "-C", str(clone), "rev-parse", "HEAD"]
+    said = subprocess.run(words, capture_output=True, text=True, env=without_repository(os.environ))
     return said.stdout.strip() or None if said.returncode == 0 else None
 
 

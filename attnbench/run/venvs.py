@@ -29,6 +29,7 @@ from datetime import date
 from pathlib import Path
 
 from attnbench.backends import BACKENDS
+from attnbench.core.checkout import without_repository
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.files import below_home, write_whole
 from attnbench.run import fa3_build
@@ -117,6 +118,8 @@ def known_venvs() -> dict[str, Venv]:
             if not isinstance(text, str) or "\0" in text:
                 raise ValueError
         return {made.name: made for made in found}
+    except PermissionError:
+        raise UserError(f"{path} may not be read by this user; change its permissions (chmod u+r)") from None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise UserError(
             f"{path} cannot be read ({type(error).__name__}); delete it, and make the environments again"
@@ -272,9 +275,14 @@ def remove(name: str) -> Venv:
             f"env remove: no environment {name!r}{did_you_mean(name, found) if found else '; there is none'}"
         )
     gone = found.pop(name)
-    if any(Path(gone.path).glob(f"lib/python*/site-packages/{PRESENT}")):
-        shutil.rmtree(gone.path)
     _write_list(found.values())
+    if any(Path(gone.path).glob(f"lib/python*/site-packages/{PRESENT}")):
+        try:
+            shutil.rmtree(gone.path)
+        except OSError as error:
+            raise UserError(
+                f"{gone.path} cannot be deleted ({error.strerror}); it is no longer used, delete what is left of it"
+            ) from None
     return gone
 
 
@@ -345,7 +353,7 @@ def _run(made: Venv, step: Step, say: Callable[[str], None]) -> None:
     say(f"{program}: {' '.join(step.command)[:100]}")
     with subprocess.Popen(
         command,
-        env={**child_environment(), **step.variables},
+        env={**without_repository(child_environment()), **step.variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -113,14 +113,16 @@ def commit_all(
             git("tag", "good")
 
 
+AXES = {"seqlen": "512,1k", "headdim": "128", "causal": False, "direction": "fwd"}
+
+
 def request(**changes: Any) -> Request:
-    axes = {"seqlen": "512,1k", "headdim": "128", "causal": False, "direction": "fwd"}
     usual: dict[str, Any] = {
         "commits": "good..",
         "cell": "Mine 1k *",
         "code": "kernel.py:Mine",
         "build": "sh build.sh",
-        "settings": parse_options({"axes": axes}),
+        "settings": parse_options({"axes": AXES}),
         "device": "fake",
         "out": Path("out"),
     }
@@ -205,6 +207,26 @@ def test_the_same_folder_goes_on_after_an_interruption() -> None:
     again = run()
     assert Here.measured == measured
     assert answer(again) == answer(finished)
+    for other in ({"cell": "Mine 512 *"}, {"settings": parse_options({"axes": {**AXES, "seqlen": "2k"}}), "cell": "*"}):
+        with pytest.raises(UserError, match="out/.* has an A/B of Mine 1k .*; choose another --out"):
+            run(**other)
+
+
+def test_a_hook_of_git_keeps_its_index_and_builds_see_their_own_commit(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_all({6: 0.03})
+    (here / "new").write_text("")
+    git("add", "new")
+    staged, commits = git("status", "--porcelain"), git("log", "--format=%H").split()
+    monkeypatch.setenv("GIT_DIR", str(here / ".git"))  # as git has it for a hook
+    monkeypatch.setenv("GIT_INDEX_FILE", str(here / ".git" / "index"))
+    outcome = run(build=f"git rev-parse HEAD >> {here.parent}/seen; git checkout .")
+    assert (outcome.exit_code, outcome.high) == (0, 6)
+    assert git("status", "--porcelain").replace("?? out/\n", "") == staged
+    seen = (here.parent / "seen").read_text().split()
+    assert seen[:2] == [commits[-1], commits[0]]
+    assert len(set(seen)) == len(seen)
 
 
 def test_the_time_limit_leaves_a_range_and_is_shared_by_the_ab(monkeypatch: pytest.MonkeyPatch) -> None:

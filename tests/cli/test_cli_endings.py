@@ -412,5 +412,11 @@ def test_a_fault_of_our_own_is_one_line_and_never_the_code_of_a_regression(
         assert said.count("\n") == 1
         assert "in raise_it" in Path(said.split()[-1]).read_text()
     assert command(fail(EOFError("cut"))) == EXIT_FAULT, "of which typer makes a 1"
+    capsys.readouterr()
+    assert command(fail(ImportError("no core", name="attnbench.core.none"))) == EXIT_FAULT
+    assert "fault of attnbench's own" in capsys.readouterr().err
+    for lacks in (ModuleNotFoundError("No module named 'rich'", name="rich"), ImportError("libfoo.so: no such file")):
+        assert command(fail(lacks)) == EXIT_BAD_INPUT
+        assert f"cannot be imported ({lacks}); " in capsys.readouterr().err
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     assert command(fail(KeyError("key"))) == EXIT_FAULT, "where no file can be written"

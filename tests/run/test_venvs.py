@@ -237,13 +237,23 @@ def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "mine").exists()
 
 
-def test_a_damaged_list_is_said(data: Path) -> None:
+def test_a_damaged_list_is_said(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data.mkdir(parents=True)
     made, listed = asdict(MADE), data / "environments.json"
     odd = [[{**made, "path": 5}], [{**made, "path": "/a\0b"}], [{**made, "requirements": [5]}], [{**made, "name": []}]]
     for text in ("{", "[1]", '[{"name": "fa4"}]', "[" * 100_000, *map(json.dumps, odd)):
         listed.write_text(text)
         with pytest.raises(UserError, match=r"environments.json cannot be read"):
+            venvs.known_venvs()
+    listed.unlink()
+
+    def refused(*_: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    listed.write_text("[]")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", refused)  # root may read all
+        with pytest.raises(UserError, match="may not be read by this user; change its permissions"):
             venvs.known_venvs()
     listed.unlink()
     os.mkfifo(listed)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attnbench.analysis.bisect.commits import Commit, add_worktree, remove_worktree
+from attnbench.core.checkout import without_repository
 from attnbench.core.errors import UserError
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import one_line, shortened
@@ -86,6 +87,7 @@ class Builds:
                 self.command,
                 shell=True,
                 cwd=folder,
+                env=without_repository(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path, PurePath
@@ -62,6 +62,7 @@ class Outcome:
     request: Request
     commits: list[Commit]
     folder: Path  # with the run files of the A/Bs
+    cells: Sequence[str] = ()  # the name of the cell, for each kind of device that may be found
     low: int = 0
     high: int = 0
     whole: Step | None = None  # the A/B of BAD against GOOD
@@ -108,12 +109,12 @@ def bisect(request: Request, watcher: BisectProgress, clock: Callable[[], float]
 
     Raises UserError for options that are wrong, and where GOOD or BAD cannot be built or measured.
     """
-    _check(request)
+    cells = _check(request)
     found = commits(request.commits)
     folder = request.out or Path("results") / f"{datetime.now():%Y%m%d-%H%M%S}-bisect"
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out: {folder} is a file; give a folder, for the run files of the A/Bs")
-    outcome = Outcome(request, found, folder, high=len(found) - 1)
+    outcome = Outcome(request, found, folder, cells, high=len(found) - 1)
     watcher.tell(f"attnbench bisect  {count(len(found) - 1, 'commit')}, {found[0].short}..{found[-1].short}")
     watcher.tell(f"writing {folder}")
     builds = Builds(request.build, request.build_limit, request.code, request.python, folder, watcher.tell)
@@ -199,8 +200,8 @@ class Bisection:
             judgement = judge.judge(a, b, judged_by)
         except UserError:
             return None
-        if not all(fits(finding.name, self.outcome.request.cell) for finding in judgement.findings):
-            raise UserError(f"{folder} has an A/B of {judgement.findings[0].name}; choose another --out")
+        if other := next((one.name for one in judgement.findings if one.name not in self.outcome.cells), None):
+            raise UserError(f"{folder} has an A/B of {other}; choose another --out")
         return judgement
 
     def _measured(
@@ -262,8 +263,11 @@ class Bisection:
         return Step(a, b, margin, finding, reason, attempt, run, judgement.exit_code)
 
 
-def _check(request: Request) -> None:
-    """Raise UserError for options that contradict each other, and where not one cell is left to measure."""
+def _check(request: Request) -> list[str]:
+    """Return the name of the cell to measure, for each kind of device that may be found and has one.
+
+    Raises UserError for options that contradict each other, and where not one cell is left to measure.
+    """
     if bool(request.code) == bool(request.python):
         raise UserError("give one of --code FILE.py:function and --python PATH: what is measured of a commit")
     if request.python and not request.settings.backends:
@@ -278,21 +282,23 @@ def _check(request: Request) -> None:
         raise UserError(f"--code: {request.code!r} is not FILE.py:function")
     if function in available_backends():
         raise UserError(f"--code: {function} is also the name of a backend of attnbench; give the function another")
-    device, errors = parse_device(request.device), []
+    device, names_found, errors = parse_device(request.device), [], []
     for resolved in resolve_suite_for(load_suite(request.suite), device, request.settings):
         names = [function] if function else [*select_backends(resolved.backends)]
         cells = [full_name(name, case) for case in resolved.cases for name in names]
         fitting = [cell for cell in cells if fits(cell, request.cell)]
         if len(fitting) == 1:
-            return
-        if fitting:
+            names_found += fitting
+        elif fitting:
             some = f"{request.cell} is {count(len(fitting), 'cell')}" if request.cell != "*" else "there are several"
             errors.append(f"--cell: {some}; give one, as in --cell {shlex.quote(fitting[0])}")
         else:
             close = nearest(request.cell, cells[:MOST])
             more = f"did you mean {shlex.quote(close[0])}?" if close else f"there is {shlex.quote(cells[0])}, for one"
             errors.append(f"--cell: none is called {request.cell!r}; {more}")
-    raise UserError(errors[0])
+    if not names_found:
+        raise UserError(errors[0])
+    return names_found
 
 
 def sentence(step: Step) -> str:
