@@ -23,9 +23,9 @@ _OFF = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}", "status.renames=
 # what CI says of the branch where it has checked out a commit: a pull request's own branch first
 _BRANCH_OF_CI = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME")
 _EMPTY = "ATTNBENCH_EMPTY"  # a variable that holds nothing, for settings whose names hold a "="
-# no transport, which a partial clone would start for what it lacks; nothing is written
-# GIT_CONFIG: another file for `git config` alone; GIT_INDEX_FILE: of a commit that is being made, whose hook started this
+# another file for `git config` alone; the index of a commit that is being made, whose hook started this process
 _NOT_FOR_GIT = ("GIT_CONFIG", "GIT_INDEX_FILE")
+# no transport, which a partial clone would start for what it lacks; nothing is written
 _VARIABLES = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
 
 

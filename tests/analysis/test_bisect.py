@@ -208,7 +208,7 @@ def test_the_same_folder_goes_on_after_an_interruption() -> None:
     assert Here.measured == measured
     assert answer(again) == answer(finished)
     for other in ({"cell": "Mine 512 *"}, {"settings": parse_options({"axes": {**AXES, "seqlen": "2k"}}), "cell": "*"}):
-        with pytest.raises(UserError, match="out/.* has an A/B of Mine 1k .*; choose another --out"):
+        with pytest.raises(UserError, match=r"out/.* has an A/B of Mine 1k .*; choose another --out"):
             run(**other)
 
 
