@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attnbench.analysis.cautions import Places, Rule, in_cells, stated, when
 from attnbench.analysis.gate.findings import full_name, signed
 from attnbench.analysis.gate.margins import RULES
 from attnbench.analysis.history.acknowledged import Acknowledgement
@@ -20,7 +21,6 @@ from attnbench.core.formats import percent
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
 from attnbench.report.document import (
-    Caution,
     Column,
     Document,
     Dot,
@@ -43,6 +43,7 @@ from attnbench.results.run_setup import seconds_started
 UNKNOWN = "unknown"
 TOGETHER = 0.5  # of the cells of a unit: where so many change at once, it is rather the machine than the code
 SEEN = 0.3  # an autocorrelation that is said
+FIT = "attnbench doctor says whether the machine is fit."
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def document_of(found: Sequence[Trend], runs: Sequence[Run], request: Request, e
         answer=(*disturbed.doubt(runs), *_answer(found)),
         machines=tuple(_machines(found)),
         blocks=(*_events_table(steps, found), *_cells_table(shown, found), *_acknowledged_table(found)),
-        cautions=(*_lost(found, runs, request.join_units), *_cautions(found, steps, request)),
+        cautions=stated(CAUTIONS, Told(runs, found, steps, request)),
         notes=((Span(_note(found), "quiet"),),),
         verdict=_verdict(request, found),
         appendix=(Section("figures", "Figures over date", tuple(map(_plot, shown))),) if shown else (),
@@ -291,80 +292,120 @@ def _acknowledged_table(found: Sequence[Trend]) -> Iterator[Table]:
         yield Table("acknowledged", columns, tuple(rows), title="Acknowledged")
 
 
-def _lost(found: Sequence[Trend], runs: Sequence[Run], join_units: bool) -> Iterator[Caution]:
-    """Yield a caution that names the cells that had a figure, and were wrong or failed in the latest run."""
-    had = {(trend.series.device, trend.series.backend, trend.series.case) for trend in found}
-    lost = [cell for device, cell in without_figure(runs, join_units) if (device, cell.backend, cell.case) in had]
-    if lost:
-        named = [f"{full_name(cell.backend, cell.case)} ({case_names.ENDINGS[cell.status]})" for cell in lost]
-        yield Caution(
-            f"{count(len(lost), 'cell')} with a history {'has' if len(lost) == 1 else 'have'} no figure in the latest "
-            f"run: {some(named, 3)}.",
-            "What is said above ends before it.",
-            "attnbench report of that run says why.",
-        )
+@dataclass(frozen=True)
+class Told:
+    """What a history tells: of which runs, what each cell does, the events, and what was asked for."""
+
+    runs: Sequence[Run]
+    found: Sequence[Trend]
+    steps: Sequence[Event]
+    request: Request
 
 
-def _cautions(found: Sequence[Trend], steps: Sequence[Event], request: Request) -> Iterator[Caution]:
-    short = {trend.series.cell for trend in found if not trend.levels}
-    if short:
-        cells = {trend.series.cell for trend in found}
-        units = Counter(cell[1:] for cell in cells)
-        several = not request.join_units and any(units[cell[1:]] > 1 for cell in short)
-        todo = "--join-units takes all units of a model for one." if several else ""
-        yield Caution(
-            f"{count(len(short), 'cell')} of {len(cells)} have fewer than {MIN_RUNS} runs of one unit and method.",
-            "Of so few no change can be told.",
-            todo,
-        )
-    if new := [trend for trend in found if trend.pending]:
-        cells = {trend.series.cell for trend in new}
-        yield Caution(
-            f"{count(len(cells), 'cell')} may have begun another level in the latest runs: {named(new[0])}, "
-            f"{_pending(new[0])}.",
-            f"A level has {LEAST} runs or more; fewer may be bad runs.",
-            "The next runs tell.",
-        )
-    alike = [trend for trend in found if trend.alike]
-    if alike:
-        cells = {trend.series.cell for trend in alike}
-        yield Caution(
-            f"{count(len(cells), 'cell')} may have changed: {some([named(trend) for trend in alike])}.",
-            "As much is seen where each run resembles the one before, as on a machine that drifts: no verdict.",
-            "More runs tell, or attnbench ab on the commits before and after.",
-        )
-    told = {trend.series.metric for trend in found if trend.levels and trend.levels.changes} - {
-        trend.series.metric for trend in alike
+def _in(trends: Iterable[Trend], **values: Any) -> Places:
+    """Return one place for some trends, none for none: how many {cells} they are of, and some {names}."""
+    trends = list(trends)
+    cells = count(len({trend.series.cell for trend in trends}), "cell")
+    return when(trends, cells=cells, names=some([named(trend) for trend in trends]), **values)
+
+
+def _lost(told: Told) -> Places:
+    """Return the cells that had a figure, and were wrong or failed in the latest run."""
+    had = {(trend.series.device, trend.series.backend, trend.series.case) for trend in told.found}
+    of_latest = without_figure(told.runs, told.request.join_units)
+    lost = [cell for device, cell in of_latest if (device, cell.backend, cell.case) in had]
+    names = [f"{full_name(cell.backend, cell.case)} ({case_names.ENDINGS[cell.status]})" for cell in lost]
+    return in_cells(lost, have="has" if len(lost) == 1 else "have", endings=some(names))
+
+
+def _short(told: Told) -> Places:
+    cells = {trend.series.cell for trend in told.found}
+    units = Counter(cell[1:] for cell in cells)
+    short = [trend for trend in told.found if not trend.levels]
+    several = not told.request.join_units and any(units[trend.series.cell[1:]] > 1 for trend in short)
+    todo = "--join-units takes all units of a model for one." if several else ""
+    return _in(short, of=len(cells), todo=todo)
+
+
+def _new(told: Told) -> Places:
+    new = [trend for trend in told.found if trend.pending]
+    return _in(new, first=new and f"{named(new[0])}, {_pending(new[0])}")
+
+
+def _drifting(told: Told) -> Places:
+    """Return in which metrics runs resemble the run before, of those in which nothing was told."""
+    seen = {trend.series.metric for trend in told.found if trend.levels and trend.levels.changes}
+    seen -= {trend.series.metric for trend in told.found if trend.alike}
+    drifting = {
+        t.series.metric: min(t.correlation, MOST) for t in told.found if t.series.metric not in seen and _drifts(t)
     }
-    drifting = {t.series.metric: min(t.correlation, MOST) for t in found if t.series.metric not in told and _drifts(t)}
-    if drifting:
-        said = ", ".join(f"{value:.1f} in {metric}" for metric, value in drifting.items())
-        yield Caution(
-            f"Runs resemble the run before: an autocorrelation of {said}, in the median cell.",
-            "A machine that drifts shows that, and so do changes of most cells; only larger changes are told.",
-            "attnbench doctor says whether the machine is fit.",
-        )
-    for event in steps:
-        if len(event.changes) > 1 and event.share >= TOGETHER:
-            with_it = "; ".join(event.with_it)
-            yield Caution(
-                f"{len({t.series.cell for t, _ in event.changes})} of {event.judged} cells changed together "
-                f"{_place(event.good, event.bad, event.between)}.",
-                "That is rather the machine or its software than one kernel.",
-                f"Between these runs {with_it}." if with_it else "attnbench doctor says whether the machine is fit.",
-            )
-    used = {entry for trend in found for _, entry in trend.accepted}
-    if unused := [str(entry) for entry in request.acknowledged if entry not in used]:
-        yield Caution(
-            f"{count(len(unused), 'acknowledgement')} fit no change: {some(unused)}.",
-            "No cell of that name has a step that may be at that run.",
-            "Remove them, or correct them.",
-        )
+    return when(drifting, said=", ".join(f"{value:.1f} in {metric}" for metric, value in drifting.items()))
 
 
 def _drifts(trend: Trend) -> bool:
     """Return whether the runs of a cell's unit resemble the run before more than chance explains."""
     return trend.levels is not None and trend.correlation > max(SEEN, 2 / math.sqrt(trend.levels.runs))
+
+
+def _together(told: Told) -> Iterator[dict[str, Any]]:
+    for event in told.steps:
+        if len(event.changes) > 1 and event.share >= TOGETHER:
+            with_it = f"Between these runs {'; '.join(event.with_it)}." if event.with_it else FIT
+            cells = len({trend.series.cell for trend, _ in event.changes})
+            place = _place(event.good, event.bad, event.between)
+            yield {"cells": cells, "judged": event.judged, "place": place, "todo": with_it}
+
+
+def _unused(told: Told) -> Places:
+    used = {entry for trend in told.found for _, entry in trend.accepted}
+    unused = [str(entry) for entry in told.request.acknowledged if entry not in used]
+    return when(unused, entries=count(len(unused), "acknowledgement"), names=some(unused))
+
+
+CAUTIONS: Sequence[Rule[Told]] = (
+    Rule(
+        _lost,
+        "{cells} with a history {have} no figure in the latest run: {endings}.",
+        "What is said above ends before it.",
+        "attnbench report of that run says why.",
+    ),
+    Rule(
+        _short,
+        f"{{cells}} of {{of}} have fewer than {MIN_RUNS} runs of one unit and method.",
+        "Of so few no change can be told.",
+        "{todo}",
+    ),
+    Rule(
+        _new,
+        "{cells} may have begun another level in the latest runs: {first}.",
+        f"A level has {LEAST} runs or more; fewer may be bad runs.",
+        "The next runs tell.",
+    ),
+    Rule(
+        lambda told: _in(trend for trend in told.found if trend.alike),
+        "{cells} may have changed: {names}.",
+        "As much is seen where each run resembles the one before, as on a machine that drifts: no verdict.",
+        "More runs tell, or attnbench ab on the commits before and after.",
+    ),
+    Rule(
+        _drifting,
+        "Runs resemble the run before: an autocorrelation of {said}, in the median cell.",
+        "A machine that drifts shows that, and so do changes of most cells; only larger changes are told.",
+        FIT,
+    ),
+    Rule(
+        _together,
+        "{cells} of {judged} cells changed together {place}.",
+        "That is rather the machine or its software than one kernel.",
+        "{todo}",
+    ),
+    Rule(
+        _unused,
+        "{entries} fit no change: {names}.",
+        "No cell of that name has a step that may be at that run.",
+        "Remove them, or correct them.",
+    ),
+)
 
 
 def _note(found: Sequence[Trend]) -> str:

@@ -15,7 +15,7 @@ from attnbench.core.models import Model
 from attnbench.core.text import count, listed
 from attnbench.report.document import Caution, Document, Ending, Figure, Grid, Grids
 from attnbench.results import case_names, disturbed
-from attnbench.results.cells import Cell
+from attnbench.results.cells import Cell, runs_of
 from attnbench.results.uncertainty import Contest, contest, doubt, hardly_known
 
 DIRECTIONS = ("fwd", "bwd", "fwd_bwd", BOTH)
@@ -43,7 +43,7 @@ def document(cells: Sequence[Cell], model: Model, tp: int) -> Document:
     return Document(
         command="report",
         title=f"{model.name} on {', '.join(dict.fromkeys(time.device for time in times))}",
-        answer=(*disturbed.doubt([*{id(cell.run): cell.run for cell in of_model}.values()]), *_answer(times, model)),
+        answer=(*disturbed.doubt(runs_of(of_model)), *_answer(times, model)),
         blocks=tuple(_blocks(times, heading)),
         reasons=tuple(reasons(of_model)),
         facts=(SUM, *((PLANS,) if any(time.plan for time in times) else ())),

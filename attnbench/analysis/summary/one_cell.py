@@ -29,7 +29,7 @@ from attnbench.report.document import (
     Table,
 )
 from attnbench.results import case_names
-from attnbench.results.cells import Cell
+from attnbench.results.cells import Cell, runs_of
 from attnbench.results.disturbed import doubt
 from attnbench.results.export_rows import COLUMNS, table_rows
 from attnbench.results.metrics import METRICS
@@ -77,7 +77,7 @@ def document(cells: Sequence[Cell]) -> Document:
     return Document(
         command="report",
         title=some(dict.fromkeys(cell.name for cell in cells)),
-        answer=doubt([*{id(cell.run): cell.run for cell in cells}.values()]),
+        answer=doubt(runs_of(cells)),
         machines=tuple(machines(cells)),
         blocks=tuple(block for number, cell in enumerate(cells) for block in _blocks(cell, number)),
         cautions=tuple(Caution(f"{_name(cell, r)}: {note}") for cell, r in records for note in r.notes),
