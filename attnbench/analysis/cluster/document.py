@@ -12,6 +12,7 @@ from attnbench.analysis.gate.findings import signed
 from attnbench.core import stats
 from attnbench.core.errors import EXIT_DONE, EXIT_INCONCLUSIVE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT
 from attnbench.core.formats import megahertz, percent
+from attnbench.core.groups import grouped
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
 from attnbench.report.document import (
@@ -27,7 +28,6 @@ from attnbench.report.document import (
     Table,
     Verdict,
 )
-from attnbench.results.cells import Cell, Key
 from attnbench.results.disturbed import doubt
 from attnbench.results.run_setup import differences
 
@@ -150,7 +150,10 @@ def _answer(found: Sequence[Model]) -> Iterator[str]:
     for model in found:
         where, units = f" of {model.label}" if len(found) > 1 else "", count(len(model.judged), "unit")
         outliers, far = (
-            sorted(((unit, own) for unit in model.units if (own := which(unit))), key=lambda one: -_most(one[1]))
+            sorted(
+                ((unit, own) for unit in model.units if (own := which(unit))),
+                key=lambda one: -max(map(abs, one[1].values())),
+            )
             for which in (model.outlying, model.far_off)
         )
         if model.judged and not outliers and not far:
@@ -172,26 +175,17 @@ def _latencies(off: Mapping[Family, float]) -> str:
     return ", ".join(f"{signed(stats.expm1(by))} latency in {family}" for family, by in off.items())
 
 
-def _most(off: Mapping[Family, float]) -> float:
-    return max(map(abs, off.values()), default=0.0)
-
-
 def _shared_wrong(found: Sequence[Model]) -> Iterator[str]:
     """Yield what is said of wrong results that no other unit of the same model and setup computed right."""
-    wrong: dict[Key, list[tuple[Unit, Cell]]] = {}
-    for model in found:
-        for unit in model.units:
-            alone = model.alone_wrong(unit)
-            for cell in unit.wrong:
-                if cell not in alone:
-                    wrong.setdefault(cell.key, []).append((unit, cell))
+    units = [(model, unit) for model in found for unit in model.units]
+    shared = [(unit, cell) for model, unit in units for cell in unit.wrong if cell not in model.alone_wrong(unit)]
     cells: dict[str, set[str]] = {sentence: set() for sentence in SHARED_WRONG}
-    for key, places in wrong.items():
-        name, units = places[0][1].name, {unit.id: unit.where(cell) for unit, cell in reversed(places)}
+    for key, places in grouped(shared, lambda pair: pair[1].key).items():
+        name, where = places[0][1].name, {unit.id: unit.where(cell) for unit, cell in reversed(places)}
         if right := frozenset[str]().union(*(model.right(key) for model in found)):
-            cells[SAME_UNIT if right <= units.keys() else OTHER_SETUP].add(name)
-        elif len(units) == 1:
-            cells[ONLY_UNIT].add(f"{name} on {some(units.values())}")
+            cells[SAME_UNIT if right <= where.keys() else OTHER_SETUP].add(name)
+        elif len(where) == 1:
+            cells[ONLY_UNIT].add(f"{name} on {some(where.values())}")
         else:
             common = frozenset.intersection(*(unit.cards(cell) for unit, cell in places))
             cells[COMMON_CARD if common else EVERY_UNIT].add(name)

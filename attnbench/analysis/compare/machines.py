@@ -30,6 +30,7 @@ from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import ideal_bytes
+from attnbench.core.groups import grouped
 from attnbench.core.machine import Environment
 from attnbench.core.record import NO_ROOM_TO_CHECK, WRONG, Record, Run
 from attnbench.core.text import listed
@@ -142,10 +143,7 @@ class Machine:
 
     def rounds_by_card(self, key: Key) -> Mapping[Card, Sequence[int]]:
         """Return card -> the rounds in which it measured a cell that has a figure."""
-        found: dict[Card, list[int]] = {}
-        for number in self.log_rounds[key]:
-            found.setdefault(self.pooled.cards[number], []).append(number)
-        return found
+        return grouped(self.log_rounds[key], lambda number: self.pooled.cards[number])
 
     @cached_property
     def log_rounds(self) -> Mapping[Key, Mapping[int, float]]:

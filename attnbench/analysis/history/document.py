@@ -18,6 +18,7 @@ from attnbench.analysis.history.series import DEFAULT, in_order, without_figure
 from attnbench.analysis.history.trends import Trend, trends
 from attnbench.core import stats
 from attnbench.core.formats import percent
+from attnbench.core.groups import grouped
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
 from attnbench.report.document import (
@@ -105,9 +106,7 @@ def _verdict(request: Request, found: Sequence[Trend]) -> Verdict | None:
 
 
 def _answer(found: Sequence[Trend]) -> Iterator[str]:
-    judged: dict[tuple[Any, ...], list[Trend]] = {}
-    for trend in (trend for trend in found if trend.levels):
-        judged.setdefault(trend.series.cell, []).append(trend)
+    judged = grouped((trend for trend in found if trend.levels), lambda trend: trend.series.cell)
     if not judged:
         yield f"Nothing can be told yet: no cell has {MIN_RUNS} runs of one unit and one method."
         return

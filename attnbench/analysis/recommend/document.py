@@ -42,6 +42,7 @@ from attnbench.analysis.summary.reasons import reasons
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.formats import FAR, digits, duration, size, times
+from attnbench.core.groups import grouped
 from attnbench.core.models import Model
 from attnbench.core.record import WRONG, Status
 from attnbench.core.text import count, listed, merged, one_line, some, template
@@ -209,11 +210,7 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
     if not found:
         yield NOTHING_MEASURED
     several = len({problem.case.dtype for problem in found}) > 1  # which do not compete with each other
-    groups: dict[tuple[str, int, str, str], list[Problem]] = {}
-    for problem in found:
-        case = problem.case
-        key = (problem.device, case.ranks, case.dtype if several else "", problem.model)
-        groups.setdefault(key, []).append(problem)
+    groups = grouped(found, lambda p: (p.device, p.case.ranks, p.case.dtype if several else "", p.model))
     for own in sorted(_plain_apart(groups.values()), key=lambda own: min(len(problem.special) for problem in own)):
         first, answered = own[0], [problem for problem in own if problem.use]
         devices = f"{first.case.ranks} x {first.device}" if first.case.ranks > 1 else first.device
@@ -242,9 +239,10 @@ def _none_right(found: Sequence[Problem]) -> str:
     """Return why problems have no candidate, of all backends or of those that were asked for."""
     if not any(problem.others_right for problem in found):
         return "no exact backend has a right figure"
-    groups: dict[tuple[Status, str], list[Cell]] = {}
-    for cell in (cell for problem in found for cell in problem.missing):
-        groups.setdefault((cell.status, template(one_line(cell.reason or ""))), []).append(cell)
+    groups = grouped(
+        (cell for problem in found for cell in problem.missing),
+        lambda cell: (cell.status, template(one_line(cell.reason or ""))),
+    )
     whys = []
     for (status, _), cells in groups.items():
         why = merged([one_line(cell.reason or "") for cell in cells])
@@ -361,9 +359,7 @@ def _interval_text(gain: Gain) -> str:
 
 def _tables(found: Sequence[Problem], short: bool = False) -> Iterator[Table]:
     """Yield a table for each device, model and step; in short one for all steps, whose rows name theirs."""
-    groups: dict[tuple[str, str, str], list[Problem]] = {}
-    for problem in found:
-        groups.setdefault((problem.device, problem.model, "" if short else problem.step), []).append(problem)
+    groups = grouped(found, lambda problem: (problem.device, problem.model, "" if short else problem.step))
     several = len({device for device, _, _ in groups}) > 1
     for number, ((device, model, _), own) in enumerate(groups.items(), start=1):
         steps = {problem.step for problem in own}

@@ -108,11 +108,8 @@ def _reduced(of: Reported) -> Places:
 def _in_some_rounds(of: Reported) -> Places:
     odd = [c for c in of.measured if len(c.ok) < len(c.rows)]
     other = next((row.record for c in odd for row in c.rows if not row.ok), None)
-    return in_cells(odd, ended=other and f"{case_names.ENDINGS[other.status]}: {_reason(other.reason)}")
-
-
-def _reason(reason: str | None) -> str:
-    return one_line(reason or "no reason given")
+    why = one_line((other and other.reason) or "no reason given")
+    return in_cells(odd, ended=other and f"{case_names.ENDINGS[other.status]}: {why}")
 
 
 def _memory_errors(of: Reported) -> Places:
@@ -174,10 +171,6 @@ def _drifts(of: Reported) -> list[tuple[float, Cell]]:
     """Return the cells that became slower, or faster, while they were measured, but where the host's time moves."""
     drifts = ((c.value("drift") or 0.0, c) for c in of.measured if not c.is_host_bound())
     return [(drift, c) for drift, c in drifts if abs(drift) > DRIFT]
-
-
-def _faster(of: Reported) -> Places:
-    return furthest([(-drift, c) for drift, c in _drifts(of) if drift < 0])
 
 
 def _slower(of: Reported) -> Iterator[dict[str, Any]]:
@@ -258,10 +251,6 @@ def _without_peak(of: Reported) -> Iterator[dict[str, Any]]:
         names = sorted({c.case.dtype for c in cells if c.run.environment.device.name == device})
         options = " ".join(f"--peak {name}=..." for name in names)
         yield {"dtypes": " or ".join(names), "device": device, "options": options}
-
-
-def _is_causal_window(cell: Cell) -> bool:
-    return cell.case.window_size != (None, None) and cell.case.causal
 
 
 INCOMPLETE: Rule[Any] = Rule(_incomplete, "Incomplete: {what}.", "{why}", "{todo}")
@@ -356,7 +345,7 @@ CAUTIONS: Sequence[Rule[Reported]] = (
     ),
     Rule(lambda of: rank_change(of.measured), *RANK_CHANGE),
     Rule(
-        _faster,
+        lambda of: furthest([(-drift, c) for drift, c in _drifts(of) if drift < 0]),
         "Still getting faster while measured: {cells}, by {most} at most: {cell.name}.",
         "They were not warm yet, so their medians are too slow.",
         "Give run a longer --warmup or --max-seconds.",
@@ -394,7 +383,7 @@ CAUTIONS: Sequence[Rule[Reported]] = (
         "Give the datasheet's dense TFLOP/s: {options}",
     ),
     Rule(
-        measured(lambda c: c.source.convention == "fa" and _is_causal_window(c)),
+        measured(lambda c: c.source.convention == "fa" and c.case.causal and c.case.window_size != (None, None)),
         "The fa convention ignores windows.",
         "TFLOP/s of causal sliding windows are far too high.",
         "Use --flops-convention exact.",
