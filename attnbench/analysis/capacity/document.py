@@ -75,7 +75,7 @@ def plan_document(run: Run) -> Document:
     for of in found:
         job = jobs[of.backend, of.case]
         start = _size(of, size_of(job.case, of.search.of))
-        where = start if not of.steps else "is done" if of.is_done else "goes on"
+        where = start if not of.tried else "is done" if of.is_done else "goes on"
         where = f"refused: {job.skip}" if job.skip else where
         data.append({"backend": of.backend, "forecast": size_of(job.case, of.search.of), "skip": job.skip})
         rows.append((_case(of), PASSES[of.case.direction], of.backend, where, format_bytes(job.forecast.nbytes)))
@@ -290,7 +290,7 @@ def _reasons(found: Sequence[Finding]) -> Iterator[Reason]:
 
 def _plot(of: Finding) -> Plot | None:
     """Return memory over size, both by logarithm; None for fewer than two sizes."""
-    points = [(size, nbytes) for size, record in of.steps if record.status == "ok" and (nbytes := memory(record))]
+    points = [(size, nbytes) for size, record in of.tried if record.status == "ok" and (nbytes := memory(record))]
     if len(points) < 2:
         return None
     (left, right), ys = (points[0][0], points[-1][0]), [nbytes for _, nbytes in points]
@@ -342,6 +342,6 @@ def _data(of: Finding) -> Mapping[str, Any]:
     growth = of.growth and {"a": of.growth.a, "b": of.growth.b, "c": of.growth.c, "name": of.growth.name}
     steps = [
         {"size": size, "status": record.status, "reason": record.reason, "bytes": memory(record)}
-        for size, record in of.steps
+        for size, record in of.tried
     ]
     return {**_row(of), "growth": growth, "steps": steps}

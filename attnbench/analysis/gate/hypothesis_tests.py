@@ -106,7 +106,7 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     off = (margin < np.abs(change)) & (np.abs(change) <= seen.largest)
     slow = np.array([_slow_rounds(t, mean) for t, mean in zip(tests, change, strict=True)])
     exact, known = seen.exact, seen.exact | (seen.freedom > 0)
-    parts = variance, seen.freedom, seen.between, seen.of_between, seen.step
+    parts = variance, seen.freedom, seen.between, seen.of_between, seen.tick
     error, joint = error_of(seen.weight, *parts)
     whole, of_whole = error_of(seen.weight, *parts, seen.joined, seen.of_joined)
     net = change - seen.common

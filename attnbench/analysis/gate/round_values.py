@@ -16,12 +16,12 @@ def round_values(metric: str, cell: Cell) -> dict[int, float]:
     return {n: value for n, value in cell.rounds(metric).items() if value > 0 or metric not in TIMED}
 
 
-def timer_step(cells: Iterable[Cell]) -> float:
+def timer_tick(cells: Iterable[Cell]) -> float:
     """Return the steps in which the timer counts, seconds, as the samples of some cells show it."""
-    return smallest_step([sample for row in cell.ok for sample in row.samples] for cell in cells)
+    return smallest_tick([sample for row in cell.ok for sample in row.samples] for cell in cells)
 
 
-def smallest_step(cells: Iterable[Sequence[float]]) -> float:
+def smallest_tick(cells: Iterable[Sequence[float]]) -> float:
     """Return the smallest difference between two readings of one cell, 0 where no two differ.
 
     Readings that differ by less than a millionth differ by rounding. A timer without steps has a smallest difference

@@ -15,7 +15,7 @@ class Rounds:
     margin: float  # relative: 0.03 is 3 %
     family: str = ""  # the tests of one family estimate their noise together; "" for a metric without noise
     paired: bool = False  # round i of one side belongs to round i of the other, and only their differences count
-    step: float = 0.0  # of the timer, relative to the value
+    tick: float = 0.0  # of the timer, relative to the value
     cached: bool = False  # the first round may fill a cache for the others, so that its jump is no speed of the cell
     earlier: tuple[Sequence[float], ...] = ()  # the rounds of further runs of the baseline
     control: bool = False  # no difference between the runs can have changed it

@@ -77,19 +77,19 @@ def document_of(found: Sequence[Trend], runs: Sequence[Run], request: Request, e
     """Return the document of what cells do."""
     shown = [trend for trend in found if every or trend.changed or trend.accepted]
     shown.sort(key=lambda trend: -abs(trend.change))
-    steps = events(found)
+    changed = events(found)
     rows = list(_rows(found))
     return Document(
         command="history",
         title=f"History of {count(len(runs), 'run')}",
         answer=(*disturbed.doubt(runs), *_answer(found)),
         machines=tuple(_machines(found)),
-        blocks=(*_events_table(steps, found), *_cells_table(shown, found), *_acknowledged_table(found)),
-        cautions=stated(CAUTIONS, Told(runs, found, steps, request)),
+        blocks=(*_events_table(changed, found), *_cells_table(shown, found), *_acknowledged_table(found)),
+        cautions=stated(CAUTIONS, Told(runs, found, changed, request)),
         notes=((Span(_note(found), "quiet"),),),
         verdict=_verdict(request, found),
         appendix=(Section("figures", "Figures over date", tuple(map(_plot, shown))),) if shown else (),
-        data={"cells": [_data(trend) for trend in found], "events": list(map(_event_data, steps))},
+        data={"cells": [_data(trend) for trend in found], "events": list(map(_event_data, changed))},
         rows=rows,
         columns=tuple(rows[0]) if rows else (),
     )
@@ -184,13 +184,13 @@ def _machines(found: Sequence[Trend]) -> Iterator[Machine]:
         yield Machine(device, f"{count(len(runs), 'run')}, {' to '.join(dates)}")
 
 
-def _events_table(steps: Sequence[Event], found: Sequence[Trend]) -> Iterator[Table]:
-    if not steps:
+def _events_table(changed: Sequence[Event], found: Sequence[Trend]) -> Iterator[Table]:
+    if not changed:
         return
     several = len({trend.series.device for trend in found}) > 1
     rows: list[tuple[Entry, ...]] = []
     lines: list[Line] = []
-    for event in steps:
+    for event in changed:
         who = some(event.cells, 2)
         unit, with_it = (event.device,) if several else (), "; ".join(event.with_it)
         cells = f"{len({trend.series.cell for trend, _ in event.changes})} of {event.judged}"
@@ -259,13 +259,13 @@ def _cells_table(shown: Sequence[Trend], found: Sequence[Trend]) -> Iterator[Tab
 
 def _ends(trend: Trend) -> tuple[float, float]:
     """Return the first level and the latest one, or the ends of a creep; single values of a short series."""
-    steps, values = trend.levels, [point.value for point in trend.series.points]
-    if steps is None:
+    levels, values = trend.levels, [point.value for point in trend.series.points]
+    if levels is None:
         return values[0], values[-1]
-    if steps.creep is None:
-        return steps.levels[steps.level_of(trend.since)], steps.levels[-1]
-    middle, half = stats.median(values), (steps.runs - 1) / 2
-    return middle * (1 + steps.creep) ** (trend.since - half), middle * (1 + steps.creep) ** half
+    if levels.creep is None:
+        return levels.levels[levels.level_of(trend.since)], levels.levels[-1]
+    middle, half = stats.median(values), (levels.runs - 1) / 2
+    return middle * (1 + levels.creep) ** (trend.since - half), middle * (1 + levels.creep) ** half
 
 
 def _pending(trend: Trend) -> str:
@@ -297,7 +297,7 @@ class Told:
 
     runs: Sequence[Run]
     found: Sequence[Trend]
-    steps: Sequence[Event]
+    events: Sequence[Event]
     request: Request
 
 
@@ -347,7 +347,7 @@ def _drifts(trend: Trend) -> bool:
 
 
 def _together(told: Told) -> Iterator[dict[str, Any]]:
-    for event in told.steps:
+    for event in told.events:
         if len(event.changes) > 1 and event.share >= TOGETHER:
             with_it = f"Between these runs {'; '.join(event.with_it)}." if event.with_it else FIT
             cells = len({trend.series.cell for trend, _ in event.changes})
@@ -451,9 +451,9 @@ def _plot(trend: Trend) -> Plot:
         )
         for place, point, half in zip(places, points, halves, strict=True)
     )
-    steps = trend.levels
-    ends = (*steps.starts[1:], len(points)) if steps else ()
-    lines = zip(steps.starts, ends, steps.levels, strict=True) if steps else ()
+    levels = trend.levels
+    ends = (*levels.starts[1:], len(points)) if levels else ()
+    lines = zip(levels.starts, ends, levels.levels, strict=True) if levels else ()
     title = f"{named(trend)}, {trend.series.device}: {signed(trend.change) if trend.changed else 'no change'}"
     return Plot(
         title,
@@ -467,9 +467,9 @@ def _plot(trend: Trend) -> Plot:
 def _rows(found: Sequence[Trend]) -> Iterator[dict[str, Any]]:
     """Yield a mapping for every cell and run, all with the same keys."""
     for trend in found:
-        steps = trend.levels
+        levels = trend.levels
         for place, point in enumerate(trend.series.points):
-            level = max(i for i, start in enumerate(steps.starts) if start <= place) if steps else None
+            level = max(i for i, start in enumerate(levels.starts) if start <= place) if levels else None
             yield {
                 "device": trend.series.device,
                 "backend": trend.series.backend,
@@ -480,25 +480,25 @@ def _rows(found: Sequence[Trend]) -> Iterator[dict[str, Any]]:
                 "metric": trend.series.metric,
                 "value": point.value,
                 "ci": point.half,
-                "level": steps.levels[level] if steps and level is not None else None,
-                "change_here": bool(steps and place in steps.starts[1:]),
+                "level": levels.levels[level] if levels and level is not None else None,
+                "change_here": bool(levels and place in levels.starts[1:]),
             }
 
 
 def _data(trend: Trend) -> dict[str, Any]:
     """Return a series for JSON: values in the metric's unit, and changes as fractions."""
-    steps, points, why = trend.levels, trend.series.points, dict(trend.accepted)
+    levels, points, why = trend.levels, trend.series.points, dict(trend.accepted)
     return {
         "cell": trend.name,
         "device": trend.series.device,
         "backend": trend.series.backend,
         "case": trend.series.case.key,
         "metric": trend.series.metric,
-        "change": trend.change if steps else None,
-        "creep": steps and steps.creep,
+        "change": trend.change if levels else None,
+        "creep": levels and levels.creep,
         "detectable": trend.detectable,
         "not_told": trend.alike,
-        "autocorrelation": trend.correlation if steps else None,
+        "autocorrelation": trend.correlation if levels else None,
         "pending": trend.pending and {**_run_data(trend.run(trend.pending.at)), "change": trend.pending.change},
         "changes": [
             {
@@ -506,12 +506,12 @@ def _data(trend: Trend) -> dict[str, Any]:
                 "good": _run_data(trend.run(c.first - 1)),
                 "bad": _run_data(trend.run(c.last)),
                 "change": c.change,
-                "ci": steps.half(number, number + 1),
+                "ci": levels.half(number, number + 1),
                 "acknowledged": why[c.at].reason if c.at in why else None,
             }
-            for number, c in enumerate(steps.changes)
+            for number, c in enumerate(levels.changes)
         ]
-        if steps
+        if levels
         else [],
         "points": [{**_run_data(p.run), "value": p.value, "ci": p.half} for p in points],
     }
