@@ -22,8 +22,7 @@ from other_noise import NONE, Other, add
 from attnbench.analysis.gate.hypothesis_tests import decide
 from attnbench.analysis.gate.judge import Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
-from attnbench.analysis.gate.round_values import smallest_tick
-from attnbench.analysis.gate.rounds import Rounds
+from attnbench.analysis.gate.rounds import Rounds, smallest_tick
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy

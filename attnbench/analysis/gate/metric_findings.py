@@ -11,8 +11,7 @@ from attnbench.analysis.gate.findings import Finding, full_name, signed
 from attnbench.analysis.gate.hypothesis_tests import MORE_ROUNDS, Decision, decide
 from attnbench.analysis.gate.margins import RULES, Margins
 from attnbench.analysis.gate.repeated_looks import decide_in_looks
-from attnbench.analysis.gate.round_values import round_values, timer_tick
-from attnbench.analysis.gate.rounds import Rounds
+from attnbench.analysis.gate.rounds import Rounds, round_values, timer_tick
 from attnbench.core import stats
 from attnbench.core.formats import percent
 from attnbench.core.text import count, listed
