@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from attnbench.analysis.claims.claim_file import ANY_GPU, ClaimFile, Figure, Setting
-from attnbench.analysis.claims.judge import Finding, Measured, Outcome, by_gpu, judge, outcome_of
+from attnbench.analysis.claims.findings import Finding, Measured, Outcome, by_gpu, judge, outcome_of
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.core.flops import CONVENTIONS
 from attnbench.core.formats import digits, percent, times

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attnbench.analysis.cautions import Rule, stated, when
+from attnbench.analysis.cluster.findings import Family, Model, Unit, models
 from attnbench.analysis.cluster.outliers import FALSE_ALARM, LEAST, TAIL
-from attnbench.analysis.cluster.units import Family, Model, Unit, models
 from attnbench.analysis.gate.findings import signed
 from attnbench.core import stats
 from attnbench.core.errors import EXIT_DONE, EXIT_INCONCLUSIVE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT

@@ -1,6 +1,6 @@
 """The `compare` command, for a person who buys hardware: run files -> machines -> speed, price and memory of each.
 
-    compare.py            the whole comparison as one value
+    findings.py           the whole comparison as one value
     machines.py           run files -> machines: which files are one, which rounds count, which libraries they used
     common_cells.py       the cells and cases that all machines measured, and what each machine lacks and why
     like_kernels.py       whether one backend ran like kernels on two machines

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attnbench.analysis.compare.common_cells import common
-from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.figures import Figures
+from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.longest_sequence import Fit
 from attnbench.analysis.compare.prices import Price
 from attnbench.analysis.compare.speed_ratio import EXACTLY_ONE, Ratio

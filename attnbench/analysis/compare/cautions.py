@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attnbench.analysis.cautions import Places, Rule, stated, when
-from attnbench.analysis.compare.compare import Comparison
+from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.machines import Machine, is_own_kernel, libraries
 from attnbench.analysis.compare.speed_ratio import ROUNDS, TABLE
 from attnbench.analysis.summary.cautions import RANK_CHANGE, rank_change

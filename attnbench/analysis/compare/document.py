@@ -14,8 +14,8 @@ from typing import Any
 from attnbench.analysis.compare.answer import answer
 from attnbench.analysis.compare.cautions import cautions, facts
 from attnbench.analysis.compare.common_cells import NOT_PLANNED
-from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.figures import Figures
+from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.compare.tables import tables

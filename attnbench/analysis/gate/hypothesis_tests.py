@@ -157,30 +157,19 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     shown = (verdicts, np.expm1(change), low, high, np.sqrt(seen.variance), known, seen.between, exact, tail)
     figures = (column.tolist() for column in shown)
     return [
-        _decision(seen, i, more.get(i), current.get(i), int(slow[i] * within[i]), off[i], common[i], *each)
+        _decision(seen, i, (more.get(i), current.get(i), int(slow[i] * within[i])), off[i], common[i], *each)
         for i, each in enumerate(zip(*figures, strict=True))
     ]
 
 
-def _decision(
-    seen: Noise,
-    i: int,
-    more: int | None,
-    more_current: int | None,
-    slow_rounds: int,
-    off: bool,
-    common: bool,
-    verdict: Verdict,
-    change: float,
-    low: float,
-    high: float,
-    noise: float,
-    known: bool,
-    between: float,
-    exact: bool,
-    beyond: float,
-) -> Decision:
-    """Return the decision of the test of this number, with what is told of an inconclusive one alone."""
+def _decision(seen: Noise, i: int, rounds: Sequence[int | None], off: bool, common: bool, *figures: Any) -> Decision:
+    """Return the decision of the test of this number, with what is told of an inconclusive one alone.
+
+    `rounds`: to add to either side, to add to the current run alone, and those that are slow; `figures`: as `decide`
+    has them.
+    """
+    verdict, change, low, high, noise, known, between, exact, beyond = figures
+    more, more_current, slow_rounds = rounds
     jumping, to_tell = seen.jumping.get(i, (0, more))
     is_open = verdict == "inconclusive"
     return Decision(
@@ -195,7 +184,7 @@ def _decision(
         jumping=jumping,
         level=None if exact or not known else 1 - 2 * beyond,
         jumped=int(seen.jumped[i]) if off and is_open else 0,
-        slow_rounds=slow_rounds if is_open else 0,
+        slow_rounds=(slow_rounds or 0) if is_open else 0,
         in_common=math.expm1(seen.common[i]) if common and is_open else None,
     )
 

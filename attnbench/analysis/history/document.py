@@ -14,8 +14,8 @@ from attnbench.analysis.gate.margins import RULES
 from attnbench.analysis.history.acknowledged import Acknowledgement
 from attnbench.analysis.history.change_tests import FALSE_ALARM, LEAST, MIN_RUNS, MOST
 from attnbench.analysis.history.events import Event, events, named
+from attnbench.analysis.history.findings import Trend, trends
 from attnbench.analysis.history.series import DEFAULT, in_order, without_figure
-from attnbench.analysis.history.trends import Trend, trends
 from attnbench.core import stats
 from attnbench.core.formats import percent
 from attnbench.core.groups import grouped

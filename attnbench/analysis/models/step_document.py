@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from attnbench.analysis.models.step_time import BOTH, StepTime, is_of, step_times, unmeasured
+from attnbench.analysis.models.findings import BOTH, StepTime, is_of, step_times, unmeasured
 from attnbench.analysis.summary.reasons import reasons
 from attnbench.core import formats
 from attnbench.core.case import DTYPES, Case

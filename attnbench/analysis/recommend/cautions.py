@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.analysis.cautions import Places, Rule, when
-from attnbench.analysis.models.step_time import unmeasured
+from attnbench.analysis.models.findings import unmeasured
 from attnbench.analysis.recommend import problem_names
-from attnbench.analysis.recommend.ranking import DEFAULTS, TRAINING, Problem
+from attnbench.analysis.recommend.findings import DEFAULTS, TRAINING, Problem
 from attnbench.analysis.summary.cautions import INCOMPLETE
 from attnbench.core.formats import duration, percent
 from attnbench.core.groups import grouped

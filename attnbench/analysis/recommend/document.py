@@ -19,14 +19,7 @@ from typing import Any
 from attnbench.analysis.cautions import stated
 from attnbench.analysis.recommend import problem_names
 from attnbench.analysis.recommend.cautions import CAUTIONS, DEFAULT, FACTS, PLANS, Asked, Recommended, why_unknown
-from attnbench.analysis.recommend.most_telling import (
-    FEW_CASES,
-    MOST_CASES,
-    MOST_MACHINES,
-    most_telling,
-    newest_machines,
-)
-from attnbench.analysis.recommend.ranking import (
+from attnbench.analysis.recommend.findings import (
     DEFAULTS,
     TRAINING,
     Candidate,
@@ -35,6 +28,13 @@ from attnbench.analysis.recommend.ranking import (
     answered_once,
     model_problems,
     problems,
+)
+from attnbench.analysis.recommend.most_telling import (
+    FEW_CASES,
+    MOST_CASES,
+    MOST_MACHINES,
+    most_telling,
+    newest_machines,
 )
 from attnbench.analysis.summary.answer import left_out
 from attnbench.analysis.summary.machine_summary import machines

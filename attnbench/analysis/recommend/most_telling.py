@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from attnbench.analysis.recommend.ranking import Problem, least_special
+from attnbench.analysis.recommend.findings import Problem, least_special
 from attnbench.core.groups import grouped
 from attnbench.results import case_names
 from attnbench.results.cells import Machine

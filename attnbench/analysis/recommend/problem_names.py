@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from attnbench.analysis.recommend.ranking import Problem
+from attnbench.analysis.recommend.findings import Problem
 from attnbench.core.groups import grouped
 from attnbench.results import case_names
 from attnbench.results.case_names import AXES

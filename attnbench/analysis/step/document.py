@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnbench.analysis.cautions import Places, Rule, stated, when
-from attnbench.analysis.step.gain import FASTER, Timed, amdahl, timed_steps
+from attnbench.analysis.step.findings import FASTER, Timed, amdahl, timed_steps
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.analysis.summary.reasons import reasons
 from attnbench.core.case import Case

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from attnbench.analysis.models.step_time import BOTH, step_times
+from attnbench.analysis.models.findings import BOTH, step_times
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.groups import grouped
