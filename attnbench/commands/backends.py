@@ -70,7 +70,7 @@ def backends(
 
 def _here(pythons: Sequence[str]) -> Document:
     """Return what runs on the device of this machine."""
-    from attnbench.analysis.backends.available import Row, document
+    from attnbench.analysis.backends.document import Row, document
     from attnbench.backends import BACKENDS, available, load
     from attnbench.report.progress.progress_line import ProgressLine
     from attnbench.run.device_probe import DeviceProbe

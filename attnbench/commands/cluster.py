@@ -125,7 +125,7 @@ def report(
     wanted = output_to.wanted()
     ends_with_its_reader()
     from attnbench.analysis.cluster.document import document, exit_code
-    from attnbench.analysis.cluster.units import models
+    from attnbench.analysis.cluster.findings import models
 
     runs = _named(results)
     if all(run.search for _, run in runs):

@@ -92,8 +92,8 @@ def compare(
     read = read_runs(results)
     results, runs = [path for path, _ in read], [run for _, run in read]
 
-    from attnbench.analysis.compare.compare import compare as compared
     from attnbench.analysis.compare.document import document
+    from attnbench.analysis.compare.findings import compare as compared
 
     comparison = compared(results, runs, to, name or (), price or (), workload, energy_price, pue)
     for why in comparison.machines_left_out.values():

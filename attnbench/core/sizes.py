@@ -203,3 +203,8 @@ def format_duration(seconds: float) -> str:
         return f"{whole}s"
     minutes, rest = divmod(whole, 60)
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return the seconds of a call: 8.1 ms, 2.3s."""
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else format_duration(seconds)

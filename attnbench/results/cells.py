@@ -371,6 +371,11 @@ def why_no_winner(
     return doubt(contests, name, lambda cell: cell.half_interval("latency"))
 
 
+def runs_of(cells: Iterable[Cell]) -> list[Run]:
+    """Return the runs that measured some cells, each once."""
+    return [*{id(cell.run): cell.run for cell in cells}.values()]
+
+
 def by_key(cells: Iterable[Cell]) -> dict[Key, Cell]:
     return {cell.key: cell for cell in cells}
 

@@ -12,13 +12,13 @@ from report_text import report, shown
 from attnbench.analysis.baseline.document import shown as baselines_shown
 from attnbench.analysis.baseline.reduce_run import reduced
 from attnbench.analysis.check.document import document as check_document
-from attnbench.analysis.compare.compare import compare
 from attnbench.analysis.compare.document import document as compare_document
+from attnbench.analysis.compare.findings import compare
 from attnbench.analysis.compare.longest_sequence import longest_sequences
 from attnbench.analysis.compare.machines import machines
 from attnbench.analysis.gate.judge import Request, judge
-from attnbench.analysis.models.step_time import step_times
-from attnbench.analysis.recommend.ranking import problems
+from attnbench.analysis.models.findings import step_times
+from attnbench.analysis.recommend.findings import problems
 from attnbench.analysis.summary import one_cell
 from attnbench.core.models import find
 from attnbench.core.record import Approximation, Run

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from attnbench.analysis.backends.available import Row, document
+from attnbench.analysis.backends.document import Row, document
 from attnbench.report import json_and_csv, markdown, terminal
 
 FA2 = "pip install 'attnbench[fa2]'"

@@ -18,7 +18,7 @@ from attnbench.analysis.baseline import baseline_files, document
 from attnbench.analysis.baseline.reduce_run import KEPT, reduced
 from attnbench.analysis.gate.judge import Request, judge
 from attnbench.analysis.gate.margins import RULES
-from attnbench.analysis.gate.round_values import round_values
+from attnbench.analysis.gate.rounds import round_values
 from attnbench.analysis.summary.cautions import cautions
 from attnbench.commands.baseline import app
 from attnbench.core.errors import UserError

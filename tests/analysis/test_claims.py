@@ -9,7 +9,7 @@ import pytest
 import builders
 from attnbench.analysis.claims import claim_file
 from attnbench.analysis.claims.document import document
-from attnbench.analysis.claims.judge import Finding, by_gpu, judge, outcome_of
+from attnbench.analysis.claims.findings import Finding, by_gpu, judge, outcome_of
 from attnbench.core.errors import UserError
 from attnbench.core.flops import flops
 from attnbench.core.record import Record

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from attnbench.analysis.claims import claim_file
-from attnbench.analysis.claims.judge import Finding, by_gpu, judge
+from attnbench.analysis.claims.findings import Finding, by_gpu, judge
 from attnbench.results import run_file
 from attnbench.results.cells import cells
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attnbench.analysis.cluster.document import document, exit_code
-from attnbench.analysis.cluster.units import models
+from attnbench.analysis.cluster.findings import models
 from attnbench.core.machine import Device
 from attnbench.core.record import Run
 from attnbench.report import json_and_csv, markdown

@@ -14,8 +14,8 @@ import pytest
 from attnbench.analysis.compare.answer import answer, fit_text, length_text
 from attnbench.analysis.compare.cautions import cautions
 from attnbench.analysis.compare.common_cells import NOT_PLANNED, NOT_RUN
-from attnbench.analysis.compare.compare import Comparison, compare
 from attnbench.analysis.compare.figures import Figures
+from attnbench.analysis.compare.findings import Comparison, compare
 from attnbench.analysis.compare.longest_sequence import Fit
 from attnbench.analysis.compare.tables import tables
 from attnbench.core import flops

@@ -18,8 +18,8 @@ from rich.console import Console
 from attnbench.analysis.baseline.reduce_run import reduced
 from attnbench.analysis.compare.answer import answer
 from attnbench.analysis.compare.cautions import cautions
-from attnbench.analysis.compare.compare import Comparison, compare
 from attnbench.analysis.compare.document import document
+from attnbench.analysis.compare.findings import Comparison, compare
 from attnbench.analysis.compare.tables import tables
 from attnbench.core.machine import Device
 from attnbench.core.record import Run

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from attnbench.analysis.compare import prices
 from attnbench.analysis.compare.answer import answer
 from attnbench.analysis.compare.cautions import cautions
-from attnbench.analysis.compare.compare import compare
+from attnbench.analysis.compare.findings import compare
 from attnbench.analysis.compare.machines import Machine, machines, named, parse_names, reference
 from attnbench.analysis.compare.money import Offer, for_the_money, worth_below
 from attnbench.analysis.compare.speed_ratio import Ratio

@@ -12,7 +12,7 @@ import pytest
 
 from attnbench.analysis.compare import requests
 from attnbench.analysis.compare.answer import answer
-from attnbench.analysis.compare.compare import Comparison, compare
+from attnbench.analysis.compare.findings import Comparison, compare
 from attnbench.analysis.compare.machines import File, machine_of
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attnbench.analysis.compare.answer import answer as sentences
-from attnbench.analysis.compare.compare import Comparison, compare
+from attnbench.analysis.compare.findings import Comparison, compare
 from attnbench.analysis.compare.workload import MeasuredPart, MeasuredWorkload, load
 from attnbench.core import flops
 from attnbench.core.errors import UserError

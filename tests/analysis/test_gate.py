@@ -17,7 +17,7 @@ from attnbench.analysis.gate.findings import full_name, interval, signed
 from attnbench.analysis.gate.hypothesis_tests import Decision
 from attnbench.analysis.gate.judge import Judgement, Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
-from attnbench.analysis.gate.round_values import round_values
+from attnbench.analysis.gate.rounds import round_values
 from attnbench.core.errors import UserError
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record, Run

@@ -14,8 +14,7 @@ from attnbench.analysis.gate.disturbed_rounds import disturbed_rounds
 from attnbench.analysis.gate.hypothesis_tests import Decision, decide
 from attnbench.analysis.gate.judge import Judgement, Request, judge
 from attnbench.analysis.gate.margins import UNITS, Margins, between_units
-from attnbench.analysis.gate.round_values import smallest_step
-from attnbench.analysis.gate.rounds import Rounds
+from attnbench.analysis.gate.rounds import Rounds, smallest_tick
 from attnbench.analysis.gate.two_speeds import CHANCE, Jump, chance, jump, largest_possible, rounds_that_tell
 from attnbench.core.record import Record, Run
 from attnbench.results import run_file
@@ -173,14 +172,14 @@ def test_what_ties_stays_exact_where_all_cells_moved() -> None:
 def test_the_step_of_a_timer_is_found_in_its_readings() -> None:
     rng = random.Random(3)
     ticks = [[3e-6 * round(value / 3e-6 + rng.gauss(0, 2)) for _ in range(50)] for value in (4e-5, 1e-3, 0.2)]
-    assert smallest_step(ticks) == pytest.approx(3e-6)
-    assert smallest_step([[rng.gauss(1e-3, 1e-5) for _ in range(200)]]) < 1e-7
-    assert smallest_step([[1.0] * 5, [2.0] * 5]) == 0
+    assert smallest_tick(ticks) == pytest.approx(3e-6)
+    assert smallest_tick([[rng.gauss(1e-3, 1e-5) for _ in range(200)]]) < 1e-7
+    assert smallest_tick([[1.0] * 5, [2.0] * 5]) == 0
 
 
 def test_ties_are_no_certainty_where_a_timer_rounds() -> None:
     def of(step: float) -> str:
-        return decide([Rounds([0.0] * 5, [0.06] * 5, 0.03, "latency", step=step)] * 100)[0].verdict
+        return decide([Rounds([0.0] * 5, [0.06] * 5, 0.03, "latency", tick=step)] * 100)[0].verdict
 
     assert (of(0.0), of(0.01), of(0.06)) == ("regressed", "regressed", "inconclusive")
 

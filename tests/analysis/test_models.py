@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.models import document, step_document, step_time
+from attnbench.analysis.models import document, findings, step_document
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.models import MODELS, find
@@ -38,7 +38,7 @@ def cells(records: Iterable[Record]) -> list[Cell]:
 def test_a_step_has_each_kind_of_layers_as_often_as_the_model() -> None:
     local, everywhere = cases()
     of_both = [measured(local, "triton", 1e-3), measured(everywhere, "triton", 2e-3)]
-    (step,) = step_time.step_times(cells([*of_both, measured(local, "eager", 1e-3)]), GEMMA, 1)
+    (step,) = findings.step_times(cells([*of_both, measured(local, "eager", 1e-3)]), GEMMA, 1)
     assert (step.backend, step.direction) == ("triton", "fwd")
     assert step.seconds == pytest.approx(21 * 1e-3 + 21 * 2e-3)
     assert step.uncertainty is not None
@@ -50,11 +50,11 @@ def test_forward_and_backward_are_added() -> None:
     records = [
         measured(case, "triton", {"fwd": 1e-3, "bwd": 3e-3}[case.direction], plan=1e-4) for case in cases(phase="train")
     ]
-    steps = {step.direction: step for step in step_time.step_times(cells(records), GEMMA, 1)}
+    steps = {step.direction: step for step in findings.step_times(cells(records), GEMMA, 1)}
     assert {name: round(step.seconds / 42, 9) for name, step in steps.items()} == {
         "fwd": 1e-3,
         "bwd": 3e-3,
-        step_time.BOTH: 4e-3,
+        findings.BOTH: 4e-3,
     }
     assert steps["fwd"].plan == pytest.approx(2e-4), "one plan for each kind of layers, whatever their number"
 
@@ -70,9 +70,9 @@ def test_plans_are_shown_apart() -> None:
 
 def test_sizes_of_another_share_or_model_are_not_of_the_step() -> None:
     records = [measured(case, "triton", 1e-3) for case in cases(tp=2)]
-    assert step_time.step_times(cells(records), GEMMA, 1) == []
-    assert len(step_time.step_times(cells(records), GEMMA, 2)) == 1
-    assert step_time.step_times(cells(records), find("llama-3.1-8b"), 1) == []
+    assert findings.step_times(cells(records), GEMMA, 1) == []
+    assert len(findings.step_times(cells(records), GEMMA, 2)) == 1
+    assert findings.step_times(cells(records), find("llama-3.1-8b"), 1) == []
 
 
 def test_the_document_says_the_fastest_and_marks_ties() -> None:
@@ -114,7 +114,7 @@ def test_decode_steps_over_pages() -> None:
     records = [
         measured(case, "triton", 1e-4) for case in cases(phase="decode", axes={"page_size": "16", "batch": "32"})
     ]
-    (step,) = step_time.step_times(cells(records), GEMMA, 1)
+    (step,) = findings.step_times(cells(records), GEMMA, 1)
     assert (step.case.page_size, step.case.shape.batch, step.case.shape.seqlen_q) == (16, 32, 1)
 
 

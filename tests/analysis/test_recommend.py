@@ -16,7 +16,7 @@ import pytest
 import builders
 from attnbench.analysis.recommend.asked_for import asked_for
 from attnbench.analysis.recommend.document import COLUMNS, document
-from attnbench.analysis.recommend.ranking import TRAINING, Problem, model_problems, problems
+from attnbench.analysis.recommend.findings import TRAINING, Problem, model_problems, problems
 from attnbench.backends import BACKENDS
 from attnbench.core.case import sizes_of
 from attnbench.core.errors import UserError
@@ -308,7 +308,7 @@ def test_real_runs_of_an_h100_and_an_h200() -> None:
 
 
 def test_every_default_ships() -> None:
-    from attnbench.analysis.recommend.ranking import DEFAULTS
+    from attnbench.analysis.recommend.findings import DEFAULTS
 
     assert {*DEFAULTS} <= {*BACKENDS}
 

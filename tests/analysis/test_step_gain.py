@@ -9,7 +9,7 @@ import pytest
 
 import builders
 from attnbench.analysis.step.document import document
-from attnbench.analysis.step.gain import Timed, amdahl
+from attnbench.analysis.step.findings import Timed, amdahl
 from attnbench.core.case import Case, Shape
 from attnbench.core.record import Record, Run
 

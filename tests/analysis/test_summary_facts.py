@@ -85,7 +85,7 @@ def test_the_cross_check() -> None:
         "in 1 shorter cell; tracing costs 0%, 3% at most.",
     ]
     made = run(records)
-    assert cautions(cells([made]), [made]) == []
+    assert not cautions(cells([made]), [made])
     odd = run([*records, turns("triton", 1e-3, 1e-3, 0.9e-3, 16384)])
     text = "\n".join(map(str, cautions(cells([odd]), [odd])))
     assert (

@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from attnbench.analysis.gate.round_values import round_values
+from attnbench.analysis.gate.rounds import round_values
 from attnbench.core import stats
 from attnbench.results import run_file
 from attnbench.results.cells import cells

@@ -35,7 +35,7 @@ from planted import VARIABLE
 from attnbench.analysis.gate.findings import Finding
 from attnbench.analysis.gate.judge import Judgement, Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
-from attnbench.analysis.gate.round_values import round_values
+from attnbench.analysis.gate.rounds import round_values
 from attnbench.core import stats
 from attnbench.core.errors import EXIT_REGRESSION
 from attnbench.core.record import Run

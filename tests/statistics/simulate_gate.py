@@ -22,8 +22,7 @@ from other_noise import NONE, Other, add
 from attnbench.analysis.gate.hypothesis_tests import decide
 from attnbench.analysis.gate.judge import Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
-from attnbench.analysis.gate.round_values import smallest_step
-from attnbench.analysis.gate.rounds import Rounds
+from attnbench.analysis.gate.rounds import Rounds, smallest_tick
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
@@ -66,14 +65,14 @@ Decider = Callable[[Sequence[np.ndarray], Scenario, np.random.Generator], Found]
 
 def by_values(runs: Sequence[np.ndarray], s: Scenario, _: np.random.Generator) -> Found:
     """Return the verdict of each cell and its interval, and whether anything else was called a regression."""
-    tick = smallest_step(np.exp(np.concatenate(runs, axis=1)).tolist()) if s.other.quantum else 0.0
+    tick = smallest_tick(np.exp(np.concatenate(runs, axis=1)).tolist()) if s.other.quantum else 0.0
     tests = [
         Rounds(
             x,
             y,
             s.margin,
             "latency",
-            step=tick / math.exp(x[0]),
+            tick=tick / math.exp(x[0]),
             earlier=tuple(more),
             control=i >= s.cells - s.controls,
         )

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from attnbench.analysis.capacity.findings import Finding, findings, memory
-from attnbench.core.case import Case
+from attnbench.core.groups import grouped
 from attnbench.core.record import Run, Search
-from attnbench.core.sizes import format_bytes, format_duration, format_size
+from attnbench.core.sizes import format_bytes, format_duration, format_seconds, format_size
 from attnbench.core.text import count, some
 from attnbench.report.document import (
     Caution,
@@ -75,7 +75,7 @@ def plan_document(run: Run) -> Document:
     for of in found:
         job = jobs[of.backend, of.case]
         start = _size(of, size_of(job.case, of.search.of))
-        where = start if not of.steps else "is done" if of.is_done else "goes on"
+        where = start if not of.tried else "is done" if of.is_done else "goes on"
         where = f"refused: {job.skip}" if job.skip else where
         data.append({"backend": of.backend, "forecast": size_of(job.case, of.search.of), "skip": job.skip})
         rows.append((_case(of), PASSES[of.case.direction], of.backend, where, format_bytes(job.forecast.nbytes)))
@@ -94,11 +94,8 @@ def _answers(found: Sequence[Finding]) -> Iterator[str]:
     calls: dict[tuple[Any, ...], set[float]] = {}  # limits of a call, of searches that differ in nothing else
     for of in found:
         calls.setdefault((of.run.environment.device.name, of.case, of.search.memory), set()).add(of.search.call_limit)
-    groups: dict[tuple[str, Case, Search], list[Finding]] = {}
-    for alike in _by_limits(found):
-        for of in alike:
-            limits = replace(of.search, what="")
-            groups.setdefault((of.run.environment.device.name, of.case, limits), []).append(of)
+    in_order = [of for alike in _by_limits(found) for of in alike]
+    groups = grouped(in_order, lambda of: (of.run.environment.device.name, of.case, replace(of.search, what="")))
     for (device, case, search), members in groups.items():
         what = members[0].search.what or _case(members[0])
         best = max(members, key=lambda of: of.largest or 0)
@@ -119,10 +116,7 @@ def _answers(found: Sequence[Finding]) -> Iterator[str]:
 
 def _by_limits(found: Sequence[Finding]) -> list[list[Finding]]:
     """Return the findings by what is searched and its limits, as sizes under unlike limits do not compare."""
-    alike: dict[tuple[Any, ...], list[Finding]] = {}
-    for of in found:
-        alike.setdefault((of.search.of, of.search.memory, of.search.call_limit), []).append(of)
-    return [*alike.values()]
+    return [*grouped(found, lambda of: (of.search.of, of.search.memory, of.search.call_limit)).values()]
 
 
 def _tables(found: Sequence[Finding]) -> Iterator[Table]:
@@ -255,11 +249,6 @@ def tokens(of: Finding) -> int:
     return largest * (shape.seqlen_k if of.search.of == "batch" else shape.batch)
 
 
-def format_seconds(seconds: float) -> str:
-    """Return the seconds of a call: 8.1 ms, 2.3s."""
-    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else format_duration(seconds)
-
-
 def _size(of: Finding, size: int | None) -> str:
     if size is None:
         return "nothing"
@@ -290,11 +279,8 @@ def _who(of: Finding) -> str:
 
 def _reasons(found: Sequence[Finding]) -> Iterator[Reason]:
     """Yield what stopped each search; searches that stopped for one reason share a line."""
-    groups: dict[tuple[str, str], list[Finding]] = {}
-    for of in found:
-        if of.reason and of.limit != "wrong":
-            groups.setdefault((of.limit, of.reason), []).append(of)
-    for (limit, reason), alike in groups.items():
+    stopped = [of for of in found if of.reason and of.limit != "wrong"]
+    for (limit, reason), alike in grouped(stopped, lambda of: (of.limit, of.reason)).items():
         named = (
             f"{_who(of)}{f' at {_size(of, of.next)}' if of.next and limit != 'refused' else ''}{_in_memory(of)}"
             for of in alike
@@ -304,7 +290,7 @@ def _reasons(found: Sequence[Finding]) -> Iterator[Reason]:
 
 def _plot(of: Finding) -> Plot | None:
     """Return memory over size, both by logarithm; None for fewer than two sizes."""
-    points = [(size, nbytes) for size, record in of.steps if record.status == "ok" and (nbytes := memory(record))]
+    points = [(size, nbytes) for size, record in of.tried if record.status == "ok" and (nbytes := memory(record))]
     if len(points) < 2:
         return None
     (left, right), ys = (points[0][0], points[-1][0]), [nbytes for _, nbytes in points]
@@ -356,6 +342,6 @@ def _data(of: Finding) -> Mapping[str, Any]:
     growth = of.growth and {"a": of.growth.a, "b": of.growth.b, "c": of.growth.c, "name": of.growth.name}
     steps = [
         {"size": size, "status": record.status, "reason": record.reason, "bytes": memory(record)}
-        for size, record in of.steps
+        for size, record in of.tried
     ]
     return {**_row(of), "growth": growth, "steps": steps}

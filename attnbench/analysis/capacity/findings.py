@@ -38,7 +38,7 @@ class Finding:
     limit: Limit  # what stops it; "not reached" where nothing did yet
     reason: str
     is_done: bool
-    steps: Sequence[tuple[int, Record]]  # by size
+    tried: Sequence[tuple[int, Record]]  # by size
     growth: Growth | None
 
     @property

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from attnbench.analysis.claims.claim_file import ANY_GPU, ClaimFile, Figure, Setting
-from attnbench.analysis.claims.judge import Finding, Measured, Outcome, by_gpu, judge, outcome_of
+from attnbench.analysis.claims.findings import Finding, Measured, Outcome, by_gpu, judge, outcome_of
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.core.flops import CONVENTIONS
 from attnbench.core.formats import digits, percent, times
+from attnbench.core.groups import grouped
 from attnbench.core.record import Run
 from attnbench.core.text import count, one_line, some
 from attnbench.report.document import Column, Document, Entry, Reason, Span, Style, Table
@@ -130,9 +131,7 @@ def _off(finding: Finding) -> str:
 
 def _tables(settings: Sequence[Setting], judged: dict[str, dict[str, list[Finding]]]) -> Iterator[Table]:
     """Yield a table for each source: a row for each figure, with the columns of each GPU."""
-    papers: dict[str, list[Setting]] = {}
-    for setting in settings:
-        papers.setdefault(setting.paper, []).append(setting)
+    papers = grouped(settings, lambda setting: setting.paper)
     for paper, own in papers.items():
         rows = [row for setting in own for row in _rows(setting, judged)]
         if not rows:

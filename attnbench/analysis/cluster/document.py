@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from attnbench.analysis.cautions import Rule, stated, when
+from attnbench.analysis.cluster.findings import Family, Model, Unit, models
 from attnbench.analysis.cluster.outliers import FALSE_ALARM, LEAST, TAIL
-from attnbench.analysis.cluster.units import Family, Model, Unit, models
 from attnbench.analysis.gate.findings import signed
 from attnbench.core import stats
 from attnbench.core.errors import EXIT_DONE, EXIT_INCONCLUSIVE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT
 from attnbench.core.formats import megahertz, percent
+from attnbench.core.groups import grouped
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
 from attnbench.report.document import (
-    Caution,
     Column,
     Document,
     Dot,
@@ -27,7 +28,6 @@ from attnbench.report.document import (
     Table,
     Verdict,
 )
-from attnbench.results.cells import Cell, Key
 from attnbench.results.disturbed import doubt
 from attnbench.results.run_setup import differences
 
@@ -59,8 +59,8 @@ def document(files: Sequence[tuple[str, Run]]) -> Document:
         answer=(*doubt([run for _, run in files]), *_answer(found)),
         machines=tuple(_machine(model) for model in found),
         blocks=tuple(_table(number, model) for number, model in enumerate(found, start=1)),
-        cautions=tuple(_cautions(found)),
-        facts=tuple(_facts(found)),
+        cautions=stated(CAUTIONS, found),
+        facts=stated(FACTS, found),
         notes=((Span(_note(found), "quiet"),),),
         verdict=_verdict(found, f"of {units}, {of_models}{setups}"),
         appendix=tuple(_figures(found)),
@@ -150,7 +150,10 @@ def _answer(found: Sequence[Model]) -> Iterator[str]:
     for model in found:
         where, units = f" of {model.label}" if len(found) > 1 else "", count(len(model.judged), "unit")
         outliers, far = (
-            sorted(((unit, own) for unit in model.units if (own := which(unit))), key=lambda one: -_most(one[1]))
+            sorted(
+                ((unit, own) for unit in model.units if (own := which(unit))),
+                key=lambda one: -max(map(abs, one[1].values())),
+            )
             for which in (model.outlying, model.far_off)
         )
         if model.judged and not outliers and not far:
@@ -172,26 +175,17 @@ def _latencies(off: Mapping[Family, float]) -> str:
     return ", ".join(f"{signed(stats.expm1(by))} latency in {family}" for family, by in off.items())
 
 
-def _most(off: Mapping[Family, float]) -> float:
-    return max(map(abs, off.values()), default=0.0)
-
-
 def _shared_wrong(found: Sequence[Model]) -> Iterator[str]:
     """Yield what is said of wrong results that no other unit of the same model and setup computed right."""
-    wrong: dict[Key, list[tuple[Unit, Cell]]] = {}
-    for model in found:
-        for unit in model.units:
-            alone = model.alone_wrong(unit)
-            for cell in unit.wrong:
-                if cell not in alone:
-                    wrong.setdefault(cell.key, []).append((unit, cell))
+    units = [(model, unit) for model in found for unit in model.units]
+    shared = [(unit, cell) for model, unit in units for cell in unit.wrong if cell not in model.alone_wrong(unit)]
     cells: dict[str, set[str]] = {sentence: set() for sentence in SHARED_WRONG}
-    for key, places in wrong.items():
-        name, units = places[0][1].name, {unit.id: unit.where(cell) for unit, cell in reversed(places)}
+    for key, places in grouped(shared, lambda pair: pair[1].key).items():
+        name, where = places[0][1].name, {unit.id: unit.where(cell) for unit, cell in reversed(places)}
         if right := frozenset[str]().union(*(model.right(key) for model in found)):
-            cells[SAME_UNIT if right <= units.keys() else OTHER_SETUP].add(name)
-        elif len(units) == 1:
-            cells[ONLY_UNIT].add(f"{name} on {some(units.values())}")
+            cells[SAME_UNIT if right <= where.keys() else OTHER_SETUP].add(name)
+        elif len(where) == 1:
+            cells[ONLY_UNIT].add(f"{name} on {some(where.values())}")
         else:
             common = frozenset.intersection(*(unit.cards(cell) for unit, cell in places))
             cells[COMMON_CARD if common else EVERY_UNIT].add(name)
@@ -305,56 +299,84 @@ def _readings(unit: Unit) -> dict[str, Any]:
     }
 
 
-def _cautions(found: Sequence[Model]) -> Iterator[Caution]:
+def _memory_errors(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
     for model in found:
-        if ecc := [unit.name for unit in model.units if any(record.ecc_errors for record in unit.records)]:
-            yield Caution(
-                f"Uncorrected memory errors (ECC) on {some(ecc)}.",
-                "What such a unit computes cannot be trusted.",
-                "Reset it, test its memory, and replace it if they come again.",
-            )
+        names = [unit.name for unit in model.units if any(record.ecc_errors for record in unit.records)]
+        yield from when(names, names=some(names))
+
+
+def _not_pooled(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
     first = {model.run.environment.device.name: model for model in reversed(found)}
     for model in found:
         most = first[model.run.environment.device.name]
         if model is not most:
-            names = some([unit.name for unit in model.units])
-            what = "; ".join(differences(most.run, model.run)[:3])
-            yield Caution(
-                f"Not pooled with {count(len(most.units), 'unit')} of the same model: {names}: {what}.",
-                "Figures of unlike setups are not comparable.",
-                "Set them up alike, and measure them again.",
-            )
+            names, what = [unit.name for unit in model.units], differences(most.run, model.run)[:3]
+            yield {"units": count(len(most.units), "unit"), "names": some(names), "what": "; ".join(what)}
+
+
+def _measured_again(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
     for model in found:
-        if again := [f"{unit.files[0]} ({len(unit.runs)} files)" for unit in model.units if len(unit.runs) > 1]:
-            yield Caution(
-                f"Measured more than once, by the UUID: {some(again)}.",
-                "The files of a unit are joined; where each file was to be of another GPU, one was left out.",
-            )
+        again = [f"{unit.files[0]} ({len(unit.runs)} files)" for unit in model.units if len(unit.runs) > 1]
+        yield from when(again, names=some(again))
+
+
+def _without_uuid(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
     for model in found:
         unknown = [unit.name for unit in model.units if not unit.uuid]
-        if len(unknown) > 1:
-            yield Caution(
-                f"Without a UUID, so that two of them may be one unit: {some(unknown)}.",
-                "Each file counts as a unit of its own.",
-            )
+        yield from when(len(unknown) > 1, names=some(unknown))
+
+
+def _lacking(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
     for model in found:
         compared = {key for keys in model.families.values() for key in keys}
-        if short := [unit.name for unit in model.units if unit.latencies and not compared <= {*unit.latencies}]:
-            yield Caution(f"Some cells have no figure on {some(short)}.", todo="attnbench report FILE says why.")
+        short = [unit.name for unit in model.units if unit.latencies and not compared <= {*unit.latencies}]
+        yield from when(short, names=some(short))
 
 
-def _facts(found: Sequence[Model]) -> Iterator[Caution]:
+def _limits_of_models(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
     for model in found:
         for family, judged in model.judgements.items():
             if judged:
-                units = count(len(model.units), "unit")
+                told = {"model": model, "family": family, "units": count(len(model.units), "unit")}
+                told |= {"deviation": percent(judged.deviation), "own": percent(judged.own_share)}
                 far = "" if judged.far == judged.threshold else f"is far off beyond {_limits(judged.far)}, and "
-                yield Caution(
-                    f"{model.label}, {family}: units differ by {percent(judged.deviation)} (standard deviation, "
-                    f"{percent(judged.own_share)} from these units, the rest from the table: {model.spread}).",
-                    f"With {units} one {far}stands out beyond {_limits(judged.threshold)}; one that is slower by "
-                    f"{percent(stats.expm1(judged.found))} stands out 19 times of 20.",
-                )
+                limits, slower = _limits(judged.threshold), percent(stats.expm1(judged.found))
+                yield {**told, "far": far, "limits": limits, "slower": slower}
+
+
+CAUTIONS: Sequence[Rule[Sequence[Model]]] = (
+    Rule(
+        _memory_errors,
+        "Uncorrected memory errors (ECC) on {names}.",
+        "What such a unit computes cannot be trusted.",
+        "Reset it, test its memory, and replace it if they come again.",
+    ),
+    Rule(
+        _not_pooled,
+        "Not pooled with {units} of the same model: {names}: {what}.",
+        "Figures of unlike setups are not comparable.",
+        "Set them up alike, and measure them again.",
+    ),
+    Rule(
+        _measured_again,
+        "Measured more than once, by the UUID: {names}.",
+        "The files of a unit are joined; where each file was to be of another GPU, one was left out.",
+    ),
+    Rule(
+        _without_uuid,
+        "Without a UUID, so that two of them may be one unit: {names}.",
+        "Each file counts as a unit of its own.",
+    ),
+    Rule(_lacking, "Some cells have no figure on {names}.", todo="attnbench report FILE says why."),
+)
+FACTS: Sequence[Rule[Sequence[Model]]] = (
+    Rule(
+        _limits_of_models,
+        "{model.label}, {family}: units differ by {deviation} (standard deviation, {own} from these units, the rest "
+        "from the table: {model.spread}).",
+        "With {units} one {far}stands out beyond {limits}; one that is slower by {slower} stands out 19 times of 20.",
+    ),
+)
 
 
 def _note(found: Sequence[Model]) -> str:

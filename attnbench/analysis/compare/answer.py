@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attnbench.analysis.compare.common_cells import common
-from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.figures import Figures
-from attnbench.analysis.compare.longest_sequence import Fit, LongestSequence
+from attnbench.analysis.compare.findings import Comparison
+from attnbench.analysis.compare.longest_sequence import Fit
 from attnbench.analysis.compare.prices import Price
 from attnbench.analysis.compare.speed_ratio import EXACTLY_ONE, Ratio
 from attnbench.core import stats
@@ -335,7 +335,8 @@ def _longest(c: Comparison) -> str:
     if told := [of for of in everything if of.limited]:
         shown = told[-MOST_NAMED:]
         text = length_text(fit for of in shown for fit in of.fits.values())
-        each = "; ".join(f"{of.cases}: {_fits(of, text)}" for of in shown)
+        fits = ((of.cases, (f"{label} {fit_text(fit, text)}" for label, fit in of.fits.items())) for of in shown)
+        each = "; ".join(f"{cases}: {', '.join(own)}" for cases, own in fits)
         more = f" and {count(len(told) - MOST_NAMED, 'more kind')} of cases below" if len(told) > MOST_NAMED else ""
         return (
             f"Longest context measured, of one layer, with any backend that "
@@ -350,10 +351,6 @@ def _longest(c: Comparison) -> str:
         if longest
         else ""
     )
-
-
-def _fits(of: LongestSequence, text: Callable[[int], str]) -> str:
-    return ", ".join(f"{label} {fit_text(fit, text)}" for label, fit in of.fits.items())
 
 
 def length_text(fits: Iterable[Fit | None]) -> Callable[[int], str]:

@@ -56,11 +56,10 @@ def comparable(machines: Sequence[Machine], reference: Machine | None) -> list[M
 
     Raises UserError where no two have one; it says where they differ and what to measure.
     """
-    owners: dict[Case, list[Machine]] = {}
-    for machine in machines:
-        for case in machine.fastest:
-            owners.setdefault(case, []).append(machine)
-    groups = Counter(tuple(of) for of in owners.values() if len(of) > 1 and (reference is None or reference in of))
+    owners = [
+        tuple(m for m in machines if case in m.fastest) for case in {c: None for m in machines for c in m.fastest}
+    ]
+    groups = Counter(of for of in owners if len(of) > 1 and (reference is None or reference in of))
     if groups:
         return [*max(groups, key=lambda of: (len(of), machines[0] in of, groups[of]))]
     for machine in machines:

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from attnbench.analysis.compare.answer import answer
-from attnbench.analysis.compare.cautions import FROM_ROUNDS, cautions, units
+from attnbench.analysis.compare.cautions import cautions, facts
 from attnbench.analysis.compare.common_cells import NOT_PLANNED
-from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.figures import Figures
+from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.compare.tables import tables
@@ -32,7 +32,7 @@ MORE = "What to doubt in the figures of one run: attnbench report FILE. What the
 
 def document(c: Comparison, every: bool = False) -> Document:
     """Return the document of a comparison. `every`: with all cases, and with each cell that all machines have."""
-    found = cautions(c)
+    doubted, known = cautions(c), facts(c)
     rows = list(_cell_rows(c))
     return Document(
         command="compare",
@@ -40,10 +40,10 @@ def document(c: Comparison, every: bool = False) -> Document:
         answer=tuple(answer(c)),
         machines=tuple(report.Machine(machine.label, _description(machine)) for machine in c.machines),
         blocks=tuple(tables(c, every)),
-        cautions=tuple(caution for caution in found if caution != FROM_ROUNDS),
-        facts=(*(caution for caution in found if caution == FROM_ROUNDS), *units(c)),
+        cautions=doubted,
+        facts=known,
         notes=((Span(MORE, "quiet"),),),
-        data=_data(c, [one_line(str(caution)) for caution in found], rows),
+        data=_data(c, [one_line(str(caution)) for caution in doubted], rows),
         rows=rows,
     )
 

@@ -27,6 +27,7 @@ from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_r
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
+from attnbench.core.groups import grouped
 from attnbench.core.text import listed, some
 from attnbench.results.cells import Key
 
@@ -157,7 +158,9 @@ def all_figures(
         more = [*filter(None, (shared, None if own and shared and _adds_nothing(own, shared) else own))]
         if found and workload and more and _cells_of(more[0]).keys() != _cells_of(found[0]).keys():
             continue  # they are of other cases
-        found = [*more, *found] if not found or workload or _covers(more, found[0]) else [*found, *more]
+        first, best = next(iter(more), None), next(iter(found), None)
+        covers = first and best and first.shared == best.shared and {*best.cases} <= {*first.cases}
+        found = [*more, *found] if not found or workload or covers else [*found, *more]
     if not found:
         raise UserError(_nothing_in_common(machines))
     return tuple(found)
@@ -165,11 +168,8 @@ def all_figures(
 
 def _nothing_in_common(machines: Sequence[Machine]) -> str:
     """Return that machines share no backend, which of them are odd ones where the others do, and what to do."""
-    owners: dict[Key, list[Machine]] = {}
-    for machine in machines:
-        for key in machine.log_rounds:
-            owners.setdefault(key, []).append(machine)
-    most = max(owners.values(), key=len)
+    keys = dict.fromkeys(key for machine in machines for key in machine.log_rounds)
+    most = max(([machine for machine in machines if key in machine.log_rounds] for key in keys), key=len)
     odd = [machine for machine in machines if machine not in most]
     shares = any(key in of.log_rounds for machine in odd for key in machine.log_rounds for of in most)
     untold = f"and in no case did each try {FASTEST_ON_ANOTHER}"
@@ -195,11 +195,6 @@ def untried(machines: Sequence[Machine]) -> list[Case]:
     """Return the cases of all machines in which what is fastest on one was not tried by all (like_kernels.py)."""
     cases = common(machine.fastest for machine in machines)
     return [case for case in cases if not tried_by_all(machines, {machine.fastest[case] for machine in machines})]
-
-
-def _covers(figures: Sequence[Figures], other: Figures) -> bool:
-    """Whether the first of some figures are over the cases of others, and with backends chosen in the same way."""
-    return bool(figures) and figures[0].shared == other.shared and {*other.cases} <= {*figures[0].cases}
 
 
 def _figures(machines: Mapping[str, Machine], reference: str, shared: bool) -> Figures | None:
@@ -230,11 +225,9 @@ def _with_workload(figures: Figures | None, workload: Workload | Requests | None
 
 def _cells_of(figures: Figures) -> dict[tuple[str, Case], list[str]]:
     """Return (machine, case) -> the backend that runs it, or those in parts of a workload."""
-    found: dict[tuple[str, Case], list[str]] = {}
     if figures.workload:
         pairs = [(m.label, key) for part in figures.workload.parts for m, keys in part.cells.items() for key in keys]
     else:
         pairs = [(label, key) for label, of in figures.chosen.items() for key in of.values()]
-    for label, (case, backend) in pairs:
-        found.setdefault((label, case), []).append(backend)
-    return found
+    found = grouped(pairs, lambda pair: (pair[0], pair[1][0]))
+    return {key: [backend for _, (_, backend) in own] for key, own in found.items()}

@@ -10,6 +10,9 @@ with a figure, or a wrong result, those by the newest method, and of these those
 
 Files that say nothing for a comparison are left out: searches of a batch or within --memory, and, beside others, steps
 of whole models, whose time is not that of attention.
+
+A run file lists the libraries of the main environment. A backend may run in another interpreter (`--python`), whose
+libraries only the versions that backends give tell: "torch 2.11.0, flash-attn-4 4.0.0b36".
 """
 
 from __future__ import annotations
@@ -18,21 +21,21 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from attnbench.analysis.compare.software import setup_differs
 from attnbench.analysis.summary.cautions import is_above_the_peak
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import ideal_bytes
+from attnbench.core.groups import grouped
 from attnbench.core.machine import Environment
 from attnbench.core.record import NO_ROOM_TO_CHECK, WRONG, Record, Run
-from attnbench.core.text import listed
+from attnbench.core.text import listed, some
 from attnbench.results import run_file
 from attnbench.results.cells import Cell, Key, by_key, cells, is_of_earlier_check
 from attnbench.results.run_setup import (
@@ -54,6 +57,7 @@ _OWN_KERNELS = ("triton", "gluon")  # attnbench's, whose code changes with its c
 SEARCH = "a search of a batch, or within --memory"
 STEPS = "steps of whole models; compare them alone"
 SILENT = "no time of a call"
+MOST_VERSIONS = 3
 
 
 @dataclass(frozen=True)
@@ -142,10 +146,7 @@ class Machine:
 
     def rounds_by_card(self, key: Key) -> Mapping[Card, Sequence[int]]:
         """Return card -> the rounds in which it measured a cell that has a figure."""
-        found: dict[Card, list[int]] = {}
-        for number in self.log_rounds[key]:
-            found.setdefault(self.pooled.cards[number], []).append(number)
-        return found
+        return grouped(self.log_rounds[key], lambda number: self.pooled.cards[number])
 
     @cached_property
     def log_rounds(self) -> Mapping[Key, Mapping[int, float]]:
@@ -465,3 +466,30 @@ def _versions_that_count(files: Sequence[File]) -> dict[Key, Version]:
                 key, this = (record.case, record.backend), (run.method, run.started, version_of(run, record))
                 found[key] = max(this, found.get(key, this))
     return {key: version for key, (_, _, version) in found.items()}
+
+
+def libraries(run: Run, names: Collection[str], backends: Collection[str]) -> dict[str, str | None]:
+    """Return library -> its version in a run, of those `names` that are known; None where the library is not there.
+
+    It is what the backends say that they ran with; of a library that none of them names, that of the main environment.
+    What is not there may be in another interpreter of the run, and is then not known.
+    """
+    records = {(record.backend, record.version) for record in run.records}
+    said = [version for name, version in {*run.versions.items(), *records} if name in backends and version]
+    pairs = {tuple(part.split(" ", 1)) for version in said for part in version.split(", ")}
+    found: dict[str, str | None] = {}
+    for library in names:
+        used = sorted(pair[1] for pair in pairs if len(pair) == 2 and pair[0] == library)
+        version = some(used, MOST_VERSIONS) or run.environment.packages.get(library)
+        if version or not run.interpreters:
+            found[library] = version
+    return found
+
+
+def setup_differs(one: Run, other: Run) -> bool:
+    """Return whether the setups of two runs are known to differ, in more than the interpreter that has a library."""
+    names = {*one.environment.packages, *other.environment.packages}
+    backends = one.versions.keys() & other.versions.keys()
+    ours, theirs = (libraries(run, names, backends) for run in (one, other))
+    apart = [name for name in differing(setup(one), setup(other)) if name not in names]
+    return bool(apart) or any(ours[name] != theirs[name] for name in ours.keys() & theirs.keys())

@@ -44,6 +44,7 @@ from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.flops import flops, ideal_bytes
 from attnbench.core.formats import percent, size
+from attnbench.core.groups import grouped
 from attnbench.core.models import Layers, Model, Phase, find
 from attnbench.core.sizes import format_size, parse_size
 from attnbench.core.text import count, listed
@@ -209,11 +210,8 @@ def _families(asked: Requests, layers: Layers, phase: Phase, cases: Iterable[Cas
     """Return the measured cases of a phase of a kind of layers, in lists that differ in length and batch alone."""
     axes = layer_axes(asked.model, layers, asked.tp, phase).model_copy(update={"seqlen_q": None})
     of_phase = _is_decode if phase == "decode" else _is_prefill
-    found: dict[Case, list[Case]] = {}
-    for case in cases:
-        if _is_plain(case) and of_phase(case) and matches(axes, case):
-            found.setdefault(_with(case, 1, 1), []).append(case)
-    return [*found.values()]
+    plain = (case for case in cases if _is_plain(case) and of_phase(case) and matches(axes, case))
+    return [*grouped(plain, lambda case: _with(case, 1, 1)).values()]
 
 
 def interpolated(asked: Requests, phase: Phase, family: Sequence[Case]) -> _Sum | None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnbench.analysis.compare.answer import fit_text, length_text, on_devices, price_text, ratio_text
 from attnbench.analysis.compare.common_cells import kinds
-from attnbench.analysis.compare.compare import Comparison
 from attnbench.analysis.compare.figures import Figures
+from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.longest_sequence import LongestSequence
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio
@@ -147,7 +147,8 @@ def _workload(c: Comparison, workload: MeasuredWorkload) -> Table:
         devices = [listed(map(str, sorted({*map(p.devices, p.cells[workload.reference])}))) for p in parts]
         rows = [{**row, "devices": of} for row, of in zip(rows, [*devices, ""], strict=True)]
     if any(part.stands_in for part in parts):
-        rows = [{**row, "time": time} for row, time in zip(rows, [*map(_time_is, parts), ""], strict=True)]
+        known = [f"interpolated, {percent(p.interpolation)}" if p.interpolation else "measured" for p in parts]
+        rows = [{**row, "time": time} for row, time in zip(rows, [*known, ""], strict=True)]
     of = "FLOPs" if workload.weights == "work" else f"time on {c.reference.label}"
     note = f"Figures {c.main.pace}. Weights are shares of {of}. A part is one call of each of its cases. "
     note += "Its ratio is that of the total times, and so is that of the whole."
@@ -164,10 +165,6 @@ def _workload(c: Comparison, workload: MeasuredWorkload) -> Table:
     table = _table("workload", f"Workload {workload.name}", rows, note)
     speed = _speed(c, lambda part, machine: workload.ratio(c.main.machines[machine.label], part))
     return _by_machine(c, table, [*parts, None], [speed], [_MachineColumn("backends", "on {}", backends)])
-
-
-def _time_is(part: MeasuredPart) -> str:
-    return f"interpolated, {percent(part.interpolation)}" if part.interpolation else "measured"
 
 
 def _groups(c: Comparison) -> Table:

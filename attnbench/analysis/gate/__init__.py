@@ -2,10 +2,9 @@
 
     judge.py              from two runs to findings and the verdict on the whole
     run_differences.py    what differs between two runs that a gate does not compare unless it is expected
-    baseline_runs.py      which of several runs of a baseline count, and which of their cells
     cell_states.py        cells that are missing, failing or working where they did not before
     metric_findings.py    the metrics of all other cells, decided together
-    round_values.py       one value per round of each metric; rounds.py: a test's rounds, as logarithms
+    rounds.py             one value per round of each metric, and a test's rounds, as logarithms
     margins.py            how large a change must be to matter, per metric and cell
     hypothesis_tests.py   the statistics: improved, unchanged, regressed or inconclusive
     change_noise.py       the noise of each change that the statistics need

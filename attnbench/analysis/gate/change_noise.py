@@ -28,7 +28,7 @@ class Noise:
     variance: Floats  # of one round, or of the difference of one pair
     freedom: Floats  # its degrees of freedom; 0 where nothing is known
     exact: Any  # whether the observed change is the true one
-    step: Floats  # of the timer
+    tick: Floats  # of the timer
     between: Floats  # the variance of a change between runs, beyond what rounds show
     of_between: Floats  # its degrees of freedom
     common: Floats  # what all cells changed by
@@ -51,8 +51,8 @@ def estimated(tests: Sequence[Rounds], share: float) -> Noise:
     paired = np.array([t.paired for t in tests])
     change, variance, freedom = _changes(tests, n, m, paired)
     weight = weight_of(n, m, paired)
-    step = np.array([t.step for t in tests])
-    variance = np.where(freedom > 0, np.maximum(variance, step**2 / 12), variance)
+    tick = np.array([t.tick for t in tests])
+    variance = np.where(freedom > 0, np.maximum(variance, tick**2 / 12), variance)
     between, of_between, common, joined, largest = np.zeros((5, len(tests)))
     of_joined = np.ones(len(tests))
     exact, controlled = np.zeros((2, len(tests)), bool)
@@ -75,7 +75,7 @@ def estimated(tests: Sequence[Rounds], share: float) -> Noise:
             some = [tests[i] for i in alone]
             noise = variance[alone].copy()
             variance[alone], freedom[alone] = _of_unlike_sides(some, n[alone], m[alone], noise, freedom[alone])
-            rounds = variance[alone] * weight[alone] + step[alone] ** 2 / 6
+            rounds = variance[alone] * weight[alone] + tick[alone] ** 2 / 6
             seen = run_effects(some, change[alone], rounds, noise)
             between[alone], of_between[alone] = seen.between, seen.freedom
             common[alone], controlled[alone] = seen.common, seen.controlled
@@ -90,7 +90,7 @@ def estimated(tests: Sequence[Rounds], share: float) -> Noise:
         variance,
         freedom,
         exact,
-        step,
+        tick,
         between,
         of_between,
         common,
@@ -181,7 +181,7 @@ def error_of(
     freedom: Floats,
     between: Floats,
     of_between: Floats,
-    step: Floats,
+    tick: Floats,
     common: Floats | float = 0.0,
     of_common: Floats | float = 1.0,
 ) -> Any:
@@ -193,7 +193,7 @@ def error_of(
     import numpy as np
 
     rounds = variance * weight
-    total = rounds + between + step**2 / 6 + common
+    total = rounds + between + tick**2 / 6 + common
     unsure = rounds**2 / np.maximum(freedom, 1.0) + between**2 / np.maximum(of_between, 1.0) + common**2 / of_common
     return np.sqrt(total), np.divide(total**2, unsure, out=np.full_like(total, 1e6), where=unsure > 0)
 

@@ -18,6 +18,7 @@ from attnbench.core.errors import (
     EXIT_WRONG_RESULT,
 )
 from attnbench.core.formats import percent
+from attnbench.core.groups import grouped
 from attnbench.core.record import Run
 from attnbench.core.text import count
 from attnbench.report.characters import HELD_DOWN
@@ -126,7 +127,7 @@ def _parts(findings: Sequence[Finding], judgement: Judgement) -> list[str]:
     """Return how many cells have each verdict in each metric, which they are, and the one that changed most."""
     parts = []
     every = {f.name for f in judgement.findings}
-    for (metric, verdict), some in _grouped(findings).items():
+    for (metric, verdict), some in grouped(findings, lambda f: (f.metric, f.word)).items():
         first = some[0]
         name = f"{metric} of " if metric else ""
         said = f"{name}{len(some)} of {count(len(every), 'cell')} {_SAID.get(verdict, verdict)}"
@@ -156,13 +157,6 @@ def _pattern(names: Collection[str], every: Collection[str]) -> str:
 
 def _having(some: Collection[str], words: Mapping[str, Collection[str]]) -> set[str]:
     return {name for name, own in words.items() if all(word in own for word in some)}
-
-
-def _grouped(findings: Iterable[Finding]) -> dict[tuple[str | None, str], list[Finding]]:
-    found: dict[tuple[str | None, str], list[Finding]] = {}
-    for f in findings:
-        found.setdefault((f.metric, f.word), []).append(f)
-    return found
 
 
 def headline(judgement: Judgement) -> str:

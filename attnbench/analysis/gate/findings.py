@@ -18,7 +18,6 @@ Verdict = Literal[
     "wrong", "newly-failing", "missing", "regressed", "inconclusive", "improved", "newly-working", "unchanged"
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # the most severe first
-TIMED = ("latency", "cycles")
 _METRICS = (None, *RULES)  # in the order of a report
 
 

@@ -47,7 +47,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnbench.analysis.gate.change_noise import error_of, estimated, freedom_of, weight_of
+from attnbench.analysis.gate.change_noise import Noise, error_of, estimated, freedom_of, weight_of
 from attnbench.analysis.gate.rounds import Rounds
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     if not tests:
         return []
     seen = estimated(tests, share)
-    n, m, paired, change, variance = seen.n, seen.m, seen.paired, seen.change, seen.variance
+    change, net = seen.change, seen.change - seen.common
     margin = np.log1p(np.array([t.margin for t in tests]))
     going = ~np.array(settled or [False] * len(tests))
     held = np.zeros(len(tests), bool)
@@ -106,10 +106,9 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     off = (margin < np.abs(change)) & (np.abs(change) <= seen.largest)
     slow = np.array([_slow_rounds(t, mean) for t, mean in zip(tests, change, strict=True)])
     exact, known = seen.exact, seen.exact | (seen.freedom > 0)
-    parts = variance, seen.freedom, seen.between, seen.of_between, seen.step
+    parts = seen.variance, seen.freedom, seen.between, seen.of_between, seen.tick
     error, joint = error_of(seen.weight, *parts)
     whole, of_whole = error_of(seen.weight, *parts, seen.joined, seen.of_joined)
-    net = change - seen.common
 
     def p_beyond(distance: Floats, error: Floats = error, joint: Floats = joint) -> Floats:
         """Return the p values of the hypothesis that the true distance is not above 0."""
@@ -136,12 +135,14 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     unchanged = np.where(exact, np.abs(change) <= margin, within & (slow < SLOW_ROUNDS))
     tail = np.where(change > margin, tail_worse, np.where(change < -margin, tail_better, EQUIVALENCE * share))
     as_is = np.where(change > margin, worse_alone & regressed, better_alone & improved)
-    half = np.where(exact, 0.0, special.stdtrit(joint, 1 - tail) * error)
-    half_as_is = np.maximum(half, np.where(exact, 0.0, special.stdtrit(of_whole, 1 - tail) * whole))
-    lower = np.where(exact | as_is, change - np.where(as_is, half_as_is, half), lowest - half)
-    upper = np.where(exact | as_is, change + np.where(as_is, half_as_is, half), highest + half)
+    half, half_as_is = (
+        np.where(exact, 0.0, special.stdtrit(freedom, 1 - tail) * of)
+        for of, freedom in ((error, joint), (whole, of_whole))
+    )
+    half_own = np.where(as_is, np.maximum(half, half_as_is), half)
+    lower, upper = np.where(exact | as_is, (change - half_own, change + half_own), (lowest - half, highest + half))
     crosses = held | off
-    lower, upper = np.where(crosses, np.minimum(lower, 0.0), lower), np.where(crosses, np.maximum(upper, 0.0), upper)
+    lower, upper = np.where(crosses, (np.minimum(lower, 0.0), np.maximum(upper, 0.0)), (lower, upper))
     called = [regressed & ~crosses, improved & ~crosses, unchanged]
     verdicts = np.select(called, ["regressed", "improved", "unchanged"], "inconclusive")
     low, high = np.expm1(lower), np.expm1(np.minimum(upper, 700.0))
@@ -151,34 +152,41 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     distance = np.where(beyond, np.minimum(np.abs(change), sign * net) - margin, margin - np.maximum(highest, -lowest))
     as_it_is = np.where(beyond & ~seen.controlled, np.abs(change) - margin, -1.0)
     routes = [(distance, parts), (as_it_is, (*parts, seen.joined, seen.of_joined))]
-    asked = [[column[undecided] for column in (n, m, paired, far, tail, *of)] for far, of in routes]
-    more, current = (
-        dict(zip(undecided.tolist(), _fewest(*(_more_rounds(*of, of_current=alone) for of in asked)), strict=True))
-        for alone in (False, True)
-    )
+    more, current = _rounds_to_add(seen, undecided, tail, routes)
     common = (distance <= 0) & (np.abs(seen.common) > margin / 3)
-    shown = (verdicts, np.expm1(change), low, high, np.sqrt(variance), known, seen.between, exact, tail)
+    shown = (verdicts, np.expm1(change), low, high, np.sqrt(seen.variance), known, seen.between, exact, tail)
     figures = (column.tolist() for column in shown)
     return [
-        Decision(
-            verdict,
-            change,
-            low if known else None,
-            high if known else None,
-            noise if known else None,
-            more=seen.jumping[i][1] if i in seen.jumping else more.get(i),
-            more_current=None if i in seen.jumping or paired[i] else current.get(i),
-            between=math.sqrt(between),
-            jumping=seen.jumping[i][0] if i in seen.jumping else 0,
-            level=None if is_exact or not known else 1 - 2 * beyond,
-            jumped=int(seen.jumped[i]) if off[i] and verdict == "inconclusive" else 0,
-            slow_rounds=int(slow[i]) if within[i] and verdict == "inconclusive" else 0,
-            in_common=math.expm1(seen.common[i]) if common[i] and verdict == "inconclusive" else None,
-        )
-        for i, (verdict, change, low, high, noise, known, between, is_exact, beyond) in enumerate(
-            zip(*figures, strict=True)
-        )
+        _decision(seen, i, (more.get(i), current.get(i), int(slow[i] * within[i])), off[i], common[i], *each)
+        for i, each in enumerate(zip(*figures, strict=True))
     ]
+
+
+def _decision(seen: Noise, i: int, rounds: Sequence[int | None], off: bool, common: bool, *figures: Any) -> Decision:
+    """Return the decision of the test of this number, with what is told of an inconclusive one alone.
+
+    `rounds`: to add to either side, to add to the current run alone, and those that are slow; `figures`: as `decide`
+    has them.
+    """
+    verdict, change, low, high, noise, known, between, exact, beyond = figures
+    more, more_current, slow_rounds = rounds
+    jumping, to_tell = seen.jumping.get(i, (0, more))
+    is_open = verdict == "inconclusive"
+    return Decision(
+        verdict,
+        change,
+        low if known else None,
+        high if known else None,
+        noise if known else None,
+        more=to_tell,
+        more_current=None if jumping or seen.paired[i] else more_current,
+        between=math.sqrt(between),
+        jumping=jumping,
+        level=None if exact or not known else 1 - 2 * beyond,
+        jumped=int(seen.jumped[i]) if off and is_open else 0,
+        slow_rounds=(slow_rounds or 0) if is_open else 0,
+        in_common=math.expm1(seen.common[i]) if common and is_open else None,
+    )
 
 
 def _slow_rounds(test: Rounds, change: float) -> int:
@@ -205,9 +213,21 @@ def _step_up(p: Floats, family: Any, rate: float) -> tuple[Any, Floats]:
     return passed | (~family & (p == 0)), np.where(passed, count, min(count + 1, m)) * rate / m
 
 
-def _fewest(*routes: Sequence[int | None]) -> list[int | None]:
-    """Return the fewest rounds by any of several ways to a decision; None where no way has any."""
-    return [min((rounds for rounds in ways if rounds), default=None) for ways in zip(*routes, strict=True)]
+def _rounds_to_add(
+    seen: Noise, undecided: Any, tail: Floats, routes: Sequence[tuple[Floats, Sequence[Floats]]]
+) -> list[dict[int, int | None]]:
+    """Return undecided test -> the fewest rounds to add, by any of several ways to a decision; None where none has any.
+
+    First of both sides, then of the current run alone. A way is a distance of the change from the margin, and the parts
+    of error_of.
+    """
+    found = []
+    for alone in (False, True):
+        columns = ((seen.n, seen.m, seen.paired, far, tail, *parts) for far, parts in routes)
+        ways = [_more_rounds(*(of[undecided] for of in way), of_current=alone) for way in columns]
+        fewest = (min(filter(None, rounds), default=None) for rounds in zip(*ways, strict=True))
+        found.append(dict(zip(undecided.tolist(), fewest, strict=True)))
+    return found
 
 
 def _more_rounds(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from attnbench.analysis.gate import ab_files, baseline_runs, first_calls, notes, run_differences
+from attnbench.analysis.gate import ab_files, first_calls, notes, run_differences
 from attnbench.analysis.gate.cell_states import compare_states, worked_in_neither
 from attnbench.analysis.gate.findings import Finding, Verdict, full_name, in_order
 from attnbench.analysis.gate.margins import RULES, Margins, between_units
@@ -23,7 +23,8 @@ from attnbench.core.errors import (
 from attnbench.core.record import Run
 from attnbench.core.text import count
 from attnbench.results import run_file
-from attnbench.results.cells import by_key, cells
+from attnbench.results.cells import Cell, Key, by_key, cells
+from attnbench.results.run_setup import seconds_started
 from attnbench.results.together import together
 
 Choice = Literal["pass", "fail"]
@@ -99,7 +100,7 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
 
     Of several runs of a baseline those of the current run's unit count, if there are any.
     """
-    baseline, earlier, left = baseline_runs.choose((baseline, *earlier), current)
+    baseline, earlier, left = _chosen((baseline, *earlier), current)
     expected, refused, idle, told = split_differences(baseline, current, request.expect)
     in_turns = ab_files.in_turns(baseline, current)
     heading = ab_files.heading(baseline, current) if in_turns else ()
@@ -121,7 +122,7 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
         of_cells += ab_files.left_out(before, after)
     margins = replace(request.margins, units=between_units(baseline, current))
     controls = run_differences.controls(baseline, current)
-    further = [baseline_runs.comparable_cells(run, baseline) for run in earlier]
+    further = [_comparable_cells(run, baseline) for run in earlier]
     of_metrics, early = metric_findings(pairs, request.metrics, margins, in_turns, further, controls)
     if in_turns:
         of_metrics, aside = ab_files.before_the_first_look(of_metrics)
@@ -156,6 +157,25 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
     first = (*early, *moved, *notes.repeated("baseline", baseline), *notes.repeated("current run", current))
     compared = Judgement(baseline, current, request, findings, tuple(expected), notes=tuple(said), heading=heading)
     return replace(compared, first=first, earlier=earlier)
+
+
+def _chosen(runs: Sequence[Run], current: Run) -> tuple[Run, tuple[Run, ...], list[str]]:
+    """Return the latest run, the others, and a note on those that do not count.
+
+    Those of the current run's unit count, or of all units where there are none.
+    """
+    unit = current.environment.device.uuid
+    own = [run for run in runs if unit and run.environment.device.uuid == unit]
+    latest, *others = sorted(own or runs, key=lambda run: seconds_started(run) or 0.0, reverse=True)
+    elsewhere = len(runs) - len(own or runs)
+    left = f"{count(elsewhere, 'run')} of the baseline, of other units of this GPU, left out."
+    return latest, tuple(others), [left] if elsewhere else []
+
+
+def _comparable_cells(run: Run, latest: Run) -> dict[Key, Cell]:
+    """Return the cells of an earlier run that no difference from the latest run can have changed."""
+    changed = run_differences.concerned(run, latest)
+    return {key: cell for key, cell in by_key(cells([run])).items() if cell.backend not in changed}
 
 
 def split_differences(

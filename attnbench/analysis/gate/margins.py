@@ -53,6 +53,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "joules": Rule(0.05),
     }
 )
+TIMED = ("latency", "cycles")
 UNITS = 3.72  # normal quantile of 1 - 1 % / 100
 DEFAULT = ("latency", "memory_peak", "relative_error", "first_call")
 

@@ -11,8 +11,7 @@ from attnbench.analysis.gate.findings import Finding, full_name, signed
 from attnbench.analysis.gate.hypothesis_tests import MORE_ROUNDS, Decision, decide
 from attnbench.analysis.gate.margins import RULES, Margins
 from attnbench.analysis.gate.repeated_looks import decide_in_looks
-from attnbench.analysis.gate.round_values import round_values, timer_step
-from attnbench.analysis.gate.rounds import Rounds
+from attnbench.analysis.gate.rounds import Rounds, round_values, timer_tick
 from attnbench.core import stats
 from attnbench.core.formats import percent
 from attnbench.core.text import count, listed
@@ -63,7 +62,7 @@ def metric_findings(
                 both.append(_Pair(old, new, before, after, margin, others))
         smallest = 0.0
         if metric == "latency":
-            smallest = timer_step(cell for pair in both for cell in (pair.old, pair.new))
+            smallest = timer_tick(cell for pair in both for cell in (pair.old, pair.new))
         if rule.noisy and not paired:
             notes += _disturbed(metric, both)
         for pair in both:
@@ -116,8 +115,8 @@ def _test(metric: str, values: tuple[list[float], list[float]], margin: float, p
     hidden = all(value <= rule.floor for side in values for value in side)
     if not rule.noisy or hidden:
         return Rounds(before, after, margin, "", paired)
-    step = smallest / math.exp(stats.median(before))
-    return Rounds(before, after, margin, metric, paired, step, rule.cached)
+    tick = smallest / math.exp(stats.median(before))
+    return Rounds(before, after, margin, metric, paired, tick, rule.cached)
 
 
 def _logarithms(metric: str, values: Sequence[float]) -> list[float]:
@@ -154,8 +153,8 @@ def _remedy(test: Rounds, decision: Decision) -> str:
         return f"{rounds}{f' or {more}' if more else ''} would decide it"
     if more:
         return f"{more} would decide it"
-    if test.step > test.margin / 4:
-        return f"the timer counts in steps of {percent(test.step)} of it, too coarse for this margin"
+    if test.tick > test.margin / 4:
+        return f"the timer counts in steps of {percent(test.tick)} of it, too coarse for this margin"
     if decision.in_common:
         return f"nearly all cells moved together, by {signed(decision.in_common)}: measure the baseline again"
     if decision.between > test.margin / 4:

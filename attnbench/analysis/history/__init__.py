@@ -5,7 +5,7 @@
     change_tests.py   whether anything changed in the cells of a unit: two tests
     change_points.py  where the level of a series changes: the search is ruptures', what counts as noise is ours
     acknowledged.py   changes that are meant, from a file
-    trends.py         what each series does
+    findings.py       what each series does
     events.py         the runs between which cells changed, and what else changed with them
     document.py       all of it as a document, and as data for other programs
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attnbench.analysis.cautions import Places, Rule, in_cells, stated, when
 from attnbench.analysis.gate.findings import full_name, signed
 from attnbench.analysis.gate.margins import RULES
 from attnbench.analysis.history.acknowledged import Acknowledgement
 from attnbench.analysis.history.change_tests import FALSE_ALARM, LEAST, MIN_RUNS, MOST
 from attnbench.analysis.history.events import Event, events, named
+from attnbench.analysis.history.findings import Trend, trends
 from attnbench.analysis.history.series import DEFAULT, in_order, without_figure
-from attnbench.analysis.history.trends import Trend, trends
 from attnbench.core import stats
 from attnbench.core.formats import percent
+from attnbench.core.groups import grouped
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
 from attnbench.report.document import (
-    Caution,
     Column,
     Document,
     Dot,
@@ -43,6 +44,7 @@ from attnbench.results.run_setup import seconds_started
 UNKNOWN = "unknown"
 TOGETHER = 0.5  # of the cells of a unit: where so many change at once, it is rather the machine than the code
 SEEN = 0.3  # an autocorrelation that is said
+FIT = "attnbench doctor says whether the machine is fit."
 
 
 @dataclass(frozen=True)
@@ -75,19 +77,19 @@ def document_of(found: Sequence[Trend], runs: Sequence[Run], request: Request, e
     """Return the document of what cells do."""
     shown = [trend for trend in found if every or trend.changed or trend.accepted]
     shown.sort(key=lambda trend: -abs(trend.change))
-    steps = events(found)
+    changed = events(found)
     rows = list(_rows(found))
     return Document(
         command="history",
         title=f"History of {count(len(runs), 'run')}",
         answer=(*disturbed.doubt(runs), *_answer(found)),
         machines=tuple(_machines(found)),
-        blocks=(*_events_table(steps, found), *_cells_table(shown, found), *_acknowledged_table(found)),
-        cautions=(*_lost(found, runs, request.join_units), *_cautions(found, steps, request)),
+        blocks=(*_events_table(changed, found), *_cells_table(shown, found), *_acknowledged_table(found)),
+        cautions=stated(CAUTIONS, Told(runs, found, changed, request)),
         notes=((Span(_note(found), "quiet"),),),
         verdict=_verdict(request, found),
         appendix=(Section("figures", "Figures over date", tuple(map(_plot, shown))),) if shown else (),
-        data={"cells": [_data(trend) for trend in found], "events": list(map(_event_data, steps))},
+        data={"cells": [_data(trend) for trend in found], "events": list(map(_event_data, changed))},
         rows=rows,
         columns=tuple(rows[0]) if rows else (),
     )
@@ -104,9 +106,7 @@ def _verdict(request: Request, found: Sequence[Trend]) -> Verdict | None:
 
 
 def _answer(found: Sequence[Trend]) -> Iterator[str]:
-    judged: dict[tuple[Any, ...], list[Trend]] = {}
-    for trend in (trend for trend in found if trend.levels):
-        judged.setdefault(trend.series.cell, []).append(trend)
+    judged = grouped((trend for trend in found if trend.levels), lambda trend: trend.series.cell)
     if not judged:
         yield f"Nothing can be told yet: no cell has {MIN_RUNS} runs of one unit and one method."
         return
@@ -184,13 +184,13 @@ def _machines(found: Sequence[Trend]) -> Iterator[Machine]:
         yield Machine(device, f"{count(len(runs), 'run')}, {' to '.join(dates)}")
 
 
-def _events_table(steps: Sequence[Event], found: Sequence[Trend]) -> Iterator[Table]:
-    if not steps:
+def _events_table(changed: Sequence[Event], found: Sequence[Trend]) -> Iterator[Table]:
+    if not changed:
         return
     several = len({trend.series.device for trend in found}) > 1
     rows: list[tuple[Entry, ...]] = []
     lines: list[Line] = []
-    for event in steps:
+    for event in changed:
         who = some(event.cells, 2)
         unit, with_it = (event.device,) if several else (), "; ".join(event.with_it)
         cells = f"{len({trend.series.cell for trend, _ in event.changes})} of {event.judged}"
@@ -259,13 +259,13 @@ def _cells_table(shown: Sequence[Trend], found: Sequence[Trend]) -> Iterator[Tab
 
 def _ends(trend: Trend) -> tuple[float, float]:
     """Return the first level and the latest one, or the ends of a creep; single values of a short series."""
-    steps, values = trend.levels, [point.value for point in trend.series.points]
-    if steps is None:
+    levels, values = trend.levels, [point.value for point in trend.series.points]
+    if levels is None:
         return values[0], values[-1]
-    if steps.creep is None:
-        return steps.levels[steps.level_of(trend.since)], steps.levels[-1]
-    middle, half = stats.median(values), (steps.runs - 1) / 2
-    return middle * (1 + steps.creep) ** (trend.since - half), middle * (1 + steps.creep) ** half
+    if levels.creep is None:
+        return levels.levels[levels.level_of(trend.since)], levels.levels[-1]
+    middle, half = stats.median(values), (levels.runs - 1) / 2
+    return middle * (1 + levels.creep) ** (trend.since - half), middle * (1 + levels.creep) ** half
 
 
 def _pending(trend: Trend) -> str:
@@ -291,80 +291,120 @@ def _acknowledged_table(found: Sequence[Trend]) -> Iterator[Table]:
         yield Table("acknowledged", columns, tuple(rows), title="Acknowledged")
 
 
-def _lost(found: Sequence[Trend], runs: Sequence[Run], join_units: bool) -> Iterator[Caution]:
-    """Yield a caution that names the cells that had a figure, and were wrong or failed in the latest run."""
-    had = {(trend.series.device, trend.series.backend, trend.series.case) for trend in found}
-    lost = [cell for device, cell in without_figure(runs, join_units) if (device, cell.backend, cell.case) in had]
-    if lost:
-        named = [f"{full_name(cell.backend, cell.case)} ({case_names.ENDINGS[cell.status]})" for cell in lost]
-        yield Caution(
-            f"{count(len(lost), 'cell')} with a history {'has' if len(lost) == 1 else 'have'} no figure in the latest "
-            f"run: {some(named, 3)}.",
-            "What is said above ends before it.",
-            "attnbench report of that run says why.",
-        )
+@dataclass(frozen=True)
+class Told:
+    """What a history tells: of which runs, what each cell does, the events, and what was asked for."""
+
+    runs: Sequence[Run]
+    found: Sequence[Trend]
+    events: Sequence[Event]
+    request: Request
 
 
-def _cautions(found: Sequence[Trend], steps: Sequence[Event], request: Request) -> Iterator[Caution]:
-    short = {trend.series.cell for trend in found if not trend.levels}
-    if short:
-        cells = {trend.series.cell for trend in found}
-        units = Counter(cell[1:] for cell in cells)
-        several = not request.join_units and any(units[cell[1:]] > 1 for cell in short)
-        todo = "--join-units takes all units of a model for one." if several else ""
-        yield Caution(
-            f"{count(len(short), 'cell')} of {len(cells)} have fewer than {MIN_RUNS} runs of one unit and method.",
-            "Of so few no change can be told.",
-            todo,
-        )
-    if new := [trend for trend in found if trend.pending]:
-        cells = {trend.series.cell for trend in new}
-        yield Caution(
-            f"{count(len(cells), 'cell')} may have begun another level in the latest runs: {named(new[0])}, "
-            f"{_pending(new[0])}.",
-            f"A level has {LEAST} runs or more; fewer may be bad runs.",
-            "The next runs tell.",
-        )
-    alike = [trend for trend in found if trend.alike]
-    if alike:
-        cells = {trend.series.cell for trend in alike}
-        yield Caution(
-            f"{count(len(cells), 'cell')} may have changed: {some([named(trend) for trend in alike])}.",
-            "As much is seen where each run resembles the one before, as on a machine that drifts: no verdict.",
-            "More runs tell, or attnbench ab on the commits before and after.",
-        )
-    told = {trend.series.metric for trend in found if trend.levels and trend.levels.changes} - {
-        trend.series.metric for trend in alike
+def _in(trends: Iterable[Trend], **values: Any) -> Places:
+    """Return one place for some trends, none for none: how many {cells} they are of, and some {names}."""
+    trends = list(trends)
+    cells = count(len({trend.series.cell for trend in trends}), "cell")
+    return when(trends, cells=cells, names=some([named(trend) for trend in trends]), **values)
+
+
+def _lost(told: Told) -> Places:
+    """Return the cells that had a figure, and were wrong or failed in the latest run."""
+    had = {(trend.series.device, trend.series.backend, trend.series.case) for trend in told.found}
+    of_latest = without_figure(told.runs, told.request.join_units)
+    lost = [cell for device, cell in of_latest if (device, cell.backend, cell.case) in had]
+    names = [f"{full_name(cell.backend, cell.case)} ({case_names.ENDINGS[cell.status]})" for cell in lost]
+    return in_cells(lost, have="has" if len(lost) == 1 else "have", endings=some(names))
+
+
+def _short(told: Told) -> Places:
+    cells = {trend.series.cell for trend in told.found}
+    units = Counter(cell[1:] for cell in cells)
+    short = [trend for trend in told.found if not trend.levels]
+    several = not told.request.join_units and any(units[trend.series.cell[1:]] > 1 for trend in short)
+    todo = "--join-units takes all units of a model for one." if several else ""
+    return _in(short, of=len(cells), todo=todo)
+
+
+def _new(told: Told) -> Places:
+    new = [trend for trend in told.found if trend.pending]
+    return _in(new, first=new and f"{named(new[0])}, {_pending(new[0])}")
+
+
+def _drifting(told: Told) -> Places:
+    """Return in which metrics runs resemble the run before, of those in which nothing was told."""
+    seen = {trend.series.metric for trend in told.found if trend.levels and trend.levels.changes}
+    seen -= {trend.series.metric for trend in told.found if trend.alike}
+    drifting = {
+        t.series.metric: min(t.correlation, MOST) for t in told.found if t.series.metric not in seen and _drifts(t)
     }
-    drifting = {t.series.metric: min(t.correlation, MOST) for t in found if t.series.metric not in told and _drifts(t)}
-    if drifting:
-        said = ", ".join(f"{value:.1f} in {metric}" for metric, value in drifting.items())
-        yield Caution(
-            f"Runs resemble the run before: an autocorrelation of {said}, in the median cell.",
-            "A machine that drifts shows that, and so do changes of most cells; only larger changes are told.",
-            "attnbench doctor says whether the machine is fit.",
-        )
-    for event in steps:
-        if len(event.changes) > 1 and event.share >= TOGETHER:
-            with_it = "; ".join(event.with_it)
-            yield Caution(
-                f"{len({t.series.cell for t, _ in event.changes})} of {event.judged} cells changed together "
-                f"{_place(event.good, event.bad, event.between)}.",
-                "That is rather the machine or its software than one kernel.",
-                f"Between these runs {with_it}." if with_it else "attnbench doctor says whether the machine is fit.",
-            )
-    used = {entry for trend in found for _, entry in trend.accepted}
-    if unused := [str(entry) for entry in request.acknowledged if entry not in used]:
-        yield Caution(
-            f"{count(len(unused), 'acknowledgement')} fit no change: {some(unused)}.",
-            "No cell of that name has a step that may be at that run.",
-            "Remove them, or correct them.",
-        )
+    return when(drifting, said=", ".join(f"{value:.1f} in {metric}" for metric, value in drifting.items()))
 
 
 def _drifts(trend: Trend) -> bool:
     """Return whether the runs of a cell's unit resemble the run before more than chance explains."""
     return trend.levels is not None and trend.correlation > max(SEEN, 2 / math.sqrt(trend.levels.runs))
+
+
+def _together(told: Told) -> Iterator[dict[str, Any]]:
+    for event in told.events:
+        if len(event.changes) > 1 and event.share >= TOGETHER:
+            with_it = f"Between these runs {'; '.join(event.with_it)}." if event.with_it else FIT
+            cells = len({trend.series.cell for trend, _ in event.changes})
+            place = _place(event.good, event.bad, event.between)
+            yield {"cells": cells, "judged": event.judged, "place": place, "todo": with_it}
+
+
+def _unused(told: Told) -> Places:
+    used = {entry for trend in told.found for _, entry in trend.accepted}
+    unused = [str(entry) for entry in told.request.acknowledged if entry not in used]
+    return when(unused, entries=count(len(unused), "acknowledgement"), names=some(unused))
+
+
+CAUTIONS: Sequence[Rule[Told]] = (
+    Rule(
+        _lost,
+        "{cells} with a history {have} no figure in the latest run: {endings}.",
+        "What is said above ends before it.",
+        "attnbench report of that run says why.",
+    ),
+    Rule(
+        _short,
+        f"{{cells}} of {{of}} have fewer than {MIN_RUNS} runs of one unit and method.",
+        "Of so few no change can be told.",
+        "{todo}",
+    ),
+    Rule(
+        _new,
+        "{cells} may have begun another level in the latest runs: {first}.",
+        f"A level has {LEAST} runs or more; fewer may be bad runs.",
+        "The next runs tell.",
+    ),
+    Rule(
+        lambda told: _in(trend for trend in told.found if trend.alike),
+        "{cells} may have changed: {names}.",
+        "As much is seen where each run resembles the one before, as on a machine that drifts: no verdict.",
+        "More runs tell, or attnbench ab on the commits before and after.",
+    ),
+    Rule(
+        _drifting,
+        "Runs resemble the run before: an autocorrelation of {said}, in the median cell.",
+        "A machine that drifts shows that, and so do changes of most cells; only larger changes are told.",
+        FIT,
+    ),
+    Rule(
+        _together,
+        "{cells} of {judged} cells changed together {place}.",
+        "That is rather the machine or its software than one kernel.",
+        "{todo}",
+    ),
+    Rule(
+        _unused,
+        "{entries} fit no change: {names}.",
+        "No cell of that name has a step that may be at that run.",
+        "Remove them, or correct them.",
+    ),
+)
 
 
 def _note(found: Sequence[Trend]) -> str:
@@ -411,9 +451,9 @@ def _plot(trend: Trend) -> Plot:
         )
         for place, point, half in zip(places, points, halves, strict=True)
     )
-    steps = trend.levels
-    ends = (*steps.starts[1:], len(points)) if steps else ()
-    lines = zip(steps.starts, ends, steps.levels, strict=True) if steps else ()
+    levels = trend.levels
+    ends = (*levels.starts[1:], len(points)) if levels else ()
+    lines = zip(levels.starts, ends, levels.levels, strict=True) if levels else ()
     title = f"{named(trend)}, {trend.series.device}: {signed(trend.change) if trend.changed else 'no change'}"
     return Plot(
         title,
@@ -427,9 +467,9 @@ def _plot(trend: Trend) -> Plot:
 def _rows(found: Sequence[Trend]) -> Iterator[dict[str, Any]]:
     """Yield a mapping for every cell and run, all with the same keys."""
     for trend in found:
-        steps = trend.levels
+        levels = trend.levels
         for place, point in enumerate(trend.series.points):
-            level = max(i for i, start in enumerate(steps.starts) if start <= place) if steps else None
+            level = max(i for i, start in enumerate(levels.starts) if start <= place) if levels else None
             yield {
                 "device": trend.series.device,
                 "backend": trend.series.backend,
@@ -440,25 +480,25 @@ def _rows(found: Sequence[Trend]) -> Iterator[dict[str, Any]]:
                 "metric": trend.series.metric,
                 "value": point.value,
                 "ci": point.half,
-                "level": steps.levels[level] if steps and level is not None else None,
-                "change_here": bool(steps and place in steps.starts[1:]),
+                "level": levels.levels[level] if levels and level is not None else None,
+                "change_here": bool(levels and place in levels.starts[1:]),
             }
 
 
 def _data(trend: Trend) -> dict[str, Any]:
     """Return a series for JSON: values in the metric's unit, and changes as fractions."""
-    steps, points, why = trend.levels, trend.series.points, dict(trend.accepted)
+    levels, points, why = trend.levels, trend.series.points, dict(trend.accepted)
     return {
         "cell": trend.name,
         "device": trend.series.device,
         "backend": trend.series.backend,
         "case": trend.series.case.key,
         "metric": trend.series.metric,
-        "change": trend.change if steps else None,
-        "creep": steps and steps.creep,
+        "change": trend.change if levels else None,
+        "creep": levels and levels.creep,
         "detectable": trend.detectable,
         "not_told": trend.alike,
-        "autocorrelation": trend.correlation if steps else None,
+        "autocorrelation": trend.correlation if levels else None,
         "pending": trend.pending and {**_run_data(trend.run(trend.pending.at)), "change": trend.pending.change},
         "changes": [
             {
@@ -466,12 +506,12 @@ def _data(trend: Trend) -> dict[str, Any]:
                 "good": _run_data(trend.run(c.first - 1)),
                 "bad": _run_data(trend.run(c.last)),
                 "change": c.change,
-                "ci": steps.half(number, number + 1),
+                "ci": levels.half(number, number + 1),
                 "acknowledged": why[c.at].reason if c.at in why else None,
             }
-            for number, c in enumerate(steps.changes)
+            for number, c in enumerate(levels.changes)
         ]
-        if steps
+        if levels
         else [],
         "points": [{**_run_data(p.run), "value": p.value, "ci": p.half} for p in points],
     }

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from attnbench.analysis.history.change_points import Change
+from attnbench.analysis.history.findings import Trend
 from attnbench.analysis.history.series import in_order
-from attnbench.analysis.history.trends import Trend
 from attnbench.core import stats
 from attnbench.core.record import Run
 from attnbench.results.run_setup import differences, seconds_started

@@ -1,5 +1,6 @@
 """Models by name: what is known of their attention, and how long it takes a step.
 
-document.py   the models, or one of them in full
-step_time.py  the cells of a run -> milliseconds of attention in one step of a model
+findings.py       the cells of a run -> milliseconds of attention in one step of a model
+step_document.py  the same as the document of `attnbench report --model`
+document.py       the document of `attnbench models`: all of them, or one in full
 """

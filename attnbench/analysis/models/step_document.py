@@ -6,16 +6,17 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from attnbench.analysis.models.step_time import BOTH, StepTime, is_of, step_times, unmeasured
+from attnbench.analysis.models.findings import BOTH, StepTime, is_of, step_times, unmeasured
 from attnbench.analysis.summary.reasons import reasons
 from attnbench.core import formats
 from attnbench.core.case import DTYPES, Case
 from attnbench.core.errors import UserError
+from attnbench.core.groups import grouped
 from attnbench.core.models import Model
 from attnbench.core.text import count, listed
 from attnbench.report.document import Caution, Document, Ending, Figure, Grid, Grids
 from attnbench.results import case_names, disturbed
-from attnbench.results.cells import Cell
+from attnbench.results.cells import Cell, runs_of
 from attnbench.results.uncertainty import Contest, contest, doubt, hardly_known
 
 DIRECTIONS = ("fwd", "bwd", "fwd_bwd", BOTH)
@@ -38,22 +39,19 @@ def document(cells: Sequence[Cell], model: Model, tp: int) -> Document:
         what = "; ".join(_layers(of.count, of.window) for of in missing) or "all kinds of layers on one backend"
         raise UserError(f"report: --model {model.name}: not measured here: {what}; {measure} measures it")
     of_model = [cell for cell in cells if any(is_of(layers, model, tp, cell.case) for layers in model.layers)]
+    depth = ", ".join(_layers(of.count, of.window) for of in model.layers)
     one = f", one of {tp} devices" if tp > 1 else ""
-    heading = f"Attention of {model.name} in one step: {_depth(model)}{one}"
+    heading = f"Attention of {model.name} in one step: {depth}{one}"
     return Document(
         command="report",
         title=f"{model.name} on {', '.join(dict.fromkeys(time.device for time in times))}",
-        answer=(*disturbed.doubt([*{id(cell.run): cell.run for cell in of_model}.values()]), *_answer(times, model)),
+        answer=(*disturbed.doubt(runs_of(of_model)), *_answer(times, model)),
         blocks=tuple(_blocks(times, heading)),
         reasons=tuple(reasons(of_model)),
         facts=(SUM, *((PLANS,) if any(time.plan for time in times) else ())),
         data=(rows := [_row(time, model, tp) for time in times]),
         rows=rows,
     )
-
-
-def _depth(model: Model) -> str:
-    return ", ".join(_layers(of.count, of.window) for of in model.layers)
 
 
 def _layers(number: int, window: int | None) -> str:
@@ -87,13 +85,13 @@ def _blocks(times: Sequence[StepTime], heading: str) -> list[Grids]:
 
 def _grids(times: Sequence[StepTime], compete: bool = True) -> list[Grid]:
     several = len({time.device for time in times}) > 1
-    kinds: dict[tuple[Any, ...], list[StepTime]] = {}
-    for time in times:
+
+    def rank(time: StepTime) -> tuple[Any, ...]:
         extras = tuple(case_names.extras(time.case))
-        rank = (time.device, DTYPES.index(time.case.dtype), DIRECTIONS.index(time.direction), extras)
-        kinds.setdefault(rank, []).append(time)
+        return time.device, DTYPES.index(time.case.dtype), DIRECTIONS.index(time.direction), extras
+
     found = []
-    for _, ours in sorted(kinds.items()):
+    for _, ours in sorted(grouped(times, rank).items()):
         first = ours[0]
         title = (first.device if several else "", first.case.dtype, first.direction, *case_names.extras(first.case))
         found.append(_grid(", ".join(filter(None, title)), ours, compete))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from attnbench.analysis.models.step_time import is_of
+from attnbench.analysis.models.findings import is_of
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.models import Phase, find

@@ -16,16 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attnbench.analysis.models.step_time import unmeasured
+from attnbench.analysis.cautions import stated
 from attnbench.analysis.recommend import problem_names
-from attnbench.analysis.recommend.most_telling import (
-    FEW_CASES,
-    MOST_CASES,
-    MOST_MACHINES,
-    most_telling,
-    newest_machines,
-)
-from attnbench.analysis.recommend.ranking import (
+from attnbench.analysis.recommend.cautions import CAUTIONS, DEFAULT, FACTS, PLANS, Asked, Recommended, why_unknown
+from attnbench.analysis.recommend.findings import (
     DEFAULTS,
     TRAINING,
     Candidate,
@@ -35,28 +29,30 @@ from attnbench.analysis.recommend.ranking import (
     model_problems,
     problems,
 )
+from attnbench.analysis.recommend.most_telling import (
+    FEW_CASES,
+    MOST_CASES,
+    MOST_MACHINES,
+    most_telling,
+    newest_machines,
+)
 from attnbench.analysis.summary.answer import left_out
-from attnbench.analysis.summary.cautions import incomplete
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.analysis.summary.reasons import reasons
 from attnbench.core import stats
 from attnbench.core.case import Case
-from attnbench.core.formats import FAR, digits, duration, percent, size, times
+from attnbench.core.formats import FAR, digits, duration, size, times
+from attnbench.core.groups import grouped
 from attnbench.core.models import Model
-from attnbench.core.own_code import as_written
 from attnbench.core.record import WRONG, Status
-from attnbench.core.text import capitalized, count, listed, merged, one_line, some, template
-from attnbench.report.document import NOTHING_MEASURED, Caution, Code, Column, Document, Entry, Span, Table
+from attnbench.core.text import count, listed, merged, one_line, some, template
+from attnbench.report.document import NOTHING_MEASURED, Code, Column, Document, Entry, Span, Table
 from attnbench.results import case_names, disturbed
 from attnbench.results.case_names import NOTHING
-from attnbench.results.cells import Cell, machine_of
+from attnbench.results.cells import Cell, machine_of, runs_of
 from attnbench.results.export_rows import CASE_COLUMNS, case_columns
 from attnbench.results.metrics import METRICS
-from attnbench.results.run_setup import differing, setup
-from attnbench.results.uncertainty import doubt
-from attnbench.run.select import is_user_code
 
-DEFAULT = "PyTorch's default"
 SAME = "the default"
 MOST_CODES = 8  # blocks of code; a reader wants those of a few cases, and JSON has all
 FEW_CODES, FEW_REASONS, FEW_CAUTIONS = 2, 4, 3  # on a screen
@@ -118,24 +114,19 @@ def document(
     every_run = [*found, *problems(cells, wanted)]
     found = problem_names.told_apart(answered_once(every_run))
     shown = [cell for cell in cells if wanted(cell.backend) or cell.backend in DEFAULTS]
-    lacking = (*_lacking(found, cells, models, tp), *_measured_again(every_run, found))
-    complete = _document(found, shown, file, lacking)
-    return complete if every else _shortened(complete, found, shown, file, lacking)
+    asked = Asked(cells, models, tp, found, every_run)
+    complete = _document(found, shown, file, asked)
+    return complete if every else _shortened(complete, found, shown, file, asked)
 
 
-def _document(
-    found: Sequence[Problem], cells: Sequence[Cell], file: Path | None, lacking: Sequence[Caution]
-) -> Document:
+def _document(found: Sequence[Problem], cells: Sequence[Cell], file: Path | None, asked: Asked) -> Document:
     """Return all that is to be said of some problems, from the cells of the backends that are shown."""
     rows = [_row(problem) for problem in found]
-    runs = {id(cell.run): cell.run for cell in cells}
-    answer = (*disturbed.doubt([*runs.values()]), *_answer(found), *filter(None, [left_out(cells)]))
+    runs = runs_of(cells)
+    answer = (*disturbed.doubt(runs), *_answer(found), *filter(None, [left_out(cells)]))
     missing = tuple(reasons(cells))
-    cautions = (
-        *incomplete(runs.values(), [file] if file else []),
-        *_cautions(found),
-        *lacking,
-    )
+    recommended = Recommended(found, runs, [file] if file else [], asked)
+    cautions = stated(CAUTIONS, recommended)
     codes = _codes(found)
     left = len(codes) - MOST_CODES
     more = [Code("-f json has the code of every case.", f"{count(left, 'more block')} of code")] if left > 0 else []
@@ -147,7 +138,7 @@ def _document(
         blocks=(*_tables(found), *codes[:MOST_CODES], *more),
         reasons=missing,
         cautions=cautions,
-        facts=(*_facts(found), *_plans(found)),
+        facts=stated(FACTS, recommended),
         notes=((Span(MORE, "quiet"),),),
         data={
             "answer": answer,
@@ -161,7 +152,7 @@ def _document(
 
 
 def _shortened(
-    complete: Document, found: Sequence[Problem], cells: Sequence[Cell], file: Path | None, lacking: Sequence[Caution]
+    complete: Document, found: Sequence[Problem], cells: Sequence[Cell], file: Path | None, asked: Asked
 ) -> Document:
     """Return a document as short as a screen, with all data for programs.
 
@@ -177,7 +168,7 @@ def _shortened(
         of_newest = [cell for cell in cells if machine_of(cell.run) in newest]
         used = [cell for problem in own if problem.use for cell in problem.use.cells] or of_newest
         last = {machine_of(cell.run): cell.device for cell in sorted(used, key=lambda cell: cell.run.started)}
-        shown = _document(own, of_newest, file, lacking)
+        shown = _document(own, of_newest, file, asked)
         shown = replace(
             shown,
             answer=(*shown.answer, *([_of_others(others)] if others else [])),
@@ -200,7 +191,7 @@ def _shortened(
         blocks=(*_tables(chosen, short=True), *codes[:most_codes]),
         reasons=shown.reasons[:most_reasons],
         cautions=shown.cautions[:most_cautions],
-        facts=tuple(_plans(own)),
+        facts=stated([PLANS], Recommended(own, (), (), asked)),
         notes=(*([(Span(more, "warning"),)] if said else []), *shown.notes),
         data=complete.data,
         rows=complete.rows,
@@ -219,18 +210,14 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
     if not found:
         yield NOTHING_MEASURED
     several = len({problem.case.dtype for problem in found}) > 1  # which do not compete with each other
-    groups: dict[tuple[str, int, str, str], list[Problem]] = {}
-    for problem in found:
-        case = problem.case
-        key = (problem.device, case.ranks, case.dtype if several else "", problem.model)
-        groups.setdefault(key, []).append(problem)
+    groups = grouped(found, lambda p: (p.device, p.case.ranks, p.case.dtype if several else "", p.model))
     for own in sorted(_plain_apart(groups.values()), key=lambda own: min(len(problem.special) for problem in own)):
         first, answered = own[0], [problem for problem in own if problem.use]
         devices = f"{first.case.ranks} x {first.device}" if first.case.ranks > 1 else first.device
         where = f"On {devices}" + (f" in {first.case.dtype}" if several else "")
         where += f", all layers of {first.model}" if first.model else ""
         if not answered:
-            yield f"{where} nothing can be recommended: {_doubt(own) or _none_right(own)}."
+            yield f"{where} nothing can be recommended: {why_unknown(own) or _none_right(own)}."
         elif len(answered) == 1:
             yield _of_one(answered[0])
         else:
@@ -238,7 +225,7 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
             if of_gain := _gains(answered):
                 yield of_gain
         if answered and (unknown := [problem for problem in own if problem.candidates and not problem.use]):
-            yield f"In {count(len(unknown), 'other case')} nothing can be recommended: {_doubt(unknown)}."
+            yield f"In {count(len(unknown), 'other case')} nothing can be recommended: {why_unknown(unknown)}."
 
 
 def _plain_apart(groups: Iterable[Sequence[Problem]]) -> Iterator[Sequence[Problem]]:
@@ -248,25 +235,14 @@ def _plain_apart(groups: Iterable[Sequence[Problem]]) -> Iterator[Sequence[Probl
         yield from (part for part in (plain, special) if part)
 
 
-def _doubt(found: Sequence[Problem]) -> str:
-    """Return why no backend is known to be the fastest of problems that have candidates; "" where each has one."""
-    contests = [problem.contest for problem in found if problem.candidates]
-    lone = [problem for problem in found if problem.is_incomparable]
-    said = [doubt(contests, lambda one: one.name, lambda one: one.half)]
-    if lone:
-        only = some(dict.fromkeys(one.name for problem in lone for one in problem.candidates))
-        others = some(dict.fromkeys(name for problem in lone for name in problem.elsewhere))
-        said.append(f"{only} and {others} were right, but not measured in one way (timer, L2, passes apart or as one)")
-    return ", or ".join(filter(None, said))
-
-
 def _none_right(found: Sequence[Problem]) -> str:
     """Return why problems have no candidate, of all backends or of those that were asked for."""
     if not any(problem.others_right for problem in found):
         return "no exact backend has a right figure"
-    groups: dict[tuple[Status, str], list[Cell]] = {}
-    for cell in (cell for problem in found for cell in problem.missing):
-        groups.setdefault((cell.status, template(one_line(cell.reason or ""))), []).append(cell)
+    groups = grouped(
+        (cell for problem in found for cell in problem.missing),
+        lambda cell: (cell.status, template(one_line(cell.reason or ""))),
+    )
     whys = []
     for (status, _), cells in groups.items():
         why = merged([one_line(cell.reason or "") for cell in cells])
@@ -383,9 +359,7 @@ def _interval_text(gain: Gain) -> str:
 
 def _tables(found: Sequence[Problem], short: bool = False) -> Iterator[Table]:
     """Yield a table for each device, model and step; in short one for all steps, whose rows name theirs."""
-    groups: dict[tuple[str, str, str], list[Problem]] = {}
-    for problem in found:
-        groups.setdefault((problem.device, problem.model, "" if short else problem.step), []).append(problem)
+    groups = grouped(found, lambda problem: (problem.device, problem.model, "" if short else problem.step))
     several = len({device for device, _, _ in groups}) > 1
     for number, ((device, model, _), own) in enumerate(groups.items(), start=1):
         steps = {problem.step for problem in own}
@@ -491,186 +465,6 @@ def _codes(found: Sequence[Problem]) -> list[Code]:
         title = f"{backend}{f' ({version})' if version else ''}, {count(len(cases), 'case')}"
         blocks.append(Code(code, f"{title}: {where}" if where else title))
     return blocks
-
-
-def _cautions(found: Sequence[Problem]) -> Iterator[Caution]:
-    answered = [problem for problem in found if problem.use]
-    if lost := [problem for problem in found if not problem.candidates]:
-        yield Caution(
-            f"Nothing is recommended in {_counted_names(lost)}.",
-            f"No backend{' that was asked for' if any(p.others_right for p in lost) else ''} has a right figure there.",
-            "Each has its reason in this report."
-            if any(cell.status != "ok" for p in lost for cell in p.missing)
-            else "",
-        )
-    if noisy := [problem for problem in found if problem.candidates and not problem.use]:
-        yield Caution(
-            f"Nothing is recommended in {_counted_names(noisy)}: {_doubt(noisy)}.",
-            todo="Measure with more samples, or with --rounds 5, and nothing else running."
-            if any(not problem.is_incomparable for problem in noisy)
-            else "Measure them in one run.",
-        )
-    without = [problem for problem in answered if not problem.default]
-    if unknown := [problem for problem in without if not _tried_default(problem)]:
-        yield Caution(
-            f"What is gained over {DEFAULT} is not known in {count(len(unknown), 'case')}.",
-            f"{DEFAULTS[0]} was not measured.",
-            f"Measure both with the same shapes: attnbench recommend -b {_asked_as(unknown)}",
-        )
-    if failed := len(without) - len(unknown):
-        yield Caution(
-            f"{DEFAULT} has no right figure in {count(failed, 'case')}, so there is nothing to compare with.",
-            todo="Each has its reason in this report.",
-        )
-    if other := {problem.default.backend for problem in answered if problem.default} - {DEFAULTS[0]}:
-        yield Caution(
-            f"{DEFAULT} is taken from {', '.join(sorted(other))}, transformers' call of it.",
-            f"{DEFAULTS[0]} was not measured with it.",
-        )
-    if alone := [problem for problem in answered if not problem.has_choice]:
-        yield Caution(
-            f"In {count(len(alone), 'case')} one backend alone has a right figure: it is no choice.",
-            todo="Measure more: attnbench backends says what can be installed here.",
-        )
-    if same := [problem for problem in answered if problem.gain and _alike_kernels(problem)]:
-        yield Caution(
-            f"In {count(len(same), 'case')} {DEFAULT} ran the same kernels as what is to use ({some(_used(same))}).",
-            "What sets them apart is the time to choose, or noise that the uncertainty does not hold.",
-            "Measure again with --rounds 5.",
-        )
-    if silent := [problem for problem in answered if problem.use and not all(problem.use.codes.values())]:
-        yield Caution(
-            f"No code to paste is known for {', '.join(_used(silent))} in {count(len(silent), 'case')}.",
-            todo="How attnbench calls it is in its file in attnbench/backends, or in your own.",
-        )
-    sums = [one for p in answered if p.step == TRAINING for one in p.fastest if one.cells[0].case.direction == "fwd"]
-    if own := dict.fromkeys(one.name for one in sums if is_user_code(one.run.specs.get(one.backend, ""))):
-        yield Caution(
-            f"In fwd + bwd the forward of {some(own)} was timed without gradients, and may do more with them.",
-            todo="--pass fwd_bwd times the step as one.",
-        )
-    held = [problem for problem in answered if any(c.held_down for one in problem.fastest for c in one.cells)]
-    if held:
-        yield Caution(
-            f"Power or heat held the clock of the fastest down in {count(len(held), 'case')}.",
-            "In bursts it is faster than sustained.",
-            "attnbench report marks them.",
-        )
-
-
-def _counted_names(found: Sequence[Problem]) -> str:
-    return f"{count(len(found), 'case')} ({some(map(problem_names.name, found))})"
-
-
-def _alike_kernels(problem: Problem) -> bool:
-    return bool(problem.use and problem.default and problem.use.kernels == problem.default.kernels != set())
-
-
-def _tried_default(problem: Problem) -> bool:
-    return any(cell.backend in DEFAULTS for of in problem.tried for _, cell in of)
-
-
-def _lacking(found: Sequence[Problem], cells: Sequence[Cell], models: Sequence[Model], tp: int) -> Iterator[Caution]:
-    """Yield which models have no whole step, and why."""
-    for model in models:
-        if not any(problem.model == model.name for problem in found):
-            none = unmeasured(cells, model, tp)
-            windows = [f"with a window of {of.window}" if of.window else "without a window" for of in none]
-            lacks = f"Layers {' and '.join(windows)} have none." if windows else ""
-            again = f"attnbench run --model {model.name}" + (f" --tp {tp}" if tp > 1 else "")
-            yield Caution(
-                f"No backend has a right figure of all layers of {model.name}.", lacks, f"{again} measures them."
-            )
-
-
-def _measured_again(every_run: Sequence[Problem], found: Sequence[Problem]) -> Iterator[Caution]:
-    """Tell of how many single runs one answer stands here (answered_once), what it compares, and what it leaves out."""
-    both = {key for problem in every_run if (key := problem.key)[-1] in (TRAINING, "fwd_bwd")}
-    in_two_ways = len(both - {problem.key for problem in found})
-    if number := len(every_run) - len(found) - in_two_ways:
-        joined = [problem for problem in found if len(problem.runs) > 1]
-        apart = max((a.between_runs(b) for p in joined for a in p.right for b in p.right), default=0.0)
-        setups = [[*map(setup, problem.runs)] for problem in joined]
-        pairs = [(first, other) for first, *others in setups for other in others]
-        unlike = dict.fromkeys(name for first, other in pairs for name in differing(first, other))
-        said = "An answer has the figures of the run of the fastest backend; "
-        said += f"in {count(len(joined), 'case')} it has those of other runs for backends that this lacks."
-        said += (
-            f" On unlike cards, or by unlike methods, they are alike within {percent(apart)} more, in quadrature."
-            if apart
-            else ""
-        )
-        said += f" Their {listed(unlike)} differ too." if unlike else ""
-        yield Caution(
-            f"{count(number, 'answer')} left out: the same case was measured in several runs on one model of device.",
-            said,
-            "Give fewer files for another.",
-        )
-    if in_two_ways:
-        yield Caution(
-            f"{count(in_two_ways, 'answer')} left out: both passes were timed as one (fwd_bwd) and apart (fwd + bwd).",
-            "A training step is as one, which answers where it has all backends that the sum names, or reads less.",
-            "--pass chooses.",
-        )
-    yield from _backends_left_out(
-        [problem.wrong_elsewhere for problem in found],
-        "in one run and wrong in another",
-        "What is wrong once is not recommended.",
-        "attnbench report shows both.",
-    )
-    yield from _backends_left_out(
-        [problem.elsewhere for problem in found],
-        "as measured in another way (timer, L2, passes apart or as one)",
-        "Such figures are not comparable.",
-        "Measure them again with the others; attnbench report shows theirs.",
-    )
-
-
-def _backends_left_out(by_case: Sequence[Sequence[str]], where: str, why: str, todo: str) -> Iterator[Caution]:
-    """Tell which backends are left out of some cases though they were right elsewhere; nothing where none is."""
-    if cases := [backends for backends in by_case if backends]:
-        names = some(dict.fromkeys(name for backends in cases for name in backends), 6)
-        left = f"In {count(len(cases), 'case')} backends are left out that were right {where}: {names}."
-        yield Caution(left, why, todo)
-
-
-def _used(found: Sequence[Problem]) -> list[str]:
-    return list(dict.fromkeys(problem.use.backend for problem in found if problem.use))
-
-
-def _asked_as(found: Sequence[Problem]) -> str:
-    """Return PyTorch's default and the backends to use as the option -b takes them, own code by its file."""
-    specs = {use.backend: use.run.specs.get(use.backend, "") for use in (one.use for one in found) if use}
-    names = [as_written(spec) if ".py:" in spec else backend for backend, spec in specs.items()]
-    return shlex.quote(",".join((DEFAULTS[0], *names)))
-
-
-def _facts(found: Sequence[Problem]) -> Iterator[Caution]:
-    """Yield what a tie is, and where the uncertainty is known from."""
-    known: dict[str, list[float]] = {}
-    for problem in found:
-        for one in problem.candidates:
-            if one.half is not None and (of := one.cells[0].uncertainty):
-                known.setdefault(str(of), []).append(one.half)
-    for how, halves in known.items():
-        ends = dict.fromkeys((percent(min(halves)), percent(max(halves))))
-        yield Caution(
-            f"Latencies tie where they differ by less than both uncertainties ({' to '.join(ends)}), in quadrature.",
-            f"{capitalized(how)}.",
-        )
-
-
-def _plans(found: Sequence[Problem]) -> Iterator[Caution]:
-    """Yield what the backends to use build once a step, which their latency does not hold."""
-    plans: dict[str, list[float]] = {}
-    for use in (problem.use for problem in found if problem.use):
-        plans.setdefault(use.name, []).extend(plan for cell in use.cells if (plan := cell.value("plan")) is not None)
-    said = [f"{name} up to {duration(max(of))}" for name, of in plans.items() if of]
-    if said:
-        yield Caution(
-            f"Built once a step, for all layers, and not in the latency: {', '.join(said)}.",
-            todo="attnbench report -m plan has it by cell.",
-        )
 
 
 def _row(problem: Problem) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from attnbench.analysis.recommend.ranking import Problem, least_special
+from attnbench.analysis.recommend.findings import Problem, least_special
+from attnbench.core.groups import grouped
 from attnbench.results import case_names
 from attnbench.results.cells import Machine
 
@@ -37,13 +38,9 @@ def most_telling(problems: Sequence[Problem], most: int) -> list[Problem]:
     Where there are too many kinds (all of a case but its lengths and batch), plain ones are taken, then those with the
     most backends.
     """
-    groups: dict[tuple[str, str], dict[Hashable, list[Problem]]] = {}
-    for problem in problems:
-        kinds = groups.setdefault((problem.device, problem.model), {})
-        kinds.setdefault(_kind(problem), []).append(problem)
     chosen: set[int] = set()
-    for kinds in groups.values():
-        ranked = sorted(kinds.values(), key=_rank)[:most]
+    for own in grouped(problems, lambda problem: (problem.device, problem.model)).values():
+        ranked = sorted(grouped(own, _kind).values(), key=_rank)[:most]
         each, more = divmod(most, len(ranked))
         for place, of in enumerate(ranked):
             chosen.update(map(id, _spread(of, each + (place < more))))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from attnbench.analysis.recommend.ranking import Problem
-from attnbench.core.case import Case
+from attnbench.analysis.recommend.findings import Problem
+from attnbench.core.groups import grouped
 from attnbench.results import case_names
 from attnbench.results.case_names import AXES
 
@@ -27,9 +27,7 @@ def name(problem: Problem) -> str:
 
 def told_apart(found: Sequence[Problem]) -> list[Problem]:
     """Return problems with what their names need so that no two of a machine have the same: heads, batch, ..."""
-    namesakes: dict[Hashable, list[Case]] = {}
-    for problem in found:
-        namesakes.setdefault(_shared(problem), []).append(problem.case)
+    namesakes = grouped(found, _shared)
     return [replace(problem, apart=_apart(problem, namesakes[_shared(problem)])) for problem in found]
 
 
@@ -37,10 +35,10 @@ def _shared(problem: Problem) -> Hashable:
     return problem.machine, problem.model, problem.step, problem.case.dtype, _sizes(problem)
 
 
-def _apart(problem: Problem, namesakes: Sequence[Case]) -> tuple[str, ...]:
+def _apart(problem: Problem, namesakes: Sequence[Problem]) -> tuple[str, ...]:
     """Return what tells a problem from others of its name."""
     axes = [axis for told, axis in AXES.items() if problem.model or told not in TOLD]
-    differing = (axis for axis in axes if len({axis.value(other) for other in namesakes}) > 1)
+    differing = (axis for axis in axes if len({axis.value(other.case) for other in namesakes}) > 1)
     return tuple(filter(None, (axis.label(problem.case) for axis in differing)))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attnbench.core.case import Case
 from attnbench.core.formats import percent, times
+from attnbench.core.groups import grouped
 from attnbench.core.record import Run
 from attnbench.core.text import count, listed, some
 from attnbench.report.document import NOTHING_MEASURED
@@ -30,9 +31,7 @@ def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
     counted = f"{count(len(cells), 'cell')}{in_rounds}{from_runs}"
     if not endings["measured"]:
         return f"{counted}: {ended}.", "Nothing was measured; the reasons are in this report."
-    by_dtype: dict[str, list[Cell]] = {}  # which do not compete with each other
-    for cell in cells:
-        by_dtype.setdefault(cell.case.dtype, []).append(cell)
+    by_dtype = grouped(cells, lambda cell: cell.case.dtype)
     names = case_names.by_version(map(_version, cells))
     said = (_fastest(of_one, f" in {dtype}" if len(by_dtype) > 1 else "", names) for dtype, of_one in by_dtype.items())
     return (f"{counted}: {ended}.", *filter(None, (*said, left_out(cells), _approximations(cells))))
@@ -81,10 +80,8 @@ def _fastest(cells: Sequence[Cell], where: str, named: Mapping[tuple[str, str], 
 
     Backends that are alike within the uncertainty are named together, with how far apart they are at most.
     """
-    rivals: dict[tuple[str, Case], list[Cell]] = {}
-    for cell in cells:
-        if cell.is_ranked and cell.value("latency") is not None:
-            rivals.setdefault((cell.device, cell.case), []).append(cell)
+    ranked = [cell for cell in cells if cell.is_ranked and cell.value("latency") is not None]
+    rivals = grouped(ranked, lambda cell: (cell.device, cell.case))
     judged = {device for (device, _), of_case in rivals.items() if len(of_case) > 1}
     contests = [contest_of(of_case) for of_case in rivals.values() if len(of_case) > 1]
     if not contests:
@@ -96,8 +93,10 @@ def _fastest(cells: Sequence[Cell], where: str, named: Mapping[tuple[str, str], 
         latencies = [*map(_latency, found)]
         if found:
             ties.setdefault(tuple(names), []).append(max(latencies) / min(latencies) - 1)
-    ranked = sorted(ties, key=lambda names: (len(names) > 1, -len(ties[names]), [*map(case_names.backend_rank, names)]))
-    alone, together = ([n for n in ranked if (len(n) > 1) == several] for several in (False, True))
+    in_order = sorted(
+        ties, key=lambda names: (len(names) > 1, -len(ties[names]), [*map(case_names.backend_rank, names)])
+    )
+    alone, together = ([n for n in in_order if (len(n) > 1) == several] for several in (False, True))
     said = [f"{name} in {len(ties[name,])}" for (name,) in alone]
     said += [
         f"{listed(names)} alike in {len(ties[names])} (within {percent(max(ties[names]))})"

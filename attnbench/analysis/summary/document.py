@@ -45,8 +45,8 @@ def document(
             *(phases(cells) if "seconds" in metrics else ()),
         ),
         reasons=tuple(reasons(cells)),
-        cautions=tuple(cautions(cells, runs, files)),
-        facts=tuple(facts(cells)),
+        cautions=cautions(cells, runs, files),
+        facts=facts(cells),
         appendix=scaling.sections(cells),
     )
 

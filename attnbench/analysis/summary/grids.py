@@ -14,6 +14,7 @@ from typing import Any
 from attnbench.core.case import Case
 from attnbench.core.flops import CONVENTIONS
 from attnbench.core.formats import digits, percent, share
+from attnbench.core.groups import grouped
 from attnbench.core.sizes import format_size
 from attnbench.core.text import count
 from attnbench.report.characters import MEMORY_BOUND
@@ -181,11 +182,9 @@ def _text(axis: str, cell: Cell, *, short: bool = False) -> str:
 
 def _split(cells: Sequence[Cell], axes: Sequence[str]) -> list[list[Cell]]:
     """Return the cells in groups that are alike in all of the axes, in the order of their values."""
-    groups: dict[tuple[Any, ...], list[Cell]] = {}
-    devices: dict[str, int] = {}
-    for cell in cells:
-        device = devices.setdefault(cell.device, len(devices))
-        groups.setdefault((device, *(_value(axis, cell) for axis in axes)), []).append(cell)
+    devices = [*dict.fromkeys(cell.device for cell in cells)]
+    place = {device: number for number, device in enumerate(devices)}
+    groups = grouped(cells, lambda cell: (place[cell.device], *(_value(axis, cell) for axis in axes)))
     return [groups[key] for key in sorted(groups)]
 
 
@@ -221,9 +220,7 @@ def _grid(cells: Sequence[Cell], several: bool, metric: Metric, axes: tuple[str,
         return None
     rows, columns = (sorted(set(keys)) for keys in zip(*tried, strict=True))  # what was skipped throughout has no place
 
-    rivals: dict[Case, list[Cell]] = {}
-    for cell in (at[key] for key in values if "backend" in axes and at[key].is_ranked):
-        rivals.setdefault(cell.case, []).append(cell)
+    rivals = grouped((at[key] for key in values if "backend" in axes and at[key].is_ranked), lambda cell: cell.case)
     starred = {id(cell) for found in rivals.values() for cell in _best(metric, found)}
 
     details, row_extra, column_extra = _details(cells, row, column)

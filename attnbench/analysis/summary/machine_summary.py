@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from attnbench.analysis.summary.grids import bandwidth
 from attnbench.core import stats
 from attnbench.core.formats import digits, duration, percent
+from attnbench.core.groups import grouped
 from attnbench.core.policy import SHORT
 from attnbench.report.document import Machine
 from attnbench.results import metrics
@@ -18,9 +19,7 @@ TIMERS = {"events": "CUDA events", "graph": "CUDA graph replay", "cupti": "CUPTI
 
 def machines(cells: Sequence[Cell]) -> list[Machine]:
     """Return the machines of some cells, by device label; of one that is there already only what differs."""
-    by_device: dict[str, list[Cell]] = {}
-    for cell in cells:
-        by_device.setdefault(cell.device, []).append(cell)
+    by_device = grouped(cells, lambda cell: cell.device)
     found: list[Machine] = []
     for device, group in by_device.items():
         alike = next((d for d in list(by_device)[: len(found)] if _same_machine(by_device[d][0], group[0])), None)

@@ -29,7 +29,7 @@ from attnbench.report.document import (
     Table,
 )
 from attnbench.results import case_names
-from attnbench.results.cells import Cell
+from attnbench.results.cells import Cell, runs_of
 from attnbench.results.disturbed import doubt
 from attnbench.results.export_rows import COLUMNS, table_rows
 from attnbench.results.metrics import METRICS
@@ -77,7 +77,7 @@ def document(cells: Sequence[Cell]) -> Document:
     return Document(
         command="report",
         title=some(dict.fromkeys(cell.name for cell in cells)),
-        answer=doubt([*{id(cell.run): cell.run for cell in cells}.values()]),
+        answer=doubt(runs_of(cells)),
         machines=tuple(machines(cells)),
         blocks=tuple(block for number, cell in enumerate(cells) for block in _blocks(cell, number)),
         cautions=tuple(Caution(f"{_name(cell, r)}: {note}") for cell, r in records for note in r.notes),
@@ -103,7 +103,12 @@ def _blocks(cell: Cell, number: int) -> Iterator[Block]:
         if record.measurements:
             yield _samples(record, f"samples-{of}", f"samples{after}")
         if row.samples:
-            yield _histogram(row.ordered_samples, f"histogram-{of}") if len(row.samples) > FEW else _listed(row.samples)
+            each = ", ".join(map(formats.duration, row.samples))
+            yield (
+                _histogram(row.ordered_samples, f"histogram-{of}")
+                if len(row.samples) > FEW
+                else Pairs((("latency of each", each, ""),))
+            )
         if record.accuracy:
             yield _errors(record.accuracy, f"errors-{of}", f"error against the reference{after}")
         if record.kernels:
@@ -183,10 +188,6 @@ def _samples(record: Record, name: str, title: str) -> Table:
 
 def _text(value: float, unit: str) -> str:
     return _FORMATS[unit](value) if unit in _FORMATS else f"{formats.digits(value)} {unit}"
-
-
-def _listed(samples: Sequence[float]) -> Pairs:
-    return Pairs((("latency of each", ", ".join(map(formats.duration, samples)), ""),))
 
 
 def _histogram(ordered: Sequence[float], name: str) -> Table:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from attnbench.analysis.summary.reasons import reasons
+from attnbench.core.groups import grouped
 from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
-from attnbench.core.sizes import format_bytes, format_duration
+from attnbench.core.sizes import format_bytes, format_duration, format_seconds
 from attnbench.report.document import Column, Document, Span, Table
 from attnbench.results.case_names import backend_rank
 from attnbench.results.cells import cells
@@ -22,9 +23,7 @@ def document(run: Run) -> Document:
 
     For programs: the planned jobs with their forecasts.
     """
-    by_backend: dict[str, list[Job]] = {}
-    for job in sorted(run.plan, key=lambda job: backend_rank(job.backend)):
-        by_backend.setdefault(job.backend, []).append(job)
+    by_backend = grouped(sorted(run.plan, key=lambda job: backend_rank(job.backend)), lambda job: job.backend)
     busy = {name: jobs for name, jobs in by_backend.items() if any(not job.skip for job in jobs)}
     records = tuple(skipped_record(j) if j.skip else Record(j.case, j.backend, j.round, "ok") for j in run.plan)
     columns = (Column("backend"), *(Column(heading, "right", wrap=False) for heading in COLUMNS))
@@ -44,10 +43,6 @@ def _figures(jobs: Sequence[Job]) -> tuple[str, ...]:
         str(len(todo)),
         str(len(jobs) - len(todo)),
         format_duration(sum(job.forecast.seconds for job in todo)),
-        _call(max(job.forecast.call for job in todo)),
+        format_seconds(max(job.forecast.call for job in todo)),
         format_bytes(max(job.forecast.nbytes for job in todo)),
     )
-
-
-def _call(seconds: float) -> str:
-    return format_duration(seconds) if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

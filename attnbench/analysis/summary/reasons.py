@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from attnbench.core.groups import grouped
 from attnbench.core.text import count, merged, one_line, template
 from attnbench.report.document import Reason
 from attnbench.results import case_names
@@ -19,13 +20,9 @@ def reasons(cells: Sequence[Cell]) -> list[Reason]:
 
     Where several libraries are not installed, one line names them and the command that tells more.
     """
-    groups: dict[tuple[str, str, str, str], list[Cell]] = {}
-    every: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        every.setdefault((cell.device, cell.backend), []).append(cell)
-        if cell.status != "ok":
-            reason = one_line(cell.reason or "no reason given")
-            groups.setdefault((cell.device, cell.backend, cell.status, template(reason)), []).append(cell)
+    every = grouped(cells, lambda cell: (cell.device, cell.backend))
+    without = [cell for cell in cells if cell.status != "ok"]
+    groups = grouped(without, lambda cell: (cell.device, cell.backend, cell.status, template(_reason(cell))))
     several_devices = len({device for device, _ in every}) > 1
     absent = {text for *_, text in groups if NOT_INSTALLED in text}
     lines: dict[tuple[str, ...], list[list[Cell]]] = {}
@@ -49,6 +46,9 @@ def reasons(cells: Sequence[Cell]) -> list[Reason]:
         if len(members) == 1:
             detail = members[0].name
         on = f" on {device}" if several_devices else ""
-        texts = [one_line(c.reason or "no reason given") for c in members]
-        found.append(Reason(word, detail + on, text if text == ABSENT else merged(texts)))
+        found.append(Reason(word, detail + on, text if text == ABSENT else merged([*map(_reason, members)])))
     return found
+
+
+def _reason(cell: Cell) -> str:
+    return one_line(cell.reason or "no reason given")

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from attnbench.core import formats, stats
 from attnbench.core.case import Case
+from attnbench.core.groups import grouped
 from attnbench.core.sizes import format_size
 from attnbench.core.split_sequence import part_of
 from attnbench.report.document import Column, Dot, Entry, Paragraphs, Plot, Section, Span, Table
@@ -90,12 +91,11 @@ def crossovers(cells: Sequence[Cell]) -> Iterator[str]:
 
 def sections(cells: Sequence[Cell]) -> tuple[Section, ...]:
     """Return the figures for a page: the speedup over one device, by length."""
-    groups: dict[str, list[tuple[int, list[tuple[Cell, float]]]]] = {}
     curves = _curves(cells)
     names = _names(curves)
-    for key, curve in curves.items():
-        groups.setdefault(names[key], []).append((key[2], curve))
-    plots = tuple(_plot(name, curves) for name, curves in groups.items() if any(len(c) > 1 for _, c in curves))
+    groups = grouped([(key, key[2], curve) for key, curve in curves.items()], lambda of: names[of[0]])
+    by_ranks = {name: [(ranks, curve) for _, ranks, curve in own] for name, own in groups.items()}
+    plots = tuple(_plot(name, own) for name, own in by_ranks.items() if any(len(curve) > 1 for _, curve in own))
     return (Section("scaling", "Speedup over one rank", plots),) if plots else ()
 
 

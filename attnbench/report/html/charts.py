@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from attnbench.core import stats
 from attnbench.core.flops import Convention, exps, ideal_bytes
+from attnbench.core.groups import grouped
 from attnbench.core.sizes import format_size
 from attnbench.core.text import one_line
 from attnbench.results import case_names, metrics
 from attnbench.results.cells import Cell, contest_of
 
 Row = dict[str, Any]
-Key = TypeVar("Key")
 
 # The metrics that the table, the tips and the figures show, each a field of a row.
 METRICS = (
@@ -105,7 +105,7 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
     for panel, members in panels.items():
         marks = Counter[int]()  # crosses at each length, which figures stack
         tried_here = {c.backend for c in members if c.status != "skipped"}
-        by_length = _grouped(members, lambda c: case_names.seqlen(c.case))
+        by_length = grouped(members, lambda c: case_names.seqlen(c.case))
         fastest = {n: _fastest(of_shape) for n, of_shape in by_length.items()}
         near = {n for n, of_shape in by_length.items() if any(c.value("approximation_error") for c in of_shape)}
         for cell in members:
@@ -117,7 +117,7 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
             mark = {"best": fastest[length].get(id(cell)), "near": titles["shape"] if length in near else None}
             rows.append(titles | mark | _row(cell, slot, eager.get((cell.device, cell.case))))
     common = [_said(axis, cells[0]) for axis in of_cells if axis not in title_parts] if cells else []
-    by_roof = _grouped(cells, lambda c: _title(c, roof_parts))
+    by_roof = grouped(cells, lambda c: _title(c, roof_parts))
     return Charts(
         backends=tuple(map(_drawn, sorted({c.backend_name for c in cells}, key=case_names.backend_rank))),
         panels=tuple(panels),
@@ -151,7 +151,7 @@ def _title(cell: Cell, axes: Iterable[str]) -> str:
 
 def _panels(cells: Iterable[Cell], title_parts: Sequence[str]) -> dict[str, list[Cell]]:
     """Return panel title -> its cells, in the order of the report."""
-    panels = _grouped(cells, lambda cell: _title(cell, title_parts))
+    panels = grouped(cells, lambda cell: _title(cell, title_parts))
     return {part: found for title, members in panels.items() for part, found in _split(title, members).items()}
 
 
@@ -159,7 +159,7 @@ def _split(title: str, cells: list[Cell], by: Sequence[str] = _WHERE_NEEDED) -> 
     """Split a panel by further parts of a title, until there is one case at each length."""
     if not by or len({c.case for c in cells}) == len({case_names.seqlen(c.case) for c in cells}):
         return {title: cells}
-    groups = _grouped(cells, lambda cell: _said(by[0], cell))
+    groups = grouped(cells, lambda cell: _said(by[0], cell))
     named = {f"{title} {said}" if len(groups) > 1 else title: found for said, found in groups.items()}
     return {part: of_part for name, found in named.items() for part, of_part in _split(name, found, by[1:]).items()}
 
@@ -173,13 +173,6 @@ def _fastest(rivals: Sequence[Cell]) -> dict[int, str]:
     found = contest_of(measured).winners
     doubtful = {id(cell): "? hardly known" for cell in measured if cell.is_hardly_known()}
     return doubtful | {id(cell): "best" if len(found) == 1 else "= best" for cell in found if len(measured) > 1}
-
-
-def _grouped(cells: Iterable[Cell], key: Callable[[Cell], Key]) -> dict[Key, list[Cell]]:
-    groups: dict[Key, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(key(cell), []).append(cell)
-    return groups
 
 
 def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row:

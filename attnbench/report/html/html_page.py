@@ -10,7 +10,7 @@ from __future__ import annotations
 from attnbench import __version__
 from attnbench.core.errors import UserError
 from attnbench.core.text import count
-from attnbench.report.document import Caution, Document, Grids, Machine, Reason, Section
+from attnbench.report.document import Caution, Document, Grids, Machine, Section
 from attnbench.report.html import interactive, palette
 from attnbench.report.html.blocks import block_part, content, spans
 from attnbench.report.html.elements import Markup, Part, asset, element, filled, items, joined, lines, section
@@ -47,7 +47,15 @@ def render(document: Document) -> str:
                 )
                 if beside
                 else "",
-                element("div", lines(*(part.content for part in parts), _footer()), id="results", tabindex=-1),
+                element(
+                    "div",
+                    lines(
+                        *(part.content for part in parts),
+                        element("footer", f"Made by attnbench {__version__}.", class_="quiet"),
+                    ),
+                    id="results",
+                    tabindex=-1,
+                ),
             ),
             class_=None if beside else "alone",
         ),
@@ -107,8 +115,8 @@ def _parts(document: Document) -> list[Part]:
     if document.cautions or charts:
         found.append(section("warnings", "Warnings", items(map(_caution, document.cautions)) or element("p", "None.")))
     if document.reasons or charts:
-        reasons = items(map(_reason, document.reasons)) or element("p", "Every cell has one.")
-        found.append(section("missing", "Without a figure", reasons))
+        told = (joined(element("strong", r.word), f"{r.who}: {r.reason}", by=" ") for r in document.reasons)
+        found.append(section("missing", "Without a figure", items(told) or element("p", "Every cell has one.")))
     if document.facts:
         found.append(section("facts", "To know", items(map(_caution, document.facts))))
     if document.notes:
@@ -123,15 +131,7 @@ def _caution(caution: Caution) -> Markup:
     return joined(element("strong", caution.what), caution.why, filled("em", caution.todo), by=" ")
 
 
-def _reason(reason: Reason) -> Markup:
-    return joined(element("strong", reason.word), f"{reason.who}: {reason.reason}", by=" ")
-
-
 def _section(found: Section) -> Part:
     blocks = (joined(filled("h3", block.title), content(block)) for block in found.blocks)
     code = element("pre", element("code", found.code), tabindex=0) if found.code else ""
     return section(found.name, found.title, *blocks, code)
-
-
-def _footer() -> Markup:
-    return element("footer", f"Made by attnbench {__version__}.", class_="quiet")

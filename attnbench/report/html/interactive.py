@@ -96,18 +96,15 @@ def parts(charts: Charts) -> list[Part]:
 
 def _figure(figure: VegaFigure) -> Part:
     label = f"{figure.title}; the table below has the same figures"
+    shape = element("p", element("label", "Shape ", element("select", id="shape")), class_="tools")
     return section(
         figure.name,
         figure.title,
         element("p", figure.caption, class_="quiet"),
-        _chosen_shape() if figure.name == "ranking" else element("p", class_="legend"),
+        shape if figure.name == "ranking" else element("p", class_="legend"),
         element("div", class_="drawing", role="img", aria_label=label),
         class_="figure",
     )
-
-
-def _chosen_shape() -> Markup:
-    return element("p", element("label", "Shape ", element("select", id="shape")), class_="tools")
 
 
 def _table() -> Part:
@@ -151,7 +148,8 @@ def data(charts: Charts) -> dict[str, Any]:
             for name, mark in marks.items()
         ],
         "columns": [
-            dict(zip(("field", "title", "kind", "doc"), column, strict=True)) | {"better": _better(column[0])}
+            dict(zip(("field", "title", "kind", "doc"), column, strict=True))
+            | {"better": METRICS[column[0]].better if column[0] in METRICS else None}
             for column in COLUMNS
             if column[0] in ALWAYS_SHOWN or _says_something(column[0], {*fields.get(column[0], ())})
         ],
@@ -168,11 +166,6 @@ def data(charts: Charts) -> dict[str, Any]:
         ],
         "config": next((spec["config"] for _, spec in specs), {}),  # the same for all
     }
-
-
-def _better(field: str) -> str | None:
-    """Return whether the higher or the lower values of a column are better; None where neither is."""
-    return METRICS[field].better if field in METRICS else None
 
 
 def _says_something(field: str, values: Collection[Any]) -> bool:

@@ -112,7 +112,7 @@ def _judged(setting: Setting, figure: Figure, gpu: str, cells: Cells) -> Finding
     bursts = _measured(figure, figure.metric, together, measured)
     sustained = None
     if also := SUSTAINED.get(figure.metric):
-        on_gpu = [case for case in together if not any(_is_bound_by_host(side[case]) for side in measured)]
+        on_gpu = [case for case in together if not any(side[case].is_launch_bound for side in measured)]
         sustained = _measured(figure, also, on_gpu, measured)
     ran = tuple(_with_version(next(iter(side.values()))) for side in measured)
     asked = [names[0] for names in (figure.backends, figure.over) if names]
@@ -138,20 +138,13 @@ def _judged(setting: Setting, figure: Figure, gpu: str, cells: Cells) -> Finding
 def _side(cases: Sequence[Case], names: Sequence[str], cells: Cells) -> dict[Case, Cell] | str:
     """Return the measured cells of the first of some backends that has any; else how one ended, "" for none at all."""
     for name in names:
-        if found := {case: cells[case, name] for case in cases if _is_measured(cells.get((case, name)))}:
-            return found
+        own = {case: cell for case in cases if (cell := cells.get((case, name))) and cell.status == "ok"}
+        if own:
+            return own
     ended = {name: [cell for case in cases if (cell := cells.get((case, name)))] for name in names}
     name, cells_of_it = next(((name, own) for name, own in ended.items() if own), ("", []))
     worst = next((cell for cell in cells_of_it if cell.status in WRONG), cells_of_it[0] if cells_of_it else None)
     return f"{name}: {case_names.ENDINGS[worst.status]}, {worst.reason or 'without a reason'}" if worst else ""
-
-
-def _is_measured(cell: Cell | None) -> bool:
-    return cell is not None and cell.status == "ok"
-
-
-def _is_bound_by_host(cell: Cell) -> bool:
-    return (cell.value("enqueue") or 0.0) > (cell.value("latency") or 0.0)
 
 
 def _measured(
@@ -170,7 +163,7 @@ def _measured(
     if not values:
         return None
     half = sum(halves) / len(halves)
-    value = {"up to": max(values), "at least": min(values)}.get(figure.printed.kind) or _mean(values)
+    value = {"up to": max(values), "at least": min(values)}.get(figure.printed.kind) or stats.geomean(values)
     return Measured(value, value * stats.exp(-half), value * stats.exp(half), min(values), max(values), len(values))
 
 
@@ -180,10 +173,6 @@ def _half_interval(metric: str, cells: Sequence[Cell]) -> float:
     halves = [cell.half_interval(sure) or 0.0 for cell in cells] if sure else [0.0]
     units = cells[0].uncertainty.units if sure and len(cells) == 1 and cells[0].uncertainty else 0.0
     return math.hypot(*halves, units)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return stats.exp(sum(map(math.log, values)) / len(values))
 
 
 def _allowed(figure: Figure) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnbench.core.case import Case
+from attnbench.core.groups import grouped
 from attnbench.results.cells import Cell
 
 FASTER = 1.5  # the kernel of the sentence
@@ -51,10 +52,10 @@ def amdahl(share: float, factor: float = FASTER) -> float:
 
 def timed_steps(cells: Sequence[Cell]) -> dict[tuple[str, Case], list[Timed]]:
     """Return the measured steps of each device and case, the fastest first."""
-    found: dict[tuple[str, Case], list[Timed]] = {}
-    for cell in cells:
-        latency = cell.value("latency") if cell.case.step else None
-        if latency:
-            timed = Timed(cell, latency, cell.value("attention_time"), cell.value("idle_time") or 0.0)
-            found.setdefault((cell.device, cell.case), []).append(timed)
-    return {key: sorted(own, key=lambda timed: timed.latency) for key, own in found.items()}
+    found = [
+        Timed(cell, latency, cell.value("attention_time"), cell.value("idle_time") or 0.0)
+        for cell in cells
+        if cell.case.step and (latency := cell.value("latency"))
+    ]
+    steps = grouped(found, lambda timed: (timed.cell.device, timed.cell.case))
+    return {key: sorted(own, key=lambda timed: timed.latency) for key, own in steps.items()}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from attnbench.analysis.cluster.outliers import Judgement, judge
 from attnbench.core import stats
+from attnbench.core.groups import grouped
 from attnbench.core.record import Record, Run
 from attnbench.results.cells import Cell, Key, cells
 from attnbench.results.run_setup import differences, setup_texts, unique_labels
@@ -65,12 +67,8 @@ class Unit:
     @cached_property
     def latencies(self) -> dict[Key, float]:
         """The median latency of each cell that can be compared: what waits for the host says nothing of the GPU."""
-        found: dict[Key, list[float]] = {}
-        for cell in self.cells:
-            seconds = cell.value("latency")
-            if seconds and not any(row.host_bound for row in cell.ok):
-                found.setdefault(cell.key, []).append(seconds)
-        return {key: stats.median(seconds) for key, seconds in found.items()}
+        found = [(cell.key, s) for cell in self.cells if (s := cell.value("latency")) and not cell.is_host_bound()]
+        return {key: stats.median([s for _, s in own]) for key, own in grouped(found, lambda pair: pair[0]).items()}
 
     def reading(self, *names: str) -> float | None:
         """Return the median reading by the first of these names that there is."""
@@ -155,12 +153,8 @@ class Model:
 
     @cached_property
     def _right(self) -> dict[Key, frozenset[str]]:
-        found: dict[Key, set[str]] = {}
-        for unit in self.units:
-            for cell in unit.cells:
-                if cell.status == "ok":
-                    found.setdefault(cell.key, set()).add(unit.id)
-        return {key: frozenset(units) for key, units in found.items()}
+        right = [(cell.key, unit.id) for unit in self.units for cell in unit.cells if cell.status == "ok"]
+        return {key: frozenset(id for _, id in own) for key, own in grouped(right, lambda pair: pair[0]).items()}
 
     def alone_wrong(self, unit: Unit) -> list[Cell]:
         """Return the wrong cells of a unit that others of the model computed right."""
@@ -193,9 +187,7 @@ def models(files: Sequence[tuple[str, Run]]) -> list[Model]:
         else:
             group.append((name, run))
     groups.sort(key=lambda group: -len(group))
-    found: dict[int, list[Cell]] = {}
-    for cell in cells([run for _, run in files]):
-        found.setdefault(id(cell.run), []).append(cell)
+    found = grouped(cells([run for _, run in files]), lambda cell: id(cell.run))
     firsts = [group[0][1] for group in groups]
     texts = [[*setup_texts(run).values()] for run in firsts]
     labels = unique_labels([run.environment.device.name for run in firsts], texts, "{}, {}")
@@ -207,9 +199,7 @@ def models(files: Sequence[tuple[str, Run]]) -> list[Model]:
 
 def _units(group: Sequence[tuple[str, Run]], found: Mapping[int, Sequence[Cell]]) -> tuple[Unit, ...]:
     """Return the units of runs in the order of their names."""
-    by_unit: dict[str, list[tuple[str, Run]]] = {}
-    for name, run in group:
-        by_unit.setdefault(run.environment.device.uuid or f"file {name}", []).append((name, run))
+    by_unit = grouped(group, lambda pair: pair[1].environment.device.uuid or f"file {pair[0]}")
     units = [
         Unit(
             tuple(name for name, _ in own),
@@ -223,14 +213,8 @@ def _units(group: Sequence[tuple[str, Run]], found: Mapping[int, Sequence[Cell]]
 
 def _families(units: Sequence[Unit]) -> dict[Family, tuple[Key, ...]]:
     """Return the cells that at least half of the units measured, and two, by what bounds them."""
-    found: dict[Family, list[Key]] = {}
-    measured: dict[Key, int] = {}
     bounds = {cell.key: cell.bound for unit in units for cell in unit.cells}
-    for unit in units:
-        for key in unit.latencies:
-            measured[key] = measured.get(key, 0) + 1
-    for key, number in measured.items():
-        if number >= max(2, len(units) / 2):
-            bound = bounds[key]
-            found.setdefault(f"{bound} bound" if bound else "all cells", []).append(key)
+    measured = Counter(key for unit in units for key in unit.latencies)
+    keys = [key for key, number in measured.items() if number >= max(2, len(units) / 2)]
+    found = grouped(keys, lambda key: f"{bound} bound" if (bound := bounds[key]) else "all cells")
     return {family: tuple(keys) for family, keys in sorted(found.items())}

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from attnbench.analysis.models.step_time import BOTH, step_times
+from attnbench.analysis.models.findings import BOTH, step_times
 from attnbench.core import stats
 from attnbench.core.case import Case
+from attnbench.core.groups import grouped
 from attnbench.core.models import Model
 from attnbench.core.record import WRONG, Run, Status
 from attnbench.results import case_names
@@ -242,17 +243,13 @@ def model_problems(
     cells: Sequence[Cell], model: Model, tp: int, wanted: Callable[[str], bool] = lambda _: True
 ) -> list[Problem]:
     """Return the steps of a model, with one backend for all its layers, on one of `tp` devices."""
-    steps: dict[tuple[str, Case, str], list[Parts]] = {}
-    for time in step_times(cells, model, tp):
-        steps.setdefault((time.device, time.case, time.direction), []).append(time.parts)
+    steps = grouped(step_times(cells, model, tp), lambda time: (time.device, time.case, time.direction))
     found = []
-    for (device, case, step), tried in steps.items():
+    for (device, case, step), times in steps.items():
         whole = step == "bwd" and (device, replace(case, direction="fwd"), TRAINING) in steps
         if not whole:
-            cell = tried[0][0][1]
-            found.append(
-                Problem(device, case, step, tuple(tried), wanted, machine_of(cell.run), _way(cell), model=model.name)
-            )
+            tried, of = tuple(time.parts for time in times), (machine_of(times[0].cell.run), _way(times[0].cell))
+            found.append(Problem(device, case, step, tried, wanted, *of, model=model.name))
     return found
 
 
@@ -318,10 +315,7 @@ def answered_once(found: Sequence[Problem]) -> list[Problem]:
     case, unless it is faster than each backward of that step. Of that step and of both passes timed as one, which is
     what training does, the latter answers where it has all backends that the former names, or reads less.
     """
-    groups: dict[Key, dict[Way, list[Problem]]] = {}
-    for problem in found:
-        groups.setdefault(problem.key, {}).setdefault(problem.way, []).append(problem)
-    answers = {key: _answer(ways) for key, ways in groups.items()}
+    answers = {key: _answer(grouped(own, lambda p: p.way)) for key, own in grouped(found, lambda p: p.key).items()}
     kept = dict(answers)
     for key, problem in answers.items():
         training = answers.get((problem.machine, problem.model, replace(problem.case, direction="fwd"), TRAINING))
@@ -362,7 +356,8 @@ def _answer(groups: Mapping[Way, Sequence[Problem]]) -> Problem:
         ways.append(_joined([replace(p, tried=tuple(of)) for p, of in zip(group, sound, strict=True)]))
 
     def rank(problem: Problem) -> tuple[bool, int, str]:
-        return problem.has_choice, len(problem.candidates), _started(problem)
+        latest = max((one.run.started for one in problem.candidates), default="")
+        return problem.has_choice, len(problem.candidates), latest
 
     known = [problem for problem in ways if problem.fastest] or ways
     least = min((problem.fastest[0].latency for problem in known if problem.fastest), default=math.inf)
@@ -408,10 +403,6 @@ def _is_wrong(of: Parts) -> bool:
 
 def _versioned(of: Parts) -> tuple[str, str]:
     return _backend(of), Candidate(of).version
-
-
-def _started(problem: Problem) -> str:
-    return max((one.run.started for one in problem.candidates), default="")
 
 
 def _alike(one: Candidate, other: Candidate) -> bool:

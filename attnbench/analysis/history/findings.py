@@ -13,6 +13,7 @@ from attnbench.analysis.history.change_points import LEAST_NOISE, Change, Levels
 from attnbench.analysis.history.change_tests import MIN_RUNS, Outcome, judged
 from attnbench.analysis.history.series import DEFAULT, Series, in_order, series
 from attnbench.core import stats
+from attnbench.core.groups import grouped
 from attnbench.core.record import Run
 from attnbench.results.noise import Prior
 
@@ -117,9 +118,7 @@ def _of_group(
 
     runs = {id(point.run): point.run for one in of for point in one.points}
     place = {run: number for number, run in enumerate(id(run) for run in in_order([*runs.values()]))}
-    by_metric: dict[str, list[Series]] = {}
-    for one in of:
-        by_metric.setdefault(one.metric, []).append(one)
+    by_metric = grouped(of, lambda one: one.metric)
     matrices = []
     for members in by_metric.values():
         logs = np.empty((len(members), len(place)))

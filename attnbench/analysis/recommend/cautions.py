@@ -1,0 +1,289 @@
+"""What to doubt in a recommendation, and what it leaves out."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from attnbench.analysis.cautions import Places, Rule, when
+from attnbench.analysis.models.findings import unmeasured
+from attnbench.analysis.recommend import problem_names
+from attnbench.analysis.recommend.findings import DEFAULTS, TRAINING, Problem
+from attnbench.analysis.summary.cautions import INCOMPLETE
+from attnbench.core.formats import duration, percent
+from attnbench.core.groups import grouped
+from attnbench.core.models import Model
+from attnbench.core.own_code import as_written
+from attnbench.core.record import Run
+from attnbench.core.text import capitalized, count, listed, some
+from attnbench.results.cells import Cell
+from attnbench.results.run_setup import differing, setup
+from attnbench.results.uncertainty import doubt
+from attnbench.run.select import is_user_code
+
+DEFAULT = "PyTorch's default"
+
+
+@dataclass(frozen=True)
+class Recommended:
+    """What a recommendation says of some problems, from which runs, and the problems of every run that it is from."""
+
+    problems: Sequence[Problem]
+    runs: Sequence[Run]
+    files: Sequence[Path]
+    asked: Asked
+
+    @cached_property
+    def answered(self) -> list[Problem]:
+        """The problems that have an answer."""
+        return [problem for problem in self.problems if problem.use]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person asks for, and every problem of every run before one answer stands for several."""
+
+    cells: Sequence[Cell]
+    models: Sequence[Model]
+    tp: int
+    problems: Sequence[Problem]
+    every_run: Sequence[Problem]
+
+
+def why_unknown(found: Sequence[Problem]) -> str:
+    """Return why no backend is known to be the fastest of problems that have candidates; "" where each has one."""
+    contests = [problem.contest for problem in found if problem.candidates]
+    lone = [problem for problem in found if problem.is_incomparable]
+    said = [doubt(contests, lambda one: one.name, lambda one: one.half)]
+    if lone:
+        only = some(dict.fromkeys(one.name for problem in lone for one in problem.candidates))
+        others = some(dict.fromkeys(name for problem in lone for name in problem.elsewhere))
+        said.append(f"{only} and {others} were right, but not measured in one way (timer, L2, passes apart or as one)")
+    return ", or ".join(filter(None, said))
+
+
+def _in(found: Sequence[Problem], **values: Any) -> Places:
+    """Return one place for some problems, none for none: how many {cases}, their {names}, and what is {used} there."""
+    names = some(map(problem_names.name, found))
+    used = dict.fromkeys(problem.use.backend for problem in found if problem.use)
+    return when(found, cases=count(len(found), "case"), names=names, used=", ".join(used), **values)
+
+
+def answered(test: Callable[[Problem], object]) -> Callable[[Recommended], Places]:
+    """Return where a rule on the problems with an answer that pass a test holds."""
+    return lambda of: _in([*filter(test, of.answered)])
+
+
+def _lost(of: Recommended) -> Places:
+    lost = [problem for problem in of.problems if not problem.candidates]
+    asked = " that was asked for" if any(p.others_right for p in lost) else ""
+    told = any(cell.status != "ok" for p in lost for cell in p.missing)
+    return _in(lost, asked=asked, todo="Each has its reason in this report." if told else "")
+
+
+def _noisy(of: Recommended) -> Places:
+    noisy = [problem for problem in of.problems if problem.candidates and not problem.use]
+    again = "Measure with more samples, or with --rounds 5, and nothing else running."
+    apart = all(problem.is_incomparable for problem in noisy)
+    return _in(noisy, why=why_unknown(noisy), todo="Measure them in one run." if apart else again)
+
+
+def _without_default(of: Recommended) -> Places:
+    unknown = [problem for problem in of.answered if not problem.default and not _tried_default(problem)]
+    return _in(unknown, options=_asked_as(unknown))
+
+
+def _tried_default(problem: Problem) -> bool:
+    return any(cell.backend in DEFAULTS for of in problem.tried for _, cell in of)
+
+
+def _asked_as(found: Sequence[Problem]) -> str:
+    """Return PyTorch's default and the backends to use as the option -b takes them, own code by its file."""
+    specs = {use.backend: use.run.specs.get(use.backend, "") for use in (one.use for one in found) if use}
+    names = [as_written(spec) if ".py:" in spec else backend for backend, spec in specs.items()]
+    return shlex.quote(",".join((DEFAULTS[0], *names)))
+
+
+def _other_default(of: Recommended) -> Places:
+    other = {problem.default.backend for problem in of.answered if problem.default} - {DEFAULTS[0]}
+    return when(other, other=", ".join(sorted(other)))
+
+
+def _alike_kernels(of: Recommended) -> Places:
+    def is_alike(problem: Problem) -> bool:
+        return bool(problem.use and problem.default and problem.use.kernels == problem.default.kernels != set())
+
+    same = [problem for problem in of.answered if problem.gain and is_alike(problem)]
+    return _in(same, some_used=some(dict.fromkeys(problem.use.backend for problem in same if problem.use)))
+
+
+def _without_gradients(of: Recommended) -> Places:
+    fastest = [one for problem in of.answered if problem.step == TRAINING for one in problem.fastest]
+    sums = [one for one in fastest if one.cells[0].case.direction == "fwd"]
+    own = dict.fromkeys(one.name for one in sums if is_user_code(one.run.specs.get(one.backend, "")))
+    return when(own, own=some(own))
+
+
+def _not_whole(of: Recommended) -> Iterator[dict[str, Any]]:
+    """Yield the models that have no whole step, and why."""
+    asked = of.asked
+    for model in asked.models:
+        if not any(problem.model == model.name for problem in asked.problems):
+            none = unmeasured(asked.cells, model, asked.tp)
+            windows = [f"with a window of {layers.window}" if layers.window else "without a window" for layers in none]
+            lacks = f"Layers {' and '.join(windows)} have none." if windows else ""
+            yield {"model": model.name, "lacks": lacks, "tp": f" --tp {asked.tp}" if asked.tp > 1 else ""}
+
+
+def _timed_twice(asked: Asked) -> int:
+    """Return how many training steps were timed as one and as two passes, of which one answers."""
+    both = {key for problem in asked.every_run if (key := problem.key)[-1] in (TRAINING, "fwd_bwd")}
+    return len(both - {problem.key for problem in asked.problems})
+
+
+def _measured_again(of: Recommended) -> Places:
+    """Return for how many single runs one answer stands (answered_once), what it compares, and what it leaves out."""
+    asked = of.asked
+    number = len(asked.every_run) - len(asked.problems) - _timed_twice(asked)
+    joined = [problem for problem in asked.problems if len(problem.runs) > 1]
+    apart = max((a.between_runs(b) for p in joined for a in p.right for b in p.right), default=0.0)
+    setups = [[*map(setup, problem.runs)] for problem in joined]
+    pairs = [(first, other) for first, *others in setups for other in others]
+    unlike = dict.fromkeys(name for first, other in pairs for name in differing(first, other))
+    cards = f" On unlike cards, or by unlike methods, they are alike within {percent(apart)} more, in quadrature."
+    told = {"cards": cards if apart else "", "unlike": f" Their {listed(unlike)} differ too." if unlike else ""}
+    return when(number, answers=count(number, "answer"), cases=count(len(joined), "case"), **told)
+
+
+def _in_two_ways(of: Recommended) -> Places:
+    number = _timed_twice(of.asked)
+    return when(number, answers=count(number, "answer"))
+
+
+def _left_out(by_case: Sequence[Sequence[str]]) -> Places:
+    """Return which backends are left out of some cases though they were right elsewhere."""
+    cases = [backends for backends in by_case if backends]
+    names = some(dict.fromkeys(name for backends in cases for name in backends), 6)
+    return when(cases, cases=count(len(cases), "case"), names=names)
+
+
+CAUTIONS: Sequence[Rule[Recommended]] = (
+    INCOMPLETE,
+    Rule(
+        _lost, "Nothing is recommended in {cases} ({names}).", "No backend{asked} has a right figure there.", "{todo}"
+    ),
+    Rule(_noisy, "Nothing is recommended in {cases} ({names}): {why}.", todo="{todo}"),
+    Rule(
+        _without_default,
+        f"What is gained over {DEFAULT} is not known in {{cases}}.",
+        f"{DEFAULTS[0]} was not measured.",
+        "Measure both with the same shapes: attnbench recommend -b {options}",
+    ),
+    Rule(
+        answered(lambda problem: not problem.default and _tried_default(problem)),
+        f"{DEFAULT} has no right figure in {{cases}}, so there is nothing to compare with.",
+        todo="Each has its reason in this report.",
+    ),
+    Rule(
+        _other_default,
+        f"{DEFAULT} is taken from {{other}}, transformers' call of it.",
+        f"{DEFAULTS[0]} was not measured with it.",
+    ),
+    Rule(
+        answered(lambda problem: not problem.has_choice),
+        "In {cases} one backend alone has a right figure: it is no choice.",
+        todo="Measure more: attnbench backends says what can be installed here.",
+    ),
+    Rule(
+        _alike_kernels,
+        f"In {{cases}} {DEFAULT} ran the same kernels as what is to use ({{some_used}}).",
+        "What sets them apart is the time to choose, or noise that the uncertainty does not hold.",
+        "Measure again with --rounds 5.",
+    ),
+    Rule(
+        answered(lambda problem: problem.use and not all(problem.use.codes.values())),
+        "No code to paste is known for {used} in {cases}.",
+        todo="How attnbench calls it is in its file in attnbench/backends, or in your own.",
+    ),
+    Rule(
+        _without_gradients,
+        "In fwd + bwd the forward of {own} was timed without gradients, and may do more with them.",
+        todo="--pass fwd_bwd times the step as one.",
+    ),
+    Rule(
+        answered(lambda problem: any(cell.held_down for one in problem.fastest for cell in one.cells)),
+        "Power or heat held the clock of the fastest down in {cases}.",
+        "In bursts it is faster than sustained.",
+        "attnbench report marks them.",
+    ),
+    Rule(
+        _not_whole,
+        "No backend has a right figure of all layers of {model}.",
+        "{lacks}",
+        "attnbench run --model {model}{tp} measures them.",
+    ),
+    Rule(
+        _measured_again,
+        "{answers} left out: the same case was measured in several runs on one model of device.",
+        "An answer has the figures of the run of the fastest backend; in {cases} it has those of other runs for "
+        "backends that this lacks.{cards}{unlike}",
+        "Give fewer files for another.",
+    ),
+    Rule(
+        _in_two_ways,
+        "{answers} left out: both passes were timed as one (fwd_bwd) and apart (fwd + bwd).",
+        "A training step is as one, which answers where it has all backends that the sum names, or reads less.",
+        "--pass chooses.",
+    ),
+    Rule(
+        lambda of: _left_out([problem.wrong_elsewhere for problem in of.asked.problems]),
+        "In {cases} backends are left out that were right in one run and wrong in another: {names}.",
+        "What is wrong once is not recommended.",
+        "attnbench report shows both.",
+    ),
+    Rule(
+        lambda of: _left_out([problem.elsewhere for problem in of.asked.problems]),
+        "In {cases} backends are left out that were right as measured in another way (timer, L2, passes apart or as "
+        "one): {names}.",
+        "Such figures are not comparable.",
+        "Measure them again with the others; attnbench report shows theirs.",
+    ),
+)
+
+
+def _ties(of: Recommended) -> Iterator[dict[str, Any]]:
+    """Yield what a tie is, by where the uncertainty is known from."""
+    candidates = [one for problem in of.problems for one in problem.candidates if one.cells[0].uncertainty]
+    for how, group in grouped(candidates, lambda one: str(one.cells[0].uncertainty)).items():
+        if not (halves := [one.half for one in group if one.half is not None]):
+            continue
+        ends = dict.fromkeys((percent(min(halves)), percent(max(halves))))
+        yield {"ends": " to ".join(ends), "how": capitalized(how)}
+
+
+def _plans(of: Recommended) -> Places:
+    """Return what the backends to use build once a step, which their latency does not hold."""
+    plans: dict[str, list[float]] = {}
+    for use in (problem.use for problem in of.answered if problem.use):
+        plans.setdefault(use.name, []).extend(plan for cell in use.cells if (plan := cell.value("plan")) is not None)
+    said = [f"{name} up to {duration(max(own))}" for name, own in plans.items() if own]
+    return when(said, plans=", ".join(said))
+
+
+PLANS: Rule[Recommended] = Rule(
+    _plans,
+    "Built once a step, for all layers, and not in the latency: {plans}.",
+    todo="attnbench report -m plan has it by cell.",
+)
+FACTS: Sequence[Rule[Recommended]] = (
+    Rule(
+        _ties,
+        "Latencies tie where they differ by less than both uncertainties ({ends}), in quadrature.",
+        "{how}.",
+    ),
+    PLANS,
+)
