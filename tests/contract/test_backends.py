@@ -29,6 +29,7 @@ from attnbench.core.layouts import packable
 from attnbench.core.machine import Device
 from attnbench.worker import inputs, kernel_rules, reference
 from attnbench.worker.measure.cpu_operators import operator_names
+from contract.pairwise import every_pair
 from interpreted_triton import INTERPRET
 
 OWN = "own-function"
@@ -422,18 +423,23 @@ def test_signatures_are_regular_expressions(backend: Backend, monkeypatch: pytes
 
 
 def taken(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
-    """Parametrize a test by backends and the cases that they do not refuse here: thousands of skips take a minute."""
+    """Parametrize a test by backends and the cases that they do not refuse here.
+
+    On a GPU these are all cases, on a CPU those that have every pair of features: thousands take many minutes there.
+    """
+    chosen = (lambda cases: cases) if ON_GPU else every_pair
     with pytest.MonkeyPatch.context() as patch:
         if INTERPRET:
             patch.setenv("TRITON_INTERPRET", "1")
         backends = {name: load(name, BACKENDS[name]) for name in BACKENDS}
         pairs = [
             pytest.param(name, case, id=f"{name}-{key}")
-            for name in (*BACKENDS, OWN)
+            for name, backend in backends.items()
             if name not in SEVERAL  # with one rank they are another backend: tests/worker/test_ranks.py
-            for key, case in cases.items()
-            if name == OWN or backends[name].unsupported(case, DEVICE) is None
+            if not getattr(backend, "simulated", False)
+            for key, case in chosen({k: c for k, c in cases.items() if not backend.unsupported(c, DEVICE)}).items()
         ]
+        pairs += [pytest.param(OWN, case, id=f"{OWN}-{key}") for key, case in chosen(cases).items()]
     return pytest.mark.parametrize(("name", "case"), pairs)
 
 
