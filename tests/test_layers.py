@@ -143,6 +143,21 @@ def test_a_command_starts_without_what_it_may_need_later() -> None:
     assert loaded & HEAVY <= {"rich", "pydantic"}  # typer's own
 
 
+def test_what_reads_run_files_loads_nothing_heavy_when_it_runs() -> None:
+    one, other = (str(PACKAGE.parent / "results" / "ci-experiment" / f"alike-0{i}.jsonl") for i in (0, 1))
+    given = [("report", one), ("compare", one, other), ("gate", one, other), ("recommend", one), ("history", one)]
+    code = f"""
+from attnbench.cli import main
+for given in {given!r}:
+    sys.argv = ["attnbench", *given]
+    try:
+        main()
+    except SystemExit:
+        pass
+"""
+    assert not loaded_by(code) & {"torch", "triton", "pynvml", "pandas"}
+
+
 def test_a_worker_runs_where_only_torch_is_installed() -> None:
     blocked = ("typer", "click", "rich", "pandas", "numpy", "scipy", "pydantic", "pydantic_core", "yaml", "msgspec")
     code = f"""

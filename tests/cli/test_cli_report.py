@@ -302,29 +302,6 @@ def test_a_peak_given_on_the_command_line_gives_utilisation(tool: Tool) -> None:
     assert "50%" in result.out
 
 
-NO_TORCH = """
-import sys
-sys.argv = ["attnbench", *{args!r}]
-from attnbench.cli import main
-try:
-    main()
-except SystemExit as end:
-    assert not end.code, end.code
-heavy = {{"torch", "triton"}} & set(sys.modules)
-assert not heavy, heavy
-"""
-
-
-@pytest.mark.parametrize(
-    "args",
-    [["--help"], ["report", "run.jsonl"], ["report", "-f", "csv", "run.jsonl"], ["suites"], [*FAKE, "--seqlen", "1k"]],
-)
-def test_the_command_itself_never_loads_torch(measured: Tool, args: list[str]) -> None:
-    code = NO_TORCH.format(args=args)
-    done = subprocess.run([sys.executable, "-c", code], cwd=measured.folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 EMPTY = """
 import rich.console, rich.table, typer
 app = typer.Typer()

@@ -18,7 +18,10 @@ def _features(case: Case) -> frozenset[tuple[str, object]]:
     sides = tuple(side is not None and (side > 0) + 1 for side in case.window_size)
     lengths = {(of.seqlen_q > 1) + (of.seqlen_q > of.seqlen_k) - (of.seqlen_q < of.seqlen_k) for of in case.sequences}
     found |= {("window", sides), ("lengths", frozenset(lengths)), ("ragged", case.is_ragged)}
-    found |= {("heads", (s.nheads_k == 1) + 2 * (s.nheads > s.nheads_k)), ("headdim", (s.headdim > 64, s.headdim == s.headdim_v))}
+    found |= {
+        ("heads", (s.nheads_k == 1) + 2 * (s.nheads > s.nheads_k)),
+        ("headdim", (s.headdim > 64, s.headdim == s.headdim_v)),
+    }
     found.add(("mask", case.mask.partition(":")[0]))
     return frozenset(found)
 
