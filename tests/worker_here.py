@@ -13,7 +13,7 @@ from attnbench.worker import serve
 from attnbench.worker.serve import Worker
 
 
-def hash_of_file(own: object, file: str) -> str:
+def hash_of_file(_: object, file: str) -> str:
     """Return a hash of a person's file alone: what this process has imported is of the tests."""
     return hashlib.sha256(Path(file).read_bytes() if file.endswith(".py") else b"").hexdigest()[:8]
 

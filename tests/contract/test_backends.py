@@ -255,12 +255,9 @@ DROPOUT["dropout-softcap"] = Case(SHAPES["square"], "bf16", "fwd_bwd", softcap=2
 @functools.cache
 def broad() -> Sequence[Case]:
     """Return cases of every kind, whether or not a backend can run them."""
-    shapes = [
-        Shape(batch, sq, sk, h, h_k, d, d_v)
-        for batch, sq, sk in ((1, 1, 1), (64, 1, 2**17), (3, 17, 100), (3, 100, 17), (1, 2**20, 2**20))
-        for h, h_k in ((12, 3), (128, 1))
-        for d, d_v in ((1, 1), (8, 80), (64, 64), (192, 128), (576, 512))
-    ]
+    heads = ((12, 3, 1, 1), (128, 1, 8, 80), (12, 3, 64, 64), (12, 3, 192, 128), (128, 1, 192, 128), (128, 1, 576, 512))
+    lengths = ((1, 1, 1), (64, 1, 2**17), (3, 17, 100), (3, 100, 17), (1, 2**20, 2**20))
+    shapes = [Shape(*sizes, *of) for sizes in lengths for of in heads]
     extras = [{}, {"window_size": (128, None)}, {"window_size": (0, 0)}, {"softcap": 30.0}, {"dropout_p": 0.1}]
     every = [
         Case(shape, dtype, direction, causal, **extra)
