@@ -32,14 +32,6 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_two_runs_of_one_gpu_are_alike(tool: Tool) -> None:
-    out = tool("compare", A, B).out
-    assert out.startswith("These are 2 runs of one machine")
-    assert "H200 #2 1.000x (" in " ".join(out.split())
-    assert "worth it" not in out, "there is nothing to choose"
-    assert "Spread between runs of one model" in out
-
-
 def test_power_limits_prices_and_a_page(tool: Tool, slow: Path) -> None:
     tool.write("w.yaml", "name: chat\nparts: [{weight: 100%, seqlen: 4k, pass: [fwd, bwd]}]")
     options = ("--price", "h200=3/h", "--workload", "w.yaml", "--to", "700 W")
