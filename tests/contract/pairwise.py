@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
@@ -26,18 +28,22 @@ def _features(case: Case) -> frozenset[tuple[str, object]]:
     return frozenset(found)
 
 
+_BITS: dict[tuple[object, object], int] = {}  # of each pair of features that was met
+
+
 @cache
-def _pairs(case: Case) -> frozenset[tuple[object, object]]:
-    return frozenset(itertools.combinations(sorted(_features(case), key=repr), 2))
+def _pairs(case: Case) -> int:
+    """Return the pairs of features of a case, a bit each."""
+    pairs = itertools.combinations(sorted(_features(case), key=repr), 2)
+    return sum(1 << _BITS.setdefault(pair, len(_BITS)) for pair in pairs)
 
 
 def every_pair(cases: Mapping[str, Case]) -> dict[str, Case]:
     """Return some of the cases, in their order, that have each pair of features that one of them has."""
     pairs = {name: _pairs(case) for name, case in cases.items()}
-    left = {pair for found in pairs.values() for pair in found}
-    chosen: set[str] = set()
+    left, chosen = functools.reduce(operator.or_, pairs.values(), 0), set()
     while left:
-        best = max(pairs, key=lambda name: len(pairs[name] & left))
+        best = max(pairs, key=lambda name: (pairs[name] & left).bit_count())
         chosen.add(best)
-        left -= pairs.pop(best)
+        left &= ~pairs.pop(best)
     return {name: case for name, case in cases.items() if name in chosen}
