@@ -6,9 +6,8 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 import attnbench
 from attnbench.commands.command_line import COMMANDS
@@ -40,14 +39,17 @@ def folder_of(parts: tuple[str, ...]) -> str:
     return deep if deep in MAY_IMPORT else parts[0]
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> tuple[str, ...]:
     """Every module that a file imports, inside functions and for the type checker too."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += (f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(found)
 
 
 def ours(path: Path) -> set[str]:
@@ -56,23 +58,28 @@ def ours(path: Path) -> set[str]:
     return {folder_of(tuple(parts)) for parts in names if (PACKAGE / parts[0]).is_dir()}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_file_imports_only_what_its_folder_may(path: Path) -> None:
+def broken_rules(path: Path) -> Iterator[str]:
+    """What a file imports that its folder may not."""
     parts = path.relative_to(PACKAGE).parts
     if len(parts) == 1:
-        assert path.stem in ON_TOP
+        if path.stem not in ON_TOP:
+            yield "it lies in no folder"
         return
-    folder = folder_of(parts)
+    folder, names = folder_of(parts), imports(path)
     if parts[0] not in KNOW_BACKENDS:
-        found = {name.split(".")[2] for name in imports(path) if name.startswith("attnbench.backends.")}
-        assert not found & {module.stem for module in (PACKAGE / "backends").iterdir()}, "more than the map of backends"
-    assert ours(path) <= MAY_IMPORT[folder] | {folder}
-    libraries = {name.partition(".")[0] for name in imports(path)}
-    if folder in NO_TORCH:
-        assert not libraries & {"torch", "triton", "pynvml"}, "the parent never touches the device"
-    if parts[0] in WORKER_SIDE:
-        allowed = {"torch", "triton", "pynvml"}
-        assert not libraries & (HEAVY - allowed), "a worker needs the standard library and torch only"
+        found = {name.split(".")[2] for name in names if name.startswith("attnbench.backends.")}
+        if found & {module.stem for module in (PACKAGE / "backends").iterdir()}:
+            yield "more than the map of backends"
+    yield from ours(path) - MAY_IMPORT[folder] - {folder}
+    libraries = {name.partition(".")[0] for name in names}
+    if folder in NO_TORCH and libraries & {"torch", "triton", "pynvml"}:
+        yield "the parent never touches the device"
+    if parts[0] in WORKER_SIDE and libraries & (HEAVY - {"torch", "triton", "pynvml"}):
+        yield "a worker needs the standard library and torch only"
+
+
+def test_a_file_imports_only_what_its_folder_may() -> None:
+    assert {str(path): found for path in FILES if (found := [*broken_rules(path)])} == {}
 
 
 def test_no_folder_imports_one_that_imports_it() -> None:
@@ -130,10 +137,25 @@ for module in {modules!r}:
     loaded_by(code)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_starts_without_what_it_may_need_later(command: str) -> None:
-    loaded = loaded_by(f"from attnbench.commands.command_line import command_line\ncommand_line({command!r})")
+def test_a_command_starts_without_what_it_may_need_later() -> None:
+    code = "from attnbench.commands.command_line import command_line"
+    loaded = loaded_by("\n".join([code, *(f"command_line({command!r})" for command in COMMANDS)]))
     assert loaded & HEAVY <= {"rich", "pydantic"}  # typer's own
+
+
+def test_what_reads_run_files_loads_nothing_heavy_when_it_runs() -> None:
+    one, other = (str(PACKAGE.parent / "results" / "ci-experiment" / f"alike-0{i}.jsonl") for i in (0, 1))
+    given = [("report", one), ("compare", one, other), ("gate", one, other), ("recommend", one), ("history", one)]
+    code = f"""
+from attnbench.cli import main
+for given in {given!r}:
+    sys.argv = ["attnbench", *given]
+    try:
+        main()
+    except SystemExit:
+        pass
+"""
+    assert not loaded_by(code) & {"torch", "triton", "pynvml", "pandas"}
 
 
 def test_a_worker_runs_where_only_torch_is_installed() -> None:

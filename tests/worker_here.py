@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from attnbench.run.process import WorkerDied
+from attnbench.worker import serve
 from attnbench.worker.serve import Worker
+
+
+def hash_of_file(_: object, file: str) -> str:
+    """Return a hash of a person's file alone: what this process has imported is of the tests."""
+    return hashlib.sha256(Path(file).read_bytes() if file.endswith(".py") else b"").hexdigest()[:8]
 
 
 class Here:
@@ -19,7 +28,8 @@ class Here:
         self._answers: list[dict[str, Any]] = []
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return self._worker.answer(request)
+        with patch.object(serve, "hash_of_source", hash_of_file):
+            return self._worker.answer(request)
 
     def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         self.send(request)

@@ -25,7 +25,7 @@ from attnbench.core.record import Approximation, Run
 from attnbench.report import terminal
 from attnbench.report.html import figures, vega_spec
 from attnbench.report.html.charts import charts
-from attnbench.results import bounds, metrics, run_file
+from attnbench.results import bounds, metrics
 from attnbench.results.cells import cells
 from attnbench.results.sustained import rank_changes
 from builders import H200, case, ended, ok, run
@@ -102,12 +102,6 @@ def test_figures(measured: Run) -> None:
     assert not any(row["best"] for row in made.rows if row["backend"].startswith("streaming"))
     exact = charts(cells([replace(measured, records=measured.records[1:5])]))
     assert "approximation" not in {figure.name for figure in figures.drawable(exact)}
-
-
-def test_a_run_file_keeps_it(measured: Run, tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    path.write_bytes(run_file.encoded(measured))
-    assert run_file.read(path)[0].records[0].approximation == NEAR
 
 
 def test_a_gate_judges_its_own_time_and_says_what_it_is(measured: Run) -> None:

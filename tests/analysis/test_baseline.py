@@ -18,7 +18,6 @@ from attnbench.analysis.baseline import baseline_files, document
 from attnbench.analysis.baseline.reduce_run import KEPT, reduced
 from attnbench.analysis.gate.judge import Request, judge
 from attnbench.analysis.gate.margins import RULES
-from attnbench.analysis.gate.rounds import round_values
 from attnbench.analysis.summary.cautions import cautions
 from attnbench.commands.baseline import app
 from attnbench.core.errors import UserError
@@ -63,18 +62,6 @@ def short(which: Record) -> Record:
     return replace(which, measurements={**which.measurements, "time": times(9e-5), "span": times(8.7e-5)})
 
 
-def test_a_gate_reads_what_it_read() -> None:
-    whole = run([*records(), *map(short, records("eager"))])
-    kept = reduced(whole)
-    assert all(len(m.values) == 1 for r in kept.records for m in r.measurements.values())
-    sides = cells([whole]), cells([kept])
-    for metric in RULES:
-        for cell, slim in zip(*sides, strict=True):
-            before, after = round_values(metric, cell), round_values(metric, slim)
-            assert [*before] == [*after] == [*range(5)], metric
-            assert after == pytest.approx(before, rel=1e-6)
-
-
 def test_every_kept_measurement_is_read_and_reduced_as_its_metric() -> None:
     named = {"latency": "time", "cycles": "clock_held", "sustained_latency": "sustained", "joules": "sustained_power"}
     of_marks = {"clock_before", "clock_after", "clock_best", "clock_idle"}  # by which a clock was held down
@@ -104,14 +91,6 @@ def test_the_same_cells_make_the_same_lines_whatever_their_order() -> None:
     assert a[1:] == b[1:]
     order = [(r["backend"], r["case"]["shape"]["seqlen_k"], r["round"]) for r in map(json.loads, a[1:])]
     assert order == sorted(order)
-
-
-def test_endings_and_their_reasons_stay_and_stderr_goes() -> None:
-    one = ended(case(), "triton", "failed", "no luck", stderr="/home/me: a trace", notes=("a note",))
-    other = ok(case(), "eager", 300)
-    found = reduced(run([one, other])).records
-    assert found[1] == ended(case(), "triton", "failed", "no luck")
-    assert value("latency", found[0]) == pytest.approx(value("latency", other))
 
 
 def test_it_is_a_small_run_file_without_paths_of_the_machine(tmp_path: Path) -> None:

@@ -13,12 +13,10 @@ from attnbench.analysis.claims.findings import Finding, by_gpu, judge, outcome_o
 from attnbench.core.errors import UserError
 from attnbench.core.flops import flops
 from attnbench.core.record import Record
-from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.run.shipped_suites import shipped_claims
 from attnbench.run.suite import resolve
 
-RESULTS = Path(__file__).parents[2] / "results"
 HEAD = """
 source: A paper
 address: https://example.org
@@ -213,22 +211,6 @@ def test_of_several_runs_the_latest_with_a_result_counts(tmp_path: Path) -> None
     runs = [builders.run([record], started=started) for started, record in records.items()]
     (found,) = by_gpu(cells(runs)).values()
     assert [finding.why for finding in judge(setting, "H200 SXM", found)] == ["fa3: WRONG, out is off by 1"]
-
-
-def test_a_claim_of_a_real_run_recomputes_by_hand() -> None:
-    run, _ = run_file.read(RESULTS / "spreads" / "h100-ff241cb2-1.jsonl.gz")
-    (setting,) = [s for s in claim_file.load(["pytorch"]) if s.claim.id == "pytorch-cudnn-over-flash"]
-    (found,) = judge(setting, "H100 SXM", by_gpu(cells([run], "fa"))["H100 SXM"])
-    of = {(cell.case, cell.backend): cell.value("latency") for cell in cells([run])}
-    ratios = [
-        flash / cudnn
-        for case in setting.cases
-        if (flash := of.get((case, "sdpa-flash"))) and (cudnn := of.get((case, "sdpa-cudnn")))
-    ]
-    assert found.bursts
-    assert (found.bursts.cases, len(setting.cases)) == (len(ratios), 12)
-    assert found.bursts.value == pytest.approx(max(ratios))
-    assert found.outcome == "reproduced"
 
 
 def test_the_answer_counts_claims_and_names_what_is_off(tmp_path: Path) -> None:

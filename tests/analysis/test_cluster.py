@@ -216,14 +216,6 @@ def test_runs_of_unlike_setups_are_no_cluster() -> None:
     assert exit_code(models(files)) == 3
 
 
-def test_a_unit_without_figures_is_no_outlier() -> None:
-    nothing = run([ended(case(s), "triton", "failed", "CUDA error") for s in SEQLENS], environment=environment(H200))
-    files = [("n0", replace(nothing, method=2)), ("n1", unit(1))]
-    assert told(files) == ("Nothing could be measured on n0. No outlier can be named among 1 unit: it stands alone.")
-    assert document(files).verdict.text == "MEASURED NOTHING: 1 of 2 units, 1 model"
-    assert exit_code(models(files)) == 1
-
-
 def card(number: int) -> Device:
     return replace(H200, uuid=f"GPU-{number:04}")
 

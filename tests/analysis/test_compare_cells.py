@@ -137,11 +137,6 @@ def test_kinds_of_own_backends_say_how_many_of_their_cases_count() -> None:
     ]
 
 
-def test_ratios_are_to_the_one_named() -> None:
-    got = compared([ok(case(), "fa3", 600)], [ok(case(), "fa3", 300)], to="h100")
-    assert [ratio(got.main, label) for label in got.labels] == pytest.approx([2.0, 1.0])
-
-
 def test_groups_are_pass_mask_and_headdim() -> None:
     cases = [case(n, direction=d, causal=c) for d in ("fwd", "bwd") for c in (False, True) for n in (1024, 2048)]
     cases += [case(headdim=64), case(headdim=192, headdim_v=128)]
@@ -382,14 +377,6 @@ def test_power_is_that_of_work_without_pauses() -> None:
     one_sided = compared(ours, [*more, ok(case(), "fa3", 600)])
     assert not one_sided.main.sustained
     assert str(cautions(one_sided)[-1]).startswith("No power of work without pauses of H100,")
-
-
-@pytest.mark.parametrize("watts", [0.0, -1.0, float("inf"), float("nan"), 1e308])
-def test_a_power_that_cannot_be_is_none(watts: float) -> None:
-    record = ok(case(), "fa3", 600, sustained=1e-3, sustained_power=watts)
-    got = compared([record], [record])
-    assert got.main.watts("H200") == (pytest.approx(watts) if watts == 1e308 else None)
-    assert answer(got)
 
 
 def test_what_no_device_can_reach_is_no_figure() -> None:

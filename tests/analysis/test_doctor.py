@@ -17,7 +17,7 @@ from attnbench.analysis.doctor.checks import Finding
 from attnbench.analysis.doctor.diagnose import Diagnosis, diagnose
 from attnbench.analysis.doctor.document import document
 from attnbench.core.errors import UserError
-from attnbench.report import json_and_csv, markdown, terminal
+from attnbench.report import json_and_csv, terminal
 from attnbench.run import host_facts
 from builders import CPU, H200, environment
 
@@ -76,23 +76,6 @@ def rendered(found: Diagnosis, width: int = 100) -> str:
     out = io.StringIO()
     terminal.render(Console(file=out, width=width), document(found))
     return out.getvalue()
-
-
-def test_every_finding_is_shown_with_what_to_do() -> None:
-    fault = Finding("MIG", "unfit", "a finding that is long " * 8 + "END", "do this")
-    found = diagnosis(fault)
-    table, _ = document(found).blocks
-    assert table.rows[-3][1:3] == ("MIG", fault.found)  # type: ignore[union-attr]
-    text = rendered(found)
-    for finding in found.findings:
-        (line,) = [ln for ln in text.splitlines() if ln.startswith(finding.level) and f" {finding.check} " in ln]
-        assert finding.found[:20] in line
-    flat = " ".join(text.split())
-    assert "do this" in flat
-    assert "END" in flat
-    assert "NVIDIA H200: unfit to measure." in flat
-    assert max(map(len, text.splitlines())) <= 100
-    assert "unfit to measure" in markdown.render(document(found)).splitlines()[0]
 
 
 def test_the_figure_stands_above_the_verdict() -> None:

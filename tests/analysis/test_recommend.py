@@ -58,25 +58,6 @@ def used(found: Sequence[Problem]) -> list[str | None]:
     return [problem.use and problem.use.backend for problem in found]
 
 
-def test_the_fastest_and_what_it_gains_over_what_torch_chose() -> None:
-    sdpa = ok(CASE, "sdpa", SLOW, kernels=CUDNN)
-    problem = one(sdpa, ok(CASE, "fa2", FAST, memory_peak=2**20), ok(CASE, "triton", 400))
-    assert used([problem]) == ["fa2"]
-    assert problem.gain is not None
-    assert problem.gain.low is not None
-    assert problem.gain.high is not None
-    assert problem.gain.value == pytest.approx(2)
-    assert 1.9 < problem.gain.low < 2 < problem.gain.high < 2.1
-    assert problem.default is not None
-    assert problem.default.ran == "cudnn"
-    text = told(document(cells([run([sdpa, ok(CASE, "fa2", FAST, memory_peak=2**20)])])))
-    start = "On NVIDIA H200 use fa2 for 4k d128 causal fwd: "
-    assert text.startswith(start)
-    assert "2.00x (1.9" in text
-    assert "as fast as PyTorch's default (sdpa, which ran cudnn); 1.00 MiB of memory beside the inputs." in text
-    assert "out = flash_attn_func(q, k, v, causal=True)" in text
-
-
 def test_ties_are_shown_and_the_default_is_kept_where_it_ties() -> None:
     tie = one(ok(CASE, "sdpa", 599), ok(CASE, "fa2", FAST), ok(CASE, "triton", SLOW))
     assert [candidate.backend for candidate in tie.fastest] == ["fa2", "sdpa"]
@@ -257,23 +238,6 @@ def test_two_machines_stand_apart() -> None:
         found = of(run(records), second)
         assert used(found) == ["fa2", "sdpa"]
         assert len({problem.device for problem in found}) == 2
-
-
-def test_cases_of_one_name_are_told_apart_by_batch_and_heads() -> None:
-    several = [case(4096, batch=batch) for batch in (1, 8)]
-    (table,) = [b for b in document(cells([run([ok(c, "fa2", FAST) for c in several])])).blocks if isinstance(b, Table)]
-    assert [column.heading for column in table.columns][:2] == ["case", "batch"]
-    assert [row[1] for row in table.rows] == ["1", "8"]
-
-
-def test_dtypes_are_answered_apart() -> None:
-    narrow = [case(n, dtype="fp8") for n in (1024, 4096)]
-    records = [ok(c, "cudnn-fp8", 900) for c in narrow] + [ok(replace(c, dtype="bf16"), "fa2", FAST) for c in narrow]
-    shown = document(cells([run(records)]))
-    assert shown.answer == (
-        "On NVIDIA H200 in bf16, of 2 cases: fa2 alone was right in 2: no choice.",
-        "On NVIDIA H200 in fp8, of 2 cases: cudnn-fp8 alone was right in 2: no choice.",
-    )
 
 
 def test_real_runs_of_libraries() -> None:

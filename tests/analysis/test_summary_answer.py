@@ -5,18 +5,11 @@ from __future__ import annotations
 from attnbench.analysis.summary.answer import answer
 from attnbench.core.record import Record, Run
 from attnbench.results.cells import cells
-from builders import case, ended, forwards, ok, run
+from builders import case, ended, ok, run
 
 
 def answered(*runs: Run) -> tuple[str, ...]:
     return answer(cells(runs), runs)
-
-
-def test_cells_by_their_ending_and_the_fastest_backends() -> None:
-    assert answered(run(forwards())) == (
-        "24 cells: 17 measured, 6 skipped, 1 wrong.",
-        "Fastest of 4 cases: sdpa-cudnn in 4.",
-    )
 
 
 def test_backends_are_ranked_by_their_wins() -> None:
@@ -41,13 +34,6 @@ def test_a_version_has_one_name_and_none_where_it_is_the_only_one() -> None:
 
 def raced(seqlen: int, slower: str) -> list[Record]:
     return [ok(case(seqlen), "fa4", 300.0), ok(case(seqlen), slower, 200.0)]
-
-
-def test_rounds_and_runs_are_counted() -> None:
-    rounds = run([ok(case(), "triton", 300.0, round=i) for i in range(3)])
-    assert answered(rounds) == ("1 cell in 3 rounds: 1 measured.",)
-    other = run([ended(case(2048), "triton", "oom", "out of memory")])
-    assert answered(rounds, other) == ("2 cells in 3 rounds from 2 runs: 1 measured, 1 oom.",)
 
 
 def test_nothing_measured() -> None:

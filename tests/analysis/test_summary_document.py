@@ -16,7 +16,7 @@ from rich.console import Console
 
 from attnbench.analysis.summary import page
 from attnbench.analysis.summary.document import complete
-from attnbench.core.record import STATUSES, Accuracy, Forecast, Measurement, Record, TensorError
+from attnbench.core.record import STATUSES, Forecast, Measurement, Record
 from attnbench.report import json_and_csv, markdown, terminal
 from attnbench.report.export import trackers
 from attnbench.report.html.charts import charts
@@ -32,50 +32,6 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
 
-
-WIDE = """\
-24 cells: 17 measured, 6 skipped, 1 wrong.
-Fastest of 4 cases: sdpa-cudnn in 4.
-
-NVIDIA H200  140 GiB, 700 W, driver 580.82, torch 2.11.0+cu130, CUDA 13.0, suite quick, 2026-07-01
-latency = median of 100 samples, CUDA events, L2 cold, SM clock 1755 of 1980 MHz
-
-Throughput, TFLOP/s (FLOPs: exact), and share of the peak (989 for bf16)  * best of its row
-
-bf16, headdim 128, full, fwd  16 heads, batch x seqlen = 16k
-seqlen     eager   sdpa-efficient   sdpa-flash   sdpa-cudnn    triton
-─────────────────────────────────────────────────────────────────────
-    1k   32.1 3%          141 14%      245 25%     *414 42%   339 34%
-   16k      skip          212 21%      368 37%     *621 63%   508 51%
-
-bf16, headdim 128, causal, fwd  16 heads, batch x seqlen = 16k
-seqlen     eager   sdpa-efficient   sdpa-flash   sdpa-cudnn    triton
-─────────────────────────────────────────────────────────────────────
-    1k   32.1 3%          141 14%      245 25%     *414 42%   339 34%
-   16k      skip          212 21%      368 37%     *621 63%     WRONG
-
-Peak memory added by one call
-
-bf16, headdim 128, full, fwd  16 heads, batch x seqlen = 16k
-seqlen      eager   sdpa-efficient   sdpa-flash   sdpa-cudnn     triton
-───────────────────────────────────────────────────────────────────────
-    1k   1.00 GiB         64.0 MiB     64.0 MiB     64.0 MiB   64.0 MiB
-   16k       skip         64.0 MiB     64.0 MiB     64.0 MiB   64.0 MiB
-
-WRONG  triton 16k d128 causal fwd: out is off by 0.02 where 0.004 is allowed (eager: 0.002)
-skip   eager (2 cases: 16k): needs 137 GiB of scores; 120 GiB free
-skip   sdpa-math (all): needs a CUDA GPU
-
-!  1 result wrong: triton 16k d128 causal fwd.  The speed of a wrong answer says nothing, so none
-   is shown. See above by how much; report it to the backend's authors.
-
-i  Uncertainty of the latency: 0.73% in the median of 17 cells, 0.73% at most; 95 %, for other
-   processes on this card.  Two latencies that differ by less than both uncertainties, added in
-   quadrature, are alike. Between processes: H200 SXM, measured: ten runs on two cards; twenty-two
-   cards, of two methods, against each other (tests/statistics/spreads.py).
-i  The peak of bf16 holds at 1830 MHz.  sdpa-cudnn 16k d128 causal fwd has 63% of it, and 65% of
-   the peak at the clock it held. -m utilization_clock has the latter by cell.
-"""
 
 NARROW = """\
 24 cells: 17 measured, 6 skipped, 1 wrong.
@@ -98,10 +54,6 @@ seqlen    eager  efficient    flash     cudnn   triton
    16k     skip    212 21%  368 37%  *621 63%  508 51%
 
 """
-
-
-def test_golden_at_100_columns() -> None:
-    assert shown([run(forwards())]) == WIDE
 
 
 def test_golden_at_60_columns() -> None:
@@ -182,17 +134,6 @@ def test_an_empty_run() -> None:
     assert json_and_csv.csv_text(empty) == ",".join(COLUMNS) + "\n"
 
 
-def test_markdown() -> None:
-    text = marked([run(forwards())])
-    assert (
-        "### Throughput, TFLOP/s (FLOPs: exact), and share of the peak (989 for bf16) (bold: best of its row)" in text
-    )
-    assert "| seqlen | eager | sdpa-efficient | sdpa-flash | sdpa-cudnn | triton |\n| ---: | ---:" in text
-    assert "| 16k | skip | 212 21% | 368 37% | **621** 63% | WRONG |" in text
-    assert "- skip: sdpa-math (all): needs a CUDA GPU" in text
-    assert "FLOPs: fa, causal counts half" in marked([run(forwards())], convention="fa")
-
-
 def test_a_wrong_kernel_has_no_figure() -> None:
     reason = "no kernel like 'flash_fwd' ran; instead: sgemm"
     records = [ok(case(), "eager", 32.1), ended(case(), "fa4", "wrong-kernel", reason, kernels={"sgemm": 1})]
@@ -201,23 +142,6 @@ def test_a_wrong_kernel_has_no_figure() -> None:
     assert f"KERNEL!  fa4 1k d128 full fwd: {reason}\n" in text
     assert "1 cell where another kernel ran than the backend's: fa4 1k d128 full fwd." in text
     assert "| 1k | 32.1 3% | KERNEL! |" in marked([run(records)])
-
-
-def test_fp8_stands_beside_its_error_and_its_own_peak() -> None:
-    narrow, wide = case(dtype="fp8"), case()
-    accuracy = Accuracy({"out": TensorError(0.1, 0.1, 0.3, 0.052)}, rows=64, heads=4)
-    found = shown([run([ok(narrow, "cudnn-fp8", 989.45, accuracy=accuracy), ok(wide, "cudnn", 494.7)])], 200)
-    assert "share of the peak (989 for bf16, 1979 for fp8)" in found
-    assert "989 50%" in found
-    assert "495 50%" in found
-    _, _, after = found.partition("Relative error")
-    assert after.count("5.2%") == 1
-    assert "cudnn-fp8" in after.partition("Peak memory")[0]
-    assert "0.2%" not in after  # of bf16
-    assert "i  fp8 is e4m3 with one scale per tensor, in 1 cell." in found
-    assert "Relative error" not in shown([run([ok(wide, "cudnn", 494.7)])])
-    asked = shown([run([ok(narrow, "cudnn-fp8", 989.45)])], metrics=("relative_error", "tflops"))
-    assert asked.count("Relative error") == 1
 
 
 def test_what_a_format_needs_is_computed_for_it_alone() -> None:

@@ -11,7 +11,7 @@ from report_text import marked, shown
 from attnbench.analysis.summary.grids import ABREAST, FRAME, LINES, grids
 from attnbench.report.document import Ending, Figure
 from attnbench.results.cells import cells
-from builders import H200, SIX, case, decode, ended, forwards, ok, run
+from builders import H200, SIX, case, decode, forwards, ok, run
 
 
 @pytest.fixture(autouse=True)
@@ -69,67 +69,6 @@ def test_other_figures_tie_as_they_are_written_and_a_star_on_most_is_none() -> N
     assert stars(64, 64, 80) == 0
 
 
-def test_columns_by_another_axis() -> None:
-    records = [
-        ok(case(s, headdim=d, nheads=2048 // d), b, t)
-        for s in (1024, 2048)
-        for d in (64, 128)
-        for b, t in (("triton", 300.0), ("sdpa-flash", 200.0))
-    ]
-    text = shown([run(records)], by="headdim")
-    assert "bf16, full, fwd, triton  batch x seqlen = 16k\nseqlen   d64 h32   d128 h16\n" in text
-    assert "*" not in text
-    text = shown([run(records)], by="seqlen", metrics=("speedup", "latency"))
-    assert "No cell has a figure for this." in text
-    assert "Latency  * best of its column" in text
-    assert "backend" in text
-    assert "triton" in text
-
-
-@pytest.mark.parametrize(("backends", "corner"), [(9, "seqlen"), (10, "backend")])
-def test_many_backends_are_rows(backends: int, corner: str) -> None:
-    """Skipped ones do not count; --by backend has them side by side all the same."""
-    names = [f"mine-{i}" for i in range(backends)]
-    records = [ok(case(s), name, 300.0) for s in (1024, 2048) for name in names]
-    records.append(ended(case(), "triton", "skipped", "no dropout"))
-    text = shown([run(records)], metrics=("tflops", "latency"))
-    assert [line.split()[0] for line in text.splitlines() if line.startswith(("seqlen", "backend"))] == [corner] * 2
-    assert "seqlen" in shown([run(records)], by="backend")
-
-
-def test_what_row_and_column_do_not_tell_makes_tables() -> None:
-    two_batches = [ok(case(batch=b), "triton", 300.0) for b in (1, 2)]
-    text = shown([run(two_batches)])
-    assert "16 heads, batch 1" in text
-    assert "16 heads, batch 2" in text
-    decode = [ok(case(s, seqlen_q=1, batch=8, nheads=32, nheads_k=8), "triton", 1.0) for s in (1024, 3000)]
-    text = shown([run(decode)])
-    assert "32 heads, 8 key heads, batch 8, seqlen_q 1\n" in text
-    assert "  3000 " in text
-    unlike = [ok(case(batch=1), "triton", 300.0), ok(case(batch=2), "fa2", 400.0)]
-    assert "*" not in shown([run(unlike)], metrics=("tflops",)), "two cases do not compete"
-    odd = [ok(case(s, batch=b), "triton", 1.0) for s, b in ((1024, 3), (2048, 5))]
-    assert "1k b3" in shown([run(odd)])
-    window = [ok(case(causal=True, window_size=(1023, None), softcap=30.0), "triton", 1.0)]
-    assert "bf16, headdim 128, causal window (1023, open), softcap 30, fwd" in shown([run(window)])
-
-
-def test_memory_is_shown_once_for_all_masks() -> None:
-    text = shown([run(forwards())])
-    assert text.count("1.00 GiB") == 1
-    assert shown([run(forwards())], metrics=("memory_peak",)).count("1.00 GiB") == 2
-
-
-def test_several_devices() -> None:
-    b200 = replace(H200, name="NVIDIA B200", memory=192 * 10**9)
-    runs = [run(forwards(("triton",))), run([ok(case(), "triton", 500.0)], device=b200)]
-    text = shown(runs)
-    assert "NVIDIA H200, bf16, headdim 128, full, fwd" in text
-    one = shown([runs[0], run([decode(16384, "triton", 9.0)], device=b200)])
-    assert one.count("NVIDIA B200, bf16, headdim 128") == 2, "bandwidth and latency, of one device alone"
-    assert "(989 for bf16 on NVIDIA H200, 2250 for bf16 on NVIDIA B200)" in text.replace("\n", " ")
-
-
 def test_where_memory_bounds_the_share_is_of_the_roofline() -> None:
     records = [
         ok(case(16384), "sdpa-flash", 300.0),
@@ -150,22 +89,6 @@ def test_where_memory_bounds_the_share_is_of_the_roofline() -> None:
     assert "roofline" not in shown([run(records)], metrics=("utilization",))
     unknown = shown([run(records, device=replace(H200, name="GPU of tomorrow"))])
     assert "roofline" not in unknown
-
-
-def test_steps_of_generation_are_shown_as_bandwidth_and_latency() -> None:
-    """Other cases as TFLOP/s, whatever the reader chose nothing of."""
-    text = shown([run([ok(case(16384), "triton", 350.0), decode(16384, "triton", 12.0)])], 140)
-    throughput, bandwidth, latency = (
-        text.index(f"\n{title}") for title in ("Throughput, TFLOP/s", "Bandwidth, GB/s", "Latency")
-    )
-    assert throughput < bandwidth < latency
-    assert "of q, k, v and out, and share of the datasheet's bandwidth (4.80 TB/s)" in text
-    assert "350" in text[throughput:bandwidth]
-    assert "12.0" not in text
-    assert "3001 63%" in text[bandwidth:latency]
-    assert "1.43 ms" in text[latency:]
-    text = shown([run([decode(16384, "triton", 12.0, ceiling_copy=2.9e12)])], 140)
-    assert "3001 63%" in text, "a copy, which writes as well, is no limit"
 
 
 def test_cells_whose_clock_was_held_down_are_marked() -> None:

@@ -10,7 +10,7 @@ from attnbench.analysis.summary.machine_summary import machines
 from attnbench.core.record import Record
 from attnbench.report.document import Machine
 from attnbench.results.cells import cells
-from builders import CPU, H200, case, environment, ok, run
+from builders import H200, case, environment, ok, run
 
 
 def test_how_it_was_measured() -> None:
@@ -38,17 +38,6 @@ def test_how_it_was_measured() -> None:
 
 def test_a_figure_of_one_sample_says_so() -> None:
     assert "latency = median of 1 sample," in shown([run([ok(case(), "triton", 300.0, n=1)])])
-
-
-def test_a_machine_in_words() -> None:
-    (cuda,) = machines(cells([run([ok(case(), "triton", 300.0)])]))
-    assert (cuda.label, cuda.description) == (
-        "NVIDIA H200",
-        "140 GiB, 700 W, driver 580.82, torch 2.11.0+cu130, CUDA 13.0, suite quick, 2026-07-01",
-    )
-    (cpu,) = machines(cells([run([ok(case(), "eager", 0.1)], device=CPU)]))
-    assert cpu.description == "16.0 GiB, 4 threads, torch 2.11.0+cu130, suite quick, 2026-07-01"
-    assert machines([]) == []
 
 
 def test_rounds_say_how_well_they_agree() -> None:

@@ -29,19 +29,6 @@ def test_durations_in_reasons_merge() -> None:
     assert (found.who, found.reason) == ("eager (all)", "forecast 0.4s to 3m05s, beyond 1m00s")
 
 
-def test_cells_of_several_dtypes_name_theirs() -> None:
-    records = [
-        ok(case(), "triton", 300.0),
-        ended(case(dtype="fp16"), "triton", "wrong", "off by 3"),
-        ended(case(2048, dtype="fp8"), "triton", "failed", "no such type"),
-    ]
-    assert [n.who for n in reasons(cells([run(records)]))] == [
-        "triton 1k d128 full fwd fp16",
-        "triton 2k d128 full fwd fp8",
-    ]
-    assert [n.who for n in reasons(cells([run(records[1:2])]))] == ["triton 1k d128 full fwd"]
-
-
 def test_backends_that_share_a_reason_and_their_cases_share_a_line() -> None:
     cases = [case(), case(causal=True)]
     records = [ended(c, b, "skipped", "needs a CUDA GPU") for c in cases for b in ("triton", "sdpa-cudnn")]
@@ -59,11 +46,6 @@ def test_the_worst_endings_come_first_and_an_unknown_reason_is_said() -> None:
     found = reasons(cells([run(records)]))
     assert [n.word for n in found] == ["WRONG", "KERNEL!", "FAIL", "OOM", "TIMEOUT", "skip"]
     assert {n.reason for n in found} == {"no reason given"}
-
-
-def test_a_reason_is_one_line_whatever_a_library_wrote() -> None:
-    (found,) = reasons(cells([run([ended(case(), "fa4", "failed", "Error:\n  \x1b[31mred\x1b[0m\there")])]))
-    assert found.reason == "Error: red here"
 
 
 def test_devices_are_named_where_there_are_several() -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -34,14 +30,6 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("slow") / "slow.jsonl"
     file.write_text("\n".join(map(json.dumps, [run, *records])) + "\n")
     return file
-
-
-def test_two_runs_of_one_gpu_are_alike(tool: Tool) -> None:
-    out = tool("compare", A, B).out
-    assert out.startswith("These are 2 runs of one machine")
-    assert "H200 #2 1.000x (" in " ".join(out.split())
-    assert "worth it" not in out, "there is nothing to choose"
-    assert "Spread between runs of one model" in out
 
 
 def test_power_limits_prices_and_a_page(tool: Tool, slow: Path) -> None:
@@ -95,24 +83,6 @@ def test_what_is_wrong_is_one_line(tool: Tool, options: tuple[object, ...], said
     assert len(err.splitlines()) == 1
 
 
-def test_the_examples_of_the_document_are_what_is_printed(tool: Tool) -> None:
-    text = (RESULTS.parent / "docs" / "compare.md").read_text()
-
-    def printed(command: str) -> str:
-        words = shlex.split(command)[1:]
-        words = [str(RESULTS.parent / word) if word.startswith("results/") else word for word in words]
-        return " ".join(tool(*words).out.split())
-
-    quoted, in_words = [line for line in text.splitlines() if line.startswith("    attnbench compare results/")]
-    quote = [line.removeprefix(">") for line in text.splitlines() if line.startswith(">")]
-    assert printed(quoted).startswith(" ".join(" ".join(quote).split()))
-    said = " ".join(text.partition(in_words)[2].partition("## ")[0].split())
-    answer = printed(in_words)
-    for figure in re.findall(r"\d\.\d+x(?: \([^)]*\))?|\$\d\.\d+/h", said):
-        assert figure in answer
-    assert "0.729x (0.692 to 0.768)" in said
-
-
 def test_a_machine_without_a_case_in_common_is_left_out_in_one_line(tool: Tool) -> None:
     others = [RESULTS / f"{name}.jsonl.gz" for name in (CPU_RUN, "20261123-140542-default-nvidia-h100")]
     done = tool("compare", others[0], A, others[1])
@@ -120,18 +90,3 @@ def test_a_machine_without_a_case_in_common_is_left_out_in_one_line(tool: Tool) 
     assert line.startswith("attnbench: left out: EPYC CPU has no case in common with H200 and H100 80GB HBM3: dtype ")
     assert done.out.startswith("H100 80GB HBM3 and H200 ")
     assert "in bursts, over 56 cases (geometric mean)" in " ".join(done.out.split())
-
-
-def test_it_never_loads_torch(tool: Tool) -> None:
-    code = f"""
-import sys
-from attnbench.cli import main
-sys.argv = ["attnbench", "compare", {str(A)!r}, {str(B)!r}]
-try:
-    main()
-except SystemExit as end:
-    assert not end.code
-print("loaded:", *sorted({{"torch", "triton", "pynvml", "pandas"}} & {{m.partition(".")[0] for m in sys.modules}}))
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=tool.folder, capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "loaded:", done.stderr

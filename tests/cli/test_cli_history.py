@@ -51,11 +51,6 @@ def test_a_creep_of_the_simulated_device(tool: Tool) -> None:
     assert (tool.folder / "history.html").read_text().count("<circle") == 10
 
 
-def test_runs_of_an_h200_with_nothing_changed(tool: Tool) -> None:
-    done = tool("history", *sorted(EXPERIMENT.glob("alike-*.jsonl")), "--join-units")
-    assert done.out.startswith("Of 10 cells 0 became worse, 0 better, 10 did not change.")
-
-
 def test_what_is_no_run(tool: Tool) -> None:
     assert "--fail-on: 'much' is not a margin" in tool("history", "x.jsonl", "--fail-on", "much", code=2).err
     assert "cannot read no.yml" in tool("history", "x.jsonl", "--acknowledged", "no.yml", code=2).err

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 import resource
@@ -70,25 +68,6 @@ def test_a_file_of_searches_or_steps_is_shown_as_its_own_command_does(tmp_path: 
     both = tool("report", searched, "-f", "table", "-f", "csv=cells.csv")
     assert both.out.startswith(tool("capacity", searched).out), "whatever else is written"
     assert (tmp_path / "cells.csv").read_text().startswith("device,suite,")
-
-
-def test_markdown(measured: Tool) -> None:
-    lines = measured("report", "-f", "md", "run.jsonl").out.splitlines()
-    assert "| seqlen | fake |" in lines
-    assert "| ---: | ---: |" in lines
-    assert "| 1k | WRONG |" in lines
-
-
-def test_csv_and_json_have_a_row_a_cell(measured: Tool) -> None:
-    rows = list(csv.DictReader(io.StringIO(measured("report", "-f", "csv", "run.jsonl").out)))
-    same = json.loads(measured("report", "-f", "json", "run.jsonl").out)
-    assert len(rows) == len(same) == 8
-    assert {"kernels", "bound", "roofline", "clock_held", "disagreement"} <= rows[0].keys() == same[0].keys()
-    for row, twin in zip(rows, same, strict=True):
-        assert row["status"] == twin["status"] == ("wrong" if row["seqlen_k"] == "1024" else "ok")
-        assert (row["latency"] == "") == (twin["latency"] is None) == (row["status"] == "wrong")
-        if row["latency"]:
-            assert float(row["latency"]) == pytest.approx(twin["latency"])
 
 
 def test_one_call_writes_several_formats_to_files(measured: Tool, tmp_path: Path) -> None:
@@ -220,24 +199,6 @@ def test_a_reason_of_odd_characters_ends_no_format(tool: Tool, format: str, enco
     assert (tool.folder / "out").stat().st_size > 100
 
 
-def test_several_files_stand_side_by_side(tool: Tool) -> None:
-    tool.fake("--seqlen", "1k", *SMALL)
-    tool(*FAKE, "--seqlen", "2k", *SMALL, "--out", "two.jsonl")
-    joined = tool("report", "run.jsonl", "two.jsonl").out
-    assert joined.count("bf16, headdim 128, full, fwd") == 2  # speed, memory: both lengths in one table each
-    tool(*FAKE, "--seqlen", "1k", *SMALL, "--out", "again.jsonl", fake="speed=0.5")
-    rows = json.loads(tool("report", "-f", "json", "run.jsonl", "again.jsonl").out)
-    assert len({r["device"] for r in rows}) == 2  # the same cell twice: two runs, told apart
-    assert rows[0]["latency"] < rows[1]["latency"]
-
-
-def test_metrics_are_chosen_by_name(measured: Tool) -> None:
-    both = measured("report", "-m", "latency,memory_peak", "-m", "cov", "run.jsonl").out
-    assert "TFLOP/s" not in both
-    headings = [line for line in both.splitlines() if line.startswith(("Latency", "Peak memory", "Variation"))]
-    assert len(headings) == 3, both
-
-
 def test_the_help_on_metrics_needs_no_file(tool: Tool) -> None:
     lines = tool("report", "-m", "help").out.splitlines()
     said = {line.split()[0]: line for line in lines}
@@ -254,15 +215,6 @@ def test_the_help_on_metrics_needs_no_file(tool: Tool) -> None:
     assert "CUPTI" in said["latency"]  # which instrument a figure comes from
 
 
-def test_one_cell_in_full(measured: Tool) -> None:
-    out = measured("report", "run.jsonl", "--cell", "fake 1k d64 causal fwd").out
-    assert "WRONG: out is off by 1 where 0.002 is allowed" in out
-    assert "4k" not in out
-    (found,) = json.loads(measured("report", "run.jsonl", "--cell", "4k d64 causal", "--json").out)
-    assert found["name"] == "fake 4k d64 causal fwd"
-    assert len(found["records"][0]["measurements"]["time"]["values"]) == found["metrics"]["samples"]
-
-
 @pytest.mark.parametrize("format", ["md", "html", "csv"])
 def test_a_failing_cell_in_every_format(tool: Tool, format: str) -> None:
     """With the traceback, whose markup does no harm."""
@@ -276,23 +228,10 @@ def test_a_failing_cell_in_every_format(tool: Tool, format: str) -> None:
         assert "fake.py" in fenced
 
 
-def test_any_axis_can_be_the_columns(measured: Tool) -> None:
-    out = measured("report", "--by", "headdim", "run.jsonl").out
-    (heading, *_) = [line.split() for line in out.splitlines() if line.startswith("seqlen")]
-    assert [word for word in heading if word.startswith("d")] == ["d64", "d128"]
-
-
 def test_the_columns_may_be_called_as_run_calls_them(measured: Tool) -> None:
     out = measured("report", "--by", "window", "run.jsonl").out
     assert next(line.split() for line in out.splitlines() if line.startswith("seqlen")) == ["seqlen", "full", "causal"]
     assert set(BY_OPTION.values()) < {*BY}
-
-
-def test_causal_counts_half_by_the_papers_convention(tool: Tool) -> None:
-    tool.fake("--seqlen", "1k", "--headdim", "64", "--causal", "--pass", "fwd")
-    (exact,) = json.loads(tool("report", "-f", "json", "run.jsonl").out)
-    (papers,) = json.loads(tool("report", "-f", "json", "--flops-convention", "fa", "run.jsonl").out)
-    assert papers["tflops"] / exact["tflops"] == pytest.approx(1024 / 1025)
 
 
 def test_a_peak_given_on_the_command_line_gives_utilisation(tool: Tool) -> None:
@@ -300,29 +239,6 @@ def test_a_peak_given_on_the_command_line_gives_utilisation(tool: Tool) -> None:
     (row,) = json.loads(tool("report", "-f", "json", "run.jsonl").out)
     assert row["utilization"] == pytest.approx(row["tflops"] / 766)
     assert "50%" in result.out
-
-
-NO_TORCH = """
-import sys
-sys.argv = ["attnbench", *{args!r}]
-from attnbench.cli import main
-try:
-    main()
-except SystemExit as end:
-    assert not end.code, end.code
-heavy = {{"torch", "triton"}} & set(sys.modules)
-assert not heavy, heavy
-"""
-
-
-@pytest.mark.parametrize(
-    "args",
-    [["--help"], ["report", "run.jsonl"], ["report", "-f", "csv", "run.jsonl"], ["suites"], [*FAKE, "--seqlen", "1k"]],
-)
-def test_the_command_itself_never_loads_torch(measured: Tool, args: list[str]) -> None:
-    code = NO_TORCH.format(args=args)
-    done = subprocess.run([sys.executable, "-c", code], cwd=measured.folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 EMPTY = """

@@ -1,14 +1,14 @@
-"""The expected outputs of golden.py, one test each."""
+"""The expected outputs of golden.py, one test each, and that every run file in results/ can be reported."""
 
 from __future__ import annotations
 
 import pytest
 
 from attnbench.results import run_file
-from golden import COMMANDS, EXPECTED, FILES, REPORTED, ROOT, in_the_root, output, run
+from golden import COMMANDS, EXPECTED, FIGURES, FILES, REPORTED, ROOT, in_the_root, output, run
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, FIGURES])
 def test_what_is_printed_for_a_real_run(name: str) -> None:
     assert output(name) == (EXPECTED / name).read_text(encoding="utf-8")
 
@@ -24,4 +24,4 @@ def test_every_other_run_is_reported(name: str) -> None:
 
 
 def test_every_expected_output_is_asked_for() -> None:
-    assert {path.name for path in EXPECTED.iterdir()} == {*COMMANDS}
+    assert {path.name for path in EXPECTED.iterdir()} == {*COMMANDS, FIGURES}

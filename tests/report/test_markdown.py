@@ -15,15 +15,9 @@ from attnbench.report.document import (
     Code,
     Column,
     Document,
-    Ending,
-    Figure,
-    Grid,
-    Grids,
     Level,
-    Machine,
     Pairs,
     Paragraphs,
-    Reason,
     Span,
     Steps,
     Table,
@@ -38,35 +32,6 @@ def blocks(*found: Block) -> str:
     return markdown.render(Document("test", "", blocks=found))
 
 
-def test_the_parts_of_a_document_with_the_verdict_first() -> None:
-    document = Document(
-        command="gate",
-        title="The title is of a page",
-        answer=("All is well.",),
-        machines=(Machine("H200", "140 GiB, 700 W", "latency = median of 9 samples"), Machine("B200", "180 GiB")),
-        lead=(Paragraphs((line("Measured by hand."),)),),
-        blocks=(Pairs((("cells", "12", "of 14"), ("rounds", "3", "")), "Counts"),),
-        reasons=(Reason("OOM", "eager (2 cases: 16k)", "needs 137 GiB"),),
-        cautions=(Caution("The clock fell.", "Figures are low.", "Run again."),),
-        facts=(Caution("Two runs."),),
-        notes=(line("Nothing was written."),),
-        verdict=Verdict("PASS: 12 unchanged", "good"),
-    )
-    assert markdown.render(document).split("\n\n") == [
-        "### ✅ attnbench gate: PASS: 12 unchanged",
-        "**All is well.**",
-        "**H200** 140 GiB, 700 W  \nlatency = median of 9 samples",
-        "**B200** 180 GiB",
-        "- Measured by hand.",
-        "### Counts",
-        "- **cells** 12: of 14\n- **rounds** 3",
-        "- OOM: eager (2 cases: 16k): needs 137 GiB",
-        "- **The clock fell.** Figures are low. Run again.",
-        "- **Two runs.**",
-        "- Nothing was written.\n",
-    ]
-
-
 def test_parts_that_are_not_there_leave_no_free_lines() -> None:
     assert markdown.render(Document("test", "title")) == "\n"
     assert markdown.render(Document("test", "", answer=("Nothing was measured.",))) == "**Nothing was measured.**\n"
@@ -77,24 +42,6 @@ def test_parts_that_are_not_there_leave_no_free_lines() -> None:
 def test_a_verdict_has_the_sign_of_its_level(level: Level, sign: str) -> None:
     found = markdown.render(Document("gate", "", verdict=Verdict("the verdict", level)))
     assert found == f"### {sign} attnbench gate: the verdict\n"
-
-
-def test_a_table_with_its_notes() -> None:
-    table = Table(
-        "t",
-        (Column("case"), Column("speed", "right", wrap=False)),
-        (("triton 1k", "1.00x"), ("eager 1k", Span("0.90x", "bad")), ((Span("a "), Span("b ", "strong")), "2.00x")),
-        "Speeds",
-        "of two builds",
-        ("one round", "another"),
-    )
-    assert blocks(table) == (
-        "### Speeds\n\n"
-        "of two builds\n\n"
-        "| case | speed |\n| :--- | ---: |\n"
-        "| triton 1k | 1.00x |\n| eager 1k | **0.90x** |\n| a **b**  | 2.00x |\n\n"
-        "1. one round\n2. another\n"
-    )
 
 
 @pytest.mark.parametrize("rows", [300, 900, 5000])
@@ -121,15 +68,6 @@ def test_code_is_not_cut_in_its_midst() -> None:
     assert found.startswith("- before\n\n**11002 rows left out")
 
 
-def test_a_table_without_rows_is_its_headings() -> None:
-    assert blocks(Table("t", (Column("case"),), ())) == "| case |\n| :--- |\n"
-
-
-def test_a_table_is_never_narrow() -> None:
-    table = Table("t", (Column("x" * 500),), (("1",),), narrow=Paragraphs((line("narrow"),)))
-    assert "narrow" not in blocks(table)
-
-
 def test_bars_and_steps_are_characters_of_one_width() -> None:
     rows = ((Bar(0.0, 0.5), Steps(((0.5, 1.0),))),)
     found = blocks(Table("t", (Column("bar"), Column("steps")), rows))
@@ -140,34 +78,6 @@ def test_bars_and_steps_are_characters_of_one_width() -> None:
 def test_styles_never_touch_a_space() -> None:
     spans = (Span("so ", ""), Span(" very ", "strong"), Span("fast", "good"), Span(" ", "bad"), Span("!", "quiet"))
     assert blocks(Paragraphs((spans,))) == "- so  **very** fast !\n"
-
-
-def test_grids() -> None:
-    grid = Grid(
-        "bf16, fwd",
-        "16 heads",
-        "seqlen",
-        ("eager", "triton"),
-        (
-            ("1k", (Figure("32.1", "3%"), Figure("300", "30%", best=True, held_down=True))),
-            ("16k", (Ending("KERNEL!"), Figure("12.0", "63%", memory_bound=True))),
-            ("64k", (Ending(), Ending("-"))),
-        ),
-    )
-    assert blocks(Grids("Throughput", (grid,), more="2 more tables")) == (
-        "### Throughput (bold: best of its row, \\~ clock held down)\n\n"
-        "**bf16, fwd** 16 heads\n\n"
-        "| seqlen | eager | triton |\n| ---: | ---: | ---: |\n"
-        "| 1k | 32.1 3% | **300**\\~ 30% |\n"
-        "| 16k | KERNEL! | 12.0 63%m |\n"
-        "| 64k |  | - |\n\n"
-        "2 more tables\n"
-    )
-    assert blocks(Grids("Speedup", ())) == "### Speedup\n\nNo cell has a figure for this.\n"
-    rows = Grid("bf16", "", "backend", ("1k",), (("eager", (Figure("1"),)),))
-    assert blocks(Grids("Throughput", (rows,), "column")).startswith(
-        "### Throughput\n\n**bf16**\n\n| backend | 1k |\n| :---"
-    )
 
 
 HOSTILE = "a|b `c` *d* _e_ [f](g) <b>~~h~~</b> \\| &lt; $x$\n\n# i\n| j |\r::error::k\x1b[31ml\x07"

@@ -76,33 +76,6 @@ WHOLE = Document(
 )
 
 
-def test_the_parts_of_a_document_in_their_order() -> None:
-    assert shown(WHOLE) == (
-        "All is well.\n"
-        "\n"
-        "H200  140 GiB, 700 W\n"
-        "latency = median of 9 samples\n"
-        "B200  180 GiB\n"
-        "\n"
-        "Measured by hand.\n"
-        "\n"
-        "Counts\n"
-        "  cells  12\n"
-        "\n"
-        "OOM   eager (2 cases: 16k): needs 137 GiB\n"
-        "skip  fa3 (all): needs a GPU\n"
-        "\n"
-        "!  The clock fell.  Figures are low. Run again.\n"
-        "\n"
-        "i  Two runs.\n"
-        "\n"
-        "Nothing was written.\n"
-        "See --help.\n"
-        "\n"
-        "PASS: 12 unchanged\n"
-    )
-
-
 def test_parts_that_are_not_there_leave_no_free_lines() -> None:
     assert shown(Document("test", "title")) == ""
     assert shown(Document("test", "", answer=("Nothing was measured.",))) == "Nothing was measured.\n"
@@ -183,28 +156,8 @@ COLUMNS = (Column("case"), Column("speed", "right", wrap=False), Column("reason"
 ROWS = (("triton 1k", "1.00x", "unchanged"), ("sdpa-flash 16k", "12.34x", Span("slower", "bad")))
 
 
-def test_a_table_aligns_its_columns() -> None:
-    table = Table("t", COLUMNS, ROWS, "Speeds", "of two builds", ("one round", "a second footnote"))
-    assert [text.rstrip() for text in blocks(table).splitlines()] == [
-        "Speeds",
-        "of two builds",
-        "case             speed  reason",
-        "triton 1k        1.00x  unchanged",
-        "sdpa-flash 16k  12.34x  slower",
-        "  1  one round",
-        "  2  a second footnote",
-    ]
-
-
 def test_a_table_without_rows_is_its_headings() -> None:
     assert blocks(Table("t", COLUMNS, ())).split() == ["case", "speed", "reason"]
-
-
-def test_entries_have_styles() -> None:
-    table = Table("t", (Column("a"),), ((Span("slow", "bad"),), ((Span("so "), Span("fast", "good")),)))
-    found = coloured(Document("test", "", blocks=(table,)))
-    assert f"{ESCAPE}[1;31mslow{ESCAPE}[0m" in found
-    assert f"so {ESCAPE}[32mfast{ESCAPE}[0m" in found
 
 
 @pytest.mark.parametrize("width", [36, 40, 60, 75, 100])
@@ -294,12 +247,6 @@ def test_several_columns_of_bars_share_the_room() -> None:
     assert found[1].rstrip() == f"{'━' * 27}  a  {'━' * 27}"
 
 
-def test_bars_of_one_group_have_one_colour() -> None:
-    rows = tuple((Bar(0.0, 1.0, group),) for group in (0, 1, 0))
-    found = coloured(Document("test", "", blocks=(Table("t", (Column("x"),), rows),)))
-    assert re.findall(r"\[(\d\d)m━", found) == ["36", "35", "36"]
-
-
 # Grids.
 
 
@@ -314,35 +261,12 @@ FIGURES = (
 )
 
 
-def test_a_grid_has_its_points_units_and_marks_in_line() -> None:
-    assert blocks(Grids("Throughput", (grid(*FIGURES),), more="2 more tables")) == (
-        "Throughput  * best of its row, ~ clock held down\n"
-        "\n"
-        "bf16, fwd  16 heads\n"
-        "seqlen     eager         triton\n"
-        "───────────────────────────────\n"
-        "    1k   32.1 3%   *300~   30%\n"
-        "   16k      skip     12.0  63%m\n"
-        "   64k                        -\n"
-        "\n"
-        "2 more tables\n"
-    )
-
-
 def test_grids_without_figures_say_so() -> None:
     assert blocks(Grids("Speedup", ())) == "Speedup\nNo cell has a figure for this.\n"
 
 
 def test_the_best_of_a_column() -> None:
     assert "* best of its column" in blocks(Grids("Throughput", (grid(*FIGURES),), "column"))
-
-
-def test_columns_of_one_name_stand_in_line_over_all_grids() -> None:
-    wide = grid(("1k", (Figure("1234567"), Figure("1"))))
-    thin = grid(("1k", (Figure("1"), Figure("2"))))
-    found = blocks(Grids("Latency", (wide, thin))).splitlines()
-    ends = [len(text) for text in found if text.startswith("    1k")]
-    assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize("width", [20, 30, 45, 60, 100])

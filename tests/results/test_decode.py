@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import random
@@ -44,26 +45,26 @@ def plainly(line: bytes) -> Record:
     return found
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=run_file.name)
-def test_both_readers_agree_on_every_record(path: Path) -> None:
-    for line in lines(path):
-        expected = repr(plainly(line))  # a result that is not finite has an error that equals nothing
-        assert repr(decode.record(line)) == expected
-        packed = {"type": "record", **decode.packed(to_json(plainly(line)))}
-        assert repr(decode.record(text(packed))) == repr(plainly(text(packed))) == expected
+def test_both_readers_agree_on_records_of_every_file() -> None:
+    """On the first line of each file, and on every tenth of all others: they are alike within a file."""
+    for path in RESULTS:
+        for line in itertools.islice(lines(path), 0, None, 10):
+            expected = repr(plainly(line))  # a result that is not finite has an error that equals nothing
+            assert repr(decode.record(line)) == expected, path
+            packed = {"type": "record", **decode.packed(to_json(plainly(line)))}
+            assert repr(decode.record(text(packed))) == repr(plainly(text(packed))) == expected, path
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=run_file.name)
-def test_both_readers_agree_on_every_plan(path: Path) -> None:
-    header = json.loads(run_file.unpacked(path)[0].partition(b"\n")[0])
-    run, _ = run_file.read(path)
-    assert [to_json(job) for job in run.plan] == header["plan"]
-    assert {**to_json(replace(run, replaced=())), "plan": 0, "records": 0} == {
-        **{k: v for k, v in header.items() if k not in ("type", "schema") and v != {}},
-        "plan": 0,
-        "records": 0,
-        "policy": header.get("policy", {}),
-    }
+def test_both_readers_agree_on_every_plan() -> None:
+    for path in RESULTS:
+        header, run = json.loads(run_file.unpacked(path)[0].partition(b"\n")[0]), run_file.head(path)
+        assert [to_json(job) for job in run.plan] == header["plan"], path
+        assert {**to_json(run), "plan": 0, "records": 0} == {
+            **{k: v for k, v in header.items() if k not in ("type", "schema") and v != {}},
+            "plan": 0,
+            "records": 0,
+            "policy": header.get("policy", {}),
+        }, path
 
 
 def test_repetition_is_packed_and_nothing_is_lost() -> None:

@@ -19,6 +19,7 @@ from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.core.machine import Device
 from attnbench.worker import inputs, kernel_rules
 from attnbench.worker.measure.cpu_operators import operator_names
+from contract.pairwise import every_pair
 
 HOPPER = Device("cuda", 0, "NVIDIA H200", 2**37, 2**37, (9, 0))
 TURING = Device("cuda", 0, "Tesla T4", 2**34, 2**34, (7, 5))
@@ -194,13 +195,17 @@ def backend(name: str) -> Backend:
 
 
 def cases(*names: str, device: Device = HOPPER) -> Any:
-    """Parametrize (name, case) with the cases that those backends take on the device; each must take two or more."""
+    """Parametrize (name, case) with cases that those backends take on the device, and every pair of their features.
+
+    Each must take two or more.
+    """
     found = []
     for name in names:
         made = backend(name)
-        taken = [(key, case) for key, case in CASES.items() if made.unsupported(case, device) is None]
+        taken = {key: case for key, case in CASES.items() if made.unsupported(case, device) is None}
         assert len(taken) > 1, f"{name} takes {len(taken)} of {len(CASES)} cases"
-        found += [pytest.param(name, case, id=f"{name}-{key}") for key, case in taken]
+        taken = every_pair(taken) | {key: case for key, case in taken.items() if case in SOME}
+        found += [pytest.param(name, case, id=f"{name}-{key}") for key, case in taken.items()]
     return pytest.mark.parametrize(("name", "case"), found)
 
 

@@ -27,6 +27,7 @@ from attnbench.worker.serve import Worker
 
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
 POLICY = Policy(l2="warm", warmup_s=0.0, min_samples=8, min_seconds=0.0, max_seconds=0.05, target=1.0)
+QUICK = Policy(l2="warm", warmup_s=0.0, min_samples=3, max_samples=3, min_seconds=0.0)  # where no figure is asked for
 NOISE = ("Noisy", "Getting slower", "Still getting faster", "Few samples", "L2 not proven")  # may appear by chance
 OF_ANY_RECORD = ("How far processes differ", "Uncertainty of the latency")  # what a report says of any figure here
 SDP = ("math", "mem_efficient", "flash", "cudnn")

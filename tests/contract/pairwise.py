@@ -1,0 +1,49 @@
+"""Few cases that hold every pair of features that many cases have."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+
+from attnbench.core.case import Case
+
+
+def _features(case: Case) -> frozenset[tuple[str, object]]:
+    """Return what can matter for a call: each field that differs from its default, and kinds of sizes."""
+    s = case.shape
+    own = ("shape", "lengths", "window_size", "mask")
+    found = {(f.name, getattr(case, f.name)) for f in fields(case) if f.name not in own}
+    sides = tuple(side is not None and (side > 0) + 1 for side in case.window_size)
+    lengths = {(of.seqlen_q > 1) + (of.seqlen_q > of.seqlen_k) - (of.seqlen_q < of.seqlen_k) for of in case.sequences}
+    found |= {("window", sides), ("lengths", frozenset(lengths)), ("ragged", case.is_ragged)}
+    found |= {
+        ("heads", (s.nheads_k == 1) + 2 * (s.nheads > s.nheads_k)),
+        ("headdim", (s.headdim > 64, s.headdim == s.headdim_v)),
+    }
+    found.add(("mask", case.mask.partition(":")[0]))
+    return frozenset(found)
+
+
+_BITS: dict[tuple[object, object], int] = {}  # of each pair of features that was met
+
+
+@cache
+def _pairs(case: Case) -> int:
+    """Return the pairs of features of a case, a bit each."""
+    pairs = itertools.combinations(sorted(_features(case), key=repr), 2)
+    return sum(1 << _BITS.setdefault(pair, len(_BITS)) for pair in pairs)
+
+
+def every_pair(cases: Mapping[str, Case]) -> dict[str, Case]:
+    """Return some of the cases, in their order, that have each pair of features that one of them has."""
+    pairs = {name: _pairs(case) for name, case in cases.items()}
+    left, chosen = functools.reduce(operator.or_, pairs.values(), 0), set()
+    while left:
+        best = max(pairs, key=lambda name: (pairs[name] & left).bit_count())
+        chosen.add(best)
+        left &= ~pairs.pop(best)
+    return {name: case for name, case in cases.items() if name in chosen}
