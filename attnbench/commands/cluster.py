@@ -146,9 +146,9 @@ def _plan(words: Sequence[str], out: Path | None, *, patience: str, **given: Any
     from attnbench.commands.command_line import command_line
     from attnbench.core.sizes import parse_duration
     from attnbench.run.cluster import Plan
-    from attnbench.run.run_suite import check_output_path, resolve_suite_for
     from attnbench.run.select import parse_device, select_backends
-    from attnbench.run.suite import load_suite, parse_options
+    from attnbench.run.session import check_output_path
+    from attnbench.run.suite import load_suite, parse_options, resolve_suite_for
 
     program: Any = typer.main.get_command(command_line("run"))
     params = program.commands["run"].make_context("attnbench run", [*words]).params

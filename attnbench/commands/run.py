@@ -201,8 +201,8 @@ def _epilogue(console: Console, outcome: Outcome) -> None:
     from attnbench.analysis.summary.forecast import forecast_line
     from attnbench.core.text import count, printable, some
     from attnbench.results.case_names import case_name
+    from attnbench.results.exit_codes import given_up, wrong_records
     from attnbench.results.run_file import resume_command
-    from attnbench.run.run_suite import given_up, wrong_records
 
     console.print()
     if line := forecast_line(outcome.run):

@@ -25,13 +25,14 @@ from attnbench.core.policy import CHECK, METHOD, Policy
 from attnbench.core.record import WRONG, Forecast, Job, Record, Run, Search
 from attnbench.core.sizes import format_duration, format_size
 from attnbench.results import run_file
+from attnbench.results.exit_codes import wrong_records
 from attnbench.results.run_setup import differences
 from attnbench.run.capacity_search import UNIT, Outcome, bracket, grid, next_size
 from attnbench.run.device_probe import DeviceProbe
 from attnbench.run.plan import CONTEXT, CaseSupport, forecast_job, skipped_record, too_few_devices
-from attnbench.run.run_suite import check_output_path, new_run_paths, resolve_suite_for, wrong_records
 from attnbench.run.select import check_trusted, is_user_code, parse_devices, select_backends, select_interpreters
-from attnbench.run.suite import Settings, parse_suite, resolve
+from attnbench.run.session import check_output_path, new_run_paths
+from attnbench.run.suite import Settings, parse_suite, resolve, resolve_suite_for
 from attnbench.run.workers import WorkerPool, closing_workers
 
 SUITE = parse_suite(

@@ -28,9 +28,9 @@ from attnbench.results import run_file
 from attnbench.results.cells import Key
 from attnbench.run import plan as planning
 from attnbench.run.device_probe import probe_device
-from attnbench.run.run_suite import check_output_path, new_run_paths, resolve_suite_for
 from attnbench.run.select import is_user_code, parse_device
-from attnbench.run.suite import Resolved, Settings, load_suite, resolve
+from attnbench.run.session import check_output_path, new_run_paths
+from attnbench.run.suite import Resolved, Settings, load_suite, resolve, resolve_suite_for
 from attnbench.run.workers import WorkerPool, closing_workers
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ from attnbench.core.errors import EXIT_DONE, EXIT_INCONCLUSIVE, Interrupted, Use
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count, fits
 from attnbench.results import run_file
-from attnbench.run.run_suite import resolve_suite_for
 from attnbench.run.select import available_backends, parse_device, select_backends
-from attnbench.run.suite import Settings, load_suite
+from attnbench.run.suite import Settings, load_suite, resolve_suite_for
 
 if TYPE_CHECKING:
     from attnbench.report.progress.bisect_progress import BisectProgress

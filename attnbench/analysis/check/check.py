@@ -12,10 +12,10 @@ from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_R
 from attnbench.core.policy import CHECK, METHOD, Policy
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.results import run_file
+from attnbench.results.exit_codes import wrong_records
 from attnbench.run.axes import Axes, matches
 from attnbench.run.device_probe import DeviceProbe
 from attnbench.run.plan import CaseSupport, skipped_record
-from attnbench.run.run_suite import resolve_suite_for, wrong_records
 from attnbench.run.select import (
     is_user_code,
     own_masks,
@@ -24,7 +24,7 @@ from attnbench.run.select import (
     select_backends,
     select_interpreters,
 )
-from attnbench.run.suite import Settings, parse_suite, resolve
+from attnbench.run.suite import Settings, parse_suite, resolve, resolve_suite_for
 from attnbench.run.workers import WorkerPool, closing_workers
 
 SUITE = parse_suite(
