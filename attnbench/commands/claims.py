@@ -12,7 +12,7 @@ import typer
 
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import command_line, ends_with_its_reader, jobs_left, live, read_runs, results_line, tell
-from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
+from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
     from attnbench.analysis.claims.claim_file import Setting
@@ -120,13 +120,8 @@ def claims(
             raise typer.Exit(output.write(planned.document(outcome.run), wanted))
     runs = [outcome.run] if outcome else [run for _, run in read_runs(results or ())]
     ends_with_its_reader()
-    shown = document(settings, runs)
-    unwritten = output.write(shown, wanted)
-    tried = any(row["value"] is not None for row in shown.rows)
-    code = outcome.exit_code if outcome else 0
-    if code in (*EXIT_BY_SIGNAL, EXIT_WRONG_RESULT):
-        raise typer.Exit(code)
-    raise typer.Exit(unwritten or (0 if tried else EXIT_NOTHING_MEASURED))
+    code = output.write(document(settings, runs), wanted)
+    raise typer.Exit((outcome and outcome.gravest) or code)
 
 
 def _words(given: Sequence[str] | None) -> list[str]:

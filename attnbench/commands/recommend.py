@@ -13,7 +13,7 @@ import typer
 
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import command_line, ends_with_its_reader, live, read_runs, results_line, tell
-from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, UserError
+from attnbench.core.errors import EXIT_BY_SIGNAL, UserError
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
@@ -116,10 +116,8 @@ def recommend(
     shown = made(every=every)
     tables = [(name, path) for name, path in wanted if name == "table"]
     others = [(name, path) for name, path in wanted if name != "table"]
-    unwritten = (output.write(made(), others) if others else 0) or output.write(shown, tables)
-    useless = EXIT_NOTHING_MEASURED * (not any(row["use"] for row in shown.rows))
-    ended = outcome.exit_code if outcome and outcome.exit_code in EXIT_BY_SIGNAL else 0
-    raise typer.Exit(ended or unwritten or useless)
+    codes = [output.write(made(), others) if others else 0, output.write(shown, tables)]
+    raise typer.Exit((outcome and outcome.gravest) or max(codes))
 
 
 def _with_latencies(runs: Sequence[Run]) -> Sequence[Run]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -191,9 +192,9 @@ def run(
         console.print()
     measured, paths = [outcome.run], [outcome.path or Path("run.jsonl")]
     shown = complete(document(cells, measured, files=paths), formats, cells, measured, paths)
-    unwritten = output.write(shown, wanted)
+    code = output.write(replace(shown, exit_code=outcome.exit_code), wanted)
     _epilogue(console, outcome)
-    raise typer.Exit(outcome.exit_code or unwritten)
+    raise typer.Exit(code)
 
 
 def _epilogue(console: Console, outcome: Outcome) -> None:

@@ -23,7 +23,7 @@ from attnbench.commands.shared import (
     results_line,
     tell,
 )
-from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
+from attnbench.core.errors import UserError
 from attnbench.core.step import PHASES
 from attnbench.core.text import listed
 
@@ -141,12 +141,8 @@ def step(
             raise typer.Exit(output.write(planned.document(outcome.run), wanted))
     found = [outcome.run] if outcome else [run for _, run in read_runs(runs)]
     ends_with_its_reader()
-    unwritten = output.write(document(found), wanted)
-    code = outcome.exit_code if outcome else 0
-    if code in (*EXIT_BY_SIGNAL, EXIT_WRONG_RESULT):
-        raise typer.Exit(code)
-    measured = any(record.status == "ok" and record.case.step for run in found for record in run.records)
-    raise typer.Exit(unwritten or (0 if measured else EXIT_NOTHING_MEASURED))
+    code = output.write(document(found), wanted)
+    raise typer.Exit((outcome and outcome.gravest) or code)
 
 
 def _is_of_runs(name: str) -> bool:

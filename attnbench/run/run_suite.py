@@ -12,7 +12,7 @@ from typing import Protocol
 
 from attnbench.core import checkout
 from attnbench.core.case import DTYPES, Case
-from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, UserError
+from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
 from attnbench.core.other_work import is_too_busy, other_work
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import parse_duration
@@ -61,6 +61,11 @@ class Outcome:
     run: Run
     path: Path | None
     exit_code: int = EXIT_DONE
+
+    @property
+    def gravest(self) -> int:
+        """The exit code of an interrupt or a wrong result, which goes before a document's own; else 0."""
+        return self.exit_code if self.exit_code in (*EXIT_BY_SIGNAL, EXIT_WRONG_RESULT) else EXIT_DONE
 
 
 class RunObserver(Protocol):
@@ -136,6 +141,11 @@ class _Checked:
     peak: Mapping[str, float]
 
     @property
+    def dtypes(self) -> set[str]:
+        """The dtypes of all cases."""
+        return {case.dtype for resolved in self.resolved for case in resolved.cases}
+
+    @property
     def ranks(self) -> int:
         """The most ranks of any case."""
         return max(case.ranks for resolved in self.resolved for case in resolved.cases)
@@ -184,7 +194,7 @@ def _planned(request: Request, checked: _Checked, session: Session, observer: Ru
             observer.say("opening the device")
             opened = _open_device(session, chosen.cases, answers)
         observer.say("timing a matmul and a copy")
-        session.measure_rates(case for resolved in checked.resolved for case in resolved.cases)
+        session.measure_rates(checked.dtypes)
     jobs, notes = _jobs(request, chosen, session, answers)
     for name in opened - {job.backend for job in jobs if not job.skip}:
         session.pool.close_worker(name)  # it need not hold the device
@@ -209,7 +219,7 @@ def _surveyed(
             session.environment = replace(session.environment, device=numpy_rates.with_numpy_rates(session.device))
             notes.append(numpy_rates.NOTE)
         else:
-            session.measure_rates(case for resolved in checked.resolved for case in resolved.cases)
+            session.measure_rates(checked.dtypes)
     pool = session.pool
     _check_jobs(len(chosen.cases) * len(pool.specs) * request.rounds)
     notes += venvs.missing_venv_notes(name for name in pool.specs if name not in pool.interpreters)

@@ -97,10 +97,10 @@ class Session:
         self.environment, self.pool.peers = replace(found, peers=peers), peers
         return self.environment
 
-    def measure_rates(self, cases: Iterable[Case]) -> None:
-        """Measure how fast the device is in the dtypes of cases, while nothing else runs on it. Raises UserError."""
+    def measure_rates(self, dtypes: Iterable[str]) -> None:
+        """Measure how fast the device is in some dtypes, while nothing else runs on it. Raises UserError."""
         assert self._device_probe is not None
-        self.environment = self._device_probe.measure_rates(self.environment, sorted({case.dtype for case in cases}))
+        self.environment = self._device_probe.measure_rates(self.environment, sorted({*dtypes}))
 
     def close_device_probe(self) -> None:
         """End the worker that looks at the device, where its rates are not measured."""
@@ -127,9 +127,10 @@ class Session:
         self.probes, answers = first_look(self.pool, cases, self.device)
         return answers
 
-    def survey(self, cases: Iterable[Case]) -> Mapping[str, Sequence[CaseSupport]]:
-        """Return what each backend says of each case."""
-        return self.pool.survey(self.probes, cases, self.device)
+    def survey(self, cases: Iterable[Case], *names: str) -> Mapping[str, Sequence[CaseSupport]]:
+        """Return what each backend says of each case; only those with these names, if any are given."""
+        probes = {name: self.probes[name] for name in names or self.probes}
+        return self.pool.survey(probes, cases, self.device)
 
     def new_run(self, suite: str, policy: Policy, plan: Sequence[Job], **fields: Any) -> Run:
         """Return a run without records, that begins now, of the session's backends; `fields` are more of a Run's."""

@@ -97,18 +97,18 @@ def settle(
     watcher: AbProgress,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Judgement, int]:
-    """Measure in turns what a gate left open. Return the judgement with what that settled, and the exit code.
+    """Measure in turns what a gate left open. Return the judgement with what that settled, and an interrupt's code.
 
     `files`: of the baseline and of the current run. Where nothing can be measured the judgement says why.
     """
     wanted, began = open_results(judgement), clock()
     if not wanted or certain(judgement, at_look=True):
         said = ["Not settled in turns: the exit code is certain already."] if wanted else []
-        return replace(judgement, first=(*said, *judgement.first)), judgement.exit_code
+        return replace(judgement, first=(*said, *judgement.first)), 0
     try:
         outcome, without = _in_turns(judgement, wanted, files, request, watcher, clock)
     except UserError as error:
-        return replace(judgement, first=(f"Not settled in turns: {error}", *judgement.first)), judgement.exit_code
+        return replace(judgement, first=(f"Not settled in turns: {error}", *judgement.first)), 0
     settled = _with_settled(judgement, wanted, outcome)
     took = format_duration(clock() - began)
     cells = {(case, backend) for case, backend, _ in wanted}
@@ -123,7 +123,7 @@ def settle(
     ]
     heading = [*filter(None, [outcome.ended]), *(turns.heading[1:] if turns else ())]
     settled = replace(settled, first=(*first, *settled.first), heading=(*settled.heading, *heading))
-    return settled, outcome.exit_code if outcome.exit_code in EXIT_BY_SIGNAL else settled.exit_code
+    return settled, outcome.exit_code if outcome.exit_code in EXIT_BY_SIGNAL else 0
 
 
 def _in_turns(

@@ -43,6 +43,7 @@ def document(outcome: Outcome) -> Document:
         data=_data(outcome, answer, rows),
         rows=rows,
         columns=COLUMNS,
+        exit_code=outcome.exit_code,
     )
 
 

@@ -16,6 +16,7 @@ from attnbench.analysis.history.events import Event, events, named
 from attnbench.analysis.history.series import DEFAULT, in_order, without_figure
 from attnbench.analysis.history.trends import Trend, trends
 from attnbench.core import stats
+from attnbench.core.errors import EXIT_DONE, EXIT_REGRESSION
 from attnbench.core.formats import percent
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
@@ -68,11 +69,7 @@ def history(runs: Sequence[Run], request: Request) -> list[Trend]:
 def document(runs: Sequence[Run], request: Request | None = None, every: bool = False) -> Document:
     """Return the document of a history. `every`: with the cells that did not change."""
     request = request or Request()
-    return document_of(history(runs, request), runs, request, every)
-
-
-def document_of(found: Sequence[Trend], runs: Sequence[Run], request: Request, every: bool = False) -> Document:
-    """Return the document of what cells do."""
+    found = history(runs, request)
     shown = [trend for trend in found if every or trend.changed or trend.accepted]
     shown.sort(key=lambda trend: -abs(trend.change))
     steps = events(found)
@@ -90,6 +87,7 @@ def document_of(found: Sequence[Trend], runs: Sequence[Run], request: Request, e
         data={"cells": [_data(trend) for trend in found], "events": list(map(_event_data, steps))},
         rows=rows,
         columns=tuple(rows[0]) if rows else (),
+        exit_code=EXIT_REGRESSION if request.failing(found) else EXIT_DONE,
     )
 
 

@@ -41,6 +41,7 @@ from attnbench.analysis.summary.machine_summary import machines
 from attnbench.analysis.summary.reasons import reasons
 from attnbench.core import stats
 from attnbench.core.case import Case
+from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED
 from attnbench.core.formats import FAR, digits, duration, percent, size, times
 from attnbench.core.models import Model
 from attnbench.core.own_code import as_written
@@ -157,6 +158,7 @@ def _document(
         },
         rows=rows,
         columns=COLUMNS,
+        exit_code=EXIT_DONE if any(row["use"] for row in rows) else EXIT_NOTHING_MEASURED,
     )
 
 
