@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, live, read_runs, results_line, tell
+from attnbench.commands.shared import command_line, ends_with_its_reader, measured, read_runs, tell
 from attnbench.core.errors import EXIT_BY_SIGNAL, UserError
 
 if TYPE_CHECKING:
@@ -141,10 +141,9 @@ def _measured(
     allow_busy: bool,
 ) -> Outcome:
     """Measure a short run; stderr says what goes on, and which file it wrote."""
-    from attnbench.report.progress.run_progress import RunProgress
-    from attnbench.run import run_suite as runs
+    from attnbench.run.run_suite import Request
 
-    request = runs.Request(
+    request = Request(
         suite,
         settings,
         device,
@@ -155,9 +154,7 @@ def _measured(
         allow_busy=allow_busy,
         argv=command_line(),
     )
-    with live(RunProgress, "anything was measured") as progress:
-        outcome = runs.run_suite(request, progress)
-    tell(results_line(outcome.path))
+    outcome = measured(request)
     if outcome.exit_code in EXIT_BY_SIGNAL:
         file = shlex.quote(str(outcome.path))
         tell(f"Interrupted; attnbench run --resume {file} goes on, attnbench recommend {file} follows")

@@ -184,6 +184,11 @@ def _executable(path: str, option: str) -> str:
     return where
 
 
+def is_executable(python: str) -> bool:
+    """Return whether an interpreter that a run file names is here."""
+    return "\0" not in python and os.access(python, os.X_OK)
+
+
 def parse_device(text: str) -> str:
     """Return the text of --device if it names a device. Raises UserError."""
     if not re.fullmatch(r"auto|cpu|fake|cuda(:\d+)?", text):

@@ -27,7 +27,7 @@ from attnbench.results.run_setup import differences
 from attnbench.run.device_probe import DeviceProbe
 from attnbench.run.first_look import first_look
 from attnbench.run.plan import CaseSupport
-from attnbench.run.select import Chosen, check_trusted, is_user_code
+from attnbench.run.select import Chosen, check_trusted, is_executable, is_user_code
 from attnbench.run.workers import WorkerPool
 
 
@@ -187,12 +187,16 @@ class Recording:
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
-        if self.file:
-            self.file.close()
+        self.close()
         if not isinstance(error, Interrupted) or not (self.file or self.records):
             return False
         self.interrupt = error.exit_code
         return True
+
+    def close(self) -> None:
+        """Close the file, if there is one."""
+        if self.file:
+            self.file.close()
 
     def add(self, record: Record) -> Record:
         """Keep a record, with the version of its library, and return it so."""
@@ -245,11 +249,6 @@ def reopen(path: Path, old: Run, *, trust: bool, lock: bool = True) -> Recording
             file.close()
         raise
     return Recording(old, file)
-
-
-def is_executable(python: str) -> bool:
-    """Return whether an interpreter that a run file names is here."""
-    return "\0" not in python and os.access(python, os.X_OK)
 
 
 def check_output_path(out: Path | None) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from attnbench.analysis.gate import run_differences
 from attnbench.analysis.gate.document import sentence
-from attnbench.analysis.gate.findings import full_name, interval, signed
+from attnbench.analysis.gate.findings import interval, signed
 from attnbench.analysis.gate.hypothesis_tests import Decision
 from attnbench.analysis.gate.judge import Judgement, Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
@@ -22,6 +22,7 @@ from attnbench.core.errors import UserError
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.results import run_file
+from attnbench.results.case_names import full_name
 from attnbench.results.cells import cells
 from attnbench.results.together import together
 from builders import H200, case, ended, environment, measurements, ok, run

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.analysis.gate.findings import full_name, signed
+from attnbench.analysis.gate.findings import signed
 from attnbench.analysis.gate.margins import RULES
 from attnbench.analysis.history.acknowledged import Acknowledgement
 from attnbench.analysis.history.change_tests import FALSE_ALARM, LEAST, MIN_RUNS, MOST
@@ -37,6 +37,7 @@ from attnbench.report.document import (
     Verdict,
 )
 from attnbench.results import case_names, disturbed
+from attnbench.results.case_names import full_name
 from attnbench.results.export_rows import case_columns
 from attnbench.results.metrics import METRICS
 from attnbench.results.run_setup import seconds_started
