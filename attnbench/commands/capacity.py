@@ -211,4 +211,4 @@ def _searched(
         tell(results_line(ended.path))
     if ended.interrupt:
         tell(f"attnbench: interrupted; attnbench capacity --resume {shlex.quote(str(ended.path))} goes on")
-    return ended.run, ended.interrupt
+    return ended.measured, ended.interrupt

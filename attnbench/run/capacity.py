@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from attnbench.core.case import Case
-from attnbench.core.errors import EXIT_DONE, UserError
+from attnbench.core.errors import UserError
 from attnbench.core.flops import flops
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
@@ -65,18 +65,6 @@ class Request:
 
 
 NOT_TRIED = "not tried: one call is forecast to take"
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A search that was made or planned, its file, and the code of an interrupt, else 0.
-
-    A dry run has no file, nor has a search of which nothing could be tried.
-    """
-
-    run: Run
-    path: Path | None
-    interrupt: int = EXIT_DONE
 
 
 class Say(Protocol):
@@ -141,8 +129,11 @@ def is_done(records: Sequence[Record], job: Job, search: Search) -> bool:
     return bool(found) and next_size(outcomes, grid(UNIT[search.of]), size_of(job.case, search.of)) is None
 
 
-def search_capacity(request: Request, say: Say) -> Ended:
-    """Search the largest size of each case on each backend. Raises UserError for what a person can correct."""
+def search_capacity(request: Request, say: Say) -> Recording:
+    """Search the largest size of each case on each backend. Raises UserError for what a person can correct.
+
+    A dry run has no file, nor has a search of which nothing could be tried.
+    """
     device, *others = parse_devices(request.device)
     resolved = resolve_suite_for(SUITE, device, request.settings)[0]
     ranks = [case.ranks for case in resolved.cases]
@@ -159,9 +150,9 @@ def search_capacity(request: Request, say: Say) -> Ended:
         plan = _plan(cases, session, policy, request.search)
         planned = session.new_run(SUITE.name, policy, plan, argv=request.argv, search=request.search)
         if request.dry_run:
-            return Ended(planned, None)
+            return Recording(planned)
         if not request.out and all(job.skip for job in planned.plan):  # as run_suite does
-            return Ended(replace(planned, records=tuple(map(skipped_record, planned.plan))), None)
+            return Recording(replace(planned, records=tuple(map(skipped_record, planned.plan))))
         return _measured(create(planned, request.out), session, request.time_limit, say)
 
 
@@ -173,7 +164,7 @@ def resume(
     dry_run: bool = False,
     allow_busy: bool = False,
     trust: bool = False,
-) -> Ended:
+) -> Recording:
     """Go on with the searches of a run file that are not done. Raises UserError where that cannot be.
 
     With `trust` the code and the interpreters that the file names are run, whatever they are.
@@ -182,7 +173,7 @@ def resume(
     if old.search is None:
         raise UserError(f"{path} is no file of attnbench capacity; attnbench run --resume {shlex.quote(str(path))}")
     if dry_run or all(is_done(old.records, job, old.search) for job in old.plan):
-        return Ended(old, None if dry_run else path)
+        return Recording(old, path=None if dry_run else path)
     recording = reopen(path, old, trust=trust)
     chosen = Chosen(old.specs, old.interpreters)
     with Session(str(old.environment.device), chosen, allow_busy=allow_busy) as session:
@@ -245,7 +236,7 @@ def _first_job(
     return best
 
 
-def _measured(recording: Recording, session: Session, time_limit: float | None, say: Say) -> Ended:
+def _measured(recording: Recording, session: Session, time_limit: float | None, say: Say) -> Recording:
     """Make the searches that are not done, and append their records to the file."""
     planned = recording.run
     deadline = time.monotonic() + time_limit if time_limit else None
@@ -256,7 +247,7 @@ def _measured(recording: Recording, session: Session, time_limit: float | None, 
             for record in _steps(planned, job, recording.records, session, deadline, say):
                 recording.add(record)
             say(_end(recording.records, job, planned.search), also_in_a_pipe=True)
-    return Ended(recording.measured, recording.path, recording.interrupt)
+    return recording
 
 
 def _steps(

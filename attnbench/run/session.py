@@ -177,11 +177,13 @@ class Recording:
 
     run: Run
     file: run_file.RunFile | None = None
+    path: Path | None = None  # of the file
     interrupt: int = EXIT_DONE  # the exit code of an interrupt
     records: list[Record] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.records = [*self.run.records]
+        self.path = self.file.path if self.file else self.path
 
     def __enter__(self) -> Recording:
         return self
@@ -210,11 +212,6 @@ class Recording:
         """Note in the file that the run has so many rounds."""
         assert self.file
         self.file.add_rounds(rounds)
-
-    @property
-    def path(self) -> Path | None:
-        """The run file."""
-        return self.file.path if self.file else None
 
     @property
     def measured(self) -> Run:

@@ -51,7 +51,7 @@ def searched(tmp_path: Path, *cases: Case, peers: int = 3) -> tuple[Run, FakePoo
     plan = capacity._plan(cases, session, run([]).policy, ONE)
     planned = replace(run([], plan=plan), environment=session.environment, search=ONE)
     ended = capacity._measured(create(planned, tmp_path / "a.jsonl"), session, None, lambda *_, **__: None)
-    return ended.run, pool
+    return ended.measured, pool
 
 
 def test_each_number_of_ranks_has_workers_of_its_own(tmp_path: Path) -> None:
