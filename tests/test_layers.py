@@ -82,6 +82,23 @@ def test_a_file_imports_only_what_its_folder_may() -> None:
     assert {str(path): found for path in FILES if (found := [*broken_rules(path)])} == {}
 
 
+def test_a_session_alone_makes_workers_and_runs() -> None:
+    made = {
+        (name, str(path.relative_to(PACKAGE)))
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and (name := getattr(node.func, "id", None)) in ("WorkerPool", "Run")
+    }
+    assert made == {("WorkerPool", "run/session.py"), ("Run", "run/session.py")}
+
+
+def test_analysis_does_not_measure() -> None:
+    """It may ask run/ab for an A/B of which it judges each turn, and it reaches no worker itself."""
+    measuring = {f"attnbench.run.{name}" for name in ("session", "workers", "process", "rank_workers", "device_probe")}
+    for path in (PACKAGE / "analysis").rglob("*.py"):
+        assert not {name for name in imports(path) if name.startswith((*measuring,))}, path
+
+
 def test_no_folder_imports_one_that_imports_it() -> None:
     for folder, known in MAY_IMPORT.items():
         for other in known:

@@ -79,13 +79,12 @@ def ab(
     )
     with live(AbProgress, "anything was measured") as watcher:
         outcome = run_ab.ab(request, watcher)
-    code = outcome.exit_code
+    code = 0
     if outcome.judgement:
-        written = write(outcome.judgement, wanted, output_to.every, "ab")
-        code = code or written
+        code = write(outcome.judgement, wanted, output_to.every, "ab")
     else:
         tell("attnbench: interrupted before a pair of turns was measured")
     if outcome.paths and outcome.judgement:
         again = ["attnbench", "gate", *map(str, outcome.paths), *judging.given()]
         tell(f"Judge again: {shlex.join(again)}")
-    raise typer.Exit(code)
+    raise typer.Exit(outcome.exit_code or code)

@@ -73,31 +73,29 @@ def _here(pythons: Sequence[str]) -> Document:
     from attnbench.analysis.backends.document import Row, document
     from attnbench.backends import BACKENDS, available, load
     from attnbench.report.progress.progress_line import ProgressLine
-    from attnbench.run.device_probe import DeviceProbe
-    from attnbench.run.first_look import first_look
-    from attnbench.run.select import select_interpreters
+    from attnbench.run.select import Chosen, select_interpreters
+    from attnbench.run.session import Session
     from attnbench.run.suite import load_suite, resolve
-    from attnbench.run.workers import WorkerPool, closing_workers, has_nvidia_gpu
+    from attnbench.run.workers import has_nvidia_gpu
 
     specs = available()
-    pool = WorkerPool(specs, select_interpreters(pythons, list(specs)))
+    chosen = Chosen(specs, select_interpreters(pythons, list(specs)))
     with (
         live(ProgressLine, "the backends were known") as line,
-        closing_workers(pool),
-        DeviceProbe("auto", with_torch=False, allow_busy=True) as device_probe,
+        Session("auto", chosen, with_torch=False, allow_busy=True) as session,
     ):
         line.say("looking at the device")
         if has_nvidia_gpu():  # most can then be used, and import their libraries meanwhile
-            pool.start_loading()
-        device = device_probe.describe().device
+            session.pool.start_loading()
+        device = session.describe().device
         line.say("asking each backend what it supports here")
-        probes, answers = first_look(pool, resolve(load_suite("default"), device.kind).cases, device)
+        answers = session.first_look(resolve(load_suite("default"), device.kind).cases)
     rows = []
-    for name, probe in probes.items():
+    for name, probe in session.probes.items():
         reasons = {answer.reason for answer in answers[name]}
         reason = probe.reason or (next(iter(reasons)) if len(reasons) == 1 else None)
         verified = _verified(load(name, specs[name])) if name in BACKENDS else "-"
-        rows.append(Row(name, probe.version, verified, pool.interpreters.get(name), reason, probe.install))
+        rows.append(Row(name, probe.version, verified, chosen.interpreters.get(name), reason, probe.install))
     return document(device.name, rows)
 
 
@@ -115,8 +113,9 @@ def _support(gpus: Sequence[str], device: str | None) -> Document:
 
     devices = [named_device(name) for text in gpus for name in text.split(",")]
     if device is not None:
-        from attnbench.run.device_probe import probe_device
         from attnbench.run.select import parse_device
+        from attnbench.run.session import Session
 
-        devices.append(probe_device(parse_device(device), allow_busy=True).device)
+        with Session(parse_device(device), allow_busy=True) as session:
+            devices.append(session.describe().device)
     return support_document.document([support_matrix(d) for d in devices])

@@ -106,7 +106,7 @@ def bisect(
     )
     with live(BisectProgress, "anything was measured") as watcher:
         outcome = run_bisect.bisect(request, watcher)
-    written = output.write(document(outcome), wanted)
+    ended = output.write(document(outcome), wanted)
     if outcome.ended:
         tell(f"The same command with --out {outcome.folder} goes on.")
-    raise typer.Exit(outcome.exit_code or written)
+    raise typer.Exit(ended)

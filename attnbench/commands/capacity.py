@@ -129,7 +129,6 @@ def capacity(
     wanted = output_to.wanted()
     from attnbench.analysis.capacity.document import document, plan_document
     from attnbench.core.sizes import parse_duration
-    from attnbench.run.capacity import exit_code
 
     measuring = resume or out or dry_run or python or time_limit or memory or device != "auto" or call_limit != "10s"
     if results and (measuring or what != Shapes() or which != options.WhichModel()):
@@ -147,11 +146,8 @@ def capacity(
         )
         runs = [run]
     ends_with_its_reader()
-    unwritten = output.write(plan_document(runs[0]) if dry_run else document(runs), wanted)
-    if dry_run:
-        raise typer.Exit(unwritten)
-    codes = [exit_code(run, allow_wrong=allow_wrong) for run in runs]
-    raise typer.Exit(interrupt or unwritten or max(codes) * (5 in codes or 0 not in codes))
+    code = output.write(plan_document(runs[0]) if dry_run else document(runs, allow_wrong), wanted)
+    raise typer.Exit(interrupt or code)
 
 
 def _search(what: Shapes, which: options.WhichModel, call_limit: float, memory: str | None) -> Search:
@@ -215,4 +211,4 @@ def _searched(
         tell(results_line(ended.path))
     if ended.interrupt:
         tell(f"attnbench: interrupted; attnbench capacity --resume {shlex.quote(str(ended.path))} goes on")
-    return ended.run, ended.interrupt
+    return ended.measured, ended.interrupt

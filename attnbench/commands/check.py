@@ -79,11 +79,10 @@ def check(
     has found.
     """
     wanted = output_to.wanted()
-    from attnbench.analysis.check.check import check as checked
-    from attnbench.analysis.check.check import exit_code
     from attnbench.analysis.check.document import document
     from attnbench.core.sizes import parse_duration
     from attnbench.report.progress.progress_line import ProgressLine
+    from attnbench.run.check import check as checked
     from attnbench.run.suite import parse_options
 
     axes = {"dtype": dtype, "direction": direction, "headdim": headdim, "causal": causal}
@@ -102,5 +101,5 @@ def check(
             pythons=python or (),
             allow_busy=allow_busy,
         )
-    unwritten = output.write(document(run), wanted)
-    raise typer.Exit(interrupt or exit_code(run) or unwritten)
+    code = output.write(document(run), wanted)
+    raise typer.Exit(interrupt or code)

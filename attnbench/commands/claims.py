@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, jobs_left, live, read_runs, results_line, tell
-from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
+from attnbench.commands.shared import command_line, ends_with_its_reader, measured, read_runs
+from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
     from attnbench.analysis.claims.claim_file import Setting
@@ -120,13 +119,8 @@ def claims(
             raise typer.Exit(output.write(planned.document(outcome.run), wanted))
     runs = [outcome.run] if outcome else [run for _, run in read_runs(results or ())]
     ends_with_its_reader()
-    shown = document(settings, runs)
-    unwritten = output.write(shown, wanted)
-    tried = any(row["value"] is not None for row in shown.rows)
-    code = outcome.exit_code if outcome else 0
-    if code in (*EXIT_BY_SIGNAL, EXIT_WRONG_RESULT):
-        raise typer.Exit(code)
-    raise typer.Exit(unwritten or (0 if tried else EXIT_NOTHING_MEASURED))
+    code = output.write(document(settings, runs), wanted)
+    raise typer.Exit((outcome and outcome.gravest) or code)
 
 
 def _words(given: Sequence[str] | None) -> list[str]:
@@ -148,12 +142,11 @@ def _measured(
     """Measure the cases of claims; stderr says what goes on, which file it wrote, and what is left."""
     from attnbench.analysis.claims.claim_file import suite_of
     from attnbench.core.sizes import parse_duration
-    from attnbench.report.progress.run_progress import RunProgress
-    from attnbench.run import run_suite as runs
+    from attnbench.run.run_suite import Request
     from attnbench.run.suite import parse_options
 
     seconds = 0.0 if sustained == "0" else parse_duration(sustained, "--sustained")
-    request = runs.Request(
+    request = Request(
         suite_of(settings, seconds),
         parse_options({"time_limit": time_limit}),
         device,
@@ -165,12 +158,4 @@ def _measured(
         allow_busy=allow_busy,
         argv=command_line(),
     )
-    with live(RunProgress, "anything was measured") as progress:
-        outcome = runs.run_suite(request, progress)
-    if not dry_run:
-        tell(results_line(outcome.path))
-        if left := jobs_left(outcome.run):
-            file = shlex.quote(str(outcome.path))
-            again = f"attnbench run --resume {file}, then attnbench claims {file}"
-            tell(f"{left}; to measure what is left: {again}")
-    return outcome
+    return measured(request, "claims")

@@ -94,12 +94,14 @@ def run(
     from attnbench.analysis.cluster.document import document
 
     runs = [unit.path for unit in found if unit.done]
-    unwritten = output.write(document(_named(runs)), wanted) if runs else 0
+    code = cluster.exit_code(found, plan.allow_wrong)
+    if runs:
+        code = output.write(dataclasses.replace(document(_named(runs)), exit_code=code), wanted)
     for unit in found:
         if unit.state == "lost":
             tell(f"attnbench: {unit.name} is lost: {unit.reason}")
     tell(f"Results: {plan.out}; attnbench report shows each file" if runs else "attnbench: nothing was measured")
-    raise typer.Exit(cluster.exit_code(found, plan.allow_wrong) or unwritten)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -124,16 +126,14 @@ def report(
     """
     wanted = output_to.wanted()
     ends_with_its_reader()
-    from attnbench.analysis.cluster.document import document, exit_code
-    from attnbench.analysis.cluster.findings import models
+    from attnbench.analysis.cluster.document import document
 
     runs = _named(results)
     if all(run.search for _, run in runs):
         raise UserError("searches of what fits say nothing of a unit's speed; give files of attnbench run")
     if searches := sum(run.search is not None for _, run in runs):
         tell(f"attnbench: left out: {count(searches, 'file')} of a search of what fits, which tells no unit's speed")
-    shown = document(runs)
-    raise typer.Exit(output.write(shown, wanted) or exit_code(models(runs)))
+    raise typer.Exit(output.write(document(runs), wanted))
 
 
 def _named(paths: Sequence[Path]) -> list[tuple[str, Run]]:
@@ -146,9 +146,9 @@ def _plan(words: Sequence[str], out: Path | None, *, patience: str, **given: Any
     from attnbench.commands.command_line import command_line
     from attnbench.core.sizes import parse_duration
     from attnbench.run.cluster import Plan
-    from attnbench.run.run_suite import check_output_path, resolve_suite_for
     from attnbench.run.select import parse_device, select_backends
-    from attnbench.run.suite import load_suite, parse_options
+    from attnbench.run.session import check_output_path
+    from attnbench.run.suite import load_suite, parse_options, resolve_suite_for
 
     program: Any = typer.main.get_command(command_line("run"))
     params = program.commands["run"].make_context("attnbench run", [*words]).params

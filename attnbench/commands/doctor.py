@@ -29,8 +29,8 @@ def doctor(
     from attnbench.analysis.doctor.diagnose import diagnose
     from attnbench.analysis.doctor.document import document
     from attnbench.report.progress.progress_line import ProgressLine
+    from attnbench.run.doctor import examine
 
     with live(ProgressLine, "the diagnosis was complete") as line:
-        diagnosis = diagnose(device, line.say, quick=quick)
-    unwritten = output.write(document(diagnosis), wanted)
-    raise typer.Exit(diagnosis.exit_code or unwritten)
+        found = examine(device, line.say, quick=quick)
+    raise typer.Exit(output.write(document(diagnose(found)), wanted))

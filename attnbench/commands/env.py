@@ -48,7 +48,8 @@ def create(
     from attnbench.backends import BACKENDS
     from attnbench.report.progress.progress_line import ProgressLine
     from attnbench.run import venvs
-    from attnbench.run.workers import WorkerPool, closing_workers
+    from attnbench.run.select import Chosen
+    from attnbench.run.session import Session
 
     if dry_run:
         made, steps = venvs.planned(name, path, pip or (), source)
@@ -62,10 +63,10 @@ def create(
             name, path, pip or (), lambda said: line.say(said, also_in_a_pipe=said.startswith("compiled")), source
         )
         names = venvs.backends_of(made.name)
-        pool = WorkerPool({name: BACKENDS[name] for name in names}, dict.fromkeys(names, made.python))
-        with closing_workers(pool):
+        chosen = Chosen({name: BACKENDS[name] for name in names}, dict.fromkeys(names, made.python))
+        with Session(None, chosen) as session:
             line.say(f"importing {', '.join(names)}")
-            probes = pool.probe()
+            probes = session.load()
     usable = any(probe.usable for probe in probes.values())
     how = "its backends run there from now on" if usable else "none of its backends can be used there"
     print(f"{made.name}: {made.path}, with torch {made.torch}; {how}")

@@ -13,7 +13,7 @@ import typer
 
 from attnbench.commands import options, output
 from attnbench.commands.shared import command_line, ends_with_its_reader, live, one_of, read_and_count, read_runs, tell
-from attnbench.core.errors import EXIT_CANNOT_WRITE, EXIT_PASS, UserError
+from attnbench.core.errors import EXIT_CANNOT_WRITE, UserError
 
 if TYPE_CHECKING:
     from attnbench.analysis.ab.settle import Request as Settle
@@ -229,16 +229,16 @@ def gate(
             f"{current}: {count(damaged, 'line')} of it cannot be read, and {some(gone)} may be among them; restore "
             "the file, or measure again"
         )
-    code = EXIT_PASS
+    interrupt = 0
     if settles:
         from attnbench.analysis.ab.settle import settle
         from attnbench.report.progress.ab_progress import AbProgress
 
         path = next(path for path, run in runs if run is judgement.baseline)
         with live(AbProgress, "anything was settled") as watcher:
-            judgement, code = settle(judgement, (path, current), settles, watcher)
-    written = write(with_command(judgement, current), wanted, output_to.every)
-    raise typer.Exit(code or written)
+            judgement, interrupt = settle(judgement, (path, current), settles, watcher)
+    code = write(with_command(judgement, current), wanted, output_to.every)
+    raise typer.Exit(interrupt or code)
 
 
 def _split(texts: Sequence[str] | None) -> list[str]:
@@ -246,17 +246,14 @@ def _split(texts: Sequence[str] | None) -> list[str]:
 
 
 def write(judgement: Judgement, wanted: output.Wanted, every: bool, command: str = "gate") -> int:
-    """Write a command's judgement in the formats `wanted`.
-
-    Return its exit code, or that of what could not be written for 0.
-    """
+    """Write a command's judgement in the formats `wanted`. Return the command's exit code."""
     from attnbench.analysis.gate import github, junit
     from attnbench.analysis.gate.document import document_of
 
     ends_with_its_reader()
     document = document_of(judgement, every, command)
     writers = {"junit": partial(junit.render, judgement), "github": partial(github.workflow_commands, judgement)}
-    unwritten = output.write(document, wanted, writers)
+    code = output.write(document, wanted, writers)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary and "github" in dict(wanted):
         from attnbench.report import markdown
@@ -265,5 +262,5 @@ def write(judgement: Judgement, wanted: output.Wanted, every: bool, command: str
             github.append_summary(markdown.render(document_of(judgement, command=command)), Path(summary))
         except UserError as error:
             tell(f"attnbench: {error}")
-            unwritten = EXIT_CANNOT_WRITE
-    return judgement.exit_code or unwritten
+            code = code or EXIT_CANNOT_WRITE
+    return code

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands.shared import ENDINGS, one_of, put, tell
-from attnbench.core.errors import EXIT_BAD_INPUT, UserError
+from attnbench.core.errors import EXIT_CANNOT_WRITE, EXIT_DONE, UserError
 from attnbench.core.text import no_command
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ def _input_kind(file: Path) -> str:
 def write(document: Document, wanted: Wanted, writers: Writers | None = None) -> int:
     """Write a document to where `Output.wanted` says, files first; `writers` make formats of the command's own.
 
-    Returns the exit code for what could not be written, which is said on stderr: 2, or 0 where all was.
+    Returns the exit code of the command: the document's; where that is 0, that of what could not be written, which is
+    said on stderr.
     """
     failed = []
     for name, file in sorted(wanted, key=lambda output: output[1] is None):
@@ -124,7 +125,7 @@ def write(document: Document, wanted: Wanted, writers: Writers | None = None) ->
                 tell(f"{name}: {file}")
     for what in failed:
         tell(f"attnbench: {what}")
-    return EXIT_BAD_INPUT if failed else 0
+    return document.exit_code or (EXIT_CANNOT_WRITE if failed else EXIT_DONE)
 
 
 def _write(document: Document, name: str, file: Path | None, writers: Writers) -> None:

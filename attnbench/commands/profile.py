@@ -12,7 +12,6 @@ import typer
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import live
 from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, LAYOUTS
-from attnbench.core.errors import EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT
 from attnbench.core.lengths import PATTERNS
 from attnbench.core.masks import MASKS
 
@@ -150,9 +149,9 @@ def profile(
     Exit code 0: done; 1: there is no profile; 2: bad input, or output that cannot be written; 5: a result is wrong.
     """
     wanted = output_to.wanted()
-    from attnbench.analysis.profile import profile as profiles
     from attnbench.analysis.profile.document import document
     from attnbench.report.progress.progress_line import ProgressLine
+    from attnbench.run.profile import profile as profiles
     from attnbench.run.suite import parse_options
 
     settings = parse_options(case.settings)
@@ -167,6 +166,4 @@ def profile(
             pythons=python or (),
             allow_busy=allow_busy,
         )
-    unwritten = output.write(document(outcome), wanted)
-    useless = EXIT_WRONG_RESULT if outcome.wrong else EXIT_NOTHING_MEASURED * (not outcome.profiles)
-    raise typer.Exit(unwritten or useless)
+    raise typer.Exit(output.write(document(outcome), wanted))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, live, read_runs, results_line, tell
-from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, UserError
+from attnbench.commands.shared import command_line, ends_with_its_reader, measured, read_runs, tell
+from attnbench.core.errors import EXIT_BY_SIGNAL, UserError
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
@@ -116,10 +116,8 @@ def recommend(
     shown = made(every=every)
     tables = [(name, path) for name, path in wanted if name == "table"]
     others = [(name, path) for name, path in wanted if name != "table"]
-    unwritten = (output.write(made(), others) if others else 0) or output.write(shown, tables)
-    useless = EXIT_NOTHING_MEASURED * (not any(row["use"] for row in shown.rows))
-    ended = outcome.exit_code if outcome and outcome.exit_code in EXIT_BY_SIGNAL else 0
-    raise typer.Exit(ended or unwritten or useless)
+    codes = [output.write(made(), others) if others else 0, output.write(shown, tables)]
+    raise typer.Exit((outcome and outcome.gravest) or max(codes))
 
 
 def _with_latencies(runs: Sequence[Run]) -> Sequence[Run]:
@@ -143,10 +141,9 @@ def _measured(
     allow_busy: bool,
 ) -> Outcome:
     """Measure a short run; stderr says what goes on, and which file it wrote."""
-    from attnbench.report.progress.run_progress import RunProgress
-    from attnbench.run import run_suite as runs
+    from attnbench.run.run_suite import Request
 
-    request = runs.Request(
+    request = Request(
         suite,
         settings,
         device,
@@ -157,9 +154,7 @@ def _measured(
         allow_busy=allow_busy,
         argv=command_line(),
     )
-    with live(RunProgress, "anything was measured") as progress:
-        outcome = runs.run_suite(request, progress)
-    tell(results_line(outcome.path))
+    outcome = measured(request)
     if outcome.exit_code in EXIT_BY_SIGNAL:
         file = shlex.quote(str(outcome.path))
         tell(f"Interrupted; attnbench run --resume {file} goes on, attnbench recommend {file} follows")

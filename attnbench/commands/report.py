@@ -13,7 +13,7 @@ import typer
 
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import ends_with_its_reader, one_of, read_runs, tell
-from attnbench.core.errors import UserError
+from attnbench.core.errors import EXIT_DONE, UserError
 from attnbench.core.text import count, listed, printable
 
 if TYPE_CHECKING:
@@ -174,8 +174,7 @@ def report(
         lines = math.inf if every else LINES
         shown = own or document(cells, runs, metrics=metric or [], by=columns, lines=lines, files=results)
     shown = complete(shown, formats - {"html"} if own else formats, cells, runs, results)
-    if code := output.write(shown, wanted, _trackers(formats, cells)):
-        raise typer.Exit(code)
+    raise typer.Exit(output.write(replace(shown, exit_code=EXIT_DONE), wanted, _trackers(formats, cells)))
 
 
 _MEASURED = {  # command -> runs that it shows with more than a table of cells

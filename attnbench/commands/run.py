@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -191,9 +192,9 @@ def run(
         console.print()
     measured, paths = [outcome.run], [outcome.path or Path("run.jsonl")]
     shown = complete(document(cells, measured, files=paths), formats, cells, measured, paths)
-    unwritten = output.write(shown, wanted)
+    code = output.write(replace(shown, exit_code=outcome.exit_code), wanted)
     _epilogue(console, outcome)
-    raise typer.Exit(outcome.exit_code or unwritten)
+    raise typer.Exit(code)
 
 
 def _epilogue(console: Console, outcome: Outcome) -> None:
@@ -201,8 +202,8 @@ def _epilogue(console: Console, outcome: Outcome) -> None:
     from attnbench.analysis.summary.forecast import forecast_line
     from attnbench.core.text import count, printable, some
     from attnbench.results.case_names import case_name
+    from attnbench.results.exit_codes import given_up, wrong_records
     from attnbench.results.run_file import resume_command
-    from attnbench.run.run_suite import given_up, wrong_records
 
     console.print()
     if line := forecast_line(outcome.run):

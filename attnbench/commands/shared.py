@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from attnbench.core.text import count, no_command, printable
 if TYPE_CHECKING:
     from attnbench.core.record import Run
     from attnbench.report.progress.progress_line import ProgressLine
+    from attnbench.run.run_suite import Outcome, Request
 
 L = TypeVar("L", bound="ProgressLine")
 W = TypeVar("W", bound=str)
@@ -56,6 +58,24 @@ def jobs_left(run: Run) -> str:
     left = [job for job in missing(run) if job.skip is None or job.resumable]
     forecast = format_duration(sum(job.forecast.seconds for job in left))
     return f"{count(len(left), 'job')} left (forecast {forecast})" if left else ""
+
+
+def measured(request: Request, command: str = "") -> Outcome:
+    """Measure a suite; stderr says what goes on, and which file was written.
+
+    And where `command` shows such runs, how to measure what is left, and to show it.
+    """
+    from attnbench.report.progress.run_progress import RunProgress
+    from attnbench.run import run_suite as runs
+
+    with live(RunProgress, "anything was measured") as progress:
+        outcome = runs.run_suite(request, progress)
+    if not request.dry_run:
+        tell(results_line(outcome.path))
+        if command and (left := jobs_left(outcome.run)):
+            file = shlex.quote(str(outcome.path))
+            tell(f"{left}; to measure what is left: attnbench run --resume {file}, then attnbench {command} {file}")
+    return outcome
 
 
 def read(path: Path) -> Run:

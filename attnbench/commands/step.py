@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,14 +15,11 @@ from attnbench.commands.shared import (
     ENDINGS,
     command_line,
     ends_with_its_reader,
-    jobs_left,
-    live,
+    measured,
     one_of,
     read_runs,
-    results_line,
-    tell,
 )
-from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
+from attnbench.core.errors import UserError
 from attnbench.core.step import PHASES
 from attnbench.core.text import listed
 
@@ -141,12 +137,8 @@ def step(
             raise typer.Exit(output.write(planned.document(outcome.run), wanted))
     found = [outcome.run] if outcome else [run for _, run in read_runs(runs)]
     ends_with_its_reader()
-    unwritten = output.write(document(found), wanted)
-    code = outcome.exit_code if outcome else 0
-    if code in (*EXIT_BY_SIGNAL, EXIT_WRONG_RESULT):
-        raise typer.Exit(code)
-    measured = any(record.status == "ok" and record.case.step for run in found for record in run.records)
-    raise typer.Exit(unwritten or (0 if measured else EXIT_NOTHING_MEASURED))
+    code = output.write(document(found), wanted)
+    raise typer.Exit((outcome and outcome.gravest) or code)
 
 
 def _is_of_runs(name: str) -> bool:
@@ -202,13 +194,12 @@ def _measured(
 ) -> Outcome:
     """Measure steps; stderr says what goes on, which file it wrote, and what is left."""
     from attnbench.core.sizes import parse_duration
-    from attnbench.report.progress.run_progress import RunProgress
-    from attnbench.run import run_suite as runs
+    from attnbench.run.run_suite import Request
     from attnbench.run.suite import parse_options
 
     if time_limit:
         parse_duration(time_limit, "--time-limit")
-    request = runs.Request(
+    request = Request(
         suite,
         parse_options({"time_limit": time_limit, "backends": ",".join(backends) if backends else None}),
         device,
@@ -220,12 +211,4 @@ def _measured(
         allow_busy=allow_busy,
         argv=command_line(),
     )
-    with live(RunProgress, "anything was measured") as progress:
-        outcome = runs.run_suite(request, progress)
-    if not dry_run:
-        tell(results_line(outcome.path))
-        if left := jobs_left(outcome.run):
-            file = shlex.quote(str(outcome.path))
-            again = f"attnbench run --resume {file}, then attnbench step {file}"
-            tell(f"{left}; to measure what is left: {again}")
-    return outcome
+    return measured(request, "step")

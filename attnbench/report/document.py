@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from attnbench.core.errors import EXIT_DONE
 from attnbench.core.text import one_line
 
 if TYPE_CHECKING:
@@ -279,3 +280,4 @@ class Document:
     data: Any = None  # the same for programs, as JSON has it
     rows: Sequence[Mapping[str, Any]] = field(default=(), repr=False)  # of CSV: mappings with equal keys
     columns: Collection[str] = ()  # the keys of `rows`, needed where there may be no rows
+    exit_code: int = EXIT_DONE  # of the command that shows it (core/errors.py)

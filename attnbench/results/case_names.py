@@ -280,3 +280,8 @@ def where(ours: Sequence[Case], every: Sequence[Case]) -> str:
         if found.keys() != {value(c) for c in every}:
             parts.append(", ".join(name(found[key]) for key in sorted(found)))
     return "; ".join(filter(None, parts))
+
+
+def full_name(backend: str, case: Case) -> str:
+    """Return a cell's name with all that tells it apart from any other: triton 16k d128 causal fwd bf16 b1 h16."""
+    return case_name(backend, case, dtype=True, batch=True)

@@ -7,32 +7,26 @@ that had run nothing before, on a CPU nothing but a small case.
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, Protocol
 
-from attnbench.core.backend import Probe
 from attnbench.core.case import Case
-from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, Interrupted, UserError
+from attnbench.core.errors import UserError
 from attnbench.core.flops import flops
-from attnbench.core.machine import Device, Environment
-from attnbench.core.policy import CHECK, METHOD, Policy
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
 from attnbench.core.record import WRONG, Forecast, Job, Record, Run, Search
 from attnbench.core.sizes import format_duration, format_size
 from attnbench.results import run_file
-from attnbench.results.run_setup import differences
 from attnbench.run.capacity_search import UNIT, Outcome, bracket, grid, next_size
-from attnbench.run.device_probe import DeviceProbe
 from attnbench.run.plan import CONTEXT, CaseSupport, forecast_job, skipped_record, too_few_devices
-from attnbench.run.run_suite import check_output_path, new_run_paths, resolve_suite_for, wrong_records
-from attnbench.run.select import check_trusted, is_user_code, parse_devices, select_backends, select_interpreters
-from attnbench.run.suite import Settings, parse_suite, resolve
-from attnbench.run.workers import WorkerPool, closing_workers
+from attnbench.run.select import Chosen, choose, parse_devices
+from attnbench.run.session import Recording, Session, check_output_path, create, reopen
+from attnbench.run.suite import Settings, parse_suite, resolve, resolve_suite_for
 
 SUITE = parse_suite(
     {
@@ -71,18 +65,6 @@ class Request:
 
 
 NOT_TRIED = "not tried: one call is forecast to take"
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A search that was made or planned, its file, and the code of an interrupt, else 0.
-
-    A dry run has no file, nor has a search of which nothing could be tried.
-    """
-
-    run: Run
-    path: Path | None
-    interrupt: int = EXIT_DONE
 
 
 class Say(Protocol):
@@ -147,54 +129,31 @@ def is_done(records: Sequence[Record], job: Job, search: Search) -> bool:
     return bool(found) and next_size(outcomes, grid(UNIT[search.of]), size_of(job.case, search.of)) is None
 
 
-def exit_code(run: Run, *, allow_wrong: bool) -> int:
-    """Return the exit code of a search that was not interrupted."""
-    if wrong_records(run) and not allow_wrong:
-        return EXIT_WRONG_RESULT
-    return EXIT_DONE if any(record.status == "ok" for record in run.records) else EXIT_NOTHING_MEASURED
+def search_capacity(request: Request, say: Say) -> Recording:
+    """Search the largest size of each case on each backend. Raises UserError for what a person can correct.
 
-
-def search_capacity(request: Request, say: Say) -> Ended:
-    """Search the largest size of each case on each backend. Raises UserError for what a person can correct."""
+    A dry run has no file, nor has a search of which nothing could be tried.
+    """
     device, *others = parse_devices(request.device)
     resolved = resolve_suite_for(SUITE, device, request.settings)[0]
-    specs = select_backends(resolved.backends, min(case.ranks for case in resolved.cases))
+    ranks = [case.ranks for case in resolved.cases]
+    chosen = choose(resolved.backends, request.pythons, min(ranks))
     check_output_path(request.out)
-    pool = WorkerPool(specs, select_interpreters(request.pythons, list(specs)))
-    with closing_workers(pool), DeviceProbe(device, allow_busy=request.allow_busy or request.dry_run) as device_probe:
-        say(f"importing {', '.join(specs)}")
-        pool.start_loading()
-        environment = device_probe.describe()
-        cases = _cases(request, environment.device.kind)
-        pool.peers = device_probe.peers(environment.device, max(case.ranks for case in cases), others)
-        environment = replace(environment, peers=pool.peers)
-        probes = pool.probe()
-        for name, probe in probes.items():
-            if is_user_code(specs[name]) and not probe.usable:
-                raise UserError(f"{name}: {probe.why_not}")
+    with Session(device, chosen, allow_busy=request.allow_busy or request.dry_run) as session:
+        say(f"importing {', '.join(chosen.specs)}")
+        session.pool.start_loading()
+        cases = _cases(request, session.describe(max(ranks), others).device.kind)
+        session.load()
         say("timing a matmul and a copy")
-        environment = device_probe.measure_rates(environment, sorted({case.dtype for case in cases}))
+        session.measure_rates(case.dtype for case in cases)
         policy = Policy(timeout_s=HANG + 6 * request.search.call_limit)
-        planned = Run(
-            environment=environment,
-            suite=SUITE.name,
-            policy=policy,
-            plan=_plan(cases, pool, probes, environment, policy, request.search),
-            started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            argv=request.argv,
-            versions={name: p.version for name, p in probes.items() if p.version},
-            specs=pool.specs,
-            interpreters=pool.interpreters,
-            method=METHOD,
-            check=CHECK,
-            search=request.search,
-        )
+        plan = _plan(cases, session, policy, request.search)
+        planned = session.new_run(SUITE.name, policy, plan, argv=request.argv, search=request.search)
         if request.dry_run:
-            return Ended(planned, None)
+            return Recording(planned)
         if not request.out and all(job.skip for job in planned.plan):  # as run_suite does
-            return Ended(replace(planned, records=tuple(map(skipped_record, planned.plan))), None)
-        path = request.out or new_run_paths(planned)[0]
-        return _measured(planned, pool, probes, run_file.RunFile.create(path, planned), request.time_limit, say)
+            return Recording(replace(planned, records=tuple(map(skipped_record, planned.plan))))
+        return _measured(create(planned, request.out), session, request.time_limit, say)
 
 
 def resume(
@@ -205,7 +164,7 @@ def resume(
     dry_run: bool = False,
     allow_busy: bool = False,
     trust: bool = False,
-) -> Ended:
+) -> Recording:
     """Go on with the searches of a run file that are not done. Raises UserError where that cannot be.
 
     With `trust` the code and the interpreters that the file names are run, whatever they are.
@@ -214,27 +173,14 @@ def resume(
     if old.search is None:
         raise UserError(f"{path} is no file of attnbench capacity; attnbench run --resume {shlex.quote(str(path))}")
     if dry_run or all(is_done(old.records, job, old.search) for job in old.plan):
-        return Ended(old, None if dry_run else path)
-    if not trust:
-        check_trusted(path, old)
-    for name, python in old.interpreters.items():
-        if "\0" in python or not os.access(python, os.X_OK):
-            raise UserError(f"cannot resume {path}: {name} ran in {python}, which is gone; make it again there")
-    file = run_file.RunFile.reopen(path)
-    old = replace(old, records=run_file.read(path)[0].records)
-    pool = WorkerPool(old.specs, old.interpreters, peers=old.environment.peers)
-    with closing_workers(pool), DeviceProbe(str(old.environment.device), allow_busy=allow_busy) as device_probe:
+        return Recording(old, path=None if dry_run else path)
+    recording = reopen(path, old, trust=trust)
+    chosen = Chosen(old.specs, old.interpreters)
+    with Session(str(old.environment.device), chosen, allow_busy=allow_busy) as session:
         say(f"importing {', '.join(old.specs)}")
-        now: Environment = device_probe.describe()
-        device_probe.close()
-        if found := differences(old, replace(old, environment=now, method=METHOD)):
-            raise UserError(f"cannot resume {path} in another environment: {'; '.join(found)}; start a new search")
-        probes = pool.probe()
-        for name, probe in probes.items():
-            if old.versions.get(name) != probe.version:
-                was, is_ = old.versions.get(name), probe.version or probe.reason
-                raise UserError(f"cannot resume {path}: {name} was {was} and is {is_}")
-        return _measured(old, pool, probes, file, time_limit, say)
+        session.describe_again(old, path, "start a new search")
+        session.load_again(old, path)
+        return _measured(recording, session, time_limit, say)
 
 
 def _cases(request: Request, kind: str) -> tuple[Case, ...]:
@@ -248,28 +194,19 @@ def _cases(request: Request, kind: str) -> tuple[Case, ...]:
     return tuple(dict.fromkeys(at_size(case, of, 1 if of == "batch" else BASE) for case in found))
 
 
-def _plan(
-    cases: Sequence[Case],
-    pool: WorkerPool,
-    probes: Mapping[str, Probe],
-    environment: Environment,
-    policy: Policy,
-    search: Search,
-) -> tuple[Job, ...]:
+def _plan(cases: Sequence[Case], session: Session, policy: Policy, search: Search) -> tuple[Job, ...]:
     """Return the first step of each search: the largest power of two that the forecast lets fit, and half of the rest.
 
     All searches of a backend follow each other, so that one worker at a time has the device open.
     """
-    device = environment.device
-    devices = 1 + len(environment.peers) if device.kind == "cuda" else None
     sizes = [2**i * UNIT[search.of] for i in range(20)]
     tried = [at_size(case, search.of, size) for case in cases for size in sizes]
     jobs = []
-    for name, answers in pool.survey(probes, tried, device).items():
+    for name, answers in session.survey(tried).items():
         for index, case in enumerate(cases):
             own = answers[index * len(sizes) : (index + 1) * len(sizes)]
-            job = _first_job(name, case, dict(zip(sizes, own, strict=True)), device, policy, search)
-            jobs.append(replace(job, skip=job.skip or too_few_devices(case, devices)))
+            job = _first_job(name, case, dict(zip(sizes, own, strict=True)), session.device, policy, search)
+            jobs.append(replace(job, skip=job.skip or too_few_devices(case, session.gpus)))
     return tuple(jobs)
 
 
@@ -299,44 +236,25 @@ def _first_job(
     return best
 
 
-def _measured(
-    planned: Run,
-    pool: WorkerPool,
-    probes: Mapping[str, Probe],
-    file: run_file.RunFile,
-    time_limit: float | None,
-    say: Say,
-) -> Ended:
+def _measured(recording: Recording, session: Session, time_limit: float | None, say: Say) -> Recording:
     """Make the searches that are not done, and append their records to the file."""
-    records, interrupt = list(planned.records), EXIT_DONE
+    planned = recording.run
     deadline = time.monotonic() + time_limit if time_limit else None
-    try:
+    with recording:
         for before, job in zip((None, *planned.plan), planned.plan, strict=False):
             if before and (before.backend, before.case.ranks) != (job.backend, job.case.ranks):
-                pool.close_worker(before.backend)  # it holds memory of the device
-            for record in _steps(planned, job, records, pool, probes, deadline, say):
-                record = replace(record, version=planned.versions.get(job.backend))
-                file.append(record)
-                records.append(record)
-            say(_end(records, job, planned.search), also_in_a_pipe=True)
-    except Interrupted as end:
-        interrupt = end.exit_code
-    finally:
-        file.close()
-    return Ended(replace(planned, records=tuple(records)), file.path, interrupt)
+                session.pool.close_worker(before.backend)  # it holds memory of the device
+            for record in _steps(planned, job, recording.records, session, deadline, say):
+                recording.add(record)
+            say(_end(recording.records, job, planned.search), also_in_a_pipe=True)
+    return recording
 
 
 def _steps(
-    planned: Run,
-    first: Job,
-    records: Sequence[Record],
-    pool: WorkerPool,
-    probes: Mapping[str, Probe],
-    deadline: float | None,
-    say: Say,
+    planned: Run, first: Job, records: Sequence[Record], session: Session, deadline: float | None, say: Say
 ) -> Iterator[Record]:
     """Yield the records of one search, each before the next step begins; `records` then has it."""
-    search, device = planned.search, planned.environment.device
+    search, pool, device = planned.search, session.pool, session.device
     assert search is not None
     key = key_of(first, search.of)
     if first.skip:
@@ -359,7 +277,7 @@ def _steps(
         else:
             size = _largest_in_time(size, sizes, found, search)
         case = at_size(first.case, search.of, size)
-        answer = pool.survey({first.backend: probes[first.backend]}, [case], device)[first.backend][0]
+        [answer] = session.survey([case], first.backend)[first.backend]
         job = Job(case, first.backend, 0, _forecast(case, answer, device, planned.policy))
         say(f"{first.backend} {case.direction}{_on_ranks(case)}: {search.of} {format_size(size)}{_so_far(outcomes)}")
         if answer.reason:

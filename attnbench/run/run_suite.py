@@ -2,59 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import os
-import re
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from attnbench.core import checkout
-from attnbench.core.case import DTYPES
-from attnbench.core.errors import (
-    EXIT_DONE,
-    EXIT_NOTHING_MEASURED,
-    EXIT_WRONG_RESULT,
-    Interrupted,
-    UserError,
-)
-from attnbench.core.machine import Device
+from attnbench.core.case import DTYPES, Case
+from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
 from attnbench.core.other_work import is_too_busy, other_work
-from attnbench.core.policy import CHECK, METHOD
-from attnbench.core.record import WRONG, Job, Record, Run
+from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import parse_duration
 from attnbench.core.text import some
 from attnbench.results import run_file
-from attnbench.results.run_setup import differences
+from attnbench.results.exit_codes import exit_code
 from attnbench.run import numpy_rates, venvs
 from attnbench.run import plan as planning
 from attnbench.run.axes import Axes
-from attnbench.run.device_probe import DeviceProbe, probe_device
-from attnbench.run.first_look import first_look
-from attnbench.run.select import (
-    check_trusted,
-    is_user_code,
-    parse_devices,
-    possible_kinds,
-    select_backends,
-    select_interpreters,
-)
-from attnbench.run.suite import Resolved, Settings, Suite, load_suite, resolve
-from attnbench.run.workers import (
-    GIVEN_UP,
-    TimeLimit,
-    WorkerPool,
-    closing_workers,
-    has_nvidia_gpu,
-    measure_jobs,
-    ranks_ahead,
-)
+from attnbench.run.plan import CaseSupport
+from attnbench.run.select import Chosen, choose, parse_devices
+from attnbench.run.session import Recording, Session, check_output_path, create, reopen
+from attnbench.run.suite import Resolved, Settings, Suite, load_suite, resolve, resolve_suite_for
+from attnbench.run.workers import TimeLimit, has_nvidia_gpu, measure_jobs, ranks_ahead
 
 MAX_ROUNDS = 1000
 NO_LIMIT = "the time limit of the run does not apply to what is left; --time-limit TIME sets one"
@@ -89,6 +61,11 @@ class Outcome:
     run: Run
     path: Path | None
     exit_code: int = EXIT_DONE
+
+    @property
+    def gravest(self) -> int:
+        """The exit code of an interrupt or a wrong result, which goes before a document's own; else 0."""
+        return self.exit_code if self.exit_code in (*EXIT_BY_SIGNAL, EXIT_WRONG_RESULT) else EXIT_DONE
 
 
 class RunObserver(Protocol):
@@ -125,75 +102,70 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
             "--again measures whole rounds, since a skip would take the place of a figure; leave out --time-limit"
         )
     if request.resume:
-        return _resume(request, device, observer)
+        return _resume(request, request.resume, device, observer)
     checked = _checked(request, device, others)
-    probe = DeviceProbe(device, with_torch=not request.dry_run, allow_busy=request.allow_busy or request.dry_run)
-    with closing_workers(*checked.pools.values()), probe as device_probe:
-        planned, chosen, pool = _planned(request, checked, device_probe, observer)
-        if request.dry_run:
+    allow_busy = request.allow_busy or request.dry_run
+    with Session(device, with_torch=not request.dry_run, allow_busy=allow_busy) as session:
+        planned, chosen = _planned(request, checked, session, observer)
+        nothing = not request.out and all(job.skip and not job.resumable for job in planned.plan)
+        if request.dry_run or nothing:
             observer.planned(planned, planned.plan, None, chosen.notes)
+        if request.dry_run:
             return Outcome(planned, None)
-        if not request.out and all(job.skip and not job.resumable for job in planned.plan):
-            observer.planned(planned, planned.plan, None, chosen.notes)  # an empty file in results/ would help nobody
+        if nothing:  # an empty file in results/ would help nobody
             skipped = tuple(map(planning.skipped_record, planned.plan))
             return Outcome(replace(planned, records=skipped), None, EXIT_NOTHING_MEASURED)
-        path = request.out or new_run_paths(planned)[0]
-        file = run_file.RunFile.create(path, planned)
-        observer.planned(planned, planned.plan, path, chosen.notes, chosen.time_limit)
-        measured, interrupt = _measure(planned, planned.plan, pool, file, observer, chosen.time_limit)
-    return Outcome(measured, path, interrupt or exit_code(measured, request.allow_wrong))
+        recording = create(planned, request.out)
+        observer.planned(planned, planned.plan, recording.path, chosen.notes, chosen.time_limit)
+        _measure(recording, planned.plan, session, observer, chosen.time_limit)
+    return _outcome(recording, request)
 
 
-def exit_code(run: Run, allow_wrong: bool) -> int:
-    """Return the exit code of a run that was not interrupted."""
-    if wrong_records(run) and not allow_wrong:
-        return EXIT_WRONG_RESULT
-    is_done = any(r.status == "ok" for r in run.records) and not given_up(run)
-    return EXIT_DONE if is_done else EXIT_NOTHING_MEASURED
-
-
-def given_up(run: Run) -> dict[str, int]:
-    """Return the backends whose workers would not start again, with how many of their jobs were not tried."""
-    return dict(Counter(record.backend for record in run.records if record.reason == GIVEN_UP))
-
-
-def wrong_records(run: Run) -> list[Record]:
-    """Return the records of wrong results and of wrong kernels. Of several records of a job the last counts."""
-    last = {(r.case, r.backend, r.round): r for r in run.records}
-    return [record for record in last.values() if record.status in WRONG]
+def _outcome(recording: Recording, request: Request) -> Outcome:
+    measured = recording.measured
+    return Outcome(measured, recording.path, recording.interrupt or exit_code(measured, request.allow_wrong))
 
 
 @dataclass(frozen=True)
 class _Checked:
     """A request without mistakes, before the device is known.
 
-    It has a resolved suite for each kind of device that may be found, and a pool for the backends of each, without
-    workers.
+    It has a resolved suite for each kind of device that may be found, and the backends of each.
     """
 
-    device: str
-    others: Sequence[str]  # the devices of the ranks after the first, where a person named them
     suite: Suite
     resolved: Sequence[Resolved]
-    pools: Mapping[tuple[str, ...], WorkerPool]  # by backends as the suite names them
+    backends: Mapping[tuple[str, ...], Chosen]  # by their names in the suite
+    others: Sequence[str]  # the devices of the ranks after the first, where a person named them
+    together: bool  # whether all workers load their libraries, and then open the device, at the same time
     peak: Mapping[str, float]
+
+    @property
+    def dtypes(self) -> set[str]:
+        """The dtypes of all cases."""
+        return {case.dtype for resolved in self.resolved for case in resolved.cases}
+
+    @property
+    def ranks(self) -> int:
+        """The most ranks of any case."""
+        return max(case.ranks for resolved in self.resolved for case in resolved.cases)
 
 
 def _checked(request: Request, device: str, others: Sequence[str]) -> _Checked:
     """Check what can be checked before anything slow starts. Raises UserError."""
     suite = request.suite if isinstance(request.suite, Suite) else load_suite(request.suite)
     found = resolve_suite_for(suite, device, request.settings)
-    specs = {p.backends: select_backends(p.backends, min(case.ranks for case in p.cases)) for p in found}
-    pools = {
-        names: WorkerPool(own, select_interpreters(request.pythons, list(own), suite.interpreters))
-        for names, own in specs.items()
+    backends = {
+        p.backends: choose(p.backends, request.pythons, min(case.ranks for case in p.cases), suite.interpreters)
+        for p in found
     }
     _check_rounds(request.rounds)
     if request.settings.axes.batch and request.settings.tokens:
         raise UserError("--batch and --tokens both set the batch size; give one of them")
     if not request.dry_run:
         check_output_path(request.out)
-    return _Checked(device, others, suite, found, pools, parse_peak(request.peak))
+    together = len(backends) == 1 and device != "cpu" and has_nvidia_gpu()
+    return _Checked(suite, found, backends, others, together, parse_peak(request.peak))
 
 
 def _check_rounds(rounds: int) -> None:
@@ -209,240 +181,184 @@ def _check_jobs(jobs: int) -> None:
         )
 
 
-def _planned(
-    request: Request, checked: _Checked, device_probe: DeviceProbe, observer: RunObserver
-) -> tuple[Run, Resolved, WorkerPool]:
-    """Return the planned run without records, its resolved suite, and its pool, whose backends are loaded.
+def _planned(request: Request, checked: _Checked, session: Session, observer: RunObserver) -> tuple[Run, Resolved]:
+    """Return the planned run without records, and its resolved suite, with the backends of the session loaded.
 
     On a machine with a GPU all workers load their libraries, and then open the device, at the same time. If a CPU may
     be measured, nothing else runs while its speed is probed.
     """
-    observer.say("looking at the device")
-    together = len(checked.pools) == 1 and checked.device != "cpu" and has_nvidia_gpu()
-    if together:
-        (pool,) = checked.pools.values()
-        pool.start_loading(import_ahead=not request.dry_run)
-    environment = device_probe.describe()
-    environment = replace(environment, peers=_peers(checked, device_probe, environment.device))
-    dtypes = sorted({c.dtype for resolved in checked.resolved for c in resolved.cases})
-    chosen = resolve(checked.suite, environment.device.kind, request.settings)
-    if request.dry_run and not together and numpy_rates.suffice(environment.device, chosen.cases):
-        environment = replace(environment, device=numpy_rates.with_numpy_rates(environment.device))
-        chosen = replace(chosen, notes=(*chosen.notes, numpy_rates.NOTE))
-    elif not together:
-        environment = device_probe.measure_rates(environment, dtypes)
-    pool = checked.pools[chosen.backends]
-    pool.peers = environment.peers
-    _check_jobs(len(chosen.cases) * len(pool.specs) * request.rounds)
-    gone = venvs.missing_venv_notes(name for name in pool.specs if name not in pool.interpreters)
-    untold = "" if (environment.git or "").endswith(checkout.DIRTY) else checkout.what_is_not_known()
-    chosen = replace(chosen, notes=(*chosen.notes, *gone, *filter(None, [untold])))
-    if request.dry_run and not together:
-        observer.say("asking each backend what it supports here")
-        probes, answers = first_look(pool, chosen.cases, environment.device)
-    else:
-        observer.say(f"importing {', '.join(pool.specs)}")
-        probes = pool.probe(partial(observer.say, also_in_a_pipe=True))
-        answers = pool.survey(probes, chosen.cases, environment.device)
-    for name, probe in probes.items():
-        if is_user_code(pool.specs[name]) and not probe.usable:
-            raise UserError(f"--backend {name}: {probe.why_not}")
+    chosen, answers = _surveyed(request, checked, session, observer)
     opened: set[str] = set()
-    devices = 1 + len(environment.peers) if environment.device.kind == "cuda" else None
-    if together:
+    if checked.together:
         if not request.dry_run and chosen.policy.caches == "kept":
             observer.say("opening the device")
-            supported = [
-                (name, ranks_ahead(case, environment.device))
-                for name, said in answers.items()
-                for case, answer in zip(chosen.cases, said, strict=True)
-                if answer.reason is None and planning.too_few_devices(case, devices) is None
-            ]
-            opened = {name for name, _ in supported}
-            pool.open_device(dict.fromkeys(supported), environment.device)
+            opened = _open_device(session, chosen.cases, answers)
         observer.say("timing a matmul and a copy")
-        environment = device_probe.measure_rates(environment, dtypes)
+        session.measure_rates(checked.dtypes)
+    jobs, notes = _jobs(request, chosen, session, answers)
+    for name in opened - {job.backend for job in jobs if not job.skip}:
+        session.pool.close_worker(name)  # it need not hold the device
+    planned = session.new_run(chosen.name, chosen.policy, jobs, argv=request.argv, peak=checked.peak)
+    return planned, replace(chosen, notes=(*chosen.notes, *notes))
+
+
+def _surveyed(
+    request: Request, checked: _Checked, session: Session, observer: RunObserver
+) -> tuple[Resolved, Mapping[str, Sequence[CaseSupport]]]:
+    """Return the suite for the device that was found, and what each of its backends says of each case."""
+    observer.say("looking at the device")
+    if checked.together:
+        session.choose(*checked.backends.values())
+        session.pool.start_loading(import_ahead=not request.dry_run)
+    kind = session.describe(checked.ranks, checked.others).device.kind
+    chosen = resolve(checked.suite, kind, request.settings)
+    notes: list[str] = []
+    if not checked.together:
+        session.choose(checked.backends[chosen.backends])
+        if request.dry_run and numpy_rates.suffice(session.device, chosen.cases):
+            session.environment = replace(session.environment, device=numpy_rates.with_numpy_rates(session.device))
+            notes.append(numpy_rates.NOTE)
+        else:
+            session.measure_rates(checked.dtypes)
+    pool = session.pool
+    _check_jobs(len(chosen.cases) * len(pool.specs) * request.rounds)
+    notes += venvs.missing_venv_notes(name for name in pool.specs if name not in pool.interpreters)
+    if not (session.environment.git or "").endswith(checkout.DIRTY):
+        notes += filter(None, [checkout.what_is_not_known()])
+    if request.dry_run and not checked.together:
+        observer.say("asking each backend what it supports here")
+        answers = session.first_look(chosen.cases)
+        session.refuse_broken_code("--backend ")
+    else:
+        observer.say(f"importing {', '.join(pool.specs)}")
+        session.load("--backend ", partial(observer.say, also_in_a_pipe=True))
+        answers = session.survey(chosen.cases)
+    return replace(chosen, notes=(*chosen.notes, *notes)), answers
+
+
+def _open_device(session: Session, cases: Sequence[Case], answers: Mapping[str, Sequence[CaseSupport]]) -> set[str]:
+    """Let the backends that take a case open the device, all at the same time; return their names."""
+    supported = [
+        (name, ranks_ahead(case, session.device))
+        for name, said in answers.items()
+        for case, answer in zip(cases, said, strict=True)
+        if answer.reason is None and planning.too_few_devices(case, session.gpus) is None
+    ]
+    session.pool.open_device(dict.fromkeys(supported), session.device)
+    return {name for name, _ in supported}
+
+
+def _jobs(
+    request: Request, chosen: Resolved, session: Session, answers: Mapping[str, Sequence[CaseSupport]]
+) -> tuple[tuple[Job, ...], list[str]]:
+    """Return the plan, and notes on what the time limit leaves out, and on what may compile for minutes."""
+    device, notes = session.device, list[str]()
     # compiling for minutes would leave no time for the other backends
-    last = pool.compilers if request.settings.time_limit else ()
+    last = session.pool.compilers if request.settings.time_limit else ()
     jobs = planning.make_plan(
         chosen.cases,
         answers,
-        environment.device,
+        device,
         chosen.policy,
         rounds=request.rounds,
         only=chosen.only,
-        devices=devices,
+        devices=session.gpus,
         last=last,
     )
     if chosen.time_limit:
-        every, kind = jobs, environment.device.kind
-        jobs = planning.within(every, chosen.time_limit, kind, last)
-        if left_out := planning.left_out(every, jobs, chosen.time_limit, kind):
-            chosen = replace(chosen, notes=(*chosen.notes, left_out))
-    compiling = dict.fromkeys(job.backend for job in jobs if not job.skip and job.backend in pool.compilers)
+        every = jobs
+        jobs = planning.within(every, chosen.time_limit, device.kind, last)
+        if left_out := planning.left_out(every, jobs, chosen.time_limit, device.kind):
+            notes.append(left_out)
+    compiling = dict.fromkeys(job.backend for job in jobs if not job.skip and job.backend in session.pool.compilers)
     if compiling:
-        chosen = replace(chosen, notes=(*chosen.notes, f"{some(compiling)} {MAY_COMPILE}"))
-    for name in opened - {job.backend for job in jobs if not job.skip}:
-        pool.close_worker(name)  # it need not hold the device
-    planned = Run(
-        environment=environment,
-        suite=chosen.name,
-        policy=chosen.policy,
-        plan=jobs,
-        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        argv=request.argv,
-        versions={name: p.version for name, p in probes.items() if p.version},
-        specs=pool.specs,
-        interpreters=pool.interpreters,
-        peak=checked.peak,
-        method=METHOD,
-        check=CHECK,
-    )
-    return planned, chosen, pool
+        notes.append(f"{some(compiling)} {MAY_COMPILE}")
+    return jobs, notes
 
 
-def _peers(checked: _Checked, device_probe: DeviceProbe, first: Device) -> tuple[Device, ...]:
-    """Return the devices of the ranks after the first: those that were named, else the next ones, as many as needed."""
-    ranks = max(case.ranks for resolved in checked.resolved for case in resolved.cases)
-    return device_probe.peers(first, ranks, checked.others)
-
-
-def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
+def _resume(request: Request, path: Path, device: str, observer: RunObserver) -> Outcome:
     """Measure the jobs that a run file lacks, with the settings that it was started with."""
-    assert request.resume is not None
-    old, problems = run_file.read(request.resume)
+    old, problems = run_file.read(path)
+    _check_resumable(request, path, old)
+    recording = reopen(path, old, trust=request.trust, lock=not request.dry_run)
+    had = run_file.planned_rounds(recording.run)
+    recording.run = old = run_file.with_rounds(recording.run, request.rounds)
+    todo = _todo(old, path, request.again)
+    limit = (parse_duration(given, "--time-limit") if (given := request.settings.time_limit) else 0.0) or None
+    was = old.environment.device
+    if device not in ("auto", str(was)):
+        raise UserError(f"{path} was measured on {was}, not on {device}; leave out --device")
+    allow_busy = request.allow_busy or request.dry_run or not todo
+    with Session(str(was), Chosen(old.specs, old.interpreters), allow_busy=allow_busy) as session:
+        observer.say(f"looking at the device, and importing {', '.join(old.specs)}")
+        now = session.describe_again(old, path, "start a new run, or go back to the old environment")
+        there = f"resuming: {len(old.plan) - len(todo)} of {len(old.plan)} jobs are there"
+        elsewhere = (OTHER_UNIT,) if was.uuid not in (None, now.uuid) else ()
+        users = (other_work(now),) if was.kind != "cpu" and is_too_busy(now) else ()
+        unlimited = any(job.resumable for job in run_file.missing(old)) and not limit
+        notes = [*problems, there if todo else "nothing is missing", *([NO_LIMIT] if unlimited else []), *elsewhere]
+        if request.dry_run or not todo:
+            observer.planned(old, todo, None, notes)
+            return Outcome(replace(old, plan=tuple(todo)), path) if request.dry_run else _outcome(recording, request)
+        session.load_again(old, path, partial(observer.say, also_in_a_pipe=True))
+        if request.rounds > had:
+            recording.add_rounds(request.rounds)
+        observer.planned(old, todo, path, notes, limit)
+        _measure(recording, todo, session, observer, limit, elsewhere, users)
+    return _outcome(recording, request)
+
+
+def _check_resumable(request: Request, path: Path, old: Run) -> None:
+    """Raise UserError where a run file cannot be gone on with, or not with these options."""
     if given := _not_with_resume(request):
-        raise UserError(f"--resume uses the settings of {request.resume}; leave out {', '.join(given)}")
+        raise UserError(f"--resume uses the settings of {path}; leave out {', '.join(given)}")
     if old.turns:
-        raise UserError(f"{request.resume} is one half of an A/B in turns, which goes on with both only; start it anew")
+        raise UserError(f"{path} is one half of an A/B in turns, which goes on with both only; start it anew")
     if old.search:
-        again = f"attnbench capacity --resume {shlex.quote(str(request.resume))}"
-        raise UserError(f"{request.resume} is a search; {again} goes on with it")
+        raise UserError(f"{path} is a search; attnbench capacity --resume {shlex.quote(str(path))} goes on with it")
     if old.reduced:
-        raise UserError(f"{request.resume} is a baseline, which has no plan; resume the run that it was saved from")
+        raise UserError(f"{path} is a baseline, which has no plan; resume the run that it was saved from")
     if unknown_code := {job.backend for job in old.plan} - old.specs.keys():
-        raise UserError(f"{request.resume} names no code for {min(unknown_code)}, which it plans; start a new run")
-    if not request.trust:
-        check_trusted(request.resume, old)
+        raise UserError(f"{path} names no code for {min(unknown_code)}, which it plans; start a new run")
     _check_rounds(request.rounds)
     _check_jobs(run_file.jobs_with(old, request.rounds))
     if 1 < request.rounds < (had := run_file.planned_rounds(old)):
-        raise UserError(
-            f"--rounds: {request.resume} has {had} rounds; with --resume give how many it is to have in all"
-        )
-    file = None if request.dry_run else run_file.RunFile.reopen(request.resume)
-    if file:  # it is locked from here on; read again what another process may have added
-        try:
-            old, _ = run_file.read(request.resume)
-            if not request.trust:
-                check_trusted(request.resume, old)
-        except UserError:
-            file.close()
-            raise
-    had = run_file.planned_rounds(old)
-    old = run_file.with_rounds(old, request.rounds)
+        raise UserError(f"--rounds: {path} has {had} rounds; with --resume give how many it is to have in all")
+
+
+def _todo(old: Run, path: Path, again: Sequence[int]) -> list[Job]:
+    """Return the jobs that a run lacks, and those of the rounds that are measured again. Raises UserError."""
     todo = [replace(j, skip=None, resumable=False) if j.resumable else j for j in run_file.missing(old)]
     rounds = {job.round for job in old.plan}
-    if unknown := {*request.again} - rounds:
-        raise UserError(f"--again: {request.resume} has no round {min(unknown)}, but 0 to {max(rounds)}")
+    if unknown := {*again} - rounds:
+        raise UserError(f"--again: {path} has no round {min(unknown)}, but 0 to {max(rounds)}")
     left = {(job.case, job.backend, job.round) for job in todo}
-    todo += [
-        job
-        for job in old.plan
-        if job.round in request.again and not job.skip and (job.case, job.backend, job.round) not in left
-    ]
-    limit = request.settings.time_limit and parse_duration(request.settings.time_limit, "--time-limit")
-    for name, python in old.interpreters.items():
-        if "\0" in python or not os.access(python, os.X_OK):
-            raise UserError(
-                f"cannot resume {request.resume}: {name} ran in {python}, which is gone; make it again there"
-            )
-    pool = WorkerPool(old.specs, old.interpreters, peers=old.environment.peers)
-    with closing_workers(pool):
-        was = old.environment.device
-        if device not in ("auto", str(was)):
-            raise UserError(f"{request.resume} was measured on {was}, not on {device}; leave out --device")
-        observer.say(f"looking at the device, and importing {', '.join(old.specs)}")
-        now = probe_device(str(was), allow_busy=request.allow_busy or request.dry_run or not todo)
-        if found := differences(old, replace(old, environment=now, method=METHOD)):
-            raise UserError(
-                f"cannot resume {request.resume} in another environment: {'; '.join(found)}; "
-                "start a new run, or go back to the old environment"
-            )
-        there = f"resuming: {len(old.plan) - len(todo)} of {len(old.plan)} jobs are there"
-        elsewhere = (OTHER_UNIT,) if was.uuid not in (None, now.device.uuid) else ()
-        users = (other_work(now.device),) if was.kind != "cpu" and is_too_busy(now.device) else ()
-        unlimited = any(job.resumable for job in run_file.missing(old)) and not limit
-        notes = [*problems, there if todo else "nothing is missing", *([NO_LIMIT] if unlimited else []), *elsewhere]
-        if file is None or not todo:
-            observer.planned(old, todo, None, notes)
-            if request.dry_run:
-                return Outcome(replace(old, plan=tuple(todo)), request.resume)
-            return Outcome(old, request.resume, exit_code(old, request.allow_wrong))
-        for name, probe in pool.probe(partial(observer.say, also_in_a_pipe=True)).items():
-            if old.versions.get(name) != probe.version:
-                raise UserError(
-                    f"cannot resume {request.resume}: {name} was {old.versions.get(name)} and is "
-                    f"{probe.version or probe.reason}"
-                )
-        if request.rounds > had:
-            file.add_rounds(request.rounds)
-        observer.planned(old, todo, request.resume, notes, limit or None)
-        measured, interrupt = _measure(old, todo, pool, file, observer, limit or None, elsewhere, users)
-    return Outcome(measured, request.resume, interrupt or exit_code(measured, request.allow_wrong))
+    anew = (job for job in old.plan if job.round in again and not job.skip)
+    return [*todo, *(job for job in anew if (job.case, job.backend, job.round) not in left)]
 
 
 def _measure(
-    planned: Run,
+    recording: Recording,
     todo: Sequence[Job],
-    pool: WorkerPool,
-    file: run_file.RunFile,
+    session: Session,
     observer: RunObserver,
     limit: float | None,
     notes: tuple[str, ...] = (),
     users: tuple[str, ...] = (),
-) -> tuple[Run, int]:
-    """Measure jobs, write their records to the run file, and close it.
+) -> None:
+    """Measure jobs until the end or an interrupt.
 
     `notes` are added to each measured record, `users` of the GPU where the worker has named none.
-
-    Returns the run with its records, and the exit code of an interrupt, else 0.
     """
-    records = list(planned.records)
     time_limit = TimeLimit(limit) if limit else None
-    code = EXIT_DONE
-    try:
-        for job, record in measure_jobs(todo, pool, planned.policy, planned.environment.device, time_limit):
+    with recording:
+        for job, record in measure_jobs(todo, session.pool, recording.run.policy, session.device, time_limit):
             if record is None:
                 observer.started(job)
                 continue
-            record = replace(record, version=planned.versions.get(job.backend))
             if record.measurements:
                 record = replace(record, notes=(*record.notes, *notes), others=record.others or users)
-            file.append(record)
-            records.append(record)
-            observer.ended(job, record)
-    except Interrupted as end:
-        code = end.exit_code
-    finally:
-        file.close()
-    return run_file.with_records(planned, records), code
-
-
-def resolve_suite_for(suite: Suite, device: str, settings: Settings) -> list[Resolved]:
-    """Return the suite resolved for each kind of device that `device` ("auto", "cpu", ...) may turn out to be.
-
-    Raises UserError where it cannot be resolved for any.
-    """
-    found, errors = [], []
-    for kind in possible_kinds(device):
-        try:
-            found.append(resolve(suite, kind, settings))
-        except UserError as error:
-            errors.append(error)
-    if not found:
-        raise errors[0]
-    return found
+            observer.ended(job, recording.add(record))
 
 
 def _not_with_resume(request: Request) -> list[str]:
@@ -459,36 +375,6 @@ def _not_with_resume(request: Request) -> list[str]:
         "--out": request.out is not None,
     }
     return [option for option, is_given in given.items() if is_given]
-
-
-def check_output_path(out: Path | None) -> None:
-    """Raise UserError where the run file could not be created, before the device is probed, which is slow."""
-    if out and os.path.isdir(out):
-        raise UserError(f"--out: {out} is a folder; give a file in it, as in {out / 'run.jsonl'}")
-    if out and os.path.exists(out):
-        raise run_file.there_already(out)
-    path = out or Path("results/new.jsonl")
-    if path.suffix == ".gz":
-        raise UserError(
-            f"--out: {path}: a run is written plain; name it {path.with_suffix('')}, and gzip it when it is done"
-        )
-    above = next(folder for folder in path.absolute().parents if folder.exists())
-    if not above.is_dir():
-        raise UserError(f"cannot write {path}: {above} is not a folder; choose another place with --out")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write {path}: no permission to write in {above}; choose another place with --out")
-
-
-def new_run_paths(run: Run, endings: Sequence[str] = ("",)) -> list[Path]:
-    """Return results/DATE-TIME-SUITE-DEVICE.jsonl, with a number where that is there; one path for each ending."""
-    suite = re.sub(r"[^\w.]+", "-", run.suite).strip("-.")
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{suite}-{run.environment.device.slug}"
-    for number in itertools.count(1):
-        own = stem if number == 1 else f"{stem}-{number}"
-        paths = [Path("results") / f"{own}{ending}.jsonl" for ending in endings]
-        if not any(path.exists() for path in paths):
-            break
-    return paths
 
 
 def parse_peak(words: Sequence[str]) -> Mapping[str, float]:

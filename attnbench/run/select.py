@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from attnbench import backends
@@ -84,6 +84,22 @@ def select_backends(patterns: Sequence[str], ranks: int = 1) -> dict[str, str]:
         raise UserError(f"ranks: {what} on one device, not on {ranks}; give -b 'ring-*,ulysses-*', or 1 rank")
     names = _names(own, known)
     return {names.get(name, name): spec for name, spec in chosen.items()}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The backends that a command measures."""
+
+    specs: Mapping[str, str]  # backend -> "module:object"
+    interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> its Python, where it is not this one
+
+
+def choose(
+    patterns: Sequence[str], pythons: Sequence[str] = (), ranks: int = 1, suite: Mapping[str, str] | None = None
+) -> Chosen:
+    """Return the backends that patterns select, and their interpreters (select_backends, select_interpreters)."""
+    specs = select_backends(patterns, ranks)
+    return Chosen(specs, select_interpreters(pythons, list(specs), suite))
 
 
 def _is_of_one_device(name: str, spec: str) -> bool:
@@ -166,6 +182,11 @@ def _executable(path: str, option: str) -> str:
     if where is None:
         raise UserError(f"{option}: {path} is not an executable file")
     return where
+
+
+def is_executable(python: str) -> bool:
+    """Return whether an interpreter that a run file names is here."""
+    return "\0" not in python and os.access(python, os.X_OK)
 
 
 def parse_device(text: str) -> str:

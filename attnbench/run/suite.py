@@ -53,6 +53,7 @@ from attnbench.results.bounds import check_cases
 from attnbench.run import yaml_file
 from attnbench.run.axes import FORWARD_ONLY, LATENT, STRICT, Axes, Item, Text, expand_all, matches, overlay, parsed
 from attnbench.run.model_axes import FIXED, check_not_both, model_axes
+from attnbench.run.select import possible_kinds
 from attnbench.run.shipped_suites import shipped_suites
 
 MOST = 2**63  # of a number in a policy
@@ -351,3 +352,19 @@ def describe_suite(suite: Suite) -> str:
     lengths = sorted({c.shape.seqlen_k for c in cases})
     span = dict.fromkeys(format_size(length) for length in (lengths[0], lengths[-1]))
     return f"{len(cases)} cases, seqlen {' to '.join(span)}"
+
+
+def resolve_suite_for(suite: Suite, device: str, settings: Settings) -> list[Resolved]:
+    """Return the suite resolved for each kind of device that `device` ("auto", "cpu", ...) may turn out to be.
+
+    Raises UserError where it cannot be resolved for any.
+    """
+    found, errors = [], []
+    for kind in possible_kinds(device):
+        try:
+            found.append(resolve(suite, kind, settings))
+        except UserError as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    return found

@@ -25,6 +25,7 @@ from attnbench.core.record import Job, Record, Status
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import some
 from attnbench.results.bounds import check_record
+from attnbench.results.exit_codes import GIVEN_UP, MAX_FAILED_STARTS
 from attnbench.run import compile_caches
 from attnbench.run.plan import CaseSupport, places, problem, skip_over_limit, skipped_record
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerOutOfMemory, WorkerProcess
@@ -34,8 +35,6 @@ SLOW_START = 10.0  # seconds of importing, after which a person is told which ba
 COLD_TIMEOUT = 900.0  # seconds for a job that may have all its kernels to compile; FlashInfer's take minutes
 CEILINGS_EVERY = 60.0  # seconds between two readings of the device's ceilings for a dtype, by any worker
 LOOK_EVERY = 60.0  # seconds between two looks at what others do on a GPU; each takes a second or two
-MAX_FAILED_STARTS = 3  # of a backend's worker; then its other jobs fail at once
-GIVEN_UP = f"its worker died {MAX_FAILED_STARTS} times while starting; given up"  # their reason
 
 Key = tuple[str, int]  # a backend, and how many ranks its worker has
 

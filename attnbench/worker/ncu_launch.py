@@ -5,7 +5,7 @@
 Between cudaProfilerStart and cudaProfilerStop it runs: a read of a buffer of four times L2, a marker (torch's spin
 kernel), the call, the marker, and the read again. The first read evicts what is in L2, also the MiB that the start of
 ncu leaves there, so that the call finds none of its operands in L2 and nothing to write back. The last read evicts what
-the call wrote into L2 only, so that these bytes are counted too. analysis/profile/ncu.py separates the parts at the
+the call wrote into L2 only, so that these bytes are counted too. run/profile/ncu.py separates the parts at the
 markers.
 """
 

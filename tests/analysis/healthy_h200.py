@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest import mock
 
-from attnbench.analysis.doctor.aa_test import AATest, CaseReadings, aa_test_cases
 from attnbench.analysis.doctor.check_facts import facts_of_aa_test, facts_of_machine
 from attnbench.analysis.doctor.checks import Finding, judge
+from attnbench.run.aa_test import AATest, CaseReadings, aa_test_cases
 from attnbench.worker import machine_facts
 from attnbench.worker.measure import nvml as nvml_module
 from attnbench.worker.measure.nvml import GpuState

@@ -26,6 +26,7 @@ from attnbench.report import json_and_csv, markdown, terminal
 from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.run import device_probe, run_suite, workers
+from attnbench.run.ab import in_turns
 from attnbench.run.plan import skipped_record
 from attnbench.run.suite import parse_options
 
@@ -122,7 +123,7 @@ def request(a: str = "own.py:A", b: str = "own.py:A", *, seqlen: str = "512,1k",
         "backends": changes.pop("backends", None),
     }
     judged = judge.Request(metrics, expect=changes.pop("expect", ()))
-    return run_ab.Request(a, b, judged, settings=parse_options(options), **{"device": "fake", **changes})
+    return run_ab.Request(a, b, judged_by=judged, settings=parse_options(options), **{"device": "fake", **changes})
 
 
 def verdicts(outcome: Outcome) -> dict[int, str]:
@@ -242,8 +243,8 @@ def test_cells_without_time_are_no_pass(monkeypatch: pytest.MonkeyPatch) -> None
     """The forecast of one long cell alone exceeds the limit."""
     monkeypatch.setattr("attnbench.run.plan.OVERHEAD", {"fake": 1.0})
     forecasts = {512: 1.0, 1024: 500.0}
-    real = run_ab._cells
-    monkeypatch.setattr(run_ab, "_cells", lambda runs: {k: forecasts[k[0].shape.seqlen_q] for k in real(runs)})
+    real = in_turns._cells
+    monkeypatch.setattr(in_turns, "_cells", lambda runs: {k: forecasts[k[0].shape.seqlen_q] for k in real(runs)})
     outcome = ab(request(time_limit=60.0), Watcher())
     assert verdicts(outcome) == {512: "unchanged", 1024: "inconclusive"}
     assert outcome.exit_code == 3

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.ab.builds import builds
-from attnbench.analysis.ab.schedule import affordable, order, to_look
-from attnbench.analysis.gate.repeated_looks import LOOKS
 from attnbench.commands import options
 from attnbench.commands.ab import ab
 from attnbench.commands.profile import OneCase
 from attnbench.commands.run import run as run_command
 from attnbench.core.errors import UserError
+from attnbench.run.ab.builds import builds
+from attnbench.run.ab.schedule import LOOKS, affordable, order, to_look
 from attnbench.run.axes import Axes
 from builders import case
 

@@ -21,6 +21,7 @@ from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
 from attnbench.report import json_and_csv, terminal
 from attnbench.run import device_probe, workers
+from attnbench.run.ab import in_turns
 from attnbench.run.suite import parse_options
 from attnbench.worker import serve
 
@@ -237,7 +238,7 @@ def test_the_time_limit_leaves_a_range_and_is_shared_by_the_ab(monkeypatch: pyte
     def ab(asked: Any, watcher: Any, clock: Any) -> Any:
         limits.append(asked.time_limit)
         if len(limits) == 3:
-            raise run_bisect.run_ab.TooShortError
+            raise in_turns.TooShortError
         return real(asked, watcher, clock)
 
     monkeypatch.setattr(run_bisect.run_ab, "ab", ab)

@@ -5,30 +5,31 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 from healthy_h200 import HOST, QUIET, aa_test, facts, judged, judged_test
 from rich.console import Console
 
-from attnbench.analysis.doctor import diagnose as module
-from attnbench.analysis.doctor.aa_test import AATest, case_label
 from attnbench.analysis.doctor.checks import Finding
 from attnbench.analysis.doctor.diagnose import Diagnosis, diagnose
 from attnbench.analysis.doctor.document import document
+from attnbench.analysis.doctor.resolution import worst
 from attnbench.core.errors import UserError
 from attnbench.report import json_and_csv, terminal
-from attnbench.run import host_facts
+from attnbench.run import doctor, host_facts, session
+from attnbench.run.aa_test import AATest, case_label
 from builders import CPU, H200, environment
 
 
-class Examined(module.WorkerPool):
+class Examined(session.WorkerPool):
     """The workers of an H200, simulated; the examiner answers with `facts`, or crashes."""
 
     facts: ClassVar[dict[str, Any] | None] = None
 
     def ask(self, name: str, *_: object) -> dict[str, Any]:
-        assert name == module.EXAMINER
+        assert name == doctor.EXAMINER
         if self.facts is None:
             raise UserError(f"{name}: the worker crashed (SIGSEGV)")
         return {"facts": self.facts}
@@ -40,9 +41,15 @@ class Examined(module.WorkerPool):
 
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WorkerPool", Examined)
-    monkeypatch.setattr(module, "probe_device", lambda *_, **__: environment(H200, packages={"triton": "3.5.0"}))
-    monkeypatch.setattr(module, "IMPLEMENTATIONS", {"cuda": ("fake",)})
+    probe = SimpleNamespace(
+        describe=lambda: environment(H200, packages={"triton": "3.5.0"}),
+        peers=lambda *_: (),
+        measure_rates=lambda known, _: known,
+        close=lambda: None,
+    )
+    monkeypatch.setattr(session, "WorkerPool", Examined)
+    monkeypatch.setattr(session, "DeviceProbe", lambda *_, **__: probe)
+    monkeypatch.setattr(doctor, "IMPLEMENTATIONS", {"cuda": ("fake",)})
     monkeypatch.setattr(host_facts, "read_host_facts", lambda: HOST)
 
 
@@ -51,7 +58,7 @@ def test_a_whole_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
     healthy = facts()
     monkeypatch.setattr(Examined, "facts", {name: healthy[name] for name in ("nvml", "instruments")})
     said: list[str] = []
-    found = diagnose("auto", said.append, quick=True)
+    found = diagnose(doctor.examine("auto", said.append, quick=True))
     assert (found.level, found.exit_code) == ("ok", 0)
     assert found.aa_test is not None
     assert [case_label(c.case) for c in found.aa_test.cases] == ["1k b16", "16k b1"]
@@ -61,7 +68,7 @@ def test_a_whole_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("examined")
 def test_a_gpu_that_cannot_be_examined_is_unfit_and_not_tried() -> None:
-    found = diagnose("auto", lambda _: None)
+    found = diagnose(doctor.examine("auto", lambda _: None))
     assert (found.level, found.exit_code, found.aa_test) == ("unfit", 3, None)
     assert ("GPU", "unfit", "the worker crashed (SIGSEGV)") in [(f.check, f.level, f.found) for f in found.findings]
 
@@ -81,9 +88,9 @@ def rendered(found: Diagnosis, width: int = 100) -> str:
 def test_the_figure_stands_above_the_verdict() -> None:
     found = diagnosis()
     assert found.aa_test is not None
-    worst = found.aa_test.worst()
-    assert worst is not None
-    figure = f"{100 * worst[1].by_one_reading:.2g}%"
+    noisiest = worst(found.aa_test)
+    assert noisiest is not None
+    figure = f"{100 * noisiest[1].by_one_reading:.2g}%"
     *_, case, _, smallest, _, verdict = rendered(found).splitlines()
     assert smallest.startswith(f"Smallest difference that can be told apart here: {figure} by one")
     assert case.startswith("1k b16")

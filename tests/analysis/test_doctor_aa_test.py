@@ -7,8 +7,9 @@ from typing import Any
 
 from healthy_h200 import CASES
 
-from attnbench.analysis.doctor.aa_test import MAX_TURNS, AATest, case_label, run_aa_test
+from attnbench.analysis.doctor.resolution import resolutions, worst
 from attnbench.core.record import Job, Measurement, Record
+from attnbench.run.aa_test import MAX_TURNS, AATest, case_label, run_aa_test
 from builders import H200
 
 
@@ -50,13 +51,13 @@ def test_a_slow_machine_goes_on_with_one_case() -> None:
     found = SimulatedPool(1.0).aa_test(20.0)
     assert [len(c.a) for c in found.cases] == [6, 2, 2]
     assert found.seconds == 20.0
-    assert [case for case, _ in found.resolutions()] == CASES[:1]
+    assert [case for case, _ in resolutions(found)] == CASES[:1]
 
 
 def test_a_very_slow_machine_has_no_figure() -> None:
     found = SimulatedPool(60.0).aa_test(120.0)
     assert [len(c.a) for c in found.cases] == [2, 2, 2]
-    assert found.worst() is None
+    assert worst(found) is None
 
 
 def test_the_first_job_that_is_not_ok_ends_it() -> None:

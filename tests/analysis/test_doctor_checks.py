@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from healthy_h200 import CASES, HOST, QUIET, WORKS, Nvml, aa_test, changed, complaints, facts, judged, judged_test
 
-from attnbench.analysis.doctor.aa_test import AATest
 from attnbench.analysis.doctor.check_facts import difference_in_words, facts_of_aa_test, facts_of_machine
 from attnbench.analysis.doctor.checks import CHECKS, judge
+from attnbench.analysis.doctor.resolution import resolutions, worst
 from attnbench.core.record import Record
+from attnbench.run.aa_test import AATest
 from builders import CPU, H200, environment
 
 
@@ -231,10 +232,10 @@ def test_a_job_that_failed_is_all_that_is_said() -> None:
 def test_the_noisiest_case_gives_the_figure() -> None:
     quiet, noisy = aa_test(*QUIET).cases[0], aa_test(*(3 * d for d in QUIET)).cases[0]
     both = AATest("eager", 1.0, (quiet, replace(noisy, case=CASES[1])))
-    worst = both.worst()
-    assert worst is not None
-    assert worst[0] == CASES[1]
-    assert worst[1].by_one_reading > 2 * both.resolutions()[0][1].by_one_reading
+    found = worst(both)
+    assert found is not None
+    assert found[0] == CASES[1]
+    assert found[1].by_one_reading > 2 * resolutions(both)[0][1].by_one_reading
 
 
 def test_each_entry_of_the_table_is_whole() -> None:

@@ -11,8 +11,9 @@ import pytest
 from scipy import stats as scipy_stats  # type: ignore[import-untyped]
 
 from attnbench.analysis.gate.hypothesis_tests import FDR, decide
-from attnbench.analysis.gate.repeated_looks import LOOKS, decide_in_looks
+from attnbench.analysis.gate.repeated_looks import decide_in_looks
 from attnbench.analysis.gate.rounds import Rounds
+from attnbench.run.ab.schedule import LOOKS
 
 FIRST = LOOKS[0]
 

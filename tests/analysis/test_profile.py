@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 import builders
-from attnbench.analysis.profile import ncu, nsight_reports, profile
-from attnbench.analysis.profile.profile import Profile
 from attnbench.core import flops, gpus
 from attnbench.core.activity import Activity
 from attnbench.core.errors import UserError
 from attnbench.core.json import from_json
 from attnbench.core.machine import Device
+from attnbench.run import session
+from attnbench.run.profile import ncu, nsight_reports, profile
+from attnbench.run.profile.profile import Profile
 from attnbench.run.suite import parse_options
 from attnbench.run.workers import WorkerPool
 
@@ -70,7 +71,7 @@ def test_mistakes_are_said_before_anything_starts(
     def start(*_: Any) -> None:
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr(profile, "DeviceProbe", start)
+    monkeypatch.setattr(session, "DeviceProbe", start)
     with pytest.raises(UserError) as error:
         profile.profile(parse_options(options), lambda _: None, **more)
     assert said in str(error.value)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.profile import ncu, nsight_reports
 from attnbench.core.case import Case, Shape
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device
 from attnbench.run.process import isolated_command
+from attnbench.run.profile import ncu, nsight_reports
 
 HEADER = (
     '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device",'

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from attnbench.analysis.profile.bounds import NOT_TOLD, findings, sentence
-from attnbench.analysis.profile.counters import KernelCounters, longest
 from attnbench.core.json import from_json
+from attnbench.run.profile.counters import KernelCounters, longest
 
 SMS = 132
 CARDS = ("h100", "h200")

@@ -15,13 +15,13 @@ import builders
 from attnbench.analysis.profile import timeline
 from attnbench.analysis.profile.document import document
 from attnbench.analysis.profile.figures import sentences
-from attnbench.analysis.profile.ncu import KernelTraffic, Traffic
-from attnbench.analysis.profile.profile import HostWork, Outcome, Profile, roofline
 from attnbench.analysis.profile.side_by_side import difference
 from attnbench.core.activity import Activity
 from attnbench.core.formats import times
 from attnbench.report import json_and_csv, markdown, terminal
 from attnbench.report.document import Bar, Steps, Table
+from attnbench.run.profile.ncu import KernelTraffic, Traffic
+from attnbench.run.profile.profile import HostWork, Outcome, Profile, roofline
 
 GIB = 2.0**30
 CASE = builders.case(8192, causal=True)

@@ -70,7 +70,8 @@ def settled(
 ) -> tuple[judge.Judgement, int]:
     asked = Request(**{"time_limit": 60.0, "trust": True, **request})
     asked.check()
-    return settle(judgement, (BASE, NOW), asked, watcher or Watcher())  # type: ignore[arg-type]
+    after, interrupt = settle(judgement, (BASE, NOW), asked, watcher or Watcher())  # type: ignore[arg-type]
+    return after, interrupt or after.exit_code
 
 
 def lengths(path: str) -> set[int]:

@@ -11,10 +11,10 @@ from pathlib import Path
 import ncu_request
 import pytest
 
-from attnbench.analysis.profile import counters, ncu
 from attnbench.analysis.profile.bounds import findings, sentence
 from attnbench.core.errors import EXIT_WRONG_RESULT
 from attnbench.core.json import to_json
+from attnbench.run.profile import counters, ncu
 
 torch = pytest.importorskip("torch")
 pytestmark = [

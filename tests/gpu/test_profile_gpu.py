@@ -11,7 +11,7 @@ from typing import Any
 import ncu_request
 import pytest
 
-from attnbench.analysis.profile import ncu
+from attnbench.run.profile import ncu
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]

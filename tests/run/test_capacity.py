@@ -12,9 +12,9 @@ import pytest
 from attnbench.core.backend import Probe
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy, Job, Record, Run, Search, TensorError, fit_measurements
-from attnbench.results import run_file
 from attnbench.run import capacity
 from attnbench.run.plan import CaseSupport
+from attnbench.run.session import Session, create
 from builders import H200, case, environment, run
 
 ONE = Search("seqlen", 100.0)
@@ -45,13 +45,13 @@ class FakePool:
 
 def searched(tmp_path: Path, *cases: Case, peers: int = 3) -> tuple[Run, FakePool]:
     """Return a search on GPUs that ended, and its pool."""
-    pool, here = FakePool(), environment(H200, peers=(H200,) * peers)
-    probes = {"ulysses-fa3": Probe(version="1")}
-    plan = capacity._plan(cases, pool, probes, here, run([]).policy, ONE)  # type: ignore[arg-type]
-    planned = replace(run([], plan=plan), environment=here, search=ONE)
-    file = run_file.RunFile.create(tmp_path / "a.jsonl", planned)
-    ended = capacity._measured(planned, pool, probes, file, None, lambda *_, **__: None)  # type: ignore[arg-type]
-    return ended.run, pool
+    session = Session(None)
+    session.pool = pool = FakePool()  # type: ignore[assignment]
+    session.environment, session.probes = environment(H200, peers=(H200,) * peers), {"ulysses-fa3": Probe(version="1")}
+    plan = capacity._plan(cases, session, run([]).policy, ONE)
+    planned = replace(run([], plan=plan), environment=session.environment, search=ONE)
+    ended = capacity._measured(create(planned, tmp_path / "a.jsonl"), session, None, lambda *_, **__: None)
+    return ended.measured, pool
 
 
 def test_each_number_of_ranks_has_workers_of_its_own(tmp_path: Path) -> None:

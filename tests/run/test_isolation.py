@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import attnbench
-from attnbench.analysis.profile import ncu
 from attnbench.backends import BACKENDS
 from attnbench.core.case import Case, Shape
 from attnbench.core.json import to_json
@@ -21,6 +20,7 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job
 from attnbench.run.device_probe import probe_device
 from attnbench.run.process import child_environment
+from attnbench.run.profile import ncu
 from attnbench.run.workers import WorkerPool
 from hostile_folder import hijacked, hostile
 

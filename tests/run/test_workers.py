@@ -29,9 +29,9 @@ from attnbench.core.errors import EXIT_NOTHING_MEASURED, Interrupted, UserError
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, TensorError
+from attnbench.results.exit_codes import GIVEN_UP, MAX_FAILED_STARTS, exit_code, given_up
 from attnbench.run import process, workers
 from attnbench.run.process import WorkerDied, WorkerProcess
-from attnbench.run.run_suite import exit_code, given_up
 from attnbench.run.workers import TimeLimit, WorkerPool, judged
 
 DEVICE = Device("fake", 0, "Simulated GPU", 2**36, 2**36)
@@ -599,12 +599,12 @@ def test_survey(new_pool: NewPool) -> None:
 
 def test_a_backend_that_will_not_start_is_given_up(new_pool: NewPool) -> None:
     pool = new_pool({**FAKE, "gone": "no_such_module_of_ours:f"})
-    tries = workers.MAX_FAILED_STARTS
+    tries = MAX_FAILED_STARTS
     jobs = [job(n, "gone") for n in range(1, tries + 2)]
     records = [pool.measure(j, POLICY, DEVICE) for j in jobs]
     assert {r.status for r in records} == {"failed"}
     assert all("No module named 'no_such_module_of_ours'" in str(r.reason) for r in records[:tries])
-    assert records[-1].reason == workers.GIVEN_UP
+    assert records[-1].reason == GIVEN_UP
     whole = builders.run([*records, replace(records[0], status="ok", reason=None)])
     assert (exit_code(whole, allow_wrong=False), given_up(whole)) == (EXIT_NOTHING_MEASURED, {"gone": 1})
     assert pool.measure(job(8), POLICY, DEVICE).status == "ok"

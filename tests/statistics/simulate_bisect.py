@@ -21,14 +21,14 @@ import numpy as np
 from h200_noise import draw
 from simulate_gate import KINDS
 
-from attnbench.analysis.ab.schedule import order
-from attnbench.analysis.bisect.commits import Commit
 from attnbench.analysis.bisect.run_bisect import Bisection, Outcome, Request
 from attnbench.analysis.bisect.search import Step
 from attnbench.analysis.gate.findings import Finding
-from attnbench.analysis.gate.repeated_looks import LOOKS, decide_in_looks
+from attnbench.analysis.gate.repeated_looks import decide_in_looks
 from attnbench.analysis.gate.rounds import Rounds
 from attnbench.core.case import Case, Shape
+from attnbench.run.ab.schedule import LOOKS, order
+from attnbench.run.commits import Commit
 
 PAIRS, CASE = LOOKS[-1], Case(Shape(1, 1024, 1024, 1, 1, 64, 64), "bf16", "fwd")
 

@@ -22,7 +22,7 @@ from simulate_ab import Scenario as Turns
 from simulate_ab import by_values as decide_turns
 from simulate_gate import KINDS, Scenario, by_values
 
-from attnbench.analysis.ab.schedule import order
+from attnbench.run.ab.schedule import order
 
 MORE, PAIRS = 4, 16
 WAYS = ("the gate alone", f"{MORE} more rounds of the current run", f"in turns, {PAIRS} pairs at most")

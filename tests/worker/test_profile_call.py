@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.analysis.profile.profile import Profile
 from attnbench.backends.eager import Eager
 from attnbench.backends.function import Function
 from attnbench.core.activity import Activity
@@ -22,6 +21,7 @@ from attnbench.core.backend import Signature, Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.json import from_json
 from attnbench.core.machine import Device
+from attnbench.run.profile.profile import Profile
 from attnbench.worker import flame_graph, profile_call, timeline
 from attnbench.worker.instruments import TimedLaunch
 from attnbench.worker.measure.cupti import TracedCall, Untraceable

@@ -16,7 +16,6 @@ import pytest
 import torch
 from split_methods import KEPT, OWN_KEYS, WRONG
 
-from attnbench.analysis.profile.profile import Profile
 from attnbench.backends.ring_transformer_engine import Ulysses
 from attnbench.core import split_sequence
 from attnbench.core.case import Case, Shape
@@ -27,6 +26,7 @@ from attnbench.core.record import Forecast, Job, Record
 from attnbench.run import rank_workers
 from attnbench.run.device_probe import probe_device
 from attnbench.run.process import WorkerDied
+from attnbench.run.profile.profile import Profile
 from attnbench.run.workers import WorkerPool
 
 OWN = Path(__file__).with_name("split_methods.py")

@@ -1,64 +1,32 @@
-"""An A/B from the request to two finished run files and their judgement."""
+"""An A/B with its judgement: what run/ab measures is judged by the gate, before, while and after it is measured."""
 
 from __future__ import annotations
 
-import re
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from attnbench.analysis.ab.builds import Build, builds, is_code
-from attnbench.analysis.ab.schedule import START, Open, unsettled
-from attnbench.analysis.ab.turns import LABELS, Half, Turns
 from attnbench.analysis.gate import judge
-from attnbench.analysis.gate.findings import full_name
-from attnbench.analysis.gate.repeated_looks import LOOKS
+from attnbench.analysis.gate.margins import RULES
 from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_INTERRUPTED, UserError
 from attnbench.core.machine import Environment
-from attnbench.core.policy import CHECK, METHOD
-from attnbench.core.record import Job, Run
-from attnbench.core.sizes import format_duration
-from attnbench.core.text import fits
-from attnbench.results import run_file
+from attnbench.core.record import Run
 from attnbench.results.cells import Key
-from attnbench.run import plan as planning
-from attnbench.run.device_probe import probe_device
-from attnbench.run.run_suite import check_output_path, new_run_paths, resolve_suite_for
-from attnbench.run.select import is_user_code, parse_device
-from attnbench.run.suite import Resolved, Settings, load_suite, resolve
-from attnbench.run.workers import WorkerPool, closing_workers
+from attnbench.run.ab import in_turns
+from attnbench.run.ab.builds import Build
+from attnbench.run.ab.turns import AbObserver, Standing
+from attnbench.run.suite import Resolved
 
-if TYPE_CHECKING:
-    from attnbench.report.progress.ab_progress import AbProgress
-
-FILES = ("a.jsonl", "b.jsonl")  # in the folder of --out
+Open = tuple[Case, str, str]  # a case, a backend, and the metric whose verdict is open
 
 
-@dataclass(frozen=True)
-class Request:
+@dataclass(frozen=True, kw_only=True)
+class Request(in_turns.Request):
     """The options of `attnbench ab`."""
 
-    a: str
-    b: str
     judged_by: judge.Request
-    suite: str = "default"
-    settings: Settings = field(default_factory=Settings)
-    device: str = "auto"
-    time_limit: float = 600.0  # seconds
-    pythons: tuple[str, ...] = ()
-    out: Path | None = None  # folder
-    argv: tuple[str, ...] = ()
-    allow_busy: bool = False  # measure also on a GPU that other processes use
-    cell: str = ""  # the full name of a cell, or a glob: no other is measured
-
-
-class TooShortError(UserError):
-    """The time limit is short of one pair of turns."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +36,6 @@ class Limits:
     open: frozenset[Open]  # what is judged: it goes on until these are decided
     cells: Mapping[Case, Sequence[str]]  # case -> patterns of its backends
     check: Callable[[Run, Run], None]  # raises UserError where a build is not the one that is meant
-    option: str = "--settle"  # that sets the time limit
 
 
 @dataclass(frozen=True)
@@ -87,30 +54,37 @@ class Outcome:
     interrupt: int = 0  # the exit code of the signal that interrupted it
 
 
-def ab(request: Request, watcher: AbProgress, clock: Callable[[], float] = time.monotonic) -> Outcome:
+@dataclass(frozen=True)
+class _Judge:
+    """The gate, as run/ab asks it."""
+
+    asked: judge.Request
+    limits: Limits | None
+
+    def refuses(self, a: Run, b: Run) -> bool:
+        if self.limits:
+            self.limits.check(a, b)
+        return bool(judge.split_differences(a, b, self.asked.expect)[1])
+
+    def standing(self, a: Run, b: Run) -> Standing:
+        judgement = self.judgement(a, b)
+        return Standing(unsettled(judgement), judgement.exit_code)
+
+    def judgement(self, a: Run, b: Run) -> judge.Judgement:
+        judgement = judge.judge(a, b, self.asked)
+        if self.limits is None:
+            return judgement
+        findings = (f for f in judgement.findings if not f.metric or (f.case, f.backend, f.metric) in self.limits.open)
+        return replace(judgement, findings=tuple(findings))
+
+
+def ab(request: Request, watcher: AbObserver, clock: Callable[[], float] = time.monotonic) -> Outcome:
     """Measure two builds in turns and judge them. What was measured is in the run files, however it ends.
 
     Raises UserError for builds, options and files that are wrong, and where no cell can be measured in both builds.
     """
     deadline = clock() + request.time_limit
-    device = parse_device(request.device)
-    suite = load_suite(request.suite)
-    found = resolve_suite_for(suite, device, request.settings)
-    if request.settings.backends and is_code(request.a) and is_code(request.b):
-        raise UserError("--backend: --a and --b name the code already; leave it out")
-    if any(case.ranks > 1 for resolved in found for case in resolved.cases):
-        raise UserError("--ranks: ab measures on one device; compare two files of attnbench run by gate")
-    pairs_of = {
-        p.backends: builds(request.a, request.b, p.backends, request.pythons, suite.interpreters) for p in found
-    }
-    check_files(request.out)
-    watcher.say("reading the device")
-    dtypes = sorted({c.dtype for p in found for c in p.cases})
-    here = environments(device, dtypes, next(iter(pairs_of.values())), request.allow_busy)
-    resolved = resolve(suite, here[0].device.kind, request.settings)
-    both = pairs_of[resolved.backends]
-    if "cycles" in request.judged_by.metrics and here[0].device.kind != "cuda":
-        raise UserError("--metric cycles: only a GPU tells the clock that was held; compare latency")
+    resolved, both, here = in_turns.prepare(request, "cycles" in request.judged_by.metrics, watcher)
     return measure(request, resolved, both, here, deadline, watcher, clock)
 
 
@@ -120,7 +94,7 @@ def measure(
     both: Sequence[Build],
     here: Sequence[Environment],
     deadline: float,
-    watcher: AbProgress,
+    watcher: AbObserver,
     clock: Callable[[], float],
     limits: Limits | None = None,
 ) -> Outcome:
@@ -128,126 +102,34 @@ def measure(
 
     `here`: the environment of each build. Raises UserError as `ab` does.
     """
-    pools = (WorkerPool({}), WorkerPool({}))
-    with closing_workers(*pools):
-        runs, plans = _prepare(request, resolved, both, here, pools, watcher, limits)
-        if limits:
-            limits.check(*runs)
-        if judge.split_differences(*runs, request.judged_by.expect)[1]:
-            refused = judge.judge(*runs, request.judged_by)
-            return Outcome(refused, exit_code=refused.exit_code)
-        keys = _cells(runs)
-        least = 2 * START[here[0].device.kind] + min(keys.values())
-        if least > deadline - clock():
-            option = limits.option if limits else "--time-limit"
-            limit = format_duration(request.time_limit)
-            raise TooShortError(f"{option}: {limit} is short of one pair of turns; give more")
-        paths = [request.out / file for file in FILES] if request.out else new_run_paths(runs[0], ("-a", "-b"))
-        halves = [
-            Half(run, pool, jobs, run_file.RunFile.create(path, run))
-            for run, jobs, pool, path in zip(runs, plans, pools, paths, strict=True)
-        ]
-        watcher.begun(*runs, len(keys), paths, resolved.notes)
-        only = limits.open if limits else None
-        turns = Turns(halves, request.judged_by, watcher, request.time_limit, deadline, clock, only)
-        try:
-            turns.measure(keys)
-        finally:
-            for half in halves:
-                half.file.close()
+    gate = _Judge(request.judged_by, limits)
+    only, option = (limits.cells, "--settle") if limits else (None, "--time-limit")
+    found = in_turns.measure(request, resolved, both, here, gate, deadline, watcher, clock, only, option)
+    if not found.paths:
+        refused = judge.judge(*found.runs, request.judged_by)
+        return Outcome(refused, exit_code=refused.exit_code)
     try:
-        judgement = turns.judged()
+        judgement = gate.judgement(*found.runs)
     except UserError:
-        if turns.interrupt:
-            return Outcome(None, tuple(paths), turns.interrupt, turns.pairs, interrupt=turns.interrupt)
+        if found.interrupt:
+            return Outcome(None, found.paths, found.interrupt, found.pairs, interrupt=found.interrupt)
         raise
-    ended = turns.notes(len(unsettled(judgement)))
+    ended = found.how(len(unsettled(judgement)))
     judgement = replace(judgement, notes=(*judgement.notes, *ended))
-    by_person = turns.interrupt in (0, EXIT_INTERRUPTED)  # who then wants to know what there is
-    code = judgement.exit_code if by_person else turns.interrupt
-    return Outcome(judgement, tuple(paths), code, turns.pairs, "".join(ended), turns.interrupt)
+    by_person = found.interrupt in (0, EXIT_INTERRUPTED)  # who then wants to know what there is
+    code = judgement.exit_code if by_person else found.interrupt
+    return Outcome(judgement, found.paths, code, found.pairs, "".join(ended), found.interrupt)
 
 
-def check_files(out: Path | None) -> None:
-    """Raise UserError where the run files of an A/B cannot be created in a folder."""
-    if out and out.exists() and not out.is_dir():
-        raise UserError(f"--out: {out} is a file; give a folder, for a.jsonl and b.jsonl")
-    for name in FILES:
-        if out and (out / name).exists():
-            raise UserError(f"{out / name} is there already and is not overwritten; choose another --out")
-        check_output_path(out / name if out else None)
+def unsettled(judgement: judge.Judgement) -> set[Key]:
+    """Return the cells that more rounds may decide."""
+    return {(case, backend) for case, backend, _ in open_results(judgement)}
 
 
-def environments(device: str, dtypes: Sequence[str], both: Sequence[Build], allow_busy: bool) -> list[Environment]:
-    """Return the environment of each build; where both have one interpreter it is read once."""
-    known: dict[str | None, Environment] = {}
-    for build in both:
-        if build.python not in known:
-            try:
-                known[build.python] = probe_device(device, dtypes, build.python, allow_busy=allow_busy)
-            except UserError as error:
-                raise UserError(f"{build.label}: {error}") from None
-    return [known[build.python] for build in both]
-
-
-def _prepare(
-    request: Request,
-    resolved: Resolved,
-    both: Sequence[Build],
-    here: Sequence[Environment],
-    pools: Sequence[WorkerPool],
-    watcher: AbProgress,
-    limits: Limits | None,
-) -> tuple[tuple[Run, Run], list[tuple[Job, ...]]]:
-    """Return the two runs without records, with the first round as their plan, and all jobs of all rounds of each."""
-    runs, plans = [], []
-    started, shared = datetime.now(timezone.utc).isoformat(timespec="seconds"), uuid.uuid4().hex[:12]
-    for build, environment, pool in zip(both, here, pools, strict=True):
-        pool.specs, pool.interpreters = build.specs, build.interpreters
-        watcher.say(f"importing {', '.join(build.specs)} ({build.label})")
-        probes = pool.probe()
-        for name, probe in probes.items():
-            if not probe.usable and (limits or is_code(request.a) or is_user_code(build.specs[name])):
-                raise UserError(f"{build.label}: {probe.why_not}")
-        answers = pool.survey(probes, resolved.cases, environment.device)
-        pool.close()  # each turn starts processes of its own, when those of the other build are gone
-        only = limits.cells if limits else None
-        plan = planning.make_plan(
-            resolved.cases, answers, environment.device, resolved.policy, rounds=LOOKS[-1], only=only
-        )
-        if request.cell:
-            plan = tuple(job for job in plan if fits(full_name(job.backend, job.case), request.cell))
-            if not plan:
-                raise UserError(f"no cell is called {request.cell!r} on {environment.device.name}")
-        plans.append(plan)
-        runs.append(
-            Run(
-                environment=environment,
-                suite=resolved.name,
-                policy=resolved.policy,
-                plan=tuple(job for job in plan if not job.round),
-                started=started,
-                argv=request.argv,
-                versions={name: p.version for name, p in probes.items() if p.version},
-                specs=build.specs,
-                interpreters=build.interpreters,
-                turns=shared,
-                method=METHOD,
-                check=CHECK,
-            )
-        )
-    return (runs[0], runs[1]), plans
-
-
-def _cells(runs: Sequence[Run]) -> dict[Key, float]:
-    """Return the cells that run on either side, with the forecast seconds of both sides together.
-
-    A cell that only one side can run is measured once, for the judgement to say that it is missing or new. Raises
-    UserError where no cell runs on both.
-    """
-    able = [{(j.case, j.backend): j.forecast.seconds for j in run.plan if not j.skip} for run in runs]
-    if not able[0].keys() & able[1].keys():
-        why = (next((j.skip for j in run.plan if j.skip), None) for run in runs)
-        reasons = "; ".join(f"{label}: {reason}" for label, reason in zip(LABELS, why, strict=True) if reason)
-        raise UserError(f"no cell can be measured in both builds ({re.sub(r'[.;]$', '', reasons)})")
-    return {key: sum(side.get(key, 0.0) for side in able) for key in {**able[0], **able[1]}}
+def open_results(judgement: judge.Judgement) -> set[Open]:
+    """Return what of a judgement more rounds may decide."""
+    return {
+        (f.case, f.backend, f.metric)
+        for f in judgement.findings
+        if f.verdict == "inconclusive" and f.metric is not None and not RULES[f.metric].cached
+    }

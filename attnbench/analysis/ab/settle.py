@@ -19,11 +19,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attnbench.analysis.ab import run_ab
-from attnbench.analysis.ab.builds import Build, interpreter, is_code, one_code
-from attnbench.analysis.ab.schedule import Open, certain, open_results
+from attnbench.analysis.ab.run_ab import Open, open_results
 from attnbench.analysis.gate import run_differences
 from attnbench.analysis.gate.findings import Finding, in_order
 from attnbench.analysis.gate.judge import Judgement
@@ -34,11 +32,12 @@ from attnbench.core.sizes import format_duration
 from attnbench.core.text import count, some
 from attnbench.results import run_file
 from attnbench.results.disturbed import doubt
-from attnbench.run.select import available_backends, check_trusted, select_interpreters
+from attnbench.run.ab.builds import Build, interpreter, is_code, one_code
+from attnbench.run.ab.in_turns import check_files, environments
+from attnbench.run.ab.schedule import certain
+from attnbench.run.ab.turns import AbObserver
+from attnbench.run.select import available_backends, check_trusted, is_executable, select_interpreters
 from attnbench.run.suite import Resolved
-
-if TYPE_CHECKING:
-    from attnbench.report.progress.ab_progress import AbProgress
 
 SETTLED = ("regressed", "improved", "unchanged")
 Loaded = tuple[str, str | None]  # "module:object", and the Python that it runs in where it is not this one
@@ -94,21 +93,21 @@ def settle(
     judgement: Judgement,
     files: tuple[Path, Path],
     request: Request,
-    watcher: AbProgress,
+    watcher: AbObserver,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Judgement, int]:
-    """Measure in turns what a gate left open. Return the judgement with what that settled, and the exit code.
+    """Measure in turns what a gate left open. Return the judgement with what that settled, and an interrupt's code.
 
     `files`: of the baseline and of the current run. Where nothing can be measured the judgement says why.
     """
     wanted, began = open_results(judgement), clock()
-    if not wanted or certain(judgement, at_look=True):
+    if not wanted or certain(judgement.exit_code, at_look=True):
         said = ["Not settled in turns: the exit code is certain already."] if wanted else []
-        return replace(judgement, first=(*said, *judgement.first)), judgement.exit_code
+        return replace(judgement, first=(*said, *judgement.first)), 0
     try:
         outcome, without = _in_turns(judgement, wanted, files, request, watcher, clock)
     except UserError as error:
-        return replace(judgement, first=(f"Not settled in turns: {error}", *judgement.first)), judgement.exit_code
+        return replace(judgement, first=(f"Not settled in turns: {error}", *judgement.first)), 0
     settled = _with_settled(judgement, wanted, outcome)
     took = format_duration(clock() - began)
     cells = {(case, backend) for case, backend, _ in wanted}
@@ -123,7 +122,47 @@ def settle(
     ]
     heading = [*filter(None, [outcome.ended]), *(turns.heading[1:] if turns else ())]
     settled = replace(settled, first=(*first, *settled.first), heading=(*settled.heading, *heading))
-    return settled, outcome.exit_code if outcome.exit_code in EXIT_BY_SIGNAL else settled.exit_code
+    return settled, outcome.exit_code if outcome.exit_code in EXIT_BY_SIGNAL else 0
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What of a gate is measured in turns, of which builds."""
+
+    sides: tuple[_Side, _Side]
+    loaded: tuple[dict[str, Loaded], dict[str, Loaded]]  # of either side: backend -> what it is loaded from
+    names: list[str]  # the backends
+    open: frozenset[Open]  # of these
+    without: str  # why others are not measured
+
+    @property
+    def cells(self) -> dict[Case, list[str]]:
+        """Each case with patterns of its backends."""
+        found: dict[Case, list[str]] = {}
+        for case, backend in dict.fromkeys((case, backend) for case, backend, _ in sorted(self.open, key=str)):
+            found.setdefault(case, []).append(glob.escape(backend))
+        return found
+
+
+def _chosen(judgement: Judgement, wanted: Collection[Open], files: tuple[Path, Path], request: Request) -> _Wanted:
+    """Return what can be measured of what is open. Raises UserError where nothing can."""
+    if judgement.baseline.turns or judgement.current.turns:
+        raise UserError("the two are an A/B; start attnbench ab anew, for longer")
+    if any(case.ranks > 1 for case, *_ in wanted):
+        raise UserError("ab measures on one device, and the open cells are of several")
+    sides = (
+        _Side("--a", "the baseline", judgement.baseline, files[0], request.a),
+        _Side("--b", "the current run", judgement.current, files[1], request.b),
+    )
+    names = sorted({backend for _, backend, _ in wanted})
+    controls = run_differences.controls(judgement.baseline, judgement.current)
+    loaded = _loaded(sides, names, controls)
+    alike = [name for name in names if name not in controls and _is_one_build(*(of.get(name) for of in loaded))]
+    without = _why_not(judgement.baseline, alike, request) if alike else ""
+    names = [name for name in names if name not in alike]
+    if not names or (alike and {*names} <= controls):  # controls alone decide nothing
+        raise UserError(without)
+    return _Wanted(sides, loaded, names, frozenset(one for one in wanted if one[1] in names), without)
 
 
 def _in_turns(
@@ -131,66 +170,42 @@ def _in_turns(
     wanted: Collection[Open],
     files: tuple[Path, Path],
     request: Request,
-    watcher: AbProgress,
+    watcher: AbObserver,
     clock: Callable[[], float],
 ) -> tuple[run_ab.Outcome, str]:
     """Measure the open cells. Return how that ended, and why some could not be measured.
 
     Raises UserError where none can, or a build is not that of its run.
     """
-    deadline = clock() + request.time_limit
-    current = judgement.current
-    if judgement.baseline.turns or current.turns:
-        raise UserError("the two are an A/B; start attnbench ab anew, for longer")
-    if any(case.ranks > 1 for case, *_ in wanted):
-        raise UserError("ab measures on one device, and the open cells are of several")
-    sides = (
-        _Side("--a", "the baseline", judgement.baseline, files[0], request.a),
-        _Side("--b", "the current run", current, files[1], request.b),
-    )
-    names = sorted({backend for _, backend, _ in wanted})
-    controls = run_differences.controls(judgement.baseline, current)
-    loaded = _loaded(sides, names, controls)
-    alike = [name for name in names if name not in controls and _is_one_build(*(of.get(name) for of in loaded))]
-    without = _why_not(judgement.baseline, alike, request) if alike else ""
-    names = [name for name in names if name not in alike]
-    if not names or (alike and {*names} <= controls):  # controls alone decide nothing
-        raise UserError(without)
-    open_ = frozenset(one for one in wanted if one[1] in names)
+    deadline, current = clock() + request.time_limit, judgement.current
+    chosen = _chosen(judgement, wanted, files, request)
+    sides, names, cells = chosen.sides, chosen.names, chosen.cells
     if not request.trust:
-        _check_trust(sides, loaded, names, {case for case, *_ in open_})
-    both = [_build(side, {name: of[name] for name in names}) for side, of in zip(sides, loaded, strict=True)]
+        _check_trust(sides, chosen.loaded, names, cells)
+    both = [_build(side, {name: of[name] for name in names}) for side, of in zip(sides, chosen.loaded, strict=True)]
     out = _folder(files[1])
-    run_ab.check_files(out)
+    check_files(out)
     watcher.say("reading the device")
-    cells: dict[Case, list[str]] = {}
-    for case, backend in dict.fromkeys((case, backend) for case, backend, _ in sorted(open_, key=str)):
-        cells.setdefault(case, []).append(glob.escape(backend))
-    metrics = tuple(metric for metric in judgement.request.metrics if any(metric == one[2] for one in open_))
+    here = environments(str(current.environment.device), sorted({case.dtype for case in cells}), both, False)
+    metrics = tuple(name for name in judgement.request.metrics if any(name == metric for *_, metric in chosen.open))
     sustained = current.policy.sustained_s if {*metrics} & {"sustained_latency", "joules"} else 0.0
     policy = replace(current.policy, sustained_s=sustained, cross_check=0.0)
     backends = {*judgement.baseline.versions, *current.versions}
     expect = tuple(d.names[0] for d in judgement.expected if d.names[0] not in backends)
-    outcome = run_ab.measure(
-        run_ab.Request(
-            sides[0].given or str(files[0]),
-            sides[1].given or str(files[1]),
-            replace(judgement.request, metrics=metrics, expect=expect),
-            time_limit=request.time_limit,
-            out=out,
-            argv=request.argv,
-        ),
-        Resolved(current.suite, tuple(cells), tuple(names), policy, None),
-        both,
-        run_ab.environments(str(current.environment.device), sorted({case.dtype for case in cells}), both, False),
-        deadline,
-        watcher,
-        clock,
-        run_ab.Limits(open_, cells, lambda a, b: _check_builds(sides, (a, b))),
+    asked = run_ab.Request(
+        sides[0].given or str(files[0]),
+        sides[1].given or str(files[1]),
+        judged_by=replace(judgement.request, metrics=metrics, expect=expect),
+        time_limit=request.time_limit,
+        out=out,
+        argv=request.argv,
     )
+    resolved = Resolved(current.suite, tuple(cells), tuple(names), policy, None)
+    limits = run_ab.Limits(chosen.open, cells, lambda a, b: _check_builds(sides, (a, b)))
+    outcome = run_ab.measure(asked, resolved, both, here, deadline, watcher, clock, limits)
     if outcome.judgement and outcome.judgement.refused:
         raise UserError("; ".join(d.what for d in outcome.judgement.refused))
-    return outcome, without
+    return outcome, chosen.without
 
 
 def _loaded(
@@ -272,7 +287,7 @@ def _build(side: _Side, loaded: Mapping[str, Loaded]) -> Build:
     """Return the build of one side. Raises UserError where an interpreter is not here."""
     pythons = {name: python for name, (_, python) in loaded.items() if python}
     for name, python in pythons.items():
-        if "\0" in python or not os.access(python, os.X_OK):
+        if not is_executable(python):
             raise UserError(f"{name} of {side.what} ran in {python}, which is not here; give {side.option}")
     recorded = bool(pythons) and all(side.run.interpreters.get(name) == of for name, of in pythons.items())
     label = f"{side.option} {side.given}" if side.given else f"the build of {side.what}"

@@ -9,13 +9,13 @@ from typing import Any
 
 from attnbench.analysis.baseline.baseline_files import Baseline
 from attnbench.analysis.gate.cell_states import state
-from attnbench.analysis.gate.findings import full_name
 from attnbench.analysis.gate.notes import ROUNDS
 from attnbench.core import formats, stats
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
 from attnbench.report.document import Block, Column, Document, Line, Paragraphs, Span, Table
 from attnbench.results import case_names, metrics, run_file
+from attnbench.results.case_names import full_name
 from attnbench.results.cells import Cell, cells
 
 # The columns of metrics that `show` has beside the latency, and their headings.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from attnbench.analysis.bisect.commits import Commit
 from attnbench.analysis.bisect.run_bisect import Outcome
 from attnbench.analysis.bisect.search import Step
 from attnbench.analysis.gate.findings import interval, signed
@@ -17,6 +16,7 @@ from attnbench.core.text import capitalized, count
 from attnbench.report.document import Column, Document, Entry, Reason, Span, Style, Table, Verdict
 from attnbench.results.cells import cells
 from attnbench.results.disturbed import doubt
+from attnbench.run.commits import Commit
 
 STYLES: dict[str, Style] = {"slow": "bad", "not slow": "good", "undecided": "warning", "skipped": "quiet"}
 COLUMNS = ("commit", "date", "subject", "against", "margin", "verdict", "change", "low", "high", "pairs", "reason")
@@ -43,6 +43,7 @@ def document(outcome: Outcome) -> Document:
         data=_data(outcome, answer, rows),
         rows=rows,
         columns=COLUMNS,
+        exit_code=outcome.exit_code,
     )
 
 

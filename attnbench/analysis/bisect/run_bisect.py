@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING
 
 from attnbench.analysis.ab import run_ab
 from attnbench.analysis.bisect import search
-from attnbench.analysis.bisect.builds import Builds, NotBuiltError
-from attnbench.analysis.bisect.commits import Commit, commits
 from attnbench.analysis.bisect.search import Step
 from attnbench.analysis.gate import judge
-from attnbench.analysis.gate.findings import full_name, interval, signed
+from attnbench.analysis.gate.findings import interval, signed
 from attnbench.analysis.gate.margins import Margins
 from attnbench.core.errors import EXIT_DONE, EXIT_INCONCLUSIVE, Interrupted, UserError, nearest
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count, fits
 from attnbench.results import run_file
-from attnbench.run.run_suite import resolve_suite_for
+from attnbench.results.case_names import full_name
+from attnbench.run.ab import in_turns
+from attnbench.run.commit_builds import Builds, NotBuiltError
+from attnbench.run.commits import Commit, commits
 from attnbench.run.select import available_backends, parse_device, select_backends
-from attnbench.run.suite import Settings, load_suite
+from attnbench.run.suite import Settings, load_suite, resolve_suite_for
 
 if TYPE_CHECKING:
     from attnbench.report.progress.bisect_progress import BisectProgress
@@ -196,7 +197,7 @@ class Bisection:
     def _kept(self, folder: Path, judged_by: judge.Request) -> judge.Judgement | None:
         """Return the judgement of the run files that an earlier bisect left in a folder; None where they have none."""
         try:
-            (a, _), (b, _) = (run_file.read(folder / name) for name in run_ab.FILES)
+            (a, _), (b, _) = (run_file.read(folder / name) for name in in_turns.FILES)
             judgement = judge.judge(a, b, judged_by)
         except UserError:
             return None
@@ -236,7 +237,7 @@ class Bisection:
                 self.watcher,
                 self.clock,
             )
-        except run_ab.TooShortError:
+        except in_turns.TooShortError:
             raise _TimeUpError from None
         except UserError as error:
             said = str(error)

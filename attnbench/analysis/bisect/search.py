@@ -23,10 +23,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from attnbench.analysis.bisect.commits import Commit
 from attnbench.analysis.gate.findings import Finding
 from attnbench.analysis.gate.hypothesis_tests import EQUIVALENCE, FDR, Decision
 from attnbench.core.record import Run
+from attnbench.run.commits import Commit
 
 Verdict = Literal["slow", "not slow", "undecided", "skipped"]
 VERDICTS: dict[str, Verdict] = {"regressed": "slow", "unchanged": "not slow", "improved": "not slow"}  # of a gate

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnbench.analysis.capacity.findings import Finding, findings, memory
+from attnbench.core.errors import EXIT_DONE, EXIT_WRONG_RESULT
 from attnbench.core.groups import grouped
 from attnbench.core.record import Run, Search
 from attnbench.core.sizes import format_bytes, format_duration, format_seconds, format_size
@@ -27,6 +28,7 @@ from attnbench.report.document import (
     Table,
 )
 from attnbench.results import case_names, disturbed
+from attnbench.results.exit_codes import exit_code
 from attnbench.results.export_rows import case_columns
 from attnbench.run.capacity import at_size, key_of, size_of
 
@@ -38,12 +40,13 @@ NOTE = (
 )
 
 
-def document(runs: Sequence[Run]) -> Document:
+def document(runs: Sequence[Run], allow_wrong: bool = False) -> Document:
     """Return what the searches of some run files found. Raises UserError for run files of something else."""
     found = findings(runs)
     devices = list(dict.fromkeys(run.environment.device.name for run in runs))
     plots = tuple(plot for plot in map(_plot, found) if plot)
     wrong = [of for of in found if of.limit == "wrong"]
+    codes = {exit_code(run, allow_wrong) for run in runs}
     return Document(
         command="capacity",
         title=f"What fits: {', '.join(devices)}",
@@ -62,6 +65,7 @@ def document(runs: Sequence[Run]) -> Document:
         appendix=(Section("memory", "Memory over size", plots),) if plots else (),
         data=[*map(_data, found)],
         rows=[*map(_row, found)],
+        exit_code=max(codes) if EXIT_WRONG_RESULT in codes or EXIT_DONE not in codes else EXIT_DONE,
     )
 
 

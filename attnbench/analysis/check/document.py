@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attnbench.analysis.check.check import FAILED, exit_code, left_out
 from attnbench.analysis.summary.facts import noted
 from attnbench.analysis.summary.reasons import reasons
 from attnbench.core import formats
 from attnbench.core.case import DIRECTIONS, Case
-from attnbench.core.errors import EXIT_DONE, EXIT_WRONG_RESULT
+from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT
 from attnbench.core.formats import digits
 from attnbench.core.json import to_json
 from attnbench.core.record import Accuracy, Record, Run, TensorError, told_apart
@@ -33,8 +32,11 @@ from attnbench.report.document import (
 from attnbench.results import case_names
 from attnbench.results.cells import cells
 from attnbench.results.disturbed import doubt_of_check
+from attnbench.results.exit_codes import wrong_records
 from attnbench.results.export_rows import case_columns
+from attnbench.run.select import is_user_code
 
+FAILED = ("failed", "oom", "timeout")
 RIGHT = "right"
 NOTE = (
     "Beside each result: its error as a share of the error allowed. Nothing is timed here: whether results are "
@@ -64,6 +66,7 @@ def document(run: Run) -> Document:
         verdict=Verdict(_verdict(run, names), _level(run)),
         data=[to_json(record) for record in run.records],
         rows=rows,
+        exit_code=exit_code(run),
     )
 
 
@@ -240,3 +243,24 @@ def _rows(run: Run) -> Iterator[Mapping[str, Any]]:
             "tolerance": error.tolerance if error else None,
             **case_columns(record.case),
         }
+
+
+def left_out(run: Run) -> int:
+    """Return how many cases that can be checked an interrupt left out."""
+    return sum(job.skip is None for job in run.plan[len(run.records) :])
+
+
+def exit_code(run: Run) -> int:
+    """Return 5 where a result is wrong, 1 where a case failed or nothing could be checked, else 0.
+
+    Of a person's own code each function must be checked; of attnbench's backends some may not run here.
+    """
+    if wrong_records(run):
+        return EXIT_WRONG_RESULT
+    statuses: dict[str, set[str]] = {}
+    for record in run.records:
+        statuses.setdefault(record.backend, set()).add(record.status)
+    failed = any(of & {*FAILED} for of in statuses.values())
+    unchecked = [name for name, of in statuses.items() if "ok" not in of]
+    own = [name for name in unchecked if is_user_code(run.specs.get(name, ""))]
+    return EXIT_NOTHING_MEASURED if failed or own or len(unchecked) == len(statuses) else EXIT_DONE

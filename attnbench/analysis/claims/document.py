@@ -12,6 +12,7 @@ from typing import Any
 from attnbench.analysis.claims.claim_file import ANY_GPU, ClaimFile, Figure, Setting
 from attnbench.analysis.claims.findings import Finding, Measured, Outcome, by_gpu, judge, outcome_of
 from attnbench.analysis.summary.machine_summary import machines
+from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED
 from attnbench.core.flops import CONVENTIONS
 from attnbench.core.formats import digits, percent, times
 from attnbench.core.groups import grouped
@@ -102,6 +103,7 @@ def document(settings: Sequence[Setting], runs: Sequence[Run]) -> Document:
         data={"answer": answer, "claims": verdicts, "figures": rows},
         rows=rows,
         columns=COLUMNS,
+        exit_code=EXIT_DONE if any(row["value"] is not None for row in rows) else EXIT_NOTHING_MEASURED,
     )
 
 

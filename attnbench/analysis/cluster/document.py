@@ -67,6 +67,7 @@ def document(files: Sequence[tuple[str, Run]]) -> Document:
         data={"units": rows, "models": [_model_data(model) for model in found]},
         rows=rows,
         columns=tuple(dict.fromkeys(key for row in rows for key in row)),
+        exit_code=exit_code(found),
     )
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attnbench.analysis.doctor.aa_test import AATest, case_label
 from attnbench.analysis.doctor.checks import THROTTLED
-from attnbench.analysis.doctor.resolution import MIN_TURNS, ROUNDS, Resolution
+from attnbench.analysis.doctor.resolution import ROUNDS, Resolution, resolutions, worst
 from attnbench.core.formats import percent, times
 from attnbench.core.machine import Environment
 from attnbench.core.sizes import format_duration
+from attnbench.run.aa_test import MIN_TURNS, AATest, case_label
 
 NEGLIGIBLE = 0.002  # a difference between two processes that no comparison minds
 MOST_TIMES = 100  # a larger factor is noise and not read as a figure
@@ -107,17 +107,17 @@ def facts_of_aa_test(test: AATest) -> dict[str, Any]:
     throttled = ", ".join(limit for limit in test.limits if limit in THROTTLED)
     meanwhile = {"others_in_test": ", ".join(test.others), "errors_in_test": test.ecc_errors, "throttled": throttled}
     facts |= {name: fact for name, fact in {**meanwhile, "host_bound": test.host_bound}.items() if fact}
-    worst = test.worst()
-    if worst is None:
+    found = worst(test)
+    if found is None:
         turns = min(len(c.a) for c in test.cases)
         return {**facts, "turns": turns, "duration": format_duration(test.seconds), "turns_needed": MIN_TURNS}
-    case, r = worst
+    case, r = found
     differing = (
         f"{case_label(one)} by {interval_in_words(found)}"
-        for one, found in test.resolutions()
+        for one, found in resolutions(test)
         if found.differs and abs(found.difference) >= NEGLIGIBLE
     )
-    visible = max(NEGLIGIBLE, *((found.high - found.low) / 2 for _, found in test.resolutions()))
+    visible = max(NEGLIGIBLE, *((found.high - found.low) / 2 for _, found in resolutions(test)))
     facts |= {"differing": ", ".join(differing), "visible": percent(visible), "case": case_label(case)}
     facts |= {"by_one_reading": r.by_one_reading, "by_rounds": r.by_rounds}
     tell = {"one_reading_tells": difference_in_words(r.by_one_reading), "rounds_tell": difference_in_words(r.by_rounds)}

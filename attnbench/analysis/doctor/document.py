@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from attnbench.analysis.doctor.aa_test import AATest, case_label
 from attnbench.analysis.doctor.check_facts import difference_in_words, interval_in_words
 from attnbench.analysis.doctor.checks import Level
 from attnbench.analysis.doctor.diagnose import Diagnosis
-from attnbench.analysis.doctor.resolution import CONFIDENCE, POWER, ROUNDS
+from attnbench.analysis.doctor.resolution import CONFIDENCE, POWER, ROUNDS, resolutions, worst
 from attnbench.core.formats import percent
 from attnbench.core.json import to_json
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count
 from attnbench.report.document import Column, Document, Line, Machine, Span, Table, Verdict
+from attnbench.run.aa_test import AATest, case_label
 
 Mark = Literal["good", "warning", "bad"]  # of a Span, and of a Verdict
 MARKS: Mapping[Level, Mark] = {"ok": "good", "warning": "warning", "unfit": "bad"}
@@ -28,20 +28,21 @@ VERDICTS: Mapping[Level, str] = {
 def document(diagnosis: Diagnosis) -> Document:
     """Return the document of a diagnosis."""
     device, test = diagnosis.environment.device, diagnosis.aa_test
-    worst = test.worst() if test else None
+    found = worst(test) if test else None
     notes: tuple[Line, ...] = ()
-    if worst:
-        one, rounds = (difference_in_words(each) for each in (worst[1].by_one_reading, worst[1].by_rounds))
+    if found:
+        one, rounds = (difference_in_words(each) for each in (found[1].by_one_reading, found[1].by_rounds))
         smallest = Span(f"Smallest difference that can be told apart here: {one}", "strong")
         notes = ((smallest, Span(f" by one reading each, {rounds} by {ROUNDS} rounds.")),)
     return Document(
         command="doctor",
         title=device.name,
         machines=(Machine(device.name, str(device)),),
-        blocks=(_findings(diagnosis), *([_aa_table(test)] if test and worst else [])),
+        blocks=(_findings(diagnosis), *([_aa_table(test)] if test and found else [])),
         notes=notes,
         verdict=Verdict(f"{device.name}: {VERDICTS[diagnosis.level]}.", MARKS[diagnosis.level]),
         data=_data(diagnosis),
+        exit_code=diagnosis.exit_code,
         rows=[vars(finding) for finding in diagnosis.findings],
     )
 
@@ -59,7 +60,7 @@ def _aa_table(test: AATest) -> Table:
     turns = count(max(len(readings.a) for readings in test.cases), "turn")
     headings = ("sd of a reading", f"b from a, {CONFIDENCE:.0%} interval", "one reading tells", f"{ROUNDS} rounds tell")
     rows = []
-    for case, r in test.resolutions():
+    for case, r in resolutions(test):
         difference = Span(interval_in_words(r), "warning" if r.differs else "")
         one, rounds = difference_in_words(r.by_one_reading), difference_in_words(r.by_rounds)
         rows.append((case_label(case), percent(r.noise), difference, one, rounds))
@@ -74,10 +75,10 @@ def _aa_table(test: AATest) -> Table:
 
 def _data(diagnosis: Diagnosis) -> Any:
     """Return the verdict, the findings, and all that they were drawn from. Seconds, bytes, hertz; 0.01 is 1 %."""
-    worst = diagnosis.aa_test.worst() if diagnosis.aa_test else None
+    found = worst(diagnosis.aa_test) if diagnosis.aa_test else None
     smallest = None
-    if worst:
-        smallest = {"one_reading": worst[1].by_one_reading, "rounds": worst[1].by_rounds, "of_rounds": ROUNDS}
+    if found:
+        smallest = {"one_reading": found[1].by_one_reading, "rounds": found[1].by_rounds, "of_rounds": ROUNDS}
         smallest |= {"confidence": CONFIDENCE, "power": POWER}
     whole = {
         "verdict": diagnosis.level,
@@ -92,16 +93,16 @@ def _data(diagnosis: Diagnosis) -> Any:
 
 
 def _aa_data(test: AATest) -> Mapping[str, Any]:
-    resolutions = {
+    by_case = {
         case: {
             **{name: getattr(r, name) for name in ("noise", "difference", "low", "high", "differs")},
             "one": r.by_one_reading,
             "rounds": r.by_rounds,
         }
-        for case, r in test.resolutions()
+        for case, r in resolutions(test)
     }
     cases = [
-        {**vars(readings), "differences": readings.differences, "resolution": resolutions.get(readings.case)}
+        {**vars(readings), "differences": readings.differences, "resolution": by_case.get(readings.case)}
         for readings in test.cases
     ]
     return {**vars(test), "cases": cases}

@@ -42,10 +42,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from attnbench.core import stats
+from attnbench.core.case import Case
+from attnbench.run.aa_test import MIN_TURNS, AATest
 
 CONFIDENCE, POWER = 0.95, 0.80
 ROUNDS = 5
-MIN_TURNS = 4  # with fewer, the spread has too few degrees of freedom
 
 
 @dataclass(frozen=True)
@@ -113,3 +114,14 @@ def noncentrality(freedom: float) -> float:
 
     threshold = special.stdtrit(freedom, (1 + CONFIDENCE) / 2)
     return float(special.nctdtrinc(freedom, 1 - POWER, threshold))
+
+
+def resolutions(test: AATest) -> list[tuple[Case, Resolution]]:
+    """Return the resolution of each case of an A/A test that has enough turns."""
+    long_enough = [c for c in test.cases if len(c.a) >= MIN_TURNS]
+    return [(c.case, resolve(c.differences, len(long_enough))) for c in long_enough]
+
+
+def worst(test: AATest) -> tuple[Case, Resolution] | None:
+    """Return the case with the largest smallest difference, which therefore holds for all cases."""
+    return max(resolutions(test), key=lambda pair: pair[1].by_one_reading, default=None)

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from attnbench.analysis.gate.findings import Finding
-from attnbench.analysis.gate.repeated_looks import LOOKS, MIN_PAIRS
+from attnbench.analysis.gate.repeated_looks import MIN_PAIRS
 from attnbench.analysis.gate.run_differences import Difference
 from attnbench.core.record import WRONG, Run
 from attnbench.core.text import count, some
 from attnbench.results.cells import Cell, Key
+from attnbench.run.ab.schedule import LOOKS
 
 
 def in_turns(a: Run, b: Run) -> bool:

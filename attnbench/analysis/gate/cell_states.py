@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Literal
 
-from attnbench.analysis.gate.findings import Finding, Verdict, full_name
+from attnbench.analysis.gate.findings import Finding, Verdict
 from attnbench.core.record import WRONG
 from attnbench.core.text import count, one_line, some
 from attnbench.results import case_names
+from attnbench.results.case_names import full_name
 from attnbench.results.cells import Cell, Key
 
 State = Literal["works", "flaky", "fails", "absent"]

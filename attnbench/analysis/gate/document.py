@@ -94,6 +94,7 @@ def document_of(judgement: Judgement, every: bool = False, command: str = "gate"
         verdict=Verdict(headline(judgement), OUTCOMES[judgement.exit_code][1]),
         appendix=rounds_section(shown),
         data=_data(judgement),
+        exit_code=judgement.exit_code,
     )
 
 

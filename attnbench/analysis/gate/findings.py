@@ -12,7 +12,7 @@ from attnbench.analysis.gate.margins import RULES
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.formats import FAR, digits
-from attnbench.results import case_names
+from attnbench.results.case_names import full_name
 
 Verdict = Literal[
     "wrong", "newly-failing", "missing", "regressed", "inconclusive", "improved", "newly-working", "unchanged"
@@ -77,11 +77,6 @@ def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         return VERDICTS.index(finding.verdict), _METRICS.index(finding.metric), size
 
     return tuple(sorted(findings, key=rank))
-
-
-def full_name(backend: str, case: Case) -> str:
-    """Return a cell's name with all that tells it apart from any other: triton 16k d128 causal fwd bf16 b1 h16."""
-    return case_names.case_name(backend, case, dtype=True, batch=True)
 
 
 def signed(change: float) -> str:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from attnbench.analysis.gate import ab_files, first_calls, notes, run_differences
 from attnbench.analysis.gate.cell_states import compare_states, worked_in_neither
-from attnbench.analysis.gate.findings import Finding, Verdict, full_name, in_order
+from attnbench.analysis.gate.findings import Finding, Verdict, in_order
 from attnbench.analysis.gate.margins import RULES, Margins, between_units
 from attnbench.analysis.gate.metric_findings import metric_findings
 from attnbench.analysis.gate.run_differences import Difference
@@ -23,6 +23,7 @@ from attnbench.core.errors import (
 from attnbench.core.record import Run
 from attnbench.core.text import count
 from attnbench.results import run_file
+from attnbench.results.case_names import full_name
 from attnbench.results.cells import Cell, Key, by_key, cells
 from attnbench.results.run_setup import seconds_started
 from attnbench.results.together import together

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attnbench.analysis.gate.disturbed_rounds import disturbed_rounds
-from attnbench.analysis.gate.findings import Finding, full_name, signed
+from attnbench.analysis.gate.findings import Finding, signed
 from attnbench.analysis.gate.hypothesis_tests import MORE_ROUNDS, Decision, decide
 from attnbench.analysis.gate.margins import RULES, Margins
 from attnbench.analysis.gate.repeated_looks import decide_in_looks
@@ -15,6 +15,7 @@ from attnbench.analysis.gate.rounds import Rounds, round_values, timer_tick
 from attnbench.core import stats
 from attnbench.core.formats import percent
 from attnbench.core.text import count, listed
+from attnbench.results.case_names import full_name
 from attnbench.results.cells import Cell, Key
 
 

@@ -34,8 +34,8 @@ from dataclasses import replace
 
 from attnbench.analysis.gate.hypothesis_tests import Decision, decide
 from attnbench.analysis.gate.rounds import Rounds
+from attnbench.run.ab.schedule import LOOKS
 
-LOOKS = (4, 6, 8, 12, 16, 24, 32)  # pairs
 MIN_PAIRS = 3  # to judge noise; with two, simulations with ten times the noise had more than 1 % false alarms
 
 

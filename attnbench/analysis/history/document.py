@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnbench.analysis.cautions import Places, Rule, in_cells, stated, when
-from attnbench.analysis.gate.findings import full_name, signed
+from attnbench.analysis.gate.findings import signed
 from attnbench.analysis.gate.margins import RULES
 from attnbench.analysis.history.acknowledged import Acknowledgement
 from attnbench.analysis.history.change_tests import FALSE_ALARM, LEAST, MIN_RUNS, MOST
@@ -17,6 +17,7 @@ from attnbench.analysis.history.events import Event, events, named
 from attnbench.analysis.history.findings import Trend, trends
 from attnbench.analysis.history.series import DEFAULT, in_order, without_figure
 from attnbench.core import stats
+from attnbench.core.errors import EXIT_DONE, EXIT_REGRESSION
 from attnbench.core.formats import percent
 from attnbench.core.groups import grouped
 from attnbench.core.record import Run
@@ -37,6 +38,7 @@ from attnbench.report.document import (
     Verdict,
 )
 from attnbench.results import case_names, disturbed
+from attnbench.results.case_names import full_name
 from attnbench.results.export_rows import case_columns
 from attnbench.results.metrics import METRICS
 from attnbench.results.run_setup import seconds_started
@@ -70,11 +72,7 @@ def history(runs: Sequence[Run], request: Request) -> list[Trend]:
 def document(runs: Sequence[Run], request: Request | None = None, every: bool = False) -> Document:
     """Return the document of a history. `every`: with the cells that did not change."""
     request = request or Request()
-    return document_of(history(runs, request), runs, request, every)
-
-
-def document_of(found: Sequence[Trend], runs: Sequence[Run], request: Request, every: bool = False) -> Document:
-    """Return the document of what cells do."""
+    found = history(runs, request)
     shown = [trend for trend in found if every or trend.changed or trend.accepted]
     shown.sort(key=lambda trend: -abs(trend.change))
     changed = events(found)
@@ -92,6 +90,7 @@ def document_of(found: Sequence[Trend], runs: Sequence[Run], request: Request, e
         data={"cells": [_data(trend) for trend in found], "events": list(map(_event_data, changed))},
         rows=rows,
         columns=tuple(rows[0]) if rows else (),
+        exit_code=EXIT_REGRESSION if request.failing(found) else EXIT_DONE,
     )
 
 

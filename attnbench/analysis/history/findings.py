@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from attnbench.analysis.gate.findings import full_name
 from attnbench.analysis.gate.margins import RULES
 from attnbench.analysis.history.acknowledged import Acknowledgement, is_named
 from attnbench.analysis.history.change_points import LEAST_NOISE, Change, Levels, Pending, levels, prior_of
@@ -15,6 +14,7 @@ from attnbench.analysis.history.series import DEFAULT, Series, in_order, series
 from attnbench.core import stats
 from attnbench.core.groups import grouped
 from attnbench.core.record import Run
+from attnbench.results.case_names import full_name
 from attnbench.results.noise import Prior
 
 LACKED = 0.1  # of the runs of its group a cell may lack; its median then stands for them

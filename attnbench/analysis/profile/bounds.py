@@ -18,8 +18,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from attnbench.analysis.profile.counters import COUNTERS, KernelCounters
 from attnbench.core.formats import duration, percent, size
+from attnbench.run.profile.counters import COUNTERS, KernelCounters
 
 HIGH, LOW = 0.8, 0.6
 FEW_BLOCKS = 0.9  # of the multiprocessors

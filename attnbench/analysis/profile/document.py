@@ -6,10 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attnbench.analysis.profile.bounds import sentence
-from attnbench.analysis.profile.counters import COUNTERS, longest
 from attnbench.analysis.profile.figures import figures, sentences
-from attnbench.analysis.profile.nsight_reports import REPORTS
-from attnbench.analysis.profile.profile import Outcome, Profile
 from attnbench.analysis.profile.side_by_side import difference, side_by_side
 from attnbench.analysis.profile.timeline import (
     MAX_NAME,
@@ -19,6 +16,7 @@ from attnbench.analysis.profile.timeline import (
     traffic_by_activity,
 )
 from attnbench.core.case import Case
+from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT
 from attnbench.core.formats import duration, percent, share, size
 from attnbench.core.json import to_json
 from attnbench.report.document import (
@@ -36,6 +34,9 @@ from attnbench.report.document import (
     Table,
 )
 from attnbench.results import case_names, disturbed
+from attnbench.run.profile.counters import COUNTERS, longest
+from attnbench.run.profile.nsight_reports import REPORTS
+from attnbench.run.profile.profile import Outcome, Profile
 
 KEPT_NAMES = {"trace": "Trace", "flame": "Flame graph of the host's work"}
 KEPT_NAMES |= {tool: report.what for tool, report in REPORTS.items()}
@@ -79,6 +80,7 @@ def document(outcome: Outcome) -> Document:
         notes=tuple((Span(text, "strong"),) for text in (*_bounds(outcome), *sentences(outcome))),
         data=_data(outcome),
         rows=[row for profile in profiles for row in _csv_rows(profile)],
+        exit_code=EXIT_WRONG_RESULT if outcome.wrong else EXIT_DONE if profiles else EXIT_NOTHING_MEASURED,
     )
 
 

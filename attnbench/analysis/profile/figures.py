@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnbench.analysis.profile.ncu import Traffic
-from attnbench.analysis.profile.profile import HostWork, Outcome, Profile
 from attnbench.core import stats
 from attnbench.core.activity import busy_seconds
 from attnbench.core.flops import Roofline
@@ -13,6 +11,8 @@ from attnbench.core.formats import digits, duration, percent, size, times
 from attnbench.core.split_sequence import COLLECTIVES, exposed
 from attnbench.core.text import count
 from attnbench.results.rows import launch_matters
+from attnbench.run.profile.ncu import Traffic
+from attnbench.run.profile.profile import HostWork, Outcome, Profile
 
 Figure = tuple[str, str, str]  # label, value, what it means
 LEAST_OVERHEAD = 0.01  # of tracing, as a share of the latency; less is noise

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from attnbench.analysis.profile.profile import Profile
 from attnbench.core import stats
 from attnbench.core.flops import Roofline
 from attnbench.core.formats import duration, percent, size, times
 from attnbench.core.text import listed
 from attnbench.report.document import Column, Entry, Span, Table
+from attnbench.run.profile.profile import Profile
 
 MORE = 1.1
 MOST_NAMED = 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from attnbench.analysis.profile.profile import Profile
 from attnbench.core.activity import Activity
+from attnbench.run.profile.profile import Profile
 
 MAX_ROWS = 16
 FEW_ROWS = 8  # up to here all are shown, however short

@@ -41,6 +41,7 @@ from attnbench.analysis.summary.machine_summary import machines
 from attnbench.analysis.summary.reasons import reasons
 from attnbench.core import stats
 from attnbench.core.case import Case
+from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED
 from attnbench.core.formats import FAR, digits, duration, size, times
 from attnbench.core.groups import grouped
 from attnbench.core.models import Model
@@ -148,6 +149,7 @@ def _document(found: Sequence[Problem], cells: Sequence[Cell], file: Path | None
         },
         rows=rows,
         columns=COLUMNS,
+        exit_code=EXIT_DONE if any(row["use"] for row in rows) else EXIT_NOTHING_MEASURED,
     )
 
 

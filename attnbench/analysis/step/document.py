@@ -13,6 +13,7 @@ from attnbench.analysis.step.findings import FASTER, Timed, amdahl, timed_steps
 from attnbench.analysis.summary.machine_summary import machines
 from attnbench.analysis.summary.reasons import reasons
 from attnbench.core.case import Case
+from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED
 from attnbench.core.formats import duration, percent, share, size, times, whole_number
 from attnbench.core.record import Run
 from attnbench.core.sizes import format_size
@@ -56,6 +57,7 @@ def document(runs: Sequence[Run]) -> Document:
         data={"answer": answer, "steps": rows},
         rows=rows,
         columns=COLUMNS,
+        exit_code=EXIT_DONE if any(cell.status == "ok" for cell in cells) else EXIT_NOTHING_MEASURED,
     )
 
 

@@ -17,7 +17,7 @@ from attnbench.results import case_names
 
 
 class AbProgress(JobProgress):
-    """The progress of an A/B, as analysis/ab/turns.py tells of it."""
+    """The progress of an A/B, as run/ab/turns.py tells of it."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)

@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attnbench.analysis.profile import counters as unit_counters
-from attnbench.analysis.profile import ncu, nsight_reports
 from attnbench.core import gpus, stats
 from attnbench.core.activity import Activity
 from attnbench.core.case import Case
@@ -25,11 +23,13 @@ from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
 from attnbench.run import plan
 from attnbench.run.axes import AXES
-from attnbench.run.device_probe import DeviceProbe
 from attnbench.run.process import START_TIMEOUT
-from attnbench.run.select import parse_devices, possible_kinds, select_backends, select_interpreters
+from attnbench.run.profile import counters as unit_counters
+from attnbench.run.profile import ncu, nsight_reports
+from attnbench.run.select import choose, parse_devices, possible_kinds
+from attnbench.run.session import Session
 from attnbench.run.suite import Settings, parse_suite, resolve
-from attnbench.run.workers import WorkerPool, closing_workers
+from attnbench.run.workers import WorkerPool
 
 DEFAULTS = parse_suite(
     {
@@ -148,20 +148,17 @@ def profile(
         raise UserError("--backend is missing, as in attnbench profile -b triton --seqlen 8k, or -b eager,triton")
     cases = {kind: one_case(settings, kind) for kind in possible_kinds(first)}
     ranks = max(case.ranks for case, _ in cases.values())
-    specs = select_backends(settings.backends, ranks)
+    chosen = choose(settings.backends, pythons, ranks)
     if others and ranks == 1:
         raise UserError("--device: several devices are for --ranks; name one, or give --ranks 2")
     if first == "fake":
         raise UserError("--device fake: nothing runs on a simulated device, so there is nothing to profile; use cpu")
-    files = kept_files(keep, list(specs))
-    pool = WorkerPool(specs, select_interpreters(pythons, list(specs)))
-    with closing_workers(pool):
+    files = kept_files(keep, list(chosen.specs))
+    with Session(first, chosen, allow_busy=allow_busy) as session:
         say("looking at the device")
-        with DeviceProbe(first, allow_busy=allow_busy) as probe:
-            known = probe.describe()
-            known = replace(known, peers=probe.peers(known.device, ranks, others))
-            environment = probe.measure_rates(known, sorted({case.dtype for case, _ in cases.values()}))
-        here, pool.peers = environment.device, environment.peers
+        session.describe(ranks, others)
+        session.measure_rates(case.dtype for case, _ in cases.values())
+        pool, here = session.pool, session.device
         case, notes = cases[here.kind]
         profiles, refused, wrong = profile_backends(pool, case, here, files, say)
         pool.close()
@@ -180,7 +177,9 @@ def profile(
                 if files and profiles and (counters or tool != "ncu"):
                     profiles, problems = add_report(tool, profiles, pool, case, here, files, say)
                     notes += problems
-    return Outcome(environment, case, roofline(case, here, profiles), tuple(profiles), refused, notes, tuple(wrong))
+    return Outcome(
+        session.environment, case, roofline(case, here, profiles), tuple(profiles), refused, notes, tuple(wrong)
+    )
 
 
 def one_case(settings: Settings, kind: str) -> tuple[Case, tuple[str, ...]]:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attnbench.analysis.bisect.commits import Commit, add_worktree, remove_worktree
 from attnbench.core.checkout import without_repository
 from attnbench.core.errors import UserError
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import one_line, shortened
+from attnbench.run.commits import Commit, add_worktree, remove_worktree
 from attnbench.run.process import forget, if_killed
 
 

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 
 from attnbench.core.case import Case
-from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, Interrupted, UserError
-from attnbench.core.policy import CHECK, METHOD, Policy
-from attnbench.core.record import Forecast, Job, Record, Run
+from attnbench.core.errors import UserError
+from attnbench.core.policy import Policy
+from attnbench.core.record import Forecast, Job, Run
 from attnbench.results import run_file
+from attnbench.results.exit_codes import wrong_records
 from attnbench.run.axes import Axes, matches
-from attnbench.run.device_probe import DeviceProbe
 from attnbench.run.plan import CaseSupport, skipped_record
-from attnbench.run.run_suite import resolve_suite_for, wrong_records
-from attnbench.run.select import (
-    is_user_code,
-    own_masks,
-    parse_device,
-    refuse_code,
-    select_backends,
-    select_interpreters,
-)
-from attnbench.run.suite import Settings, parse_suite, resolve
-from attnbench.run.workers import WorkerPool, closing_workers
+from attnbench.run.select import choose, own_masks, parse_device, refuse_code
+from attnbench.run.session import Recording, Session
+from attnbench.run.suite import Settings, parse_suite, resolve, resolve_suite_for
 
 SUITE = parse_suite(
     {
@@ -62,7 +53,6 @@ SUITE = parse_suite(
 )
 MAX_LOST = 3  # workers of a backend that crashed or hung; then its other cases are not tried
 NO_FORECAST = Forecast(0.0, 0.0, 0)
-FAILED = ("failed", "oom", "timeout")
 
 
 def check(
@@ -87,54 +77,30 @@ def check(
     device = parse_device(device)
     if not patterns:
         raise UserError("what is to be checked? Give a function or backends: attnbench check ./mine.py:attention")
-    specs = select_backends(patterns)
+    chosen = choose(patterns, pythons)
     resolve_suite_for(SUITE, device, settings)
     again = _wrong_cases(wrong, settings.axes, trust) if wrong else ()
-    pool = WorkerPool(specs, select_interpreters(pythons, list(specs)))
-    with closing_workers(pool), DeviceProbe(device, with_torch=False, allow_busy=allow_busy) as device_probe:
-        say(f"importing {', '.join(specs)}")
-        pool.start_loading(import_ahead=True)
-        environment = device_probe.describe()
-        device_probe.close()
-        probes = pool.probe()
-        for name, probe in probes.items():
-            if is_user_code(specs[name]) and not probe.usable:
-                raise UserError(f"{name}: {probe.why_not}")
-        cases = again or resolve(SUITE, environment.device.kind, settings).cases
-        jobs = _jobs(cases, pool.survey(probes, cases, environment.device))
-        policy = Policy(timeout_s=timeout)
-        records: list[Record] = []
-        lost = dict.fromkeys(specs, 0)
-        interrupt = EXIT_DONE
-        try:
+    with Session(device, chosen, with_torch=False, allow_busy=allow_busy) as session:
+        say(f"importing {', '.join(chosen.specs)}")
+        session.pool.start_loading(import_ahead=True)
+        kind = session.describe().device.kind
+        session.close_device_probe()
+        session.load()
+        cases = again or resolve(SUITE, kind, settings).cases
+        jobs = _jobs(cases, session.survey(cases))
+        recording = Recording(session.new_run(SUITE.name, Policy(timeout_s=timeout), jobs))
+        lost = dict.fromkeys(chosen.specs, 0)
+        with recording:
             for number, job in enumerate(jobs, start=1):
                 say(f"checking {job.backend}, {number} of {len(jobs)}")
                 if job.skip is None and lost[job.backend] >= MAX_LOST:
-                    given_up = f"not tried: {MAX_LOST} cases before ended its process"
-                    records.append(skipped_record(replace(job, skip=given_up)))
-                elif job.skip:
-                    records.append(skipped_record(job))
-                else:
-                    records.append(pool.check(job, policy, environment.device))
-                    lost[job.backend] += pool.lost(job.backend)
-        except Interrupted as end:
-            if not records:
-                raise
-            interrupt = end.exit_code
-    run = Run(
-        environment=environment,
-        suite=SUITE.name,
-        policy=policy,
-        plan=jobs,
-        records=tuple(records),
-        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        versions={name: p.version for name, p in probes.items() if p.version},
-        specs=specs,
-        interpreters=pool.interpreters,
-        method=METHOD,
-        check=CHECK,
-    )
-    return run, interrupt
+                    job = replace(job, skip=f"not tried: {MAX_LOST} cases before ended its process")
+                if job.skip:
+                    recording.add(skipped_record(job))
+                    continue
+                recording.add(session.pool.check(job, recording.run.policy, session.device))
+                lost[job.backend] += session.pool.lost(job.backend)
+    return recording.measured, recording.interrupt
 
 
 def _wrong_cases(file: Path, axes: Axes, trust: bool) -> tuple[Case, ...]:
@@ -158,24 +124,3 @@ def _jobs(cases: Sequence[Case], answers: Mapping[str, Sequence[CaseSupport]]) -
         for name, own in answers.items()
         for case, answer in zip(cases, own, strict=True)
     )
-
-
-def left_out(run: Run) -> int:
-    """Return how many cases that can be checked an interrupt left out."""
-    return sum(job.skip is None for job in run.plan[len(run.records) :])
-
-
-def exit_code(run: Run) -> int:
-    """Return 5 where a result is wrong, 1 where a case failed or nothing could be checked, else 0.
-
-    Of a person's own code each function must be checked; of attnbench's backends some may not run here.
-    """
-    if wrong_records(run):
-        return EXIT_WRONG_RESULT
-    statuses: dict[str, set[str]] = {}
-    for record in run.records:
-        statuses.setdefault(record.backend, set()).add(record.status)
-    failed = any(of & {*FAILED} for of in statuses.values())
-    unchecked = [name for name, of in statuses.items() if "ok" not in of]
-    own = [name for name in unchecked if is_user_code(run.specs.get(name, ""))]
-    return EXIT_NOTHING_MEASURED if failed or own or len(unchecked) == len(statuses) else EXIT_DONE

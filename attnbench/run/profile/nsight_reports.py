@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnbench.analysis.profile import ncu
 from attnbench.run.process import isolated_command
+from attnbench.run.profile import ncu
 
 
 @dataclass(frozen=True)

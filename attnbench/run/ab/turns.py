@@ -4,46 +4,74 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
-from attnbench.analysis.ab.schedule import START, Open, affordable, certain, order, to_look, unsettled
-from attnbench.analysis.gate import judge
-from attnbench.analysis.gate.repeated_looks import LOOKS
 from attnbench.core.errors import Interrupted
 from attnbench.core.record import WRONG, Job, Record, Run
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count
-from attnbench.results import run_file
 from attnbench.results.cells import Key
+from attnbench.run.ab.schedule import LOOKS, START, affordable, certain, order, to_look
 from attnbench.run.plan import skipped_record
-from attnbench.run.workers import WorkerPool, measure_jobs
-
-if TYPE_CHECKING:
-    from attnbench.report.progress.ab_progress import AbProgress
+from attnbench.run.session import Recording, Session
+from attnbench.run.workers import measure_jobs
 
 LABELS = ("A", "B")
+
+
+class AbObserver(Protocol):
+    """Receives what happens in an A/B; report/progress shows it to a person."""
+
+    def say(self, text: str) -> None:
+        """Take a text that says what goes on now."""
+
+    def begun(self, a: Run, b: Run, cells: int, paths: Sequence[Path], notes: Sequence[str]) -> None:
+        """Take the two runs without records, how many cells are measured, the run files, and notes."""
+
+    def turn(self, number: int, side: str, jobs: int, open_cells: int, left: float) -> None:
+        """Take a turn that begins: its number, its side, its jobs, the cells that are open, and the seconds left."""
+
+    def started(self, job: Job) -> None:
+        """Take a job whose measurement begins."""
+
+    def ended(self, job: Job, record: Record) -> None:
+        """Take a job and its record, which is in the run file."""
+
+    def looked(self, pairs: int, settled: int, open_cells: int) -> None:
+        """Take how many cells are settled, and open, after so many pairs of turns."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a judge says of an A/B now: the cells that more rounds may decide, and the exit code that it would have."""
+
+    open: set[Key]
+    exit_code: int
+
+
+class Judge(Protocol):
+    """Judges two runs of an A/B: before it is measured, and while it is."""
+
+    def refuses(self, a: Run, b: Run) -> bool:
+        """Whether the builds differ in more than what is under test, so that nothing is measured."""
+
+    def standing(self, a: Run, b: Run) -> Standing:
+        """Return how it stands. Raises UserError where nothing can be compared."""
 
 
 @dataclass
 class Half:
     """One side of an A/B while it is measured."""
 
-    run: Run  # without its records
-    pool: WorkerPool
+    session: Session
+    recording: Recording
     jobs: Sequence[Job]  # of all rounds; the run's plan has those of the first
-    file: run_file.RunFile
-    records: list[Record] = field(default_factory=list)
 
-    def add(self, record: Record) -> Record:
-        """Write a record to the run file. Return it as it was written, with the version of its library."""
-        record = replace(record, version=self.run.versions.get(record.backend))
-        self.file.append(record)
-        self.records.append(record)
-        return record
-
-    def so_far(self) -> Run:
-        """Return the run with the records that there are now."""
-        return replace(self.run, records=tuple(self.records))
+    @property
+    def run(self) -> Run:
+        """The run without its records."""
+        return self.recording.run
 
 
 @dataclass
@@ -51,12 +79,11 @@ class Turns:
     """Measures pairs of turns until all cells are settled, the time is up, or a person ends it."""
 
     halves: Sequence[Half]
-    judged_by: judge.Request
-    watcher: AbProgress  # is told what goes on
+    judge: Judge
+    observer: AbObserver
     time_limit: float  # seconds, as it was given, for messages
     deadline: float  # the time of `clock` when it is up
     clock: Callable[[], float]
-    only: frozenset[Open] | None = None  # what is judged beside whole cells; None: all
     pairs: int = 0  # complete pairs of turns
     ended: str = ""  # "certain", "time", "looks", "interrupted", or "" where all is settled
     interrupt: int = 0  # the exit code of the signal that interrupted it
@@ -89,13 +116,12 @@ class Turns:
             self.pairs = pair + 1
             at_look = self.pairs in LOOKS
             if not pair or at_look or self._wrong():
-                judgement = self.judged()  # after the first pair also for what is wrong with the metrics
+                standing = self.standing()  # after the first pair also for what is wrong with the metrics
                 if at_look:
-                    still = unsettled(judgement)
-                    going = {key: cost for key, cost in costs.items() if key in still}
-                    self.watcher.looked(self.pairs, len(costs) - len(going), len(going))
+                    going = {key: cost for key, cost in costs.items() if key in standing.open}
+                    self.observer.looked(self.pairs, len(costs) - len(going), len(going))
                     costs = going
-                if costs and certain(judgement, at_look):
+                if costs and certain(standing.exit_code, at_look):
                     self.ended = "certain"
                     return
             if not costs:
@@ -110,42 +136,43 @@ class Turns:
         for turn, which in enumerate(order(pair)):
             half, began, measuring = self.halves[which], self.clock(), 0.0
             jobs = [j for j in half.jobs if j.round == pair and (j.case, j.backend) in costs]
-            self.watcher.turn(2 * pair + turn + 1, LABELS[which], len(jobs), len(costs), self.deadline - began)
-            for job, record in measure_jobs(jobs, half.pool, half.run.policy, half.run.environment.device):
+            self.observer.turn(2 * pair + turn + 1, LABELS[which], len(jobs), len(costs), self.deadline - began)
+            for job, record in measure_jobs(jobs, half.session.pool, half.run.policy, half.session.device):
                 if record is None:
-                    self.watcher.started(job)
+                    self.observer.started(job)
                     continue
-                record = half.add(record)
-                self.watcher.ended(job, record)
+                record = half.recording.add(record)
+                self.observer.ended(job, record)
                 key, seconds = (job.case, job.backend), record.seconds or 0.0
                 measuring += seconds
                 taken[key] += seconds
                 if record.status != "ok":
                     broken.add(key)
-            half.pool.close()
+            half.session.pool.close()
             spent = max(0.0, self.clock() - began - measuring)
             self._start = max(self._start, spent) if turn else spent  # the slower of the pair
         return {key: seconds for key, seconds in taken.items() if key not in broken}
 
     def _wrong(self) -> bool:
         """Return whether the build that is judged gave a wrong result in the last pair of turns."""
-        return any(r.status in WRONG and r.round == self.pairs - 1 for r in self.halves[1].records)
+        return any(r.status in WRONG and r.round == self.pairs - 1 for r in self.halves[1].recording.records)
 
-    def judged(self) -> judge.Judgement:
-        """Return the judgement of what is measured now. Raises UserError where nothing can be compared."""
-        a, b = self.halves
-        judgement = judge.judge(a.so_far(), b.so_far(), self.judged_by)
-        if self.only is None:
-            return judgement
-        findings = (f for f in judgement.findings if not f.metric or (f.case, f.backend, f.metric) in self.only)
-        return replace(judgement, findings=tuple(findings))
+    def standing(self) -> Standing:
+        """Return how the A/B stands. Raises UserError where nothing can be compared."""
+        return self.judge.standing(*self.measured)
+
+    @property
+    def measured(self) -> tuple[Run, Run]:
+        """The two runs with the records that there are now."""
+        a, b = (half.recording.measured for half in self.halves)
+        return a, b
 
     def _skip_unable(self, costs: Mapping[Key, float]) -> None:
         """Write the reasons of the cells that no side can run to the run files."""
         for half in self.halves:
             for job in half.run.plan:
                 if (job.case, job.backend) not in costs:
-                    half.add(skipped_record(job))
+                    half.recording.add(skipped_record(job))
 
     def _leave_out(self, pair: int, late: set[Key]) -> None:
         """Give up the cells for which there is no time; those without any round get a record that says so."""
@@ -154,7 +181,7 @@ class Turns:
         for half in self.halves if not pair else ():
             for job in half.run.plan:
                 if (job.case, job.backend) in late:
-                    half.add(skipped_record(job if job.skip else replace(job, skip=reason, resumable=True)))
+                    half.recording.add(skipped_record(job if job.skip else replace(job, skip=reason, resumable=True)))
 
     def notes(self, open_cells: int) -> list[str]:
         """Return how the A/B ended, in one line; none where all cells were settled."""

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attnbench.analysis.gate.judge import Judgement
-from attnbench.analysis.gate.margins import RULES
-from attnbench.analysis.gate.repeated_looks import LOOKS
-from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_REGRESSION, EXIT_WRONG_RESULT
 from attnbench.results.cells import Key
 
-Open = tuple[Case, str, str]  # a case, a backend, and the metric whose verdict is open
+LOOKS = (4, 6, 8, 12, 16, 24, 32)  # pairs after which cells are judged
 
 # Seconds until the workers of a turn are ready, by the kind of device; after the first turn the measured time counts.
 START = {"cuda": 10.0, "cpu": 3.0, "fake": 0.2}
@@ -50,25 +46,11 @@ def affordable(costs: Mapping[Key, float], start: float, pairs: int, left: float
     return set()
 
 
-def certain(judgement: Judgement, at_look: bool) -> bool:
+def certain(exit_code: int, at_look: bool) -> bool:
     """Return whether more rounds cannot make an exit code a better one, so that to measure them would be for nothing.
 
     A wrong result ends an A/B after its pair of turns. A cell that fails, is missing or has regressed ends it at a
     look, when all other cells were judged too; a regression that a look has found stands. To stop only leaves looks
     out, so the error rates hold (gate/repeated_looks.py).
     """
-    return judgement.exit_code == EXIT_WRONG_RESULT or (at_look and judgement.exit_code == EXIT_REGRESSION)
-
-
-def unsettled(judgement: Judgement) -> set[Key]:
-    """Return the cells that more rounds may decide."""
-    return {(case, backend) for case, backend, _ in open_results(judgement)}
-
-
-def open_results(judgement: Judgement) -> set[Open]:
-    """Return what of a judgement more rounds may decide."""
-    return {
-        (f.case, f.backend, f.metric)
-        for f in judgement.findings
-        if f.verdict == "inconclusive" and f.metric is not None and not RULES[f.metric].cached
-    }
+    return exit_code == EXIT_WRONG_RESULT or (at_look and exit_code == EXIT_REGRESSION)

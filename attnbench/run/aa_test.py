@@ -1,7 +1,7 @@
 """The A/A test: two processes measure one implementation in turns, so every difference between them is error.
 
 It measures with the default policy and through the same pool of workers as a run, so whatever spoils a run spoils the
-test too. The processes swap their order every turn. resolution.py says what the differences mean.
+test too. The processes swap their order every turn. analysis/doctor/resolution.py says what the differences mean.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from attnbench.analysis.doctor.resolution import MIN_TURNS, Resolution, resolve
 from attnbench.core import stats
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
@@ -23,6 +22,7 @@ from attnbench.run.workers import WorkerPool
 
 PAIR = ("a", "b")  # names of the two processes
 MAX_TURNS = 24
+MIN_TURNS = 4  # with fewer, the spread has too few degrees of freedom
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,6 @@ class AATest:
     others: tuple[str, ...] = ()  # other processes that computed on the GPU
     ecc_errors: int = 0
     host_bound: bool = False
-
-    def resolutions(self) -> list[tuple[Case, Resolution]]:
-        """Return the resolution of each case that has enough turns."""
-        long_enough = [c for c in self.cases if len(c.a) >= MIN_TURNS]
-        return [(c.case, resolve(c.differences, len(long_enough))) for c in long_enough]
-
-    def worst(self) -> tuple[Case, Resolution] | None:
-        """Return the case with the largest smallest difference, which therefore holds for all cases."""
-        return max(self.resolutions(), key=lambda pair: pair[1].by_one_reading, default=None)
 
 
 def aa_test_cases(kind: str) -> list[Case]:
