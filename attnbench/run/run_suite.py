@@ -326,7 +326,7 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
         check_trusted(request.resume, old)
     _check_rounds(request.rounds)
     _check_jobs(run_file.jobs_with(old, request.rounds))
-    if 1 < request.rounds < (had := run_file.planned_rounds(old)):
+    if 1 < request.rounds < (had := old.planned_rounds):
         raise UserError(
             f"--rounds: {request.resume} has {had} rounds; with --resume give how many it is to have in all"
         )
@@ -339,7 +339,7 @@ def _resume(request: Request, device: str, observer: RunObserver) -> Outcome:
         except UserError:
             file.close()
             raise
-    had = run_file.planned_rounds(old)
+    had = old.planned_rounds
     old = run_file.with_rounds(old, request.rounds)
     todo = [replace(j, skip=None, resumable=False) if j.resumable else j for j in run_file.missing(old)]
     rounds = {job.round for job in old.plan}
