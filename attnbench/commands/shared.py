@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shlex
 import signal
 import sys
@@ -121,13 +122,17 @@ def read_runs(paths: Sequence[Path]) -> list[tuple[Path, Run]]:
 
 
 def _of_folder(folder: Path) -> list[tuple[Path, Run]]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name.endswith(ENDINGS))
-    found, others = [], []
+    denied: list[OSError] = []
+    there = (Path(at, name) for at, _, names in os.walk(folder, onerror=denied.append) for name in names)
+    files = sorted(path for path in there if path.name.endswith(ENDINGS) and path.is_file())
+    found, others = [], [UserError(f"{error.filename}: {error.strerror}") for error in denied]
     for path in files:
         try:
             found.append((path, read(path)))
         except UserError as error:
             others.append(error)
+    if denied and not found:
+        raise others[0]
     if not found:
         raise UserError(f"{folder} has no run file; attnbench run --out {folder}/NAME.jsonl writes one")
     if others:

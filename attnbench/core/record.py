@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, get_args
 
 from attnbench.core.case import Case
@@ -228,6 +229,11 @@ class Run:
     search: Search | None = None  # of `attnbench capacity`, whose plan holds the first step of each search
     turns: str = ""  # identity of an A/B whose two runs took turns by round; their plans hold the first round only
     replaced: Sequence[Record] = ()  # records of jobs that were measured again
+
+    @cached_property
+    def planned_rounds(self) -> int:
+        """How many rounds it has planned."""
+        return 1 + max((job.round for job in self.plan), default=-1)
 
     def __repr__(self) -> str:
         records = count(len(self.records), "record")

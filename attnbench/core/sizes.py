@@ -17,6 +17,7 @@ from attnbench.core.errors import UserError
 from attnbench.core.text import shortened
 
 LARGEST = 2**27
+MOST_SECONDS = 366 * 86400
 MAX_SIZES = 1000  # in one range
 SUFFIX = {"": 1, "k": 2**10, "m": 2**20}
 Window = tuple[int | None, int | None]
@@ -174,7 +175,9 @@ def parse_duration(text: str, what: str = "duration") -> float:
         sum(float(n or 0) * unit for n, unit in zip(match.groups(), (1, 3600, 60, 1), strict=True)) if match else 0
     )
     if seconds <= 0:
-        raise UserError(f"{what}: {text!r} is not a duration; write 90s, 10m or 1h30m")
+        raise UserError(f"{what}: {shortened(repr(text))} is not a duration; write 90s, 10m or 1h30m")
+    if seconds > MOST_SECONDS:
+        raise UserError(f"{what}: {shortened(repr(text))} is longer than a year")
     return seconds
 
 

@@ -334,7 +334,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
                 raise UserError(f"{path}: over {MOST_UNKNOWN:,} of its lines are of types that attnbench does not know")
     run = with_rounds(run, rounds)
     if planned and not run.turns:  # whose plans hold the first round
-        most = planned_rounds(run)
+        most = run.planned_rounds
         if beyond := sum(record.round >= most for record in records):
             problems.append(f"{path}: {count(beyond, 'record')} of rounds that its plan has not left out")
             records = [record for record in records if record.round < most]
@@ -372,16 +372,11 @@ def with_rounds(run: Run, rounds: int) -> Run:
     for job in plan:
         if not job.round:
             first.setdefault(job.case, []).append(job)
-    for number in range(planned_rounds(run), rounds):
+    for number in range(run.planned_rounds, rounds):
         order = random.Random(f"{run.policy.seed}/{number}")
         for jobs in order.sample([*first.values()], len(first)):
             plan += (replace(job, round=number) for job in order.sample(jobs, len(jobs)))
     return replace(run, plan=tuple(plan))
-
-
-def planned_rounds(run: Run) -> int:
-    """Return how many rounds a run has planned."""
-    return 1 + max((job.round for job in run.plan), default=-1)
 
 
 def jobs_with(run: Run, rounds: int) -> int:

@@ -124,8 +124,26 @@ def connected(address: str | None) -> Iterator[None]:
         raise UserError(f"cluster run needs Ray ({error}): pip install 'attnbench[cluster]'") from None
     _check_address(address)
     options = _options_of_a_local_cluster(ray.__version__) if address == "local" else {}
+    with tempfile.TemporaryDirectory(prefix="attnbench-cluster-") as empty:
+        _connect(address, options, empty)
+        try:
+            ray.cloudpickle.register_pickle_by_value(cluster_node)
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _connect(address: str, options: Mapping[str, Any], empty: str) -> None:
+    """Connect to a cluster, or start one, from an empty folder: Ray's processes import from where it starts.
+
+    Raises UserError.
+    """
+    import ray
+
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    here = os.getcwd()
     try:
+        os.chdir(empty)
         with captured_stderr() as said:  # Ray's own log: a line for each second of trying
             ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **options)
     except (Exception, SystemExit) as error:  # a start that fails raises a bare Exception
@@ -135,14 +153,10 @@ def connected(address: str | None) -> Iterator[None]:
         if "InvalidAuthToken" in "".join(said):
             why = "the cluster asks for a token: set RAY_AUTH_MODE=token, with the head's ~/.ray/auth_token here"
         raise UserError(f"--address {address}: {why}") from None
-    finally:  # Ray takes the signals for itself
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    try:
-        ray.cloudpickle.register_pickle_by_value(cluster_node)
-        yield
     finally:
-        ray.shutdown()
+        os.chdir(here)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)  # Ray takes the signals for itself
 
 
 def _options_of_a_local_cluster(version: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from attnbench.core.own_code import as_written
 from attnbench.core.policy import Policy
 from attnbench.core.record import Run
 from attnbench.core.sizes import format_size
-from attnbench.results import case_names, run_file
+from attnbench.results import case_names
 from attnbench.run.axes import AXES
 from attnbench.run.select import available_backends
 
@@ -47,7 +47,7 @@ def cell_command(run: Run, backend: str, case: Case) -> str:
     words += ["--device", kind] if kind != "cuda" else []
     if python := run.interpreters.get(backend):
         words += ["--python", f"{'*' if own else backend}={python}"]
-    if (rounds := run_file.planned_rounds(run)) > 1:
+    if (rounds := run.planned_rounds) > 1:
         words += ["--rounds", str(rounds)]
     return shlex.join(words if case.step else [*words, *_how(run.policy)])
 

@@ -281,7 +281,7 @@ def _resume(request: Request, path: Path, device: str, observer: RunObserver) ->
     old, problems = run_file.read(path)
     _check_resumable(request, path, old)
     recording = reopen(path, old, trust=request.trust, lock=not request.dry_run)
-    had = run_file.planned_rounds(recording.run)
+    had = recording.run.planned_rounds
     recording.run = old = run_file.with_rounds(recording.run, request.rounds)
     todo = _todo(old, path, request.again)
     limit = (parse_duration(given, "--time-limit") if (given := request.settings.time_limit) else 0.0) or None
@@ -322,7 +322,7 @@ def _check_resumable(request: Request, path: Path, old: Run) -> None:
         raise UserError(f"{path} names no code for {min(unknown_code)}, which it plans; start a new run")
     _check_rounds(request.rounds)
     _check_jobs(run_file.jobs_with(old, request.rounds))
-    if 1 < request.rounds < (had := run_file.planned_rounds(old)):
+    if 1 < request.rounds < (had := old.planned_rounds):
         raise UserError(f"--rounds: {path} has {had} rounds; with --resume give how many it is to have in all")
 
 

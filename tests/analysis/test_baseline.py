@@ -6,7 +6,9 @@ import errno
 import gzip
 import json
 import os
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from attnbench.analysis.gate.margins import RULES
 from attnbench.analysis.summary.cautions import cautions
 from attnbench.commands.baseline import app
 from attnbench.core.errors import UserError
+from attnbench.core.files import write_whole
 from attnbench.core.machine import Device
 from attnbench.core.record import Record, Run
 from attnbench.report import terminal
@@ -29,6 +32,7 @@ from attnbench.results.cells import cells
 from attnbench.results.rows import Row, Source
 from attnbench.run import run_suite as runs
 from builders import CPU, H200, case, ended, environment, job, ok, run, times
+from denied import deny
 
 NOISE = (0.0, 0.002, -0.001, 0.0007, -0.002)
 
@@ -225,6 +229,29 @@ def test_a_baseline_of_several_runs_grows_and_is_replaced_as_a_whole(
     assert {*last.parent.iterdir()} == {last, *(path for path, _ in saved[1:])}
     path, gone = baseline_files.save(days[4], "main", tmp_path)
     assert (len(gone), [*path.parent.iterdir()]) == (3, [path])
+
+
+def test_of_runs_that_are_added_at_one_time_none_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(path: Path, content: bytes) -> None:
+        time.sleep(0.1)
+        write_whole(path, content)
+
+    monkeypatch.setattr(baseline_files, "write_whole", slow)
+    days = [run(records(), started=f"2026-07-0{day}T10:00:00+00:00") for day in range(1, 5)]
+    with ThreadPoolExecutor() as threads:
+        saved = [*threads.map(lambda one: baseline_files.save(one, "main", tmp_path, add=True)[0], days)]
+    assert len({*saved}) == len(days)
+    assert {head.started for head in map(run_file.head, baseline_files.pick(tmp_path, days[0]))} == {
+        one.started for one in days
+    }
+
+
+def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    baseline_files.save(run(records()), "main", tmp_path)
+    deny(monkeypatch, tmp_path / "main")
+    for folder in (tmp_path, tmp_path / "main"):
+        with pytest.raises(UserError, match="main: Permission denied"):
+            baseline_files.found(folder)
 
 
 def test_a_gzipped_baseline_is_found_picked_and_replaced(tmp_path: Path) -> None:

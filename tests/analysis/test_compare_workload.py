@@ -203,6 +203,7 @@ def test_cases_that_one_lacks_are_left_out_and_counted(tmp_path: Path) -> None:
         ("weights: tme\nparts: [{weight: 1}]", "weights: .tme. is not .time., .work. or .calls."),
         ("parts: [{weight: much}]", "'much' is not a weight"),
         ("parts: [{weight: 0}]", "is not a weight above 0"),
+        (f"parts: [{{weight: '{9:9<308}'}}, {{weight: '{9:9<308}'}}]", "is not a weight above 0"),
         ("parts: [{weight: 70%}, {weight: 20%}]", "add up to 90%"),
         ("parts: [{weight: 70%}, {weight: 2}]", "some are not"),
         ("parts: [{weight: 1, name: a}, {weight: 1, name: a}]", "one name"),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray_cluster import nodes
@@ -105,6 +108,17 @@ def test_bad_input_is_said_before_anything_starts(tool: Tool, words: tuple[str, 
     (tool.folder / "full").mkdir()
     tool.write("full/a.jsonl", "")
     assert error in " ".join(tool("cluster", "run", *words, code=2).err.split())
+
+
+def test_no_process_of_ray_imports_from_the_working_directory(tool: Tool, tmp_path_factory: Any) -> None:
+    needs_ray()
+    (tool.folder / "pydantic.py").write_text(f"open({str(tool.folder / 'ran')!r}, 'w')\nraise ImportError\n")
+    start = tmp_path_factory.mktemp("scripts") / "attnbench.py"  # as pip's script, whose folder Python has on its path
+    start.write_text("import sys\nsys.path.pop(0)\nfrom attnbench.cli import main\nmain()\n")
+    command = [sys.executable, str(start), "cluster", "run", "--device", "fake", "-b", "fake", *SMALL, "--dry-run"]
+    done = subprocess.run([*command, "--seqlen", "1k"], cwd=tool.folder, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert not (tool.folder / "ran").exists()
 
 
 def test_without_ray_a_line_says_how_to_get_it(tool: Tool) -> None:

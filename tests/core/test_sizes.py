@@ -122,6 +122,12 @@ def test_bad_durations(text: str) -> None:
         parse_duration(text, "time_limit")
 
 
+@pytest.mark.parametrize("text", ["9601h", "9" * 400, "9" * 308 + "h"])
+def test_a_duration_that_no_person_waits(text: str) -> None:
+    with pytest.raises(UserError, match=r"^time_limit: .{1,200} is longer than a year$"):
+        parse_duration(text, "time_limit")
+
+
 @given(st.integers(1, LARGEST))
 def test_format_size_can_be_parsed(n: int) -> None:
     assert parse_size(format_size(n)) == n

@@ -54,6 +54,21 @@ def test_what_is_called_grows_as_the_files_do(files: Sequence[Path], name: str) 
     assert many < 1.25 * MANY / FEW * few
 
 
+def test_what_a_gate_calls_grows_as_the_cells_do(tmp_path: Path) -> None:
+    def gate(files: Sequence[Path]) -> None:
+        CliRunner().invoke(command_line("gate"), ["gate", *map(str, files)])
+
+    counted = []
+    for cells in (FEW, FEW, MANY):  # the first call imports
+        names = [f"backend-{number}" for number in range(cells)]
+        files = [tmp_path / f"{cells}-{tflops}.jsonl" for tflops in (100, 90)]
+        for path, tflops in zip(files, (100, 90), strict=True):
+            records = [ok(case(), name, tflops, round=number) for name in names for number in range(3)]
+            path.write_bytes(run_file.encoded(run(records)))
+        counted.append(calls(gate, files))
+    assert counted[2] < 1.25 * MANY / FEW * counted[1]
+
+
 @pytest.mark.parametrize("name", ASKED)
 def test_each_line_is_decoded_once(files: Sequence[Path], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = []

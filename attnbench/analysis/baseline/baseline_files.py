@@ -5,8 +5,11 @@ FOLDER/NAME/GPU.jsonl or the same gzipped is one run; further runs of the baseli
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +49,32 @@ def save(run: Run, name: str, folder: Path, add: bool = False) -> tuple[Path, li
         raise UserError(f"--name: {name!r} is no name for a folder; use letters, digits, dots and dashes, as in main")
     if not any(r.status == "ok" for r in run.records):
         raise UserError("nothing was measured in that run, so there is nothing to compare with; choose another")
-    path = folder / name / f"{run.environment.device.slug or 'device'}.jsonl"
+    with _alone(folder / name):
+        return _save(run, folder / name / f"{run.environment.device.slug or 'device'}.jsonl", add)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let other processes that save in the folder wait, where the system has locks. Raises UserError."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        number = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror}; choose another place with --dir") from None
+    try:
+        with contextlib.suppress(OSError):  # a network's file system need not have locks
+            fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
+
+
+def _save(run: Run, path: Path, add: bool) -> tuple[Path, list[Run]]:
     _refuse_link(path)
     old = {file: _head(file, run) for file in _runs_of(path)}
     if add and old:
@@ -97,14 +125,22 @@ def _head(file: Path, run: Run) -> Run:
 def found(folder: Path) -> list[Baseline]:
     """Return all baselines in a folder of names, or in the folder of one name, sorted by name and GPU.
 
-    Raises UserError for what is there and is no folder.
+    Raises UserError for what is there and is no folder, and for a folder that may not be read.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is no folder of baselines")
-    patterns = ("*.jsonl", "*.jsonl.gz", "*/*.jsonl", "*/*.jsonl.gz")
-    files = [file for pattern in patterns for file in folder.glob(pattern) if file.is_file()]  # no pipe, no folder
+    files = [file for file in _two_levels(folder) if file.name.endswith((".jsonl", ".jsonl.gz")) and file.is_file()]
     some = [Baseline(path.parent.name, path, run_file.head(path)) for path in sorted(files)]
     return [b for b in some if b.head.reduced]
+
+
+def _two_levels(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder and of the folders in it. Raises UserError for one that may not be read."""
+    try:
+        for path in folder.iterdir() if folder.exists() else ():
+            yield from path.iterdir() if path.is_dir() else (path,)
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror}") from None
 
 
 def named(name: str, folder: Path) -> list[Baseline]:

@@ -57,6 +57,7 @@ from attnbench.analysis.compare.speed_ratio import Ratio, Weights, speed_ratio
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import flops
+from attnbench.core.text import shortened
 from attnbench.results import case_names
 from attnbench.results.cells import Key
 from attnbench.run import yaml_file
@@ -64,6 +65,7 @@ from attnbench.run.axes import AXES, Axes, matches, parsed
 from attnbench.run.suite import Names
 
 MOST_LAYERS = 10_000
+MOST_WEIGHT = 1e12
 EXAMPLE = "parts: [{name: prefill 8k, weight: 70%, seqlen: 8k, causal: true, pass: fwd}, ...]"
 
 
@@ -78,8 +80,8 @@ class Part(Axes):
     @classmethod
     def _positive(cls, weight: object) -> str:
         match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*%?", str(weight).strip())
-        if not match or not 0 < float(match[1]) < math.inf:
-            raise ValueError(f"{weight!r} is not a weight above 0; write 70% or 0.7")
+        if not match or not 0 < float(match[1]) <= MOST_WEIGHT:
+            raise ValueError(f"{shortened(repr(weight))} is not a weight above 0; write 70% or 0.7")
         return match[0]
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, get_args
 
 from attnbench.analysis.gate import ab_files, first_calls, notes, run_differences
@@ -87,7 +88,7 @@ class Judgement:
         alone = self.exit_code == EXIT_REGRESSION and all(f.verdict == "missing" for f in failures)
         return [f.name for f in failures] if alone else []
 
-    @property
+    @cached_property
     def exit_code(self) -> int:
         """0: pass; 1: a regression, a new failure, a missing cell; 3: inconclusive; 4: not comparable; 5: wrong."""
         if self.refused:

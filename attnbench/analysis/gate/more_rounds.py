@@ -25,7 +25,7 @@ def with_command(judgement: Judgement, current: Path) -> Judgement:
     rounds = [of for f in asked if (of := more_of_current(f)) and of <= MOST]
     if judgement.refused or not rounds or not run.plan or run.turns or run.search or current.suffix == ".gz":
         return judgement
-    number = run_file.planned_rounds(run) + max(rounds)
+    number = run.planned_rounds + max(rounds)
     command = f"{run_file.resume_command(run, current)} --rounds {number}"
     note = f"To settle {len(rounds)} of {count(len(asked), 'inconclusive result')}: {command}, and gate again."
     return replace(judgement, notes=(*judgement.notes, note), commands=(command,))
