@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterator
 
+from attnbench.core.axes import AXES
 from attnbench.core.case import Case
 from attnbench.core.lengths import PATTERNS, Lengths, describe, spell
 from attnbench.core.own_code import as_written
@@ -12,15 +13,11 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Run
 from attnbench.core.sizes import format_size
 from attnbench.results import case_names, run_file
-from attnbench.run.axes import AXES
 from attnbench.run.select import available_backends
 
-FLAGS = ("sink", "alibi", "append", "latent")  # axes whose options take no value
-USUAL = {  # values of axes that need no option
-    "window": ["none"],
-    "mask": ["none"],
-    **{name: [AXES[name].text(AXES[name].usual)] for name in case_names.EXTRAS if name not in (*FLAGS, "step")},
-}
+FLAGS = tuple(name for name in case_names.EXTRAS if AXES[name].switch)  # axes whose options take no value
+_VALUED = [name for name in ("window", "mask", *case_names.EXTRAS) if AXES[name].has_option and name not in FLAGS]
+USUAL = {name: [AXES[name].text(AXES[name].usual)] for name in _VALUED}  # that need no option
 
 
 def run_command(cases: Collection[Case]) -> str:
