@@ -171,6 +171,7 @@ class Axis:
     said: str = ""  # what suites and options call it, where that is not the name
     metavar: str = "SIZES"
     words: Sequence[str] = ()  # that a shell completes
+    examples: Sequence[Any] = ()  # values as a person may write them, at least one that is not usual; tests try them
     switch: str = ""  # the option of a flag: "--causal/--full"
     pair: str = ""  # what separates the parts of a value that has two
     has_option: bool = True
@@ -202,11 +203,16 @@ def _field(name: str, help: str, one: str, field: str = "", **other: Any) -> Axi
     made: dict[str, Any] = {"of": of, "value": of, "columns": {field: of}, "usual": default}
     made |= {"label": partial(extra, name=name, field=field), "is_extra": not {"label", "told_by"} & {*other}}
     if isinstance(default, bool):
-        made |= {"switch": f"--{name}/--no-{name}", "parser": _parse_flag, "text": _flag_text}
+        made |= {
+            "switch": f"--{name}/--no-{name}",
+            "parser": _parse_flag,
+            "text": _flag_text,
+            "examples": (True, False),
+        }
     elif isinstance(default, float):
         made |= {"metavar": "NUMBERS", "parser": parse_numbers, "text": _number_text}
     elif words:
-        made |= {"metavar": "NAMES", "parser": partial(parse_names, known=words)}
+        made |= {"metavar": "NAMES", "parser": partial(parse_names, known=words), "examples": words}
         made["value"] = lambda case: words.index(of(case))
     return Axis(**{"name": name, "help": help, "one": one, "field": field, **made, **other})
 
@@ -220,6 +226,7 @@ _TABLE = (  # in the order of options and of columns
         text=format_size,
         label=lambda c: f"seqlen {format_size(seqlen(c))}",
         short=lambda c: format_size(seqlen(c)),
+        examples=("1k", "3000", "1"),
     ),
     _size(
         "seqlen_q",
@@ -230,6 +237,7 @@ _TABLE = (  # in the order of options and of columns
         value=lambda c: c.shape.seqlen_q if lengths_differ(c) else 0,
         label=lambda c: f"seqlen_q {format_size(c.shape.seqlen_q)}" if lengths_differ(c) else "",
         short=lambda c: f"q{format_size(c.shape.seqlen_q)}",
+        examples=("1", "2k"),
     ),
     _size(
         "headdim",
@@ -242,6 +250,7 @@ _TABLE = (  # in the order of options and of columns
         pair="-",
         label=lambda c: f"headdim {headdim(c)}",
         short=lambda c: f"d{headdim(c)}",
+        examples=("64", "576-512", "64-128"),
     ),
     _field(
         "dtype",
@@ -275,6 +284,7 @@ _TABLE = (  # in the order of options and of columns
         attrgetter("shape.batch"),
         label=lambda c: f"batch {c.shape.batch}",
         short=lambda c: f"b{c.shape.batch}",
+        examples=("3", "1"),
     ),
     _size(
         "nheads",
@@ -284,6 +294,7 @@ _TABLE = (  # in the order of options and of columns
         value=lambda c: (c.shape.nheads, c.shape.nheads_k),
         label=_long_heads,
         short=lambda c: f"h{heads(c)}",
+        examples=("16", "3"),
     ),
     _size(
         "nheads_k",
@@ -292,6 +303,7 @@ _TABLE = (  # in the order of options and of columns
         attrgetter("shape.nheads_k"),
         label=_long_heads,
         told_by="nheads",
+        examples=("1", "4"),
     ),
     _field(
         "window",
@@ -304,11 +316,13 @@ _TABLE = (  # in the order of options and of columns
         pair="/",
         columns={"window_left": lambda c: c.window_size[0], "window_right": lambda c: c.window_size[1]},
         told_by="causal",
+        examples=("256", "0/256", "256/open"),
     ),
     _field(
         "softcap",
         "Limits of the scores: with 30, s becomes 30 tanh(s / 30); none,30.",
         "Scores become 30 tanh(score / 30): 30.",
+        examples=("30",),
     ),
     _field(
         "dropout",
@@ -316,6 +330,7 @@ _TABLE = (  # in the order of options and of columns
         "Of the probabilities, as in training: 0.1.",
         "dropout_p",
         parser=partial(parse_numbers, below=1),
+        examples=("0.1",),
     ),
     _field(
         "layout",
@@ -350,6 +365,7 @@ _TABLE = (  # in the order of options and of columns
         parser=masks.parse_masks,
         text=_or_none,
         told_by="causal",
+        examples=("prefix:64", "sink_tokens:4", "dilated", "random:0.1"),
     ),
     _field(
         "page_size",
@@ -358,6 +374,7 @@ _TABLE = (  # in the order of options and of columns
         "k and v in a cache of pages of so many tokens.",
         parser=parse_page_sizes,
         text=_or_none,
+        examples=("16",),
     ),
     _field(
         "cache_dtype",
@@ -384,6 +401,7 @@ _TABLE = (  # in the order of options and of columns
         parser=partial(parse_numbers, zero=False),
         text=_or_none,
         columns={"softmax_scale": attrgetter("softmax_scale")},
+        examples=("0.5",),
     ),
     _field(
         "lengths",
@@ -397,6 +415,7 @@ _TABLE = (  # in the order of options and of columns
         columns={"lengths": lambda c: spell(c.lengths)},
         value=pattern,
         label=pattern,
+        examples=("uniform", "longtail/ascending", "4k+2*1k", "2q2k_32q1s16k"),
     ),
     _field(
         "ranks",
@@ -405,6 +424,7 @@ _TABLE = (  # in the order of options and of columns
         "Devices that split the sequence; the timeline is of the first.",
         metavar="NUMBERS",
         parser=parse_sizes,
+        examples=("2", "3"),
     ),
     _field(
         "step",
@@ -416,6 +436,7 @@ _TABLE = (  # in the order of options and of columns
         label=lambda c: step.parse(c.step).title if c.step else "",
         is_extra=True,
         has_option=False,  # `attnbench step` has options of its own
+        examples=("prefill tiny 2/2 arch=llama hidden=512 intermediate=1024 vocab=1024",),
     ),
 )
 AXES: Mapping[str, Axis] = {axis.name: axis for axis in _TABLE}

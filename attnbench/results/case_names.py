@@ -11,6 +11,7 @@ from typing import Any
 from attnbench.core import axes
 from attnbench.core.axes import Axis
 from attnbench.core.case import DIRECTIONS, DTYPES, Case
+from attnbench.core.lengths import is_pattern
 from attnbench.core.record import Status
 from attnbench.core.sizes import format_size
 
@@ -117,9 +118,13 @@ def case_rank(case: Case) -> tuple[Any, ...]:
 
 
 def lengths(case: Case) -> str:
-    """Return the length as "16k", as "1x16k" for one query on 16k keys, or as "longtail 16x1k" for a ragged batch."""
+    """Return the length as "16k", as "1x16k" for one query on 16k keys, or as "longtail 16x1k" for a ragged batch.
+
+    Where a pattern has fewer queries than keys, their largest number is named too: "longtail 16x1k q1".
+    """
     if case.is_ragged:
-        return f"{pattern(case)} {case.shape.batch}x{format_size(seqlen(case))}"
+        queries = f" q{format_size(case.shape.seqlen_q)}" if lengths_differ(case) and is_pattern(pattern(case)) else ""
+        return f"{pattern(case)} {case.shape.batch}x{format_size(seqlen(case))}{queries}"
     keys = format_size(case.shape.seqlen_k)
     return f"{format_size(case.shape.seqlen_q)}x{keys}" if lengths_differ(case) else keys
 

@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 import builders
+from attnbench.analysis.summary.grids import grids
 from attnbench.core.axes import AXES
-from attnbench.core.case import Case
+from attnbench.core.case import Case, Shape
 from attnbench.core.errors import UserError
-from attnbench.core.lengths import MOST_SEQUENCES
+from attnbench.report.document import Figure
+from attnbench.report.export import trackers
 from attnbench.report.html.charts import charts
 from attnbench.results.cells import cells
 from attnbench.run.suite import parse_options, parse_suite, resolve
 
-FEW: Mapping[str, Sequence[Any]] = {  # for an axis without words
-    "seqlen": ("1", "1k", "3000"),
-    "seqlen_q": ("1", "2k"),
-    "headdim": ("64", "576-512", "64-128"),
-    "batch": ("1", "3", str(2 * MOST_SEQUENCES)),
-    "nheads": ("3", "16"),
-    "nheads_k": ("1", "4"),
-    "window": ("256", "0/256", "256/open"),
-    "softcap": ("30",),
-    "dropout": ("0.1",),
-    "mask": ("prefix:64", "sink_tokens:4", "dilated", "random:0.1"),
-    "page_size": ("16",),
-    "softmax_scale": ("0.5",),
-    "lengths": ("uniform", "longtail/ascending", "4k+2*1k", "2q2k_32q1s16k"),
-    "ranks": ("2", "3", "65"),
-    "step": ("prefill llama-3.1-8b 4/32 arch=llama hidden=4096 intermediate=14336 vocab=128256",),
-}
+TOLD = ("dtype", "headdim", "mask", "pass", "other", "seqlen", "batch", "heads")  # of a page's table
 SUITE = parse_suite({"axes": {"seqlen": "1k"}}, "a suite")
-
-
-def values(name: str) -> Sequence[Any]:
-    axis = AXES[name]
-    return (True, False) if axis.switch else FEW.get(name) or axis.words
 
 
 def outcome(given: Mapping[str, Any]) -> Sequence[Case] | str:
@@ -54,12 +37,12 @@ def outcome(given: Mapping[str, Any]) -> Sequence[Case] | str:
 def combinations(number: int) -> Iterator[dict[str, Any]]:
     """Values of each so many axes, of three fewer values each."""
     for names in itertools.combinations(AXES, number):
-        for chosen in itertools.product(*(values(name)[: {1: 9, 2: 5, 3: 2}[number]] for name in names)):
+        for chosen in itertools.product(*(AXES[name].examples[: {1: 9, 2: 5, 3: 2}[number]] for name in names)):
             yield dict(zip(names, chosen, strict=True))
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_each_combination_is_cases_or_one_line(number: int) -> None:
+def test_each_combination_is_knownor_one_line(number: int) -> None:
     for given in combinations(number):
         found = outcome(given)
         assert found, given
@@ -67,10 +50,21 @@ def test_each_combination_is_cases_or_one_line(number: int) -> None:
 
 
 def test_no_two_rows_of_a_backend_are_under_one_title() -> None:
-    """In a figure a panel and a length, in a grid its title, row and column."""
-    found = [outcome(given) for given in itertools.chain(combinations(1), combinations(2))]
-    cases = dict.fromkeys(case for of in found if not isinstance(of, str) for case in of)
-    assert len(cases) > 500
-    records = [builders.ended(case, "triton", "failed", "to have a row without samples") for case in cases]
-    rows = charts(cells([builders.run(records)])).rows
-    assert len({(row["panel"], row["seqlen"]) for row in rows}) == len(rows) == len(cases)
+    """In a figure, in a table, which would drop one of two, and for other tools."""
+    outcomes = [outcome(given) for given in itertools.chain(combinations(1), combinations(2))]
+    known = dict.fromkeys(case for of in outcomes if not isinstance(of, str) for case in of)
+    for of in (Shape, Case):
+        things = known if of is Case else {case.shape for case in known}
+        assert [f.name for f in fields(of) if len({getattr(thing, f.name) for thing in things}) < 2] == [], "not tried"
+    found = cells([builders.run([builders.ok(case, "triton", 100.0) for case in known])])
+    rows = charts(found).rows
+    for names in (
+        [(row["panel"], row["seqlen"]) for row in rows],
+        [tuple(row[name] for name in TOLD) for row in rows],
+        [cell.name for cell in found],
+        [trackers.name(cell) for cell in found],
+        [one["group"] for one in trackers.pytest_benchmark(found)["benchmarks"]],
+    ):
+        assert [name for name, n in Counter(names).items() if n > 1] == []
+    shown = [entry for grid in grids(found, ["latency"])[0].grids for _, row in grid.rows for entry in row]
+    assert sum(isinstance(entry, Figure) for entry in shown) == len(known)

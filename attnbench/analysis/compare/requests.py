@@ -51,7 +51,7 @@ from attnbench.core.text import count, listed
 from attnbench.results import case_names
 from attnbench.results.cells import Key
 from attnbench.run.axes import matches
-from attnbench.run.model_axes import layer_axes
+from attnbench.run.model_axes import FIXED, layer_axes
 from attnbench.run.step_axes import heads, whole_step
 
 EXAMPLE = "chat: 2k in, 300 out, llama-3.1-8b, batch 32"
@@ -295,8 +295,9 @@ def _with(case: Case, batch: int, seqlen: int) -> Case:
 
 
 def _is_plain(case: Case) -> bool:
-    plain = not case.is_ragged and not case.dropout_p and case.data == "normal" and case.layout == "native"
-    return plain and case.ranks == 1 and case.cache_dtype == "same" and not case.step
+    """Whether a case is dense and as usual on each axis that neither a model sets nor a server chooses."""
+    others = (axis for name, axis in AXES.items() if axis.field and name not in (*FIXED, "dtype", "page_size"))
+    return not case.is_ragged and all(axis.of(case) == axis.usual for axis in others)
 
 
 def _is_decode(case: Case) -> bool:
