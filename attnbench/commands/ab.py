@@ -13,7 +13,8 @@ from attnbench.commands import options
 from attnbench.commands.gate import GateOutput, HowToJudge, write
 from attnbench.commands.shared import command_line, live, tell
 
-builds = partial(typer.Option, rich_help_panel="The two builds")
+BUILDS = "The two builds"
+builds = partial(typer.Option, rich_help_panel=BUILDS)
 
 
 @options.grouped
@@ -31,16 +32,16 @@ def ab(
     b: Annotated[str, builds("--b", metavar="BUILD", help="What to judge: a Python or code, as --a.")],
     what: options.WhatToMeasure,
     python: Annotated[
-        list[str] | None, options.python("The Python of --a or --b, where they are code.", builds)
+        list[str] | None, options.python(help="The Python of --a or --b, where they are code.", rich_help_panel=BUILDS)
     ] = None,
     device: options.Device = "auto",
-    time_limit: Annotated[str, options.time_limit("90s, 10m, 1h for all of it.")] = "10m",
+    time_limit: Annotated[str, options.time_limit(help="90s, 10m, 1h for all of it.")] = "10m",
     seed: options.Seed = None,
     allow_busy: options.AllowBusy = False,
     judging: HowToJudge,
     output_to: GateOutput,
     out: Annotated[
-        Path | None, options.out("For a.jsonl and b.jsonl; two new files in results/ by default.", "DIR")
+        Path | None, options.out(help="For a.jsonl and b.jsonl; two new files in results/ by default.", metavar="DIR")
     ] = None,
 ) -> None:
     """Measure two builds in turns, A B B A, in fresh processes, until every cell is settled; then judge as gate does.

@@ -54,16 +54,16 @@ def bisect(
     ] = "",
     what: options.WhatToMeasure,
     device: options.Device = "auto",
-    time_limit: Annotated[str, options.time_limit("Of all A/Bs together; builds do not count.")] = "1h",
+    time_limit: Annotated[str, options.time_limit(help="Of all A/Bs together; builds do not count.")] = "1h",
     seed: options.Seed = None,
     allow_busy: options.AllowBusy = False,
     output_to: output.Output,
     out: Annotated[
         Path | None,
         options.out(
-            "For the run files; a new folder in results/ by default. A/Bs that are there already are not measured "
+            help="For the run files; a new folder in results/ by default. A/Bs that are there already are not measured "
             "again, so the same command with it goes on after an interruption.",
-            "DIR",
+            metavar="DIR",
         ),
     ] = None,
 ) -> None:

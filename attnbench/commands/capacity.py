@@ -38,7 +38,9 @@ class Shapes:
 
     backend: Annotated[
         list[str] | None,
-        options.backend("Names, patterns, your own code ./file.py:function. Default: every backend that works here."),
+        options.backend(
+            help="Names, patterns, your own code ./file.py:function. Default: every backend that works here."
+        ),
     ] = None
     of: Annotated[
         str, options.shape(metavar="NAME", help="What grows: seqlen or batch.", autocompletion=complete.one(OF))
@@ -65,15 +67,15 @@ def capacity(
         ),
     ] = None,
     time_limit: Annotated[
-        str | None, options.time_limit("Begin no step after this time, as in 10m; --resume goes on.")
+        str | None, options.time_limit(help="Begin no step after this time, as in 10m; --resume goes on.")
     ] = None,
     device: options.Device = "auto",
     python: options.Python = None,
     allow_wrong: options.AllowWrong = False,
     allow_busy: options.AllowBusy = False,
-    dry_run: Annotated[bool, options.dry_run("Show where each search would start; run nothing.")] = False,
+    dry_run: Annotated[bool, options.dry_run(help="Show where each search would start; run nothing.")] = False,
     out: options.Out = None,
-    resume: Annotated[Path | None, options.resume("Go on with the searches of a file that are not done.")] = None,
+    resume: Annotated[Path | None, options.resume(help="Go on with the searches of a file that are not done.")] = None,
     trust: options.Trust = False,
     output_to: output.Output,
 ) -> None:

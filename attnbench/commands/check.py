@@ -43,7 +43,7 @@ def check(
             autocompletion=complete.several(complete.backends),
         ),
     ] = None,
-    backend: Annotated[list[str] | None, options.backend("The same.", typer.Option)] = None,
+    backend: Annotated[list[str] | None, options.backend(help="The same.", rich_help_panel=None)] = None,
     chosen: Cases,
     wrong: Annotated[
         Path | None, cases(metavar="FILE", help="In their place, the cases of the wrong results in this run file.")

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from attnbench.analysis.claims.claim_file import Setting
     from attnbench.run.run_suite import Outcome
 
-what = partial(typer.Option, rich_help_panel="Which claims")
+WHICH = "Which claims"
+what = partial(typer.Option, rich_help_panel=WHICH)
 SUSTAINED = "1s"
 
 
@@ -52,7 +53,7 @@ def claims(
         list[str] | None, what(metavar="NAMES", help="Claims printed of GPUs with one of these in their names: h100.")
     ] = None,
     backend: Annotated[
-        list[str] | None, options.backend("Claims about these backends: names or patterns.", what)
+        list[str] | None, options.backend(help="Claims about these backends: names or patterns.", rich_help_panel=WHICH)
     ] = None,
     listed: Annotated[bool, what("--list", help="Show what is claimed; measure nothing.")] = False,
     device: options.Device = "auto",

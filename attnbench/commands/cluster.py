@@ -40,7 +40,7 @@ def run(
         ),
     ] = None,
     out: Annotated[
-        Path | None, options.out("The folder of the run files. Default: results/DATE-TIME-cluster.", "DIR")
+        Path | None, options.out(help="The folder of the run files. Default: results/DATE-TIME-cluster.", metavar="DIR")
     ] = None,
     one_per_model: Annotated[
         bool, typer.Option("--one-per-model", metavar="", help="Measure one GPU of each model only.")
@@ -54,7 +54,7 @@ def run(
     patience: Annotated[
         str, typer.Option(metavar="TIME", help="How long to wait for a node that died to come back.")
     ] = "2m",
-    dry_run: Annotated[bool, options.dry_run("Show which devices would be measured, and with what.")] = False,
+    dry_run: Annotated[bool, options.dry_run(help="Show which devices would be measured, and with what.")] = False,
     output_to: output.Output,
 ) -> None:
     """Measure every GPU of a Ray cluster with the same suite; all other options are those of `attnbench run`.

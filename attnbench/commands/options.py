@@ -23,6 +23,15 @@ G = TypeVar("G")
 
 shape = partial(typer.Option, rich_help_panel="What to measure (lists multiply; each option replaces the suite's)")
 how = partial(typer.Option, rich_help_panel="How to measure")
+files = partial(typer.Option, rich_help_panel="Files and output")
+# Options of several commands, each with a help of its own
+backend = partial(shape, "--backend", "-b", metavar="NAMES", autocompletion=complete.several(complete.backends))
+device = partial(how, "--device", metavar="DEVICE", autocompletion=complete.one(("auto", "cpu", "cuda", "fake")))
+python = partial(how, "--python", metavar="NAME=PATH")
+time_limit = partial(how, "--time-limit", metavar="TIME")
+out = partial(files, "--out", metavar="FILE")
+resume = partial(files, "--resume", metavar="FILE")
+dry_run = partial(files, "--dry-run", metavar="")
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -105,12 +114,6 @@ def metric_option(known: Callable[[], Iterable[str]], **settings: Any) -> Any:
     )
 
 
-def backend(help: str, option: Callable[..., Any] = shape) -> Any:
-    """Return the option --backend of a command; its value is a list of texts with names."""
-    known = complete.several(complete.backends)
-    return option("--backend", "-b", metavar="NAMES", help=help, autocompletion=known)
-
-
 @dataclasses.dataclass(frozen=True)
 class OfAxes:
     """Marks a field of a group that stands for the options of axes: a mapping of the axes that are given.
@@ -155,7 +158,7 @@ class WhatToMeasure:
     backend: Annotated[
         list[str] | None,
         backend(
-            "Names, patterns such as sdpa-*, and !name to leave one out. Your own code: ./file.py:function or "
+            help="Names, patterns such as sdpa-*, and !name to leave one out. Your own code: ./file.py:function or "
             "pkg.mod:object, also './file.py:f\\[block=64,128]'. Default: every backend that works here."
         ),
     ] = None
@@ -204,40 +207,6 @@ class WhichModel:
         return {"models": self.model, "tp": self.tp, "phase": self.phase}
 
 
-files = partial(typer.Option, rich_help_panel="Files and output")
-
-
-def device(help: str) -> Any:
-    """Return the option --device of a command."""
-    known = complete.one(("auto", "cpu", "cuda", "fake"))
-    return how("--device", metavar="DEVICE", help=help, autocompletion=known)
-
-
-def python(help: str, option: Callable[..., Any] = how) -> Any:
-    """Return the option --python of a command."""
-    return option("--python", metavar="NAME=PATH", help=help)
-
-
-def time_limit(help: str) -> Any:
-    """Return the option --time-limit of a command."""
-    return how("--time-limit", metavar="TIME", help=help)
-
-
-def out(help: str, metavar: str = "FILE") -> Any:
-    """Return the option --out of a command."""
-    return files("--out", metavar=metavar, help=help)
-
-
-def resume(help: str) -> Any:
-    """Return the option --resume of a command."""
-    return files("--resume", metavar="FILE", help=help)
-
-
-def dry_run(help: str) -> Any:
-    """Return the option --dry-run of a command."""
-    return files("--dry-run", metavar="", help=help)
-
-
 AllowBusy = Annotated[
     bool,
     how(
@@ -257,12 +226,16 @@ Trust = Annotated[
         help="Run the code and interpreters that the given run file names, also where none would be chosen here.",
     ),
 ]
-Device = Annotated[str, device("auto, cuda:N, cpu, or fake (a simulated GPU, to try the commands).")]
-Python = Annotated[list[str] | None, python("Run a backend in an interpreter of its own: fa4=/opt/fa4/bin/python.")]
-TimeLimit = Annotated[str | None, time_limit("Stop after this time, as in 90s or 10m; attnbench run --resume goes on.")]
+Device = Annotated[str, device(help="auto, cuda:N, cpu, or fake (a simulated GPU, to try the commands).")]
+Python = Annotated[
+    list[str] | None, python(help="Run a backend in an interpreter of its own: fa4=/opt/fa4/bin/python.")
+]
+TimeLimit = Annotated[
+    str | None, time_limit(help="Stop after this time, as in 90s or 10m; attnbench run --resume goes on.")
+]
 Rounds = Annotated[
     int, how("--rounds", metavar="N", help="Measure everything N times, each time in new processes: fewer ties.")
 ]
 Seed = Annotated[int | None, how("--seed", metavar="N", help="The seed of the inputs and of the order of the jobs.")]
-Out = Annotated[Path | None, out("The run file to write. Default: a new file in results/.")]
-DryRun = Annotated[bool, dry_run("Show the plan and how long it would take. Measures and writes nothing.")]
+Out = Annotated[Path | None, out(help="The run file to write. Default: a new file in results/.")]
+DryRun = Annotated[bool, dry_run(help="Show the plan and how long it would take. Measures and writes nothing.")]

@@ -14,15 +14,19 @@ from attnbench.commands import options, output
 from attnbench.commands.shared import live
 from attnbench.core.errors import EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT
 
-one = partial(typer.Option, rich_help_panel="The case (one value each)")
+CASE = "The case (one value each)"
 
 
 @dataclass(frozen=True)
 class OneCase:
     """The options that choose the case and the backends."""
 
-    backend: Annotated[list[str] | None, options.backend("One, or several side by side: eager,triton.", one)] = None
-    axes: Annotated[Mapping[str, Any], options.OfAxes(one, one=True)] = field(default_factory=dict)
+    backend: Annotated[
+        list[str] | None, options.backend(help="One, or several side by side: eager,triton.", rich_help_panel=CASE)
+    ] = None
+    axes: Annotated[Mapping[str, Any], options.OfAxes(partial(typer.Option, rich_help_panel=CASE), one=True)] = field(
+        default_factory=dict
+    )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -34,7 +38,7 @@ class OneCase:
 def profile(
     *,
     case: OneCase,
-    device: Annotated[str, options.device("auto, cuda:N or cpu; with --ranks cuda:0-3 too.")] = "auto",
+    device: Annotated[str, options.device(help="auto, cuda:N or cpu; with --ranks cuda:0-3 too.")] = "auto",
     ncu: Annotated[
         bool,
         options.how(

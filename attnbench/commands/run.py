@@ -101,7 +101,7 @@ def run(
     time_limit: Annotated[
         str | None,
         options.time_limit(
-            "Stop after this time, as in 90s, 10m or 1h30m. Whole cases are left out, the most costly first, and "
+            help="Stop after this time, as in 90s, 10m or 1h30m. Whole cases are left out, the most costly first, and "
             "--resume measures them; on a CPU the longest sequences are left out."
         ),
     ] = None,
@@ -128,7 +128,7 @@ def run(
     resume: Annotated[
         Path | None,
         options.resume(
-            "Measure what this run file lacks, with the options that it was started with but its time limit. "
+            help="Measure what this run file lacks, with the options that it was started with but its time limit. "
             "--rounds N adds rounds."
         ),
     ] = None,
