@@ -29,10 +29,10 @@ from typer.testing import CliRunner
 import worker_here
 from attnbench.analysis.ab import run_ab
 from attnbench.commands.command_line import COMMANDS, command_line
+from attnbench.core.axes import AXES
 from attnbench.core.sizes import format_duration
 from attnbench.results.case_names import EXTRAS
 from attnbench.run import device_probe, run_suite, workers
-from attnbench.run.axes import AXES
 from attnbench.run.profile import profile as profiles
 from attnbench.run.suite import load_suite, resolve
 from examples import Example, examples, mentions

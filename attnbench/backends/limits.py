@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attnbench.core import masks
+from attnbench.core.axes import AXES
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 Capability = tuple[int, int]
+_SAID = {"sink": "attention sink", "alibi": "ALiBi"}
+# Axes of which nothing is to be known here, or is asked otherwise. Any other is refused without a limit of its name.
+_ELSEWHERE = ("layout", "data", "page_size", "cache_dtype", "append", "latent", "softmax_scale", "ranks", "step")
+_FEATURES = {name: axis for name, axis in AXES.items() if axis.is_extra and name not in _ELSEWHERE}
 
 
 @dataclass(frozen=True)
@@ -128,20 +133,15 @@ class Limits:
             return "no latent rows (MLA with absorbed weights)"
         if case.window_size != (None, None) and not self.window:
             return "no sliding window"
-        if case.softcap and not self.softcap:
-            return "no softcap"
-        if case.dropout_p and not self.dropout:
-            return "no dropout"
-        if case.sink and not self.sink:
-            return "no attention sink"
+        for name, axis in _FEATURES.items():
+            if axis.label(case) and not getattr(self, name, False):
+                return f"no {_SAID.get(name, axis.option)}"
         if case.mask and not self.masks:
             return "no masks by name"
         if masks.is_own(case.mask) and not self.own_masks:
             return "no mask of one's own"
         if case.mask and case.has_backward and not self.masks_backward:
             return "masks by name are forward only"
-        if case.alibi and not self.alibi:
-            return "no ALiBi"
         unequal = case.shape.seqlen_q > 1 and any(of.seqlen_q != of.seqlen_k for of in case.sequences)
         if case.causal and unequal and not self.unequal_causal:  # a single query sees every key, if all are alone
             return "its causal mask is not bottom-right aligned when seqlen_q != seqlen_k"

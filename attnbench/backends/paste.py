@@ -6,8 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from attnbench.core.axes import AXES
 from attnbench.core.case import Case
 
+_TOLD_BY_CALLS = ("layout", "data", "page_size", "cache_dtype", "append", "latent", "ranks", "step")  # axes
 LONG = 100  # characters of a line, from which on options have lines of their own
 # What the tensors are, before a call
 BSHD = "# q, k, v: (batch, seqlen, nheads, headdim)\n"
@@ -69,18 +71,15 @@ class Paste:
     def _options(self, case: Case) -> tuple[str, ...] | None:
         """Return the options of a case; None where it needs one that the implementation lacks."""
         needed = {
-            "softcap": (case.softcap, self.softcap),
-            "dropout": (case.dropout_p, self.dropout),
-            "scale": (case.scale, self.scale),
-            "sink": (float(case.sink), self.sink),
-            "alibi": (float(case.alibi), self.alibi),
-            "mask": (float(bool(case.mask)), ""),  # no implementation has one by name
+            name.removeprefix("softmax_"): axis.of(case)
+            for name, axis in AXES.items()
+            if axis.is_extra and name not in _TOLD_BY_CALLS and axis.label(case)
         }
         mask = self._mask(case)
-        if mask is None or any(value and not option for value, option in needed.values()):
-            return None
+        if mask is None or case.mask or not all(getattr(self, name, "") for name in needed):
+            return None  # no implementation has a mask by name
         found = [mask, self.grouped if case.shape.nheads != case.shape.nheads_k else ""]
-        found += [option.replace(f"{{{name}}}", f"{value:.9g}") for name, (value, option) in needed.items() if value]
+        found += [getattr(self, name).replace(f"{{{name}}}", f"{value:.9g}") for name, value in needed.items()]
         return tuple(filter(None, found))
 
     def _mask(self, case: Case) -> str | None:

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from attnbench.commands import options, output
+from attnbench.commands import options
 from attnbench.commands.gate import GateOutput, HowToJudge, write
 from attnbench.commands.shared import command_line, live, tell
 
-builds = partial(typer.Option, rich_help_panel="The two builds")
-how = partial(typer.Option, rich_help_panel="How to measure")
+BUILDS = "The two builds"
+builds = partial(typer.Option, rich_help_panel=BUILDS)
 
 
 @options.grouped
@@ -32,18 +32,16 @@ def ab(
     b: Annotated[str, builds("--b", metavar="BUILD", help="What to judge: a Python or code, as --a.")],
     what: options.WhatToMeasure,
     python: Annotated[
-        list[str] | None,
-        builds("--python", metavar="NAME=PATH", help="The Python of --a or --b, where they are code."),
+        list[str] | None, options.python(help="The Python of --a or --b, where they are code.", rich_help_panel=BUILDS)
     ] = None,
     device: options.Device = "auto",
-    time_limit: Annotated[str, how(metavar="TIME", help="90s, 10m, 1h for all of it.")] = "10m",
-    seed: Annotated[int | None, how(metavar="N", help="Of the inputs and the order of the cells.")] = None,
+    time_limit: Annotated[str, options.time_limit(help="90s, 10m, 1h for all of it.")] = "10m",
+    seed: options.Seed = None,
     allow_busy: options.AllowBusy = False,
     judging: HowToJudge,
     output_to: GateOutput,
     out: Annotated[
-        Path | None,
-        output.option("--out", metavar="DIR", help="For a.jsonl and b.jsonl; two new files in results/ by default."),
+        Path | None, options.out(help="For a.jsonl and b.jsonl; two new files in results/ by default.", metavar="DIR")
     ] = None,
 ) -> None:
     """Measure two builds in turns, A B B A, in fresh processes, until every cell is settled; then judge as gate does.

@@ -23,9 +23,7 @@ supports = partial(typer.Option, rich_help_panel="The support matrix")
 @options.grouped
 def backends(
     *,
-    python: Annotated[
-        list[str] | None, typer.Option("--python", metavar="NAME=PATH", help="The interpreter of a backend's worker.")
-    ] = None,
+    python: options.Python = None,
     matrix: Annotated[
         bool, supports("--matrix", metavar="", help="What each supports, on GPUs that need not be here.")
     ] = False,

@@ -9,10 +9,9 @@ from typing import Annotated
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import command_line, live, one_of, tell
+from attnbench.commands.shared import command_line, live, one_of, tell, words
 
 builds = partial(typer.Option, rich_help_panel="The commits and their builds")
-how = partial(typer.Option, rich_help_panel="How to measure")
 
 METRICS = ("latency", "cycles")
 
@@ -44,25 +43,27 @@ def bisect(
     ] = "",
     build_limit: Annotated[str, builds(metavar="TIME", help="Of one build.")] = "1h",
     metric: Annotated[
-        str, how("--metric", "-m", metavar="NAME", help="latency, or cycles (latency times clock), free of the clock.")
+        str,
+        options.how(
+            "--metric", "-m", metavar="NAME", help="latency, or cycles (latency times clock), free of the clock."
+        ),
     ] = "latency",
-    margin: Annotated[str, how(metavar="CHANGE", help="BAD must be slower than GOOD by more.")] = "1%",
+    margin: Annotated[str, options.how(metavar="CHANGE", help="BAD must be slower than GOOD by more.")] = "1%",
     expect: Annotated[
-        str, how(metavar="NAMES", help="What is meant to differ between the builds, as in gate: torch.")
+        str, options.how(metavar="NAMES", help="What is meant to differ between the builds, as in gate: torch.")
     ] = "",
     what: options.WhatToMeasure,
     device: options.Device = "auto",
-    time_limit: Annotated[str, how(metavar="TIME", help="Of all A/Bs together; builds do not count.")] = "1h",
-    seed: Annotated[int | None, how(metavar="N", help="Of the inputs.")] = None,
+    time_limit: Annotated[str, options.time_limit(help="Of all A/Bs together; builds do not count.")] = "1h",
+    seed: options.Seed = None,
     allow_busy: options.AllowBusy = False,
     output_to: output.Output,
     out: Annotated[
         Path | None,
-        output.option(
-            "--out",
+        options.out(
+            help="For the run files; a new folder in results/ by default. A/Bs that are there already are not measured "
+            "again, so the same command with it goes on after an interruption.",
             metavar="DIR",
-            help="For the run files; a new folder in results/ by default. A/Bs that are there already are not "
-            "measured again, so the same command with it goes on after an interruption.",
         ),
     ] = None,
 ) -> None:
@@ -95,7 +96,7 @@ def bisect(
         build_limit=parse_duration(build_limit, "--build-limit"),
         metric=one_of("--metric", metric, METRICS),
         margin=parse(margin, "--margin"),
-        expect=tuple(filter(None, map(str.strip, expect.split(",")))),
+        expect=tuple(words([expect])),
         suite=what.suite,
         settings=parse_options({**what.settings, "policy": {"seed": seed}}),
         device=device,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,15 +12,24 @@ import typer
 
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import command_line, ends_with_its_reader, live, one_of, read_runs, results_line, tell
-from attnbench.core.case import DIRECTIONS, DTYPES
 from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run, Search
 
 OF = ("seqlen", "batch")
-
-files = partial(typer.Option, rich_help_panel="Files and output")
+HELPS = {  # of axes
+    "seqlen": "With --of batch: the sequence length. Default: 4k.",
+    "batch": "With --of seqlen: the batch. Default: 1.",
+    "headdim": "Head dimensions: 64,128. Default: 128; on a CPU 64.",
+    "dtype": "bf16 by default; on a CPU fp32.",
+    "causal": "Default: causal.",
+    "direction": "fwd,fwd_bwd by default; fwd_bwd is training.",
+    "nheads": "Query heads. Default: 2048 / headdim.",
+    "nheads_k": "Key and value heads.",
+    "window": "Sliding windows, as of `attnbench run`.",
+    "ranks": "Devices that split each sequence: 1,2,4. With -b 'ring-*,ulysses-*'.",
+}
 
 
 @dataclass(frozen=True)
@@ -29,49 +38,14 @@ class Shapes:
 
     backend: Annotated[
         list[str] | None,
-        options.shape(
-            "--backend",
-            "-b",
-            metavar="NAMES",
-            help="Names, patterns, your own code ./file.py:function. Default: every backend that works here.",
-            autocompletion=complete.several(complete.backends),
+        options.backend(
+            help="Names, patterns, your own code ./file.py:function. Default: every backend that works here."
         ),
     ] = None
     of: Annotated[
         str, options.shape(metavar="NAME", help="What grows: seqlen or batch.", autocompletion=complete.one(OF))
     ] = "seqlen"
-    seqlen: Annotated[
-        str | None, options.shape(metavar="SIZES", help="With --of batch: the sequence length. Default: 4k.")
-    ] = None
-    batch: Annotated[str | None, options.shape(metavar="SIZES", help="With --of seqlen: the batch. Default: 1.")] = None
-    headdim: Annotated[
-        str | None, options.shape(metavar="SIZES", help="Head dimensions: 64,128. Default: 128; on a CPU 64.")
-    ] = None
-    dtype: Annotated[
-        str | None,
-        options.shape(
-            metavar="NAMES",
-            help="bf16 by default; on a CPU fp32.",
-            autocompletion=complete.several(DTYPES),
-        ),
-    ] = None
-    causal: Annotated[bool | None, options.shape("--causal/--full", metavar="", help="Default: causal.")] = None
-    direction: Annotated[
-        str | None,
-        options.shape(
-            "--pass",
-            metavar="NAMES",
-            help="fwd,fwd_bwd by default; fwd_bwd is training.",
-            autocompletion=complete.several(DIRECTIONS),
-        ),
-    ] = None
-    nheads: Annotated[str | None, options.shape(metavar="SIZES", help="Query heads. Default: 2048 / headdim.")] = None
-    nheads_k: Annotated[str | None, options.shape(metavar="SIZES", help="Key and value heads.")] = None
-    window: Annotated[str | None, options.shape(metavar="SIZES", help="Sliding windows, as of `attnbench run`.")] = None
-    ranks: Annotated[
-        str | None,
-        options.shape(metavar="NUMBERS", help="Devices that split each sequence: 1,2,4. With -b 'ring-*,ulysses-*'."),
-    ] = None
+    axes: Annotated[Mapping[str, Any], options.OfAxes(helps=HELPS)] = field(default_factory=dict)
 
 
 @options.grouped
@@ -93,21 +67,15 @@ def capacity(
         ),
     ] = None,
     time_limit: Annotated[
-        str | None, options.how(metavar="TIME", help="Begin no step after this time, as in 10m; --resume goes on.")
+        str | None, options.time_limit(help="Begin no step after this time, as in 10m; --resume goes on.")
     ] = None,
     device: options.Device = "auto",
     python: options.Python = None,
-    allow_wrong: Annotated[
-        bool, options.how("--allow-wrong", metavar="", help="A wrong result does not change the exit code.")
-    ] = False,
+    allow_wrong: options.AllowWrong = False,
     allow_busy: options.AllowBusy = False,
-    dry_run: Annotated[
-        bool, options.how("--dry-run", metavar="", help="Show where each search would start; run nothing.")
-    ] = False,
-    out: Annotated[Path | None, files(metavar="FILE", help="The run file. Default: a new file in results/.")] = None,
-    resume: Annotated[
-        Path | None, files(metavar="FILE", help="Go on with the searches of a file that are not done.")
-    ] = None,
+    dry_run: Annotated[bool, options.dry_run(help="Show where each search would start; run nothing.")] = False,
+    out: options.Out = None,
+    resume: Annotated[Path | None, options.resume(help="Go on with the searches of a file that are not done.")] = None,
     trust: options.Trust = False,
     output_to: output.Output,
 ) -> None:
@@ -155,9 +123,9 @@ def _search(what: Shapes, which: options.WhichModel, call_limit: float, memory: 
     from attnbench.core.record import Search
 
     of = one_of("--of", what.of, OF)
-    if of == "seqlen" and what.seqlen:
+    if of == "seqlen" and "seqlen" in what.axes:
         raise UserError("--seqlen: the length is what is searched; give --of batch to search the batch")
-    if of == "batch" and what.batch:
+    if of == "batch" and "batch" in what.axes:
         raise UserError("--batch: it is what is searched; give --of seqlen to search the length")
     if call_limit <= 0:
         raise UserError("--call-limit: it is not above 0")
@@ -194,9 +162,7 @@ def _searched(
     from attnbench.run import capacity as searches
     from attnbench.run.suite import parse_options
 
-    names = ("headdim", "dtype", "causal", "direction", "nheads", "nheads_k", "window", "batch", "seqlen", "ranks")
-    axes: dict[str, Any] = {name: getattr(what, name) for name in names}
-    settings = parse_options({"backends": what.backend, "axes": axes, **which.settings})
+    settings = parse_options({"backends": what.backend, "axes": what.axes, **which.settings})
     with live(ProgressLine, "anything was measured") as line:
         if resume:
             ended = searches.resume(

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import live
-from attnbench.core.case import DIRECTIONS, DTYPES
 
 cases = partial(typer.Option, rich_help_panel="The cases (each option replaces what they have)")
+
+
+HELPS = {  # of axes
+    "dtype": "bf16,fp16 by default; on a CPU fp32,bf16.",
+    "direction": "fwd,bwd by default; also fwd_bwd.",
+    "headdim": "64,128 by default.",
+    "causal": "Only one of the two masks.",
+}
+
+
+@dataclass(frozen=True)
+class Cases:
+    """The options that choose the cases."""
+
+    axes: Annotated[Mapping[str, Any], options.OfAxes(cases, HELPS)] = field(default_factory=dict)
 
 
 @options.grouped
@@ -27,35 +43,8 @@ def check(
             autocompletion=complete.several(complete.backends),
         ),
     ] = None,
-    backend: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--backend",
-            "-b",
-            metavar="NAMES",
-            help="The same.",
-            autocompletion=complete.several(complete.backends),
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        cases(
-            metavar="NAMES",
-            help="bf16,fp16 by default; on a CPU fp32,bf16.",
-            autocompletion=complete.several(DTYPES),
-        ),
-    ] = None,
-    direction: Annotated[
-        str | None,
-        cases(
-            "--pass",
-            metavar="NAMES",
-            help="fwd,bwd by default; also fwd_bwd.",
-            autocompletion=complete.several(DIRECTIONS),
-        ),
-    ] = None,
-    headdim: Annotated[str | None, cases(metavar="SIZES", help="64,128 by default.")] = None,
-    causal: Annotated[bool | None, cases("--causal/--full", metavar="", help="Only one of the two masks.")] = None,
+    backend: Annotated[list[str] | None, options.backend(help="The same.", rich_help_panel=None)] = None,
+    chosen: Cases,
     wrong: Annotated[
         Path | None, cases(metavar="FILE", help="In their place, the cases of the wrong results in this run file.")
     ] = None,
@@ -85,14 +74,13 @@ def check(
     from attnbench.run.check import check as checked
     from attnbench.run.suite import parse_options
 
-    axes = {"dtype": dtype, "direction": direction, "headdim": headdim, "causal": causal}
     seconds = parse_duration(timeout, "--timeout")
     # Nothing is timed, so threads that wait may sleep. Beside other work those that spin cost four times the time.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with live(ProgressLine, "the check was complete") as line:
         run, interrupt = checked(
             [*(what or ()), *(backend or ())],
-            parse_options({"axes": axes}),
+            parse_options({"axes": chosen.axes}),
             line.say,
             wrong=wrong,
             trust=trust,

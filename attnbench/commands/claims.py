@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, measured, read_runs
+from attnbench.commands.shared import command_line, ends_with_its_reader, measured, read_runs, words
 from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
     from attnbench.analysis.claims.claim_file import Setting
     from attnbench.run.run_suite import Outcome
 
-what = partial(typer.Option, rich_help_panel="Which claims")
-files = partial(typer.Option, rich_help_panel="Files and output")
+WHICH = "Which claims"
+what = partial(typer.Option, rich_help_panel=WHICH)
 SUSTAINED = "1s"
 
 
@@ -43,39 +43,21 @@ def claims(
         list[str] | None, what(metavar="NAMES", help="Claims printed of GPUs with one of these in their names: h100.")
     ] = None,
     backend: Annotated[
-        list[str] | None,
-        what(
-            "--backend",
-            "-b",
-            metavar="NAMES",
-            help="Claims about these backends: names or patterns.",
-            autocompletion=complete.several(complete.backends),
-        ),
+        list[str] | None, options.backend(help="Claims about these backends: names or patterns.", rich_help_panel=WHICH)
     ] = None,
     listed: Annotated[bool, what("--list", help="Show what is claimed; measure nothing.")] = False,
     device: options.Device = "auto",
-    time_limit: Annotated[
-        str | None,
-        options.how(metavar="TIME", help="Stop after this time, as in 90s or 10m; attnbench run --resume goes on."),
-    ] = None,
+    time_limit: options.TimeLimit = None,
     sustained: Annotated[
         str,
         options.how(metavar="TIME", help="Measure each cell this long without pauses too, as papers may have; 0: not."),
     ] = SUSTAINED,
-    rounds: Annotated[
-        int, options.how(metavar="N", help="Measure everything N times, each time in new processes.")
-    ] = 1,
+    rounds: options.Rounds = 1,
     python: options.Python = None,
-    allow_wrong: Annotated[
-        bool, options.how("--allow-wrong", help="End with exit code 0 even if a result is wrong. It is 5 otherwise.")
-    ] = False,
+    allow_wrong: options.AllowWrong = False,
     allow_busy: options.AllowBusy = False,
-    out: Annotated[
-        Path | None, files(metavar="FILE", help="The run file to write. Default: a new file in results/.")
-    ] = None,
-    dry_run: Annotated[
-        bool, files("--dry-run", help="Show the plan and how long it would take. Measures and writes nothing.")
-    ] = False,
+    out: options.Out = None,
+    dry_run: options.DryRun = False,
     output_to: output.Output,
 ) -> None:
     """Measure what papers and vendors print: reproduced, not reproduced (by how much), or cannot be tried here (why).
@@ -104,7 +86,7 @@ def claims(
     from attnbench.analysis.claims.claim_file import load, selected
     from attnbench.analysis.claims.document import document, listing
 
-    settings = selected(load(_words(paper)), _words(gpu), _words(backend))
+    settings = selected(load(words(paper)), words(gpu), words(backend))
     if listed:
         ends_with_its_reader()
         raise typer.Exit(output.write(listing(settings), wanted))
@@ -121,10 +103,6 @@ def claims(
     ends_with_its_reader()
     code = output.write(document(settings, runs), wanted)
     raise typer.Exit((outcome and outcome.gravest) or code)
-
-
-def _words(given: Sequence[str] | None) -> list[str]:
-    return [word.strip() for text in given or () for word in text.split(",") if word.strip()]
 
 
 def _measured(

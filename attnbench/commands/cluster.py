@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,8 +41,7 @@ def run(
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        output.option(metavar="DIR", help="The folder of the run files. Default: results/DATE-TIME-cluster."),
+        Path | None, options.out(help="The folder of the run files. Default: results/DATE-TIME-cluster.", metavar="DIR")
     ] = None,
     one_per_model: Annotated[
         bool, typer.Option("--one-per-model", metavar="", help="Measure one GPU of each model only.")
@@ -56,9 +55,7 @@ def run(
     patience: Annotated[
         str, typer.Option(metavar="TIME", help="How long to wait for a node that died to come back.")
     ] = "2m",
-    dry_run: Annotated[
-        bool, output.option("--dry-run", metavar="", help="Show which devices would be measured, and with what.")
-    ] = False,
+    dry_run: Annotated[bool, options.dry_run(help="Show which devices would be measured, and with what.")] = False,
     output_to: output.Output,
 ) -> None:
     """Measure every GPU of a Ray cluster with the same suite; all other options are those of `attnbench run`.
@@ -96,7 +93,7 @@ def run(
     runs = [unit.path for unit in found if unit.done]
     code = cluster.exit_code(found, plan.allow_wrong)
     if runs:
-        code = output.write(dataclasses.replace(document(_named(runs)), exit_code=code), wanted)
+        code = output.write(replace(document(_named(runs)), exit_code=code), wanted)
     for unit in found:
         if unit.state == "lost":
             tell(f"attnbench: {unit.name} is lost: {unit.reason}")
@@ -159,8 +156,7 @@ def _plan(words: Sequence[str], out: Path | None, *, patience: str, **given: Any
     if device.startswith("cuda:"):
         raise UserError(f"--device {device}: every GPU is measured; leave it out, or give cpu")
     device = "cuda" if device == "auto" else device
-    what = options.WhatToMeasure(**{f.name: params[f.name] for f in dataclasses.fields(options.WhatToMeasure)})
-    which = options.WhichModel(**{f.name: params[f.name] for f in dataclasses.fields(options.WhichModel)})
+    what, which = options.made(options.WhatToMeasure, params), options.made(options.WhichModel, params)
     settings = parse_options({**what.settings, **which.settings, "time_limit": params["time_limit"]})
     for resolved in resolve_suite_for(load_suite(what.suite), device, settings):
         select_backends(resolved.backends, min(case.ranks for case in resolved.cases))

@@ -13,11 +13,9 @@ from attnbench.commands.shared import live
 @options.grouped
 def doctor(
     *,
-    device: Annotated[
-        str, typer.Option("--device", metavar="DEVICE", help="auto, cuda:N, cpu, or fake (simulated, for a try).")
-    ] = "auto",
+    device: options.Device = "auto",
     quick: Annotated[
-        bool, typer.Option("--quick", metavar="", help="A test of 20 s in place of two minutes, and a coarser figure.")
+        bool, options.how("--quick", metavar="", help="A test of 20 s in place of two minutes, and a coarser figure.")
     ] = False,
     output_to: output.Output,
 ) -> None:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, live, one_of, read_and_count, read_runs, tell
+from attnbench.commands.shared import (
+    command_line,
+    ends_with_its_reader,
+    live,
+    one_of,
+    read_and_count,
+    read_runs,
+    tell,
+    words,
+)
 from attnbench.core.errors import EXIT_CANNOT_WRITE, UserError
 
 if TYPE_CHECKING:
@@ -79,7 +88,7 @@ class HowToJudge:
         return Request(
             tuple(self.metric or DEFAULT),
             margins(self.margin or (), self.margins),
-            tuple(_split(self.expect)),
+            tuple(words(self.expect)),
             one_of("--inconclusive", self.inconclusive, CHOICES),
             one_of("--missing", self.missing, CHOICES),
             self.allow_wrong,
@@ -239,10 +248,6 @@ def gate(
             judgement, interrupt = settle(judgement, (path, current), settles, watcher)
     code = write(with_command(judgement, current), wanted, output_to.every)
     raise typer.Exit(interrupt or code)
-
-
-def _split(texts: Sequence[str] | None) -> list[str]:
-    return [name.strip() for text in texts or () for name in text.split(",") if name.strip()]
 
 
 def write(judgement: Judgement, wanted: output.Wanted, every: bool, command: str = "gate") -> int:

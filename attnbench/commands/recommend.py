@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 SUITE = "quick"
 
-files = partial(typer.Option, rich_help_panel="Files and output")
-
 
 @dataclass(frozen=True)
 class Shapes(options.WhatToMeasure):
@@ -49,21 +47,14 @@ def recommend(
     what: Shapes,
     which: options.WhichModel,
     device: options.Device = "auto",
-    time_limit: Annotated[
-        str | None,
-        options.how(metavar="TIME", help="Stop the short run after this time, as in 90s or 10m."),
-    ] = None,
-    rounds: Annotated[
-        int, options.how(metavar="N", help="Measure everything N times, each time in new processes: fewer ties.")
-    ] = 1,
+    time_limit: options.TimeLimit = None,
+    rounds: options.Rounds = 1,
     allow_busy: options.AllowBusy = False,
     python: options.Python = None,
-    out: Annotated[
-        Path | None, files(metavar="FILE", help="The run file of the short run. Default: a new file in results/.")
-    ] = None,
+    out: options.Out = None,
     every: Annotated[
         bool,
-        files(
+        options.files(
             "--all",
             metavar="",
             help="In table all machines, cases and columns, as md, html, json and csv have them.",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,9 +17,78 @@ if TYPE_CHECKING:
     from attnbench.report.console import Console
     from attnbench.run.run_suite import Outcome
 
-how = partial(typer.Option, rich_help_panel="How to measure")
 instruments = partial(typer.Option, rich_help_panel="Instruments")
-files = partial(typer.Option, rich_help_panel="Files and output")
+
+
+@dataclass(frozen=True)
+class HowToTime:
+    """The options of a run's policy."""
+
+    timeout: Annotated[
+        str | None,
+        options.how(metavar="TIME", help="Stop a job that takes longer, and 5 times its forecast. Default: 2m."),
+    ] = None
+    max_seconds: Annotated[
+        str | None,
+        options.how(metavar="TIME", help="Most time spent sampling a cell, once it has --min-samples. Default: 0.2s."),
+    ] = None
+    min_samples: Annotated[
+        int | None,
+        options.how(metavar="N", help="Fewest samples of a cell. Default: 10, of calls over 15 ms 6, over 50 ms 3."),
+    ] = None
+    warmup: Annotated[
+        str | None, options.how(metavar="TIME", help="Least time of calls before the first sample. Default: 0.025s.")
+    ] = None
+    fresh_caches: Annotated[
+        bool,
+        options.how(
+            "--fresh-caches", help="Measure each cell in a new process with empty compile caches: cold first calls."
+        ),
+    ] = False
+    seed: options.Seed = None
+    timer: Annotated[
+        str | None,
+        instruments(
+            metavar="NAME",
+            help="events (default): CUDA events around each call. graph: replays of a CUDA graph. cupti: the time in "
+            "which kernels ran.",
+        ),
+    ] = None
+    l2: Annotated[
+        str | None,
+        instruments("--l2", metavar="STATE", help="The L2 cache before each sample: cold (default, flushed) or warm."),
+    ] = None
+    cross_check: Annotated[
+        bool,
+        instruments("--cross-check", help="Measure a quarter of the cells with all three timers, and compare these."),
+    ] = False
+    sustained: Annotated[
+        str | None,
+        instruments(
+            metavar="TIME",
+            help="Measure each cell also without pauses, for example for 10s, until power and clock are steady.",
+        ),
+    ] = None
+    isolate_power: Annotated[
+        bool, instruments("--isolate-power", help="Wait before each cell until clock and power have recovered.")
+    ] = False
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        """The fields of a policy that these options replace, for run.suite.parse_options."""
+        return {
+            "seed": self.seed,
+            "timer": self.timer,
+            "l2": self.l2,
+            "cross_check": 0.25 if self.cross_check else None,
+            "sustained_s": self.sustained,
+            "timeout_s": self.timeout,
+            "max_seconds": self.max_seconds,
+            "min_samples": self.min_samples,
+            "warmup_s": self.warmup,
+            "isolate_power": self.isolate_power or None,
+            "caches": "fresh" if self.fresh_caches else None,
+        }
 
 
 @options.grouped
@@ -28,103 +97,50 @@ def run(
     what: options.WhatToMeasure,
     which: options.WhichModel,
     device: options.Device = "auto",
+    timing: HowToTime,
     time_limit: Annotated[
         str | None,
-        how(
-            metavar="TIME",
+        options.time_limit(
             help="Stop after this time, as in 90s, 10m or 1h30m. Whole cases are left out, the most costly first, and "
-            "--resume measures them; on a CPU the longest sequences are left out.",
+            "--resume measures them; on a CPU the longest sequences are left out."
         ),
-    ] = None,
-    timeout: Annotated[
-        str | None,
-        how(metavar="TIME", help="Stop a job that takes longer, and 5 times its forecast. Default: 2m."),
-    ] = None,
-    max_seconds: Annotated[
-        str | None,
-        how(metavar="TIME", help="Most time spent sampling a cell, once it has --min-samples. Default: 0.2s."),
-    ] = None,
-    min_samples: Annotated[
-        int | None,
-        how(metavar="N", help="Fewest samples of a cell. Default: 10, of calls over 15 ms 6, over 50 ms 3."),
-    ] = None,
-    warmup: Annotated[
-        str | None, how(metavar="TIME", help="Least time of calls before the first sample. Default: 0.025s.")
     ] = None,
     rounds: Annotated[
         int,
-        how(
+        options.how(
             metavar="N",
             help="Measure everything N times, each time in new processes. With --resume: N times in all, so that a "
             "finished run gets more rounds.",
         ),
     ] = 1,
-    fresh_caches: Annotated[
-        bool,
-        how("--fresh-caches", help="Measure each cell in a new process with empty compile caches: cold first calls."),
-    ] = False,
-    seed: Annotated[int | None, how(metavar="N", help="The seed of the inputs and of the order of the jobs.")] = None,
     python: options.Python = None,
     peak: Annotated[
         list[str] | None,
-        how(
+        options.how(
             "--peak",
             metavar="DTYPE=TFLOPS",
             help="The datasheet peak of a GPU that attnbench does not know, as in bf16=989.",
         ),
     ] = None,
-    allow_wrong: Annotated[
-        bool, how("--allow-wrong", help="End with exit code 0 even if a result is wrong. It is 5 otherwise.")
-    ] = False,
+    allow_wrong: options.AllowWrong = False,
     allow_busy: options.AllowBusy = False,
-    timer: Annotated[
-        str | None,
-        instruments(
-            metavar="NAME",
-            help="events (default): CUDA events around each call. graph: replays of a CUDA graph. cupti: the time in "
-            "which kernels ran.",
-        ),
-    ] = None,
-    l2: Annotated[
-        str | None,
-        instruments("--l2", metavar="STATE", help="The L2 cache before each sample: cold (default, flushed) or warm."),
-    ] = None,
-    cross_check: Annotated[
-        bool,
-        instruments("--cross-check", help="Measure a quarter of the cells with all three timers, and compare these."),
-    ] = False,
-    sustained: Annotated[
-        str | None,
-        instruments(
-            metavar="TIME",
-            help="Measure each cell also without pauses, for example for 10s, until power and clock are steady.",
-        ),
-    ] = None,
-    isolate_power: Annotated[
-        bool, instruments("--isolate-power", help="Wait before each cell until clock and power have recovered.")
-    ] = False,
-    out: Annotated[
-        Path | None, files(metavar="FILE", help="The run file to write. Default: a new file in results/.")
-    ] = None,
+    out: options.Out = None,
     resume: Annotated[
         Path | None,
-        files(
-            metavar="FILE",
+        options.resume(
             help="Measure what this run file lacks, with the options that it was started with but its time limit. "
-            "--rounds N adds rounds.",
+            "--rounds N adds rounds."
         ),
     ] = None,
     trust: options.Trust = False,
     again: Annotated[
         list[int] | None,
-        files(
+        options.files(
             metavar="ROUND",
             help="With --resume: measure this round anew, as gate asks for a disturbed one. Repeatable.",
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, files("--dry-run", help="Show the plan and how long it would take. Measures and writes nothing.")
-    ] = False,
+    dry_run: options.DryRun = False,
     output_to: output.Output,
 ) -> None:
     """Measure every attention implementation that works here, over your shapes; save the figures and show them.
@@ -145,22 +161,9 @@ def run(
     from attnbench.run import run_suite as runs
     from attnbench.run.suite import parse_options
 
-    policy = {
-        "seed": seed,
-        "timer": timer,
-        "l2": l2,
-        "cross_check": 0.25 if cross_check else None,
-        "sustained_s": sustained,
-        "timeout_s": timeout,
-        "max_seconds": max_seconds,
-        "min_samples": min_samples,
-        "warmup_s": warmup,
-        "isolate_power": isolate_power or None,
-        "caches": "fresh" if fresh_caches else None,
-    }
     request = runs.Request(
         suite=what.suite,
-        settings=parse_options({**what.settings, **which.settings, "time_limit": time_limit, "policy": policy}),
+        settings=parse_options({**what.settings, **which.settings, "time_limit": time_limit, "policy": timing.policy}),
         device=device,
         rounds=rounds,
         out=out,

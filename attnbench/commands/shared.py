@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -36,6 +36,11 @@ def command_line() -> tuple[str, ...]:
         elif not word.startswith("--out="):
             kept.append(word)
     return tuple(kept)
+
+
+def words(given: Iterable[str] | None) -> list[str]:
+    """Return the words of texts with commas."""
+    return [word for text in given or () for part in text.split(",") if (word := part.strip())]
 
 
 def tell(line: str) -> None:

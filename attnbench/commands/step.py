@@ -18,6 +18,7 @@ from attnbench.commands.shared import (
     measured,
     one_of,
     read_runs,
+    words,
 )
 from attnbench.core.errors import UserError
 from attnbench.core.step import PHASES
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from attnbench.run.suite import Suite
 
 what = partial(typer.Option, rich_help_panel="Which step")
-files = partial(typer.Option, rich_help_panel="Files and output")
 
 
 @options.grouped
@@ -75,24 +75,13 @@ def step(
         ),
     ] = None,
     device: options.Device = "auto",
-    time_limit: Annotated[
-        str | None,
-        options.how(metavar="TIME", help="Stop after this time, as in 90s or 10m; attnbench run --resume goes on."),
-    ] = None,
-    rounds: Annotated[
-        int, options.how(metavar="N", help="Measure everything N times, each time in new processes.")
-    ] = 1,
+    time_limit: options.TimeLimit = None,
+    rounds: options.Rounds = 1,
     python: options.Python = None,
-    allow_wrong: Annotated[
-        bool, options.how("--allow-wrong", help="End with exit code 0 even if a result is wrong. It is 5 otherwise.")
-    ] = False,
+    allow_wrong: options.AllowWrong = False,
     allow_busy: options.AllowBusy = False,
-    out: Annotated[
-        Path | None, files(metavar="FILE", help="The run file to write. Default: a new file in results/.")
-    ] = None,
-    dry_run: Annotated[
-        bool, files("--dry-run", help="Show the plan and how long it would take. Measures and writes nothing.")
-    ] = False,
+    out: options.Out = None,
+    dry_run: options.DryRun = False,
     output_to: output.Output,
 ) -> None:
     """Measure a step of a whole model with each attention of Hugging Face transformers: what a faster kernel is worth.
@@ -154,7 +143,7 @@ def _suite(models: Sequence[str], phase: str, seqlen: str, batch: str, dtype: st
     from attnbench.run.step_axes import step_blocks
     from attnbench.run.suite import Suite
 
-    phases = [one_of("--phase", name, PHASES) for name in dict.fromkeys(_words([phase]))]
+    phases = [one_of("--phase", name, PHASES) for name in dict.fromkeys(words([phase]))]
     blocks = step_blocks([name.lower() for name in models], phases, seqlen, batch, dtype, layers)
     return Suite(name="step", backends=[*STEPS], cases=blocks)
 
@@ -164,7 +153,7 @@ def _backends(given: Sequence[str]) -> list[str]:
     from attnbench.backends import STEPS
 
     found: list[str] = []
-    for word in _words(given):
+    for word in words(given):
         bare = word.removeprefix("!")
         named = [] if ":" in word or word == "fake" else fnmatch.filter(STEPS, f"step-{bare.removeprefix('step-')}")
         if not named and bare != "fake" and ":" not in word:
@@ -174,10 +163,6 @@ def _backends(given: Sequence[str]) -> list[str]:
         else:
             found += named or [word]
     return list(dict.fromkeys(found))
-
-
-def _words(given: Sequence[str]) -> list[str]:
-    return [word.strip() for text in given for word in text.split(",") if word.strip()]
 
 
 def _measured(

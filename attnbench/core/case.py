@@ -11,9 +11,8 @@ from functools import cached_property
 from json import dumps  # this name, which no kernel can replace
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
-from attnbench.core import masks
+from attnbench.core import rules
 from attnbench.core import step as steps
-from attnbench.core.errors import UserError
 
 Dtype = Literal["bf16", "fp16", "fp32", "fp8"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
@@ -68,7 +67,10 @@ class Shape:
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.nheads % self.nheads_k:
-            raise ValueError(f"nheads ({self.nheads}) must be a multiple of nheads_k ({self.nheads_k})")
+            raise ValueError(
+                f"nheads-k: {self.nheads} query heads (headdim {self.headdim}) are not a multiple of {self.nheads_k} "
+                "key heads; choose a divisor, or give --nheads too"
+            )
 
 
 class Sequences(NamedTuple):
@@ -115,8 +117,7 @@ class Case:
     With a `step` it is a step of a whole model, whose layers have this attention (core/step.py): `direction` is fwd, or
     fwd_bwd for training.
 
-    Raises ValueError where `lengths` are not those of the shape, or all alike, which is a dense batch; and for a case
-    with pages or latent rows that has a backward, dropout, another layout than native, or more queries than keys.
+    Raises ValueError, with a sentence for a person, for what no case can be: core/rules.py.
     """
 
     strict: ClassVar[bool] = True  # see core/json.py: an unknown field would make it another case
@@ -143,19 +144,7 @@ class Case:
     step: str = ""  # of a whole model with such attention: its phase, layers and sizes, as core/step.py spells them
 
     def __post_init__(self) -> None:
-        if problem := _problem(self):
-            raise ValueError(problem)
-        if not math.isfinite(self.scale) or self.scale < 0:
-            raise ValueError(f"the softmax scale is positive, not {self.scale}")
-        if not self.lengths:
-            return
-        s = self.shape
-        if any(len(of) != 3 or min(of) < 1 for of in self.lengths):
-            raise ValueError("lengths are (number, seqlen_q, seqlen_k), each at least 1")
-        if len({of[1:] for of in self.lengths}) == 1:
-            raise ValueError("lengths that are all alike are those of a dense batch")
-        if sizes_of(self.lengths) != (s.batch, s.seqlen_q, s.seqlen_k):
-            raise ValueError(f"{sizes_of(self.lengths)} by the lengths is not batch, seqlen_q and seqlen_k of {s}")
+        rules.check(self)
 
     @cached_property
     def key(self) -> str:
@@ -262,80 +251,3 @@ class Case:
     def has_backward(self) -> bool:
         """Whether one timed call computes the backward."""
         return self.direction != "fwd"
-
-
-def _problem_of_mask(case: Case) -> str:
-    """Return why a case cannot have its mask, "" where it can."""
-    if case.is_ragged or case.is_paged or case.latent or case.dropout_p or case.dtype == "fp8":
-        return "a mask by name: a dense batch without pages, latent rows, dropout and fp8"
-    if case.shape.seqlen_q > case.shape.seqlen_k:
-        return "a mask by name: not more queries than keys"
-    try:
-        return masks.problem(case.mask, case.shape.seqlen_k, causal=case.causal, window=case.window_size)
-    except UserError as error:
-        return str(error)
-
-
-def _problem_of_step(case: Case) -> str:
-    """Return why a case cannot have its step, "" where it can. Raises ValueError where the step cannot be read."""
-    s, of = case.shape, steps.parse(case.step)
-    if case.direction != ("fwd_bwd" if of.phase == "train" else "fwd"):
-        return f"step: {of.phase} is not {case.direction}"
-    if s.seqlen_q != (1 if of.phase == "decode" else s.seqlen_k) or s.seqlen_k < 2 or not case.causal:
-        return "step: causal, of two tokens or more, and one query of each sequence in decode"
-    if case.is_ragged or case.is_paged or case.latent or case.alibi or case.mask or case.dropout_p:
-        return "step: dense batches without pages, latent rows, ALiBi, masks by name and dropout"
-    if case.dtype == "fp8" or case.layout != "native" or case.data != "normal":
-        return "step: bf16, fp16 or fp32, in the layout and with the data that the model makes"
-    left = case.window_size[0]
-    if of.windows and of.windows[0] != (0 if left is None else left + 1):
-        return "step: the window of the case is that of the first layer"
-    return ""
-
-
-def _problem_of_ranks(case: Case) -> str:
-    """Return why the sequence of a case cannot be split over several devices, "" where it can."""
-    if case.is_ragged or case.is_paged or case.latent or case.dropout_p or case.dtype == "fp8" or case.step:
-        return "ranks: dense batches without pages, latent rows, dropout, fp8 and steps of a model"
-    if case.sink or case.alibi or case.mask or case.layout != "native":
-        return "ranks: no sink, no ALiBi, no mask by name, and no layout but native"
-    if case.shape.seqlen_q != case.shape.seqlen_k or case.shape.seqlen_q % case.ranks:
-        return f"ranks: as many queries as keys, and a multiple of {case.ranks} of them"
-    return ""
-
-
-def _problem(case: Case) -> str:
-    """Return why a case cannot have a sink, ALiBi, or its keys in pages or as latent rows; "" where it can."""
-    s = case.shape
-    if case.ranks < 1:
-        return f"ranks are at least 1, not {case.ranks}"
-    if case.ranks > 1 and (problem := _problem_of_ranks(case)):
-        return problem
-    if case.sink and (case.dropout_p or case.dtype == "fp8"):
-        return "a sink: no dropout, and no fp8"
-    if case.alibi and (case.dropout_p or case.softcap or case.latent or case.dtype == "fp8"):
-        return "ALiBi: no dropout, no softcap, no latent rows, and no fp8"
-    if case.mask and (problem := _problem_of_mask(case)):
-        return problem
-    if case.data == "decaying" and (case.is_ragged or case.is_paged or case.latent):
-        return "decaying inputs: dense batches only"
-    if case.step and (problem := _problem_of_step(case)):
-        return problem
-    if case.page_size < 0:
-        return f"page_size is at least 1, not {case.page_size}"
-    if case.cache_dtype != "same" and (not case.is_paged or case.dtype == "fp8"):
-        return "a cache_dtype is that of a cache of pages, for queries of another dtype"
-    if case.append and (not case.is_paged or case.latent or case.cache_dtype != "same"):
-        return "keys and values are appended to a cache of pages in the dtype of q, and not as latent rows"
-    if not (case.is_paged or case.latent):
-        return ""
-    what = "latent rows" if case.latent else "a cache of pages"
-    if case.has_backward:
-        return f"{what}: forward only"
-    if case.dropout_p or case.layout != "native":
-        return f"{what}: no dropout, and no layout but native"
-    if any(of.seqlen_q > of.seqlen_k for of in case.sequences):
-        return f"{what}: the queries are the last of their sequence, so that they cannot be more than its keys"
-    if case.latent and (s.nheads_k != 1 or s.headdim_v > s.headdim):
-        return "latent rows: one key head, whose first headdim_v columns are v"
-    return ""

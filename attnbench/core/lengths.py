@@ -92,6 +92,11 @@ def parse_lengths(text: str) -> tuple[RaggedLengths | None, ...]:
     return tuple(dict.fromkeys(_parse(part.strip()) for part in str(text).split(",")))
 
 
+def is_pattern(text: str) -> bool:
+    """Whether a text of lengths names a pattern."""
+    return text.partition("/")[0] in PATTERNS
+
+
 @cache
 def describe(lengths: Lengths) -> str:
     """Return the lengths of a batch in a few words: "longtail", "2*2k+32*1x16k", or "40 of 17 to 8k #3fa2".

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
-from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, LAYOUTS, Case
-from attnbench.core.lengths import describe
+from attnbench.core import axes
+from attnbench.core.axes import Axis
+from attnbench.core.case import DIRECTIONS, DTYPES, Case
+from attnbench.core.lengths import is_pattern
 from attnbench.core.record import Status
 from attnbench.core.sizes import format_size
-from attnbench.core.step import parse as parse_step
 
 BACKEND_ORDER = (  # those that keep their colour in every figure, of which there is room for 32
     *("eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "sdpa-fa3", "sdpa-fa4", "triton"),
@@ -35,11 +34,17 @@ ENDINGS: Mapping[Status, str] = {
 }
 NOTHING = "-"  # measured, but this metric has no value
 
-# Fields that other parts of a name tell
-_PLACED = {"shape", "dtype", "direction", "causal", "window_size", "mask", "lengths"}
-_USUAL = {f.name: f.default for f in dataclasses.fields(Case) if f.name not in _PLACED}
-_SAID = {"dropout_p": "dropout", "scale": "softmax_scale"}  # fields by another name
-EXTRAS: Mapping[str, str] = {_SAID.get(name, name): name for name in _USUAL}  # as they are said -> fields
+EXTRAS = axes.EXTRAS
+AXES: Mapping[str, Axis] = {  # all that tells two cases apart, in the order of titles and of tables
+    name: axes.AXES[name]
+    for name in (
+        *("dtype", "headdim", "causal", *EXTRAS, "lengths"),
+        *("direction", "nheads", "batch", "seqlen_q", "seqlen"),
+    )
+}
+grouped, headdim, heads, lengths_differ = axes.grouped, axes.headdim, axes.heads, axes.lengths_differ
+mask, mask_rank = cache(axes.mask), cache(axes.mask_rank)
+pattern, seqlen = axes.pattern, axes.seqlen
 
 
 def backend_rank(name: str) -> tuple[int, str]:
@@ -98,48 +103,10 @@ def by_version(versions: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str
     return found
 
 
-def headdim(case: Case) -> str:
-    """Return "128", or "192-128" where values have another headdim than queries and keys."""
-    s = case.shape
-    return str(s.headdim) if s.headdim == s.headdim_v else f"{s.headdim}-{s.headdim_v}"
-
-
-def heads(case: Case) -> str:
-    """Return "16", or "32/8" where there are fewer key heads than query heads."""
-    s = case.shape
-    return f"{s.nheads}/{s.nheads_k}" if grouped(case) else str(s.nheads)
-
-
-@cache
-def mask(case: Case) -> str:
-    """Return "full", "causal", "window (1023, 0)", "causal window (1023, open)", "causal prefix:1k" or "dilated:2"."""
-    left, right = ("open" if side is None else str(side) for side in case.window_size)
-    window = f"window ({left}, {right})" if case.window_size != (None, None) else ""
-    return " ".join(filter(None, ("causal" if case.causal else "", window, case.mask))) or "full"
-
-
 @cache
 def extras(case: Case) -> tuple[str, ...]:
     """Return the fields at another value than their default that no other name tells: ("softcap 30", "dropout 0.1")."""
-    return tuple(filter(None, (extra(case, name) for name in EXTRAS)))
-
-
-def extra(case: Case, name: str) -> str:
-    """Return one of EXTRAS as "softcap 30"; "" where the case has the usual value."""
-    value, usual = getattr(case, EXTRAS[name]), _USUAL[EXTRAS[name]]
-    if value == usual:
-        return ""
-    if isinstance(value, bool):
-        return name
-    if name == "step":
-        return parse_step(value).title
-    return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
-
-
-@cache
-def mask_rank(case: Case) -> tuple[bool, bool, bool, str]:
-    """Return the sort key of masks: full, causal, then windows, then masks by name."""
-    return (bool(case.mask), case.window_size != (None, None), case.causal, mask(case))
+    return tuple(filter(None, (AXES[name].label(case) for name in EXTRAS)))
 
 
 def case_rank(case: Case) -> tuple[Any, ...]:
@@ -150,80 +117,16 @@ def case_rank(case: Case) -> tuple[Any, ...]:
     return (*kind, *sizes, case.softcap, case.dropout_p, case.ranks, case.key)
 
 
-def grouped(case: Case) -> bool:
-    """Return whether query heads share key and value heads."""
-    return case.shape.nheads != case.shape.nheads_k
-
-
-def lengths_differ(case: Case) -> bool:
-    """Return whether there are more keys than queries, or fewer."""
-    return case.shape.seqlen_q != case.shape.seqlen_k
-
-
-def seqlen(case: Case) -> int:
-    """Return seqlen_k; of a ragged batch the mean, rounded down."""
-    return case.mean_seqlens[1]
-
-
-def pattern(case: Case) -> str:
-    """Return the lengths of a ragged batch in a few words, "longtail"; "" for a dense one."""
-    return describe(case.lengths) if case.is_ragged else ""
-
-
 def lengths(case: Case) -> str:
-    """Return the length as "16k", as "1x16k" for one query on 16k keys, or as "longtail 16x1k" for a ragged batch."""
+    """Return the length as "16k", as "1x16k" for one query on 16k keys, or as "longtail 16x1k" for a ragged batch.
+
+    Where a pattern has fewer queries than keys, their largest number is named too: "longtail 16x1k q1".
+    """
     if case.is_ragged:
-        return f"{pattern(case)} {case.shape.batch}x{format_size(seqlen(case))}"
+        queries = f" q{format_size(case.shape.seqlen_q)}" if lengths_differ(case) and is_pattern(pattern(case)) else ""
+        return f"{pattern(case)} {case.shape.batch}x{format_size(seqlen(case))}{queries}"
     keys = format_size(case.shape.seqlen_k)
     return f"{format_size(case.shape.seqlen_q)}x{keys}" if lengths_differ(case) else keys
-
-
-@dataclass(frozen=True)
-class Axis:
-    """How cases that differ in one of their fields, or in several that are said together, are sorted and told apart."""
-
-    value: Callable[[Case], Any]  # by which cases are sorted
-    label: Callable[[Case], str]  # in a title; "" where a title does not need it
-    short: Callable[[Case], str] | None = None  # in a column or row, where that is not the label
-
-    def brief(self, case: Case) -> str:
-        """Return what a column or row says."""
-        return (self.short or self.label)(case)
-
-
-def _long_heads(case: Case) -> str:
-    s = case.shape
-    return f"{s.nheads} heads" + (f", {s.nheads_k} key heads" if grouped(case) else "")
-
-
-_IN_ORDER: Mapping[str, Sequence[str]] = {"layout": LAYOUTS, "data": DATA, "cache_dtype": CACHE_DTYPES}
-
-
-def _value(name: str, case: Case) -> Any:
-    """Return one of EXTRAS as it is sorted."""
-    found = getattr(case, EXTRAS[name])
-    return _IN_ORDER[name].index(found) if name in _IN_ORDER else found
-
-
-# All that tells two cases apart, in the order of titles and of tables: titles, columns and filters are made of these.
-AXES: Mapping[str, Axis] = {
-    "dtype": Axis(lambda c: DTYPES.index(c.dtype), lambda c: c.dtype),
-    "headdim": Axis(
-        lambda c: (c.shape.headdim, c.shape.headdim_v), lambda c: f"headdim {headdim(c)}", lambda c: f"d{headdim(c)}"
-    ),
-    "causal": Axis(mask_rank, mask),
-    **{name: Axis(partial(_value, name), partial(extra, name=name)) for name in EXTRAS},
-    "lengths": Axis(pattern, pattern),
-    "direction": Axis(lambda c: DIRECTIONS.index(c.direction), lambda c: c.direction),
-    "nheads": Axis(lambda c: (c.shape.nheads, c.shape.nheads_k), _long_heads, lambda c: f"h{heads(c)}"),
-    "batch": Axis(lambda c: c.shape.batch, lambda c: f"batch {c.shape.batch}", lambda c: f"b{c.shape.batch}"),
-    "seqlen_q": Axis(
-        lambda c: c.shape.seqlen_q if lengths_differ(c) else 0,
-        lambda c: f"seqlen_q {format_size(c.shape.seqlen_q)}" if lengths_differ(c) else "",
-        lambda c: f"q{format_size(c.shape.seqlen_q)}",
-    ),
-    "seqlen": Axis(seqlen, lambda c: f"seqlen {format_size(seqlen(c))}", lambda c: format_size(seqlen(c))),
-}
 
 
 def case_name(backend: str, case: Case, dtype: bool = False, batch: bool = False) -> str:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from sys import intern
 from typing import TYPE_CHECKING, Any
 
-from attnbench.core.case import Case
-from attnbench.core.lengths import spell
+from attnbench.core.axes import AXES
+from attnbench.core.case import Case, Shape
 from attnbench.results.cells import Cell
 from attnbench.results.metrics import METRICS
 from attnbench.results.rows import Row
@@ -21,12 +22,8 @@ from attnbench.results.rows import Row
 if TYPE_CHECKING:
     import pandas
 
-CASE_COLUMNS = (
-    *("batch", "seqlen_q", "seqlen_k", "nheads", "nheads_k", "headdim", "headdim_v"),
-    *("dtype", "direction", "causal", "window_left", "window_right", "softcap", "dropout_p", "layout", "data"),
-    *("sink", "alibi", "mask", "page_size", "cache_dtype", "append", "latent", "softmax_scale", "lengths"),
-    *("ranks", "model_step", "case"),
-)
+_OF_CASE = {name: read for axis in AXES.values() for name, read in axis.columns.items()}
+CASE_COLUMNS = (*(f.name for f in fields(Shape)), *_OF_CASE, "case")
 COLUMNS = (
     *("device", "suite", "started", "backend", "version", "round", "status", "reason", *CASE_COLUMNS),
     *("timer", "l2", "limits", "disturbed", "kernels", "bound", "flops_convention", *METRICS),
@@ -41,11 +38,7 @@ def case_columns(case: Case) -> dict[str, Any]:
     A window's open side is None, "lengths" is a list as --lengths takes it, "model_step" is
     `Case.step`, "case" is the key.
     """
-    left, right = case.window_size
-    told: dict[str, Any] = {"window_left": left, "window_right": right, "softmax_scale": case.softmax_scale}
-    told |= {"lengths": spell(case.lengths), "model_step": case.step, "case": case.key}
-    fields = {**vars(case.shape), **vars(case), **told}
-    return {name: fields[name] for name in CASE_COLUMNS}
+    return {**vars(case.shape), **{name: read(case) for name, read in _OF_CASE.items()}, "case": case.key}
 
 
 def table_rows(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterator
 
+from attnbench.core.axes import AXES
 from attnbench.core.case import Case
-from attnbench.core.lengths import PATTERNS, Lengths, describe, spell
+from attnbench.core.lengths import Lengths, describe, is_pattern, spell
 from attnbench.core.own_code import as_written
 from attnbench.core.policy import Policy
 from attnbench.core.record import Run
 from attnbench.core.sizes import format_size
 from attnbench.results import case_names
-from attnbench.run.axes import AXES
 from attnbench.run.select import available_backends
 
-FLAGS = ("sink", "alibi", "append", "latent")  # axes whose options take no value
-USUAL = {  # values of axes that need no option
-    "window": ["none"],
-    "mask": ["none"],
-    **{name: [AXES[name].text(AXES[name].usual)] for name in case_names.EXTRAS if name not in (*FLAGS, "step")},
-}
+FLAGS = tuple(name for name in case_names.EXTRAS if AXES[name].switch)  # axes whose options take no value
+_VALUED = [name for name in ("window", "mask", *case_names.EXTRAS) if AXES[name].has_option and name not in FLAGS]
+USUAL = {name: [AXES[name].text(AXES[name].usual)] for name in _VALUED}  # that need no option
 
 
 def run_command(cases: Collection[Case]) -> str:
@@ -89,7 +86,7 @@ def _axes(cases: Collection[Case]) -> Iterator[str]:
     names += ["nheads_k"] if any(case_names.grouped(case) for case in cases) else []
     if written["lengths"] != ["none"]:
         names.append("lengths")
-        if not any(_is_pattern(text) or text == "none" for text in written["lengths"]):
+        if not any(is_pattern(text) or text == "none" for text in written["lengths"]):
             names = [name for name in names if name not in ("seqlen", "tokens", "batch", "seqlen_q")]
     names += [name for name, usual in USUAL.items() if written[name] != usual]
     for name in (*names, "pass"):
@@ -102,11 +99,7 @@ def _axes(cases: Collection[Case]) -> Iterator[str]:
 def _lengths(lengths: Lengths) -> str:
     """Return the lengths of a batch as --lengths takes them."""
     text = describe(lengths) if lengths else "none"
-    return text if _is_pattern(text) or not lengths else spell(lengths)
-
-
-def _is_pattern(text: str) -> bool:
-    return text.partition("/")[0] in PATTERNS
+    return text if is_pattern(text) or not lengths else spell(lengths)
 
 
 def _has_fewer_queries(case: Case) -> bool:

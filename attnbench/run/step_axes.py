@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 
 from attnbench.core import step
+from attnbench.core.axes import AXES
 from attnbench.core.case import ITEMSIZE
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.models import MODELS, TINY, Model
 from attnbench.core.sizes import parse_sizes
 from attnbench.core.step import Heads, Phase, Step
-from attnbench.run.axes import parse_dtypes
 from attnbench.run.model_axes import layer_axes
 from attnbench.run.suite import Block
 
@@ -35,9 +35,9 @@ def step_blocks(
     if (shortest := min(parse_sizes(seqlen, "--seqlen"))) < 2:
         raise UserError(f"--seqlen: a step is of two tokens or more, not {shortest}")
     parse_sizes(batch, "--batch")
-    if "fp8" in parse_dtypes(dtype):
+    if "fp8" in AXES["dtype"].parse(dtype):
         raise UserError("--dtype: a step is in bf16, fp16 or fp32; leave out fp8")
-    widest = max(ITEMSIZE[of] for of in parse_dtypes(dtype))
+    widest = max(ITEMSIZE[of] for of in AXES["dtype"].parse(dtype))
     found = []
     for name in dict.fromkeys(names):
         whole = whole_step(known[name])

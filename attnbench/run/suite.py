@@ -291,8 +291,9 @@ def _blocks(suite: Suite, merged: Settings, given: Settings) -> list[tuple[Axes,
 def _merge(layers: Sequence[Settings]) -> Settings:
     """Return the settings of all layers; a later layer replaces what it gives."""
     merged = Settings()
+    nothing: tuple[Any, ...] = (None, {}, Axes())
     for layer in layers:
-        given = {n: getattr(layer, n) for n in Settings.model_fields if getattr(layer, n) not in (None, {}, Axes())}
+        given = {n: value for n in Settings.model_fields if (value := getattr(layer, n)) not in nothing}
         axes = overlay(merged.axes, layer.axes)
         for axis, rule in (("batch", "tokens"), ("nheads", "hidden")):  # both set one size; the last layer wins
             if getattr(layer.axes, axis) and not getattr(layer, rule):

@@ -90,7 +90,7 @@ def test_sizes_are_at_least_one(name: str) -> None:
 def test_key_heads_divide_query_heads() -> None:
     assert shape(nheads=12, nheads_k=3).nheads_k == 3
     for nheads_k in (5, 24):
-        with pytest.raises(ValueError, match=rf"nheads \(12\) must be a multiple of nheads_k \({nheads_k}\)"):
+        with pytest.raises(ValueError, match=f"12 query heads .* not a multiple of {nheads_k} key"):
             shape(nheads=12, nheads_k=nheads_k)
 
 

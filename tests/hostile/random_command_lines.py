@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from attnbench.commands import command_line as program
+from attnbench.core.axes import AXES
 from attnbench.run.suite import shipped_suites
 from hostile.hostile_values import TEXTS
 from hostile.template import SMALL
@@ -21,6 +22,7 @@ FILES = (  # of template.py, and some that are not there
     *("baselines", "baselines/main", "/proc/self/nope", "\udcff.jsonl", "run.jsonl/x", "folder/", "~", "run.jsonl "),
 )
 VALUES: Mapping[str, Sequence[str]] = {
+    **{f"--{a.option}": (*a.examples, ",".join(a.examples)) for a in AXES.values() if not a.switch},
     "--suite": ("quick", "default", "ci", "features", "mine.yaml", "nope"),
     "--backend": (
         "fake",
@@ -32,20 +34,7 @@ VALUES: Mapping[str, Sequence[str]] = {
         "own.py:number",
         "hf-*",
     ),
-    "--seqlen": ("1k", "512,1k", "1k-64k", "1k-8k:1k", "3000", "1"),
-    "--seqlen-q": ("1", "1k", "1,512"),
-    "--headdim": ("64", "64,128", "192-128", "576-512"),
-    "--dtype": ("bf16", "fp16,fp32", "fp8", "bf16,fp8"),
-    "--pass": ("fwd", "bwd", "fwd,bwd", "fwd_bwd"),
-    "--batch": ("1", "1,32"),
     "--tokens": ("16k", "1"),
-    "--nheads": ("8", "8,16"),
-    "--nheads-k": ("1", "8", "3"),
-    "--window": ("none,1k", "512/0", "512/open", "open/0"),
-    "--softcap": ("none,30", "30", "0.5"),
-    "--dropout": ("none,0.1", "0.1", "0.999999"),
-    "--data": ("normal", "normal,outliers", "uniform,zeros"),
-    "--layout": ("native", "bshd,bhsd", "packed"),
     "--device": ("fake", "fake", "fake", "cpu", "auto", "cuda:0"),
     "--time-limit": ("10m", "1s", "0.001"),
     "--sustained": ("10s", "0.1"),

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,8 @@ import pytest
 from report_pages import page, small
 
 import builders
-from attnbench.analysis.summary.grids import grids
-from attnbench.core.case import Case, Shape
 from attnbench.core.errors import UserError
 from attnbench.core.record import Approximation, Record
-from attnbench.report.document import Figure
-from attnbench.report.export import trackers
 from attnbench.report.html import figures, image, palette, vega_spec
 from attnbench.report.html.charts import METRICS, Charts, charts
 from attnbench.results import metrics, run_file
@@ -244,78 +240,6 @@ def test_only_what_was_measured_is_drawn() -> None:
     cpu = run([ok(case(dtype="fp32"), "eager", 0.1)], device=builders.CPU)
     names = {f.name for f in figures.drawable(charts(cells([cpu])))}
     assert names == {"ranking", "throughput", "latency", "roofline", "spread", "speedup"}
-
-
-# field of Case, or of its shape -> another value than that of case(2048, causal=True)
-CHANGED: dict[str, Any] = {
-    "batch": 3,
-    "seqlen_q": 64,
-    "seqlen_k": 4096,
-    "nheads": 32,
-    "nheads_k": 2,
-    "headdim": 64,
-    "headdim_v": 64,
-    "dtype": "fp16",
-    "direction": "bwd",
-    "causal": False,
-    "window_size": (1023, 0),
-    "softcap": 30.0,
-    "dropout_p": 0.1,
-    "layout": "bshd",
-    "data": "zeros",
-    "lengths": ((1, 1024, 1024), (1, 3072, 3072)),
-    "page_size": 16,
-    "cache_dtype": "fp8",
-    "append": True,
-    "latent": True,
-    "sink": True,
-    "alibi": True,
-    "mask": "random:0.1",
-    "scale": 0.5,
-    "ranks": 2,
-    "step": "prefill tiny 2/2 arch=llama hidden=512 intermediate=1024 vocab=1024",
-}
-
-
-def other_case(field: str) -> Case:
-    """Return case(2048, causal=True), or one with the same but the field's needs, where the field is another."""
-    base = case(2048, causal=True, batch=2)
-    if field in (f.name for f in fields(Shape)):
-        return replace(base, shape=replace(base.shape, **{field: CHANGED[field]}))
-    changed = {field: CHANGED[field]}
-    if field == "lengths":
-        changed["shape"] = replace(base.shape, seqlen_q=3072, seqlen_k=3072)
-    if field in ("cache_dtype", "append"):
-        changed["page_size"] = 16
-    if field == "latent":
-        changed["shape"] = Shape(2, 1, 2048, 128, 1, 576, 512)
-    return replace(base, **changed)
-
-
-def test_every_field_of_a_case_can_be_changed() -> None:
-    names = {f.name for of in (Shape, Case) for f in fields(of)} - {"shape"}
-    assert names == {*CHANGED}, "a new field: say here how it differs"
-
-
-@pytest.mark.parametrize("field", CHANGED)
-def test_two_cases_that_differ_have_two_titles(field: str) -> None:
-    """In a page's figures and table, in the tables of a terminal, which would drop one of two, and for other tools."""
-    pair = [case(2048, causal=True, batch=2), other_case(field)]
-    if field in ("cache_dtype", "append"):
-        pair[0] = replace(pair[0], page_size=16)
-    found = cells([run([ok(one, "triton", 100.0 + i) for i, one in enumerate(pair)])])
-    rows = charts(found).rows
-    told = ("dtype", "headdim", "mask", "pass", "other", "seqlen", "batch", "heads")
-    figures_shown = [f for of in grids(found, ["latency"]) for grid in of.grids for _, row in grid.rows for f in row]
-    assert len([f for f in figures_shown if isinstance(f, Figure)]) == 2
-    for names in (
-        [row["shape"] for row in rows],
-        [[row[name] for name in told] for row in rows],
-        [cell.name for cell in found],
-        [trackers.name(cell) for cell in found],
-        [one["group"] for one in trackers.pytest_benchmark(found)["benchmarks"]],
-    ):
-        assert names[0] != names[1]
 
 
 def test_backends_of_unlike_cases_have_two_titles() -> None:

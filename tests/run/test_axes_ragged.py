@@ -33,8 +33,8 @@ def test_a_list_needs_no_seqlen_and_ignores_one() -> None:
         ({"lengths": "uniform"}, "seqlen is missing"),
         ({"lengths": "uniform", "seqlen": "1k", "batch": "1"}, "give --batch 2 or more"),
         ({"lengths": "uniform", "seqlen": "1", "batch": "8k"}, "8192 sequences; at most 4096"),
-        ({"lengths": "uniform", "seqlen": "1k", "dropout": "0.1"}, "dropout 0.1 of a ragged batch"),
-        ({"lengths": "uniform", "seqlen": "1k", "layout": "packed"}, "layout packed of a ragged batch"),
+        ({"lengths": "uniform", "seqlen": "1k", "dropout": "0.1"}, "dropout 0.1 with a ragged batch"),
+        ({"lengths": "uniform", "seqlen": "1k", "layout": "packed"}, "layout packed with a ragged batch"),
     ],
 )
 def test_what_cannot_be_is_told_in_a_line(axes: dict[str, str], said: str) -> None:

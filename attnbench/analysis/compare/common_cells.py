@@ -10,13 +10,13 @@ from functools import partial
 from typing import TypeVar
 
 from attnbench.analysis.compare.machines import Machine, impossible
+from attnbench.core.axes import AXES, Axis
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.sizes import format_size
 from attnbench.core.text import listed, merged, one_line, some, template
 from attnbench.results import case_names
 from attnbench.results.cells import Key
-from attnbench.run.axes import AXES, Axis
 from attnbench.run.run_command import run_command
 
 T = TypeVar("T")

@@ -40,6 +40,7 @@ from attnbench.analysis.compare.common_cells import FASTEST_ON_ANOTHER, common
 from attnbench.analysis.compare.like_kernels import shared_cells, tried_by_all
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.workload import MeasuredPart, MeasuredWorkload, shares_of_time
+from attnbench.core.axes import AXES
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.flops import flops, ideal_bytes
@@ -50,8 +51,8 @@ from attnbench.core.sizes import format_size, parse_size
 from attnbench.core.text import count, listed
 from attnbench.results import case_names
 from attnbench.results.cells import Key
-from attnbench.run.axes import AXES, matches
-from attnbench.run.model_axes import layer_axes
+from attnbench.run.axes import matches
+from attnbench.run.model_axes import FIXED, layer_axes
 from attnbench.run.step_axes import heads, whole_step
 
 EXAMPLE = "chat: 2k in, 300 out, llama-3.1-8b, batch 32"
@@ -191,7 +192,7 @@ def _part(
     if cells is None and not tried_by_all(machines, (key for of in on_each.values() for key in of)):
         raise UserError(f"--workload: for {phase} not each machine tried {FASTEST_ON_ANOTHER}")
     of_layers = f"{phase}, {_kind(layers)}"
-    pages = case_names.extra(total.case, "page_size")
+    pages = AXES["page_size"].label(total.case)
     name = f"{of_layers}: {case_names.lengths(total.case)} b{asked.batch} {total.case.dtype} {pages}".strip()
     steps = asked.batch if phase == "prefill" else asked.seqlen_out
     what = phase if len(asked.model.layers) == 1 else of_layers
@@ -292,8 +293,9 @@ def _with(case: Case, batch: int, seqlen: int) -> Case:
 
 
 def _is_plain(case: Case) -> bool:
-    plain = not case.is_ragged and not case.dropout_p and case.data == "normal" and case.layout == "native"
-    return plain and case.ranks == 1 and case.cache_dtype == AXES["cache_dtype"].usual and not case.step
+    """Whether a case is dense and as usual on each axis that neither a model sets nor a server chooses."""
+    others = (axis for name, axis in AXES.items() if axis.field and name not in (*FIXED, "dtype", "page_size"))
+    return not case.is_ragged and all(axis.of(case) == axis.usual for axis in others)
 
 
 def _is_decode(case: Case) -> bool:

@@ -54,6 +54,7 @@ from attnbench.analysis.compare.common_cells import FASTEST_ON_ANOTHER, common
 from attnbench.analysis.compare.like_kernels import shared_cells, tried_by_all
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio, Weights, speed_ratio
+from attnbench.core.axes import AXES
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import flops
@@ -61,7 +62,7 @@ from attnbench.core.text import shortened
 from attnbench.results import case_names
 from attnbench.results.cells import Key
 from attnbench.run import yaml_file
-from attnbench.run.axes import AXES, Axes, matches, parsed
+from attnbench.run.axes import Axes, matches, parsed
 from attnbench.run.suite import Names
 
 MOST_LAYERS = 10_000
@@ -369,6 +370,6 @@ def _unmeasured_axis(part: Part, cases: Iterable[Case]) -> str:
         value = getattr(part, name)
         if value is not None and not any(matches(Axes().model_copy(update={name: value}), case) for case in cases):
             values = sorted({axis.text(axis.of(case)) for case in cases}, key=lambda v: (len(v), v))
-            option = "pass" if name == "direction" else name
-            return f": {option} {value} was not; {option} {', '.join(values)} were"
+            said = axis.said or name
+            return f": {said} {value} was not; {said} {', '.join(values)} were"
     return ": each of its axes was, but not together"

@@ -191,7 +191,7 @@ class Problem:
     def special(self) -> tuple[str, ...]:
         """What makes its case another than a plain one, dense and on one device: ragged, a mask by name, options."""
         case = self.case
-        options = (option for option in case_names.EXTRAS if case_names.extra(case, option))
+        options = (option for option in case_names.EXTRAS if case_names.AXES[option].label(case))
         return (*(["ragged lengths"] if case.is_ragged else []), *(["masks by name"] if case.mask else []), *options)
 
     @property

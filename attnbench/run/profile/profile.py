@@ -15,6 +15,7 @@ from typing import Any
 
 from attnbench.core import gpus, stats
 from attnbench.core.activity import Activity
+from attnbench.core.axes import AXES
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.flops import Roofline
@@ -22,7 +23,6 @@ from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
 from attnbench.run import plan
-from attnbench.run.axes import AXES
 from attnbench.run.process import START_TIMEOUT
 from attnbench.run.profile import counters as unit_counters
 from attnbench.run.profile import ncu, nsight_reports
@@ -191,8 +191,7 @@ def one_case(settings: Settings, kind: str) -> tuple[Case, tuple[str, ...]]:
     for name, axis in AXES.items():
         values = dict.fromkeys(axis.text(axis.of(case)) for case in resolved.cases)
         if getattr(settings.axes, name) and len(values) > 1:
-            option = "pass" if name == "direction" else name.replace("_", "-")
-            raise UserError(f"--{option} has {len(values)} values ({', '.join(values)}); a profile is of one case")
+            raise UserError(f"--{axis.option} has {len(values)} values ({', '.join(values)}); a profile is of one case")
     return resolved.cases[0], resolved.notes
 
 

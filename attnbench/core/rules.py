@@ -1,0 +1,171 @@
+"""What no case can be, as data: values of axes that exclude each other, and rules of one axis or several.
+
+Each has one sentence, which names the option, says what cannot be and what to do. `Case` evaluates them all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from attnbench.core import masks
+from attnbench.core import step as steps
+from attnbench.core.errors import UserError
+
+Case = Any  # core/case.py, which imports this file
+MOST_RANKS = 64
+
+
+class NotOfCache(ValueError):
+    """A case that a cache of pages or latent rows does not have; a product of axes leaves it out."""
+
+
+class Trait(NamedTuple):
+    """A value of an axis that others may exclude."""
+
+    of: Callable[[Case], Any]  # whether a case has it
+    option: str
+    noun: str
+    given: str = ""  # as a person gave it, with fields of the case; the option where it is empty
+
+
+TRAITS: Mapping[str, Trait] = {
+    "lengths": Trait(lambda c: c.lengths, "lengths", "a ragged batch"),
+    "page_size": Trait(lambda c: c.is_paged, "page-size", "a cache of pages", "page-size {c.page_size}"),
+    "cache_dtype": Trait(
+        lambda c: c.cache_dtype != "same", "cache-dtype", "a cache of another dtype", "cache-dtype {c.cache_dtype}"
+    ),
+    "append": Trait(lambda c: c.append, "append", "appended keys and values"),
+    "latent": Trait(lambda c: c.latent, "latent", "latent rows"),
+    "sink": Trait(lambda c: c.sink, "sink", "an attention sink"),
+    "alibi": Trait(lambda c: c.alibi, "alibi", "ALiBi"),
+    "mask": Trait(lambda c: c.mask, "mask", "a mask by name", "mask {c.mask}"),
+    "softcap": Trait(lambda c: c.softcap, "softcap", "softcap", "softcap {c.softcap:g}"),
+    "dropout": Trait(lambda c: c.dropout_p, "dropout", "dropout", "dropout {c.dropout_p:g}"),
+    "layout": Trait(lambda c: c.layout != "native", "layout", "a layout", "layout {c.layout}"),
+    "data": Trait(lambda c: c.data != "normal", "data", "other data", "data {c.data}"),
+    "decaying": Trait(lambda c: c.data == "decaying", "data", "decaying inputs", "data decaying"),
+    "fp8": Trait(lambda c: c.dtype == "fp8", "dtype", "fp8", "fp8"),
+    "ranks": Trait(lambda c: c.ranks > 1, "ranks", "several devices", "ranks {c.ranks}"),
+    "step": Trait(lambda c: c.step, "step", "a step of a model"),
+}
+
+# trait -> the traits that it excludes
+EXCLUDES: Mapping[str, tuple[str, ...]] = {
+    "lengths": ("dropout", "layout"),
+    "page_size": ("dropout", "layout"),
+    "latent": ("dropout", "layout"),
+    "sink": ("dropout", "fp8"),
+    "alibi": ("dropout", "softcap", "latent", "fp8"),
+    "mask": ("dropout", "page_size", "latent", "fp8", "lengths"),
+    "ranks": ("dropout", "sink", "alibi", "page_size", "latent", "fp8", "lengths", "mask", "layout", "step"),
+    "decaying": ("lengths", "page_size", "latent"),
+    "step": ("dropout", "alibi", "page_size", "latent", "fp8", "lengths", "mask", "layout", "data"),
+    "cache_dtype": ("fp8", "append"),
+    "append": ("latent",),
+}
+
+
+def _mask(c: Case) -> str:
+    try:
+        return masks.problem(c.mask, c.shape.seqlen_k, causal=c.causal, window=c.window_size)
+    except UserError as error:
+        return str(error).removeprefix("mask: ")
+
+
+def _step(c: Case) -> str:
+    """Return why a case is not that of its step, "" where it is. Raises ValueError where the step cannot be read."""
+    of, s, left = steps.parse(c.step), c.shape, c.window_size[0]
+    if c.direction != ("fwd_bwd" if of.phase == "train" else "fwd"):
+        return f"{of.phase} is not {c.direction}"
+    if s.seqlen_q != (1 if of.phase == "decode" else s.seqlen_k) or s.seqlen_k < 2 or not c.causal:
+        return "it is causal, of two tokens or more, and of one query of each sequence in decode"
+    if of.windows and of.windows[0] != (0 if left is None else left + 1):
+        return "the window of the case is that of the first layer"
+    return ""
+
+
+def _lengths(c: Case) -> str:
+    s = c.shape
+    if any(len(of) != 3 or min(of) < 1 for of in c.lengths):
+        return "they are (number, seqlen_q, seqlen_k), each at least 1"
+    if len({of[1:] for of in c.lengths}) == 1:
+        return "those that are all alike are those of a dense batch"
+    numbers, queries, keys = zip(*c.lengths, strict=True)
+    found = sum(numbers), max(queries), max(keys)
+    return "" if found == (s.batch, s.seqlen_q, s.seqlen_k) else f"{found} is not batch, seqlen_q and seqlen_k of {s}"
+
+
+def _split(c: Case) -> str:
+    s = c.shape
+    if c.ranks > MOST_RANKS:
+        return f"{c.ranks}; at most {MOST_RANKS}, all on one machine"
+    if s.seqlen_q != s.seqlen_k:
+        return f"what is split has as many queries as keys, not {s.seqlen_q} and {s.seqlen_k}"
+    if s.seqlen_k % c.ranks:
+        return f"{s.seqlen_k} tokens are no multiple of {c.ranks}; give other lengths, or 2, 4 or 8 ranks"
+    return ""
+
+
+class Rule(NamedTuple):
+    """What a case must be."""
+
+    option: str
+    problem: Callable[[Case], Any]  # what is wrong; "" or a false value where nothing is
+    sentence: str = "{problem}"  # with {problem}, and {c} for the case
+
+
+RULES = (
+    Rule("softmax-scale", lambda c: not 0 <= c.scale < math.inf, "{c.scale} is not positive"),
+    Rule("ranks", lambda c: c.ranks < 1, "{c.ranks} is not at least 1"),
+    Rule("page-size", lambda c: c.page_size < 0, "{c.page_size} is not at least 1"),
+    Rule("lengths", lambda c: c.lengths and _lengths(c)),
+    Rule("ranks", lambda c: c.ranks > 1 and _split(c)),
+    Rule("mask", lambda c: c.mask and _mask(c), "{problem}; give --seqlen, --causal and --window so, or another mask"),
+    Rule(
+        "mask",
+        lambda c: c.mask and c.shape.seqlen_q > c.shape.seqlen_k,
+        "{c.mask} takes at most as many queries as keys; give a smaller --seqlen-q",
+    ),
+    Rule("step", lambda c: c.step and _step(c)),
+    Rule(
+        "cache-dtype",
+        lambda c: c.cache_dtype != "same" and not c.is_paged,
+        "it is that of a cache of pages; give --page-size too",
+    ),
+    Rule(
+        "append",
+        lambda c: c.append and not c.is_paged,
+        "keys and values are appended to a cache of pages; give --page-size too",
+    ),
+    Rule(
+        "latent",
+        lambda c: c.latent and c.shape.nheads_k != 1,
+        "all query heads share one row per token; leave out --nheads-k {c.shape.nheads_k}",
+    ),
+    Rule(
+        "latent",
+        lambda c: c.latent and c.shape.headdim_v > c.shape.headdim,
+        "the values are a part of the keys; give --headdim 576-512, or leave it out",
+    ),
+)
+
+
+def check(case: Case) -> None:
+    """Raise ValueError with one sentence where a case cannot be, and NotOfCache where a cache has no such case."""
+    for name, others in EXCLUDES.items():
+        if (trait := TRAITS[name]).of(case) and (
+            found := [TRAITS[other] for other in others if TRAITS[other].of(case)]
+        ):
+            given = (found[0].given or found[0].option).format(c=case)
+            raise ValueError(f"{trait.option}: {given} with {trait.noun} cannot be measured; leave out one of them")
+    for rule in RULES:
+        if problem := rule.problem(case):
+            raise ValueError(f"{rule.option}: {rule.sentence.format(c=case, problem=problem)}")
+    if case.is_paged or case.latent:
+        option = "page-size" if case.is_paged else "latent"
+        if case.has_backward:
+            raise NotOfCache(f"{option}: forward only; give --pass fwd")
+        if any(of.seqlen_q > of.seqlen_k for of in case.sequences):
+            raise NotOfCache(f"{option}: the queries are the last of their sequence; give at most as many as keys")

@@ -1,0 +1,70 @@
+"""Whatever values of two or three axes a person joins: cases with titles of their own, or a line that says why not."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+import builders
+from attnbench.analysis.summary.grids import grids
+from attnbench.core.axes import AXES
+from attnbench.core.case import Case, Shape
+from attnbench.core.errors import UserError
+from attnbench.report.document import Figure
+from attnbench.report.export import trackers
+from attnbench.report.html.charts import charts
+from attnbench.results.cells import cells
+from attnbench.run.suite import parse_options, parse_suite, resolve
+
+TOLD = ("dtype", "headdim", "mask", "pass", "other", "seqlen", "batch", "heads")  # of a page's table
+SUITE = parse_suite({"axes": {"seqlen": "1k"}}, "a suite")
+
+
+def outcome(given: Mapping[str, Any]) -> Sequence[Case] | str:
+    """The cases of some options, or the line that says why there are none."""
+    try:
+        settings = parse_options({"axes": given})
+        return resolve(SUITE, "cpu", settings).cases
+    except UserError as error:
+        return str(error)
+
+
+def combinations(number: int) -> Iterator[dict[str, Any]]:
+    """Values of each so many axes, of three fewer values each."""
+    for names in itertools.combinations(AXES, number):
+        for chosen in itertools.product(*(AXES[name].examples[: {1: 9, 2: 5, 3: 2}[number]] for name in names)):
+            yield dict(zip(names, chosen, strict=True))
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_each_combination_is_knownor_one_line(number: int) -> None:
+    for given in combinations(number):
+        found = outcome(given)
+        assert found, given
+        assert not isinstance(found, str) or ("\n" not in found and ": " in found), (given, found)
+
+
+def test_no_two_rows_of_a_backend_are_under_one_title() -> None:
+    """In a figure, in a table, which would drop one of two, and for other tools."""
+    outcomes = [outcome(given) for given in itertools.chain(combinations(1), combinations(2))]
+    known = dict.fromkeys(case for of in outcomes if not isinstance(of, str) for case in of)
+    for of in (Shape, Case):
+        things = known if of is Case else {case.shape for case in known}
+        assert [f.name for f in fields(of) if len({getattr(thing, f.name) for thing in things}) < 2] == [], "not tried"
+    found = cells([builders.run([builders.ok(case, "triton", 100.0) for case in known])])
+    rows = charts(found).rows
+    for names in (
+        [(row["panel"], row["seqlen"]) for row in rows],
+        [tuple(row[name] for name in TOLD) for row in rows],
+        [cell.name for cell in found],
+        [trackers.name(cell) for cell in found],
+        [one["group"] for one in trackers.pytest_benchmark(found)["benchmarks"]],
+    ):
+        assert [name for name, n in Counter(names).items() if n > 1] == []
+    shown = [entry for grid in grids(found, ["latency"])[0].grids for _, row in grid.rows for entry in row]
+    assert sum(isinstance(entry, Figure) for entry in shown) == len(known)
