@@ -31,6 +31,7 @@ OF_ATTNBENCH_OR_TORCH = {"eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "
 OF_ATTNBENCH_OR_TORCH |= {"linformer", "streaming", "reformer", "block-topk"}
 LIBRARIES = [name for name in BACKENDS if name not in OF_ATTNBENCH_OR_TORCH]
 PLAIN = Case(Shape(2, 32, 64, 4, 2, 64, 64), "bf16", "fwd")
+ONE_MORE = Shape(1, 33, 32, 1, 1, 64, 64)  # one query more than keys
 REINSTALL = "pip install --force-reinstall --no-deps --no-cache-dir a-kernels"
 
 
@@ -261,6 +262,7 @@ def test_without_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         (Limits(unequal_causal=False), PLAIN, HOPPER, None),
         (Limits(unequal_causal=False), replace(PLAIN, causal=True), HOPPER, "its causal mask is not bottom-right"),
         (Limits(empty_rows=False), replace(PLAIN, causal=True), HOPPER, None),
+        (Limits(empty_rows=False), replace(PLAIN, causal=True, shape=ONE_MORE), HOPPER, "no defined output for query"),
         (
             Limits(empty_rows=False),
             replace(PLAIN, causal=True, shape=Shape(1, 64, 32, 1, 1, 64, 64)),

@@ -25,6 +25,11 @@ def through_json(value):
     return json.loads(json.dumps(to_json(value)))
 
 
+def test_a_whole_number_and_its_float_are_one_case() -> None:
+    shape = Shape(1, 64, 64, 2, 2, 64, 64)
+    assert Case(shape, "bf16", "fwd", softcap=30).key == Case(shape, "bf16", "fwd", softcap=30.0).key
+
+
 def test_keys_of_stored_results_do_not_change() -> None:
     """If this fails, no stored baseline is found any more: correct the hashing, not the test."""
     assert PLAIN.key == "176fd8747c40b182"

@@ -94,3 +94,7 @@ def test_batches() -> None:
     while (size := next_size(known, sizes, 100)) is not None:
         known[size] = up_to(77)(size)
     assert bracket(known).fits == max(size for size in sizes if size <= 77)
+
+
+def test_one_size_that_fits_above_a_wrong_one_is_left_out() -> None:
+    assert bracket({128: "fits", 256: "wrong", 512: "fits"}) == Bracket(128, 256)

@@ -90,6 +90,7 @@ CASES |= {  # of several blocks each way, for libraries that visit blocks
     for direction in ("fwd", "fwd_bwd")
 }
 CASES["d64-softcap"] = Case(Shape(1, 40, 48, 2, 2, 64, 64), "bf16", "fwd_bwd", True, softcap=2.0)
+CASES["d64-softcap-fwd"] = replace(CASES["d64-softcap"], direction="fwd")
 UNLIKE, SERVED = shared.LENGTHS["unlike"], shared.LENGTHS["served"]
 CASES |= {
     f"ragged-{name}-{direction}": Case(Shape(*sizes_of(lengths), *sizes), "bf16", direction, causal, lengths=lengths)  # type: ignore[arg-type]
@@ -176,6 +177,7 @@ SOME = [
         "gqa-causal-fp16-fwd_bwd",
         "d128-causal-fwd",
         "d128-window-equal-bwd",
+        "d64-softcap-fwd",
         "fp8-gqa-full",
         "fp8-d128-causal-bwd",
         "fp8-d128-causal-fwd_bwd",
