@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -110,6 +110,7 @@ def _long_heads(case: Case) -> str:
     return f"{s.nheads} heads" + (f", {s.nheads_k} key heads" if grouped(case) else "")
 
 
+@cache
 def mask(case: Case) -> str:
     """Return "full", "causal", "window (1023, 0)", "causal window (1023, open)", "causal prefix:1k" or "dilated:2"."""
     left, right = ("open" if side is None else str(side) for side in case.window_size)
@@ -117,6 +118,7 @@ def mask(case: Case) -> str:
     return " ".join(filter(None, ("causal" if case.causal else "", window, case.mask))) or "full"
 
 
+@cache
 def mask_rank(case: Case) -> tuple[bool, bool, bool, str]:
     """Return the sort key of masks: full, causal, then windows, then masks by name."""
     return (bool(case.mask), case.window_size != (None, None), case.causal, mask(case))

@@ -155,10 +155,10 @@ RULES = (
 def check(case: Case) -> None:
     """Raise ValueError with one sentence where a case cannot be, and NotOfCache where a cache has no such case."""
     for name, others in EXCLUDES.items():
-        if (trait := TRAITS[name]).of(case) and (
-            found := [TRAITS[other] for other in others if TRAITS[other].of(case)]
-        ):
-            given = (found[0].given or found[0].option).format(c=case)
+        trait = TRAITS[name]
+        other = next((TRAITS[of] for of in others if TRAITS[of].of(case)), None) if trait.of(case) else None
+        if other:
+            given = (other.given or other.option).format(c=case)
             raise ValueError(f"{trait.option}: {given} with {trait.noun} cannot be measured; leave out one of them")
     for rule in RULES:
         if problem := rule.problem(case):

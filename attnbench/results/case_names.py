@@ -43,8 +43,7 @@ AXES: Mapping[str, Axis] = {  # all that tells two cases apart, in the order of 
     )
 }
 grouped, headdim, heads, lengths_differ = axes.grouped, axes.headdim, axes.heads, axes.lengths_differ
-mask, mask_rank = cache(axes.mask), cache(axes.mask_rank)
-pattern, seqlen = axes.pattern, axes.seqlen
+mask, mask_rank, pattern, seqlen = axes.mask, axes.mask_rank, axes.pattern, axes.seqlen
 
 
 def backend_rank(name: str) -> tuple[int, str]:
