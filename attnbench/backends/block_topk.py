@@ -8,7 +8,7 @@ attends to them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from attnbench.backends.approximate import (
     KEPT,
@@ -55,7 +55,6 @@ def block_scores(case: Case, q: Tensor, k: Tensor) -> Tensor:
 class BlockTopk(Approximate):
     name = "block-topk"
     what = f"attention to the blocks of {BLOCK} keys with the largest mean scores, {KEPT} but one block at least"
-    verified: ClassVar = ("NVIDIA H100, torch 2.11", "NVIDIA H200, torch 2.11")
 
     def workspace(self, case: Case) -> Workspace:
         s, kept = case.shape, kept_blocks(case)

@@ -111,9 +111,6 @@ class Flex(Compiled):
     name = "flex"
     paste = FLEX_PASTE
     efficiency = 0.5
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, torch 2.11",)
-    verified_ragged = ("NVIDIA H100, torch 2.11",)
-    verified_paged = verified_scores = verified
     limits: ClassVar = Limits(
         dtypes=("bf16", "fp16", "fp32"),
         headdim=(16, 256),
@@ -181,8 +178,6 @@ class Flex(Compiled):
 
 class FlexFlash(Flex):
     name = "flex-flash"
-    verified: ClassVar = tuple(f"NVIDIA {gpu}, torch 2.11, flash-attn-4 4.0.0b36, forward" for gpu in ("H100", "H200"))
-    verified_scores = ("NVIDIA H100, torch 2.11, flash-attn-4 4.0.0b36",)
     paste = replace(FLEX_PASTE, calls={"dense": FLEX_PASTE.calls["dense"].replace("{options}", FLASH)})
     efficiency = 0.65
     uses: ClassVar = (*FlashAttention4.distributions, *FlashAttention4.uses)
@@ -270,8 +265,6 @@ class Compile(Compiled):
     name = "compile"
     paste = eager_paste("@torch.compile\n")
     efficiency = 0.5
-    verified: ClassVar = ("NVIDIA H200, torch 2.11",)
-    verified_scores = ("NVIDIA H200, torch 2.11",)
     limits: ClassVar = replace(
         TORCH_LIMITS, capability=(7, 0), window=True, masks=True, own_masks=True, softcap=True, on_cpu=False
     )

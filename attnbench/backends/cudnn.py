@@ -87,8 +87,6 @@ class Cudnn(Library):
     distributions: ClassVar = ("nvidia-cudnn-frontend",)
     install = "pip install nvidia-cudnn-frontend"
     min_version = "1.13"  # generate_stats
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.19",)
-    verified_ragged = verified_paged = verified_scores = ("NVIDIA H100, cudnn-frontend 1.32.0, cuDNN 9.19",)
     limits: ClassVar = Limits(
         headdim_v=True,
         window=True,

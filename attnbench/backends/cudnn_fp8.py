@@ -37,10 +37,6 @@ class CudnnFp8(Cudnn):
 
     name = "cudnn-fp8"
     min_version = "1.14"  # diagonal_alignment
-    verified: ClassVar = (
-        "NVIDIA H100, cudnn-frontend 1.32.0, cuDNN 9.19",
-        "NVIDIA H200, cudnn-frontend 1.32.0, cuDNN 9.19",
-    )
     efficiency = 1.1
     limits: ClassVar = Limits(
         dtypes=("fp8",),

@@ -70,8 +70,6 @@ class Eager(BackendBase):
     order = "bhsd"
     paste = eager_paste()
     efficiency = 0.5
-    verified: ClassVar = ("NVIDIA H200, torch 2.11", "x86 CPU, torch 2.13")
-    verified_ragged = verified_paged = verified_scores = ("NVIDIA H100, torch 2.11",)
     limits: ClassVar = replace(
         TORCH_LIMITS,
         window=True,

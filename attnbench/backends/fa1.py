@@ -33,7 +33,6 @@ out = flash_attn_unpadded_func(
 
 class FlashAttention1(Library):
     name = "fa1"
-    verified: ClassVar = ("NVIDIA H100, flash-attn 1.0.9",)
     paste = Paste(
         ("from flash_attn.flash_attn_interface import flash_attn_unpadded_func",),
         dict.fromkeys(("dense", "ragged"), THD + UNPADDED),

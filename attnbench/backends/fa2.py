@@ -54,9 +54,6 @@ class FlashAttention2(Library):
         scale="softmax_scale={scale}",
         alibi="alibi_slopes=alibi_slopes",
     )
-    verified: ClassVar = ("NVIDIA H100, flash-attn 2.8.3", "NVIDIA H200, flash-attn 2.8.3")
-    verified_ragged = verified
-    verified_paged = verified_scores = verified[1:]
     efficiency = 0.45
     module = "flash_attn.flash_attn_interface"
     distributions: ClassVar = ("flash-attn",)

@@ -80,9 +80,6 @@ class FlashAttention3(Library):
     efficiency = 0.75
     module = "flash_attn_interface"
     distributions: ClassVar = ("flash-attn-3", "flashattn-hopper")
-    verified: ClassVar = ("NVIDIA H100, commit 0251105", "NVIDIA H200, commit 0251105")
-    verified_ragged = verified
-    verified_paged = verified[1:]
     required_name = "flash_attn_func"
     install = "attnbench env create fa3  # builds it from source, with nvcc"
     limits: ClassVar = Limits(

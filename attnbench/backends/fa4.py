@@ -63,8 +63,6 @@ class FlashAttention4(Library):
     uses: ClassVar = ("nvidia-cutlass-dsl",)
     required_name = "flash_attn_func"
     install = "pip install --pre 'flash-attn-4[cu13]'  # without [cu13] for CUDA 12"
-    verified: ClassVar = ("NVIDIA H200, flash-attn-4 4.0.0b36",)
-    verified_ragged = verified_paged = verified_scores = ("NVIDIA H100, flash-attn-4 4.0.0b36",)
     limits: ClassVar = Limits(
         capability=(9, 0),
         headdim_v=True,

@@ -110,8 +110,6 @@ out = trtllm_fmha_v2_prefill(  # on Hopper
 class FlashInfer(Paged):
     name = "flashinfer"
     paste = flashinfer_paste("auto")
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, flashinfer-python 0.6.13",)
-    verified_scores: ClassVar[tuple[str, ...]] = ("NVIDIA H100, flashinfer-python 0.6.13",)
     efficiency = 0.6
     starts_compiler = True  # nvcc: fa3's kernels take 60 to 85 s on 16 cores, 180 s beside other compilations
     backend = "auto"
@@ -226,9 +224,6 @@ class FlashInfer(Paged):
 class Fa2(FlashInfer):
     name = "flashinfer-fa2"
     paste = flashinfer_paste("fa2")
-    verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
-    verified_ragged = verified_scores = ("NVIDIA H100, flashinfer-python 0.6.13",)
-    verified_paged = (*verified_ragged, *verified)
     efficiency = 0.45
     backend = "fa2"
     forward_kernels = "(Single|Batch)PrefillWith\\w*KVCacheKernel"
@@ -239,8 +234,6 @@ class Decode(FlashInfer):
     """The decode wrapper without tensor cores; the other names read pages with them."""
 
     name = "flashinfer-decode"
-    verified: ClassVar = tuple(f"NVIDIA {gpu}, flashinfer-python 0.6.13" for gpu in ("H100", "H200"))
-    verified_paged = verified_scores = verified
     paste = Paste(
         ("import torch", "from flashinfer import BatchDecodeWithPagedKVCacheWrapper"),
         {"paged": PAGED_CALL.format(wrapper="BatchDecodeWithPagedKVCacheWrapper(buffer", queries="")},
@@ -279,9 +272,6 @@ class Decode(FlashInfer):
 class Fa3(FlashInfer):
     name = "flashinfer-fa3"
     paste = flashinfer_paste("fa3")
-    verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
-    verified_ragged = verified_scores = ("NVIDIA H100, flashinfer-python 0.6.13",)
-    verified_paged = (*verified_ragged, *verified)
     efficiency = 0.75
     backend = "fa3"
     limits: ClassVar = Limits(
@@ -311,7 +301,6 @@ class Cudnn(FlashInfer):
         causal="causal=True",
         scale="sm_scale={scale}",
     )
-    verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.65
     starts_compiler = False
     backend = "cudnn"
@@ -348,7 +337,6 @@ class TrtLlm(FlashInfer):
         sink="sinks=sink.float()",
     )
     min_version = "0.6.7"  # trtllm_fmha_v2_prefill
-    verified: ClassVar = ("NVIDIA H200, flashinfer-python 0.6.13",)
     efficiency = 0.65
     limits: ClassVar = Limits(
         capability=(9, 0),

@@ -83,7 +83,6 @@ class HuggingFace(Library):
 
 class Eager(HuggingFace):
     name = "hf-eager"
-    verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "eager"
     paste = hf_paste(implementation)
     limits: ClassVar = replace(EAGER_AND_SDPA_LIMITS, sink=True)
@@ -121,7 +120,6 @@ class Sdpa(HuggingFace):
     """
 
     name = "hf-sdpa"
-    verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
     implementation = "sdpa"
     paste = hf_paste(implementation)
     limits: ClassVar = EAGER_AND_SDPA_LIMITS
@@ -148,7 +146,6 @@ class Sdpa(HuggingFace):
 class Flash2(HuggingFace):
     name = "hf-flash_attention_2"
     uses: ClassVar = FlashAttention2.distributions
-    verified: ClassVar = ("NVIDIA H200, transformers 5.17, flash-attn 2.8.3",)
     efficiency = 0.45
     implementation = "flash_attention_2"
     paste = hf_paste(implementation)
@@ -192,8 +189,6 @@ class Flash2(HuggingFace):
 
 class Flex(compiled.Flex, HuggingFace):
     name = "hf-flex_attention"
-    verified: ClassVar = ("NVIDIA H200, transformers 5.17",)
-    verified_ragged = ("NVIDIA H100, transformers 5.17",)
     implementation = "flex_attention"
     limits: ClassVar = replace(compiled.Flex.limits.without_cache, alibi=False)
     paste = hf_paste(implementation)

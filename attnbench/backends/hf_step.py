@@ -87,10 +87,6 @@ class StepBackend(HuggingFace):
 
 class Eager(StepBackend):
     name = "step-eager"
-    verified: ClassVar[tuple[str, ...]] = (
-        "NVIDIA H100, transformers 5.17, forward",
-        "NVIDIA H200, transformers 5.17, forward",
-    )
     implementation = "eager"
 
     def workspace(self, case: Case) -> Workspace:
@@ -105,7 +101,6 @@ class Sdpa(StepBackend):
     """SDPA with the backend that torch chooses in each layer."""
 
     name = "step-sdpa"
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H100, transformers 5.17", "NVIDIA H200, transformers 5.17")
     implementation = "sdpa"
     limits: ClassVar = replace(ANY, softcap=False, sink=False)
     forward_kernels = sdpa.Choice.forward_kernels
@@ -115,7 +110,6 @@ class Sdpa(StepBackend):
 
 class SdpaMath(Sdpa):
     name = "step-sdpa-math"
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, transformers 5.17",)
     switch = sdpa.Math.switch
     forward_kernels = sdpa.Math.forward_kernels
     backward_kernels = sdpa.Math.backward_kernels
@@ -127,7 +121,6 @@ class SdpaMath(Sdpa):
 
 class SdpaEfficient(Sdpa):
     name = "step-sdpa-efficient"
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, transformers 5.17",)
     switch = sdpa.Efficient.switch
     limits: ClassVar = replace(sdpa.Efficient.limits, window=True, gqa=True)
     forward_kernels = sdpa.Efficient.forward_kernels
@@ -141,7 +134,6 @@ class SdpaEfficient(Sdpa):
 
 class SdpaFlash(Sdpa):
     name = "step-sdpa-flash"
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, transformers 5.17",)
     switch = sdpa.Flash.switch
     forward_kernels = sdpa.Flash.forward_kernels
     backward_kernels = sdpa.Flash.backward_kernels
@@ -155,7 +147,6 @@ class SdpaFlash(Sdpa):
 
 class SdpaCudnn(Sdpa):
     name = "step-sdpa-cudnn"
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H100, transformers 5.17", "NVIDIA H200, transformers 5.17")
     switch = sdpa.Cudnn.switch
     limits: ClassVar = replace(sdpa.Cudnn.limits, window=True, unequal_causal=True)
     forward_kernels = sdpa.Cudnn.forward_kernels
@@ -165,7 +156,6 @@ class SdpaCudnn(Sdpa):
 
 class Flash2(StepBackend):
     name = "step-flash_attention_2"
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, transformers 5.17, flash-attn 2.8.3",)
     uses: ClassVar = (*FlashAttention2.distributions, *FlashAttention2.uses)
     implementation = "flash_attention_2"
     kernel = FlashAttention2
@@ -177,7 +167,6 @@ class Flash2(StepBackend):
 
 class Flash3(StepBackend):
     name = "step-flash_attention_3"
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H100, transformers 5.17", "NVIDIA H200, transformers 5.17")
     uses: ClassVar = (*FlashAttention3.distributions, *FlashAttention3.uses)
     implementation = "flash_attention_3"
     kernel = FlashAttention3
@@ -189,7 +178,6 @@ class Flash3(StepBackend):
 
 class Flash4(StepBackend):
     name = "step-flash_attention_4"
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, transformers 5.17, flash-attn-4 4.0.0b36",)
     uses: ClassVar = (*FlashAttention4.distributions, *FlashAttention4.uses)
     implementation = "flash_attention_4"
     kernel = FlashAttention4
@@ -203,10 +191,6 @@ class Flex(StepBackend):
     """FlexAttention, which transformers compiles. It has no backward on a CPU, and no sinks there."""
 
     name = "step-flex_attention"
-    verified: ClassVar[tuple[str, ...]] = (
-        "NVIDIA H100, transformers 5.17, forward",
-        "NVIDIA H200, transformers 5.17, forward",
-    )
     implementation = "flex_attention"
     starts_compiler = True
     forward_kernels = compiled.Flex.forward_kernels

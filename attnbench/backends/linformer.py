@@ -8,7 +8,7 @@ seqlen_k, so that a projected key is as large as a key. A trained model has a sm
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from attnbench.backends.approximate import KEPT, Approximate, kept_keys
 from attnbench.backends.base import autograd_prepared
@@ -43,7 +43,6 @@ class Linformer(Approximate):
     name = "linformer"
     order = "bhsd"
     what = f"softmax over random projections of the keys, as many as {KEPT}"
-    verified: ClassVar = ("NVIDIA H100, torch 2.11", "NVIDIA H200, torch 2.11")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if case.causal:

@@ -55,7 +55,6 @@ class Nsa(Approximate, Library):
     forward_kernels = "parallel_nsa_fwd_kernel"
     backward_kernels = "parallel_nsa_bwd_kernel"
     limits: ClassVar = Limits(headdim=(16, 256), empty_rows=False)
-    verified: ClassVar = ("NVIDIA H100, fla-core 0.6.0", "NVIDIA H200, fla-core 0.6.0")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):

@@ -11,7 +11,7 @@ a key. One round of hashing; the paper takes up to eight and adds them up.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from attnbench.backends.approximate import KEPT, Approximate, gathered, kept_keys, positions, selecting_prepared
 from attnbench.core.backend import Prepared, Workspace
@@ -52,7 +52,6 @@ def _rotation(headdim: int, directions: int, device: torch.device) -> Tensor:
 class Reformer(Approximate):
     name = "reformer"
     what = f"attention to keys that hash alike and to a query's own, {KEPT}"
-    verified: ClassVar = ("NVIDIA H100, torch 2.11", "NVIDIA H200, torch 2.11")
 
     def workspace(self, case: Case) -> Workspace:
         s = case.shape

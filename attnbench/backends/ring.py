@@ -19,7 +19,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.sdpa import SWITCHES
-from attnbench.backends.several_devices import ON_FOUR, RingAttention
+from attnbench.backends.several_devices import RingAttention
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -117,34 +117,25 @@ def _own_module() -> Any:
     return importlib.import_module(f"{package}._attention")
 
 
-FORWARD_ON_FOUR = tuple(f"{where}, forward" for where in ON_FOUR)  # torch's backward is wrong: docs/several-gpus.md
-
-
 class AllgatherFlash(Ring):
     name, method, kernel = "ring-allgather-flash", "allgather", "flash"
-    verified = ON_FOUR
 
 
 class AllgatherCudnn(Ring):
     name, method, kernel = "ring-allgather-cudnn", "allgather", "cudnn"
-    verified = ON_FOUR
 
 
 class AllgatherEfficient(Ring):
     name, method, kernel = "ring-allgather-efficient", "allgather", "efficient"
-    verified = FORWARD_ON_FOUR
 
 
 class AlltoallFlash(Ring):
     name, method, kernel = "ring-alltoall-flash", "alltoall", "flash"
-    verified = ON_FOUR
 
 
 class AlltoallCudnn(Ring):
     name, method, kernel = "ring-alltoall-cudnn", "alltoall", "cudnn"
-    verified = ON_FOUR
 
 
 class AlltoallEfficient(Ring):
     name, method, kernel = "ring-alltoall-efficient", "alltoall", "efficient"
-    verified = FORWARD_ON_FOUR

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from attnbench.backends.libraries import Library
-from attnbench.backends.several_devices import ON_FOUR, RingAttention
+from attnbench.backends.several_devices import RingAttention
 from attnbench.core.backend import Probe
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -35,7 +35,6 @@ class Package(Library):
 
 class RingFlashAttention(RingAttention):
     name = "ring-flash-attn"
-    verified = ON_FOUR
     inner = "fa2"
 
     @property

@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.several_devices import ON_FOUR, RingAttention
+from attnbench.backends.several_devices import RingAttention
 from attnbench.backends.transformer_engine import call_module, dot_product_attention
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -123,19 +123,16 @@ class _Done:
 
 class RingP2p(ContextParallel):
     name, communication = "ring-transformer-engine-p2p", "p2p"
-    verified = ON_FOUR
 
 
 class RingAllgather(ContextParallel):
     name, communication = "ring-transformer-engine-allgather", "all_gather"
-    verified = ON_FOUR
 
 
 class Ulysses(ContextParallel):
     """Its all-to-all to parts of the heads, and back."""
 
     name, communication = "ulysses-transformer-engine", "a2a"
-    verified = ON_FOUR
 
     def cannot_split(self, case: Case, device: Device) -> str | None:
         s = case.shape

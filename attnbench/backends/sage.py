@@ -51,7 +51,6 @@ class Sage(Approximate, Library):
     limits: ClassVar = Limits(
         headdim_pairs=((64, 64), (128, 128)), backward=False, unequal_causal=False, empty_rows=False
     )
-    verified: ClassVar = ("NVIDIA H200, sageattention 1.0.6",)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):

@@ -170,8 +170,6 @@ class Math(Sdpa):
     """SDPA's math backend: matmuls and a softmax, in float32 for inputs of half precision."""
 
     name = "sdpa-math"
-    verified: ClassVar = ("NVIDIA H200, torch 2.11", "x86 CPU, torch 2.13")
-    verified_scores = ("NVIDIA H200, torch 2.11",)
     switch = "math"
     paste = sdpa_paste("MATH")
     efficiency = 0.2
@@ -189,8 +187,6 @@ class Math(Sdpa):
 
 class Efficient(Sdpa):
     name = "sdpa-efficient"
-    verified: ClassVar = ("NVIDIA H200, torch 2.11",)
-    verified_scores = ("NVIDIA H200, torch 2.11",)
     switch = "mem_efficient"
     paste = sdpa_paste("EFFICIENT_ATTENTION")
     efficiency = 0.18
@@ -215,8 +211,6 @@ class Efficient(Sdpa):
 
 class Flash(Sdpa):
     name = "sdpa-flash"
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, torch 2.11", "x86 CPU, torch 2.13")
-    verified_ragged = ("NVIDIA H100, torch 2.11",)
     switch = "flash"
     paste = sdpa_paste("FLASH_ATTENTION", LOWER_RIGHT)
     runtime_checker = "torch"
@@ -231,8 +225,6 @@ class Flash(Sdpa):
 
 class Cudnn(Sdpa):
     name = "sdpa-cudnn"
-    verified: ClassVar = ("NVIDIA H200, torch 2.11",)
-    verified_ragged = ("NVIDIA H100, torch 2.11",)
     switch = "cudnn"
     paste = sdpa_paste("CUDNN_ATTENTION")
     efficiency = 0.6
@@ -257,8 +249,6 @@ class Choice(Sdpa):
     """SDPA with the backend that torch chooses for the case: some fused kernel, or math's products and softmax."""
 
     name = "sdpa"
-    verified: ClassVar = ("NVIDIA H100, torch 2.11", "NVIDIA H200, torch 2.11")
-    verified_ragged = verified_scores = verified[:1]
     paste = sdpa_paste()
     runtime_checker = "torch"
     limits: ClassVar = Math.limits

@@ -85,7 +85,6 @@ class SdpaFlash(Flash):
 
 class SdpaFlashAttention3(SdpaFlash):
     name = "sdpa-fa3"
-    verified: ClassVar = tuple(f"NVIDIA {gpu}, torch 2.11, commit 0251105" for gpu in ("H100", "H200"))
     paste = sdpa_paste("FLASH_ATTENTION", LOWER_RIGHT, ACTIVATE.format("FA3"), ACTIVATE_FROM)
     uses: ClassVar = FlashAttention3.distributions
     implementation = "FA3"
@@ -95,7 +94,6 @@ class SdpaFlashAttention3(SdpaFlash):
 class SdpaFlashAttention4(SdpaFlash):
     name = "sdpa-fa4"
     paste = sdpa_paste("FLASH_ATTENTION", LOWER_RIGHT, ACTIVATE.format("FA4"), ACTIVATE_FROM)
-    verified: ClassVar = ("NVIDIA H200, torch 2.11, flash-attn-4 4.0.0b18",)
     uses: ClassVar = (*FlashAttention4.distributions, *FlashAttention4.uses)
     implementation = "FA4"
     kernels = FlashAttention4

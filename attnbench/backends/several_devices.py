@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
-ON_FOUR = ("2 NVIDIA H100, torch 2.11", "4 NVIDIA H200, torch 2.11")  # where results over several devices were right
-
 
 class SeveralDevices(BackendBase):
     """A method that splits a sequence over the ranks, around the backend `inner` that computes on each."""

@@ -9,7 +9,7 @@ mask.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from attnbench.backends.approximate import KEPT, Approximate, gathered, in_blocks, kept_keys, positions
 from attnbench.backends.base import autograd_prepared
@@ -37,7 +37,6 @@ class Streaming(Approximate):
     name = "streaming"
     order = "bhsd"
     what = f"causal attention to the first {SINKS} keys and the last ones, together {KEPT}"
-    verified: ClassVar = ("NVIDIA H100, torch 2.11", "NVIDIA H200, torch 2.11")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         return super().unsupported(case, device) or (None if case.causal else "it is an approximation of causal masks")

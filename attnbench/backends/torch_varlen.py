@@ -43,8 +43,6 @@ PAGED_CALL = (
 
 class TorchVarlen(BackendBase):
     name = "torch-varlen"
-    verified: ClassVar = ("NVIDIA H100, torch 2.11", "NVIDIA H200, torch 2.11")
-    verified_ragged = verified[:1]
     paste = Paste(
         ("from torch.nn.attention.varlen import varlen_attn",),
         {"ragged": THD + CALL, "dense": THD + CALL, "paged": PAGES_THD + PAGED_CALL},

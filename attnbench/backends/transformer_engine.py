@@ -77,9 +77,6 @@ def te_paste(*switched_off: str) -> Paste:
 
 class TransformerEngine(Library):
     name = "transformer-engine"
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H100, transformer-engine 2.20.2",)
-    verified_ragged: ClassVar[tuple[str, ...]] = verified
-    verified_scores: ClassVar[tuple[str, ...]] = verified
     paste = te_paste()
     efficiency = 0.65
     runtime_checker = "Transformer Engine"
@@ -195,9 +192,6 @@ class Fused(TransformerEngine):
     """Its FusedAttention, which is cuDNN."""
 
     name = "transformer-engine-fused"
-    verified: ClassVar[tuple[str, ...]] = tuple(f"NVIDIA {gpu}, transformer-engine 2.20.2" for gpu in ("H100", "H200"))
-    verified_ragged: ClassVar[tuple[str, ...]] = verified[:1]
-    verified_scores = verified
     paste = te_paste("UNFUSED", "FLASH")
     switched_off: ClassVar = ("UNFUSED", "FLASH")
     forward_kernels = "cudnn.*fprop"
@@ -212,9 +206,6 @@ class Flash(TransformerEngine):
     takes_views_of_bhsd = True
 
     name = "transformer-engine-flash"
-    verified: ClassVar = tuple(f"NVIDIA {gpu}, transformer-engine 2.20.2, flash-attn 3" for gpu in ("H100", "H200"))
-    verified_ragged = verified[:1]
-    verified_scores = ("NVIDIA H200, transformer-engine 2.20.2, flash-attn 2.8.3",)
     paste = te_paste("UNFUSED", "FUSED")
     switched_off: ClassVar = ("UNFUSED", "FUSED")
     forward_kernels = FLASH_FORWARD

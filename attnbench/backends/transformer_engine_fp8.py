@@ -42,7 +42,6 @@ class Fp8(Fused):
     """Its FusedAttention in fp8."""
 
     name = "transformer-engine-fp8"
-    verified = ("NVIDIA H100, transformer-engine 2.20.2", "NVIDIA H200, transformer-engine 2.20.2")
     paste = Paste((), {"fp8": PASTE}, full='attn_mask_type="no_mask"', causal='attn_mask_type="causal"')
     efficiency = 1.1
     min_version = "2.20"  # of the names that are imported here

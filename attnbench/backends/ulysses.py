@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends import SEVERAL, ULYSSES
+from attnbench.backends import ULYSSES
 from attnbench.backends.base import BackendBase
-from attnbench.backends.several_devices import ON_FOUR, SeveralDevices
+from attnbench.backends.several_devices import SeveralDevices
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -34,7 +34,6 @@ class Ulysses(SeveralDevices):
     def __init__(self, on_one: BackendBase) -> None:
         self.on_one = on_one
         self.name = f"{ULYSSES}{on_one.name}"
-        self.verified = ON_FOUR if self.name in SEVERAL else ()  # type: ignore[misc]
 
     def cannot_split(self, case: Case, device: Device) -> str | None:
         s, ranks = case.shape, case.ranks

@@ -35,10 +35,9 @@ REINSTALL = "pip install --force-reinstall --no-deps --no-cache-dir a-kernels"
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_each_says_what_it_was_checked_against_and_where_it_ran(name: str) -> None:
+def test_each_says_what_it_was_checked_against(name: str) -> None:
     made = backend(name)
     assert "Checked against" in " ".join(str(sys.modules[type(made).__module__].__doc__).split())
-    assert isinstance(made.verified, tuple)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

@@ -33,7 +33,6 @@ class Gluon(BackendBase):
         causal="causal=True",
         scale="softmax_scale={scale}",
     )
-    verified: ClassVar = ("NVIDIA H100, torch 2.11, Triton 3.6", "NVIDIA H200, torch 2.11, Triton 3.6")
     limits: ClassVar = Limits(capability=(9, 0), capability_below=(10, 0), amd=False, headdim=(16, 256), headdim_v=True)
     efficiency = 0.6
     forward_kernels = "^_forward_hopper$"

@@ -62,8 +62,6 @@ class Triton(BackendBase):
         softcap="softcap={softcap}",
         scale="softmax_scale={scale}",
     )
-    verified: ClassVar = ("NVIDIA H200, torch 2.11, Triton 3.6",)
-    verified_ragged = verified_paged = verified_scores = ("NVIDIA H100, torch 2.11, Triton 3.6",)
     # Compute capability 8.0 has asynchronous copies and bf16 matmuls. That of an AMD GPU is its gfx number, which is
     # above 8.0 for all that torch supports.
     limits: ClassVar = Limits(
