@@ -21,11 +21,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.fa3 import FlashAttention3, build_refusal
-from attnbench.backends.libraries import Library, probe_of_failed_import, reason_of_failed_import
+from attnbench.backends.flash_attn.fa3 import FlashAttention3, build_refusal
 from attnbench.backends.limits import Limits
-from attnbench.backends.masks import alibi_bias, effective_window, mask_plan, visibility_mask
 from attnbench.backends.paste import BSHD, Paste
+from attnbench.backends.shared.libraries import Library, probe_of_failed_import, reason_of_failed_import
+from attnbench.backends.shared.masks import alibi_bias, effective_window, mask_plan, visibility_mask
 from attnbench.core.backend import Prepared, Probe, Unsupported, Workspace, torch_dtype
 from attnbench.core.case import ITEMSIZE, Case
 from attnbench.core.machine import Device

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.gluon.backward_tiles import choose_backward_tiles, query_parts
-from attnbench.backends.libraries import installed_triton, probe_triton, refusal_of_interpreter
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import BSHD, Paste
+from attnbench.backends.shared.libraries import installed_triton, probe_triton, refusal_of_interpreter
 from attnbench.backends.triton.padding import padded_queries
 from attnbench.core.backend import Prepared, Probe, Workspace
 from attnbench.core.case import Case

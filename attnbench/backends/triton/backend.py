@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
-from attnbench.backends.libraries import (
+from attnbench.backends.limits import Limits
+from attnbench.backends.paste import BSHD, THD, Paste
+from attnbench.backends.shared.libraries import (
     installed_triton,
     is_interpreted,
     probe_triton,
     refusal_of_interpreter,
     refusal_when_interpreted,
 )
-from attnbench.backends.limits import Limits
-from attnbench.backends.masks import slopes
-from attnbench.backends.paste import BSHD, THD, Paste
+from attnbench.backends.shared.masks import slopes
 from attnbench.backends.triton.padding import padded_queries
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace, cu_seqlens
 from attnbench.core.case import DTYPES, Case
