@@ -1,4 +1,4 @@
-"""Attention implementations, one file per library, and the map from the name of a backend to its class.
+"""Attention implementations, a file or folder per library, and the map from the name of a backend to its class.
 
 A library is imported only in the worker that runs its backend, so one that is missing or fails at import affects its
 own records only. The files here import none: for lists and dry runs the parent imports them too. To add a backend,
@@ -37,14 +37,14 @@ _STEPS: Mapping[str, str] = {  # steps of a whole model
 }
 STEPS = tuple(f"step-{name}" for name in _STEPS)
 _RINGS: Mapping[str, str] = {  # one sequence on several GPUs, keys and values going around
-    f"ring-{method}-{kernel}": f"attnbench.backends.ring:{method.title()}{kernel.title()}"
+    f"ring-{method}-{kernel}": f"attnbench.backends.several_devices.ring:{method.title()}{kernel.title()}"
     for method in ("allgather", "alltoall")
     for kernel in ("flash", "cudnn", "efficient")
 } | {
-    "ring-flash-attn": "attnbench.backends.ring_flash_attn:RingFlashAttention",
-    "ring-transformer-engine-p2p": "attnbench.backends.ring_transformer_engine:RingP2p",
-    "ring-transformer-engine-allgather": "attnbench.backends.ring_transformer_engine:RingAllgather",
-    "ulysses-transformer-engine": "attnbench.backends.ring_transformer_engine:Ulysses",
+    "ring-flash-attn": "attnbench.backends.several_devices.ring_flash_attn:RingFlashAttention",
+    "ring-transformer-engine-p2p": "attnbench.backends.several_devices.ring_transformer_engine:RingP2p",
+    "ring-transformer-engine-allgather": "attnbench.backends.several_devices.ring_transformer_engine:RingAllgather",
+    "ulysses-transformer-engine": "attnbench.backends.several_devices.ring_transformer_engine:Ulysses",
 }
 ULYSSES = "ulysses-"  # before a backend's name: that backend on several GPUs, with an all-to-all to parts of the heads
 _ULYSSES = tuple(  # tried on GPUs; others of one device are taken too
@@ -56,57 +56,57 @@ _ULYSSES = tuple(  # tried on GPUs; others of one device are taken too
 )
 SEVERAL = (*_RINGS, *_ULYSSES)  # docs/several-gpus.md
 _OF_ONE: Mapping[str, str] = {  # of one device
-    "eager": "attnbench.backends.eager:Eager",
-    "sdpa": "attnbench.backends.sdpa:Choice",
-    "sdpa-math": "attnbench.backends.sdpa:Math",
-    "sdpa-efficient": "attnbench.backends.sdpa:Efficient",
-    "sdpa-flash": "attnbench.backends.sdpa:Flash",
-    "sdpa-cudnn": "attnbench.backends.sdpa:Cudnn",
-    "torch-varlen": "attnbench.backends.torch_varlen:TorchVarlen",
+    "eager": "attnbench.backends.pytorch.eager:Eager",
+    "sdpa": "attnbench.backends.pytorch.sdpa:Choice",
+    "sdpa-math": "attnbench.backends.pytorch.sdpa:Math",
+    "sdpa-efficient": "attnbench.backends.pytorch.sdpa:Efficient",
+    "sdpa-flash": "attnbench.backends.pytorch.sdpa:Flash",
+    "sdpa-cudnn": "attnbench.backends.pytorch.sdpa:Cudnn",
+    "torch-varlen": "attnbench.backends.pytorch.varlen:TorchVarlen",
     "triton": "attnbench.backends.triton:Triton",
     "gluon": "attnbench.backends.gluon:Gluon",
-    "flex": "attnbench.backends.compiled:Flex",
-    "flex-flash": "attnbench.backends.compiled:FlexFlash",
-    "compile": "attnbench.backends.compiled:Compile",
-    "fa1": "attnbench.backends.fa1:FlashAttention1",
-    "fa2": "attnbench.backends.fa2:FlashAttention2",
-    "fa3": "attnbench.backends.fa3:FlashAttention3",
-    "fa4": "attnbench.backends.fa4:FlashAttention4",
-    "sdpa-fa3": "attnbench.backends.sdpa_flash:SdpaFlashAttention3",
-    "sdpa-fa4": "attnbench.backends.sdpa_flash:SdpaFlashAttention4",
+    "flex": "attnbench.backends.pytorch.compiled:Flex",
+    "flex-flash": "attnbench.backends.pytorch.compiled:FlexFlash",
+    "compile": "attnbench.backends.pytorch.compiled:Compile",
+    "fa1": "attnbench.backends.flash_attn.fa1:FlashAttention1",
+    "fa2": "attnbench.backends.flash_attn.fa2:FlashAttention2",
+    "fa3": "attnbench.backends.flash_attn.fa3:FlashAttention3",
+    "fa4": "attnbench.backends.flash_attn.fa4:FlashAttention4",
+    "sdpa-fa3": "attnbench.backends.pytorch.sdpa_flash:SdpaFlashAttention3",
+    "sdpa-fa4": "attnbench.backends.pytorch.sdpa_flash:SdpaFlashAttention4",
     "xformers": "attnbench.backends.xformers:XFormers",
     "xformers-cutlass": "attnbench.backends.xformers:Cutlass",
     "xformers-fa2": "attnbench.backends.xformers:Fa2",
     "xformers-fa3": "attnbench.backends.xformers:Fa3",
     "xformers-splitk": "attnbench.backends.xformers:SplitK",
-    "flashinfer": "attnbench.backends.flashinfer:FlashInfer",
-    "flashinfer-fa2": "attnbench.backends.flashinfer:Fa2",
-    "flashinfer-fa3": "attnbench.backends.flashinfer:Fa3",
-    "flashinfer-decode": "attnbench.backends.flashinfer:Decode",
-    "flashinfer-cudnn": "attnbench.backends.flashinfer:Cudnn",
-    "flashinfer-trtllm": "attnbench.backends.flashinfer:TrtLlm",
-    "cudnn": "attnbench.backends.cudnn:Cudnn",
-    "cudnn-fp8": "attnbench.backends.cudnn_fp8:CudnnFp8",
-    "transformer-engine": "attnbench.backends.transformer_engine:TransformerEngine",
-    "transformer-engine-fused": "attnbench.backends.transformer_engine:Fused",
-    "transformer-engine-flash": "attnbench.backends.transformer_engine:Flash",
-    "transformer-engine-fp8": "attnbench.backends.transformer_engine_fp8:Fp8",
-    "hf-eager": "attnbench.backends.hf:Eager",
-    "hf-sdpa": "attnbench.backends.hf:Sdpa",
-    "hf-flash_attention_2": "attnbench.backends.hf:Flash2",
-    "hf-flex_attention": "attnbench.backends.hf:Flex",
+    "flashinfer": "attnbench.backends.flashinfer.dense:FlashInfer",
+    "flashinfer-fa2": "attnbench.backends.flashinfer.dense:Fa2",
+    "flashinfer-fa3": "attnbench.backends.flashinfer.dense:Fa3",
+    "flashinfer-decode": "attnbench.backends.flashinfer.dense:Decode",
+    "flashinfer-cudnn": "attnbench.backends.flashinfer.dense:Cudnn",
+    "flashinfer-trtllm": "attnbench.backends.flashinfer.dense:TrtLlm",
+    "cudnn": "attnbench.backends.cudnn.graphs:Cudnn",
+    "cudnn-fp8": "attnbench.backends.cudnn.fp8:CudnnFp8",
+    "transformer-engine": "attnbench.backends.transformer_engine.dot_product:TransformerEngine",
+    "transformer-engine-fused": "attnbench.backends.transformer_engine.dot_product:Fused",
+    "transformer-engine-flash": "attnbench.backends.transformer_engine.dot_product:Flash",
+    "transformer-engine-fp8": "attnbench.backends.transformer_engine.fp8:Fp8",
+    "hf-eager": "attnbench.backends.transformers.functions:Eager",
+    "hf-sdpa": "attnbench.backends.transformers.functions:Sdpa",
+    "hf-flash_attention_2": "attnbench.backends.transformers.functions:Flash2",
+    "hf-flex_attention": "attnbench.backends.transformers.functions:Flex",
 }
 BACKENDS: Mapping[str, str] = {
     **_OF_ONE,
-    **{f"step-{name}": f"attnbench.backends.hf_step:{kind}" for name, kind in _STEPS.items()},
+    **{f"step-{name}": f"attnbench.backends.transformers.step:{kind}" for name, kind in _STEPS.items()},
     **_RINGS,
     **{name: _OF_ONE[name.removeprefix(ULYSSES)] for name in _ULYSSES},
-    "linformer": "attnbench.backends.linformer:Linformer",
-    "streaming": "attnbench.backends.streaming:Streaming",
-    "reformer": "attnbench.backends.reformer:Reformer",
-    "block-topk": "attnbench.backends.block_topk:BlockTopk",
-    "nsa": "attnbench.backends.nsa:Nsa",
-    "sage": "attnbench.backends.sage:Sage",
+    "linformer": "attnbench.backends.approximate.linformer:Linformer",
+    "streaming": "attnbench.backends.approximate.streaming:Streaming",
+    "reformer": "attnbench.backends.approximate.reformer:Reformer",
+    "block-topk": "attnbench.backends.approximate.block_topk:BlockTopk",
+    "nsa": "attnbench.backends.approximate.nsa:Nsa",
+    "sage": "attnbench.backends.approximate.sage:Sage",
     "fake": "attnbench.backends.fake:Fake",
 }
 
@@ -125,6 +125,12 @@ def available() -> dict[str, str]:
     return found
 
 
+def present_spec(name: str, spec: str) -> str:
+    """Return the "module:object" of a backend of a run file, which may name a module of ours that has moved since."""
+    moved = spec.startswith(f"{__name__}.") and spec not in BACKENDS.values()
+    return BACKENDS.get(name, BACKENDS.get(name.removeprefix(ULYSSES), spec)) if moved else spec
+
+
 def load(name: str, spec: str) -> Backend:
     """Import a backend, give it this name, and return it.
 
@@ -136,12 +142,12 @@ def load(name: str, spec: str) -> Backend:
     Raises what the import raises, AttributeError where the module has no such object, and TypeError for an object that
     is neither, or is to compute on each device and is no BackendBase.
     """
-    found = _load(name.removeprefix(ULYSSES), spec)
+    found = _load(name.removeprefix(ULYSSES), present_spec(name, spec))
     if not name.startswith(ULYSSES) or getattr(found, "several", False):
         found.name = name
         return found
     from attnbench.backends.base import BackendBase
-    from attnbench.backends.ulysses import Ulysses
+    from attnbench.backends.several_devices.ulysses import Ulysses
 
     if not isinstance(found, BackendBase):
         raise TypeError(f"{ULYSSES}NAME goes around a function or a subclass of BackendBase; {spec} is neither")
@@ -170,7 +176,7 @@ def _load(name: str, spec: str) -> Backend:
         backend.name = name
         return backend
     if callable(obj):
-        from attnbench.backends.function import Function
+        from attnbench.backends.shared.function import Function
 
         return Function(name, obj, parameters, f"{_path_of(module) or where}:{attribute}")
     raise TypeError(f"{spec} is neither a function of (q, k, v) nor a class with a prepare method")

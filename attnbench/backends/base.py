@@ -39,10 +39,6 @@ class BackendBase:
     order: Order = "bshd"  # of the dimensions that it takes of a dense batch, as autograd_prepared has it
     efficiency = 0.4  # rough fraction of a matmul's rate, for the forecast of time only
     starts_compiler = False  # a first call may compile for minutes (nvcc); its jobs then have a longer timeout
-    verified: ClassVar[tuple[str, ...]] = ()  # hardware and versions on which its results were right
-    verified_ragged: ClassVar[tuple[str, ...]] = ()  # GPUs and versions on which those of ragged batches were right
-    verified_paged: ClassVar[tuple[str, ...]] = ()  # and those of caches of pages
-    verified_scores: ClassVar[tuple[str, ...]] = ()  # and those of sinks, ALiBi and masks by name
     # What it chooses among, case by case: names, and regular expressions for the kernels of each. The first of whose
     # kernels one ran is what was chosen.
     choices: ClassVar[Mapping[str, str]] = {}
@@ -58,10 +54,6 @@ class BackendBase:
     def __init_subclass__(cls) -> None:
         # These must not be inherited: a subclass runs other kernels.
         super().__init_subclass__()
-        cls.verified = vars(cls).get("verified", ())
-        cls.verified_ragged = vars(cls).get("verified_ragged", ())
-        cls.verified_paged = vars(cls).get("verified_paged", ())
-        cls.verified_scores = vars(cls).get("verified_scores", ())
         cls.choices = vars(cls).get("choices", {})
         cls.paste = vars(cls).get("paste")
 

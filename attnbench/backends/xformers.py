@@ -21,11 +21,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.fa3 import FlashAttention3, build_refusal
-from attnbench.backends.libraries import Library, probe_of_failed_import, reason_of_failed_import
+from attnbench.backends.flash_attn.fa3 import FlashAttention3, build_refusal
 from attnbench.backends.limits import Limits
-from attnbench.backends.masks import alibi_bias, effective_window, mask_plan, visibility_mask
 from attnbench.backends.paste import BSHD, Paste
+from attnbench.backends.shared.libraries import Library, probe_of_failed_import, reason_of_failed_import
+from attnbench.backends.shared.masks import alibi_bias, effective_window, mask_plan, visibility_mask
 from attnbench.core.backend import Prepared, Probe, Unsupported, Workspace, torch_dtype
 from attnbench.core.case import ITEMSIZE, Case
 from attnbench.core.machine import Device
@@ -62,9 +62,6 @@ def xformers_paste(operator: str = "", backward: bool = True) -> Paste:
 class XFormers(Library):
     name = "xformers"
     paste = xformers_paste()
-    verified: ClassVar[tuple[str, ...]] = ("NVIDIA H200, xformers 0.0.35",)
-    verified_ragged: ClassVar[tuple[str, ...]] = ("NVIDIA H100, xformers 0.0.35",)
-    verified_scores = verified_ragged
     efficiency = 0.45
     runtime_checker = "xFormers"
     operator_install = "python -m xformers.info says what is there"
@@ -165,8 +162,6 @@ class XFormers(Library):
 class Cutlass(XFormers):
     name = "xformers-cutlass"
     paste = xformers_paste("cutlass")
-    verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
-    verified_ragged = verified_scores = ("NVIDIA H100, xformers 0.0.35",)
     efficiency = 0.18
     operator = "cutlass"
     limits: ClassVar = Limits(
@@ -201,7 +196,6 @@ class Cutlass(XFormers):
 class Fa2(XFormers):
     name = "xformers-fa2"
     paste = xformers_paste("flash")
-    verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
     operator = "flash"
     limits: ClassVar = Limits(window=True, dropout=True, gqa_backward=False, ragged=True)
     forward_kernels = "flash_fwd"
@@ -211,8 +205,6 @@ class Fa2(XFormers):
 
 class Fa3(XFormers):
     name = "xformers-fa3"
-    verified: ClassVar = tuple(f"NVIDIA {gpu}, xformers 0.0.35, commit 0251105" for gpu in ("H100", "H200"))
-    verified_ragged = verified[:1]
     paste = xformers_paste("flash3")
     efficiency = 0.75
     operator = "flash3"
@@ -259,8 +251,6 @@ class SplitK(XFormers):
 
     name = "xformers-splitk"
     paste = xformers_paste("triton_splitk", backward=False)
-    verified: ClassVar = ("NVIDIA H200, xformers 0.0.35",)
-    verified_ragged = verified_paged = ("NVIDIA H100, xformers 0.0.35",)
     operator = "triton_splitk"
     limits: ClassVar = Limits(headdim_pairs=SPLITK_HEADDIMS, backward=False, ragged=True, page_sizes=(64,))
     forward_kernels = "splitK"

@@ -14,7 +14,6 @@ from attnbench.commands.shared import live
 from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
-    from attnbench.core.backend import Backend
     from attnbench.report.document import Document
 
 supports = partial(typer.Option, rich_help_panel="The support matrix")
@@ -69,8 +68,9 @@ def backends(
 def _here(pythons: Sequence[str]) -> Document:
     """Return what runs on the device of this machine."""
     from attnbench.analysis.backends.document import Row, document
-    from attnbench.backends import BACKENDS, available, load
+    from attnbench.backends import BACKENDS, available
     from attnbench.report.progress.progress_line import ProgressLine
+    from attnbench.results import where_tried
     from attnbench.run.select import Chosen, select_interpreters
     from attnbench.run.session import Session
     from attnbench.run.suite import load_suite, resolve
@@ -92,16 +92,9 @@ def _here(pythons: Sequence[str]) -> Document:
     for name, probe in session.probes.items():
         reasons = {answer.reason for answer in answers[name]}
         reason = probe.reason or (next(iter(reasons)) if len(reasons) == 1 else None)
-        verified = _verified(load(name, specs[name])) if name in BACKENDS else "-"
+        verified = "simulated" if name == "fake" else where_tried.text(name) if name in BACKENDS else "-"
         rows.append(Row(name, probe.version, verified, chosen.interpreters.get(name), reason, probe.install))
     return document(device.name, rows)
-
-
-def _verified(backend: Backend) -> str:
-    """Return where a backend of attnbench gave right results."""
-    if getattr(backend, "simulated", False):
-        return "simulated"
-    return "; ".join(getattr(backend, "verified", ())) or "not verified on hardware"
 
 
 def _support(gpus: Sequence[str], device: str | None) -> Document:

@@ -128,13 +128,14 @@ def backend_spec(name: str) -> str:
 
 def is_user_code(spec: str) -> bool:
     """Whether a "module:object" is neither a backend that ships with attnbench nor one of an installed package."""
-    return spec not in backends.BACKENDS.values() and spec not in backends.available().values()
+    return not spec.startswith(f"{backends.__name__}.") and spec not in backends.available().values()
 
 
 def check_trusted(path: Path, run: Run) -> None:
     """Raise UserError where a run file names code, or interpreters, that would not be chosen here without it."""
     usual = venvs.venv_interpreters(run.specs)
-    found = [spec for name, spec in run.specs.items() if backends.available().get(name) != spec]
+    known = {*backends.available().values()}
+    found = [spec for name, spec in run.specs.items() if backends.present_spec(name, spec) not in known]
     found += [python for name, python in run.interpreters.items() if usual.get(name) != python]
     refuse_code(path, [*found, *own_masks(job.case for job in run.plan)])
 

@@ -6,11 +6,11 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-from attnbench.backends import BACKENDS, load
+from attnbench.backends import BACKENDS, load, present_spec
 from attnbench.core.case import Case
 from attnbench.core.record import Run
 
-_OF_TORCH = {f"attnbench.backends.{module}" for module in ("eager", "sdpa", "torch_varlen")}
+_OF_TORCH = {f"attnbench.backends.{module}" for module in ("pytorch.eager", "pytorch.sdpa", "pytorch.varlen")}
 
 
 def chosen(run: Run, backend: str, kernels: Iterable[str]) -> str:
@@ -39,7 +39,7 @@ def may_use(backend: str, spec: str | None, library: str, *, gpu: bool = True) -
 
 
 def _ships(backend: str, spec: str | None) -> bool:
-    return backend in BACKENDS and spec in (None, BACKENDS[backend])
+    return backend in BACKENDS and (spec is None or present_spec(backend, spec) == BACKENDS[backend])
 
 
 def is_of_torch(backend: str, spec: str | None) -> bool:

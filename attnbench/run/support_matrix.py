@@ -161,10 +161,6 @@ class Row:
     plain: Case | None
     cells: tuple[Support, ...]
     runtime_checker: str = ""  # the library whose own check may refuse a case that is supported here
-    verified: bool = True  # it has given right results on hardware
-    verified_ragged: bool = True  # and for ragged batches, on a GPU
-    verified_paged: bool = True  # and for caches of pages
-    verified_scores: bool = True  # and for sinks, ALiBi and masks by name
 
     def takes(self, group: str) -> bool:
         """Return whether a feature of the group is supported."""
@@ -218,20 +214,14 @@ def _row(backend: Backend, device: Device) -> Row:
     candidates = [replace(PLAIN, dtype=dtype) for dtype in DTYPES]
     candidates += [replace(c, shape=replace(c.shape, headdim=64, headdim_v=64)) for c in candidates]
     refusals = [backend.unsupported(c, device) for c in candidates]
-    said: dict[str, Any] = {
-        "runtime_checker": getattr(backend, "runtime_checker", ""),
-        "verified": bool(getattr(backend, "verified", ())),
-        "verified_ragged": bool(getattr(backend, "verified_ragged", ())),
-        "verified_paged": bool(getattr(backend, "verified_paged", ())),
-        "verified_scores": bool(getattr(backend, "verified_scores", ())),
-    }
+    checker = getattr(backend, "runtime_checker", "")
     if None not in refusals:
         no = Support("no", str(refusals[0]))  # but for what it may take of caches of pages alone
         cells = (_cell(backend, device, f, candidates[0], False) if "page_size" in f.change else no for f in FEATURES)
-        return Row(backend.name, None, tuple(cells), **said)
+        return Row(backend.name, None, tuple(cells), checker)
     plain = candidates[refusals.index(None)]
     backward = backend.unsupported(replace(plain, direction="bwd"), device) is None
-    return Row(backend.name, plain, tuple(_cell(backend, device, f, plain, backward) for f in FEATURES), **said)
+    return Row(backend.name, plain, tuple(_cell(backend, device, f, plain, backward) for f in FEATURES), checker)
 
 
 def case_of(feature: Feature, backend: Backend, device: Device, plain: Case) -> Case:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from time import perf_counter  # own names, which no kernel can replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.function import Function
+from attnbench.backends.shared.function import Function
 from attnbench.core import flops, masks, pages, stats
 from attnbench.core.backend import Backend, Inputs, Prepared, Signature, Unsupported
 from attnbench.core.case import Case

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench import __version__
 from attnbench.backends.fake import busy_with_others
-from attnbench.backends.libraries import installed_version
+from attnbench.backends.shared.libraries import installed_version
 from attnbench.core import cgroups, checkout
 from attnbench.core.machine import Device, Environment
 from attnbench.worker.measure import ceiling

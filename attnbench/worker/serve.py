@@ -42,8 +42,8 @@ from time import monotonic, time  # own names, which no kernel can replace
 from typing import Any, Literal, TextIO
 
 from attnbench import backends
-from attnbench.backends.function import Function
-from attnbench.backends.own_source import hash_of_source, hashes_of_imported
+from attnbench.backends.shared.function import Function
+from attnbench.backends.shared.own_source import hash_of_source, hashes_of_imported
 from attnbench.core import stats
 from attnbench.core.backend import Backend, Prepared, Probe, Unsupported, Workspace, refusal
 from attnbench.core.case import RESULT_ITEMSIZE, Case

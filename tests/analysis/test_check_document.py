@@ -101,7 +101,7 @@ def test_an_error_and_its_limit_are_told_apart() -> None:
 
 
 SERVE = '  File "/opt/attnbench/worker/serve.py", line 1, in run\n    measure()\n'
-CALL = '  File "/opt/attnbench/backends/function.py", line 2, in launch\n    function(q)\n'
+CALL = '  File "/opt/attnbench/backends/shared/function.py", line 2, in launch\n    function(q)\n'
 MINE = '  File "/home/me/mine.py", line 3, in f\n    attention(q)\n'
 KERNEL = '  File "/opt/attnbench/backends/triton/attention.py", line 4, in attention\n    raise ValueError\n'
 

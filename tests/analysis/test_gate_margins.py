@@ -122,7 +122,7 @@ def test_like_things_are_not() -> None:
 @pytest.mark.parametrize(
     ("backend", "spec", "refused"),
     [
-        ("hf-sdpa", "attnbench.backends.hf:Sdpa", True),
+        ("hf-sdpa", "attnbench.backends.transformers.functions:Sdpa", True),
         ("hf-sdpa", None, True),  # of a saved baseline
         ("triton", "attnbench.backends.triton:Triton", False),
         ("fa2", None, False),

@@ -19,7 +19,7 @@ from attnbench.run.profile.profile import Profile
 from attnbench.run.suite import parse_options
 from attnbench.run.workers import WorkerPool
 
-EAGER, TRITON = "attnbench.backends.eager:Eager", "attnbench.backends.triton:Triton"
+EAGER, TRITON = "attnbench.backends.pytorch.eager:Eager", "attnbench.backends.triton:Triton"
 
 
 def one(backend: str = "eager", **changes: Any) -> Profile:

@@ -106,7 +106,7 @@ def test_no_figures_and_why(text: str, said: str) -> None:
 
 REQUEST: dict[str, Any] = {
     "name": "eager",
-    "spec": "attnbench.backends.eager:Eager",
+    "spec": "attnbench.backends.pytorch.eager:Eager",
     "case": to_json(Case(Shape(1, 16, 16, 1, 1, 8, 8), "fp32", "bwd")),
     "device": to_json(Device("cuda", 0, "x", 2**30, 2**30, l2=2**20)),
 }

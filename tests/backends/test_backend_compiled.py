@@ -11,8 +11,8 @@ import torch
 import torch._dynamo
 import torch._functorch.config
 
-from attnbench.backends import masks
-from attnbench.backends.masks import (
+from attnbench.backends.shared import masks
+from attnbench.backends.shared.masks import (
     block_mask,
     effective_window,
     flash_window,
@@ -271,7 +271,7 @@ def test_the_mask_of_pages_is_exact(key: str) -> None:
 @pytest.mark.parametrize("fault", ["order", "neighbour"])
 @pytest.mark.parametrize("key", ["decode", "unlike", "speculative"])
 def test_a_mask_of_other_pages_is_wrong(key: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnbench.backends import compiled
+    from attnbench.backends.pytorch import compiled
 
     right = compiled.paged_block_mask
     turned = {"order": lambda t: t.flip(1), "neighbour": lambda t: t.roll(1, 0)}[fault]

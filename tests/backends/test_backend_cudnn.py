@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.backends import cudnn as ours
+from attnbench.backends.cudnn import graphs as ours
 from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device

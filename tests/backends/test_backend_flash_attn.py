@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.backends.fa4_mask import mask_mod
+from attnbench.backends.flash_attn.fa4_mask import mask_mod
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.worker import inputs

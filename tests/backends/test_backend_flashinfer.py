@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnbench.backends import flashinfer as backends
-from attnbench.backends import flashinfer_paged, flashinfer_sparse, masks
-from attnbench.backends.flashinfer import offsets
+from attnbench.backends.flashinfer import dense as backends
+from attnbench.backends.flashinfer import paged as flashinfer_paged
+from attnbench.backends.flashinfer import sparse as flashinfer_sparse
+from attnbench.backends.flashinfer.dense import offsets
+from attnbench.backends.shared import masks
 from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device

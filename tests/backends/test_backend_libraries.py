@@ -12,8 +12,9 @@ from types import ModuleType
 import pytest
 
 from attnbench.backends import BACKENDS, SEVERAL
-from attnbench.backends.fa2 import FlashAttention2
-from attnbench.backends.libraries import (
+from attnbench.backends.flash_attn.fa2 import FlashAttention2
+from attnbench.backends.limits import Limits
+from attnbench.backends.shared.libraries import (
     Library,
     flash_workspace,
     installed_version,
@@ -21,7 +22,6 @@ from attnbench.backends.libraries import (
     reason_of_failed_import,
     version_numbers,
 )
-from attnbench.backends.limits import Limits
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from standins import install
@@ -36,10 +36,9 @@ REINSTALL = "pip install --force-reinstall --no-deps --no-cache-dir a-kernels"
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_each_says_what_it_was_checked_against_and_where_it_ran(name: str) -> None:
+def test_each_says_what_it_was_checked_against(name: str) -> None:
     made = backend(name)
     assert "Checked against" in " ".join(str(sys.modules[type(made).__module__].__doc__).split())
-    assert isinstance(made.verified, tuple)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.backends import nsa
+from attnbench.backends.approximate import nsa
 from attnbench.core.case import Case, Shape
 from attnbench.worker import inputs, reference
 from attnbench.worker.reference import approximate_check

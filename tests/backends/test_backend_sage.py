@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnbench.backends.sage import rounded
+from attnbench.backends.approximate.sage import rounded
 from attnbench.core.backend import Backend, Inputs
 from attnbench.core.case import Case, Shape
 from attnbench.core.record import Accuracy, Approximation

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.backends import transformer_engine as transformer_engine_backend
+from attnbench.backends.transformer_engine import dot_product as transformer_engine_backend
 from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.worker import inputs

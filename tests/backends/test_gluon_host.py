@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from attnbench.backends import libraries
 from attnbench.backends.gluon.backend import MULTIPROCESSORS, Gluon
 from attnbench.backends.gluon.backward_tiles import BACKWARD_TILES, PROGRAMS, choose_backward_tiles, query_parts
 from attnbench.backends.gluon.forward_tiles import SHORT, block_lists, choose_forward_tiles, head_widths
+from attnbench.backends.shared import libraries
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 

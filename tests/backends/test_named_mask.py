@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnbench.backends.masks import visibility_mask
+from attnbench.backends.shared.masks import visibility_mask
 from attnbench.backends.triton.named_mask import NamedMask
 from attnbench.core.case import Case, Shape
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from attnbench import backends
-from attnbench.backends.function import Function
-from attnbench.backends.own_signature import objection
+from attnbench.backends.shared.function import Function
+from attnbench.backends.shared.own_signature import objection
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.worker import inputs

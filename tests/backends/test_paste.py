@@ -88,7 +88,7 @@ def test_it_parses_and_imports_what_the_backend_calls(name: str) -> None:
 
 
 # What stands for what a backend does for its whole process, or for a model that it has none of; "create_block_mask" is
-# called in backends/masks.py
+# called in backends/shared/masks.py
 INSTEAD = {"SDPBackend", "sdpa_kernel", "AutoModelForCausalLM", "create_block_mask"}
 
 

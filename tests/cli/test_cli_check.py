@@ -10,7 +10,7 @@ import re
 import pytest
 from tool import Tool
 
-from attnbench.backends.own_signature import GIVEN
+from attnbench.backends.shared.own_signature import GIVEN
 
 FAKE = ("check", "--device", "fake", "fake")
 ONE_KIND = ("--dtype", "fp32", "--pass", "fwd", "--headdim", "64", "--full")

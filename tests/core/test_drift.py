@@ -40,7 +40,7 @@ class Accumulates(torch.autograd.Function):  # type: ignore[misc]
 
 @pytest.mark.parametrize("budget", [2**23, 2**12], ids=["all rows", "sampled"])
 def test_gradients_that_accumulate_are_wrong(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
-    from attnbench.backends.function import Function
+    from attnbench.backends.shared.function import Function
     from attnbench.worker.measure_cell import CellMeasurer
 
     monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", budget)
@@ -68,7 +68,7 @@ def test_a_run_file_has_one_writer_at_a_time(tmp_path: Path) -> None:
 
 def test_a_single_key_is_right() -> None:
     """With one key dq and dk are exactly 0, and the rounding of a kernel that computes them is not."""
-    from attnbench.backends.function import Function
+    from attnbench.backends.shared.function import Function
     from attnbench.worker.measure_cell import CellMeasurer
 
     def sdpa(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:

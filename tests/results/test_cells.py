@@ -231,7 +231,7 @@ def test_no_runs_and_no_records_are_no_cells() -> None:
     assert cells([]) == cells([run([])]) == []
 
 
-@pytest.mark.parametrize(("spec", "ranked"), [("/mine.py:fast", False), ("attnbench.backends.sdpa:SdpaFlash", True)])
+@pytest.mark.parametrize(("spec", "ranked"), [("/mine.py:fast", False), ("attnbench.backends.sdpa:Flash", True)])
 def test_what_beats_a_matmul_twice_stores_its_results_only_where_it_is_a_persons(spec: str, ranked: bool) -> None:
     """Of a backend that ships with attnbench it tells that other work slowed the matmul."""
     slow = {"ceiling_matmul": 100e12}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from attnbench.backends import BACKENDS, load
-from attnbench.backends.eager import Eager
+from attnbench.backends.pytorch.eager import Eager
 from attnbench.core.backend import Probe
 from attnbench.core.case import Case
 from attnbench.core.machine import Device

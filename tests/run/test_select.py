@@ -296,7 +296,7 @@ def test_loading_a_backend_of_one_device_as_one_of_several(own: str) -> None:
         assert loaded.several  # type: ignore[attr-defined]
         assert loaded.on_one.name == name.removeprefix("ulysses-")  # type: ignore[attr-defined]
     te = "ulysses-transformer-engine"  # the library's own
-    assert type(backends.load(te, BACKENDS[te])).__module__ == "attnbench.backends.ring_transformer_engine"
+    assert type(backends.load(te, BACKENDS[te])).__module__.endswith(".several_devices.ring_transformer_engine")
     with pytest.raises(TypeError, match="a function or a subclass of BackendBase"):
         backends.load("ulysses-full", f"{own}:Full")
 
@@ -342,6 +342,18 @@ def test_what_a_strangers_file_names_is_not_run(changes: dict[str, Any], named: 
     with pytest.raises(UserError, match=f"^run.jsonl says to run {named}; .*add --trust$"):
         check_trusted(Path("run.jsonl"), run([], **changes))
     check_trusted(Path("run.jsonl"), run([], specs={"fa2": BACKENDS["fa2"]}))
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [("fa2", "attnbench.backends.fa2:FlashAttention2"), ("ulysses-flex", "attnbench.backends.compiled:Flex")],
+)
+def test_a_file_may_name_a_module_of_ours_that_has_moved(name: str, spec: str) -> None:
+    check_trusted(Path("run.jsonl"), run([], specs={name: spec}))
+    assert not select.is_user_code(spec)
+    assert backends.load(name, spec).name == name
+    with pytest.raises(UserError, match="says to run attnbench"):
+        check_trusted(Path("run.jsonl"), run([], specs={"mine": "attnbench.backends.gone:Mine"}))
 
 
 def test_a_file_that_changes_before_it_is_locked_is_not_trusted(

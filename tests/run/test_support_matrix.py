@@ -15,12 +15,12 @@ from rich.console import Console
 
 from attnbench.analysis.backends import support_document as shown
 from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
-from attnbench.backends.fa2 import FlashAttention2
-from attnbench.backends.sdpa_flash import SdpaFlashAttention3
 from attnbench.commands.backends import backends
 from attnbench.core import gpus
 from attnbench.core.errors import UserError
 from attnbench.report import json_and_csv, terminal
+from attnbench.results import where_tried
+from attnbench.results.where_tried import Trial
 from attnbench.run.support_matrix import (
     FEATURES,
     PLAIN,
@@ -174,9 +174,10 @@ def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
 
 def test_every_mark_has_its_note_and_unverified_rows_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shown, "DOCUMENTED", "a100")
-    monkeypatch.setattr(SdpaFlashAttention3, "verified", ())
-    monkeypatch.setattr(FlashAttention2, "verified_ragged", ())
-    monkeypatch.setattr(FlashAttention2, "verified_paged", ())
+    known = {name: found for name, found in where_tried.trials().items() if name != "sdpa-fa3"}
+    known["fa2"] = (Trial("NVIDIA H100", "flash-attn 2.8.3", ("dense", "ALiBi"), ()),)
+    monkeypatch.setattr(shown, "trials", lambda: known)
+    monkeypatch.setattr(where_tried, "trials", lambda: known)
     _, _, text = shown.documented().partition("### a100, sizes")
     used = {int(part.partition("<")[0]) for part in text.split("<sup>")[1:]}
     listed = [line for line in text.splitlines() if line.partition(". ")[0].isdigit()]
@@ -186,7 +187,7 @@ def test_every_mark_has_its_note_and_unverified_rows_say_so(monkeypatch: pytest.
     assert "`eager` |" in text
     (ragged,) = [line for line in listed if line.endswith(". ragged batches not verified on a GPU")]
     assert f"`fa2` <sup>{ragged.partition('.')[0]}</sup> | yes" in text.partition("### a100, ragged")[2]
-    (paged,) = [line for line in listed if line.endswith(". pages not verified on a GPU")]
+    (paged,) = [line for line in listed if line.endswith(". pages and ragged batches not verified on a GPU")]
     assert f"`fa2` <sup>{paged.partition('.')[0]}</sup> |" in text.partition("### a100, pages")[2]
     assert text.count("| `fa3` ") == 1  # runs nothing there: told once
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.backends.ring_flash_attn import RingFlashAttention
+from attnbench.backends.several_devices.ring_flash_attn import RingFlashAttention
 from attnbench.core.backend import Probe, Signature
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from attnbench.backends import sdpa, ulysses
-from attnbench.backends.ring import AllgatherFlash, _own_module
-from attnbench.backends.several_devices import SeveralDevices
+from attnbench.backends.pytorch import sdpa
+from attnbench.backends.several_devices import ulysses
+from attnbench.backends.several_devices.base import SeveralDevices
+from attnbench.backends.several_devices.ring import AllgatherFlash, _own_module
 from attnbench.core import split_sequence
 from attnbench.core.backend import Prepared, Probe
 

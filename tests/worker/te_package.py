@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from attnbench.backends import ring_transformer_engine
+from attnbench.backends.several_devices import ring_transformer_engine
 from attnbench.core.backend import Probe, Signature
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attnbench import backends
-from attnbench.backends.function import Function
+from attnbench.backends.shared.function import Function
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
 from attnbench.core.policy import Policy

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase, autograd_prepared
-from attnbench.backends.eager import Eager
-from attnbench.backends.function import Function
+from attnbench.backends.pytorch.eager import Eager
+from attnbench.backends.shared.function import Function
 from attnbench.core.backend import Inputs, Prepared, Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device

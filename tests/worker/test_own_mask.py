@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.backends.eager import Eager
+from attnbench.backends.pytorch.eager import Eager
 from attnbench.core import masks
 from attnbench.core.case import Case, Shape
 from attnbench.core.errors import UserError

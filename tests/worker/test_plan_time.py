@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attnbench.backends import BACKENDS, load
-from attnbench.backends.eager import Eager
+from attnbench.backends.pytorch.eager import Eager
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.backends.eager import Eager
-from attnbench.backends.function import Function
+from attnbench.backends.pytorch.eager import Eager
+from attnbench.backends.shared.function import Function
 from attnbench.core.activity import Activity
 from attnbench.core.backend import Signature, Unsupported
 from attnbench.core.case import Case, Shape

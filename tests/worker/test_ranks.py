@@ -16,7 +16,7 @@ import pytest
 import torch
 from split_methods import KEPT, OWN_KEYS, WRONG
 
-from attnbench.backends.ring_transformer_engine import Ulysses
+from attnbench.backends.several_devices.ring_transformer_engine import Ulysses
 from attnbench.core import split_sequence
 from attnbench.core.case import Case, Shape
 from attnbench.core.json import from_json, to_json

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.backends.eager import Eager
+from attnbench.backends.pytorch.eager import Eager
 from attnbench.core.backend import Inputs, Prepared, torch_dtype
 from attnbench.core.case import Case, Shape
 from attnbench.core.record import Accuracy

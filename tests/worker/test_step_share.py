@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.backends.hf_step import Eager, Flash2, SdpaFlash
+from attnbench.backends.transformers.step import Eager, Flash2, SdpaFlash
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.worker.step.attention_calls import MARK

@@ -17,7 +17,7 @@ import torch
 
 from attnbench.analysis.summary.cautions import cautions
 from attnbench.analysis.summary.facts import facts
-from attnbench.backends.function import Function
+from attnbench.backends.shared.function import Function
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import CHECK, METHOD, Policy

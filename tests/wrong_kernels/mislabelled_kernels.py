@@ -10,7 +10,7 @@ from right_attention import Attention, attention, fused
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase, autograd_prepared
-from attnbench.backends.eager import Eager
+from attnbench.backends.pytorch.eager import Eager
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from measuring_device import MeasuringDevice, case
 
-from attnbench.backends.eager import Eager
-from attnbench.backends.sdpa import Flash, Math
+from attnbench.backends.pytorch.eager import Eager
+from attnbench.backends.pytorch.sdpa import Flash, Math
 from attnbench.core.activity import Activity
 from attnbench.core.backend import Prepared, Signature
 from attnbench.core.record import Measurement

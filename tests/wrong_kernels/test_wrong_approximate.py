@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbench.backends import block_topk, streaming
-from attnbench.backends.approximate import Approximate
+from attnbench.backends.approximate import block_topk, streaming
+from attnbench.backends.approximate.base import Approximate
+from attnbench.backends.approximate.block_topk import BlockTopk
+from attnbench.backends.approximate.linformer import Linformer
+from attnbench.backends.approximate.reformer import Reformer
+from attnbench.backends.approximate.streaming import Streaming
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.block_topk import BlockTopk
-from attnbench.backends.linformer import Linformer
-from attnbench.backends.reformer import Reformer
-from attnbench.backends.streaming import Streaming
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
 from attnbench.core.json import from_json, to_json

@@ -18,7 +18,7 @@ import wrong_repeats
 import wrong_results
 from measuring_device import NOISE, MeasuringDevice
 
-from attnbench.backends.sdpa import Flash
+from attnbench.backends.pytorch.sdpa import Flash
 from attnbench.core import stats
 from attnbench.core.backend import Inputs, Signature
 from attnbench.core.case import Case, Shape

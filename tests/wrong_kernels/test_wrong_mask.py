@@ -12,8 +12,8 @@ from measuring_device import QUICK, MeasuringDevice
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase, autograd_prepared
-from attnbench.backends.eager import Eager
-from attnbench.backends.masks import visibility_mask
+from attnbench.backends.pytorch.eager import Eager
+from attnbench.backends.shared.masks import visibility_mask
 from attnbench.core.backend import Inputs, Prepared, Signature
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device

@@ -10,7 +10,7 @@ import wrong_ragged
 from measuring_device import QUICK, MeasuringDevice
 from wrong_ragged import Ragged
 
-from attnbench.backends.eager import Eager
+from attnbench.backends.pytorch.eager import Eager
 from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.worker import reference
 

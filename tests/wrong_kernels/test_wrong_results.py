@@ -14,8 +14,8 @@ import torch
 import wrong_results
 from measuring_device import CPU, QUICK, Clock, MeasuringDevice, case, measuring_device
 
-from attnbench.backends.function import Function
 from attnbench.backends.limits import TORCH_LIMITS
+from attnbench.backends.shared.function import Function
 from attnbench.core.case import DATA, Case
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy

@@ -13,8 +13,8 @@ import wrong_results
 from measuring_device import CPU, SDP, MeasuringDevice, case
 from torch import Tensor
 
-from attnbench.backends.eager import Eager
-from attnbench.backends.sdpa import Efficient, Flash, Math
+from attnbench.backends.pytorch.eager import Eager
+from attnbench.backends.pytorch.sdpa import Efficient, Flash, Math
 from attnbench.core.backend import Inputs, Signature
 from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.core.machine import Device

@@ -10,15 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from attnbench.core.errors import UserError
+from attnbench.core.text import listed
 from attnbench.report import markdown
 from attnbench.report.document import Column, Document, Entry, Span, Style, Table
 from attnbench.results.case_names import headdim
+from attnbench.results.where_tried import UNVERIFIED, Trial, features, right_on_gpus, trials
 from attnbench.run.support_matrix import (
     FEATURES,
     LEGEND,
-    PAGES,
     PLAIN,
-    SCORES,
     Answer,
     Row,
     Support,
@@ -31,8 +31,6 @@ from attnbench.run.support_matrix import (
 BEGIN, END = "<!-- matrix: made by `attnbench backends --matrix --into FILE` -->", "<!-- end of the matrix -->"
 DOCUMENTED = "Hopper"  # the GPU of the matrix by feature in docs/backends.md
 STYLES: dict[Answer, Style] = {"yes": "good", "fwd": "warning", "bwd": "warning", "no": "quiet"}
-UNVERIFIED = "not verified on hardware"
-RAGGED = "ragged batches"
 MORE = "Feature by feature: attnbench backends --matrix --gpu h100 (or sm_90, ampere, ..., cpu)"
 
 
@@ -55,11 +53,31 @@ def by_architecture() -> Table:
     matrices = matrices_by_architecture()
     footnotes: dict[str, int] = {}
     rows = [
-        (row.backend, "" if row.verified else UNVERIFIED, [matrix.rows[i].overall for matrix in matrices])
+        (row.backend, "" if row.backend in trials() else UNVERIFIED, [matrix.rows[i].overall for matrix in matrices])
         for i, row in enumerate(matrices[0].rows)
     ]
     table = _table("Where each runs", [matrix.device.name for matrix in matrices], rows, footnotes)
     return replace(table, footnotes=tuple(footnotes))
+
+
+def where_right() -> Iterator[Table]:
+    """Yield a table of the devices on which each backend gave right results, and one of several devices."""
+    for title, several in (("Where each was right", False), ("Where each was right over several devices", True)):
+        found = {name: of for name, of in trials().items() if of[0].device[0].isdigit() == several}
+        devices = sorted({one.device for of in found.values() for one in of})
+        rows = [
+            ((Span(name),), *((Span(_passes([one for one in of if one.device == device])),) for device in devices))
+            for name, of in found.items()
+        ]
+        columns = (Column("backend", wrap=False), *map(Column, devices))
+        yield Table(title.lower().replace(" ", "-"), columns, tuple(rows), title=title)
+
+
+def _passes(found: Sequence[Trial]) -> str:
+    """Return the features with which a backend was right on a device, those apart that are forward only."""
+    backward = dict.fromkeys(name for one in found for name in one.backward)
+    forward = dict.fromkeys(name for one in found for name in one.forward if name not in backward)
+    return "; ".join(filter(None, (", ".join(backward), "forward: " + ", ".join(forward) if forward else "")))
 
 
 def by_feature(matrix: SupportMatrix) -> list[Table]:
@@ -115,10 +133,13 @@ def _remark(row: Row, group: str) -> str:
         parts.append(f"its other features in {row.plain.dtype}, headdim {headdim(row.plain)}")
     if row.runtime_checker and row.plain is not None:
         parts.append(f"{row.runtime_checker} may refuse more, by its version, when a case is run")
-    if not row.verified:
+    takes = [f for f, cell in zip(FEATURES, row.cells, strict=True) if cell.answer != "no" and f.group == group]
+    named = dict.fromkeys(name for f in takes for name in features(f.of(row.plain or PLAIN)))
+    untried = [name for name in named if name not in right_on_gpus(row.backend)]
+    if row.backend not in trials():
         parts.append(UNVERIFIED)
-    elif {RAGGED: row.verified_ragged, PAGES: row.verified_paged, SCORES: row.verified_scores}.get(group) is False:
-        parts.append(f"{group} not verified on a GPU")
+    elif untried:
+        parts.append(f"{listed(untried)} not verified on a GPU")
     return "; ".join(parts)
 
 
@@ -161,7 +182,7 @@ def put_into(path: Path) -> None:
 
 def documented() -> str:
     """Return what docs/backends.md holds from BEGIN to END."""
-    tables = [by_architecture(), *by_feature(support_matrix(named_device(DOCUMENTED)))]
+    tables = [*where_right(), by_architecture(), *by_feature(support_matrix(named_device(DOCUMENTED)))]
     parts = [BEGIN, *map(_in_docs, tables), markdown.safe(LEGEND)]
     return "\n\n".join(parts) + f"\n\n{END}\n"
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.gluon.backward_tiles import choose_backward_tiles, query_parts
-from attnbench.backends.libraries import installed_triton, probe_triton, refusal_of_interpreter
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import BSHD, Paste
+from attnbench.backends.shared.libraries import installed_triton, probe_triton, refusal_of_interpreter
 from attnbench.backends.triton.padding import padded_queries
 from attnbench.core.backend import Prepared, Probe, Workspace
 from attnbench.core.case import Case
@@ -33,7 +33,6 @@ class Gluon(BackendBase):
         causal="causal=True",
         scale="softmax_scale={scale}",
     )
-    verified: ClassVar = ("NVIDIA H100, torch 2.11, Triton 3.6", "NVIDIA H200, torch 2.11, Triton 3.6")
     limits: ClassVar = Limits(capability=(9, 0), capability_below=(10, 0), amd=False, headdim=(16, 256), headdim_v=True)
     efficiency = 0.6
     forward_kernels = "^_forward_hopper$"

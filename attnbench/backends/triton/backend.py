@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared
-from attnbench.backends.libraries import (
+from attnbench.backends.limits import Limits
+from attnbench.backends.paste import BSHD, THD, Paste
+from attnbench.backends.shared.libraries import (
     installed_triton,
     is_interpreted,
     probe_triton,
     refusal_of_interpreter,
     refusal_when_interpreted,
 )
-from attnbench.backends.limits import Limits
-from attnbench.backends.masks import slopes
-from attnbench.backends.paste import BSHD, THD, Paste
+from attnbench.backends.shared.masks import slopes
 from attnbench.backends.triton.padding import padded_queries
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace, cu_seqlens
 from attnbench.core.case import DTYPES, Case
@@ -62,8 +62,6 @@ class Triton(BackendBase):
         softcap="softcap={softcap}",
         scale="softmax_scale={scale}",
     )
-    verified: ClassVar = ("NVIDIA H200, torch 2.11, Triton 3.6",)
-    verified_ragged = verified_paged = verified_scores = ("NVIDIA H100, torch 2.11, Triton 3.6",)
     # Compute capability 8.0 has asynchronous copies and bf16 matmuls. That of an AMD GPU is its gfx number, which is
     # above 8.0 for all that torch supports.
     limits: ClassVar = Limits(

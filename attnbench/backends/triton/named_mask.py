@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.backends.masks import seen_blocks
+from attnbench.backends.shared.masks import seen_blocks
 from attnbench.core import masks
 
 # The numbers by which the kernels know the masks (device_functions.mask_by_name)

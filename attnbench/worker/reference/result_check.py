@@ -70,7 +70,7 @@ class ResultCheck:
         The launch must name its copies of q, k and v in e4m3, and of dout in e5m2 or e4m3; those that it reads are
         changed in place after timing, and its results must follow. And its errors must be those of such operands, which
         no choice of scales avoids. That tells little of a result in 8 bits, whose own rounding is as large: there the
-        kernels' names must say it (backends/cudnn_fp8.py).
+        kernels' names must say it (backends/cudnn/fp8.py).
         """
         import torch
 

@@ -11,7 +11,7 @@ import gc
 import time
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.sdpa import REFUSAL_MESSAGES, SWITCHES
+from attnbench.backends.pytorch.sdpa import REFUSAL_MESSAGES, SWITCHES
 from attnbench.core import flops
 from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case

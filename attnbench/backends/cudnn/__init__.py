@@ -1,0 +1,1 @@
+"""cuDNN's frontend: graphs in 16 bits and in fp8."""

@@ -1,0 +1,1 @@
+"""flash-attn 1 to 4."""

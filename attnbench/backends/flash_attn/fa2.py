@@ -1,0 +1,125 @@
+"""`fa2`: flash-attn 2.x (Dao-AILab/flash-attention). Checked against the source of 2.8.3.post1.
+
+Its causal mask is aligned bottom-right (since 2.1) and a query that sees no key gets 0. 2.6 is the oldest version
+accepted, because softcap came with it. Ragged batches are calls of flash_attn_varlen_func. A cache of pages is read
+by flash_attn_with_kvcache, which splits the keys and can append to the cache, where the sequences have as many queries
+each, else by flash_attn_varlen_func. PyPI has only its source; FLASH_ATTN_CUDA_ARCHS=90 builds for one architecture.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnbench.backends.base import autograd_prepared
+from attnbench.backends.limits import Limits
+from attnbench.backends.paste import BSHD, PAGES, PAGES_THD, THD, Paste
+from attnbench.backends.shared.libraries import VARLEN, Library, varlen_options
+from attnbench.backends.shared.masks import flash_window, slopes
+from attnbench.core.backend import Prepared, Signature
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
+from attnbench.core.pages import cached_seqlens, queries
+
+if TYPE_CHECKING:
+    import torch
+
+    from attnbench.core.backend import Inputs
+
+PAGED_KERNEL = "flash_fwd_splitkv"
+
+
+class FlashAttention2(Library):
+    name = "fa2"
+    paste = Paste(
+        (
+            "from flash_attn import flash_attn_func",
+            "from flash_attn import flash_attn_varlen_func",
+            "from flash_attn import flash_attn_with_kvcache",
+        ),
+        {
+            "dense": f"{BSHD}out = flash_attn_func(q, k, v{{options}})",
+            "ragged": f"{THD}out = {VARLEN}",
+            "paged": f"{PAGES}out = flash_attn_with_kvcache(\n    q, k_cache, v_cache, cache_seqlens=seqlens_k, "
+            "block_table=page_table{options}\n)",
+            "unlike": f"{PAGES_THD}out = flash_attn_varlen_func(\n    q, k_cache, v_cache, cu_seqlens_q, cu_seqlens_k, "
+            "max_seqlen_q, max_seqlen_k,\n    block_table=page_table{options}\n)",
+        },
+        causal="causal=True",
+        window="window_size=({left}, {right})",
+        softcap="softcap={softcap}",
+        dropout="dropout_p={dropout}",
+        scale="softmax_scale={scale}",
+        alibi="alibi_slopes=alibi_slopes",
+    )
+    efficiency = 0.45
+    module = "flash_attn.flash_attn_interface"
+    distributions: ClassVar = ("flash-attn",)
+    install = "pip install 'flash-attn>=2.6,<3' --no-build-isolation"
+    min_version, below_version = "2.6", "3"
+    limits: ClassVar = Limits(
+        window=True, softcap=True, dropout=True, alibi=True, ragged=True, page_sizes=(256,), append=True
+    )
+    forward_kernels = "flash_fwd"
+    backward_kernels = "flash_bwd"
+    other_kernels: ClassVar = ("pytorch_flash",)  # torch's copy of flash-attn 2
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if case.softcap and case.dropout_p:
+            return "softcap and dropout exclude each other"
+        if case.append and not case.has_like_queries:
+            return "it appends as many keys to each sequence"
+        return super().unsupported(case, device)
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        found = super().signature(case, device)
+        return replace(found, runs=(PAGED_KERNEL,)) if case.is_paged else found
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        from flash_attn import flash_attn_func, flash_attn_varlen_func
+
+        options: dict[str, Any] = {
+            "dropout_p": case.dropout_p,
+            "softmax_scale": case.softmax_scale,
+            "causal": case.causal,
+            "window_size": flash_window(case),
+            "softcap": case.softcap,
+            "alibi_slopes": slopes(case, inputs.q.device),
+        }
+        if case.is_paged:
+            return _prepare_paged(case, inputs, options)
+        if case.is_ragged:
+            plan = functools.partial(varlen_options, case, inputs.q.device)
+            attention = functools.partial(flash_attn_varlen_func, **options, **plan())
+            return autograd_prepared(case, inputs, attention, "thd", strided=True, plan=plan)
+        return autograd_prepared(case, inputs, functools.partial(flash_attn_func, **options), strided=True)
+
+
+def _prepare_paged(case: Case, inputs: Inputs, options: dict[str, Any]) -> Prepared:
+    from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
+
+    options["block_table"] = inputs.page_table
+    plan: Callable[[], dict[str, Any]]
+    if case.has_like_queries:
+        del options["dropout_p"]
+        plan, q, attention = (
+            functools.partial(_lengths, case, inputs.q.device),
+            queries(case, inputs.q),
+            flash_attn_with_kvcache,
+        )
+        if inputs.new_k is not None and inputs.new_v is not None:
+            options |= {"k": queries(case, inputs.new_k), "v": queries(case, inputs.new_v)}
+    else:
+        plan, q, attention = (
+            functools.partial(varlen_options, case, inputs.q.device),
+            inputs.q[0],
+            flash_attn_varlen_func,
+        )
+    launch = functools.partial(attention, q, inputs.k, inputs.v, **plan(), **options)
+    return Prepared(launch, lambda out: {"out": out.view(inputs.q.shape)}, plan=plan)
+
+
+def _lengths(case: Case, device: torch.device) -> dict[str, Any]:
+    return {"cache_seqlens": cached_seqlens(case, device)}

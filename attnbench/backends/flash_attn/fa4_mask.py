@@ -1,0 +1,116 @@
+"""Masks by name in flash-attn 4: lists of the blocks that it visits, and a `mask_mod` in CuTe DSL.
+
+A call gets lists for each block of queries, and for its backward for each block of keys: of the blocks of which every
+pair is seen, and of those of which some are, where the kernel asks the `mask_mod`. Lists are ascending: the kernels go
+from the end, and hide keys beyond the last in the first block that they take (block_sparse_utils.py). Beside a
+`mask_mod` they have neither causal nor a window, so that it holds these too.
+"""
+
+# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from attnbench.backends.shared.masks import effective_window, seen_blocks
+from attnbench.core import masks
+from attnbench.core.case import Case
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+HOPPER = 9
+MARGIN = 2  # blocks of random:P; kernels ask for queries of a block that are beyond the last
+
+
+def block_sizes(case: Case, major: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the queries and keys of a block, forward and backward, on a GPU of this major compute capability.
+
+    They are multiples of the kernels' tiles of queries, and their tiles of keys (interface.py, _tile_size_fwd_sm90,
+    _tile_size_bwd_sm90; a tile of queries is two of 128 on Blackwell).
+    """
+    d, d_v = case.shape.headdim, case.shape.headdim_v
+    if major != HOPPER or d <= 128:
+        queries = 128 if major == HOPPER else 256
+        return (queries, 128), (queries, 128)
+    if d <= 192:
+        return (128, 128 if d_v <= 128 else 112), (128, 96)
+    return (128, 80), (128, 64)
+
+
+def mask_options(case: Case, device: torch.device) -> dict[str, Any]:
+    """Return the arguments of flash_attn_func that are made for a mask by name: lists, and a table of blocks."""
+    import torch
+
+    major = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else HOPPER
+    forward, backward = block_sizes(case, major)
+    options: dict[str, Any] = {"block_sparse_tensors": _lists(case, device, forward, by_keys=False)}
+    if case.has_backward:
+        options["block_sparse_tensors_bwd"] = _lists(case, device, backward, by_keys=True)
+    kept = masks.kept_blocks(case.mask, case.shape.seqlen_k, device)
+    if kept is not None:
+        padded = torch.nn.functional.pad(kept.int(), (0, MARGIN, 0, MARGIN))
+        options["aux_tensors"] = [padded]
+    return options
+
+
+def pairs_of_lists(lists: Any) -> int:
+    """Return the pairs of one head in the blocks that are visited."""
+    pairs: int = math.prod(lists.block_size)
+    return int(lists.mask_block_cnt.sum() + lists.full_block_cnt.sum()) * pairs
+
+
+def _lists(case: Case, device: torch.device, size: tuple[int, int], *, by_keys: bool) -> Any:
+    """Return the lists of the blocks of queries, or of those of keys, alike in all heads. Tensors are int32.
+
+    Blocks of which a part is beyond the last query or key count as seen in part, as in torch's BlockMask.
+    """
+    from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
+
+    s = case.shape
+    mask, kept = masks.find(case.mask), masks.kept_blocks(case.mask, s.seqlen_k, device)
+    some, whole = seen_blocks(mask, (s.seqlen_q, s.seqlen_k), effective_window(case), size, device, kept)
+    if by_keys:
+        some, whole = some.T, whole.T
+    partial, full = (_listed(blocks) for blocks in (some & ~whole, whole))
+    return BlockSparseTensorsTorch(*partial, *full, block_size=size)
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many blocks each row lists, (1, 1, rows), and which, (1, 1, rows, columns), ascending."""
+    order = blocks.int().argsort(dim=1, descending=True, stable=True)
+    return blocks.sum(1).int()[None, None], order.int()[None, None].contiguous()
+
+
+def mask_mod(case: Case) -> Callable[..., Any]:
+    """Return the function that says whether a query sees a key. A `random:P` reads its blocks in `aux_tensors`.
+
+    The library compiles once for functions of one source that capture values of one `repr`.
+    """
+    import cutlass
+    from cutlass import cute
+    from flash_attn.cute import utils
+
+    mask, (left, right) = masks.find(case.mask), effective_window(case)
+    shift = case.shape.seqlen_k - case.shape.seqlen_q
+    low = -case.shape.seqlen_k if left is None else -left
+    high = case.shape.seqlen_k if right is None else right
+
+    @cute.jit
+    def sees(b_idx, h_idx, q_idx, kv_idx, seqlen_info, aux_tensors):  # noqa: ARG001
+        place = q_idx + shift
+        band = (kv_idx - place >= low) & (kv_idx - place <= high)
+        return masks.sees(mask, band, place, kv_idx)
+
+    @cute.jit
+    def sees_blocks(b_idx, h_idx, q_idx, kv_idx, seqlen_info, aux_tensors):  # noqa: ARG001
+        place = q_idx + shift
+        band = (kv_idx - place >= low) & (kv_idx - place <= high)
+        row, column = place // masks.BLOCK, kv_idx // masks.BLOCK
+        return band & (utils.scalar_to_ssa(aux_tensors[-1][row[0], column[0]], cutlass.Int32) != 0)
+
+    found: Callable[..., Any] = sees if mask.kept_blocks(1) is None else sees_blocks
+    return found

@@ -1,0 +1,1 @@
+"""FlashInfer: dense and ragged batches, pages, blocks."""

@@ -1,0 +1,239 @@
+"""FlashInfer over a cache of pages: its wrappers for decoding, for prefill and append, and for latent rows (MLA).
+
+Read in 0.6.13. Every wrapper takes the caches themselves, a tuple of (pages, page_size, nheads_k, headdim). The pages
+are the rows of the page table one after the other without what lies beyond each sequence, between offsets, with the
+length of the last page of each. plan() takes offsets and lengths from the host, where a server has them.
+
+One query a sequence goes to the decode wrapper, others to the prefill wrapper; the strides of k and v must agree. Its
+kernels take the factor of k with the scale, and its wrapper multiplies the output by that of v. The MLA wrapper takes
+the strides of pages and rows (csrc/batch_mla_run.cu), so it gets views of the one cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from attnbench.backends.shared.libraries import Library
+from attnbench.backends.shared.masks import flash_window
+from attnbench.core.backend import Prepared, Signature, cu_seqlens
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from attnbench.core.backend import Inputs
+
+WORKSPACE = 128 * 2**20  # bytes, as FlashInfer's documentation recommends
+PAGED_HEADDIMS = ((64, 64), (128, 128), (256, 256))
+MLA_COLUMNS = (576, 512)  # of a row, and of these in v
+
+
+class Paged(Library):
+    """What every backend of FlashInfer does with caches of pages."""
+
+    backend = "auto"
+    latent_kernels = ""
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if case.is_paged and self.limits and not self.limits.page_sizes:
+            return "its calls for caches of pages are not wired up"
+        return super().unsupported(case, device) or _refusal(case)
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        found = super().signature(case, device)
+        return replace(found, runs=(self.latent_kernels,)) if case.latent else found
+
+    def prepare_paged(self, case: Case, inputs: Inputs, *, tensor_cores: bool) -> Prepared:
+        """Return the call of a paged case; `tensor_cores` is the option of the decode wrapper."""
+        import torch
+
+        buffer = torch.zeros(WORKSPACE, dtype=torch.uint8, device=inputs.q.device)
+        reads: dict[str, Tensor] = {}
+        if case.latent:
+            call, plan = _latent(case, inputs, buffer, self.backend)
+        elif case.shape.seqlen_q == 1 and not case.sink:
+            call, plan = _decode(case, inputs, buffer, self.backend, tensor_cores)
+        else:
+            sink = None if inputs.sink is None else inputs.sink.float()
+            reads = {} if sink is None else {"sink": sink}
+            call, plan = _prefill(case, inputs, buffer, self.backend, sink)
+        plan()
+        append = _appender(case, inputs)
+
+        def launch() -> Tensor:
+            append()
+            return call()
+
+        return Prepared(launch, lambda out: {"out": out.view(*inputs.q.shape[:3], -1)}, plan=plan, reads=reads)
+
+
+def _refusal(case: Case) -> str | None:
+    """Return why the wrappers for pages and latent rows, or kernels with a sink, cannot run a case, or None."""
+    if case.sink and (case.softcap or case.cache_dtype != "same" or case.latent):
+        return "an attention sink goes without softcap, fp8 caches and latent rows"
+    if case.latent:
+        if not case.is_paged:
+            return "latent rows only in a cache of pages"
+        if (case.shape.headdim, case.shape.headdim_v) != MLA_COLUMNS:
+            return f"latent rows of {MLA_COLUMNS[0]} columns with {MLA_COLUMNS[1]} of v only"
+        if case.cache_dtype != "same":
+            return "no fp8 of latent rows"
+        if case.window_size != (None, None) or case.softcap:
+            return "no window and no softcap of latent rows"
+        if case.alibi:
+            return "no ALiBi of latent rows"
+    elif case.is_paged and case.shape.headdim != case.shape.headdim_v:
+        return "k and v in a cache of pages must have one headdim"
+    return None
+
+
+Call = tuple[Callable[[], "Tensor"], Callable[[], object]]
+
+
+def _decode(case: Case, inputs: Inputs, buffer: Tensor, backend: str, tensor_cores: bool) -> Call:
+    from flashinfer import BatchDecodeWithPagedKVCacheWrapper
+
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(buffer, "NHD", use_tensor_cores=tensor_cores, backend=backend)
+
+    def plan() -> None:
+        indptr, indices, last = _pages(case, inputs)
+        wrapper.plan(indptr, indices, last, head_dim=case.shape.headdim, **_options(case, inputs))
+
+    return _run(wrapper, case, inputs), plan
+
+
+def _prefill(case: Case, inputs: Inputs, buffer: Tensor, backend: str, sink: Tensor | None) -> Call:
+    from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+    options = {"backend": backend} if sink is None else sink_variant(case, inputs, backend)
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(buffer, "NHD", **options)
+
+    def plan() -> None:
+        queries = cu_seqlens(case, _host())[0]
+        d = case.shape.headdim
+        wrapper.plan(queries, *_pages(case, inputs), head_dim_qk=d, causal=case.causal, **_options(case, inputs))
+
+    return _run(wrapper, case, inputs, sink), plan
+
+
+def sink_variant(case: Case, inputs: Inputs, backend: str) -> dict[str, Any]:
+    """Return the options of a prefill wrapper with which it compiles FlashInfer's kernels with an attention sink.
+
+    As BatchAttentionWithAttentionSinkWrapper (attention/_core.py), whose name of the compiled module has no head dim:
+    one process could not run two. The wrapper's run() takes the sink and the scale behind its tensors.
+    """
+    import torch
+    from flashinfer.jit.attention.variants import attention_sink_decl
+    from flashinfer.utils import determine_attention_backend
+
+    s, dtype, windowed = case.shape, inputs.q.dtype, flash_window(case)[0] >= 0
+    if backend == "auto":
+        backend = determine_attention_backend(inputs.q.device, 0, False, False, dtype, dtype)
+    name = f"attnbench_sink_{case.dtype}_{s.headdim}_{s.headdim_v}_swa_{windowed}_{backend}"
+    arguments = (["sink"], ["float"], ["sm_scale"], ["double"])
+    variant = ("AttentionSink", attention_sink_decl[backend])
+    return {
+        "backend": backend,
+        "jit_args": [name, dtype, dtype, dtype, torch.int32, s.headdim, s.headdim_v, *arguments, *variant],
+        "jit_kwargs": {"use_sliding_window": windowed},
+    }
+
+
+def _latent(case: Case, inputs: Inputs, buffer: Tensor, backend: str) -> Call:
+    from flashinfer.mla import BatchMLAPagedAttentionWrapper
+
+    s = case.shape
+    wrapper = BatchMLAPagedAttentionWrapper(buffer, backend=backend)
+    rows, cache = inputs.q.flatten(0, 1), inputs.k.squeeze(2)
+    operands = [t[..., part] for t in (rows, cache) for part in (slice(s.headdim_v), slice(s.headdim_v, None))]
+
+    def plan() -> None:
+        queries, keys = cu_seqlens(case, _host())
+        indptr, indices, _ = _pages(case, inputs)
+        wrapper.plan(
+            *(queries, indptr, indices, keys.diff()),
+            num_heads=s.nheads,
+            head_dim_ckv=s.headdim_v,
+            head_dim_kpe=s.headdim - s.headdim_v,
+            page_size=case.page_size,
+            causal=case.causal,
+            sm_scale=case.softmax_scale,
+            q_data_type=rows.dtype,
+            kv_data_type=cache.dtype,
+        )
+
+    return lambda: wrapper.run(*operands), plan
+
+
+def _run(wrapper: Any, case: Case, inputs: Inputs, sink: Tensor | None = None) -> Callable[[], Tensor]:
+    """Return the call of a planned wrapper; the factors are those of an fp8 cache."""
+    more = () if sink is None else (sink, case.softmax_scale)
+    q, caches = inputs.q.flatten(0, 1), (inputs.k, inputs.v)
+    factors = {} if case.cache_dtype == "same" else dict(zip(("k_scale", "v_scale"), inputs.descale, strict=True))
+    return lambda: wrapper.run(q, caches, *more, **factors)
+
+
+def _options(case: Case, inputs: Inputs) -> dict[str, Any]:
+    """Return the arguments that the plans for decoding and for prefill share."""
+    return {
+        "num_qo_heads": case.shape.nheads,
+        "num_kv_heads": case.shape.nheads_k,
+        "page_size": case.page_size,
+        "window_left": flash_window(case)[0],
+        "logits_soft_cap": case.softcap or None,
+        "pos_encoding_mode": "ALIBI" if case.alibi else "NONE",
+        "sm_scale": case.softmax_scale,
+        "q_data_type": inputs.q.dtype,
+        "kv_data_type": inputs.k.dtype,
+    }
+
+
+def _host() -> torch.device:
+    import torch
+
+    return torch.device("cpu")
+
+
+def _pages(case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Return where the pages of each sequence begin, the pages, and how many keys the last of each sequence has.
+
+    All int32, the pages on the device and the others on the host.
+    """
+    import torch
+
+    table = inputs.page_table
+    assert table is not None
+    counts = torch.tensor(case.pages, dtype=torch.int32)
+    own = torch.arange(table.shape[1]) < counts[:, None]
+    indices = table.flatten()[own.flatten().nonzero().flatten().to(table.device)]
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int32), counts.cumsum(0, dtype=torch.int32)])
+    last = cu_seqlens(case, _host())[1].diff() - (counts - 1) * case.page_size
+    return indptr, indices, last
+
+
+def _appender(case: Case, inputs: Inputs) -> Callable[[], None]:
+    """Return a function that writes the new keys and values by append_paged_kv_cache; it does nothing without any."""
+    if inputs.new_k is None or inputs.new_v is None:
+        return lambda: None
+    import torch
+    from flashinfer import append_paged_kv_cache
+
+    device = inputs.q.device
+    indptr, indices, last = _pages(case, inputs)
+    starts_q, starts_k = cu_seqlens(case, _host())
+    number = starts_q.diff()
+    sequence = torch.arange(len(number), dtype=torch.int32).repeat_interleave(number)
+    shift = (starts_k.diff() - number - starts_q[:-1]).repeat_interleave(number)
+    positions = torch.arange(len(sequence), dtype=torch.int32) + shift
+    new = (inputs.new_k.flatten(0, 1), inputs.new_v.flatten(0, 1))
+    where = (sequence.to(device), positions.to(device, torch.int32))
+    pages = (indices, indptr.to(device), last.to(device))
+
+    def append() -> None:
+        append_paged_kv_cache(*new, *where, (inputs.k, inputs.v), *pages)
+
+    return append

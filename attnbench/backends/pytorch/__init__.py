@@ -1,0 +1,1 @@
+"""Backends of torch itself: eager, SDPA, compiled, nested and ragged."""

@@ -1,0 +1,282 @@
+"""`sdpa`, `sdpa-*`: torch.nn.functional.scaled_dot_product_attention, as torch chooses and with its backend forced.
+
+Each backend runs in a process of its own, so `prepare` makes the choice for the process, by
+torch.backends.cuda.enable_*_sdp, and no context manager is part of the timed call. `sdpa` leaves these switches as they
+are: what a model gets that calls the function and sets nothing. Its kernels tell what torch chose. When torch refuses a
+case, its own warnings are the reason of the skip.
+
+SDPA's is_causal is aligned top-left; attnbench's causal is bottom-right. They agree when seqlen_q == seqlen_k, and a
+single query sees every key. Otherwise flash gets torch.nn.attention.bias.causal_lower_right (its kernel has that
+alignment), `sdpa`, math and efficient get an explicit mask, and cuDNN is skipped. Masks by name are explicit ones.
+
+Ragged batches are nested tensors (nested.py). On a CPU only math computes them. It splits them and puts padded ones
+together in each call, which waits for the GPU.
+
+Checked against torch 2.11 (CUDA) and 2.13 (CPU). The limits of the fused kernels (`cuda_limits`) are the part of
+torch's own checks (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp) that is the same in all its versions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
+from attnbench.backends.limits import TORCH_LIMITS, Limits
+from attnbench.backends.paste import BHSD, THD, Paste
+from attnbench.backends.pytorch.nested import nested_prepared, nested_refusal
+from attnbench.backends.shared.masks import effective_window, mask_plan, visibility_mask
+from attnbench.core.backend import Prepared, Unsupported, Workspace
+from attnbench.core.captured_stderr import captured_stderr
+from attnbench.core.case import ITEMSIZE, Case
+from attnbench.core.machine import Device
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.core.backend import Inputs
+
+# torch's messages where the forced backend refuses, by version.
+REFUSAL_MESSAGES = ("No available kernel", "No viable backend", "Invalid backend")
+# Patterns for the kernels of each fused backend
+FLASH_KERNELS, EFFICIENT_KERNELS, CUDNN_KERNELS = "pytorch_flash", "fmha_cutlass", "cudnn.*sdpa"
+# The matrix products of math, float32 ones too. Names of fused kernels hold such words as well, in their parameters.
+PRODUCTS = "^(?!.*(?:flash|fmha|sdpa)).*(?:gem[mv]|nvjet|cutlass|aten::bmm)"
+# NAME in torch.backends.cuda.enable_NAME_sdp
+SWITCHES = ("math", "mem_efficient", "flash", "cudnn")
+
+
+# Unequal lengths, where SDPA's causal mask is aligned top-left
+MASK = "attn_mask=torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril(k.size(-2) - q.size(-2))"
+LOWER_RIGHT = "attn_mask=causal_lower_right(q.size(-2), k.size(-2))"
+CALL = "out = scaled_dot_product_attention(q, k, v{options})"
+NESTED = (
+    f"{THD}q = torch.nested.nested_tensor_from_jagged(q, cu_seqlens_q).transpose(1, 2)\n"
+    "k, v = (torch.nested.nested_tensor_from_jagged(t, cu_seqlens_k).transpose(1, 2) for t in (k, v))\n"
+)
+
+
+def sdpa_paste(forced: str = "", unequal: str = MASK, before: str = "", *imports: str) -> Paste:
+    """Return the call of SDPA, with an SDPBackend forced where one is named."""
+    call = f"{before}with sdpa_kernel(SDPBackend.{forced}):\n    {CALL}" if forced else CALL
+    return Paste(
+        (
+            "import torch",
+            *imports,
+            "from torch.nn.attention import SDPBackend",
+            "from torch.nn.attention import sdpa_kernel",
+            "from torch.nn.attention.bias import causal_lower_right",
+            "from torch.nn.functional import scaled_dot_product_attention",
+        ),
+        {"dense": BHSD + call, "ragged": NESTED + call},
+        causal="is_causal=True",
+        unequal=unequal,
+        grouped="enable_gqa=True",
+        dropout="dropout_p={dropout}",
+        scale="scale={scale}",
+    )
+
+
+class Sdpa(BackendBase):
+    """SDPA with one backend forced, or with the one that torch chooses."""
+
+    switch = ""  # torch's name of the backend; "" where torch chooses
+    order = "bhsd"
+    limits: ClassVar[Limits] = TORCH_LIMITS
+    cpu_limits: ClassVar[Limits | None] = None  # where its kernel on a CPU has other limits
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if device.kind == "cpu" and self.cpu_limits:
+            return self.cpu_limits.refusal(case, device)
+        limits = replace(self.limits, window=True) if case.mask else self.limits  # a window is in the explicit mask
+        return limits.refusal(case, device) or nested_refusal(case)
+
+    def workspace(self, case: Case) -> Workspace:
+        if not case.mask:
+            return super().workspace(case)
+        s = case.shape  # the mask, and the additive one that torch makes of it
+        return Workspace(
+            nbytes=s.seqlen_q * s.seqlen_k * (1 + ITEMSIZE[case.dtype]), what="mask", passes=1.0, dense=True
+        )
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        import torch
+        from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+        for name in SWITCHES if self.switch else ():
+            getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == self.switch)
+        options: dict[str, Any] = {
+            "dropout_p": case.dropout_p,
+            "scale": case.softmax_scale,
+            "enable_gqa": case.shape.nheads != case.shape.nheads_k,
+        }
+        if case.is_ragged:
+            options["is_causal"] = effective_window(case) != (None, None)
+        else:
+            options.update(self._mask(case, inputs))
+
+        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            try:
+                return sdpa(q, k, v, **options)
+            except RuntimeError as error:
+                if not any(message in str(error) for message in REFUSAL_MESSAGES):
+                    raise
+                with warnings.catch_warnings(record=True) as caught, contextlib.suppress(RuntimeError):
+                    warnings.simplefilter("always")
+                    sdpa(q, k, v, **options)  # again, to collect the warnings
+                messages = [str(w.message) for w in caught]
+                messages += [] if case.is_ragged else self._objections(inputs, options)
+                raise Unsupported(_reason(messages, self.switch) or f"torch refuses: {error}") from None
+
+        if case.is_ragged:
+            return nested_prepared(case, inputs, attention)
+        return autograd_prepared(case, inputs, attention, self.order, strided=True, **mask_plan(case, inputs.q.device))
+
+    def _objections(self, inputs: Inputs, options: dict[str, Any]) -> list[str]:
+        """Return what torch's own check of a fused CUDA kernel objects to.
+
+        torch writes it to the process's stderr only.
+        """
+        import torch
+
+        check = getattr(torch.backends.cuda, f"can_use_{self.switch.removeprefix('mem_')}_attention", None)
+        if check is None or inputs.q.device.type != "cuda":
+            return []
+        q, k, v = (t.transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v))
+        mask, causal = options.get("attn_mask"), options.get("is_causal", False)
+        parameters = torch.backends.cuda.SDPAParams(q, k, v, mask, options["dropout_p"], causal, options["enable_gqa"])
+        with captured_stderr() as said:
+            check(parameters, debug=True)
+        return re.findall(r"Warning: (.*)", said[0])
+
+    def _mask(self, case: Case, inputs: Inputs) -> dict[str, Any]:
+        s = case.shape
+        if effective_window(case) == (None, None) and not case.mask:
+            return {}
+        if s.seqlen_q == s.seqlen_k and not case.mask:
+            return {"is_causal": True}
+        if self.switch == "flash":
+            from torch.nn.attention.bias import causal_lower_right
+
+            return {"attn_mask": causal_lower_right(s.seqlen_q, s.seqlen_k)}
+        return {"attn_mask": visibility_mask(case, inputs.q.device)}
+
+
+class Math(Sdpa):
+    """SDPA's math backend: matmuls and a softmax, in float32 for inputs of half precision."""
+
+    name = "sdpa-math"
+    switch = "math"
+    paste = sdpa_paste("MATH")
+    efficiency = 0.2
+    limits: ClassVar = replace(TORCH_LIMITS, dropout=True, masks=True, empty_rows=False, ragged=True)
+    forward_kernels = backward_kernels = PRODUCTS
+    other_kernels: ClassVar = (FLASH_KERNELS, EFFICIENT_KERNELS, CUDNN_KERNELS)
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return super().unsupported(case, device) or _causal_refusal(case)
+
+    def workspace(self, case: Case) -> Workspace:
+        widen = 1 if case.dtype == "fp32" else 2  # scores are float32 whatever the inputs
+        return scores_workspace(case, copies_fwd=2.4 * widen, copies_bwd=4.1 * widen)  # measured on an H200
+
+
+class Efficient(Sdpa):
+    name = "sdpa-efficient"
+    switch = "mem_efficient"
+    paste = sdpa_paste("EFFICIENT_ATTENTION")
+    efficiency = 0.18
+    runtime_checker = "torch"
+    limits: ClassVar = Limits(
+        dtypes=("bf16", "fp16", "fp32"),
+        capability=(5, 0),
+        bf16_capability=(8, 0),
+        gqa=False,  # torch 2.11 refuses all grouped heads
+        headdim=(4, 65536),
+        headdim_multiple=4,
+        headdim_v=True,
+        dropout=True,
+        masks=True,
+        empty_rows=False,
+        ragged=True,
+    )
+    forward_kernels = "fmha_cutlassF|AttentionKernel"
+    backward_kernels = "fmha_cutlassB|AttentionBackwardKernel"
+    other_kernels: ClassVar = (FLASH_KERNELS, CUDNN_KERNELS)
+
+
+class Flash(Sdpa):
+    name = "sdpa-flash"
+    switch = "flash"
+    paste = sdpa_paste("FLASH_ATTENTION", LOWER_RIGHT)
+    runtime_checker = "torch"
+    limits: ClassVar = Limits(  # causal_lower_right gives NaN for query rows that see no key
+        capability_below=(12, 2), headdim=(1, 256), headdim_multiple=1, dropout=True, empty_rows=False, ragged=True
+    )
+    cpu_limits: ClassVar[Limits | None] = replace(TORCH_LIMITS, unequal_causal=False)
+    forward_kernels = "flash_fwd|flash_attention_for_cpu"
+    backward_kernels = "flash_bwd|flash_attention_for_cpu_backward"
+    other_kernels: ClassVar = (EFFICIENT_KERNELS, CUDNN_KERNELS)
+
+
+class Cudnn(Sdpa):
+    name = "sdpa-cudnn"
+    switch = "cudnn"
+    paste = sdpa_paste("CUDNN_ATTENTION")
+    efficiency = 0.6
+    runtime_checker = "torch"
+    # Above headdim 128 support depends on the version of cuDNN.
+    limits: ClassVar = Limits(capability_below=(12, 2), headdim_v=True, dropout=True, unequal_causal=False, ragged=True)
+    forward_kernels = "cudnn.*fprop"
+    backward_kernels = "cudnn.*bprop"
+    other_kernels: ClassVar = (FLASH_KERNELS, EFFICIENT_KERNELS)
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        reason = super().unsupported(case, device)
+        if reason is None and case.is_ragged and case.has_backward:
+            return "its dq and dk of nested tensors are wrong (torch 2.11, seen on an H100)"
+        return reason
+
+
+FORCED: Mapping[str, type[Sdpa]] = {"flash": Flash, "efficient": Efficient, "cudnn": Cudnn, "math": Math}
+
+
+class Choice(Sdpa):
+    """SDPA with the backend that torch chooses for the case: some fused kernel, or math's products and softmax."""
+
+    name = "sdpa"
+    paste = sdpa_paste()
+    runtime_checker = "torch"
+    limits: ClassVar = Math.limits
+    forward_kernels = "|".join(forced.forward_kernels for forced in FORCED.values())
+    backward_kernels = "|".join(forced.backward_kernels for forced in FORCED.values())
+    choices: ClassVar = {name: f"{forced.forward_kernels}|{forced.backward_kernels}" for name, forced in FORCED.items()}
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        on_cpu = device.kind == "cpu"  # where only math takes nested tensors
+        return super().unsupported(case, device) or (_causal_refusal(case) if on_cpu else None)
+
+
+def _causal_refusal(case: Case) -> str | None:
+    """Return why math cannot run a case that SDPA takes otherwise, or None where it can."""
+    causal = case.is_ragged and case.causal and case.shape.seqlen_q > 1
+    return "math has no causal mask of nested tensors" if causal else None
+
+
+def _reason(messages: list[str], switch: str) -> str:
+    """Return why torch will not run the forced backend, from its warnings; empty where they say nothing of it.
+
+    Source positions and what the warnings say of other backends are left out.
+    """
+    own = []
+    for message in messages:
+        text = re.sub(r"\s*\((Triggered internally at .*?|function .*)\)", "", message).strip().rstrip(".")
+        if "not used because" in text or "runtime disabled" in text or "not compiled" in text:
+            continue  # headings, and the backends that `prepare` switched off
+        if text and text not in own:
+            own.append(text)
+    return f"torch refuses {f'sdpa {switch}'.strip()}: {'; '.join(own)}" if own else ""

@@ -1,0 +1,1 @@
+"""One sequence over several devices: rings, and all-to-all to parts of the heads."""

@@ -1,0 +1,141 @@
+"""`ring-*`: torch's context parallel, ring attention over SDPA's fused kernels (Liu et al., arXiv 2310.01889).
+
+Every rank holds a part of the sequence. Keys and values go around: `alltoall` sends them to the next rank while a block
+is computed, `allgather` gathers all of them during the first block. Outputs of blocks are merged in float32 by their
+log-sum-exp. A causal sequence lies in head-tail order, which balances the work; one that is not causal in contiguous
+parts, since torch's balancing takes causal attention only.
+
+The call is the public one: scaled_dot_product_attention inside torch.distributed.tensor.experimental.context_parallel,
+which replaces it and is entered in `prepare`. Two things are torch's own and private, as it has no public way: the
+balancing is turned off for attention that is not causal, and `compute` replaces the rotation by one that moves nothing.
+
+torch dispatches no kernel of a CPU to it. Checked against torch 2.13: its ring with SDPA's kernel for CPUs, forward, in
+tests/worker/test_ranks.py. Run on two H100s with torch 2.11, where the backward over the efficient kernel is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnbench.backends.pytorch.sdpa import SWITCHES
+from attnbench.backends.several_devices.base import RingAttention
+from attnbench.core.backend import Prepared
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from attnbench.core.backend import Inputs
+
+
+class Ring(RingAttention):
+    """Ring attention by torch's context parallel."""
+
+    method: ClassVar[str] = ""  # how keys and values go around, as torch's set_rotate_method takes it
+    kernel: ClassVar[str] = ""  # of SDPA, as in the backend's name
+    order = "bhsd"
+
+    def __init__(self) -> None:
+        self._entered = contextlib.ExitStack()
+
+    @property
+    def inner(self) -> str:
+        return f"sdpa-{self.kernel}"
+
+    def cannot_split(self, case: Case, device: Device) -> str | None:
+        s = case.shape
+        if device.kind == "cpu":
+            return "torch's context parallel has no kernel for a CPU"
+        if s.nheads != s.nheads_k:
+            return "torch's context parallel: grouped heads were not tried"
+        if case.window_size != (None, None):
+            return "torch's context parallel has no window"
+        if s.seqlen_q % (2 * case.ranks):
+            return f"torch's head-tail order takes a multiple of {2 * case.ranks} tokens"
+        return None
+
+    def prepare_rank(self, case: Case, inputs: Inputs) -> Prepared:
+        import torch
+
+        switch = "mem_efficient" if self.kernel == "efficient" else self.kernel
+        for name in SWITCHES:
+            getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == switch)
+        self._entered.close()  # of the last case
+        module = _own_module()
+        module.set_rotate_method(self.method)
+        module._cp_options.enable_load_balance = case.causal
+        return super().prepare_rank(case, inputs)
+
+    def attention(self, case: Case) -> Callable[[Any, Any, Any], Any]:
+        """Return attention of this rank's q, k and v, (batch, nheads, seqlen / ranks, headdim), over all ranks."""
+        import torch
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.experimental import context_parallel
+
+        mesh = init_device_mesh("cuda", (case.ranks,))
+        positions = torch.empty(1, case.shape.seqlen_q, device="cuda")  # what context_parallel splits
+        self._entered.enter_context(context_parallel(mesh, buffers=[positions], buffer_seq_dims=[1]))
+        scale, causal = case.softmax_scale, case.causal
+
+        def over_all_ranks(q: Any, k: Any, v: Any) -> Any:  # looked up in each call: context_parallel has replaced it
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+
+        return over_all_ranks
+
+    @contextlib.contextmanager
+    def nothing_moved(self) -> Iterator[None]:
+        module = _own_module()
+        usual, module._create_rotater = module._create_rotater, _NoRotation
+        try:
+            yield
+        finally:
+            module._create_rotater = usual
+
+
+class _NoRotation:
+    """A rotater of torch's ring that moves nothing: each rank gets its own keys and values back."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._buffer: Any = None
+
+    def exchange_buffers(self, buffer: Any) -> None:
+        self._buffer = buffer
+
+    def next_buffer(self) -> Any:
+        return self._buffer
+
+
+def _own_module() -> Any:
+    """Return the module of torch's context parallel; it has moved between versions."""
+    import importlib
+
+    package = "torch.distributed.tensor.experimental"
+    with contextlib.suppress(ModuleNotFoundError):
+        return importlib.import_module(f"{package}._context_parallel._attention")
+    return importlib.import_module(f"{package}._attention")
+
+
+class AllgatherFlash(Ring):
+    name, method, kernel = "ring-allgather-flash", "allgather", "flash"
+
+
+class AllgatherCudnn(Ring):
+    name, method, kernel = "ring-allgather-cudnn", "allgather", "cudnn"
+
+
+class AllgatherEfficient(Ring):
+    name, method, kernel = "ring-allgather-efficient", "allgather", "efficient"
+
+
+class AlltoallFlash(Ring):
+    name, method, kernel = "ring-alltoall-flash", "alltoall", "flash"
+
+
+class AlltoallCudnn(Ring):
+    name, method, kernel = "ring-alltoall-cudnn", "alltoall", "cudnn"
+
+
+class AlltoallEfficient(Ring):
+    name, method, kernel = "ring-alltoall-efficient", "alltoall", "efficient"

@@ -1,0 +1,1 @@
+"""Transformer Engine: DotProductAttention, and its FusedAttention in fp8."""

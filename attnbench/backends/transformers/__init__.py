@@ -1,0 +1,1 @@
+"""transformers: its attention functions, and steps of its models."""

@@ -1,0 +1,228 @@
+"""`hf-*`: the attention functions of Hugging Face's transformers, to show what the integration costs over the kernel.
+
+They are called as a model's layer calls them: through ALL_ATTENTION_FUNCTIONS (eager is Llama's own function), on
+(batch, nheads, seqlen, headdim) views of what the projections wrote, with the mask that the model would have made.
+Checked against 5.23.0. `hf-flash_attention_2` needs flash-attn installed; without it transformers would download
+another kernel.
+
+A ragged batch is one sequence of packed tokens, as transformers' padding-free training has it: flash_attention_2 gets
+the cumulative lengths that the model passes on, the others the mask that it makes of the positions. `hf-eager` and
+`hf-sdpa` thus compute the scores of all sequences with each other.
+
+A sink is that of gpt-oss: its own eager function reads `sinks` of the layer, flex_attention takes it as `s_aux` and
+multiplies the output by the share of the keys, of a log-sum-exp that it has rounded to the dtype of v. SDPA has none,
+and with flash-attn 2 transformers drops it without a word.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnbench.backends.base import autograd_prepared, scores_workspace
+from attnbench.backends.flash_attn.fa2 import FlashAttention2
+from attnbench.backends.limits import TORCH_LIMITS
+from attnbench.backends.paste import Paste
+from attnbench.backends.pytorch import compiled, sdpa
+from attnbench.backends.pytorch.eager import eager_signature
+from attnbench.backends.shared.libraries import Library
+from attnbench.backends.shared.masks import block_mask, visibility_mask
+from attnbench.core.backend import Prepared, Probe, Signature, Workspace, cu_seqlens, torch_dtype
+from attnbench.core.case import ITEMSIZE, Case
+from attnbench.core.machine import Device
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from attnbench.core.backend import Inputs
+
+EAGER_AND_SDPA_LIMITS = replace(TORCH_LIMITS, window=True, dropout=True, empty_rows=False, ragged=True)
+
+
+def hf_paste(implementation: str) -> Paste:
+    """Return how a model of transformers is loaded with one of its attention functions, which have the options."""
+    load = f'model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="{implementation}")'
+    return Paste(("from transformers import AutoModelForCausalLM",), dict.fromkeys(("dense", "ragged"), load))
+
+
+class HuggingFace(Library):
+    """One of transformers' attention functions; `implementation` is its name in a model's configuration."""
+
+    implementation = ""
+    module = "transformers"
+    distributions: ClassVar = ("transformers",)
+    install = "pip install transformers"
+    min_version = "4.57"  # ALL_ATTENTION_FUNCTIONS came with 4.48, whose windows have one key more
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        attend = self._function(case)
+        layer = _layer_like(case, self.implementation)
+        options: dict[str, Any] = {"scaling": case.softmax_scale, "dropout": case.dropout_p}
+        plan = functools.partial(self._options, case, inputs.q.device)
+        options.update(plan())
+
+        def call(q: Tensor, k: Tensor, v: Tensor, *sink: Tensor) -> Tensor:
+            if sink:
+                options["s_aux"] = layer.sinks = sink[0]
+            out: Tensor = attend(layer, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)[0]
+            return out
+
+        return autograd_prepared(case, inputs, call, strided=True, plan=plan if case.is_ragged else None)
+
+    def _function(self, case: Case) -> Any:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        return ALL_ATTENTION_FUNCTIONS[self.implementation]
+
+    def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class Eager(HuggingFace):
+    name = "hf-eager"
+    implementation = "eager"
+    paste = hf_paste(implementation)
+    limits: ClassVar = replace(EAGER_AND_SDPA_LIMITS, sink=True)
+
+    def workspace(self, case: Case) -> Workspace:
+        return scores_workspace(as_one(case), copies_fwd=5, copies_bwd=8)  # its softmax is in float32
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        return eager_signature(case, device)
+
+    def _function(self, case: Case) -> Any:
+        if case.sink:
+            from transformers.models.gpt_oss import modeling_gpt_oss as model
+        else:
+            from transformers.models.llama import modeling_llama as model
+
+        return model.eager_attention_forward
+
+    def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
+        """Return an additive mask, with the lowest finite value where a key is not seen."""
+        import torch
+
+        seen = visibility_mask(case, device)
+        if seen is None:
+            return {"attention_mask": None}
+        dtype = torch_dtype(case)
+        mask = torch.zeros(1, 1, *seen.shape, dtype=dtype, device=device)
+        return {"attention_mask": mask.masked_fill_(~seen, torch.finfo(dtype).min)}
+
+
+class Sdpa(HuggingFace):
+    """SDPA with the backend that torch chooses.
+
+    The model passes SDPA's causal flag for equal lengths, and a mask otherwise.
+    """
+
+    name = "hf-sdpa"
+    implementation = "sdpa"
+    paste = hf_paste(implementation)
+    limits: ClassVar = EAGER_AND_SDPA_LIMITS
+    forward_kernels = sdpa.Choice.forward_kernels
+    backward_kernels = sdpa.Choice.backward_kernels
+    choices: ClassVar = sdpa.Choice.choices
+
+    def workspace(self, case: Case) -> Workspace:
+        if not case.is_ragged:
+            return super().workspace(case)
+        s = case.extent  # the mask, and the additive one that torch makes of it
+        nbytes = s.seqlen_q * s.seqlen_k * (1 + ITEMSIZE[case.dtype])
+        return Workspace(nbytes=nbytes, what="mask", passes=1.0, dense=True)
+
+    def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
+        unmasked = case.window_size == (None, None) and not case.is_ragged
+        if unmasked and case.shape.seqlen_q == case.shape.seqlen_k:
+            # transformers 4 passes the flag on as it is; for a single query it would hide all keys but the first
+            return {"attention_mask": None, "is_causal": case.causal and case.shape.seqlen_q > 1}
+        seen = visibility_mask(case, device)
+        return {"attention_mask": None if seen is None else seen[None, None], "is_causal": False}
+
+
+class Flash2(HuggingFace):
+    name = "hf-flash_attention_2"
+    uses: ClassVar = FlashAttention2.distributions
+    efficiency = 0.45
+    implementation = "flash_attention_2"
+    paste = hf_paste(implementation)
+    limits: ClassVar = replace(FlashAttention2.limits.without_cache, headdim_v=True, alibi=False)
+    forward_kernels = FlashAttention2.forward_kernels
+    backward_kernels = FlashAttention2.backward_kernels
+    other_kernels = FlashAttention2.other_kernels
+
+    def probe(self) -> Probe:
+        return _both(FlashAttention2().probe(), super().probe())
+
+    def installed(self) -> Probe | None:
+        kernel, found = FlashAttention2().installed(), super().installed()
+        return _both(kernel, found) if kernel and found else None
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if reason := super().unsupported(case, device):
+            return reason
+        if case.softcap and case.dropout_p:
+            return "softcap and dropout exclude each other"
+        if case.shape.headdim_v > case.shape.headdim:
+            return "headdim_v is above headdim, to which transformers pads v"
+        if case.window_size != (None, None) and (not case.causal or case.window_size[0] is None):
+            return "its sliding window is causal, with a left side"
+        return None
+
+    def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
+        left = case.window_size[0]
+        options: dict[str, Any] = {
+            "attention_mask": None,
+            "is_causal": case.causal,
+            "sliding_window": None if left is None else left + 1,  # it counts the query's own position
+            "softcap": case.softcap or None,
+        }
+        if case.is_ragged:
+            starts_q, starts_k = cu_seqlens(case, device)
+            options |= {"cu_seq_lens_q": starts_q, "cu_seq_lens_k": starts_k}
+            options |= {"max_length_q": case.shape.seqlen_q, "max_length_k": case.shape.seqlen_k}
+        return options
+
+
+class Flex(compiled.Flex, HuggingFace):
+    name = "hf-flex_attention"
+    implementation = "flex_attention"
+    limits: ClassVar = replace(compiled.Flex.limits.without_cache, alibi=False)
+    paste = hf_paste(implementation)
+
+    def installed(self) -> Probe | None:
+        return HuggingFace.installed(self)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        self.reset_for(case)
+        return HuggingFace.prepare(self, case, inputs)
+
+    def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
+        return {"attention_mask": block_mask(case, device), "softcap": case.softcap or None}
+
+
+def as_one(case: Case) -> Case:
+    """Return a case whose scores are those of all sequences of a ragged batch with each other, seen or not."""
+    return replace(case, shape=case.extent, lengths=())
+
+
+def _both(kernel: Probe, found: Probe) -> Probe:
+    """Return the probe of transformers with the library whose kernel it calls."""
+    if not kernel.usable or not found.usable:
+        return found if kernel.usable else kernel
+    return Probe(version=f"{found.version}, {kernel.version}")
+
+
+def _layer_like(case: Case, implementation: str) -> Any:
+    """Return a module with the attributes that the attention functions read of the layer that calls them."""
+    import torch
+
+    layer: Any = torch.nn.Module()
+    layer.config = SimpleNamespace(_attn_implementation=implementation)
+    layer.num_key_value_groups = case.shape.nheads // case.shape.nheads_k
+    layer.is_causal = case.causal
+    layer.layer_idx = 0
+    return layer.train(case.has_backward or case.dropout_p > 0)

@@ -1,0 +1,66 @@
+"""Where each backend gave right results: where_tried.json, which `python tests/results/where_tried.py` computes."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnbench.core.case import Case
+from attnbench.core.text import listed
+
+DENSE = "dense"
+UNVERIFIED = "not verified on hardware"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A device and a version of a backend's library, and the features of the cases that were right there."""
+
+    device: str  # its model, as "NVIDIA H100"; "2 NVIDIA H100" where the sequence was split over two
+    version: str
+    forward: tuple[str, ...]  # as `features` names them, the plainest first
+    backward: tuple[str, ...]  # those of which a backward was right too
+
+
+def features(case: Case) -> tuple[str, ...]:
+    """Return what a case has beyond a plain dense one, or DENSE. Window, softcap and head dims do not count."""
+    named = {
+        "step": bool(case.step),
+        "fp8": case.dtype == "fp8",
+        "ragged batches": case.is_ragged,
+        "pages": case.is_paged,
+        "fp8 pages": case.cache_dtype == "fp8",
+        "MLA": case.latent,
+        "sinks": case.sink,
+        "ALiBi": case.alibi,
+        "masks by name": bool(case.mask),
+    }
+    return tuple(name for name, has in named.items() if has) or (DENSE,)
+
+
+@functools.cache
+def trials() -> Mapping[str, tuple[Trial, ...]]:
+    """Return the trials of each backend that gave right results anywhere."""
+    table = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    return {
+        backend: tuple(Trial(one["on"], one["with"], tuple(one["fwd"]), tuple(one["bwd"])) for one in found)
+        for backend, found in table.items()
+    }
+
+
+def right_on_gpus(backend: str) -> frozenset[str]:
+    """Return the features with which a backend gave right results on a GPU."""
+    found = [one for one in trials().get(backend, ()) if "NVIDIA" in one.device]
+    return frozenset(name for one in found for name in (*one.forward, *one.backward))
+
+
+def text(backend: str) -> str:
+    """Return the devices and versions with which a backend gave right results, or UNVERIFIED."""
+    devices: dict[str, list[str]] = {}
+    for one in trials().get(backend, ()):
+        forward = ", forward" if one.forward and one.forward[0] not in one.backward else ""
+        devices.setdefault(one.version + forward, []).append(one.device)
+    return "; ".join(f"{listed(on)}, {version}" for version, on in devices.items()) or UNVERIFIED
