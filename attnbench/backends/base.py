@@ -36,6 +36,7 @@ class BackendBase:
     forward_kernels: ClassVar[str] = ""
     backward_kernels: ClassVar[str] = ""
     other_kernels: ClassVar[tuple[str, ...]] = ()
+    kernels_of: ClassVar[type[BackendBase] | None] = None  # another backend: its kernels run, and its library is used
     order: Order = "bshd"  # of the dimensions that it takes of a dense batch, as autograd_prepared has it
     efficiency = 0.4  # rough fraction of a matmul's rate, for the forecast of time only
     starts_compiler = False  # a first call may compile for minutes (nvcc); its jobs then have a longer timeout
@@ -55,6 +56,10 @@ class BackendBase:
         # These must not be inherited: a subclass runs other kernels.
         super().__init_subclass__()
         cls.choices = vars(cls).get("choices", {})
+        if of := vars(cls).get("kernels_of"):
+            cls.forward_kernels, cls.backward_kernels = of.forward_kernels, of.backward_kernels
+            cls.other_kernels, cls.choices = of.other_kernels, of.choices
+            cls.uses = (*of.distributions, *of.uses)
         cls.paste = vars(cls).get("paste")
 
     def probe(self) -> Probe:

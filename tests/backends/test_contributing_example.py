@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +20,7 @@ CASE = Case(Shape(1, 40, 40, 4, 2, 32, 32), "fp32", "fwd_bwd", causal=True)
 MYLIB = """
 import torch
 
-__version__ = "1.2"
-
-def attention(q, k, v, *, causal, scale):
+def attention(q, k, v, *, causal, scale=None):
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     sdpa = torch.nn.functional.scaled_dot_product_attention
     return sdpa(q, k, v, is_causal=causal, scale=scale, enable_gqa=True).transpose(1, 2)
@@ -31,13 +31,17 @@ def test_the_example_is_a_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(sys, "path", [*sys.path])  # loading a file puts its folder on the path
     text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "mine.py").write_text(example, encoding="utf-8")
-    mine = load("mine", f"{tmp_path / 'mine.py'}:Mine")
+    (tmp_path / "mylib_backend.py").write_text(example, encoding="utf-8")
+    mine: Any = load("mylib", f"{tmp_path / 'mylib_backend.py'}:MyLib")
 
-    assert "No module named 'mylib'" in str(mine.probe().why_not)
+    assert mine.probe().reason == mine.installed().reason == "mylib is not installed"
+    assert mine.probe().install == "pip install mylib"
     (tmp_path / "mylib.py").write_text(MYLIB, encoding="utf-8")
     monkeypatch.delitem(sys.modules, "mylib", raising=False)
-    assert mine.probe().version == "mylib 1.2"
+    (tmp_path / "mylib-1.2.dist-info").mkdir()
+    (tmp_path / "mylib-1.2.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mylib\nVersion: 1.2\n")
+    importlib.invalidate_caches()
+    assert mine.probe().version == mine.installed().version == "mylib 1.2"
 
     assert mine.unsupported(CASE, CPU) is None
     assert mine.unsupported(replace(CASE, softcap=30.0), HOPPER) == "no softcap"
@@ -48,5 +52,8 @@ def test_the_example_is_a_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     prepared = mine.prepare(CASE, given)
     accuracy = reference.make_check(CASE, given, seed=0).check_first(prepared.canonical(prepared.launch()))
     assert accuracy.ok, accuracy.problem()
+    pasted: dict[str, Any] = {name: getattr(given, name) for name in "qkv"}
+    exec(mine.paste.text(CASE), pasted)
+    assert pasted["out"].shape == given.q.shape
     assert {*accuracy.errors} == {"out", "dq", "dk", "dv"}
     monkeypatch.delitem(sys.modules, "mylib")

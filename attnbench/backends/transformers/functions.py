@@ -123,9 +123,7 @@ class Sdpa(HuggingFace):
     implementation = "sdpa"
     paste = hf_paste(implementation)
     limits: ClassVar = EAGER_AND_SDPA_LIMITS
-    forward_kernels = sdpa.Choice.forward_kernels
-    backward_kernels = sdpa.Choice.backward_kernels
-    choices: ClassVar = sdpa.Choice.choices
+    kernels_of = sdpa.Choice
 
     def workspace(self, case: Case) -> Workspace:
         if not case.is_ragged:
@@ -145,14 +143,11 @@ class Sdpa(HuggingFace):
 
 class Flash2(HuggingFace):
     name = "hf-flash_attention_2"
-    uses: ClassVar = FlashAttention2.distributions
     efficiency = 0.45
     implementation = "flash_attention_2"
     paste = hf_paste(implementation)
     limits: ClassVar = replace(FlashAttention2.limits.without_cache, headdim_v=True, alibi=False)
-    forward_kernels = FlashAttention2.forward_kernels
-    backward_kernels = FlashAttention2.backward_kernels
-    other_kernels = FlashAttention2.other_kernels
+    kernels_of = FlashAttention2
 
     def probe(self) -> Probe:
         return _both(FlashAttention2().probe(), super().probe())

@@ -14,7 +14,7 @@ import os
 from dataclasses import replace
 from typing import ClassVar
 
-from attnbench.backends.base import scores_workspace
+from attnbench.backends.base import BackendBase, scores_workspace
 from attnbench.backends.flash_attn.fa2 import FlashAttention2
 from attnbench.backends.flash_attn.fa3 import FlashAttention3
 from attnbench.backends.flash_attn.fa4 import FlashAttention4
@@ -37,21 +37,25 @@ class StepBackend(HuggingFace):
     steps = True
     min_version = "5.0"  # caches, masks and attention functions have the interface that worker/step/ uses
     limits: ClassVar[Limits | None] = ANY
-    kernel: ClassVar[type[Library] | None] = None  # the library that transformers calls
     switch = ""  # torch's name of the one backend of SDPA that is left on
+
+    @property
+    def _library(self) -> Library | None:
+        """The library that transformers calls, None where it calls torch."""
+        return self.kernels_of() if self.kernels_of and issubclass(self.kernels_of, Library) else None
 
     def probe(self) -> Probe:
         os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: no kernel is downloaded in the place of a library
         found = super().probe()
-        kernel = self.kernel().probe() if self.kernel and found.usable else found
-        if not kernel.usable or not self.kernel:
+        kernel = self._library.probe() if self._library and found.usable else found
+        if not kernel.usable or not self._library:
             return kernel
         return Probe(version=f"{found.version}, {kernel.version}")
 
     def installed(self) -> Probe | None:
         found = super().installed()
-        kernel = self.kernel().installed() if self.kernel and found and found.usable else found
-        if not kernel or not kernel.usable or not self.kernel or not found:
+        kernel = self._library.installed() if self._library and found and found.usable else found
+        if not kernel or not kernel.usable or not self._library or not found:
             return kernel
         return Probe(version=f"{found.version}, {kernel.version}")
 
@@ -103,17 +107,13 @@ class Sdpa(StepBackend):
     name = "step-sdpa"
     implementation = "sdpa"
     limits: ClassVar = replace(ANY, softcap=False, sink=False)
-    forward_kernels = sdpa.Choice.forward_kernels
-    backward_kernels = sdpa.Choice.backward_kernels
-    choices: ClassVar = sdpa.Choice.choices
+    kernels_of: ClassVar[type[BackendBase] | None] = sdpa.Choice
 
 
 class SdpaMath(Sdpa):
     name = "step-sdpa-math"
     switch = sdpa.Math.switch
-    forward_kernels = sdpa.Math.forward_kernels
-    backward_kernels = sdpa.Math.backward_kernels
-    other_kernels = sdpa.Math.other_kernels
+    kernels_of = sdpa.Math
 
     def workspace(self, case: Case) -> Workspace:
         return Eager().workspace(case)
@@ -123,9 +123,7 @@ class SdpaEfficient(Sdpa):
     name = "step-sdpa-efficient"
     switch = sdpa.Efficient.switch
     limits: ClassVar = replace(sdpa.Efficient.limits, window=True, gqa=True)
-    forward_kernels = sdpa.Efficient.forward_kernels
-    backward_kernels = sdpa.Efficient.backward_kernels
-    other_kernels = sdpa.Efficient.other_kernels
+    kernels_of = sdpa.Efficient
 
     def _refusal(self, case: Case, device: Device) -> str | None:
         grouped = case.shape.nheads != case.shape.nheads_k and not _needs_mask(case)
@@ -135,9 +133,7 @@ class SdpaEfficient(Sdpa):
 class SdpaFlash(Sdpa):
     name = "step-sdpa-flash"
     switch = sdpa.Flash.switch
-    forward_kernels = sdpa.Flash.forward_kernels
-    backward_kernels = sdpa.Flash.backward_kernels
-    other_kernels = sdpa.Flash.other_kernels
+    kernels_of = sdpa.Flash
 
     def _refusal(self, case: Case, device: Device) -> str | None:
         if device.kind != "cpu" and _needs_mask(case):
@@ -149,42 +145,28 @@ class SdpaCudnn(Sdpa):
     name = "step-sdpa-cudnn"
     switch = sdpa.Cudnn.switch
     limits: ClassVar = replace(sdpa.Cudnn.limits, window=True, unequal_causal=True)
-    forward_kernels = sdpa.Cudnn.forward_kernels
-    backward_kernels = sdpa.Cudnn.backward_kernels
-    other_kernels = sdpa.Cudnn.other_kernels
+    kernels_of = sdpa.Cudnn
 
 
 class Flash2(StepBackend):
     name = "step-flash_attention_2"
-    uses: ClassVar = (*FlashAttention2.distributions, *FlashAttention2.uses)
     implementation = "flash_attention_2"
-    kernel = FlashAttention2
     limits: ClassVar = replace(FlashAttention2.limits.without_cache, headdim_v=True)
-    forward_kernels = FlashAttention2.forward_kernels
-    backward_kernels = FlashAttention2.backward_kernels
-    other_kernels = FlashAttention2.other_kernels
+    kernels_of = FlashAttention2
 
 
 class Flash3(StepBackend):
     name = "step-flash_attention_3"
-    uses: ClassVar = (*FlashAttention3.distributions, *FlashAttention3.uses)
     implementation = "flash_attention_3"
-    kernel = FlashAttention3
     limits: ClassVar = replace(FlashAttention3.limits.without_cache, dtypes=("bf16", "fp16"), headdim_v=True)
-    forward_kernels = FlashAttention3.forward_kernels
-    backward_kernels = FlashAttention3.backward_kernels
-    other_kernels = FlashAttention3.other_kernels
+    kernels_of = FlashAttention3
 
 
 class Flash4(StepBackend):
     name = "step-flash_attention_4"
-    uses: ClassVar = (*FlashAttention4.distributions, *FlashAttention4.uses)
     implementation = "flash_attention_4"
-    kernel = FlashAttention4
     limits: ClassVar = replace(FlashAttention4.limits.without_cache, dtypes=("bf16", "fp16"), headdim_v=True)
-    forward_kernels = FlashAttention4.forward_kernels
-    backward_kernels = FlashAttention4.backward_kernels
-    other_kernels = FlashAttention4.other_kernels
+    kernels_of = FlashAttention4
 
 
 class Flex(StepBackend):
@@ -193,8 +175,7 @@ class Flex(StepBackend):
     name = "step-flex_attention"
     implementation = "flex_attention"
     starts_compiler = True
-    forward_kernels = compiled.Flex.forward_kernels
-    backward_kernels = compiled.Flex.backward_kernels
+    kernels_of = compiled.Flex
 
     def _refusal(self, case: Case, device: Device) -> str | None:
         return "compiled FlexAttention is measured on a CUDA GPU only" if device.kind == "cpu" else None
