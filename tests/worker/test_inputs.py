@@ -117,11 +117,6 @@ def test_decaying_scores_fall_with_the_distance_and_values_are_standard_normal()
         assert float(scores.mean()) == pytest.approx(8 * math.exp(-distance / 64), abs=0.25)
 
 
-def test_decaying_inputs_of_a_ragged_batch_are_refused() -> None:
-    with pytest.raises(ValueError, match="dense batches only"):
-        Case(Shape(2, 8, 8, 1, 1, 8, 8), "fp32", "fwd", data="decaying", lengths=((1, 8, 8), (1, 4, 4)))
-
-
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_own_inputs_have_no_flaw(dtype: str) -> None:
     for seed in range(5):
