@@ -34,7 +34,7 @@ from attnbench.core.sizes import format_duration
 from attnbench.core.text import count, some
 from attnbench.results import run_file
 from attnbench.results.disturbed import doubt
-from attnbench.run.select import available_backends, check_trusted, select_interpreters
+from attnbench.run.select import available_backends, check_trusted, present_spec, select_interpreters
 from attnbench.run.suite import Resolved
 
 if TYPE_CHECKING:
@@ -202,7 +202,9 @@ def _loaded(
 
     def loaded(side: _Side, specs: Mapping[str, str | None]) -> dict[str, Loaded]:
         pythons = side.run.interpreters if side.run.specs else usual
-        found = {name: (spec, side.python or pythons.get(name)) for name, spec in specs.items() if spec}
+        found = {
+            name: (present_spec(name, spec), side.python or pythons.get(name)) for name, spec in specs.items() if spec
+        }
         if side.code and (of := _named(side, side.code[0], names, controls)):
             found[of] = side.code[1]
         return found
