@@ -144,6 +144,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in (ROOT / "results").glob("*.jsonl*"):
         (made / "results" / path.name).symlink_to(path)
     (made / "examples").symlink_to(ROOT / "examples")
+    (made / "docs").mkdir()
+    (made / "docs" / "backends.md").write_bytes((ROOT / "docs" / "backends.md").read_bytes())
     for name in ("mine.py", "my_kernel.py", "old.py", "new.py"):
         (made / name).write_text(KERNEL)
     (made / "chat.yaml").write_text(WORKLOAD)

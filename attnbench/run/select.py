@@ -126,6 +126,11 @@ def backend_spec(name: str) -> str:
     return backends.BACKENDS[name]
 
 
+def present_spec(name: str, spec: str) -> str:
+    """Return the "module:object" of a backend of a run file, which may name a module of ours that has moved since."""
+    return backends.present_spec(name, spec)
+
+
 def is_user_code(spec: str) -> bool:
     """Whether a "module:object" is neither a backend that ships with attnbench nor one of an installed package."""
     return not spec.startswith(f"{backends.__name__}.") and spec not in backends.available().values()
@@ -135,7 +140,7 @@ def check_trusted(path: Path, run: Run) -> None:
     """Raise UserError where a run file names code, or interpreters, that would not be chosen here without it."""
     usual = venvs.venv_interpreters(run.specs)
     known = {*backends.available().values()}
-    found = [spec for name, spec in run.specs.items() if backends.present_spec(name, spec) not in known]
+    found = [spec for name, spec in run.specs.items() if present_spec(name, spec) not in known]
     found += [python for name, python in run.interpreters.items() if usual.get(name) != python]
     refuse_code(path, [*found, *own_masks(job.case for job in run.plan)])
 

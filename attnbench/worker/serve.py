@@ -86,7 +86,7 @@ class Worker:
                 device = from_json(Device, request["device"])
                 return {"device": to_json(environment.with_quick_rates(device, request["dtypes"]))}
             case "load":
-                self.spec = request["spec"]
+                self.spec = backends.present_spec(request["name"], request["spec"])
                 self.backend = backends.load(request["name"], self.spec)
                 keep_to_backend(self.backend)
                 probe = self.backend.probe()

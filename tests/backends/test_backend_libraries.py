@@ -12,7 +12,6 @@ from types import ModuleType
 import pytest
 
 from attnbench.backends import BACKENDS, SEVERAL
-from attnbench.backends.flash_attn.fa2 import FlashAttention2
 from attnbench.backends.limits import Limits
 from attnbench.backends.shared.libraries import (
     Library,
@@ -140,8 +139,7 @@ def test_every_error_at_import_becomes_one_line_and_a_command(
     name: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = backend(name)
-    module = FlashAttention2.module if name == "hf-flash_attention_2" else made.module  # type: ignore[attr-defined]
-    top = module.partition(".")[0]
+    top = made.module.partition(".")[0]  # type: ignore[attr-defined]
     raised, said = BROKEN[how]
 
     class Finder:
@@ -163,8 +161,7 @@ def test_every_error_at_import_becomes_one_line_and_a_command(
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_a_version_that_is_too_old_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is found by its number, or by a name that its module lacks."""
-    made = backend(name)
-    plain = FlashAttention2() if name == "hf-flash_attention_2" else made
+    plain = backend(name)
     assert isinstance(plain, Library)
     if not plain.min_version and not plain.required_name:
         return  # it takes any
@@ -172,7 +169,7 @@ def test_a_version_that_is_too_old_is_refused(name: str, monkeypatch: pytest.Mon
     for part in itertools.accumulate(plain.module.split("."), "{}.{}".format):
         modules[part] = ModuleType(part)
     install(monkeypatch, modules, {plain.distributions[0]: "0.0.1"})
-    probe = made.probe()
+    probe = plain.probe()
     assert not probe.usable
     assert probe.install
     new_environment = "attnbench env create" in probe.install

@@ -293,3 +293,12 @@ def test_a_round_is_measured_again(tool: Tool) -> None:
     assert "name it with --resume FILE" in tool("run", "--again", "1", code=2).err
     limited = tool("run", "--resume", "run.jsonl", "--again", "1", "--time-limit", "1m", code=2)
     assert "leave out --time-limit" in limited.err
+
+
+def test_a_run_that_names_a_module_of_ours_where_it_was_before_goes_on(tool: Tool) -> None:
+    tool.fake("--seqlen", "1k,2k", *SMALL)
+    path = Path(tool.folder, "run.jsonl")
+    lines = path.read_text().replace("attnbench.backends.fake:Fake", "attnbench.backends.before:Fake").splitlines(True)
+    path.write_text("".join(lines[:-1]))
+    tool("run", "--resume", "run.jsonl")
+    assert len(tool.stored().records) == len(lines) - 1

@@ -36,7 +36,7 @@ from attnbench.run.ab.builds import Build, interpreter, is_code, one_code
 from attnbench.run.ab.in_turns import check_files, environments
 from attnbench.run.ab.schedule import certain
 from attnbench.run.ab.turns import AbObserver
-from attnbench.run.select import available_backends, check_trusted, is_executable, select_interpreters
+from attnbench.run.select import available_backends, check_trusted, is_executable, present_spec, select_interpreters
 from attnbench.run.suite import Resolved
 
 SETTLED = ("regressed", "improved", "unchanged")
@@ -217,7 +217,9 @@ def _loaded(
 
     def loaded(side: _Side, specs: Mapping[str, str | None]) -> dict[str, Loaded]:
         pythons = side.run.interpreters if side.run.specs else usual
-        found = {name: (spec, side.python or pythons.get(name)) for name, spec in specs.items() if spec}
+        found = {
+            name: (present_spec(name, spec), side.python or pythons.get(name)) for name, spec in specs.items() if spec
+        }
         if side.code and (of := _named(side, side.code[0], names, controls)):
             found[of] = side.code[1]
         return found

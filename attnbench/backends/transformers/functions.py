@@ -57,6 +57,23 @@ class HuggingFace(Library):
     install = "pip install transformers"
     min_version = "4.57"  # ALL_ATTENTION_FUNCTIONS came with 4.48, whose windows have one key more
 
+    def probe(self) -> Probe:
+        """Return the probe of transformers, with the library whose kernels it calls."""
+        found = super().probe()
+        return _both(found, self._library().probe()) if self._library and found.usable else found
+
+    def installed(self) -> Probe | None:
+        found = super().installed()
+        if not self._library or not found or not found.usable:
+            return found
+        kernels = self._library().installed()
+        return _both(found, kernels) if kernels else None
+
+    @property
+    def _library(self) -> type[Library] | None:
+        """The library that transformers calls; None where it calls torch."""
+        return self.kernels_of if self.kernels_of and issubclass(self.kernels_of, Library) else None
+
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         attend = self._function(case)
         layer = _layer_like(case, self.implementation)
@@ -149,13 +166,6 @@ class Flash2(HuggingFace):
     limits: ClassVar = replace(FlashAttention2.limits.without_cache, headdim_v=True, alibi=False)
     kernels_of = FlashAttention2
 
-    def probe(self) -> Probe:
-        return _both(FlashAttention2().probe(), super().probe())
-
-    def installed(self) -> Probe | None:
-        kernel, found = FlashAttention2().installed(), super().installed()
-        return _both(kernel, found) if kernel and found else None
-
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
@@ -204,11 +214,9 @@ def as_one(case: Case) -> Case:
     return replace(case, shape=case.extent, lengths=())
 
 
-def _both(kernel: Probe, found: Probe) -> Probe:
-    """Return the probe of transformers with the library whose kernel it calls."""
-    if not kernel.usable or not found.usable:
-        return found if kernel.usable else kernel
-    return Probe(version=f"{found.version}, {kernel.version}")
+def _both(found: Probe, kernels: Probe) -> Probe:
+    """Return the probe of transformers, which is usable, and of the library whose kernels it calls."""
+    return Probe(version=f"{found.version}, {kernels.version}") if kernels.usable else kernels
 
 
 def _layer_like(case: Case, implementation: str) -> Any:

@@ -21,7 +21,6 @@ from attnbench.backends.flash_attn.fa4 import FlashAttention4
 from attnbench.backends.limits import TORCH_LIMITS, Limits
 from attnbench.backends.pytorch import compiled, sdpa
 from attnbench.backends.pytorch.eager import eager_signature
-from attnbench.backends.shared.libraries import Library
 from attnbench.backends.transformers.functions import HuggingFace
 from attnbench.core.backend import Probe, Signature, Workspace
 from attnbench.core.case import ITEMSIZE, Case
@@ -39,25 +38,9 @@ class StepBackend(HuggingFace):
     limits: ClassVar[Limits | None] = ANY
     switch = ""  # torch's name of the one backend of SDPA that is left on
 
-    @property
-    def _library(self) -> Library | None:
-        """The library that transformers calls, None where it calls torch."""
-        return self.kernels_of() if self.kernels_of and issubclass(self.kernels_of, Library) else None
-
     def probe(self) -> Probe:
         os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: no kernel is downloaded in the place of a library
-        found = super().probe()
-        kernel = self._library.probe() if self._library and found.usable else found
-        if not kernel.usable or not self._library:
-            return kernel
-        return Probe(version=f"{found.version}, {kernel.version}")
-
-    def installed(self) -> Probe | None:
-        found = super().installed()
-        kernel = self._library.installed() if self._library and found and found.usable else found
-        if not kernel or not kernel.usable or not self._library or not found:
-            return kernel
-        return Probe(version=f"{found.version}, {kernel.version}")
+        return super().probe()
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
