@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.check import check
 from attnbench.analysis.check.document import _tracebacks, document, worst_error
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy, Record, TensorError
@@ -40,7 +39,7 @@ def test_verdicts_and_exit_codes(statuses: list[str], verdict: str, code: int) -
     shown = document(checked).verdict
     assert shown is not None
     assert shown.text == verdict
-    assert check.exit_code(checked) == code
+    assert document(checked).exit_code == code
 
 
 def test_a_check_that_was_interrupted_says_so() -> None:
