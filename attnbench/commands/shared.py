@@ -69,7 +69,7 @@ def jobs_left(run: Run) -> str:
 def measured(request: Request, command: str = "") -> Outcome:
     """Measure a suite; stderr says what goes on, and which file was written.
 
-    And where `command` shows such runs, how to measure what is left, and to show it.
+    `command`: one that shows such runs; stderr then says how to measure what is left, and to show it with that.
     """
     from attnbench.report.progress.run_progress import RunProgress
     from attnbench.run import run_suite as runs

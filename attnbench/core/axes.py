@@ -94,7 +94,7 @@ def _headdim_text(headdims: tuple[int, int]) -> str:
     return "-".join(map(str, dict.fromkeys(headdims)))
 
 
-def grouped(case: Case) -> bool:
+def has_grouped_heads(case: Case) -> bool:
     """Return whether query heads share key and value heads."""
     return case.shape.nheads != case.shape.nheads_k
 
@@ -102,12 +102,12 @@ def grouped(case: Case) -> bool:
 def heads(case: Case) -> str:
     """Return "16", or "32/8" where there are fewer key heads than query heads."""
     s = case.shape
-    return f"{s.nheads}/{s.nheads_k}" if grouped(case) else str(s.nheads)
+    return f"{s.nheads}/{s.nheads_k}" if has_grouped_heads(case) else str(s.nheads)
 
 
 def _long_heads(case: Case) -> str:
     s = case.shape
-    return f"{s.nheads} heads" + (f", {s.nheads_k} key heads" if grouped(case) else "")
+    return f"{s.nheads} heads" + (f", {s.nheads_k} key heads" if has_grouped_heads(case) else "")
 
 
 @cache

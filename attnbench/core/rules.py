@@ -17,7 +17,7 @@ Case = Any  # core/case.py, which imports this file
 MOST_RANKS = 64
 
 
-class NotOfCache(ValueError):
+class NotOfCacheError(ValueError):
     """A case that a cache of pages or latent rows does not have; a product of axes leaves it out."""
 
 
@@ -153,7 +153,7 @@ RULES = (
 
 
 def check(case: Case) -> None:
-    """Raise ValueError with one sentence where a case cannot be, and NotOfCache where a cache has no such case."""
+    """Raise ValueError with one sentence where a case cannot be, and NotOfCacheError where a cache has no such case."""
     for name, others in EXCLUDES.items():
         trait = TRAITS[name]
         other = next((TRAITS[of] for of in others if TRAITS[of].of(case)), None) if trait.of(case) else None
@@ -166,6 +166,6 @@ def check(case: Case) -> None:
     if case.is_paged or case.latent:
         option = "page-size" if case.is_paged else "latent"
         if case.has_backward:
-            raise NotOfCache(f"{option}: forward only; give --pass fwd")
+            raise NotOfCacheError(f"{option}: forward only; give --pass fwd")
         if any(of.seqlen_q > of.seqlen_k for of in case.sequences):
-            raise NotOfCache(f"{option}: the queries are the last of their sequence; give at most as many as keys")
+            raise NotOfCacheError(f"{option}: the queries are the last of their sequence; give at most as many as keys")

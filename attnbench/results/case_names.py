@@ -9,7 +9,16 @@ from functools import cache
 from typing import Any
 
 from attnbench.core import axes
+from attnbench.core.axes import EXTRAS as EXTRAS
 from attnbench.core.axes import Axis
+from attnbench.core.axes import has_grouped_heads as has_grouped_heads
+from attnbench.core.axes import headdim as headdim
+from attnbench.core.axes import heads as heads
+from attnbench.core.axes import lengths_differ as lengths_differ
+from attnbench.core.axes import mask as mask
+from attnbench.core.axes import mask_rank as mask_rank
+from attnbench.core.axes import pattern as pattern
+from attnbench.core.axes import seqlen as seqlen
 from attnbench.core.case import DIRECTIONS, DTYPES, Case
 from attnbench.core.lengths import is_pattern
 from attnbench.core.record import Status
@@ -34,7 +43,6 @@ ENDINGS: Mapping[Status, str] = {
 }
 NOTHING = "-"  # measured, but this metric has no value
 
-EXTRAS = axes.EXTRAS
 AXES: Mapping[str, Axis] = {  # all that tells two cases apart, in the order of titles and of tables
     name: axes.AXES[name]
     for name in (
@@ -42,8 +50,6 @@ AXES: Mapping[str, Axis] = {  # all that tells two cases apart, in the order of 
         *("direction", "nheads", "batch", "seqlen_q", "seqlen"),
     )
 }
-grouped, headdim, heads, lengths_differ = axes.grouped, axes.headdim, axes.heads, axes.lengths_differ
-mask, mask_rank, pattern, seqlen = axes.mask, axes.mask_rank, axes.pattern, axes.seqlen
 
 
 def backend_rank(name: str) -> tuple[int, str]:
@@ -165,7 +171,7 @@ def where(ours: Sequence[Case], every: Sequence[Case]) -> str:
     axes: tuple[tuple[Callable[[Case], Any], Callable[[Case], str]], ...] = (  # what sorts, and its name
         (lambda c: DTYPES.index(c.dtype), lambda c: c.dtype),
         (lambda c: (c.shape.headdim, c.shape.headdim_v), lambda c: f"d{headdim(c)}"),
-        (grouped, lambda c: "grouped heads" if grouped(c) else ""),
+        (has_grouped_heads, lambda c: "grouped heads" if has_grouped_heads(c) else ""),
         (lengths_differ, lambda c: "seqlen_q != seqlen_k" if lengths_differ(c) else ""),
         (mask_rank, mask),
         (extras, lambda c: " ".join(extras(c)) or without),

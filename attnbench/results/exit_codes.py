@@ -1,4 +1,4 @@
-"""What the records of a run say of how its command ends: wrong results, backends given up, and the exit code."""
+"""The exit code of a command that measured a run, and the records that decide it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from attnbench.core.axes import AXES, Axis
 from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.core.errors import UserError
 from attnbench.core.lengths import MOST_SEQUENCES, Lengths, RaggedLengths
-from attnbench.core.rules import NotOfCache
+from attnbench.core.rules import NotOfCacheError
 from attnbench.core.sizes import Window, parse_size
 from attnbench.core.text import shortened
 
@@ -152,7 +152,7 @@ def _case(at: Mapping[str, Any], total: int, width: int) -> Case | None:
         nheads_k = at["nheads_k"] or (1 if at["latent"] else heads)
         shape = Shape(batch or max(1, total // sk), sq or sk, sk, heads, nheads_k, d, dv)
         return Case(shape, **{axis.field: values[name] for name, axis in AXES.items() if axis.field})
-    except NotOfCache:
+    except NotOfCacheError:
         return None
     except ValueError as error:
         raise UserError(str(error)) from None

@@ -83,7 +83,7 @@ def _axes(cases: Collection[Case]) -> Iterator[str]:
         queries |= {case.shape.seqlen_q for case in cases if not case.is_ragged}
         written["seqlen_q"] = [format_size(n) for n in sorted(queries)]
         names.append("seqlen_q")
-    names += ["nheads_k"] if any(case_names.grouped(case) for case in cases) else []
+    names += ["nheads_k"] if any(case_names.has_grouped_heads(case) for case in cases) else []
     if written["lengths"] != ["none"]:
         names.append("lengths")
         if not any(is_pattern(text) or text == "none" for text in written["lengths"]):

@@ -149,8 +149,10 @@ class Session:
         )
 
     def describe_again(self, old: Run, path: Path, instead: str) -> Device:
-        """Return the device of a run that is gone on with, as it is now. Raises UserError, which says what to do
-        `instead`, where the environment has changed."""
+        """Return the device of a run that is gone on with, as it is now.
+
+        Raises UserError where the environment has changed; `instead` says what to do.
+        """
         assert self._device_probe is not None
         now = self._device_probe.describe()
         self.close_device_probe()

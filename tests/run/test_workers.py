@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import math
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -25,13 +22,13 @@ import builders
 from attnbench.backends import BACKENDS
 from attnbench.core.backend import Probe
 from attnbench.core.case import Case, Shape
-from attnbench.core.errors import EXIT_NOTHING_MEASURED, Interrupted, UserError
+from attnbench.core.errors import EXIT_NOTHING_MEASURED, UserError
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, TensorError
 from attnbench.results.exit_codes import GIVEN_UP, MAX_FAILED_STARTS, exit_code, given_up
 from attnbench.run import process, workers
-from attnbench.run.process import WorkerDied, WorkerProcess
+from attnbench.run.process import WorkerProcess
 from attnbench.run.workers import TimeLimit, WorkerPool, judged
 
 DEVICE = Device("fake", 0, "Simulated GPU", 2**36, 2**36)
@@ -287,87 +284,6 @@ def test_a_process_that_a_kernel_forks_does_not_answer(new_pool: NewPool, seqlen
     assert [pid(r) for r in later] == [pid(before)] * 4
 
 
-def test_an_answer_to_another_request_is_none(tmp_path: Path) -> None:
-    (tmp_path / "twice.py").write_text("import sys\nfor _ in sys.stdin: print('{\"number\": 1}', flush=True)\n")
-    worker = WorkerProcess(program=[str(tmp_path / "twice.py")])
-    assert worker.ask({}, 10.0) == {}
-    with pytest.raises(WorkerDied, match="instead of the answer to a request"):
-        worker.ask({}, 10.0)
-
-
-ASKS = """
-import sys
-from attnbench.run import process
-process.SLICE = 0.05
-worker = process.WorkerProcess(program=["-c", sys.argv[1]])
-print("asks", flush=True)
-try:
-    print(worker.ask({}, float(sys.argv[2])))
-except process.WorkerDied as death:
-    print(death)
-"""
-
-
-def test_time_in_which_all_processes_were_stopped_is_no_time_to_answer(tmp_path: Path) -> None:
-    answers = (
-        f"import os, time\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)\nprint('{{\"number\": 1}}')"
-    )
-    with subprocess.Popen([sys.executable, "-c", ASKS, answers, "1.5"], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        assert parent.stdout.readline() == "asks\n"
-        parent.send_signal(signal.SIGSTOP)
-        time.sleep(2.0)
-        parent.send_signal(signal.SIGCONT)
-        (tmp_path / "go").touch()
-        assert parent.communicate(timeout=30)[0] == "{}\n"
-
-
-@contextlib.contextmanager
-def signalled_after(seconds: float, handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Send a signal to this thread, which waits in a call of the system then."""
-    before = signal.signal(signal.SIGUSR1, handler)
-    timer = threading.Timer(seconds, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.join()
-        signal.signal(signal.SIGUSR1, before)
-
-
-SLOW_READER = """
-import json, sys, time
-time.sleep(0.6)
-print(json.dumps({"number": 1, "read": len(json.loads(sys.stdin.readline())["text"])}), flush=True)
-"""
-
-
-def test_a_request_that_a_signal_cuts_arrives_whole() -> None:
-    """It is larger than a pipe holds, so the system has taken a part of it when the signal comes."""
-    worker = WorkerProcess(program=["-c", SLOW_READER])
-    with signalled_after(0.3, lambda *_: None):
-        worker.send({"text": "x" * 2**20})
-    assert worker.receive(10.0) == {"read": 2**20}
-    worker.kill()
-
-
-def test_a_signal_while_a_worker_is_put_away(tmp_path: Path) -> None:
-    """What would run if this process were killed is told once more to end, and does not run."""
-
-    def terminated(*_: object) -> None:
-        raise Interrupted(signal.SIGTERM)
-
-    left = process.if_killed("touch", str(tmp_path / "ran"))
-    assert left is not None
-    left.send_signal(signal.SIGSTOP)
-    with signalled_after(0.2, terminated), pytest.raises(Interrupted):
-        process.forget(left)
-    left.send_signal(signal.SIGCONT)
-    process.forget(left)
-    assert left.returncode == 0
-    assert not (tmp_path / "ran").exists()
-
-
 @pytest.mark.parametrize("seconds", [0.0, 5.0, 1e9])
 def test_a_time_limit_takes_no_square_of_the_jobs(seconds: float) -> None:
     """Four times as many jobs, of which none, some or all fit, take four times as many calls of functions."""
@@ -387,13 +303,6 @@ def test_a_time_limit_takes_no_square_of_the_jobs(seconds: float) -> None:
         return counted["call"]
 
     assert calls(200) < 6 * calls(50)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of a process")
-def test_a_limit_of_cpu_time_is_named() -> None:
-    limited = ["sh", "-c", 'ulimit -t 1; exec "$@"', "sh", sys.executable, "-c", ASKS, "while True: pass", "60"]
-    done = subprocess.run(limited, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "asks\nthe worker was killed at its limit of 1 s of CPU time (ulimit -t)\n", done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="signals without a name")

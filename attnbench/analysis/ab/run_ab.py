@@ -114,7 +114,7 @@ def measure(
         if found.interrupt:
             return Outcome(None, found.paths, found.interrupt, found.pairs, interrupt=found.interrupt)
         raise
-    ended = found.how(len(unsettled(judgement)))
+    ended = found.why_ended(len(unsettled(judgement)))
     judgement = replace(judgement, notes=(*judgement.notes, *ended))
     by_person = found.interrupt in (0, EXIT_INTERRUPTED)  # who then wants to know what there is
     code = judgement.exit_code if by_person else found.interrupt

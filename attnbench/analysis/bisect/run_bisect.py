@@ -283,13 +283,13 @@ def _check(request: Request) -> list[str]:
         raise UserError(f"--code: {request.code!r} is not FILE.py:function")
     if function in available_backends():
         raise UserError(f"--code: {function} is also the name of a backend of attnbench; give the function another")
-    device, names_found, errors = parse_device(request.device), [], []
+    device, measurable, errors = parse_device(request.device), [], []
     for resolved in resolve_suite_for(load_suite(request.suite), device, request.settings):
         names = [function] if function else [*select_backends(resolved.backends)]
         cells = [full_name(name, case) for case in resolved.cases for name in names]
         fitting = [cell for cell in cells if fits(cell, request.cell)]
         if len(fitting) == 1:
-            names_found += fitting
+            measurable += fitting
         elif fitting:
             some = f"{request.cell} is {count(len(fitting), 'cell')}" if request.cell != "*" else "there are several"
             errors.append(f"--cell: {some}; give one, as in --cell {shlex.quote(fitting[0])}")
@@ -297,9 +297,9 @@ def _check(request: Request) -> list[str]:
             close = nearest(request.cell, cells[:MOST])
             more = f"did you mean {shlex.quote(close[0])}?" if close else f"there is {shlex.quote(cells[0])}, for one"
             errors.append(f"--cell: none is called {request.cell!r}; {more}")
-    if not names_found:
+    if not measurable:
         raise UserError(errors[0])
-    return names_found
+    return measurable
 
 
 def sentence(step: Step) -> str:

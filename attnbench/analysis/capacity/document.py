@@ -272,9 +272,8 @@ def _case(of: Finding) -> str:
     case = of.case
     words = [case.dtype, f"d{case_names.headdim(case)}", case_names.mask(case), *case_names.extras(case)]
     words += [f"{format_size(case.shape.seqlen_k)} tokens"] if of.search.of == "batch" else []
-    heads = f"{case.shape.nheads}/{case.shape.nheads_k}" if case_names.grouped(case) else str(case.shape.nheads)
     batch = f", batch {case.shape.batch}" if of.search.of == "seqlen" and case.shape.batch > 1 else ""
-    return f"{' '.join(words)}, heads {heads}{batch}"
+    return f"{' '.join(words)}, heads {case_names.heads(case)}{batch}"
 
 
 def _who(of: Finding) -> str:

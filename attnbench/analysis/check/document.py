@@ -121,7 +121,7 @@ def _shape(case: Case) -> Case:
 
 def _shape_name(case: Case) -> str:
     """Return a case without dtype and pass: "80x256 d64 causal"."""
-    heads = f", heads {case_names.heads(case)}" if case_names.grouped(case) else ""
+    heads = f", heads {case_names.heads(case)}" if case_names.has_grouped_heads(case) else ""
     name = f"{case_names.lengths(case)} d{case_names.headdim(case)} {case_names.mask(case)}"
     return " ".join((name, *case_names.extras(case))) + heads
 

@@ -154,37 +154,65 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     routes = [(distance, parts), (as_it_is, (*parts, seen.joined, seen.of_joined))]
     more, current = _rounds_to_add(seen, undecided, tail, routes)
     common = (distance <= 0) & (np.abs(seen.common) > margin / 3)
-    shown = (verdicts, np.expm1(change), low, high, np.sqrt(seen.variance), known, seen.between, exact, tail)
-    figures = (column.tolist() for column in shown)
+    columns = {
+        "verdict": verdicts,
+        "change": np.expm1(change),
+        "low": low,
+        "high": high,
+        "noise": np.sqrt(seen.variance),
+        "known": known,
+        "exact": exact,
+        "tail": tail,
+        "off": off,
+        "common": common,
+        "slow": slow * within,
+    }
+    figures = zip(*(column.tolist() for column in columns.values()), strict=True)
     return [
-        _decision(seen, i, (more.get(i), current.get(i), int(slow[i] * within[i])), off[i], common[i], *each)
-        for i, each in enumerate(zip(*figures, strict=True))
+        _decision(seen, i, more.get(i), current.get(i), **dict(zip(columns, of, strict=True)))
+        for i, of in enumerate(figures)
     ]
 
 
-def _decision(seen: Noise, i: int, rounds: Sequence[int | None], off: bool, common: bool, *figures: Any) -> Decision:
-    """Return the decision of the test of this number, with what is told of an inconclusive one alone.
+def _decision(
+    seen: Noise,
+    i: int,
+    more: int | None,
+    more_current: int | None,
+    *,
+    verdict: Verdict,
+    change: float,
+    low: float,
+    high: float,
+    noise: float,
+    known: bool,
+    exact: bool,
+    tail: float,
+    off: bool,
+    common: bool,
+    slow: int,
+) -> Decision:
+    """Return the decision of test `i`. Why it is not decided is told of an inconclusive one alone.
 
-    `rounds`: to add to either side, to add to the current run alone, and those that are slow; `figures`: as `decide`
-    has them.
+    `more`, `more_current`: rounds to add to both sides, and to the current run alone. `known`: whether the noise is.
+    `tail`: the error rate beyond each end of the interval. `off`: it lies beyond the margin by no more than runs of the
+    baseline differ. `common`: all cells moved together. `slow`: rounds beyond the margin where the cell is within it.
     """
-    verdict, change, low, high, noise, known, between, exact, beyond = figures
-    more, more_current, slow_rounds = rounds
-    jumping, to_tell = seen.jumping.get(i, (0, more))
     is_open = verdict == "inconclusive"
+    jumping, to_add = seen.jumping.get(i, (0, more))
     return Decision(
         verdict,
         change,
         low if known else None,
         high if known else None,
         noise if known else None,
-        more=to_tell,
+        more=to_add,
         more_current=None if jumping or seen.paired[i] else more_current,
-        between=math.sqrt(between),
+        between=math.sqrt(seen.between[i]),
         jumping=jumping,
-        level=None if exact or not known else 1 - 2 * beyond,
+        level=None if exact or not known else 1 - 2 * tail,
         jumped=int(seen.jumped[i]) if off and is_open else 0,
-        slow_rounds=(slow_rounds or 0) if is_open else 0,
+        slow_rounds=slow if is_open else 0,
         in_common=math.expm1(seen.common[i]) if common and is_open else None,
     )
 

@@ -59,7 +59,7 @@ class Measured:
     paths: tuple[Path, ...] = ()
     pairs: int = 0  # complete pairs of turns
     interrupt: int = 0  # the exit code of the signal that interrupted it
-    how: Callable[[int], Sequence[str]] = lambda _: ()  # with so many cells open, why it ended, in a line or none
+    why_ended: Callable[[int], Sequence[str]] = lambda _: ()  # lines that say it, of the number of cells left open
 
 
 def prepare(
