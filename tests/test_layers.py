@@ -21,13 +21,13 @@ MAY_IMPORT: dict[str, set[str]] = {  # folder -> the folders of ours that it may
     "worker": {"core", "backends", "worker/measure", "worker/reference"},
     "results": {"core"},
     "run": {"core", "results", "backends"},
-    "report": {"core", "results"},
-    "analysis": {"core", "results", "report", "run"},
-    "commands": {"core", "results", "report", "run", "analysis", "backends"},
+    "render": {"core", "results"},
+    "analysis": {"core", "results", "render", "run"},
+    "commands": {"core", "results", "render", "run", "analysis", "backends"},
 }
 KNOW_BACKENDS = ("backends", "worker")  # all others may import the map in attnbench/backends/__init__.py alone
 ON_TOP = {"__init__", "__main__", "cli"}
-NO_TORCH = ("results", "run", "report", "analysis", "commands")
+NO_TORCH = ("results", "run", "render", "analysis", "commands")
 WORKER_SIDE = ("core", "backends", "worker")
 HEAVY = {"torch", "triton", "numpy", "scipy", "pandas", "pydantic", "rich", "yaml", "pynvml", "msgspec"}
 FILES = sorted(PACKAGE.glob("**/*.py"))

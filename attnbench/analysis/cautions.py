@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from attnbench.core.formats import percent
 from attnbench.core.text import count, some
-from attnbench.report.document import Caution
+from attnbench.render.document import Caution
 from attnbench.results.cells import Cell
 
 Found = TypeVar("Found")

@@ -57,7 +57,7 @@ def ab(
     """
     from attnbench.analysis.ab import run_ab
     from attnbench.core.sizes import parse_duration
-    from attnbench.report.progress.ab_progress import AbProgress
+    from attnbench.render.progress.ab_progress import AbProgress
     from attnbench.run.suite import parse_options
 
     judged_by = judging.request()

@@ -14,7 +14,7 @@ from attnbench.commands.shared import live
 from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
-    from attnbench.report.document import Document
+    from attnbench.render.document import Document
 
 supports = partial(typer.Option, rich_help_panel="The support matrix")
 
@@ -69,7 +69,7 @@ def _here(pythons: Sequence[str]) -> Document:
     """Return what runs on the device of this machine."""
     from attnbench.analysis.backends.document import Row, document
     from attnbench.backends import BACKENDS, available
-    from attnbench.report.progress.progress_line import ProgressLine
+    from attnbench.render.progress.progress_line import ProgressLine
     from attnbench.results import where_tried
     from attnbench.run.select import Chosen, select_interpreters
     from attnbench.run.session import Session

@@ -83,7 +83,7 @@ def bisect(
     from attnbench.analysis.bisect.document import document
     from attnbench.analysis.gate.margins import parse
     from attnbench.core.sizes import parse_duration
-    from attnbench.report.progress.bisect_progress import BisectProgress
+    from attnbench.render.progress.bisect_progress import BisectProgress
     from attnbench.run.suite import parse_options
 
     wanted = output_to.wanted()

@@ -158,7 +158,7 @@ def _searched(
     trust: bool,
 ) -> tuple[Run, int]:
     """Search, or go on with a search; return its run, and the exit code of an interrupt, else 0."""
-    from attnbench.report.progress.progress_line import ProgressLine
+    from attnbench.render.progress.progress_line import ProgressLine
     from attnbench.run import capacity as searches
     from attnbench.run.suite import parse_options
 

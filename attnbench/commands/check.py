@@ -70,7 +70,7 @@ def check(
     wanted = output_to.wanted()
     from attnbench.analysis.check.document import document
     from attnbench.core.sizes import parse_duration
-    from attnbench.report.progress.progress_line import ProgressLine
+    from attnbench.render.progress.progress_line import ProgressLine
     from attnbench.run.check import check as checked
     from attnbench.run.suite import parse_options
 

@@ -96,7 +96,7 @@ def claims(
             settings, sustained, time_limit, device, rounds, python, out, dry_run, allow_wrong, allow_busy
         )
         if dry_run:
-            from attnbench.analysis.summary import planned
+            from attnbench.analysis.report import planned
 
             raise typer.Exit(output.write(planned.document(outcome.run), wanted))
     runs = [outcome.run] if outcome else [run for _, run in read_runs(results or ())]

@@ -73,7 +73,7 @@ def run(
     """
     wanted = output_to.wanted()
     plan = _plan(context.args, out, one_per_model=one_per_model, at_once=at_once, patience=patience)
-    from attnbench.report.progress.cluster_progress import ClusterProgress
+    from attnbench.render.progress.cluster_progress import ClusterProgress
     from attnbench.run import cluster
 
     with live(ClusterProgress, "anything was measured") as progress, cluster.connected(address):

@@ -100,7 +100,7 @@ def compare(
         tell(f"attnbench: left out: {why}")
 
     def page() -> str:
-        from attnbench.report.html import html_page
+        from attnbench.render.html import html_page
 
         return html_page.render(document(comparison, every=True))
 

@@ -26,7 +26,7 @@ def doctor(
     wanted = output_to.wanted()
     from attnbench.analysis.doctor.diagnose import diagnose
     from attnbench.analysis.doctor.document import document
-    from attnbench.report.progress.progress_line import ProgressLine
+    from attnbench.render.progress.progress_line import ProgressLine
     from attnbench.run.doctor import examine
 
     with live(ProgressLine, "the diagnosis was complete") as line:

@@ -46,7 +46,7 @@ def create(
     Exit code 1: none of its backends can be used in the new environment.
     """
     from attnbench.backends import BACKENDS
-    from attnbench.report.progress.progress_line import ProgressLine
+    from attnbench.render.progress.progress_line import ProgressLine
     from attnbench.run import venvs
     from attnbench.run.select import Chosen
     from attnbench.run.session import Session
@@ -83,7 +83,7 @@ def list_() -> None:
     from rich.table import Table
 
     from attnbench.core.text import one_line
-    from attnbench.report.console import Console
+    from attnbench.render.console import Console
     from attnbench.run import venvs
 
     ends_with_its_reader()

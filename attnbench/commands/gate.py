@@ -26,7 +26,7 @@ from attnbench.core.errors import EXIT_CANNOT_WRITE, UserError
 
 if TYPE_CHECKING:
     from attnbench.analysis.ab.settle import Request as Settle
-    from attnbench.analysis.gate.judge import Judgement, Request
+    from attnbench.analysis.gate.findings import Judgement, Request
 
 FORMATS = ("table", "md", "html", "json", "junit", "github")
 
@@ -82,7 +82,7 @@ class HowToJudge:
 
     def request(self) -> Request:
         """Return what the options ask a gate for. Raises UserError for unknown names and wrong margins."""
-        from attnbench.analysis.gate.judge import CHOICES, Request
+        from attnbench.analysis.gate.findings import CHOICES, Request
         from attnbench.analysis.gate.margins import DEFAULT, margins
 
         return Request(
@@ -219,7 +219,7 @@ def gate(
     attnbench gate main now.jsonl --settle 5m --a /venvs/main/bin/python
     """
     from attnbench.analysis.baseline.baseline_files import pick
-    from attnbench.analysis.gate.judge import judge
+    from attnbench.analysis.gate.findings import judge
     from attnbench.analysis.gate.more_rounds import with_command
     from attnbench.core.text import count, some
 
@@ -241,7 +241,7 @@ def gate(
     interrupt = 0
     if settles:
         from attnbench.analysis.ab.settle import settle
-        from attnbench.report.progress.ab_progress import AbProgress
+        from attnbench.render.progress.ab_progress import AbProgress
 
         path = next(path for path, run in runs if run is judgement.baseline)
         with live(AbProgress, "anything was settled") as watcher:
@@ -261,7 +261,7 @@ def write(judgement: Judgement, wanted: output.Wanted, every: bool, command: str
     code = output.write(document, wanted, writers)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary and "github" in dict(wanted):
-        from attnbench.report import markdown
+        from attnbench.render import markdown
 
         try:
             github.append_summary(markdown.render(document_of(judgement, command=command)), Path(summary))

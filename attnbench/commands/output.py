@@ -18,7 +18,7 @@ from attnbench.core.errors import EXIT_CANNOT_WRITE, EXIT_DONE, UserError
 from attnbench.core.text import no_command
 
 if TYPE_CHECKING:
-    from attnbench.report.document import Document
+    from attnbench.render.document import Document
 
 FORMATS = ("table", "md", "html", "json", "csv")
 PROGRAMS = (b"\x7fELF", b"#!")  # how an interpreter or another program begins
@@ -130,8 +130,8 @@ def write(document: Document, wanted: Wanted, writers: Writers | None = None) ->
 
 def _write(document: Document, name: str, file: Path | None, writers: Writers) -> None:
     if name == "table" and not file:
-        from attnbench.report import terminal
-        from attnbench.report.console import Console
+        from attnbench.render import terminal
+        from attnbench.render.console import Console
 
         terminal.render(Console(highlight=False), document)
         return
@@ -146,17 +146,17 @@ def _write(document: Document, name: str, file: Path | None, writers: Writers) -
 def _text(document: Document, name: str) -> str:
     """Return a document in a format; only that format's renderer is imported."""
     if name == "html":
-        from attnbench.report.html import html_page
+        from attnbench.render.html import html_page
 
         return html_page.render(document)
     if name == "md":
-        from attnbench.report import markdown
+        from attnbench.render import markdown
 
         return markdown.render(document)
     if name == "table":
-        from attnbench.report import terminal
+        from attnbench.render import terminal
 
         return terminal.text(document)
-    from attnbench.report import json_and_csv
+    from attnbench.render import json_and_csv
 
     return json_and_csv.csv_text(document) if name == "csv" else json_and_csv.json_text(document)

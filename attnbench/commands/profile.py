@@ -76,7 +76,7 @@ def profile(
     """
     wanted = output_to.wanted()
     from attnbench.analysis.profile.document import document
-    from attnbench.report.progress.progress_line import ProgressLine
+    from attnbench.render.progress.progress_line import ProgressLine
     from attnbench.run.profile import profile as profiles
     from attnbench.run.suite import parse_options
 

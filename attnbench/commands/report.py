@@ -18,10 +18,10 @@ from attnbench.core.text import count, listed, printable
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
-    from attnbench.report.document import Document
+    from attnbench.render.document import Document
     from attnbench.results.cells import Cell
 
-TRACKERS = ("parquet", "pytest-benchmark", "bmf", "github-action-benchmark")  # report/export/trackers.py
+TRACKERS = ("parquet", "pytest-benchmark", "bmf", "github-action-benchmark")  # render/export/trackers.py
 
 files = partial(typer.Option, rich_help_panel="Files and output")
 
@@ -113,7 +113,7 @@ def report(
     from attnbench.core.flops import Convention
 
     convention: Convention = one_of("--flops-convention", flops_convention, get_args(Convention))
-    from attnbench.analysis.summary.grids import BY, BY_OPTION, LINES
+    from attnbench.analysis.report.grids import BY, BY_OPTION, LINES
 
     columns = BY_OPTION.get(by, by) if by is not None else None
     if columns is not None:
@@ -152,7 +152,7 @@ def report(
         results, runs = [path for path, _ in read], [run for _, run in read]
     cells = cells_of(runs, convention)
     if cell is not None:
-        from attnbench.analysis.summary import one_cell
+        from attnbench.analysis.report import one_cell
 
         raise typer.Exit(output.write(one_cell.document(one_cell.select(cells, cell)), wanted))
     if model is not None:
@@ -166,8 +166,8 @@ def report(
         _draw(cells, {"png": png, "svg": svg}, figure, panel or "")
     if not wanted:
         return
-    from attnbench.analysis.summary.document import complete, document
-    from attnbench.report.document import Document
+    from attnbench.analysis.report.document import complete, document
+    from attnbench.render.document import Document
 
     shown = Document("report", "")  # of rows and of other tools' formats alone: they need no tables
     if formats & {"table", "md", "html"}:
@@ -209,7 +209,7 @@ def _own_document(runs: Sequence[Run]) -> Document | None:
     if commands == {"claims"}:
         from attnbench.analysis.claims.claim_file import load
         from attnbench.analysis.claims.document import document as of_claims
-        from attnbench.report.document import Span
+        from attnbench.render.document import Span
 
         shown = of_claims(load([]), runs)
         if all(row["value"] is None for row in shown.rows):
@@ -249,7 +249,7 @@ def _trackers(formats: Set[str], cells: Sequence[Cell]) -> output.Writers:
     wanted = [format for format in TRACKERS if format in formats]
     if not wanted:
         return {}
-    from attnbench.report.export import trackers
+    from attnbench.render.export import trackers
 
     for doubt in trackers.doubts(cells) if {*wanted} & {*trackers.JSON_FORMATS} else ():
         tell(f"attnbench: {doubt}")
@@ -258,8 +258,8 @@ def _trackers(formats: Set[str], cells: Sequence[Cell]) -> output.Writers:
 
 def _draw(cells: Sequence[Cell], pictures: Mapping[str, Path | None], figure: str | None, panel: str) -> None:
     """Write one figure as PNG and SVG, whichever have a file; by default the rate over the length."""
-    from attnbench.report.html import image
-    from attnbench.report.html.charts import charts
+    from attnbench.render.html import image
+    from attnbench.render.html.charts import charts
 
     drawn = charts(cells)
     if figure is None:

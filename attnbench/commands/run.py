@@ -14,7 +14,7 @@ from attnbench.commands.shared import command_line, ends_with_its_reader, jobs_l
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_WRONG_RESULT
 
 if TYPE_CHECKING:
-    from attnbench.report.console import Console
+    from attnbench.render.console import Console
     from attnbench.run.run_suite import Outcome
 
 instruments = partial(typer.Option, rich_help_panel="Instruments")
@@ -157,7 +157,7 @@ def run(
     unless --allow-wrong is given; 129, 130, 143: hung up, interrupted, terminated (--resume goes on).
     """
     wanted = output_to.wanted()
-    from attnbench.report.progress.run_progress import RunProgress
+    from attnbench.render.progress.run_progress import RunProgress
     from attnbench.run import run_suite as runs
     from attnbench.run.suite import parse_options
 
@@ -181,11 +181,11 @@ def run(
         outcome = runs.run_suite(request, progress)
     ends_with_its_reader()
     if dry_run:
-        from attnbench.analysis.summary import planned
+        from attnbench.analysis.report import planned
 
         raise typer.Exit(output.write(planned.document(outcome.run), wanted))
-    from attnbench.analysis.summary.document import complete, document
-    from attnbench.report.console import Console
+    from attnbench.analysis.report.document import complete, document
+    from attnbench.render.console import Console
     from attnbench.results.cells import cells as cells_of
 
     cells, formats = cells_of([outcome.run]), {name for name, _ in wanted}
@@ -202,7 +202,7 @@ def run(
 
 def _epilogue(console: Console, outcome: Outcome) -> None:
     """Print how good the forecast was, where the results are, how to measure what is left, and what is wrong."""
-    from attnbench.analysis.summary.forecast import forecast_line
+    from attnbench.analysis.report.forecast import forecast_line
     from attnbench.core.text import count, printable, some
     from attnbench.results.case_names import case_name
     from attnbench.results.exit_codes import given_up, wrong_records

@@ -18,7 +18,7 @@ from attnbench.core.text import count, no_command, printable
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
-    from attnbench.report.progress.progress_line import ProgressLine
+    from attnbench.render.progress.progress_line import ProgressLine
     from attnbench.run.run_suite import Outcome, Request
 
 L = TypeVar("L", bound="ProgressLine")
@@ -71,7 +71,7 @@ def measured(request: Request, command: str = "") -> Outcome:
 
     `command`: one that shows such runs; stderr then says how to measure what is left, and to show it with that.
     """
-    from attnbench.report.progress.run_progress import RunProgress
+    from attnbench.render.progress.run_progress import RunProgress
     from attnbench.run import run_suite as runs
 
     with live(RunProgress, "anything was measured") as progress:
@@ -158,7 +158,7 @@ def ends_with_its_reader() -> None:
 @contextmanager
 def live(kind: type[L], goal: str) -> Iterator[L]:
     """Give a line on stderr that says what goes on. Interrupted, say what was kept and end with the exit code."""
-    from attnbench.report.console import Console
+    from attnbench.render.console import Console
 
     line = kind(Console(stderr=True, highlight=False))
     try:

@@ -121,7 +121,7 @@ def step(
         names = _backends(backend) if backend else None
         outcome = _measured(suite, names, time_limit, device, rounds, python, out, dry_run, allow_wrong, allow_busy)
         if dry_run:
-            from attnbench.analysis.summary import planned
+            from attnbench.analysis.report import planned
 
             raise typer.Exit(output.write(planned.document(outcome.run), wanted))
     found = [outcome.run] if outcome else [run for _, run in read_runs(runs)]

@@ -27,7 +27,7 @@ def suites(
     if name is None:
         from rich.table import Table
 
-        from attnbench.report.console import Console
+        from attnbench.render.console import Console
         from attnbench.run import suite
 
         table = Table(box=None, pad_edge=False, show_header=False)

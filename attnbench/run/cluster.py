@@ -99,7 +99,7 @@ class Plan:
 
 
 class ClusterObserver(Protocol):
-    """Receives what happens on a cluster; report/progress shows it to a person."""
+    """Receives what happens on a cluster; render/progress shows it to a person."""
 
     def say(self, text: str, *, also_in_a_pipe: bool = False) -> None:
         """Take a text that says what goes on now."""

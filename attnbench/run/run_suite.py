@@ -69,7 +69,7 @@ class Outcome:
 
 
 class RunObserver(Protocol):
-    """Receives the events of a run while it goes on; report/progress shows them to a person."""
+    """Receives the events of a run while it goes on; render/progress shows them to a person."""
 
     def say(self, text: str, *, also_in_a_pipe: bool = False) -> None:
         """Take a text that says what goes on now. It is valid until the next event."""

@@ -8,16 +8,16 @@ from typing import Any
 
 from rich.console import Console
 
-from attnbench.analysis.summary.document import document
+from attnbench.analysis.report.document import document
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
-from attnbench.report import markdown, terminal
-from attnbench.report.document import Document
+from attnbench.render import markdown, terminal
+from attnbench.render.document import Document
 from attnbench.results.cells import cells
 
 
 def report(runs: Sequence[Run], convention: Convention = "exact", **options: Any) -> Document:
-    """The document of a report on runs; the options are those of summary.document."""
+    """The document of a report on runs; the options are those of report.document."""
     return document(cells(runs, convention), runs, **options)
 
 

@@ -15,14 +15,14 @@ import pytest
 import worker_here
 from attnbench.analysis.ab import run_ab
 from attnbench.analysis.ab.run_ab import Outcome, ab
-from attnbench.analysis.gate import judge
+from attnbench.analysis.gate import findings as gate_findings
 from attnbench.analysis.gate.document import document_of, headline
 from attnbench.analysis.gate.margins import DEFAULT
-from attnbench.analysis.summary.cautions import cautions
+from attnbench.analysis.report.cautions import cautions
 from attnbench.core.errors import Interrupted, UserError
 from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
-from attnbench.report import json_and_csv, markdown, terminal
+from attnbench.render import json_and_csv, markdown, terminal
 from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.run import device_probe, run_suite, workers
@@ -122,7 +122,7 @@ def request(a: str = "own.py:A", b: str = "own.py:A", *, seqlen: str = "512,1k",
         "axes": {"seqlen": seqlen, "headdim": "128", "causal": False, "direction": "fwd"},
         "backends": changes.pop("backends", None),
     }
-    judged = judge.Request(metrics, expect=changes.pop("expect", ()))
+    judged = gate_findings.Request(metrics, expect=changes.pop("expect", ()))
     return run_ab.Request(a, b, judged_by=judged, settings=parse_options(options), **{"device": "fake", **changes})
 
 
@@ -171,7 +171,7 @@ def test_a_faster_build_passes() -> None:
 def test_gate_judges_the_two_files_alike() -> None:
     outcome = ab(request(b="own.py:Slow", seqlen="512,1k,2k", metrics=DEFAULT), Watcher())
     a, b = (run_file.read(path)[0] for path in outcome.paths)
-    again = judge.judge(a, b, judge.Request(DEFAULT))
+    again = gate_findings.judge(a, b, gate_findings.Request(DEFAULT))
     assert outcome.judgement
     assert again.findings == outcome.judgement.findings
     assert again.exit_code == outcome.exit_code
@@ -200,7 +200,7 @@ def test_one_build_twice_is_said_to_test_the_machine() -> None:
     )
 
 
-def fail() -> judge.Judgement:
+def fail() -> gate_findings.Judgement:
     raise AssertionError
 
 

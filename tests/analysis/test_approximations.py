@@ -16,15 +16,15 @@ from attnbench.analysis.compare.document import document as compare_document
 from attnbench.analysis.compare.findings import compare
 from attnbench.analysis.compare.longest_sequence import longest_sequences
 from attnbench.analysis.compare.machines import machines
-from attnbench.analysis.gate.judge import Request, judge
+from attnbench.analysis.gate.findings import Request, judge
 from attnbench.analysis.models.findings import step_times
 from attnbench.analysis.recommend.findings import problems
-from attnbench.analysis.summary import one_cell
+from attnbench.analysis.report import one_cell
 from attnbench.core.models import find
 from attnbench.core.record import Approximation, Run
-from attnbench.report import terminal
-from attnbench.report.html import figures, vega_spec
-from attnbench.report.html.charts import charts
+from attnbench.render import terminal
+from attnbench.render.html import figures, vega_spec
+from attnbench.render.html.charts import charts
 from attnbench.results import bounds, metrics
 from attnbench.results.cells import cells
 from attnbench.results.sustained import rank_changes

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from attnbench.analysis.backends.document import Row, document
-from attnbench.report import json_and_csv, markdown, terminal
+from attnbench.render import json_and_csv, markdown, terminal
 
 FA2 = "pip install 'attnbench[fa2]'"
 INSTALL = "pip install --no-build-isolation 'transformer-engine[pytorch]>=2.0'"

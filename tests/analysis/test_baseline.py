@@ -18,15 +18,15 @@ from typer.testing import CliRunner
 
 from attnbench.analysis.baseline import baseline_files, document
 from attnbench.analysis.baseline.reduce_run import KEPT, reduced
-from attnbench.analysis.gate.judge import Request, judge
+from attnbench.analysis.gate.findings import Request, judge
 from attnbench.analysis.gate.margins import RULES
-from attnbench.analysis.summary.cautions import cautions
+from attnbench.analysis.report.cautions import cautions
 from attnbench.commands.baseline import app
 from attnbench.core.errors import UserError
 from attnbench.core.files import write_whole
 from attnbench.core.machine import Device
 from attnbench.core.record import Record, Run
-from attnbench.report import terminal
+from attnbench.render import terminal
 from attnbench.results import metrics, run_file
 from attnbench.results.cells import cells
 from attnbench.results.rows import Row, Source

@@ -19,7 +19,7 @@ from attnbench.analysis.bisect.run_bisect import Outcome, Request, bisect
 from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_WRONG_RESULT, Interrupted, UserError
 from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
-from attnbench.report import json_and_csv, terminal
+from attnbench.render import json_and_csv, terminal
 from attnbench.run import device_probe, workers
 from attnbench.run.ab import in_turns
 from attnbench.run.suite import parse_options

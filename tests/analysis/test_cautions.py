@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnbench.analysis.cautions import Rule, furthest, in_cells, stated, when
-from attnbench.report.document import Caution
+from attnbench.render.document import Caution
 
 RULES = (
     Rule[list[int]](lambda found: ({"n": n} for n in found if n < 0), "{n} is below 0.", todo="Leave {n} out."),

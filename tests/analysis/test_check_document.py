@@ -10,7 +10,7 @@ import pytest
 from attnbench.analysis.check.document import _tracebacks, document, worst_error
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy, Record, TensorError
-from attnbench.report import terminal
+from attnbench.render import terminal
 from builders import case, ended, ok, run
 
 

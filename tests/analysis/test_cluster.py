@@ -12,8 +12,8 @@ from attnbench.analysis.cluster.document import document, exit_code
 from attnbench.analysis.cluster.findings import models
 from attnbench.core.machine import Device
 from attnbench.core.record import Run
-from attnbench.report import json_and_csv, markdown
-from attnbench.report.html import html_page
+from attnbench.render import json_and_csv, markdown
+from attnbench.render.html import html_page
 from builders import H200, case, decode, ended, environment, ok, run
 
 SEQLENS = (2048, 4096, 8192, 16384)

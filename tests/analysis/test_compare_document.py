@@ -23,9 +23,9 @@ from attnbench.analysis.compare.findings import Comparison, compare
 from attnbench.analysis.compare.tables import tables
 from attnbench.core.machine import Device
 from attnbench.core.record import Run
-from attnbench.report import json_and_csv, markdown, terminal
-from attnbench.report.document import Table
-from attnbench.report.html import html_page
+from attnbench.render import json_and_csv, markdown, terminal
+from attnbench.render.document import Table
+from attnbench.render.html import html_page
 from builders import H200, case, ended, environment, ok, run
 
 H100 = replace(H200, name="NVIDIA H100")

@@ -17,7 +17,7 @@ from attnbench.analysis.doctor.diagnose import Diagnosis, diagnose
 from attnbench.analysis.doctor.document import document
 from attnbench.analysis.doctor.resolution import worst
 from attnbench.core.errors import UserError
-from attnbench.report import json_and_csv, terminal
+from attnbench.render import json_and_csv, terminal
 from attnbench.run import doctor, host_facts, session
 from attnbench.run.aa_test import AATest, case_label
 from builders import CPU, H200, environment

@@ -14,13 +14,13 @@ from rich.console import Console
 
 from attnbench.analysis.gate import github, junit
 from attnbench.analysis.gate.document import COLUMNS, document_of, headline
-from attnbench.analysis.gate.judge import Judgement, Request, judge
+from attnbench.analysis.gate.findings import Judgement, Request, judge
 from attnbench.core.errors import UserError
 from attnbench.core.record import Record, Run
-from attnbench.report import json_and_csv, markdown, terminal
-from attnbench.report.document import Plot
-from attnbench.report.html import html_page
-from attnbench.report.progress.ab_progress import AbProgress
+from attnbench.render import json_and_csv, markdown, terminal
+from attnbench.render.document import Plot
+from attnbench.render.html import html_page
+from attnbench.render.progress.ab_progress import AbProgress
 from builders import H200, case, ended, environment, ok, run
 from hostile import live
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attnbench.analysis.gate import run_differences
-from attnbench.analysis.gate.judge import Request, judge
+from attnbench.analysis.gate.findings import Request, judge
 from attnbench.analysis.gate.margins import RULES, Margins, margins, parse
 from attnbench.backends import BACKENDS
 from attnbench.core.errors import UserError

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from attnbench.analysis.gate.disturbed_rounds import disturbed_rounds
+from attnbench.analysis.gate.findings import Judgement, Request, judge
 from attnbench.analysis.gate.hypothesis_tests import Decision, decide
-from attnbench.analysis.gate.judge import Judgement, Request, judge
 from attnbench.analysis.gate.margins import UNITS, Margins, between_units
 from attnbench.analysis.gate.rounds import Rounds, smallest_tick
 from attnbench.analysis.gate.two_speeds import CHANCE, Jump, chance, jump, largest_possible, rounds_that_tell

@@ -20,9 +20,9 @@ from attnbench.analysis.history.findings import Trend, trends
 from attnbench.analysis.history.series import Series, series
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
-from attnbench.report import json_and_csv, markdown
-from attnbench.report.document import Plot, Table
-from attnbench.report.html import html_page
+from attnbench.render import json_and_csv, markdown
+from attnbench.render.document import Plot, Table
+from attnbench.render.html import html_page
 from attnbench.results.noise import Prior
 from attnbench.results.uncertainty import FREEDOM
 from builders import H200, case, environment, ok, run

@@ -13,7 +13,7 @@ from rich.console import Console
 import builders
 from attnbench.analysis.profile.bounds import NOT_TOLD, SHAPE, UNITS, findings, sentence
 from attnbench.analysis.profile.document import document
-from attnbench.report import terminal
+from attnbench.render import terminal
 from attnbench.run.profile import counters, ncu, profile
 from attnbench.run.profile.counters import COUNTERS, KernelCounters
 from attnbench.run.workers import WorkerPool

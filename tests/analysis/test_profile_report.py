@@ -18,8 +18,8 @@ from attnbench.analysis.profile.figures import sentences
 from attnbench.analysis.profile.side_by_side import difference
 from attnbench.core.activity import Activity
 from attnbench.core.formats import times
-from attnbench.report import json_and_csv, markdown, terminal
-from attnbench.report.document import Bar, Steps, Table
+from attnbench.render import json_and_csv, markdown, terminal
+from attnbench.render.document import Bar, Steps, Table
 from attnbench.run.profile.ncu import KernelTraffic, Traffic
 from attnbench.run.profile.profile import HostWork, Outcome, Profile, roofline
 

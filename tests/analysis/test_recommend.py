@@ -24,9 +24,9 @@ from attnbench.core.lengths import RaggedLengths
 from attnbench.core.models import find
 from attnbench.core.policy import Policy
 from attnbench.core.record import Measurement, Record, Run
-from attnbench.report import json_and_csv, markdown, terminal
-from attnbench.report.document import Code, Document, Span, Table
-from attnbench.report.html import html_page
+from attnbench.render import json_and_csv, markdown, terminal
+from attnbench.render.document import Code, Document, Span, Table
+from attnbench.render.html import html_page
 from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.results.uncertainty import of_sum

@@ -13,10 +13,11 @@ from test_ab import OWN, Here, Watcher
 
 from attnbench.analysis.ab.settle import Request, settle
 from attnbench.analysis.baseline.reduce_run import reduced
-from attnbench.analysis.gate import judge, run_differences
+from attnbench.analysis.gate import findings as gate_findings
+from attnbench.analysis.gate import run_differences
 from attnbench.analysis.gate.document import document_of
 from attnbench.core.record import Job, Record, Run
-from attnbench.report import terminal
+from attnbench.render import terminal
 from attnbench.results import run_file
 from attnbench.run import device_probe, run_suite, workers
 from attnbench.run.suite import parse_options
@@ -58,16 +59,16 @@ def measured(backends: Sequence[str], out: Path, rounds: int) -> Run:
 
 def gated(
     before: Sequence[str] = ("old.py:A",), after: Sequence[str] = ("new.py:A",), *, rounds: int = 5, **request: Any
-) -> judge.Judgement:
+) -> gate_findings.Judgement:
     """Return the gate of two runs, which leaves the noisy cell open; all, where they have one round."""
     runs = measured(before, BASE, rounds), measured(after, NOW, rounds)
     Here.started.clear()
-    return judge.judge(*runs, judge.Request(("latency", "first_call"), **request))
+    return gate_findings.judge(*runs, gate_findings.Request(("latency", "first_call"), **request))
 
 
 def settled(
-    judgement: judge.Judgement, *, watcher: Watcher | None = None, **request: Any
-) -> tuple[judge.Judgement, int]:
+    judgement: gate_findings.Judgement, *, watcher: Watcher | None = None, **request: Any
+) -> tuple[gate_findings.Judgement, int]:
     asked = Request(**{"time_limit": 60.0, "trust": True, **request})
     asked.check()
     after, interrupt = settle(judgement, (BASE, NOW), asked, watcher or Watcher())  # type: ignore[arg-type]
@@ -78,7 +79,7 @@ def lengths(path: str) -> set[int]:
     return {record.case.shape.seqlen_q for record in run_file.read(Path(path))[0].records}
 
 
-def stands(judgement: judge.Judgement, said: str, **request: Any) -> None:
+def stands(judgement: gate_findings.Judgement, said: str, **request: Any) -> None:
     """Check that nothing is measured, one line says why, and the gate's own verdict stands."""
     after, code = settled(judgement, **request)
     assert not Here.started

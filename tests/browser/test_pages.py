@@ -12,11 +12,11 @@ import pytest
 from chromium import Browser
 
 from attnbench.analysis.gate.document import document_of
-from attnbench.analysis.gate.judge import Request, judge
-from attnbench.analysis.summary import document as summary
-from attnbench.analysis.summary.document import complete
+from attnbench.analysis.gate.findings import Request, judge
+from attnbench.analysis.report import document as report_document
+from attnbench.analysis.report.document import complete
 from attnbench.core.record import Record, Run
-from attnbench.report.document import (
+from attnbench.render.document import (
     Bar,
     Caution,
     Column,
@@ -32,7 +32,7 @@ from attnbench.report.document import (
     Table,
     Verdict,
 )
-from attnbench.report.html import html_page, interactive, palette
+from attnbench.render.html import html_page, interactive, palette
 from attnbench.results import metrics
 from attnbench.results.cells import cells
 from builders import case, ended, ok, run
@@ -74,7 +74,7 @@ def records(
 def write(path: Path, whole: Run) -> Path:
     """Write the page of a report."""
     found = cells([whole])
-    document = complete(summary.document(found, [whole]), {"html"}, found, [whole], [Path("run.jsonl")])
+    document = complete(report_document.document(found, [whole]), {"html"}, found, [whole], [Path("run.jsonl")])
     path.write_text(html_page.render(document), encoding="utf-8")
     return path
 

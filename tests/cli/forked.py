@@ -17,8 +17,8 @@ from pathlib import Path
 
 IMPORTED = (
     *("attnbench.cli", "attnbench.commands.command_line", "attnbench.commands.run", "attnbench.commands.gate"),
-    *("attnbench.run.run_suite", "attnbench.analysis.summary.document", "attnbench.analysis.gate.judge"),
-    *("attnbench.report.terminal", "attnbench.report.markdown", "attnbench.results.run_file"),
+    *("attnbench.run.run_suite", "attnbench.analysis.report.document", "attnbench.analysis.gate.findings"),
+    *("attnbench.render.terminal", "attnbench.render.markdown", "attnbench.results.run_file"),
     *("rich.console", "rich.table", "typer.rich_utils", "pydantic", "scipy.special"),
 )
 SECONDS = 120

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tool import COMMAND, FAKE, SMALL, Tool
 
-from attnbench.analysis.summary.grids import BY, BY_OPTION
+from attnbench.analysis.report.grids import BY, BY_OPTION
 
 ESCAPE = "\x1b"
 RESULTS = Path(__file__).parents[2] / "results"

@@ -107,7 +107,7 @@ def _live(args: Sequence[str], out: str) -> list[str]:
             return live.in_markdown(out) + live.in_log(out)
         case "html":
             return live.in_html(out)
-        case "csv":  # it reads back whatever a name holds: tests/report/test_json_and_csv.py
+        case "csv":  # it reads back whatever a name holds: tests/render/test_json_and_csv.py
             return live.in_log(out)
         case "junit":
             return live.in_xml(out) + live.in_log(out)

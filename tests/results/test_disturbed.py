@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.summary.document import document
+from attnbench.analysis.report.document import document
 from attnbench.core.machine import Device
 from attnbench.core.record import Measurement, Record, Run
-from attnbench.report.html import html_page
-from attnbench.report.markdown import render as markdown
+from attnbench.render.html import html_page
+from attnbench.render.markdown import render as markdown
 from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.results.disturbed import disturbance, doubt

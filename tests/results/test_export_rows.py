@@ -13,8 +13,8 @@ import pytest
 
 from attnbench.core.case import Shape
 from attnbench.core.record import Record, Run
-from attnbench.report import json_and_csv
-from attnbench.report.document import Document
+from attnbench.render import json_and_csv
+from attnbench.render.document import Document
 from attnbench.results.cells import cells
 from attnbench.results.export_rows import CASE_COLUMNS, COLUMNS, case_columns, dataframe, table_rows
 from attnbench.results.metrics import METRICS

@@ -160,8 +160,8 @@ def test_the_types_are_public() -> None:
         ("import attnbench", ("msgspec", "rich", "pandas", "numpy", "scipy", "torch")),
         ("import attnbench; attnbench.load({path!r}).cells", ("pandas", "numpy", "scipy", "torch")),
         (
-            "import attnbench.report.terminal, attnbench.report.markdown, attnbench.report.json_and_csv, "
-            "attnbench.analysis.summary.document",
+            "import attnbench.render.terminal, attnbench.render.markdown, attnbench.render.json_and_csv, "
+            "attnbench.analysis.report.document",
             ("pandas", "numpy", "scipy", "pydantic", "torch"),
         ),
     ],

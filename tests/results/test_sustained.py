@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from attnbench.analysis.summary.cautions import cautions
-from attnbench.analysis.summary.grids import _best
+from attnbench.analysis.report.cautions import cautions
+from attnbench.analysis.report.grids import _best
 from attnbench.core.record import Record
 from attnbench.results.cells import cells
 from attnbench.results.metrics import METRICS

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import builders
-from attnbench.analysis.summary.grids import grids
+from attnbench.analysis.report.grids import grids
 from attnbench.core.axes import AXES
 from attnbench.core.case import Case, Shape
 from attnbench.core.errors import UserError
-from attnbench.report.document import Figure
-from attnbench.report.export import trackers
-from attnbench.report.html.charts import charts
+from attnbench.render.document import Figure
+from attnbench.render.export import trackers
+from attnbench.render.html.charts import charts
 from attnbench.results.cells import cells
 from attnbench.run.suite import parse_options, parse_suite, resolve
 

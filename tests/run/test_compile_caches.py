@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.summary.grids import heading
+from attnbench.analysis.report.grids import heading
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record

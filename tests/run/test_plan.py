@@ -16,7 +16,7 @@ from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job
 from attnbench.core.sizes import parse_duration
-from attnbench.report.progress.run_progress import plan_summary
+from attnbench.render.progress.run_progress import plan_summary
 from attnbench.run import plan
 from attnbench.run.plan import CaseSupport
 from builders import CPU, H200, case

@@ -18,7 +18,7 @@ from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
 from attnbench.commands.backends import backends
 from attnbench.core import gpus
 from attnbench.core.errors import UserError
-from attnbench.report import json_and_csv, terminal
+from attnbench.render import json_and_csv, terminal
 from attnbench.results import where_tried
 from attnbench.results.where_tried import Trial
 from attnbench.run.support_matrix import (

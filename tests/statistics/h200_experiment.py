@@ -32,10 +32,10 @@ from pathlib import Path
 import numpy as np
 from planted import VARIABLE
 
-from attnbench.analysis.gate.findings import Finding
-from attnbench.analysis.gate.judge import Judgement, Request, judge
+from attnbench.analysis.gate.findings import Judgement, Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
 from attnbench.analysis.gate.rounds import round_values
+from attnbench.analysis.gate.verdicts import Finding
 from attnbench.core import stats
 from attnbench.core.errors import EXIT_REGRESSION
 from attnbench.core.record import Run

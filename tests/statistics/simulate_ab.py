@@ -22,7 +22,7 @@ from h200_noise import draw, draw_first_calls
 from other_noise import LATENCY, NONE, Other, add
 from simulate_gate import KINDS, simulated_run
 
-from attnbench.analysis.gate.judge import Request, judge
+from attnbench.analysis.gate.findings import Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
 from attnbench.analysis.gate.repeated_looks import decide_in_looks
 from attnbench.analysis.gate.rounds import Rounds

@@ -23,9 +23,9 @@ from simulate_gate import KINDS
 
 from attnbench.analysis.bisect.run_bisect import Bisection, Outcome, Request
 from attnbench.analysis.bisect.search import Step
-from attnbench.analysis.gate.findings import Finding
 from attnbench.analysis.gate.repeated_looks import decide_in_looks
 from attnbench.analysis.gate.rounds import Rounds
+from attnbench.analysis.gate.verdicts import Finding
 from attnbench.core.case import Case, Shape
 from attnbench.run.ab.schedule import LOOKS, order
 from attnbench.run.commits import Commit

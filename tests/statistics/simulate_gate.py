@@ -19,8 +19,8 @@ import numpy as np
 from h200_noise import draw, draw_first_calls
 from other_noise import NONE, Other, add
 
+from attnbench.analysis.gate.findings import Request, judge
 from attnbench.analysis.gate.hypothesis_tests import decide
-from attnbench.analysis.gate.judge import Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
 from attnbench.analysis.gate.rounds import Rounds, smallest_tick
 from attnbench.core.case import Case, Shape

@@ -13,7 +13,7 @@ from h200_noise import RESULTS, draw, measured
 from other_noise import Other
 from simulate_gate import BETWEEN_RUNS, KINDS, Scenario, by_records, by_values, simulate
 
-from attnbench.analysis.gate.judge import Request, judge
+from attnbench.analysis.gate.findings import Request, judge
 from attnbench.analysis.gate.margins import Margins
 from attnbench.results import run_file
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from attnbench.analysis.summary.cautions import cautions
-from attnbench.analysis.summary.facts import facts
+from attnbench.analysis.report.cautions import cautions
+from attnbench.analysis.report.facts import facts
 from attnbench.backends.shared.function import Function
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device, Environment

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attnbench.analysis.gate import judge
+from attnbench.analysis.gate import findings as gate_findings
 from attnbench.analysis.gate.margins import RULES
 from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_INTERRUPTED, UserError
@@ -26,7 +26,7 @@ Open = tuple[Case, str, str]  # a case, a backend, and the metric whose verdict 
 class Request(in_turns.Request):
     """The options of `attnbench ab`."""
 
-    judged_by: judge.Request
+    judged_by: gate_findings.Request
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Outcome:
     in more than what is under test, so that nothing was measured.
     """
 
-    judgement: judge.Judgement | None
+    judgement: gate_findings.Judgement | None
     paths: tuple[Path, ...] = ()
     exit_code: int = 0
     pairs: int = 0  # complete pairs of turns
@@ -58,20 +58,20 @@ class Outcome:
 class _Judge:
     """The gate, as run/ab asks it."""
 
-    asked: judge.Request
+    asked: gate_findings.Request
     limits: Limits | None
 
     def refuses(self, a: Run, b: Run) -> bool:
         if self.limits:
             self.limits.check(a, b)
-        return bool(judge.split_differences(a, b, self.asked.expect)[1])
+        return bool(gate_findings.split_differences(a, b, self.asked.expect)[1])
 
     def standing(self, a: Run, b: Run) -> Standing:
         judgement = self.judgement(a, b)
         return Standing(unsettled(judgement), judgement.exit_code)
 
-    def judgement(self, a: Run, b: Run) -> judge.Judgement:
-        judgement = judge.judge(a, b, self.asked)
+    def judgement(self, a: Run, b: Run) -> gate_findings.Judgement:
+        judgement = gate_findings.judge(a, b, self.asked)
         if self.limits is None:
             return judgement
         findings = (f for f in judgement.findings if not f.metric or (f.case, f.backend, f.metric) in self.limits.open)
@@ -106,7 +106,7 @@ def measure(
     only, option = (limits.cells, "--settle") if limits else (None, "--time-limit")
     found = in_turns.measure(request, resolved, both, here, gate, deadline, watcher, clock, only, option)
     if not found.paths:
-        refused = judge.judge(*found.runs, request.judged_by)
+        refused = gate_findings.judge(*found.runs, request.judged_by)
         return Outcome(refused, exit_code=refused.exit_code)
     try:
         judgement = gate.judgement(*found.runs)
@@ -121,12 +121,12 @@ def measure(
     return Outcome(judgement, found.paths, code, found.pairs, "".join(ended), found.interrupt)
 
 
-def unsettled(judgement: judge.Judgement) -> set[Key]:
+def unsettled(judgement: gate_findings.Judgement) -> set[Key]:
     """Return the cells that more rounds may decide."""
     return {(case, backend) for case, backend, _ in open_results(judgement)}
 
 
-def open_results(judgement: judge.Judgement) -> set[Open]:
+def open_results(judgement: gate_findings.Judgement) -> set[Open]:
     """Return what of a judgement more rounds may decide."""
     return {
         (f.case, f.backend, f.metric)

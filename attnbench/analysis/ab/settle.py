@@ -23,8 +23,8 @@ from pathlib import Path
 from attnbench.analysis.ab import run_ab
 from attnbench.analysis.ab.run_ab import Open, open_results
 from attnbench.analysis.gate import run_differences
-from attnbench.analysis.gate.findings import Finding, in_order
-from attnbench.analysis.gate.judge import Judgement
+from attnbench.analysis.gate.findings import Judgement
+from attnbench.analysis.gate.verdicts import Finding, in_order
 from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_BY_SIGNAL, UserError
 from attnbench.core.record import Forecast, Job, Run

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnbench.core.text import some
-from attnbench.report.document import Block, Column, Document, Machine, Pairs, Paragraphs, Span, Table
+from attnbench.render.document import Block, Column, Document, Machine, Pairs, Paragraphs, Span, Table
 
 MORE = "What each supports: --matrix; case by case: attnbench run --dry-run; one of its own: attnbench env create"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from attnbench.core.errors import UserError
 from attnbench.core.text import listed
-from attnbench.report import markdown
-from attnbench.report.document import Column, Document, Entry, Span, Style, Table
+from attnbench.render import markdown
+from attnbench.render.document import Column, Document, Entry, Span, Style, Table
 from attnbench.results.case_names import headdim
 from attnbench.results.where_tried import UNVERIFIED, Trial, features, right_on_gpus, trials
 from attnbench.run.support_matrix import (

@@ -13,7 +13,7 @@ from attnbench.analysis.gate.notes import ROUNDS
 from attnbench.core import formats, stats
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
-from attnbench.report.document import Block, Column, Document, Line, Paragraphs, Span, Table
+from attnbench.render.document import Block, Column, Document, Line, Paragraphs, Span, Table
 from attnbench.results import case_names, metrics, run_file
 from attnbench.results.case_names import full_name
 from attnbench.results.cells import Cell, cells

@@ -7,13 +7,13 @@ from typing import Any
 
 from attnbench.analysis.bisect.run_bisect import Outcome
 from attnbench.analysis.bisect.search import Step
-from attnbench.analysis.gate.findings import interval, signed
 from attnbench.analysis.gate.hypothesis_tests import FDR
-from attnbench.analysis.summary.machine_summary import machines
+from attnbench.analysis.gate.verdicts import interval, signed
+from attnbench.analysis.report.machine_summary import machines
 from attnbench.core.formats import percent
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import capitalized, count
-from attnbench.report.document import Column, Document, Entry, Reason, Span, Style, Table, Verdict
+from attnbench.render.document import Column, Document, Entry, Reason, Span, Style, Table, Verdict
 from attnbench.results.cells import cells
 from attnbench.results.disturbed import doubt
 from attnbench.run.commits import Commit

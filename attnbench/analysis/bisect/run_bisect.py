@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from attnbench.analysis.ab import run_ab
 from attnbench.analysis.bisect import search
 from attnbench.analysis.bisect.search import Step
-from attnbench.analysis.gate import judge
-from attnbench.analysis.gate.findings import interval, signed
+from attnbench.analysis.gate import findings as gate_findings
 from attnbench.analysis.gate.margins import Margins
+from attnbench.analysis.gate.verdicts import interval, signed
 from attnbench.core.errors import EXIT_DONE, EXIT_INCONCLUSIVE, Interrupted, UserError, nearest
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count, fits
@@ -28,7 +28,7 @@ from attnbench.run.select import available_backends, parse_device, select_backen
 from attnbench.run.suite import Settings, load_suite, resolve_suite_for
 
 if TYPE_CHECKING:
-    from attnbench.report.progress.bisect_progress import BisectProgress
+    from attnbench.render.progress.bisect_progress import BisectProgress
 
 SIGNALLED = 128  # and the number of a signal are the exit code
 MOST = 200  # cells among which a close name is looked for
@@ -181,7 +181,7 @@ class Bisection:
         Raises UserError where `a` cannot be built, Interrupted, and _TimeUpError.
         """
         request, name = self.outcome.request, f"{a.short}-{b.short}{ending}"
-        judged_by = judge.Request((request.metric,), Margins({request.metric: margin}), request.expect)
+        judged_by = gate_findings.Request((request.metric,), Margins({request.metric: margin}), request.expect)
         attempt = 1
         while (folder := self.outcome.folder / (f"{name}-{attempt}" if attempt > 1 else name)).exists():
             if judgement := self._kept(folder, judged_by):
@@ -194,11 +194,11 @@ class Bisection:
         self.watcher.tell(sentence(step))
         return step
 
-    def _kept(self, folder: Path, judged_by: judge.Request) -> judge.Judgement | None:
+    def _kept(self, folder: Path, judged_by: gate_findings.Request) -> gate_findings.Judgement | None:
         """Return the judgement of the run files that an earlier bisect left in a folder; None where they have none."""
         try:
             (a, _), (b, _) = (run_file.read(folder / name) for name in in_turns.FILES)
-            judgement = judge.judge(a, b, judged_by)
+            judgement = gate_findings.judge(a, b, judged_by)
         except UserError:
             return None
         if other := next((one.name for one in judgement.findings if one.name not in self.outcome.cells), None):
@@ -206,7 +206,14 @@ class Bisection:
         return judgement
 
     def _measured(
-        self, folder: Path, judged_by: judge.Request, a: Commit, b: Commit, margin: float, ahead: int, attempt: int
+        self,
+        folder: Path,
+        judged_by: gate_findings.Request,
+        a: Commit,
+        b: Commit,
+        margin: float,
+        ahead: int,
+        attempt: int,
     ) -> Step:
         request = self.outcome.request
         try:
@@ -251,7 +258,7 @@ class Bisection:
             raise Interrupted(self.interrupt)
         return self._of(ended.judgement, a, b, margin, attempt)
 
-    def _of(self, judgement: judge.Judgement, a: Commit, b: Commit, margin: float, attempt: int) -> Step:
+    def _of(self, judgement: gate_findings.Judgement, a: Commit, b: Commit, margin: float, attempt: int) -> Step:
         """Return what a judgement says of a commit. Raises UserError where it is of another device than the others."""
         run, metric = judgement.current, self.outcome.request.metric
         device = run.environment.device.name

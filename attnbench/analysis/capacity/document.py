@@ -13,7 +13,7 @@ from attnbench.core.groups import grouped
 from attnbench.core.record import Run, Search
 from attnbench.core.sizes import format_bytes, format_duration, format_seconds, format_size
 from attnbench.core.text import count, some
-from attnbench.report.document import (
+from attnbench.render.document import (
     Caution,
     Column,
     Document,

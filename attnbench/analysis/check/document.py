@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attnbench.analysis.summary.facts import noted
-from attnbench.analysis.summary.reasons import reasons
+from attnbench.analysis.report.facts import noted
+from attnbench.analysis.report.reasons import reasons
 from attnbench.core import formats
 from attnbench.core.case import DIRECTIONS, Case
 from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT
@@ -17,7 +17,7 @@ from attnbench.core.formats import digits
 from attnbench.core.json import to_json
 from attnbench.core.record import Accuracy, Record, Run, TensorError, told_apart
 from attnbench.core.text import count, listed, template
-from attnbench.report.document import (
+from attnbench.render.document import (
     Code,
     Column,
     Document,

@@ -11,14 +11,14 @@ from typing import Any
 
 from attnbench.analysis.claims.claim_file import ANY_GPU, ClaimFile, Figure, Setting
 from attnbench.analysis.claims.findings import Finding, Measured, Outcome, by_gpu, judge, outcome_of
-from attnbench.analysis.summary.machine_summary import machines
+from attnbench.analysis.report.machine_summary import machines
 from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED
 from attnbench.core.flops import CONVENTIONS
 from attnbench.core.formats import digits, percent, times
 from attnbench.core.groups import grouped
 from attnbench.core.record import Run
 from attnbench.core.text import count, one_line, some
-from attnbench.report.document import Column, Document, Entry, Reason, Span, Style, Table
+from attnbench.render.document import Column, Document, Entry, Reason, Span, Style, Table
 from attnbench.results.cells import cells as cells_of
 from attnbench.results.disturbed import doubt
 from attnbench.results.metrics import METRICS

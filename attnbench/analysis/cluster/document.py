@@ -8,14 +8,14 @@ from typing import Any
 from attnbench.analysis.cautions import Rule, stated, when
 from attnbench.analysis.cluster.findings import Family, Model, Unit, models
 from attnbench.analysis.cluster.outliers import FALSE_ALARM, LEAST, TAIL
-from attnbench.analysis.gate.findings import signed
+from attnbench.analysis.gate.verdicts import signed
 from attnbench.core import stats
 from attnbench.core.errors import EXIT_DONE, EXIT_INCONCLUSIVE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT
 from attnbench.core.formats import megahertz, percent
 from attnbench.core.groups import grouped
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
-from attnbench.report.document import (
+from attnbench.render.document import (
     Column,
     Document,
     Dot,

@@ -10,11 +10,11 @@ from attnbench.analysis.cautions import Places, Rule, stated, when
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.machines import Machine, is_own_kernel, libraries
 from attnbench.analysis.compare.speed_ratio import ROUNDS, TABLE
-from attnbench.analysis.summary.cautions import RANK_CHANGE, rank_change
+from attnbench.analysis.report.cautions import RANK_CHANGE, rank_change
 from attnbench.core.formats import percent
 from attnbench.core.groups import grouped
 from attnbench.core.text import count, listed, some
-from attnbench.report.document import Caution
+from attnbench.render.document import Caution
 from attnbench.results import case_names
 from attnbench.results.cells import Key
 from attnbench.results.run_setup import setup, setup_texts

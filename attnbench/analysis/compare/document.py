@@ -21,8 +21,8 @@ from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.compare.tables import tables
 from attnbench.core.formats import size
 from attnbench.core.text import count, one_line, some
-from attnbench.report import document as report
-from attnbench.report.document import Document, Span
+from attnbench.render import document as report
+from attnbench.render.document import Document, Span
 from attnbench.results.export_rows import case_columns
 from attnbench.results.run_setup import setup_texts
 

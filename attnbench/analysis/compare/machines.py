@@ -27,7 +27,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from attnbench.analysis.summary.cautions import is_above_the_peak
+from attnbench.analysis.report.cautions import is_above_the_peak
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean

@@ -18,7 +18,7 @@ from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.formats import digits, duration, percent, share
 from attnbench.core.text import count, listed
-from attnbench.report.document import Bar, Column, Entry, Table
+from attnbench.render.document import Bar, Column, Entry, Table
 from attnbench.results import case_names
 from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Key

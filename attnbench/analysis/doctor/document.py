@@ -13,7 +13,7 @@ from attnbench.core.formats import percent
 from attnbench.core.json import to_json
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count
-from attnbench.report.document import Column, Document, Line, Machine, Span, Table, Verdict
+from attnbench.render.document import Column, Document, Line, Machine, Span, Table, Verdict
 from attnbench.run.aa_test import AATest, case_label
 
 Mark = Literal["good", "warning", "bad"]  # of a Span, and of a Verdict

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from attnbench.analysis.gate.findings import Finding
 from attnbench.analysis.gate.repeated_looks import MIN_PAIRS
 from attnbench.analysis.gate.run_differences import Difference
+from attnbench.analysis.gate.verdicts import Finding
 from attnbench.core.record import WRONG, Run
 from attnbench.core.text import count, some
 from attnbench.results.cells import Cell, Key

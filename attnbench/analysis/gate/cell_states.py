@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Literal
 
-from attnbench.analysis.gate.findings import Finding, Verdict
+from attnbench.analysis.gate.verdicts import Finding, Verdict
 from attnbench.core.record import WRONG
 from attnbench.core.text import count, one_line, some
 from attnbench.results import case_names

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from attnbench.analysis.gate.findings import VERDICTS, Finding, interval, signed
-from attnbench.analysis.gate.judge import Judgement
+from attnbench.analysis.gate.findings import Judgement
 from attnbench.analysis.gate.plots import rounds_section
 from attnbench.analysis.gate.run_differences import Difference
+from attnbench.analysis.gate.verdicts import VERDICTS, Finding, interval, signed
 from attnbench.core.errors import (
     EXIT_INCONCLUSIVE,
     EXIT_NOT_COMPARABLE,
@@ -21,8 +21,8 @@ from attnbench.core.formats import percent
 from attnbench.core.groups import grouped
 from attnbench.core.record import Run
 from attnbench.core.text import count
-from attnbench.report.characters import HELD_DOWN
-from attnbench.report.document import (
+from attnbench.render.characters import HELD_DOWN
+from attnbench.render.document import (
     Column,
     Command,
     Document,

@@ -1,123 +1,196 @@
-"""A finding: what became of one metric of a cell, or of the cell as a whole."""
+"""The judgement of a gate: from two runs to findings, one verdict on the whole, and its exit code."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, get_args
 
-from attnbench.analysis.gate.hypothesis_tests import Decision
-from attnbench.analysis.gate.margins import RULES
-from attnbench.core import stats
-from attnbench.core.case import Case
-from attnbench.core.formats import FAR, digits
+from attnbench.analysis.gate import ab_files, first_calls, notes, run_differences
+from attnbench.analysis.gate.cell_states import compare_states, worked_in_neither
+from attnbench.analysis.gate.margins import RULES, Margins, between_units
+from attnbench.analysis.gate.metric_findings import metric_findings
+from attnbench.analysis.gate.run_differences import Difference
+from attnbench.analysis.gate.verdicts import Finding, Verdict, in_order
+from attnbench.core.errors import (
+    EXIT_INCONCLUSIVE,
+    EXIT_NOT_COMPARABLE,
+    EXIT_PASS,
+    EXIT_REGRESSION,
+    EXIT_WRONG_RESULT,
+    UserError,
+)
+from attnbench.core.record import Run
+from attnbench.core.text import count
+from attnbench.results import run_file
 from attnbench.results.case_names import full_name
+from attnbench.results.cells import Cell, Key, by_key, cells
+from attnbench.results.run_setup import seconds_started
+from attnbench.results.together import together
 
-Verdict = Literal[
-    "wrong", "newly-failing", "missing", "regressed", "inconclusive", "improved", "newly-working", "unchanged"
-]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # the most severe first
-_METRICS = (None, *RULES)  # in the order of a report
+Choice = Literal["pass", "fail"]
+CHOICES: tuple[Choice, ...] = get_args(Choice)
+GRAVEST_FIRST = (EXIT_WRONG_RESULT, EXIT_REGRESSION, EXIT_INCONCLUSIVE)  # the time of a wrong kernel means nothing
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What became of one metric of a cell, or of the whole cell where `metric` is None."""
+class Request:
+    """What to compare, and how strictly."""
 
-    case: Case
-    backend: str
-    metric: str | None
-    verdict: Verdict
-    rounds: tuple[int, int]  # that have a value, in the baseline and in the current run
-    values: tuple[Sequence[float], Sequence[float]] = ((), ())  # of these rounds, in the metric's unit
-    margin: float | None = None
-    decision: Decision | None = None
-    reason: str = ""
-    in_turns: bool = False  # by an A/B that settled what the gate left open
-    held_down: bool = False  # a limit kept the clock below its best on either side, and so made the latency longer
-
-    @property
-    def baseline(self) -> float | None:
-        """The typical value of the baseline's rounds, in the metric's unit: the two sides' ratio is the change."""
-        return _typical(self.values[0])
-
-    @property
-    def current(self) -> float | None:
-        """The typical value of the current run's rounds, in the metric's unit."""
-        return _typical(self.values[1])
-
-    @property
-    def name(self) -> str:
-        """The cell's full name."""
-        return full_name(self.backend, self.case)
-
-    @property
-    def unmeasured(self) -> bool:
-        """Whether this is a cell that an A/B had no time to measure."""
-        return self.verdict == "inconclusive" and self.metric is None
-
-    @property
-    def unjudged(self) -> bool:
-        """Whether there are too few rounds for a test of this metric, so that nothing was judged."""
-        return self.verdict == "inconclusive" and self.decision is not None and self.decision.noise is None
-
-    @property
-    def word(self) -> str:
-        """The verdict as a reader sees it."""
-        return "not judged" if self.unjudged else self.verdict
+    metrics: tuple[str, ...]
+    margins: Margins = field(default_factory=Margins)
+    expect: tuple[str, ...] = ()  # names of differences between the runs that are expected
+    inconclusive: Choice = "fail"
+    missing: Choice = "fail"
+    allow_wrong: bool = False  # a wrong result of the current run is expected, unless it was right in the baseline
 
 
-def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings with the most severe verdict first, then by metric, then the largest change first."""
+@dataclass(frozen=True)
+class Judgement:
+    """What a gate found, and its verdict as an exit code."""
 
-    def rank(finding: Finding) -> tuple[int, int, float]:
-        change = finding.decision.change if finding.decision else 0.0
-        size = change if finding.verdict == "improved" else -change
-        return VERDICTS.index(finding.verdict), _METRICS.index(finding.metric), size
+    baseline: Run
+    current: Run
+    request: Request
+    findings: tuple[Finding, ...] = ()  # as verdicts.in_order has them
+    expected: tuple[Difference, ...] = ()  # differences between the runs that are what is under test
+    refused: tuple[Difference, ...] = ()  # the other differences; if there are any, only wrong results are findings
+    notes: tuple[str, ...] = ()
+    heading: tuple[str, ...] = ()  # how an A/B was measured
+    first: tuple[str, ...] = ()  # what a reader must know before the figures: rounds that differ, or were repeated
+    earlier: tuple[Run, ...] = ()  # further runs of the baseline that are compared with too
+    commands: tuple[str, ...] = ()  # that would settle what is inconclusive, for a shell
 
-    return tuple(sorted(findings, key=rank))
+    def count(self, verdict: Verdict) -> int:
+        """Return how many findings have a verdict."""
+        return sum(f.verdict == verdict for f in self.findings)
+
+    def let_pass(self, finding: Finding) -> bool:
+        """Return whether a finding of a bad verdict does not count, because options or its metric let it pass."""
+        return finding.verdict in ("wrong", "missing", "inconclusive") and self.exit_code_of(finding) == EXIT_PASS
+
+    def exit_code_of(self, finding: Finding) -> int:
+        """Return the exit code that the gate would have with this finding alone."""
+        if finding.verdict == "wrong" and not self.request.allow_wrong:
+            return EXIT_WRONG_RESULT
+        if finding.verdict in ("regressed", "newly-failing"):
+            return EXIT_REGRESSION
+        if finding.verdict == "missing" and self.request.missing == "fail":
+            return EXIT_REGRESSION
+        if finding.verdict == "inconclusive" and self.request.inconclusive == "fail":
+            return EXIT_PASS if finding.metric and RULES[finding.metric].cached else EXIT_INCONCLUSIVE
+        return EXIT_PASS
+
+    def only_missing(self) -> list[str]:
+        """Return the cells that are missing, where nothing else makes the exit code a regression."""
+        failures = [f for f in self.findings if self.exit_code_of(f) == EXIT_REGRESSION]
+        alone = self.exit_code == EXIT_REGRESSION and all(f.verdict == "missing" for f in failures)
+        return [f.name for f in failures] if alone else []
+
+    @cached_property
+    def exit_code(self) -> int:
+        """0: pass; 1: a regression, a new failure, a missing cell; 3: inconclusive; 4: not comparable; 5: wrong."""
+        if self.refused:
+            return EXIT_NOT_COMPARABLE
+        codes = {self.exit_code_of(finding) for finding in self.findings}
+        return next((code for code in GRAVEST_FIRST if code in codes), EXIT_PASS)
 
 
-def signed(change: float) -> str:
-    """Return a change as +1.23%: three significant digits, so that an interval's end can be told from the margin."""
-    change = change if abs(change) >= 1e-6 else 0.0
-    return f"{'-' if change < 0 else '+'}{digits(100 * abs(change))}%"
+def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] = ()) -> Judgement:
+    """Compare two runs; `earlier` are further runs of the baseline. Raises UserError where there is nothing to compare.
 
-
-def interval(decision: Decision) -> str:
-    """Return the interval of a change as "+1.23% to +4.56%", with words for what is beyond a factor of FAR.
-
-    Few noisy rounds have such intervals: of three pairs of turns Student's t is 19 and more at the levels of an A/B.
+    Of several runs of a baseline those of the current run's unit count, if there are any.
     """
-    low, high = decision.low, decision.high
-    if low is None or high is None:
-        return "unknown"
-    if 1 + high <= FAR * (1 + decision.change):
-        return f"{signed(low)} to {signed(high)}{_level(decision)}"
-    least, most = _end(low), _end(high)
-    if least == most:
-        return least
-    return f"{least} to {most}{_level(decision)}" if "%" in least + most else "not known"
+    baseline, earlier, left = _chosen((baseline, *earlier), current)
+    expected, refused, idle, told = split_differences(baseline, current, request.expect)
+    in_turns = ab_files.in_turns(baseline, current)
+    heading = ab_files.heading(baseline, current) if in_turns else ()
+    whole = ab_files.whole_pairs(baseline, current) if in_turns else (baseline, current)
+    beside = together(whole)
+    before, after = (by_key(cells([run], beside=beside)) for run in whole)
+    planned = {(job.case, job.backend) for job in run_file.missing(current)}
+    of_cells, pairs, not_compared = compare_states(before, after, planned, in_turns, request.allow_wrong)
+    wrong = [f for f in of_cells if f.verdict == "wrong"]
+    if refused:
+        found = in_order(wrong)
+        return Judgement(baseline, current, request, found, tuple(expected), tuple(refused), tuple(told), heading)
+    if before.keys().isdisjoint(after) and not wrong and planned.isdisjoint(before):
+        raise UserError(
+            f"the two runs have no cell in common ({count(len(before), 'cell')} in the baseline, "
+            f"{len(after)} in the current run); measure the same suite in both"
+        )
+    if in_turns:
+        of_cells += ab_files.left_out(before, after)
+    margins = replace(request.margins, units=between_units(baseline, current))
+    controls = run_differences.controls(baseline, current)
+    further = [_comparable_cells(run, baseline) for run in earlier]
+    of_metrics, early = metric_findings(pairs, request.metrics, margins, in_turns, further, controls)
+    if in_turns:
+        of_metrics, aside = ab_files.before_the_first_look(of_metrics)
+    else:
+        of_metrics, aside = first_calls.set_aside(of_metrics, baseline, current)
+    findings = in_order([*of_cells, *of_metrics])
+    if pairs and "cycles" in request.metrics and "cycles" not in {f.metric for f in findings}:
+        raise UserError("cycles: no cell has a reading of the held clock in both runs; compare --metric latency")
+    if not findings:
+        why = worked_in_neither(before, after) or "; ".join(not_compared[:1])
+        by = ", ".join(request.metrics)
+        raise UserError(f"nothing in the two runs can be compared by {by}" + (f" ({why})" if why else ""))
+    names = (full_name(backend, case) for side in (before, after) for case, backend in side)
+    said = [
+        *(f"--expect {name}: nothing differs there; is this the run that was meant?" for name in idle),
+        *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
+        *aside,
+        *left,
+        *(() if in_turns else notes.runs(1 + len(earlier), controls)),
+        *notes.approximations(after.values()),
+        *notes.unmeasured(findings),
+        *notes.timed(findings, in_turns, baseline.policy.burst_s),
+        *not_compared,
+        *notes.incomplete("baseline", baseline),
+        *notes.incomplete("current run", current),
+        *notes.units(margins, baseline, current),
+        *notes.age(baseline, current),
+        *notes.ceilings(before.values(), after.values()),
+        *told,
+    ]
+    moved = [] if in_turns or early else notes.moved_together(findings)
+    first = (*early, *moved, *notes.repeated("baseline", baseline), *notes.repeated("current run", current))
+    compared = Judgement(baseline, current, request, findings, tuple(expected), notes=tuple(said), heading=heading)
+    return replace(compared, first=first, earlier=earlier)
 
 
-def _level(decision: Decision) -> str:
-    """Return the confidence of an interval: " at 90%"; to three digits of what is missing from all, rounded down."""
-    if decision.level is None:
-        return ""
-    missing = round(100 * (1 - decision.level), 6)
-    places = max(0, 1 - math.floor(math.log10(missing))) if 0 < missing < 10 else 0
-    return f" at {math.floor(round((100 - missing) * 10**places, 3)) / 10**places:.{places}f}%"
+def _chosen(runs: Sequence[Run], current: Run) -> tuple[Run, tuple[Run, ...], list[str]]:
+    """Return the latest run, the others, and a note on those that do not count.
+
+    Those of the current run's unit count, or of all units where there are none.
+    """
+    unit = current.environment.device.uuid
+    own = [run for run in runs if unit and run.environment.device.uuid == unit]
+    latest, *others = sorted(own or runs, key=lambda run: seconds_started(run) or 0.0, reverse=True)
+    elsewhere = len(runs) - len(own or runs)
+    left = f"{count(elsewhere, 'run')} of the baseline, of other units of this GPU, left out."
+    return latest, tuple(others), [left] if elsewhere else []
 
 
-def _end(change: float) -> str:
-    if 1 + change > FAR:
-        return f"more than {FAR} times"
-    return signed(change) if 1 + change >= 1 / FAR else f"less than 1/{FAR}"
+def _comparable_cells(run: Run, latest: Run) -> dict[Key, Cell]:
+    """Return the cells of an earlier run that no difference from the latest run can have changed."""
+    changed = run_differences.concerned(run, latest)
+    return {key: cell for key, cell in by_key(cells([run])).items() if cell.backend not in changed}
 
 
-def _typical(values: Sequence[float]) -> float | None:
-    """Return the geometric mean, as logarithms are compared; the median where a value is 0."""
-    if not values:
-        return None
-    return stats.geomean(values) if min(values) > 0 else stats.median(values)
+def split_differences(
+    baseline: Run, current: Run, expect: Sequence[str]
+) -> tuple[list[Difference], list[Difference], list[str], list[str]]:
+    """Return the expected differences between two runs, the others, the names in `expect` that nothing has, and notes.
+
+    The builds of an A/B are expected to differ without being named. Raises UserError for an unknown name.
+    """
+    run_differences.check_names(expect, (baseline, current))
+    found = run_differences.differences(baseline, current)
+    if ab_files.in_turns(baseline, current):
+        builds = ab_files.under_test(baseline, current)
+        expect = [*expect, *ab_files.names_under_test(found, builds)]
+    expected, refused, idle = run_differences.split(found, expect)
+    return expected, refused, idle, run_differences.told(found, expected)

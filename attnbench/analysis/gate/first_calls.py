@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from attnbench.analysis.gate.findings import Finding
 from attnbench.analysis.gate.margins import RULES
+from attnbench.analysis.gate.verdicts import Finding
 from attnbench.core import stats
 from attnbench.core.record import Run
 from attnbench.core.text import count, listed

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from attnbench.analysis.gate.document import headline, sentence
-from attnbench.analysis.gate.judge import Judgement
+from attnbench.analysis.gate.findings import Judgement
 from attnbench.core.errors import EXIT_INCONCLUSIVE, EXIT_REGRESSION, EXIT_WRONG_RESULT, UserError
 from attnbench.core.text import count, one_line
 

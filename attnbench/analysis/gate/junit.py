@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from xml.etree import ElementTree
 
 from attnbench.analysis.gate.document import sentence
-from attnbench.analysis.gate.judge import Judgement
+from attnbench.analysis.gate.findings import Judgement
 from attnbench.core.errors import EXIT_PASS
 from attnbench.core.text import one_line
 from attnbench.results.cells import Key

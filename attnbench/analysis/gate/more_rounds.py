@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from attnbench.analysis.gate.findings import Finding
-from attnbench.analysis.gate.judge import Judgement
+from attnbench.analysis.gate.findings import Judgement
 from attnbench.analysis.gate.notes import ROUNDS
+from attnbench.analysis.gate.verdicts import Finding
 from attnbench.core.errors import EXIT_INCONCLUSIVE
 from attnbench.core.text import count
 from attnbench.results import run_file

@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from attnbench.analysis.gate.findings import Finding, signed
 from attnbench.analysis.gate.margins import TIMED, Margins
 from attnbench.analysis.gate.run_effects import SEVERAL
+from attnbench.analysis.gate.verdicts import Finding, signed
 from attnbench.core import stats
 from attnbench.core.formats import FAR, percent
 from attnbench.core.record import Run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attnbench.analysis.gate.findings import Finding, signed
-from attnbench.report.document import Dot, Plot, Section
+from attnbench.analysis.gate.verdicts import Finding, signed
+from attnbench.render.document import Dot, Plot, Section
 from attnbench.results.metrics import METRICS
 
 MOST = 24  # plots of a page

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnbench.analysis.cautions import Places, Rule, in_cells, stated, when
-from attnbench.analysis.gate.findings import signed
 from attnbench.analysis.gate.margins import RULES
+from attnbench.analysis.gate.verdicts import signed
 from attnbench.analysis.history.acknowledged import Acknowledgement
 from attnbench.analysis.history.change_tests import FALSE_ALARM, LEAST, MIN_RUNS, MOST
 from attnbench.analysis.history.events import Event, events, named
@@ -22,7 +22,7 @@ from attnbench.core.formats import percent
 from attnbench.core.groups import grouped
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
-from attnbench.report.document import (
+from attnbench.render.document import (
     Column,
     Document,
     Dot,

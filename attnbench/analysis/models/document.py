@@ -8,7 +8,7 @@ from typing import Any
 from attnbench.core.models import PHASES, Layers, Model
 from attnbench.core.sizes import format_size
 from attnbench.core.text import count
-from attnbench.report.document import Column, Document, Pairs, Span, Table
+from attnbench.render.document import Column, Document, Pairs, Span, Table
 
 MORE = "One in full, with its source: attnbench models NAME; to measure one: attnbench run --model NAME --seqlen 4k"
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from attnbench.analysis.models.findings import BOTH, StepTime, is_of, step_times, unmeasured
-from attnbench.analysis.summary.reasons import reasons
+from attnbench.analysis.report.reasons import reasons
 from attnbench.core import formats
 from attnbench.core.case import DTYPES, Case
 from attnbench.core.errors import UserError
 from attnbench.core.groups import grouped
 from attnbench.core.models import Model
 from attnbench.core.text import count, listed
-from attnbench.report.document import Caution, Document, Ending, Figure, Grid, Grids
+from attnbench.render.document import Caution, Document, Ending, Figure, Grid, Grids
 from attnbench.results import case_names, disturbed
 from attnbench.results.cells import Cell, runs_of
 from attnbench.results.uncertainty import Contest, contest, doubt, hardly_known

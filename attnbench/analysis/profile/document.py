@@ -19,7 +19,7 @@ from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT
 from attnbench.core.formats import duration, percent, share, size
 from attnbench.core.json import to_json
-from attnbench.report.document import (
+from attnbench.render.document import (
     Bar,
     Block,
     Caution,

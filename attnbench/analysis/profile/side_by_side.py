@@ -14,7 +14,7 @@ from attnbench.core import stats
 from attnbench.core.flops import Roofline
 from attnbench.core.formats import duration, percent, size, times
 from attnbench.core.text import listed
-from attnbench.report.document import Column, Entry, Span, Table
+from attnbench.render.document import Column, Entry, Span, Table
 from attnbench.run.profile.profile import Profile
 
 MORE = 1.1

@@ -13,7 +13,7 @@ from attnbench.analysis.cautions import Places, Rule, when
 from attnbench.analysis.models.findings import unmeasured
 from attnbench.analysis.recommend import problem_names
 from attnbench.analysis.recommend.findings import DEFAULTS, TRAINING, Problem
-from attnbench.analysis.summary.cautions import INCOMPLETE
+from attnbench.analysis.report.cautions import INCOMPLETE
 from attnbench.core.formats import duration, percent
 from attnbench.core.groups import grouped
 from attnbench.core.models import Model

@@ -36,9 +36,9 @@ from attnbench.analysis.recommend.most_telling import (
     most_telling,
     newest_machines,
 )
-from attnbench.analysis.summary.answer import left_out
-from attnbench.analysis.summary.machine_summary import machines
-from attnbench.analysis.summary.reasons import reasons
+from attnbench.analysis.report.answer import left_out
+from attnbench.analysis.report.machine_summary import machines
+from attnbench.analysis.report.reasons import reasons
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED
@@ -47,7 +47,7 @@ from attnbench.core.groups import grouped
 from attnbench.core.models import Model
 from attnbench.core.record import WRONG, Status
 from attnbench.core.text import count, listed, merged, one_line, some, template
-from attnbench.report.document import NOTHING_MEASURED, Code, Column, Document, Entry, Span, Table
+from attnbench.render.document import NOTHING_MEASURED, Code, Column, Document, Entry, Span, Table
 from attnbench.results import case_names, disturbed
 from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Cell, machine_of, runs_of

@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnbench.analysis.cautions import Places, Rule, stated, when
+from attnbench.analysis.report.machine_summary import machines
+from attnbench.analysis.report.reasons import reasons
 from attnbench.analysis.step.findings import FASTER, Timed, amdahl, timed_steps
-from attnbench.analysis.summary.machine_summary import machines
-from attnbench.analysis.summary.reasons import reasons
 from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED
 from attnbench.core.formats import duration, percent, share, size, times, whole_number
 from attnbench.core.record import Run
 from attnbench.core.sizes import format_size
 from attnbench.core.text import listed, some
-from attnbench.report.document import Column, Document, Entry, Span, Table
+from attnbench.render.document import Column, Document, Entry, Span, Table
 from attnbench.results import case_names, disturbed
 from attnbench.results.cells import Cell, contest_of, why_no_winner
 from attnbench.results.cells import cells as cells_of

@@ -21,7 +21,7 @@ LABELS = ("A", "B")
 
 
 class AbObserver(Protocol):
-    """Receives what happens in an A/B; report/progress shows it to a person."""
+    """Receives what happens in an A/B; render/progress shows it to a person."""
 
     def say(self, text: str) -> None:
         """Take a text that says what goes on now."""

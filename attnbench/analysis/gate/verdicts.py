@@ -1,0 +1,123 @@
+"""A finding: what became of one metric of a cell, or of the cell as a whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from attnbench.analysis.gate.hypothesis_tests import Decision
+from attnbench.analysis.gate.margins import RULES
+from attnbench.core import stats
+from attnbench.core.case import Case
+from attnbench.core.formats import FAR, digits
+from attnbench.results.case_names import full_name
+
+Verdict = Literal[
+    "wrong", "newly-failing", "missing", "regressed", "inconclusive", "improved", "newly-working", "unchanged"
+]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # the most severe first
+_METRICS = (None, *RULES)  # in the order of a report
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one metric of a cell, or of the whole cell where `metric` is None."""
+
+    case: Case
+    backend: str
+    metric: str | None
+    verdict: Verdict
+    rounds: tuple[int, int]  # that have a value, in the baseline and in the current run
+    values: tuple[Sequence[float], Sequence[float]] = ((), ())  # of these rounds, in the metric's unit
+    margin: float | None = None
+    decision: Decision | None = None
+    reason: str = ""
+    in_turns: bool = False  # by an A/B that settled what the gate left open
+    held_down: bool = False  # a limit kept the clock below its best on either side, and so made the latency longer
+
+    @property
+    def baseline(self) -> float | None:
+        """The typical value of the baseline's rounds, in the metric's unit: the two sides' ratio is the change."""
+        return _typical(self.values[0])
+
+    @property
+    def current(self) -> float | None:
+        """The typical value of the current run's rounds, in the metric's unit."""
+        return _typical(self.values[1])
+
+    @property
+    def name(self) -> str:
+        """The cell's full name."""
+        return full_name(self.backend, self.case)
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether this is a cell that an A/B had no time to measure."""
+        return self.verdict == "inconclusive" and self.metric is None
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether there are too few rounds for a test of this metric, so that nothing was judged."""
+        return self.verdict == "inconclusive" and self.decision is not None and self.decision.noise is None
+
+    @property
+    def word(self) -> str:
+        """The verdict as a reader sees it."""
+        return "not judged" if self.unjudged else self.verdict
+
+
+def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings with the most severe verdict first, then by metric, then the largest change first."""
+
+    def rank(finding: Finding) -> tuple[int, int, float]:
+        change = finding.decision.change if finding.decision else 0.0
+        size = change if finding.verdict == "improved" else -change
+        return VERDICTS.index(finding.verdict), _METRICS.index(finding.metric), size
+
+    return tuple(sorted(findings, key=rank))
+
+
+def signed(change: float) -> str:
+    """Return a change as +1.23%: three significant digits, so that an interval's end can be told from the margin."""
+    change = change if abs(change) >= 1e-6 else 0.0
+    return f"{'-' if change < 0 else '+'}{digits(100 * abs(change))}%"
+
+
+def interval(decision: Decision) -> str:
+    """Return the interval of a change as "+1.23% to +4.56%", with words for what is beyond a factor of FAR.
+
+    Few noisy rounds have such intervals: of three pairs of turns Student's t is 19 and more at the levels of an A/B.
+    """
+    low, high = decision.low, decision.high
+    if low is None or high is None:
+        return "unknown"
+    if 1 + high <= FAR * (1 + decision.change):
+        return f"{signed(low)} to {signed(high)}{_level(decision)}"
+    least, most = _end(low), _end(high)
+    if least == most:
+        return least
+    return f"{least} to {most}{_level(decision)}" if "%" in least + most else "not known"
+
+
+def _level(decision: Decision) -> str:
+    """Return the confidence of an interval: " at 90%"; to three digits of what is missing from all, rounded down."""
+    if decision.level is None:
+        return ""
+    missing = round(100 * (1 - decision.level), 6)
+    places = max(0, 1 - math.floor(math.log10(missing))) if 0 < missing < 10 else 0
+    return f" at {math.floor(round((100 - missing) * 10**places, 3)) / 10**places:.{places}f}%"
+
+
+def _end(change: float) -> str:
+    if 1 + change > FAR:
+        return f"more than {FAR} times"
+    return signed(change) if 1 + change >= 1 / FAR else f"less than 1/{FAR}"
+
+
+def _typical(values: Sequence[float]) -> float | None:
+    """Return the geometric mean, as logarithms are compared; the median where a value is 0."""
+    if not values:
+        return None
+    return stats.geomean(values) if min(values) > 0 else stats.median(values)

@@ -1,0 +1,391 @@
+"""What to doubt about the figures, why it matters, and what to do about it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from attnbench.analysis.cautions import Places, Rule, furthest, in_cells, stated, when
+from attnbench.analysis.report.machine_summary import clock_range
+from attnbench.core import stats
+from attnbench.core.formats import digits, duration, percent
+from attnbench.core.own_code import as_written
+from attnbench.core.policy import SHORT
+from attnbench.core.record import Run
+from attnbench.core.text import count, one_line, some
+from attnbench.render.characters import HELD_DOWN
+from attnbench.render.document import Caution
+from attnbench.results import case_names, run_file
+from attnbench.results.cells import Cell
+from attnbench.results.sustained import rank_changes
+from attnbench.results.uncertainty import MIN_SAMPLES_INTERVAL
+
+DRIFT = 0.02
+DISAGREE = 0.02
+ABOVE_PEAK = 1.02  # of the peak at the highest clock: a little more is a gauge's or a boost's error
+ABOVE_CEILING = 1.1  # of what a large matmul reached: the two were read under unlike conditions
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What a report is of. `files` are those of the runs."""
+
+    cells: Sequence[Cell]
+    runs: Sequence[Run] = ()
+    files: Sequence[Path] = ()
+
+    @cached_property
+    def measured(self) -> list[Cell]:
+        """The cells that have a figure."""
+        return [cell for cell in self.cells if cell.status == "ok"]
+
+    def ended_as(self, status: str) -> list[Cell]:
+        """Return the cells that ended so, by today's check."""
+        return [cell for cell in self.cells if cell.status == status and not cell.of_earlier_check]
+
+
+def cautions(cells: Sequence[Cell], runs: Sequence[Run], files: Sequence[Path] = ()) -> tuple[Caution, ...]:
+    """Return everything that should make a reader careful, most serious first. `files` are those of the runs."""
+    return stated(CAUTIONS, Reported(cells, runs, files))
+
+
+def measured(test: Callable[[Cell], object]) -> Callable[[Reported], Places]:
+    """Return where a rule on the measured cells that pass a test holds."""
+    return lambda of: in_cells(filter(test, of.measured))
+
+
+def _wrong(of: Reported) -> Iterator[dict[str, Any]]:
+    """Yield wrong results by what to do: of a person's own file `check` tries the same cells again."""
+    cells = of.ended_as("wrong")
+    own = [c for c in cells if ".py:" in c.run.specs.get(c.backend, "")]
+    for run, file in zip_longest(of.runs, of.files, fillvalue="FILE"):
+        again = [c for c in own if c.run is run and c.case.ranks == 1]  # check splits no sequence
+        functions = dict.fromkeys(as_written(c.run.specs[c.backend]) for c in again)
+        command = shlex.join(["attnbench", "check", *functions, "--wrong", str(file)])
+        yield from in_cells(again, todo=f". The same cells again, without timing: {command}")
+    yield from in_cells([c for c in own if c.case.ranks > 1], todo=".")
+    yield from in_cells([c for c in cells if c not in own], todo="; report it to the backend's authors.")
+
+
+def _incomplete(of: Any) -> Iterator[dict[str, Any]]:
+    """Yield where planned jobs have no final record; run.turns are those of an A/B, which cannot be resumed."""
+    for run, file in zip_longest(of.runs, of.files, fillvalue="FILE"):
+        assert isinstance(run, Run)
+        resume = run_file.resume_command(run, file)
+        missing = run_file.unfinished(run)
+        unrecorded = sum(job.skip is None and not ended for job, ended in missing)
+        if unrecorded and run.turns:
+            what = f"{count(unrecorded, 'cell')} of {len(run.plan)} of this half of an A/B have no record: "
+            todo = "attnbench gate A B says what that means for the comparison; an A/B is not resumed."
+            yield {"what": f"{what}it ended early", "why": "", "todo": todo}
+        elif unrecorded:
+            to_measure = sum(job.skip is None for job in run.plan)
+            what = f'{unrecorded} of {count(to_measure, "job")} to measure of suite "{run.suite}" have no record'
+            why = "What is missing may change who is fastest."
+            yield {"what": what, "why": why, "todo": f"Finish with: {resume}"}
+        elif later := sum(ended for _, ended in missing):
+            todo = "A longer --time-limit of attnbench ab measures them." if run.turns else ""
+            what = f"{count(later, 'job')} skipped for want of time"
+            yield {"what": what, "why": "", "todo": todo or f"Measure them with: {resume}"}
+
+
+def _replaced(of: Reported) -> Places:
+    """Return the records that worked and were replaced by later ones of the same job, as `--again` does."""
+    number = sum(record.status == "ok" for run in of.runs for record in run.replaced)
+    return when(number, records=count(number, "record"))
+
+
+def _reduced(of: Reported) -> Places:
+    number = sum(run.reduced for run in of.runs)
+    return when(number, baselines=count(number, "baseline"))
+
+
+def _in_some_rounds(of: Reported) -> Places:
+    odd = [c for c in of.measured if len(c.ok) < len(c.rows)]
+    other = next((row.record for c in odd for row in c.rows if not row.ok), None)
+    why = one_line((other and other.reason) or "no reason given")
+    return in_cells(odd, ended=other and f"{case_names.ENDINGS[other.status]}: {why}")
+
+
+def _memory_errors(of: Reported) -> Places:
+    errors = sum(row.record.ecc_errors for c in of.measured for row in c.rows)
+    struck = [c for c in of.measured if any(row.record.ecc_errors for row in c.rows)]
+    return in_cells(struck, errors=count(errors, "uncorrected memory error"))
+
+
+def _shared(of: Reported) -> Places:
+    cells = [c for c in of.cells if c.status in ("ok", "wrong-kernel")]
+    who = some(sorted({name for c in cells for row in c.rows for name in row.record.others}))
+    shared = [c for c in cells if any(row.record.others for row in c.rows)]
+    return in_cells(shared, of=count(len(cells), "cell"), who=who)
+
+
+def _disagreeing(of: Reported) -> Places:
+    """Return where the instruments disagree on long calls: in short ones the launch gap is expected."""
+    apart = [(d, c) for c in of.measured if (d := c.value("disagreement")) is not None and d > DISAGREE]
+    return furthest([(d, c) for d, c in apart if _long_turns(c)])
+
+
+def _long_turns(cell: Cell) -> bool:
+    readings = [v for row in cell.rows for v in row.measured("turns_events")]
+    return bool(readings) and stats.median(readings) >= SHORT
+
+
+def _above_ceiling(of: Reported) -> Iterator[dict[str, Any]]:
+    shares = [(share, c) for c in of.measured if (share := c.value("utilization_ceiling")) and share > ABOVE_CEILING]
+    found = [(share, c) for share, c in shares if c.source.convention == "exact"]  # fa has another caution for it
+    loaded = any(row.load > 0 for _, c in found for row in c.ok)
+    why = "other work disturbed the ceiling" if loaded else "the ceiling was disturbed, or results are stored"
+    return ({**values, "why": why} for values in furthest(found))
+
+
+def _held_down(of: Reported) -> Places:
+    held = [c for c in of.measured if c.held_down]
+    limits = sorted({limit for c in held for row in c.rows for limit in row.record.limits})
+    by = f" by {', '.join(limits)}" if limits else ""
+    clock = clock_range(held)
+    return in_cells(held, by=by, of=count(len(of.measured), "cell"), clock=f", {clock}" if clock else "")
+
+
+def rank_change(cells: Iterable[Cell], machine: str = "") -> Places:
+    """Return where bursts and runs without pauses rank two backends differently, on a machine if it is named."""
+    found = rank_changes(cells)
+    if not found:
+        return []
+    most, pairs = found[0], count(len(found), "pair")
+    by = {"in_bursts": _by(most.lead_in_bursts), "sustained": _by(most.lead_sustained)}
+    return [{"on": f" on {machine}" if machine else "", "pairs": pairs, "most": most, **by}]
+
+
+def _by(lead: float) -> str:
+    """Return by how much a latency is longer than another: "by 12%", from twice as long on "by a factor of 6.39"."""
+    return f"by {percent(lead)}" if lead < 1 else f"by a factor of {digits(1 + lead)}"
+
+
+def _drifts(of: Reported) -> list[tuple[float, Cell]]:
+    """Return the cells that became slower, or faster, while they were measured, but where the host's time moves."""
+    drifts = ((c.value("drift") or 0.0, c) for c in of.measured if not c.is_host_bound())
+    return [(drift, c) for drift, c in drifts if abs(drift) > DRIFT]
+
+
+def _slower(of: Reported) -> Iterator[dict[str, Any]]:
+    for values in furthest(slower := [(drift, c) for drift, c in _drifts(of) if drift > 0]):
+        cell, on_gpu = values["cell"], values["cell"].run.environment.device.kind == "cuda"
+        told = "Give run --isolate-power; -m clock_held,temperature tells more."
+        why = _why_slower(cell, max(drift for drift, _ in slower))
+        yield {**values, "why": why, "todo": told if on_gpu else "Leave the machine alone meanwhile."}
+
+
+def _why_slower(cell: Cell, drift: float) -> str:
+    """Return what made a cell slower by `drift`: the clock, where that is known and fell by half of it or more."""
+    clocks = next((found for row in cell.ok if len(found := row.measured("clock_held")) > 1), None)
+    if clocks is None:
+        return "The clock fell meanwhile, or something else began to run."
+    if clocks[-1] < (1 - drift / 2) * clocks[0]:
+        return "The clock fell meanwhile."
+    return "The clock held, so something else began to run, or its calls have several speeds."
+
+
+def _few(of: Reported) -> Places:
+    counts = [(min(len(row.samples) for row in cell.ok), cell) for cell in of.measured if not cell.run.reduced]
+    few = [(n, cell) for n, cell in counts if n < min(cell.run.policy.min_samples, MIN_SAMPLES_INTERVAL)]
+    return furthest(few, str, min)
+
+
+def _noisy(of: Reported) -> Iterator[dict[str, Any]]:
+    noisy = [(ci, c) for c in of.measured if (ci := c.value("ci_within")) is not None and ci > c.run.policy.target]
+    for values in furthest(noisy):
+        target = percent(values["cell"].run.policy.target)
+        yield {**values, "of": count(len(of.measured), "cell"), "target": target}
+
+
+def _assumed(of: Reported) -> Places:
+    """Return the devices of which nobody measured what sets processes apart."""
+    known = {c.device: found for c in of.measured if (found := c.uncertainty) and found.rounds == 1 and found.processes}
+    return [
+        {"device": device, "processes": percent(found.processes), "source": found.spread.source}
+        for device, found in known.items()
+        if not found.spread.measured
+    ]
+
+
+def _unproven(of: Reported) -> Iterator[dict[str, Any]]:
+    unproven = [c for c in of.measured if any(row.record.l2 == "unproven" for row in c.rows)]
+    for values in in_cells(unproven, of=count(len(of.measured), "cell")):
+        policy, kind = unproven[0].run.policy, unproven[0].run.environment.device.kind
+        other = f"Compare with run --timer {'events' if policy.timer == 'cupti' else 'cupti'}."
+        yield {**values, "l2": policy.l2, "todo": other if kind == "cuda" else "Trust what exceeds the cache."}
+
+
+def is_above_the_peak(cell: Cell) -> bool:
+    """Return whether a cell that computes attention has a rate that no device of this model can reach."""
+    return cell.is_exact and (_beats_tensor_cores(cell) or _beats_memory(cell))
+
+
+def _beats_tensor_cores(cell: Cell) -> bool:
+    """Return whether a cell computes faster than the datasheet's peak, scaled to the highest clock.
+
+    A peak that a person gave (run --peak) tells nothing of attnbench.
+    """
+    peak, clock, top = cell.rates.peak, cell.rates.clock, cell.run.environment.clock_max_hz
+    if not peak or cell.run.peak or cell.source.convention != "exact":
+        return False
+    limit = peak * max(1.0, top / clock) if clock and top else peak
+    return (cell.value("tflops") or 0.0) * 1e12 > ABOVE_PEAK * limit
+
+
+def _beats_memory(cell: Cell) -> bool:
+    """Return whether a step of generation reads faster than the datasheet's memory allows, with nothing in L2."""
+    is_cold = all(row.record.l2 == "cold" for row in cell.ok)
+    return cell.case.is_decode and is_cold and (cell.value("bandwidth_utilization") or 0.0) > ABOVE_PEAK
+
+
+def _without_peak(of: Reported) -> Iterator[dict[str, Any]]:
+    cells = [c for c in of.measured if c.rates.peak is None and c.run.environment.device.kind == "cuda"]
+    for device in dict.fromkeys(c.run.environment.device.name for c in cells):
+        names = sorted({c.case.dtype for c in cells if c.run.environment.device.name == device})
+        options = " ".join(f"--peak {name}=..." for name in names)
+        yield {"dtypes": " or ".join(names), "device": device, "options": options}
+
+
+INCOMPLETE: Rule[Any] = Rule(_incomplete, "Incomplete: {what}.", "{why}", "{todo}")
+RANK_CHANGE = (
+    "Bursts and runs without pauses rank backends differently{on} in {pairs} of cells: {most.in_bursts.name} is faster "
+    "than {most.sustained.backend_name} {in_bursts} in bursts, slower {sustained} without pauses.",
+    "Without pauses power lowers the clock, most for the kernel that draws most.",
+    "-m tflops,sustained_tflops has both.",
+)
+CAUTIONS: Sequence[Rule[Reported]] = (
+    Rule(
+        _wrong,
+        "{results} wrong: {names}.",
+        "The speed of a wrong answer says nothing, so none is shown.",
+        "See above by how much{todo}",
+    ),
+    Rule(
+        lambda of: in_cells(c for c in of.cells if c.of_earlier_check),
+        "{results} wrong by an earlier check of attnbench: {names}.",
+        "Today's check may find no fault with them; none of their figures is shown.",
+        "Measure them again.",
+    ),
+    Rule(
+        lambda of: in_cells(of.ended_as("wrong-kernel")),
+        "{cells} where another kernel ran than the backend's: {names}.",
+        "Its speed under this name would mislead, so none is shown.",
+        "See above what ran; leave those cases out, or choose the backend whose kernel it is.",
+    ),
+    INCOMPLETE,
+    Rule(
+        _replaced,
+        "{records} replaced by a later one of the same job.",
+        "The later figures count; where nobody gave --again, they may be another run's.",
+        "Measure again what is in doubt.",
+    ),
+    Rule(
+        _in_some_rounds,
+        "{cells} measured in some rounds only: {names} ({ended}).",
+        "Their figures are of the rounds that worked.",
+        "Read them as unstable.",
+    ),
+    Rule(
+        _memory_errors,
+        "The GPU counted {errors} during {names}.",
+        "The card is failing, and what it computes may be wrong.",
+        "Look at nvidia-smi -q -d ECC, and measure on another.",
+    ),
+    Rule(
+        _reduced,
+        "{baselines} among these: a baseline keeps one value per round.",
+        "Percentiles of the latency are that value, and spread within a round is not known.",
+        "The run file that was saved has the samples.",
+    ),
+    Rule(
+        _shared,
+        "Shared GPU: others computed on it during {number} of {of}: {who}.",
+        "Their work is in these latencies, and can make a kernel look as if another had run.",
+        "Stop them and run again, or use another GPU (--device cuda:N).",
+    ),
+    Rule(
+        _disagreeing,
+        f"Instruments disagree: by more than {percent(DISAGREE)} in {{cells}} of {duration(SHORT)} and more, by "
+        "{most} in the worst: {cell.name}.",
+        "One of them sees work, or a gap, that another does not.",
+        "Trust these no better than that; -m disagreement has it by cell, run --timer another reading.",
+    ),
+    Rule(
+        measured(lambda c: any(row.host_bound for row in c.rows)),
+        "Host-bound: {cells} where the device waited for the host: {names}.",
+        "Their latency holds the time that Python takes to launch, not the kernels' alone.",
+        "Launch fewer kernels, or capture them in a CUDA graph.",
+    ),
+    Rule(  # what no device of this model can reach, at its highest clock
+        lambda of: in_cells(filter(is_above_the_peak, of.measured)),
+        "{figures} above what the device can do: {names}.",
+        "Their work is counted wrongly, or their time: do not use them.",
+        "It is a fault of attnbench's; please report it with the run file.",
+    ),
+    Rule(
+        _above_ceiling,
+        "{cells} above the measured ceiling ({most}): {cell.name}.",
+        "No kernel is that much faster than a large matmul: {why}.",
+        "Leave the machine alone meanwhile, and measure again; from twice the ceiling on it wins nothing.",
+    ),
+    Rule(
+        _held_down,
+        "Clock held down{by} in {number} of {of}{clock}.",
+        f"Marked {HELD_DOWN}: their speed is what the machine sustains, not what the kernel could do, and moves by "
+        "some percent from run to run.",
+        "Compare them by -m utilization_clock, or within one run over several --rounds; run --isolate-power lets "
+        "the GPU rest before each cell.",
+    ),
+    Rule(lambda of: rank_change(of.measured), *RANK_CHANGE),
+    Rule(
+        lambda of: furthest([(-drift, c) for drift, c in _drifts(of) if drift < 0]),
+        "Still getting faster while measured: {cells}, by {most} at most: {cell.name}.",
+        "They were not warm yet, so their medians are too slow.",
+        "Give run a longer --warmup or --max-seconds.",
+    ),
+    Rule(_slower, "Getting slower while measured: {cells}, by {most} at most: {cell.name}.", "{why}", "{todo}"),
+    Rule(
+        _few,
+        "Few samples in {cells}, the fewest {most}: {cell.name}.",
+        f"Below {MIN_SAMPLES_INTERVAL} the interval takes their noise to be normal.",
+        "Give run more --min-samples, or more --max-seconds (it was {cell.run.policy.max_seconds:g}s a cell).",
+    ),
+    Rule(
+        _noisy,
+        "Noisy: {number} of {of} not known to {target} within their process, the worst to {most}: {cell.name}.",
+        "Their uncertainty holds it (-m ci).",
+        "Leave the machine alone meanwhile, or give run more --max-seconds (it was {cell.run.policy.max_seconds:g}s a "
+        "cell).",
+    ),
+    Rule(
+        _assumed,
+        "How far processes differ on {device} was not measured: {processes} is assumed ({source}).",
+        "The uncertainty of the latencies rests on it.",
+        "run --rounds 5 measures it for these cells.",
+    ),
+    Rule(
+        _unproven,
+        "L2 not proven {l2} in {number} of {of}: a read that fits in it did not show it.",
+        "What fits in the cache may be timed in another state than promised.",
+        "{todo}",
+    ),
+    Rule(
+        _without_peak,
+        "Utilisation unknown: no {dtypes} peak is on file for {device}.",
+        "TFLOP/s are not affected.",
+        "Give the datasheet's dense TFLOP/s: {options}",
+    ),
+    Rule(
+        measured(lambda c: c.source.convention == "fa" and c.case.causal and c.case.window_size != (None, None)),
+        "The fa convention ignores windows.",
+        "TFLOP/s of causal sliding windows are far too high.",
+        "Use --flops-convention exact.",
+    ),
+)

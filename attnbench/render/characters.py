@@ -1,0 +1,45 @@
+"""Drawings made of characters, for terminal and markdown: marks beside figures, bars and step functions."""
+
+from __future__ import annotations
+
+import math
+
+from attnbench.render.document import Bar, Drawing, Figure, Steps
+
+BEST, HELD_DOWN, MEMORY_BOUND, HARDLY_KNOWN = "*", "~", "m", "?"  # marks of figures
+NO_FIGURES = "No cell has a figure for this."
+_UTF_HEIGHTS, _ASCII_HEIGHTS = " ▁▂▃▄▅▆▇█", " .:-=+*#"
+
+
+def marks(figure: Figure) -> str:
+    """Return what stands behind the digits of a figure: that its clock was held down, that it is hardly known."""
+    return (HELD_DOWN if figure.held_down else "") + (HARDLY_KNOWN if figure.hardly_known else "")
+
+
+def drawing(entry: Drawing, width: int, *, utf: bool) -> str:
+    """Return a drawing as one line of `width` characters."""
+    if isinstance(entry, Bar):
+        return bar(entry, width, utf=utf)
+    return heights(entry, width, utf=utf)
+
+
+def bar(entry: Bar, width: int, *, utf: bool) -> str:
+    """Return a bar on an axis of `width` characters. Its ends are exact to half a character, or to one in ASCII."""
+    first = min(2 * width - 1, round(2 * width * entry.start))
+    last = max(first + 1, min(2 * width, round(2 * width * entry.end)))
+    if not utf:
+        return (" " * (first // 2) + "=" * max(1, -(-last // 2) - first // 2)).ljust(width)
+    cells = (((2 * i >= first) and (2 * i < last), (2 * i + 1 >= first) and (2 * i + 1 < last)) for i in range(width))
+    return "".join("━" if left and right else "╸" if left else "╺" if right else " " for left, right in cells)
+
+
+def heights(entry: Steps, width: int, *, utf: bool) -> str:
+    """Return a character for each of `width` parts of a step function, by the largest height in it; only 0 is blank."""
+    levels = _UTF_HEIGHTS if utf else _ASCII_HEIGHTS
+    text = ""
+    for column in range(width):
+        since, until = column / width, (column + 1) / width if column + 1 < width else math.inf
+        held = next((height for at, height in reversed(entry.steps) if at <= since), 0.0)
+        most = max([held, *(height for at, height in entry.steps if since < at < until)])
+        text += levels[max(1, round(most * (len(levels) - 1)))] if most > 0 else levels[0]
+    return text

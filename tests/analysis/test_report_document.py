@@ -1,0 +1,205 @@
+"""Reports as a whole: kept layouts of several widths, colours, what is not measured, markdown."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report_text import marked, report, shown
+from rich.console import Console
+
+from attnbench.analysis.report import page
+from attnbench.analysis.report.document import complete
+from attnbench.core.record import STATUSES, Forecast, Measurement, Record
+from attnbench.render import json_and_csv, markdown, terminal
+from attnbench.render.export import trackers
+from attnbench.render.html.charts import charts
+from attnbench.results.cells import cells
+from attnbench.results.export_rows import COLUMNS
+from attnbench.results.metrics import METRICS
+from builders import CPU, H200, UNITS, case, decode, ended, environment, forwards, measurements, ok, run
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+NARROW = """\
+24 cells: 17 measured, 6 skipped, 1 wrong.
+Fastest of 4 cases: sdpa-cudnn in 4.
+
+NVIDIA H200  140 GiB, 700 W, driver 580.82, torch
+2.11.0+cu130, CUDA 13.0, suite quick, 2026-07-01
+latency = median of 100 samples, CUDA events, L2 cold, SM
+clock 1755 of 1980 MHz
+
+Throughput, TFLOP/s (FLOPs: exact), and share of the peak
+(989 for bf16)
+* best of its row
+
+bf16, headdim 128, full, fwd  16 heads, batch x seqlen = 16k
+                     sdpa-    sdpa-     sdpa-
+seqlen    eager  efficient    flash     cudnn   triton
+──────────────────────────────────────────────────────
+    1k  32.1 3%    141 14%  245 25%  *414 42%  339 34%
+   16k     skip    212 21%  368 37%  *621 63%  508 51%
+
+"""
+
+
+def test_golden_at_60_columns() -> None:
+    """Names on two lines, the table in parts, nothing cut."""
+    text = shown([run(forwards())], 60)
+    assert text.startswith(NARROW)
+    assert max(map(len, text.splitlines())) <= 60
+
+
+def test_narrower_still() -> None:
+    text = shown([run(forwards())], 40)
+    tables = text[: text.index("WRONG  ")]
+    for figure in ("32.1 3%", "141 14%", "245 25%", "*414 42%", "339 34%", "*621 63%"):
+        assert tables.count(figure) == 2
+    assert max(map(len, text.splitlines())) <= 40
+
+
+def test_a_pipe_gets_no_escape_codes_and_ascii_gets_ascii() -> None:
+    assert "\x1b" not in shown([run(forwards())])
+    failed = ended(case(4096), "fa4", "failed", "5 × 3 — \x1b[31mred\x1b[0m")
+    text = shown([run([*forwards(), failed])], encoding="ascii")
+    assert "-----" in text
+    assert "5 ? 3 ? red" in text
+
+
+def test_no_color_keeps_the_figures_and_the_star(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = io.StringIO()
+    terminal.render(Console(file=stream, width=100, force_terminal=True), report([run(forwards())]))
+    assert "*414" in stream.getvalue()
+    assert "\x1b[3" not in stream.getvalue()  # bold and dim may stay
+
+
+def test_colour_marks_best_and_wrong() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, force_terminal=True, color_system="standard")
+    terminal.render(console, report([run(forwards())]))
+    assert "\x1b[1;32m*414\x1b[0m" in stream.getvalue()
+    assert "\x1b[1;31mWRONG\x1b[0m" in stream.getvalue()
+
+
+def test_a_cpu_has_no_utilisation_and_no_warning_about_it() -> None:
+    records = [ok(case(512, dtype="fp32"), name, t) for name, t in (("eager", 0.1234), ("sdpa-math", 0.0456))]
+    text = shown([run(records, device=CPU)])
+    assert "   512   *0.123      0.0456\n" in text
+    assert "share of the peak" not in text
+    assert "Utilisation" not in text
+
+
+def test_a_sample_that_is_not_finite_costs_no_page() -> None:
+    odd = replace(ok(case(), "triton", 300.0), measurements=measurements(time=[1e-3] * 8 + [math.inf]))
+    (row,) = charts(cells([run([odd])])).rows
+    assert (row["latency"], row["p100"]) == (1e-3, None)
+
+
+def test_backends_skipped_alike_share_a_line_and_no_column() -> None:
+    records = [ok(case(s), "eager", 1.0) for s in (1024, 2048)]
+    records += [
+        ended(case(s), b, "skipped", "needs a CUDA GPU") for s in (1024, 2048) for b in ("triton", "sdpa-cudnn")
+    ]
+    text = shown([run(records)])
+    assert "skip  sdpa-cudnn, triton (all): needs a CUDA GPU\n" in text
+    assert text.count("triton") == 1
+
+
+def test_only_skips_make_no_table() -> None:
+    text = shown([run([ended(case(), "triton", "skipped", "needs a CUDA GPU")])])
+    assert "No cell has a figure for this." in text
+    assert "needs a CUDA GPU" in text
+
+
+def test_an_empty_run() -> None:
+    assert shown([run([])]) == "Nothing was measured: there are no records.\n"
+    assert marked([run([])]) == "**Nothing was measured: there are no records.**\n"
+    assert shown([]) == shown([run([])])
+    empty = complete(report([run([])]), {"csv"}, [], [], [])
+    assert json.loads(json_and_csv.json_text(empty)) == []
+    assert json_and_csv.csv_text(empty) == ",".join(COLUMNS) + "\n"
+
+
+def test_a_wrong_kernel_has_no_figure() -> None:
+    reason = "no kernel like 'flash_fwd' ran; instead: sgemm"
+    records = [ok(case(), "eager", 32.1), ended(case(), "fa4", "wrong-kernel", reason, kernels={"sgemm": 1})]
+    text = shown([run(records)])
+    assert "    1k   32.1 3%   KERNEL!\n" in text
+    assert f"KERNEL!  fa4 1k d128 full fwd: {reason}\n" in text
+    assert "1 cell where another kernel ran than the backend's: fa4 1k d128 full fwd." in text
+    assert "| 1k | 32.1 3% | KERNEL! |" in marked([run(records)])
+
+
+def test_what_a_format_needs_is_computed_for_it_alone() -> None:
+    made = run(forwards())
+    found = cells([made])
+    plain = report([made])
+    assert complete(plain, {"table", "md"}, found, [made], [Path("run.jsonl")]) == plain
+    rows = complete(plain, {"csv"}, found, [made], [Path("run.jsonl")])
+    assert (len(rows.rows), rows.data, rows.page) == (24, rows.rows, None)
+    page = complete(plain, {"html"}, found, [made], [Path("run.jsonl")])
+    assert (page.rows, [section.name for section in page.appendix]) == ((), ["environment", "reproduce"])
+    assert page.page is not None
+
+
+def odd_records(seed: int) -> list[Record]:
+    """Records whose measurements are few, empty, all 0, or not finite, between others that ended badly."""
+    dice = random.Random(seed)
+    samples = ([], [0.0] * 7, [1e-5], [1e-5] * 100, [1.0, math.inf], [math.nan] * 7, [0.0, 1e-4], [2e-4] * 20)
+    records = []
+    kinds = (case(), case(dtype="fp8"), case(window_size=(255, 0), softcap=30.0), decode(4096, "eager", 1.0).case)
+    for which, backend, i in itertools.product(kinds, ("eager", "triton", "x|`*<b>"), range(3)):
+        if dice.random() < 0.2:
+            reason = dice.choice((None, "", "x\n::error::y \x1b[31m|`", "\ud800"))
+            records.append(ended(which, backend, dice.choice(STATUSES[1:]), reason, round=i))
+            continue
+        taken = {name: Measurement(UNITS[name], tuple(dice.choice(samples))) for name in UNITS if dice.random() < 0.6}
+        changes = {
+            "timer": dice.choice(("events", "cupti", "graph", None)),
+            "l2": dice.choice(("cold", "unproven", None)),
+            "limits": dice.choice(((), ("power cap",))),
+            "host_bound": dice.random() < 0.2,
+            "forecast": dice.choice((None, Forecast(0.0, 0.0, 0), Forecast(1.0, 1.0, 1))),
+        }
+        records.append(replace(ok(which, backend, 1.0, round=i, **changes), measurements=taken))
+    return records
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_measurement_however_odd_costs_a_report(seed: int) -> None:
+    runs = [run(odd_records(seed)), run(odd_records(seed)[::2], started="2026-07-02T10:00:00+00:00")]
+    found = cells(runs)
+    document = report(runs, metrics=tuple(METRICS))
+    for width in (20, 80):
+        assert shown(runs, width, metrics=tuple(METRICS))
+    assert terminal.text(document)
+    assert markdown.render(document)
+    rows = complete(document, {"csv"}, found, [], [])
+    assert len(json.loads(json_and_csv.json_text(rows))) == len(rows.rows) == sum(len(cell.rows) for cell in found)
+    assert json_and_csv.csv_text(rows)
+    for format in trackers.JSON_FORMATS:
+        assert json.loads(trackers.content(format, found))
+    assert charts(found).rows
+
+
+def test_commands_to_paste_hold_nothing_of_a_file_but_words() -> None:
+    device = replace(H200, name="NVIDIA H200\ntouch /tmp/x #")
+    here = environment(device, packages={"x": "1\ntouch /tmp/y"})
+    stranger = replace(run([], suite="ci; touch /tmp/z"), environment=here)
+    code = str(page.reproduce([stranger], [], []).code).splitlines()
+    assert not any(line.startswith("touch") for line in code)
+    assert "attnbench run --suite 'ci; touch /tmp/z'" in code

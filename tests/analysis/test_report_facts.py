@@ -1,0 +1,186 @@
+"""What the figures of a report hold and what they do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from attnbench.analysis.report.cautions import cautions
+from attnbench.analysis.report.facts import facts
+from attnbench.core.record import Record
+from attnbench.results.cells import cells
+from builders import CPU, H200, case, ok, run
+
+
+def told(*records: Record, **changes: Any) -> str:
+    """Return the facts, without the first, of the uncertainty, which every report has."""
+    found = facts(cells([run(records, **changes)]))
+    return "\n".join(map(str, found[found[0].what.startswith("Uncertainty") :] if found else ()))
+
+
+def test_how_sure_latencies_are_and_where_that_is_known_from() -> None:
+    def said(*records: Record, **changes: Any) -> str:
+        return str(next(iter(facts(cells([run(records, **changes)]))), ""))
+
+    calm, noisy = ok(case(), "triton", 300.0), ok(case(2048), "triton", 300.0, spread=0.5)
+    text = said(calm, calm, noisy)
+    assert text.startswith("Uncertainty of the latency: 5.7% in the median of 2 cells, 11% at most; 95 %, for other")
+    assert "Between processes: H200 SXM, measured: ten runs on two cards" in text
+    unknown = replace(H200, name="NVIDIA H300")
+    assert "Between processes: not measured on this device; GPUs, assumed: twice the H200's." in said(
+        calm, device=unknown
+    )
+    assert "95 %, for other processes on this card." in text
+    assert "95 %, for other processes on this machine." in said(calm, device=CPU)
+    rounds = [ok(case(), "triton", 300.0 + i, round=i) for i in range(3)]
+    assert said(*rounds).endswith("From 3 rounds.")
+    simulated = said(calm, device=replace(H200, kind="fake", name="fake"))
+    assert simulated.endswith("Between processes: the simulated device: all its processes are alike.")
+
+
+def turns(
+    backend: str, events: float, graph: float | None, cupti: float, seqlen: int = 1024, toll: float = 0
+) -> Record:
+    traced = (1 + toll) * events
+    taken = {"turns_events": (events,) * 8, "turns_cupti": ((1 + toll) * cupti,) * 8, "turns_traced": (traced,) * 8}
+    return ok(case(seqlen), backend, 300.0, **taken, **({"turns_graph": (graph,) * 8} if graph else {}))
+
+
+def test_which_interpreter_ran_a_backend_where_it_was_not_the_usual_one() -> None:
+    records = [ok(case(), name, 300.0) for name in ("eager", "fa4", "sdpa-fa4", "xformers")]
+    chosen = {"sdpa-fa4": "/envs/fa4/bin/python", "fa4": "/envs/fa4/bin/python", "xformers": "/x/python", "fa2": "/y"}
+    said = told(*records, interpreters=chosen)
+    assert "sdpa-fa4, fa4 ran in /envs/fa4/bin/python." in said
+    assert "xformers ran in /x/python." in said
+    assert "/y" not in said
+    assert " ran in " not in told(*records)
+
+
+def test_the_share_of_the_peak_is_told_beside_the_share_at_the_clock_held() -> None:
+    """989.4 TFLOP/s hold at 1830 MHz: at 1980 MHz the units could do 1070.5."""
+    records = [ok(case(), "sdpa-flash", 300.0), ok(case(), "fa4", 700.0, clock_held=(1980e6,))]
+    assert (
+        "The peak of bf16 holds at 1830 MHz. fa4 1k d128 full fwd has 71% of it, and 65% of the peak at the clock it "
+        "held. -m utilization_clock has the latter by cell."
+    ) in told(*records)
+    assert "holds at" not in told(*records, peak={"": 900e12})  # of a peak that was given the clock is not known
+
+
+def test_the_cross_check() -> None:
+    records = [
+        turns("triton", 1000e-6, 1000e-6, 999e-6),
+        turns("triton", 1000e-6, 1004e-6, 990e-6, 2048),
+        turns("triton", 1000e-6, 1001e-6, 997e-6, 4096, toll=0.03),
+        turns("triton", 50e-6, 49.5e-6, 48.5e-6, 8192),
+        turns("eager", 20e-6, None, 16.5e-6),
+        turns("eager", 10e-6, None, 8e-6, 2048),
+    ]
+    assert told(*records).splitlines() == [
+        "Cross-check of eager: CUPTI reads 2.0 to 3.5 us less than CUDA events in 2 shorter cells.",
+        "Cross-check of triton: CUDA graph replay differs from CUDA events by 0.1% in the median and 0.4% in the worst "
+        "of 3 cells of 100 us and more and reads 0.5 us less in 1 shorter cell; CUPTI differs from CUDA events of "
+        "the same calls by 0.3% in the median and 1% in the worst of 3 cells of 100 us and more and reads 1.5 us less "
+        "in 1 shorter cell; tracing costs 0%, 3% at most.",
+    ]
+    made = run(records)
+    assert not cautions(cells([made]), [made])
+    odd = run([*records, turns("triton", 1e-3, 1e-3, 0.9e-3, 16384)])
+    text = "\n".join(map(str, cautions(cells([odd]), [odd])))
+    assert (
+        "Instruments disagree: by more than 2% in 1 cell of 100 us and more, by 10% in the worst: "
+        "triton 16k d128 full fwd." in text
+    )
+
+
+def test_what_tracing_slows_is_said_where_the_latency_is_a_span() -> None:
+    def traced(by: float, seqlen: int, **changes: Any) -> Record:
+        taken = {"time": (50e-6,) * 30, "span": (48e-6 + by,) * 30, "span_events": (50e-6 + by,) * 30}
+        return ok(case(seqlen), "eager", 300.0, **taken, **changes)
+
+    slow = "Tracing slows 1 cell whose latency is a span: eager 2k d128 full fwd."
+    assert slow in told(traced(0.0, 1024), traced(1.4e-6, 2048))
+    assert "Tracing" not in told(traced(1.2e-6, 2048))  # 2 %, and the gap may grow by 0.3 us
+    assert "Tracing" not in told(traced(1.4e-6, 2048, host_bound=True))
+    (cell,) = cells([run([traced(5e-6, 2048)])])
+    assert cell.uncertainty is not None
+    assert cell.uncertainty.added == pytest.approx(0.1), "so that it ties with what tracing does not slow"
+    assert "Latency is of traced calls." in told(ok(case(2048), "eager", 300.0, time=(1e-3,) * 30, timer="cupti"))
+
+
+def test_short_kernels_and_their_launch_gaps() -> None:
+    def short(backend: str, seqlen: int, gap: float, **changes: Any) -> Record:
+        return ok(case(seqlen), backend, 300.0, time=(50e-6,) * 30, span=(50e-6 - gap,) * 30, **changes)
+
+    records = [short("triton", 1024, 1.2e-6), short("triton", 2048, 2.3e-6), short("eager", 1024, 4e-6)]
+    assert told(*records) == (
+        "Latency is the kernels' own span (CUPTI) in 3 cells, of cases whose fastest takes under 100 us. CUDA events "
+        "include a launch gap: eager 4.0 us, triton 1.2 to 2.3 us. -m launch_gap has it by cell."
+    )
+    bound = short("eager", 1024, 40e-6, host_bound=True)
+    assert "include a launch gap. -m" in told(bound)  # its readings hold the host's time too
+    assert told(ok(case(), "eager", 30.0)) == ""
+
+
+def test_short_cells_that_are_timed_by_events_since_another_has_no_span_are_told() -> None:
+    short = ok(case(), "triton", 300.0, time=(50e-6,) * 30, span=(47e-6,) * 30)
+    slow = ok(case(), "eager", 300.0, time=(200e-6,) * 30)
+    assert told(short, slow) == (
+        "Latency is what CUDA events read in 1 cell under 100 us, a launch gap of 1 to 4 us included. Not every cell "
+        "of their 1 case has a span, and one case has one method. Measured again, all have one."
+    )
+
+
+def test_what_the_host_launches_more_slowly_than_the_gpu_runs() -> None:
+    records = [ok(case(s), b, 300.0, enqueue=e) for s, b, e in ((1024, "eager", 1.0), (2048, "eager", 1.0))]
+    records += [ok(case(), "triton", 300.0, enqueue=1e-6), ok(case(2048), "triton", 300.0, enqueue=2.0)]
+    text = told(*records)
+    assert "Launch-bound: 3 cells where the host takes longer to launch a call than the GPU to run it" in text
+    assert "(eager 2, triton 1)" in text
+    assert told(records[2]) == ""
+
+
+def test_memory_that_torch_does_not_know() -> None:
+    def took(backend: str, seqlen: int, peak: int, outside: int) -> Record:
+        peak, outside = peak * 2**20, outside * 2**20
+        return ok(case(seqlen), backend, 300.0, memory_peak=peak, memory_driver=peak + outside)
+
+    records = [took("sdpa-cudnn", s, 64, mib) for s, mib in ((1024, 100), (2048, 128), (4096, 200))]
+    records += [took("eager", 1024, 64, 30), took("triton", 1024, 4000, 100)]
+    assert told(*records) == (
+        "Memory outside torch's allocator: sdpa-cudnn 128 MiB (median of 3 cells). memory_peak leaves it out. "
+        "-m memory_driver has all of it."
+    )
+    assert told(*records, device=CPU) == ""
+
+
+def test_what_records_say_is_said_once() -> None:
+    text = "cross-check: graph: L2 is cold only with {} copies of its operands, over 512"
+    records = [ok(case(1024 * 2**i), "triton", 300.0, notes=(text.format(600 + i),)) for i in range(3)]
+    records += [ok(case(), "eager", 30.0, notes=(text.format(700), "no \x1b[31mjoules")), ok(case(2048), "eager", 30.0)]
+    assert told(*records).splitlines() == [
+        "cross-check: graph: L2 is cold only with 600 to 700 copies of its operands, over 512 (4 cells: eager, triton)",
+        "no joules (1 cell: eager)",
+    ]
+
+
+def test_facts_stand_apart_for_several_devices() -> None:
+    b200 = replace(H200, name="NVIDIA B200", memory=192 * 10**9)
+    runs = [run([turns("triton", 1e-3, 1e-3, 1e-3)]), run([turns("triton", 1e-3, 1e-3, 1e-3)], device=b200)]
+    found = [str(f) for f in facts(cells(runs))][2:]  # without the uncertainty of either
+    assert [text.partition(":")[0] for text in found] == [
+        "Cross-check of triton on NVIDIA H200",
+        "Cross-check of triton on NVIDIA B200",
+    ]
+
+
+def test_fp8_says_how_it_is_scaled() -> None:
+    records = [ok(case(dtype="fp8"), "cudnn-fp8", 900.0), ok(case(), "cudnn", 500.0)]
+    assert told(*records).startswith("fp8 is e4m3 with one scale per tensor, in 1 cell. q, k and v are rounded, and")
+    assert "fp8" not in told(records[1])
+
+
+def test_turns_of_traced_calls_alone_tell_nothing_of_events() -> None:
+    half = ok(case(), "triton", 300.0, turns_traced=(1e-3,) * 8, turns_cupti=(1e-3,) * 8)
+    assert told(half) == ""

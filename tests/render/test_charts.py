@@ -1,0 +1,363 @@
+"""The data of figures, the figures themselves, their colours, and figures as files."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_pages import page, small
+
+import builders
+from attnbench.core.errors import UserError
+from attnbench.core.record import Approximation, Record
+from attnbench.render.html import figures, image, palette, vega_spec
+from attnbench.render.html.charts import METRICS, Charts, charts
+from attnbench.results import metrics, run_file
+from attnbench.results.cells import cells
+from builders import case, ended, measurements, ok, run
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def small_charts() -> Charts:
+    return charts(cells([small()]))
+
+
+def test_the_convention_is_named() -> None:
+    assert "Utilisation (FLOPs: exact), share of the peak (989 for bf16)" in page(small())
+    assert "FLOPs: fa, causal counts half" in page(small(), convention="fa")
+    drawn = charts(cells([small()], "fa"))
+    titles = {f.name: image.specification(f, drawn)["title"]["subtitle"] for f in figures.drawable(drawn)}
+    assert titles["throughput"].startswith("NVIDIA H200, bf16 · FLOPs: fa, causal counts half · hollow")
+    assert "FLOPs" not in titles["memory"] + titles["latency"]
+
+
+def test_rows_of_several_runs_and_rounds() -> None:
+    """The interval is that of the cell."""
+    which = case()
+    one = charts(cells([run([ok(which, "triton", 400, n=100, spread=0.01)])])).rows[0]
+    assert 0.99 < one["lo"] < 1 < one["hi"] < 1.01
+    several = run([ok(which, "triton", 400 * (1 + 0.1 * i), round=i) for i in range(3)])
+    (row,) = charts(cells([several])).rows
+    (cell,) = cells([several])
+    assert (row["lo"], row["hi"]) == pytest.approx(cell.latency_interval, rel=1e-6)
+    assert (row["p0"], row["p100"]) == (
+        pytest.approx(-0.002, rel=1e-3),
+        pytest.approx(0.002, rel=1e-3),
+    )  # each sample against its own round
+
+
+def test_speed_up_has_the_intervals_of_both_sides() -> None:
+    which = case()
+    found = charts(cells([run([ok(which, "eager", 40, spread=0.1), ok(which, "triton", 400, spread=0.05)])]))
+    eager, triton = found.rows
+    assert eager["speedup_lo"] is None
+    assert triton["speedup_lo"] == pytest.approx(10 * eager["lo"] / triton["hi"], rel=1e-4)
+    assert triton["speedup_hi"] == pytest.approx(10 * eager["hi"] / triton["lo"], rel=1e-4)
+    assert triton["speedup_lo"] < 10 < triton["speedup_hi"]
+
+
+def test_panels_hold_one_cell_a_length_and_backend() -> None:
+    """Also where heads, batches and query lengths vary, which no title names otherwise."""
+    cases = [case(s, nheads=h, batch=b) for s in (1024, 2048) for h in (8, 16) for b in (1, 2)]
+    cases += [case(s, seqlen_q=1, batch=4) for s in (1024, 2048)]
+    cases += [case(1024, softcap=30.0), case(1024, dtype="fp16", headdim_v=64)]
+    found = charts(cells([run([ok(c, "triton", 400) for c in cases])]))
+    seen = [(row["panel"], row["seqlen"], row["backend"]) for row in found.rows]
+    assert len(set(seen)) == len(cases)
+    assert "bf16 d128 full fwd 8 heads batch 1" in found.panels
+    assert "bf16 d128 full fwd seqlen_q 1" in found.panels
+    assert "bf16 d128 full fwd softcap 30" in found.panels
+    assert "fp16 d128-64 full fwd" in found.panels
+    assert found.common == "NVIDIA H200"
+
+
+def test_what_was_skipped_throughout_a_panel_is_not_marked_there() -> None:
+    records = [ok(case(), "triton", 400), ended(case(), "eager", "skipped", "too large")]
+    records += [ok(case(512), "eager", 40), ended(case(512), "sdpa-math", "oom", "too large")]
+    records += [ended(case(dtype="fp8"), b, "skipped", "no fp8") for b in ("eager", "triton")]
+    records.append(ok(case(dtype="fp8"), "cudnn-fp8", 900))
+    marked = {(r["dtype"], r["backend"]): r["slot"] for r in charts(cells([run(records)])).rows}
+    assert marked["bf16", "triton"] is None
+    assert (marked["fp8", "eager"], marked["fp8", "triton"], marked["fp8", "cudnn-fp8"]) == (None, None, None)
+    slots = [r["slot"] for r in charts(cells([run(records)])).rows if r["dtype"] == "bf16" and r["status"] != "ok"]
+    assert slots == [0, 0]
+
+
+@pytest.mark.parametrize(("dtypes", "scale"), [(("bf16", "fp16"), "shared"), (("bf16", "fp8"), "independent")])
+def test_throughputs_of_several_peaks_have_scales_of_their_own(dtypes: tuple[str, ...], scale: str) -> None:
+    found = charts(cells([run([ok(case(dtype=d), "triton", 400) for d in dtypes])]))
+    by_name = {f.name: f for f in figures.FIGURES}
+    for name, wanted in (("throughput", scale), ("utilization", "shared")):
+        spec = vega_spec.spec(by_name[name], found, (300, 200), 2, legend=True)
+        assert spec["resolve"] == {"scale": {"y": wanted}}
+
+
+@pytest.mark.parametrize(("backends", "abreast"), [(2, None), (20, 4)])
+def test_a_legend_is_no_wider_than_its_figure(backends: int, abreast: int | None) -> None:
+    """Else a figure of twenty backends is half empty."""
+    found = charts(cells([run([ok(case(), f"flash_attention_{i:02}", 400) for i in range(backends)])]))
+    by_name = {f.name: f for f in figures.FIGURES}
+    spec = vega_spec.spec(by_name["throughput"], found, (250, 200), 3, legend=True)
+    drawn = [layer.get("encoding", {}).get("stroke") for layer in spec["spec"]["layer"]]
+    legends = [stroke["legend"] for stroke in drawn if stroke]
+    assert [legend.get("columns") for legend in legends] == [abreast] * len(legends) != []
+
+
+def test_memory_runs_beside_slopes_of_one_and_two() -> None:
+    records = [ok(case(s), "eager", 40, memory_peak=s * s * 16384 // s) for s in (1024, 4096)]
+    found = charts(cells([run(records)]))
+    lines = {w: [v["y"] for v in found.lines if v["kind"] == "slope" and v["which"] == w] for w in ("∝ n", "∝ n²")}
+    rows = [row["memory_sequence"] for row in found.rows]
+    assert rows[1] / rows[0] == pytest.approx(16)  # of one sequence of the batch
+    assert lines["∝ n"][1] / lines["∝ n"][0] == pytest.approx(4)
+    assert lines["∝ n²"][1] / lines["∝ n²"][0] == pytest.approx(16)
+
+
+def test_the_roof_is_the_datasheets_and_the_one_measured() -> None:
+    which = case()
+    ceilings = measurements(ceiling_matmul=8e14, ceiling_copy=4e12)
+    record = ok(which, "triton", 400)
+    found = charts(cells([run([replace(record, measurements={**record.measurements, **ceilings})])]))
+    tops = {w: max(v["y"] for v in found.lines if v.get("which") == w) for w in ("datasheet", "measured")}
+    assert tops == {"datasheet": pytest.approx(989, rel=0.01), "measured": pytest.approx(800)}
+    ridge = sorted(v["x"] for v in found.lines if v.get("which") == "measured")[1]
+    assert ridge == pytest.approx(200)
+
+
+@pytest.mark.parametrize(("headdim", "direction", "tflops"), [(64, "fwd", 1024), (128, "fwd", 2048), (64, "bwd", 2560)])
+def test_the_exponentials_of_the_softmax_are_a_roof(headdim: int, direction: str, tflops: float) -> None:
+    """One exponential a pair and head, beside 4 headdim FLOPs forward and 10 backward, at any length and mask."""
+    shapes = [case(n, headdim=headdim, direction=direction, causal=c) for n in (1024, 4096) for c in (False, True)]
+    ceilings = measurements(ceiling_exp=4e12)
+    records = [ok(which, "triton", 400) for which in shapes]
+    found = charts(cells([run([replace(r, measurements={**r.measurements, **ceilings}) for r in records])]))
+    ends = [(line["x"], line["y"]) for line in found.lines if line.get("which") == "exp"]
+    assert [y for _, y in ends] == [pytest.approx(tflops)] * 2
+    intensities = [row["intensity"] for row in found.rows]
+    assert ends[0][0] < min(intensities) < max(intensities) < ends[1][0]
+
+
+def test_backends_keep_colour_and_shape_whoever_is_beside_them() -> None:
+    alone, among = (
+        palette.backend_marks(["triton"]),
+        palette.backend_marks(["eager", "mine", "sdpa-cudnn", "triton", "yours"]),
+    )
+    assert alone["triton"] == among["triton"]
+    assert len(set(among.values())) == 5
+
+
+def test_backends_differ_in_two_of_colour_dash_and_shape() -> None:
+    """All that attnbench knows; of 24 that it does not know, and of a mixture, each has a mark of its own."""
+    known = palette.case_names.BACKEND_ORDER
+    for names in (known, [f"mine-{i}" for i in range(24)], [*known[:20], *(f"mine-{i}" for i in range(4))]):
+        marks = palette.backend_marks(names).values()
+        for a, b in itertools.combinations(marks, 2):
+            assert (a.color != b.color) + (a.dash != b.dash) + (a.shape != b.shape) >= 2, (a, b)
+
+
+# Machado, Oliveira and Fernandes (2009), at full severity, on linear RGB.
+VISIONS = {
+    "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protan": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "deutan": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
+    "tritan": (
+        (1.255528, -0.076749, -0.178779),
+        (-0.078411, 0.930809, 0.147602),
+        (0.004733, 0.691367, 0.303900),
+    ),
+}
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+@pytest.mark.parametrize("theme", [palette.LIGHT, palette.DARK])
+def test_colours_are_told_apart_with_any_colour_vision(theme: palette.Theme, vision: str) -> None:
+    """By distance in OKLab, where 0.02 is about what can be seen side by side."""
+
+    def seen(color: str) -> tuple[float, ...]:
+        linear = [min(1, max(0, dot(row, linear_rgb(color)))) for row in VISIONS[vision]]
+        cones = (
+            (0.4122214708, 0.5363325363, 0.0514459929),
+            (0.2119034982, 0.6806995451, 0.1073969566),
+            (0.0883024619, 0.2817188376, 0.6299787005),
+        )
+        lab = (
+            (0.2104542553, 0.7936177850, -0.0040720468),
+            (1.9779984951, -2.4285922050, 0.4505937099),
+            (0.0259040371, 0.7827717662, -0.8086757660),
+        )
+        roots = [dot(row, linear) ** (1 / 3) for row in cones]
+        return tuple(dot(row, roots) for row in lab)
+
+    found = [seen(theme[f"c{i}"]) for i in range(palette.SERIES)]
+    assert min(math.dist(a, b) for a, b in itertools.combinations(found, 2)) > 0.1
+
+
+def dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def linear_rgb(color: str) -> list[float]:
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+
+
+@pytest.mark.parametrize("theme", [palette.LIGHT, palette.DARK])
+def test_colours_stand_out_from_the_background(theme: palette.Theme) -> None:
+    def luminance(color: str) -> float:
+        return dot((0.2126, 0.7152, 0.0722), linear_rgb(color))
+
+    def contrast(a: str, b: str) -> float:
+        low, high = sorted((luminance(a), luminance(b)))
+        return (high + 0.05) / (low + 0.05)
+
+    series = [theme[f"c{i}"] for i in range(palette.SERIES)]
+    assert all(contrast(color, theme["paper"]) >= 3 for color in series)
+    assert contrast(theme["ink"], theme["paper"]) >= 7
+    assert all(contrast(theme[name], theme["paper"]) >= 4.5 for name in ("quiet", "good", "warning", "bad"))
+    assert len(set(series)) == palette.SERIES
+    assert palette.LIGHT.keys() == palette.DARK.keys()
+
+
+def test_only_what_was_measured_is_drawn() -> None:
+    names = {f.name for f in figures.drawable(small_charts())}
+    assert names >= {"throughput", "utilization", "speedup", "memory", "roofline", "spread", "clock"}
+    assert "efficiency" not in names
+    cpu = run([ok(case(dtype="fp32"), "eager", 0.1)], device=builders.CPU)
+    names = {f.name for f in figures.drawable(charts(cells([cpu])))}
+    assert names == {"ranking", "throughput", "latency", "roofline", "spread", "speedup"}
+
+
+def test_backends_of_unlike_cases_have_two_titles() -> None:
+    """Where each backend has one cell at a length too: they would be ranked together."""
+    pair = [ok(case(batch=1), "triton", 300.0), ok(case(batch=2), "fa2", 400.0)]
+    rows = charts(cells([run(pair)])).rows
+    assert [row["shape"] for row in rows] == [f"d128 full fwd batch {batch} 1k" for batch in (1, 2)]
+    assert not any(row["best"] for row in rows)
+
+
+def test_no_two_rows_of_stored_runs_have_one_name() -> None:
+    """Of each file, and of all as one report; nor is a figure above what the device can do."""
+    files = sorted(RESULTS.glob("*.jsonl*"))
+    runs = [found for file in files if not (found := run_file.read(file)[0]).search]
+    assert len(runs) > 100
+    for of in (*([one] for one in runs), runs):
+        rows = charts(cells(of)).rows
+        names = Counter((row["shape"], row["backend"]) for row in rows)
+        assert [name for name, number in names.items() if number > 1] == [], of[0].started
+        assert [row["case"] for row in rows if row["limit"] and (row["rate"] or 0) > 1.02 * row["limit"]] == []
+
+
+@pytest.mark.parametrize("figure", figures.FIGURES, ids=lambda f: f.name)
+def test_every_figure_can_be_drawn(figure: figures.VegaFigure, tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    sustained = {"sustained": 1e-3, "sustained_power": 650.0, "temperature": 50.0}
+    records = [ok(case(s), b, 400, **sustained, memory_peak=s) for s in (1024, 2048) for b in ("eager", "triton")]
+    decode = case(4096, seqlen_q=1)
+    records += [ok(decode, b, 4, **sustained, memory_peak=1) for b in ("eager", "triton")]
+    records.append(ok(case(1024), "near", 900, approximation=Approximation("few keys", 0.4, None, rows=64, heads=4)))
+    whole = run([*(replace(r, measurements={**r.measurements, **_state()}) for r in records)])
+    file = tmp_path / "figure.svg"
+    image.save(file, "svg", charts(cells([whole])), figure.name)
+    svg = file.read_text()
+    assert figure.title in svg
+    assert "NaN" not in svg
+    assert palette.LIGHT["c0"] in svg
+    mark = palette.backend_marks(["triton"])["triton"]
+    assert palette.LIGHT[f"c{mark.color}"] in svg
+
+
+@pytest.mark.parametrize("name", ["constructor", "toString", "__proto__", "a\x01b", "a\x00b", "a\x1b[31mb"])
+def test_a_backend_of_any_name_has_its_bar(name: str, tmp_path: Path) -> None:
+    """Control characters end vl-convert, and Vega draws no bar of a name that JavaScript's objects have."""
+    pytest.importorskip("vl_convert")
+    bars = []
+    for backend in ("mine", name):
+        file = tmp_path / "bars.svg"
+        image.save(file, "svg", charts(cells([run([ok(case(), backend, 400)])])), "ranking")
+        bars.append(file.read_text().count("<path"))
+    assert bars[0] == bars[1]
+
+
+def _state() -> dict[str, Any]:
+    return measurements(clock_held=1.98e9, power=600.0, ceiling_matmul=8e14, ceiling_copy=4e12)
+
+
+def test_a_png_is_one(tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    image.save(tmp_path / "a.png", "png", small_charts(), "speedup", "causal")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_backend_that_was_skipped_throughout_has_no_cross_and_no_box() -> None:
+    absent = [ended(case(s), "fa3", "skipped", "not installed") for s in (1024, 2048)]
+    records = [*absent, ok(case(), "triton", 400), ended(case(2048), "triton", "skipped", "no room")]
+    found = charts(cells([run(records)]))
+    assert found.backends == ("triton",)
+    assert [(row["backend"], row["status"]) for row in found.rows] == [("triton", "ok"), ("triton", "skip")]
+    assert "<strong>skip</strong> fa3 (all): not installed" in page(run(records)), "the reason stays"
+    assert charts(cells([run(absent)])).backends == ("fa3",)
+
+
+def test_a_run_without_a_record_has_nothing_to_draw(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing to draw: no cell has a record"):
+        image.save(tmp_path / "a.svg", "svg", charts([]), "speedup")
+
+
+def test_a_panel_is_chosen_by_its_words() -> None:
+    found = small_charts().only("causal d128")
+    assert found.panels == ("d128 causal fwd",)
+    assert {row["panel"] for row in found.rows} == {"d128 causal fwd"}
+    assert {line.get("panel") for line in found.lines if line["kind"] == "slope"} == {"d128 causal fwd"}
+
+
+@pytest.mark.parametrize(
+    ("name", "panel", "message"),
+    [
+        ("thruput", "", "--figure: unknown 'thruput'; did you mean \"throughput\"?"),
+        ("throughput", "d64", "--panel: none has all of 'd64' in its title; there are: d128 full fwd, d128 causal fwd"),
+        ("efficiency", "", "nothing to draw for efficiency"),
+    ],
+)
+def test_what_cannot_be_drawn_is_an_error(name: str, panel: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        image.save(tmp_path / "a.svg", "svg", small_charts(), name, panel)
+    assert str(error.value).startswith(message)
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot write .*: (Not a directory|File exists)"):
+        image.save(tmp_path / "file" / "a.svg", "svg", small_charts(), "speedup")
+
+
+def test_shown_metrics_exist() -> None:
+    assert set(METRICS) <= set(metrics.METRICS)
+
+
+def test_the_fastest_is_marked_where_a_table_has_a_star() -> None:
+    def marks(*records: Record) -> dict[str, str]:
+        return {row["backend"]: row["best"] for row in charts(cells([run(records)])).rows if row["best"]}
+
+    loud = [1e-9, 1e-5, 3e-2]  # known to no factor
+    assert marks(ok(case(), "triton", 300), ok(case(), "eager", 100)) == {"triton": "best"}
+    assert marks(ok(case(), "triton", 300), ok(case(), "fa2", 300)) == {"triton": "= best", "fa2": "= best"}
+    assert marks(ok(case(), "triton", 300), ok(case(), "fa2", 100, time=loud)) == {"fa2": "? hardly known"}
+    slow = [0.5, 0.7, 1.0, 1.0, 1.4, 2.0]
+    both = {"triton": "best", "fa2": "? hardly known"}
+    assert marks(ok(case(), "triton", 300), ok(case(), "fa2", 100, time=slow)) == both

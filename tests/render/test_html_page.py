@@ -1,0 +1,354 @@
+"""Pages without a browser: of documents built by hand, and of a whole report."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass, replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hand_made import everywhere
+from report_pages import data, field, page, small
+
+from attnbench.core.errors import UserError
+from attnbench.render.document import (
+    Bar,
+    Caution,
+    Column,
+    Document,
+    Ending,
+    Figure,
+    Grid,
+    Grids,
+    Machine,
+    Pairs,
+    Paragraphs,
+    Reason,
+    Section,
+    Span,
+    Steps,
+    Table,
+    Verdict,
+)
+from attnbench.render.html import html_page
+from attnbench.render.html.charts import Charts, charts
+from attnbench.results import run_file
+from attnbench.results.cells import cells
+from builders import case, ended, ok, run
+from hostile import live
+
+ASSETS = Path(html_page.__file__).parent / "assets"
+CHECKSUMS = {
+    "vega.min.js": "8f6a3587cf8d4f42c7e08120e3eb05d067e746d554e39d2dcf52acc0bd5ba28f",
+    "vega-lite.min.js": "35a9821df838825b05a6a73e9414b58747a1b18321583858ed903c66393a5c7e",
+}
+WITHOUT_CLOSING_TAG = {"meta", "input"}
+
+TABLE = Table(
+    "kernels",
+    (Column("kernel", wrap=False), Column("time", "right"), Column("when")),
+    (
+        ("softmax <1>", (Span("3", "strong"), Span(" us", "quiet")), Bar(0.25, 0.5, 1)),
+        ("", Span("slower", "bad"), Steps(((0.0, 0.5), (0.5, 1.0)))),
+    ),
+    title="Kernels",
+    note="In the order in which they ran.",
+    footnotes=("measured twice",),
+)
+GRIDS = Grids(
+    "Throughput, TFLOP/s",
+    (
+        Grid(
+            "full",
+            "batch 4",
+            "seqlen",
+            ("eager", "triton"),
+            (("1k", (Ending("OOM"), Figure("400", "40%", best=True))),),
+        ),
+        Grid(
+            "causal", "", "seqlen", ("triton",), (("2k", (Figure("300", "62%", held_down=True, memory_bound=True),)),)
+        ),
+    ),
+    more="2 more tables not shown.",
+)
+DOCUMENT = Document(
+    command="gate",
+    title="Two runs",
+    answer=("Everything is slower.",),
+    machines=(Machine("NVIDIA H200", "140 GiB", "CUDA events"), Machine("CPU", "4 threads")),
+    lead=(Paragraphs(((Span("Refused: nothing."),),)),),
+    blocks=(
+        TABLE,
+        GRIDS,
+        Paragraphs(((Span("first"),), (Span("second", "good"),)), "Ends"),
+        Pairs((("threshold", "2%", "as given"), ("metric", "latency", "")), "Settings"),
+    ),
+    reasons=(Reason("skip", "eager (all)", "needs 512 GiB"),),
+    cautions=(Caution("The clock was low.", "It hides differences.", "Lock it."),),
+    facts=(Caution("Two rounds."),),
+    notes=((Span("attnbench gate --all"), Span(" shows all")),),
+    verdict=Verdict("FAIL: 3 slower", "bad"),
+    appendix=(Section("reproduce", "Reproduce", (Pairs((("torch", "2.11", ""),), "Versions"),), "attnbench gate A B"),),
+)
+
+
+class Page(HTMLParser):
+    """The elements of a page. Fails where one is not closed in its place."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in WITHOUT_CLOSING_TAG:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text += data
+
+    def all(self, name: str) -> list[str]:
+        """Return the values of an attribute, of all elements that have it."""
+        return [value or "" for _, attributes in self.elements for key, value in attributes.items() if key == name]
+
+
+@pytest.fixture(params=["blocks", "charts"])
+def document(request: pytest.FixtureRequest) -> Document:
+    return DOCUMENT if request.param == "blocks" else replace(DOCUMENT, page=small_charts())
+
+
+def small_charts() -> Charts:
+    return charts(cells([small()]))
+
+
+def test_every_link_leads_somewhere_and_every_id_is_unique(document: Document) -> None:
+    found = Page(html_page.render(document))
+    ids = found.all("id")
+    assert len(ids) == len({*ids})
+    links = [link.removeprefix("#") for link in found.all("href")]
+    assert {*links} <= {*ids}
+    assert {*found.all("aria-labelledby")} <= {*ids}
+    assert {"results", "warnings", "table-kernels", "missing", "facts", "reproduce"} <= {*links}
+
+
+def test_parts_come_in_the_order_in_which_they_are_read(document: Document) -> None:
+    text = Page(html_page.render(document)).text
+    main = text[text.index("Two runs", text.index("Skip to")) :]
+    header, _, results = main.partition("Reproduce")  # the last of the contents, which stand between the two
+    above = ["FAIL: 3 slower", "Everything is slower.", "1 warning", "NVIDIA H200"]
+    below = ["Refused: nothing.", "Kernels", "Ends", "Settings", "The clock was low.", "Without a figure", "To know"]
+    below += ["attnbench gate --all shows all", "Versions", "attnbench gate A B", "Made by attnbench"]
+    for part, words in ((header, above), (results, below)):
+        places = [part.index(word) for word in words]
+        assert places == sorted(places)
+
+
+def test_the_verdict_has_the_colour_of_its_level() -> None:
+    for level in ("good", "warning", "bad"):
+        text = html_page.render(Document("gate", "x", verdict=Verdict("the end", level)))
+        assert f'<p class="verdict {level}">the end</p>' in text
+
+
+def test_a_document_without_anything_is_a_page() -> None:
+    found = Page(html_page.render(Document("doctor", "This machine")))
+    assert "Warnings" not in found.text
+    assert "Without a figure" not in found.text
+    assert found.all("href") == ["#results"]
+
+
+def test_scripts_are_only_where_there_are_charts() -> None:
+    with_charts = html_page.render(replace(DOCUMENT, page=small_charts()))
+    without = html_page.render(DOCUMENT)
+    assert "<script" not in without
+    assert "script-src" not in without
+    assert len(without) < 20_000
+    assert "<script" in with_charts
+    assert "script-src" in with_charts
+
+
+def test_grids_are_left_out_where_the_table_has_their_figures() -> None:
+    with_charts = html_page.render(replace(DOCUMENT, page=small_charts()))
+    assert "Throughput, TFLOP/s" in html_page.render(DOCUMENT)
+    assert "Throughput, TFLOP/s" not in with_charts
+    assert 'id="table-kernels"' in with_charts
+    assert 'id="cells"' in with_charts
+
+
+def test_a_table_has_its_note_its_footnotes_and_drawings() -> None:
+    text = html_page.render(DOCUMENT)
+    assert '<th scope="col" class="end">time</th>' in text
+    assert '<th scope="row" class="whole">softmax &lt;1&gt;</th>' in text
+    assert '<td class="end"><strong class="strong">3</strong><span class="quiet"> us</span></td>' in text
+    assert '<td class="end"><span class="bad">slower</span></td>' in text
+    assert "In the order in which they ran." in text
+    assert "<li>measured twice</li>" in text
+    assert '<rect x="250" y="0" width="250" height="10" fill="var(--c4)">' in text
+    assert 'aria-label="25% to 50% of the axis"' in text
+    assert '<path d="M0 100H0V50H500V0H1000V100Z"' in text
+
+
+@pytest.mark.parametrize("bar", [Bar(0, 0), Bar(1, 1), Bar(0.9999, 1), Bar(0, 1, 7)])
+def test_a_bar_is_seen_and_stays_on_its_axis(bar: Bar) -> None:
+    table = Table("a", (Column("when"),), ((bar,),))
+    found = re.search(r'<rect x="([^"]*)" y="0" width="([^"]*)"', html_page.render(Document("x", "x", blocks=(table,))))
+    assert found
+    start, width = float(found[1]), float(found[2])
+    assert start >= 0
+    assert width > 0
+    assert start + width == pytest.approx(1000 * bar.end, abs=4.01)
+    assert start + width <= 1000
+
+
+def test_columns_of_grids_stand_in_line_and_marks_are_explained() -> None:
+    text = html_page.render(DOCUMENT)
+    assert "green and bold: best of its row, ~ clock held down" in text
+    assert '<td class="end"><strong class="good">400</strong> <span class="quiet">40%</span></td>' in text
+    assert '<td class="end">300~ <span class="quiet">62%m</span></td>' in text
+    assert '<td class="end"><span class="warning">OOM</span></td>' in text
+    rows = re.findall(r"<tr>(.*?)</tr>", text[text.index('class="grids"') :], re.DOTALL)
+    assert {row.count("<td") for row in rows[:6]} == {0, 2}  # both grids have the columns of both
+    assert "2 more tables not shown." in text
+    empty = html_page.render(Document("x", "x", blocks=(Grids("Speedup", ()),)))
+    assert "No cell has a figure for this." in empty
+
+
+def test_every_text_is_escaped(document: Document) -> None:
+    """Whatever field of a document holds it. Names are not shown; a command is code's own."""
+    evil = "</script><script>alert(1)</script><!-- & ' \""
+    found = Page(html_page.render(spoiled(document, evil)))
+    assert not [tag for tag, _ in found.elements if tag == "script"] or document.page
+    assert found.text.count(evil) >= 40
+    assert html_page.render(spoiled(document, evil)).count("<script>alert") == 0
+
+
+def spoiled(value: Any, text: str) -> Any:
+    """Return a document with a text in place of each of its own."""
+    if isinstance(value, Charts):
+        rows = tuple({**row, "mask": text, "reason": text, "case": text} for row in value.rows)
+        return replace(value, rows=rows, note=text)
+    if isinstance(value, tuple):
+        return tuple(spoiled(one, text) for one in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        kept = {"name", "command", "style", "align", "level", "corner", "competing"}
+        changes = {f.name: spoiled(getattr(value, f.name), text) for f in fields(value) if f.name not in kept}
+        return replace(value, **changes)
+    return text if isinstance(value, str) and value else value
+
+
+def test_too_many_cells_for_a_browser_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(html_page, "MOST_CELLS", 7)
+    with pytest.raises(
+        UserError, match=r"--html: a page of 8 cells would be too slow to use \(7 at most\); give fewer"
+    ):
+        html_page.render(replace(DOCUMENT, page=small_charts()))
+
+
+# ---- The page of a report.
+
+
+def test_the_page_asks_for_nothing() -> None:
+    """It has no address that a browser would load, and its policy forbids to load any."""
+    text = page(small())
+    assert "default-src &#x27;none&#x27;" in text
+    own = text
+    for name in CHECKSUMS:
+        library, _, _ = (ASSETS / name).read_text(encoding="utf-8").partition("//# sourceMappingURL")
+        assert library in own
+        own = own.replace(library, "")
+    assert len(own) < 100_000
+    assert not re.search(r"https?:|\bsrc=|<link|@import|url\(|sourceMappingURL|fetch\(|XMLHttpRequest", own)
+
+
+def test_the_libraries_are_the_published_ones() -> None:
+    assert {name: hashlib.sha256((ASSETS / name).read_bytes()).hexdigest() for name in CHECKSUMS} == CHECKSUMS
+    for name in CHECKSUMS:
+        assert "</script" not in (ASSETS / name).read_text(encoding="utf-8").lower()
+
+
+def test_what_a_library_said_cannot_break_out_of_the_page() -> None:
+    evil = "</script><script>alert(1)</script><!-- & ' \""
+    text = page(run([ended(case(), "eager", "failed", evil), ok(case(), "triton", 400)], argv=("run", "'", evil)))
+    assert "<script>alert" not in text
+    assert field("reason", data(text))[0] == " ".join(evil.split())
+
+
+def test_it_says_how_to_do_it_again_and_on_what() -> None:
+    text = page(small())
+    assert "attnbench run --seqlen 1k,2k" in text
+    assert "attnbench report run0.jsonl --html report.html" in text
+    assert "/somewhere" not in text
+    for known in ("580.82", "2.11.0+cu130", "Intel Xeon", "700 W", "1980 MHz", "2026-07-01"):
+        assert known in text
+    assert "attnbench report run0.jsonl --flops-convention fa --html" in page(small(), convention="fa")
+
+
+def test_every_warning_and_reason_is_there() -> None:
+    text = page(small())
+    assert "<strong>Clock held down in 1 of 6 cells" in text
+    assert "needs 512 GiB of &lt;scores&gt; &amp; more" in text
+    assert "8 cells: 6 measured, 2 skipped." in text
+    assert "Fastest of 2 cases: triton in 2." in text
+
+
+def test_several_runs_have_an_environment_each() -> None:
+    text = page(small(), replace(small(), started="2026-07-02T10:00:00+00:00"))
+    assert "16 cells from 2 runs" in text
+    assert text.count('<th scope="row">Run file</th>') == 2
+    assert "attnbench report run0.jsonl run1.jsonl --html" in text
+
+
+def test_no_records_make_a_page() -> None:
+    text = page(run([]))
+    assert "Nothing was measured" in text
+    assert data(text)["number"] == 0
+
+
+def test_columns_and_fields_that_say_nothing_are_left_out() -> None:
+    shown = {column["field"] for column in data(page(small()))["columns"]}
+    assert {"backend", "mask", "seqlen", "latency", "tflops", "memory_peak", "status"} <= shown
+    assert not shown & {"device", "dtype", "pass", "headdim", "other", "temperature"}
+
+
+def test_the_command_writes_it_without_anything_heavy(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    whole = small()
+    stored = run_file.RunFile.create(file, whole)
+    for record in whole.records:
+        stored.append(record)
+    stored.close()
+    code = (
+        "import sys; from attnbench.commands.command_line import command_line\n"
+        f"try: command_line()(['report', {str(file)!r}, '--html', {str(tmp_path / 'a.html')!r}])\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "print(*sorted({'torch', 'pandas', 'numpy', 'vl_convert', 'yaml'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "\n")
+    assert done.stderr == f"html: {tmp_path / 'a.html'}\n"
+    assert data((tmp_path / "a.html").read_text(encoding="utf-8"))["number"] == 8
+
+
+@pytest.mark.parametrize(
+    "name", ["a\u202eb\u2067", "a\x00\x07\x1b[31mb", "<img src=x onerror=a()>", "'\" onload=a() '"]
+)
+def test_nothing_in_a_name_is_live(name: str) -> None:
+    assert not live.in_html(html_page.render(everywhere(name)))
+
+
+def test_what_is_live_is_found() -> None:
+    for text in ("<img src=x>", "<p onclick=a()>", "<a href='https://x.example'>x</a>", "<p>\u202e</p>", "<p>\x07</p>"):
+        assert live.in_html(text)
+    assert not live.in_html("<p class='x'><a href='#x'>a &lt;img&gt;</a></p>")

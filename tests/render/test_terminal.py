@@ -1,0 +1,340 @@
+"""Documents made by hand, as a terminal or a pipe shows them."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from hand_made import everywhere, line
+from rich.console import Console
+
+from attnbench.render import terminal
+from attnbench.render.document import (
+    Bar,
+    Block,
+    Caution,
+    Column,
+    Document,
+    Ending,
+    Figure,
+    Grid,
+    Grids,
+    Level,
+    Machine,
+    Pairs,
+    Paragraphs,
+    Reason,
+    Span,
+    Steps,
+    Table,
+    Verdict,
+)
+
+ESCAPE = "\x1b"
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+def shown(document: Document, width: int = 80, encoding: str = "utf-8") -> str:
+    """What a pipe of this encoding gets."""
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding)
+    terminal.render(Console(file=stream, width=width), document)
+    stream.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def coloured(document: Document, width: int = 80) -> str:
+    """What a terminal of 16 colours gets."""
+    stream = io.StringIO()
+    terminal.render(Console(file=stream, width=width, force_terminal=True, color_system="standard"), document)
+    return stream.getvalue()
+
+
+def blocks(*found: Block, width: int = 80, encoding: str = "utf-8") -> str:
+    return shown(Document("test", "", blocks=found), width, encoding)
+
+
+WHOLE = Document(
+    command="gate",
+    title="The title is of a page",
+    answer=("All is well.",),
+    machines=(Machine("H200", "140 GiB, 700 W", "latency = median of 9 samples"), Machine("B200", "180 GiB")),
+    lead=(Paragraphs((line("Measured by hand."),)),),
+    blocks=(Pairs((("cells", "12", ""),), "Counts"),),
+    reasons=(Reason("OOM", "eager (2 cases: 16k)", "needs 137 GiB"), Reason("skip", "fa3 (all)", "needs a GPU")),
+    cautions=(Caution("The clock fell.", "Figures are low.", "Run again."),),
+    facts=(Caution("Two runs."),),
+    notes=(line("Nothing was written."), line("See --help.")),
+    verdict=Verdict("PASS: 12 unchanged", "good"),
+)
+
+
+def test_parts_that_are_not_there_leave_no_free_lines() -> None:
+    assert shown(Document("test", "title")) == ""
+    assert shown(Document("test", "", answer=("Nothing was measured.",))) == "Nothing was measured.\n"
+    assert shown(Document("test", "", verdict=Verdict("FAIL", "bad"))) == "FAIL\n"
+    both = Document("test", "", answer=("Done.",), verdict=Verdict("PASS", "good"))
+    assert shown(both) == "Done.\n\nPASS\n"
+    assert blocks(Paragraphs(()), Pairs(()), Paragraphs((line("here"),))) == "here\n"
+
+
+def test_the_text_of_a_file_is_wide_and_without_colours() -> None:
+    table = Table("wide", (Column("name"), Column("reason")), (("a", "x" * 130),))
+    found = terminal.text(Document("test", "", blocks=(table,), verdict=Verdict("PASS", "good")))
+    assert ESCAPE not in found
+    assert f"a     {'x' * 130}\n" in found
+
+
+@pytest.mark.parametrize(("level", "style"), [("good", "1;32"), ("warning", "1;33"), ("bad", "1;31")])
+def test_a_verdict_has_the_colour_of_its_level(level: Level, style: str) -> None:
+    found = coloured(Document("test", "", verdict=Verdict("the verdict", level)))
+    assert found == f"{ESCAPE}[{style}mthe verdict{ESCAPE}[0m\n"
+
+
+def test_colours_are_in_addition() -> None:
+    found = coloured(WHOLE)
+    assert f"{ESCAPE}[1mAll is well.{ESCAPE}[0m" in found
+    assert f"{ESCAPE}[33mOOM {ESCAPE}[0m" in found
+    assert f"{ESCAPE}[2mskip{ESCAPE}[0m" in found
+    assert f"{ESCAPE}[33mThe clock fell.{ESCAPE}[0m" in found
+    assert re.sub(r"\x1b\[[0-9;]*m", "", found) == shown(WHOLE)
+
+
+# Paragraphs and pairs.
+
+
+def test_paragraphs_wrap_between_words_and_keep_their_styles() -> None:
+    text = "A line of some twenty words that is far too long for so narrow a console, and so it goes on in the next."
+    found = blocks(Paragraphs((line(text), (Span("bad ", "bad"), Span("news"))), "A title"), width=40)
+    lines = found.splitlines()
+    assert lines[0] == "A title"
+    assert max(map(len, lines)) <= 40
+    assert " ".join(lines[1:-1]) == text
+    assert lines[-1] == "bad news"
+
+
+def test_prose_ends_before_it_is_hard_to_read() -> None:
+    assert max(map(len, blocks(Paragraphs((line("word " * 60),)), width=250).splitlines())) <= terminal.PROSE
+
+
+def test_a_word_longer_than_the_line_is_folded_and_not_cut() -> None:
+    found = blocks(Paragraphs((line("k" * 100),)), width=40)
+    assert found == f"{'k' * 40}\n{'k' * 40}\n{'k' * 20}\n"
+
+
+def test_lines_by_pairs_have_the_second_further_in() -> None:
+    found = blocks(
+        Paragraphs(
+            (line("triton 1k"), line("faster by 3 percent than before"), line("eager 2k"), line("slower")), indent=4
+        ),
+        width=24,
+    )
+    assert found == "triton 1k\n    faster by 3 percent\n    than before\neager 2k\n    slower\n"
+
+
+def test_pairs_align_values_only_beside_their_meaning() -> None:
+    plain = Pairs((("torch", "2.11", ""), ("driver", "580.82", "")), "Environment")
+    assert blocks(plain) == "Environment\n  torch   2.11\n  driver  580.82\n"
+    meant = Pairs(
+        (("FLOPs", "1.2 T", "by the formula"), ("bytes", "64 M", "q, k, v and out, each read or written once"))
+    )
+    assert blocks(meant, width=40) == (
+        "  FLOPs  1.2 T  by the formula\n  bytes   64 M  q, k, v and out, each\n                read or written once\n"
+    )
+
+
+# Tables.
+
+COLUMNS = (Column("case"), Column("speed", "right", wrap=False), Column("reason"))
+ROWS = (("triton 1k", "1.00x", "unchanged"), ("sdpa-flash 16k", "12.34x", Span("slower", "bad")))
+
+
+def test_a_table_without_rows_is_its_headings() -> None:
+    assert blocks(Table("t", COLUMNS, ())).split() == ["case", "speed", "reason"]
+
+
+@pytest.mark.parametrize("width", [36, 40, 60, 75, 100])
+def test_columns_that_may_wrap_do_before_figures_are_touched(width: int) -> None:
+    reason = "a reason of so many words that it needs several lines beside its figures"
+    figures = ("1234.56x", "98.7%", "123 us")
+    columns = (*(Column(f"no. {i}", "right", wrap=False) for i in range(3)), Column("reason"))
+    heading, first, *others = blocks(Table("t", columns, ((*figures, reason),)), width=width).splitlines()
+    assert max(map(len, (heading, first, *others))) <= width
+    start = heading.index("reason")
+    assert first[:start].split() == ["1234.56x", "98.7%", "123", "us"]
+    assert "".join([first[start:], *others]).split() == reason.split() or width < 60
+    assert re.sub(r"\s", "", "".join([first[start:], *others])) == reason.replace(" ", "")
+
+
+@pytest.mark.parametrize("width", range(20, 90))
+def test_columns_that_wrap_keep_their_words_whole(width: int) -> None:
+    """Down to a width at which only some of the columns stand beside each other."""
+    headings = ("case", "stopped by", "growth", "one call")
+    row = ("fp32 d64 causal, heads 2", "not reached, unfinished", "quadratic", "980 ms")
+    found = blocks(Table("t", tuple(map(Column, headings)), (row, row)), width=width)
+    assert all(len(line) <= width for line in found.splitlines())
+    assert {*found.split()} == {*" ".join((*headings, *row)).split()}
+
+
+def test_a_table_too_wide_for_the_terminal_is_shown_by_its_narrow_form() -> None:
+    narrow = Paragraphs((line("triton 1k"), line("1.00x")), indent=2)
+    table = Table("t", COLUMNS, ROWS, "Speeds", narrow=narrow)
+    assert "Speeds" in blocks(table, width=60)
+    assert blocks(table, width=24) == "triton 1k\n  1.00x\n"
+    other = Table("t", (Column("short"),), (("1.00x",),), "In short")
+    assert blocks(Table("t", COLUMNS, ROWS, "Speeds", narrow=other), width=24).split() == [
+        "In",
+        "short",
+        "short",
+        "1.00x",
+    ]
+
+
+@pytest.mark.parametrize("width", [20, 24, 30, 36])
+def test_a_table_too_wide_for_the_terminal_loses_no_character(width: int) -> None:
+    """It goes on below with other columns, the first one in each part."""
+    found = blocks(Table("t", COLUMNS, ROWS), width=width)
+    assert max(map(len, found.splitlines())) <= width
+    parts = found.split("\n\n")
+    first = [row[0].text if isinstance(row[0], Span) else row[0] for row in ROWS]
+    others = [entry.text if isinstance(entry, Span) else entry for row in ROWS for entry in row[1:]]
+    expected = "".join(["speedreason", *others, *(["case", *first] * len(parts))])
+    assert sorted(re.sub(r"\s", "", found)) == sorted(re.sub(r"\s", "", expected))
+
+
+@pytest.mark.parametrize("width", [24, 30, 33])
+def test_a_heading_longer_than_its_figures_cuts_none(width: int) -> None:
+    columns = (Column("machine", wrap=False), Column("for the money / H200 #1", "right", wrap=False))
+    found = blocks(Table("t", columns, (("H200 #1", "1.000x"), ("H200 #2", "1.15x"))), width=width)
+    assert max(map(len, found.splitlines())) <= width
+    expected = "machineforthemoney/H200#1H200#11.000xH200#21.15x"
+    assert sorted(re.sub(r"\s", "", found)) == sorted(expected)
+
+
+def test_wide_characters_count_as_the_two_columns_that_they_take() -> None:
+    table = Table(
+        "t", (Column("名前", wrap=False), Column("figure", "right", wrap=False)), (("注意カーネル", "1.00x"),)
+    )
+    assert "注意カーネル   1.00x" in blocks(table, width=20)
+    assert "注意カーネル" in re.sub(r"\s|figure|名|前|1.00x", "", blocks(table, width=16))
+
+
+# Bars and steps.
+
+
+def test_bars_take_the_room_that_is_left() -> None:
+    columns = (Column("kernel"), Column("time"), Column("share", "right", wrap=False))
+    rows = (("sgemm", Bar(0.0, 0.5), "50%"), ("exp", Bar(0.5, 1.0, 1), "50%"))
+    wide, narrow, least = (blocks(Table("t", columns, rows), width=w).splitlines() for w in (200, 40, 20))
+    assert wide[1] == f"sgemm   {'━' * 32}{' ' * 32}    50%"
+    assert narrow[2].rstrip() == f"exp     {' ' * 12}╺{'━' * 12}    50%"
+    assert len(narrow[1].rstrip()) <= 40
+    assert "".join(least).count("━") == terminal.BARS[0]
+    steps = blocks(Table("t", (Column("power"),), ((Steps(((0.0, 1.0), (0.5, 0.0))),),)), width=30)
+    assert steps.splitlines()[1].rstrip() == "█" * 15
+
+
+def test_several_columns_of_bars_share_the_room() -> None:
+    rows = ((Bar(0.0, 1.0), "a", Bar(0.0, 1.0)),)
+    found = blocks(Table("t", (Column("x"), Column("y"), Column("z")), rows), width=60).splitlines()
+    assert found[1].rstrip() == f"{'━' * 27}  a  {'━' * 27}"
+
+
+# Grids.
+
+
+def grid(*rows: tuple[str, tuple[Figure | Ending, ...]], columns: tuple[str, ...] = ("eager", "triton")) -> Grid:
+    return Grid("bf16, fwd", "16 heads", "seqlen", columns, rows)
+
+
+FIGURES = (
+    ("1k", (Figure("32.1", "3%"), Figure("300", "30%", best=True, held_down=True))),
+    ("16k", (Ending("skip"), Figure("12.0", "63%", memory_bound=True))),
+    ("64k", (Ending(), Ending("-"))),
+)
+
+
+def test_grids_without_figures_say_so() -> None:
+    assert blocks(Grids("Speedup", ())) == "Speedup\nNo cell has a figure for this.\n"
+
+
+def test_the_best_of_a_column() -> None:
+    assert "* best of its column" in blocks(Grids("Throughput", (grid(*FIGURES),), "column"))
+
+
+@pytest.mark.parametrize("width", [20, 30, 45, 60, 100])
+def test_no_width_cuts_a_figure(width: int) -> None:
+    names = tuple(f"library-{name}" for name in "abcdefgh")
+    figures = tuple(Figure(f"{100 + i}", f"{i + 10}%", best=i == 3) for i in range(8))
+    found = blocks(Grids("Throughput", (grid(("1k", figures), ("16k", figures), columns=names),)), width=width)
+    assert max(map(len, found.splitlines())) <= width
+    for figure in figures:
+        assert len(re.findall(rf"(?<!\d){figure.digits} {figure.aside}", found)) == 2
+
+
+def test_a_column_that_fits_nowhere_stands_alone_and_whole() -> None:
+    found = blocks(
+        Grids(
+            "Latency",
+            (
+                grid(
+                    ("1k", (Figure("1" * 30), Figure("2"))),
+                ),
+            ),
+        ),
+        width=24,
+    )
+    assert "1" * 30 in found
+
+
+# Names that others chose.
+
+HOSTILE = "a|b `c` *d* [red]e[/red] <b>\n::error title=x::boom\r\x1b[31mf\x07\x1b]0;g\x07 \ud800 _h_"
+SHOWN = "a|b `c` *d* [red]e[/red] <b> ::error title=x::boom f"
+
+
+@pytest.mark.parametrize("width", [20, 60, 200])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_name_controls_no_terminal(width: int, encoding: str) -> None:
+    found = shown(everywhere(HOSTILE), width, encoding)
+    assert all(character.isprintable() or character == "\n" for character in found)
+    assert SHOWN in shown(everywhere(HOSTILE), 1000)
+    assert "\x1b[31m" not in coloured(everywhere(HOSTILE)).replace("\x1b[1;31m", "")
+
+
+@pytest.mark.parametrize("name", [HOSTILE, "::error::boom", "x " * 40 + "::error::boom", f"{'x' * 80}::error::boom"])
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_no_line_is_a_command_to_the_runner_of_github(name: str, width: int) -> None:
+    """It reads `::error::` at the start of any line that a step prints, after spaces too."""
+    assert not [text for text in shown(everywhere(name), width).splitlines() if text.lstrip().startswith("::")]
+
+
+def test_ascii_gets_ascii() -> None:
+    table = Table("t", (Column("x"), Column("µs")), ((Bar(0.0, 1.0), "5 × 3"), (Steps(((0.0, 1.0),)), "—")))
+    document = Document("test", "", blocks=(Grids("Throughput", (grid(*FIGURES),)), table))
+    found = shown(document, encoding="ascii")
+    assert "-----" in found
+    assert "=====" in found
+    assert "#####" in found
+    assert "5 ? 3" in found
+
+
+def test_optional_columns_are_left_out_where_they_do_not_fit_and_named() -> None:
+    columns = (Column("case"), Column("seen", optional=2), Column("memory", optional=1), Column("use"))
+    table = Table("t", columns, (("16k d128", "a" * 12, "64.0 MiB", "triton"),))
+    assert "Left out" not in blocks(table, width=60)
+    assert "aaaa" in blocks(table, width=60)
+    narrow = blocks(table, width=30)
+    assert "64.0 MiB" in narrow
+    assert "aaaa" not in narrow
+    assert "Left out for want of width: seen." in " ".join(narrow.split())
+    least = blocks(table, width=20)
+    assert least.splitlines()[1].split() == ["16k", "d128", "triton"]
+    assert "Left out for want of width: seen, memory." in " ".join(least.split())
