@@ -14,6 +14,8 @@ from attnbench.commands import options, output
 from attnbench.commands.shared import ends_with_its_reader, live, read_runs, tell
 from attnbench.core.errors import UserError
 from attnbench.core.text import count
+from attnbench.results import run_file
+from attnbench.results.run_setup import unique_labels
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
@@ -134,8 +136,11 @@ def report(
 
 
 def _named(paths: Sequence[Path]) -> list[tuple[str, Run]]:
-    """Return the runs of files and folders, each with its file's name without the ending."""
-    return [(path.name.removesuffix(".gz").removesuffix(".jsonl"), run) for path, run in read_runs(paths)]
+    """Return the runs of files and folders, each with the name of its file, by which they are told apart."""
+    found = list(read_runs(paths))
+    folders = [[str(path.parent)] for path, _ in found]
+    names = unique_labels([run_file.name(path) for path, _ in found], folders, "{1}/{0}")
+    return [*zip(names, (run for _, run in found), strict=True)]
 
 
 def _plan(words: Sequence[str], out: Path | None, *, patience: str, **given: Any) -> Plan:

@@ -235,8 +235,8 @@ def _not_created(path: Path, error: OSError) -> UserError:
 
 def there_already(path: Path) -> UserError:
     """Return the error for a new run whose file is there already."""
-    again = f"--resume {shlex.quote(str(path))}"
-    return UserError(f"{path} is there already and is not overwritten; choose another --out, or {again}")
+    again = f", or --resume {shlex.quote(str(path))}" if begins_as_one(path) else ""
+    return UserError(f"{path} is there already and is not overwritten; choose another --out{again}")
 
 
 def encoded(run: Run) -> bytes:

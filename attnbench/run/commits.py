@@ -49,7 +49,8 @@ def commits(text: str) -> list[Commit]:
     oldest = found[-1][1]
     if first not in oldest[:1]:
         line = f"; {oldest[0][:12]} is, before the first commit of the range" if oldest else ""
-        raise UserError(f"{good} is not among the first parents of {bad or 'HEAD'}, along which bisect goes{line}")
+        where = f"{good} is not among the first parents of {bad or 'HEAD'}, along which bisect goes{line}"
+        raise UserError(where + _cut_off())
     return [start, *(commit for commit, _ in reversed(found))]
 
 
@@ -74,8 +75,14 @@ def _id(name: str) -> str:
     """Return the id of the commit that a name stands for."""
     said = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}", fine=(0, 1)).strip()
     if not re.fullmatch("[0-9a-f]{40,64}", said):
-        raise UserError(f"no commit is called {name!r} in this repository")
+        raise UserError(f"no commit is called {name!r} in this repository{_cut_off()}")
     return said
+
+
+def _cut_off() -> str:
+    """Return the remedy where the history of this repository is cut off, as it is in most jobs of CI; else ""."""
+    shallow = _git("rev-parse", "--is-shallow-repository").strip() == "true"
+    return "; its history is cut off here (a shallow clone): git fetch --unshallow --tags" if shallow else ""
 
 
 def _listed(*words: str) -> list[tuple[Commit, list[str]]]:

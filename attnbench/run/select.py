@@ -290,9 +290,12 @@ def _own_spec(pattern: str) -> str:
     if where.lower().endswith(".py"):
         if not where.endswith(".py"):
             raise UserError(f"{where}: Python imports files whose names end with .py; rename it")
+        path = str(Path(where).resolve())
+        if path != path.encode(errors="replace").decode():
+            raise UserError(f"{where}: the name or its folder's is not UTF-8, as a run file has it; rename it")
         if not os.path.isfile(where):
             raise UserError(f"no such file: {where} (in {pattern})")
-        return f"{Path(where).resolve()}:{name}"
+        return f"{path}:{name}"
     is_module = all(part.isidentifier() for part in where.split("."))
     if os.path.isfile(where) and not (is_module and "." not in where):  # "torch" may be a file too
         raise UserError(f"{where}: Python imports files whose names end with .py; put {name} in such a file")

@@ -227,8 +227,11 @@ def test_a_baseline_of_several_runs_grows_and_is_replaced_as_a_whole(
     last, gone = baseline_files.save(days[3], "main", tmp_path, add=True)
     assert [head.started for head in gone] == [days[0].started]  # the oldest
     assert {*last.parent.iterdir()} == {last, *(path for path, _ in saved[1:])}
+    kept = [last.with_name(f"{last.name}{ending}") for ending in (".bak", "~", ".txt")]  # a person's, or an editor's
+    for file in kept:
+        file.write_text("mine")
     path, gone = baseline_files.save(days[4], "main", tmp_path)
-    assert (len(gone), [*path.parent.iterdir()]) == (3, [path])
+    assert (len(gone), {*path.parent.iterdir()}) == (3, {path, *kept})
 
 
 def test_of_runs_that_are_added_at_one_time_none_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -279,6 +279,16 @@ def test_the_commits_of_a_side_branch_are_one_step_of_the_line() -> None:
         run_bisect.commits("side..HEAD")
 
 
+def test_a_shallow_clone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_all({})
+    git("clone", "--quiet", "--depth", "2", f"file://{Path.cwd()}", str(tmp_path / "shallow"))
+    monkeypatch.chdir(tmp_path / "shallow")
+    git("fetch", "--quiet", "--depth", "1", "origin", "tag", "good")
+    for name in ("good", "HEAD~4"):
+        with pytest.raises(UserError, match=r"a shallow clone\): git fetch --unshallow"):
+            run_bisect.commits(f"{name}..HEAD")
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -342,6 +342,7 @@ def test_an_acknowledged_step_sets_the_level_that_counts(tmp_path: Path) -> None
         ("- {cells: x, at: 1234, reason: y, metrics: latency}", "unknown key metrics; did you mean"),
         ("- {cells: x, at: 1234, reason: y, metric: latncy}", "no metric 'latncy' to gate; did you mean"),
         ("- [x]", "entry 1: not an entry"),
+        ("- {cells: [x, y], at: 1234abcd, reason: z}", "write one entry for each pattern"),
     ],
 )
 def test_what_is_no_acknowledgement(tmp_path: Path, text: str, said: str) -> None:
@@ -350,6 +351,13 @@ def test_what_is_no_acknowledgement(tmp_path: Path, text: str, said: str) -> Non
     with pytest.raises(UserError) as error:
         acknowledged(file)
     assert said in str(error.value)
+
+
+def test_a_date_is_the_same_with_quotes_and_without(tmp_path: Path) -> None:
+    file = tmp_path / "acknowledged.yml"
+    for at in ("2026-07-01T10:00:00Z", '"2026-07-01T10:00:00Z"', "2026-07-01 10:00:00+00:00"):
+        file.write_text(f"- {{cells: x, at: {at}, reason: y}}")
+        assert acknowledged(file)[0].at.replace(" ", "T") == "2026-07-01T10:00:00+00:00"
 
 
 def test_runs_of_a_branch_and_since_a_date_or_commit() -> None:

@@ -6,6 +6,7 @@ import ast
 import json
 import math
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import builders
+from attnbench.analysis.recommend import problem_names
 from attnbench.analysis.recommend.asked_for import asked_for
 from attnbench.analysis.recommend.document import COLUMNS, document
 from attnbench.analysis.recommend.findings import TRAINING, Problem, model_problems, problems
@@ -125,6 +127,13 @@ def test_the_uncertainty_of_a_sum_is_that_of_errors_that_add() -> None:
     assert of_sum([(2.0, 0.02)]) == pytest.approx(0.02)
     assert of_sum([(1.0, 0.01), (3.0, None)]) is None
     assert of_sum([]) is None
+
+
+def test_names_of_many_problems_take_time_in_proportion() -> None:
+    found = of(run([ok(replace(CASE, shape=shape(nheads=heads)), "fa2", FAST) for heads in range(1, 2001)]))
+    began = time.process_time()
+    assert len({problem_names.label(problem) for problem in problem_names.told_apart(found)}) == 2000
+    assert time.process_time() - began < 2.0  # by pairs it was 10 s
 
 
 def test_the_next_default_where_sdpa_was_not_measured() -> None:

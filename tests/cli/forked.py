@@ -1,8 +1,8 @@
 """A command in a process that is forked with attnbench's modules imported: a tenth of the time of a new interpreter.
 
-The server that forks it is Python's own (multiprocessing's forkserver). It imports the modules below and no torch, and
-starts once in each process of pytest. The command finds what it would find in a new process: its arguments, working
-directory, environment, and streams, which are files.
+The server that forks it is Python's own (multiprocessing's forkserver). It imports the modules below, with torch for
+the workers, which are forks of the command (forked_worker.py), and starts once in each process of pytest. The command
+finds what it would find in a new process: its arguments, working directory, environment, and streams, which are files.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ IMPORTED = (
     *("attnbench.run.run_suite", "attnbench.analysis.report.document", "attnbench.analysis.gate.findings"),
     *("attnbench.render.terminal", "attnbench.render.markdown", "attnbench.results.run_file"),
     *("rich.console", "rich.table", "typer.rich_utils", "pydantic", "scipy.special"),
+    *("attnbench.worker.serve", "attnbench.worker.measure_cell", "torch.fx.experimental.symbolic_shapes"),
 )
 SECONDS = 120
 
@@ -55,6 +56,8 @@ def _command(args: Sequence[str], folder: str, env: Mapping[str, str], out: str,
     sys.stderr = open(2, "w", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     sys.argv = ["attnbench", *args]
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    import forked_worker
     from attnbench.cli import main
 
-    main()
+    with forked_worker.workers():
+        main()

@@ -136,3 +136,7 @@ def test_a_report_on_files_from_anywhere(tool: Tool) -> None:
     assert "n3 stands out of 3 units" in " ".join(done.out.split())
     assert (tool.folder / "page.html").read_text().count("<circle") == 3
     assert "No outlier can be named among 2 units" in tool("cluster", "report", "n1.jsonl", "n3.jsonl", code=3).out
+    for name in ("n1", "n2", "n3"):  # as jobs of Slurm write them: a folder a node, and one name
+        (tool.folder / name).mkdir()
+        (tool.folder / f"{name}.jsonl").rename(tool.folder / name / "run.jsonl")
+    assert "n3/run stands out of 3 units" in " ".join(tool("cluster", "report", "n1", "n2", "n3", code=1).out.split())

@@ -414,6 +414,9 @@ def test_what_is_there_is_not_overwritten(path: Path) -> None:
     with pytest.raises(UserError, match=r"is there already.*--resume"):
         run_file.RunFile.create(path, RUN)
     assert path.read_bytes() == before
+    path.write_text("name: mine")
+    with pytest.raises(UserError, match=r"choose another --out$"):  # it is no run file, and cannot be resumed
+        run_file.RunFile.create(path, RUN)
 
 
 def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from attnbench.analysis.baseline import FOLDER, MAIN
@@ -20,6 +21,7 @@ from attnbench.core.files import write_whole
 from attnbench.core.record import Run
 from attnbench.results import run_file
 
+RUN_FILES = (".jsonl", ".jsonl.gz")  # their endings
 MOST = 12  # runs of a baseline; what runs differ by is then known to a fifth
 
 
@@ -103,8 +105,8 @@ def _refuse_link(path: Path) -> None:
 
 def _runs_of(path: Path) -> list[Path]:
     """Return the files of a baseline whose first one has this path."""
-    some = (path, path.with_name(f"{path.name}.gz"), *sorted(path.parent.glob(f"{glob.escape(path.stem)}+*.jsonl*")))
-    return [file for file in some if file.is_file()]
+    later = (path.parent.glob(f"{glob.escape(path.stem)}+*{ending}") for ending in RUN_FILES)
+    return [file for file in (path, path.with_name(f"{path.name}.gz"), *sorted(chain(*later))) if file.is_file()]
 
 
 def _head(file: Path, run: Run) -> Run:
@@ -129,7 +131,7 @@ def found(folder: Path) -> list[Baseline]:
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is no folder of baselines")
-    files = [file for file in _two_levels(folder) if file.name.endswith((".jsonl", ".jsonl.gz")) and file.is_file()]
+    files = [file for file in _two_levels(folder) if file.name.endswith(RUN_FILES) and file.is_file()]
     some = [Baseline(path.parent.name, path, run_file.head(path)) for path in sorted(files)]
     return [b for b in some if b.head.reduced]
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,9 @@ def _entry(entry: Any, what: str) -> Acknowledgement:
             raise UserError(f"{what}: {key} is missing")
     if isinstance(entry["at"], float):  # as 1234e567 is read
         raise UserError(f'{what}: at: {entry["at"]} is a number; write the commit in quotes, "..."')
-    at = str(entry["at"])
+    at = re.sub(r"(?<=\d)Z$", "+00:00", str(entry["at"]))
+    if not isinstance(entry["cells"], str):
+        raise UserError(f"{what}: cells: {entry['cells']} is no name of cells; write one entry for each pattern")
     if len(at) < LEAST_DIGITS:
         raise UserError(f"{what}: at: {at} is too short; write {LEAST_DIGITS} digits of a commit or more, or a date")
     metric = entry.get("metric")

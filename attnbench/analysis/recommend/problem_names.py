@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from attnbench.analysis.recommend.findings import Problem
+from attnbench.core.axes import Axis
 from attnbench.core.groups import grouped
 from attnbench.results import case_names
 from attnbench.results.case_names import AXES
@@ -27,19 +28,19 @@ def name(problem: Problem) -> str:
 
 def told_apart(found: Sequence[Problem]) -> list[Problem]:
     """Return problems with what their names need so that no two of a machine have the same: heads, batch, ..."""
-    namesakes = grouped(found, _shared)
-    return [replace(problem, apart=_apart(problem, namesakes[_shared(problem)])) for problem in found]
+    differing = {shared: _differing(namesakes) for shared, namesakes in grouped(found, _shared).items()}
+    labels = ([axis.label(problem.case) for axis in differing[_shared(problem)]] for problem in found)
+    return [replace(problem, apart=tuple(filter(None, own))) for problem, own in zip(found, labels, strict=True)]
 
 
 def _shared(problem: Problem) -> Hashable:
     return problem.machine, problem.model, problem.step, problem.case.dtype, _sizes(problem)
 
 
-def _apart(problem: Problem, namesakes: Sequence[Problem]) -> tuple[str, ...]:
-    """Return what tells a problem from others of its name."""
-    axes = [axis for told, axis in AXES.items() if problem.model or told not in TOLD]
-    differing = (axis for axis in axes if len({axis.value(other.case) for other in namesakes}) > 1)
-    return tuple(filter(None, (axis.label(problem.case) for axis in differing)))
+def _differing(namesakes: Sequence[Problem]) -> list[Axis]:
+    """Return the axes that tell problems of one name from each other."""
+    axes = [axis for told, axis in AXES.items() if namesakes[0].model or told not in TOLD]
+    return [axis for axis in axes if len({axis.value(problem.case) for problem in namesakes}) > 1]
 
 
 def _sizes(problem: Problem, step: str = "") -> str:

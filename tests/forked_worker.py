@@ -1,0 +1,97 @@
+"""A worker that is forked from a process with torch imported: a tenth of the time of a new interpreter.
+
+`subprocess.Popen` of run/process.py is replaced by `popen`. Its worker finds what it would find in a new process: its
+environment, descriptors 0 to 2 and no others, a session of its own, and a parent that waits for it. Another
+interpreter, and all that is no worker, is a new process as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import IO, Any, NoReturn
+from unittest.mock import patch
+
+from attnbench.run import process
+
+TESTS = os.path.dirname(os.path.abspath(__file__))
+
+
+@contextlib.contextmanager
+def workers() -> Iterator[None]:
+    """Fork the workers that are started meanwhile."""
+    with patch.object(process, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": popen})):
+        yield
+
+
+def popen(command: Sequence[str], **options: Any) -> Any:
+    """Do what subprocess.Popen does, by a fork where the command is a worker in this interpreter."""
+    if [*command] != process.isolated_command("attnbench.worker"):
+        return subprocess.Popen(command, **options)
+    return ForkedWorker(options["env"], options["stderr"])
+
+
+class ForkedWorker:
+    """What run/process.py uses of a subprocess.Popen."""
+
+    def __init__(self, env: Mapping[str, str], stderr: IO[bytes]) -> None:
+        (requests, ours), (theirs, answers) = os.pipe(), os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if not self.pid:
+            _work(env, (requests, answers, stderr.fileno()))
+        os.close(requests)
+        os.close(answers)
+        self.stdin, self.stdout = os.fdopen(ours, "wb", 0), os.fdopen(theirs, "rb", 0)
+        os.read(theirs, 1)  # it has a session, so that a signal to its group reaches it
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int:
+        code = self._wait(0)
+        assert code is not None
+        return code
+
+    def _wait(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+
+def _work(env: Mapping[str, str], descriptors: Sequence[int]) -> NoReturn:
+    """Be a worker, in the child of a fork."""
+    try:
+        os.setsid()
+        for to, given in enumerate(descriptors):
+            os.dup2(given, to)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.write(1, b" ")
+        os.environ.clear()
+        os.environ.update(env)
+        sys.stdin, sys.stderr = open(0), open(2, "w", buffering=1)  # noqa: SIM115
+        unbuffered = open(1, "wb", 0)  # noqa: SIM115  (as PYTHONUNBUFFERED asks)
+        sys.stdout = io.TextIOWrapper(unbuffered, write_through=True)
+        sys.argv = ["attnbench.worker"]
+        for name, module in [*sys.modules.items()]:
+            if name.endswith("_main__") or str(getattr(module, "__file__", None)).startswith(TESTS):
+                del sys.modules[name]  # else it is taken for a person's own code
+        sys.modules["__main__"] = ModuleType("__main__")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        from attnbench.worker import serve
+
+        serve.main()
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
