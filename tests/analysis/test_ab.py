@@ -384,9 +384,7 @@ def test_files_are_not_overwritten_and_not_resumed_alone(here: Path) -> None:
 
 def test_own_functions_on_a_cpu_of_which_one_takes_twice_as_long(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr(
-        "attnbench.worker.environment.last_level_cache", lambda: 2**20
-    )  # a server's is slow
+    monkeypatch.setattr("attnbench.worker.environment.last_level_cache", lambda: 2**20)  # a server's is slow
     body = """
 import time
 import torch

@@ -29,11 +29,13 @@ from pairs import pairs
 MIB = 2**20
 
 
-@pytest.fixture
-def simulated_cpu() -> Iterator[tuple[MeasuringDevice, Clock]]:
-    """A fresh device on a simulated clock that kernels can move."""
+def device_and_clock() -> Iterator[tuple[MeasuringDevice, Clock]]:
     clock = Clock(1e-6)
     yield from ((made, clock) for made in measuring_device(CPU, clock))
+
+
+simulated_cpu = pytest.fixture(device_and_clock, scope="module")  # whose clock kernels can move
+fresh_cpu = pytest.fixture(device_and_clock)  # which has not asked for the state of L2
 
 
 # The clock
@@ -151,10 +153,10 @@ class Cache:
 
 @pytest.mark.parametrize("flushes", [False, True], ids=["fault", "no fault"])
 def test_a_flush_that_does_nothing(
-    simulated_cpu: tuple[MeasuringDevice, Clock], monkeypatch: pytest.MonkeyPatch, flushes: bool
+    fresh_cpu: tuple[MeasuringDevice, Clock], monkeypatch: pytest.MonkeyPatch, flushes: bool
 ) -> None:
     """Fault: the flush before each sample does nothing. Found: l2 is "unproven", and the report says so."""
-    device, clock = simulated_cpu
+    device, clock = fresh_cpu
     memory = Cache(clock, flushes=flushes)
     memory.use(monkeypatch)
     device.measurer.flush = memory.flush
@@ -168,11 +170,9 @@ def test_a_flush_that_does_nothing(
         assert [text[:20] for text in device.cautions(record, policy)] == ["L2 not proven cold i"]
 
 
-def test_a_warm_cache_that_is_cold(
-    simulated_cpu: tuple[MeasuringDevice, Clock], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_warm_cache_that_is_cold(fresh_cpu: tuple[MeasuringDevice, Clock], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: something evicts the operands before each sample. Found: l2 is "unproven", and the report says so."""
-    device, clock = simulated_cpu
+    device, clock = fresh_cpu
     memory = Cache(clock)
     memory.use(monkeypatch)
     monkeypatch.setattr(instruments, "do_nothing", memory.flush)
@@ -297,8 +297,8 @@ def test_a_workspace_kept_from_the_first_call(steady_cpu: MeasuringDevice, direc
     """Fault: it allocates 16 MiB in its first call and keeps them, so that no later call does. Found: memory_peak
     contains them.
     """
-    right_record = steady_cpu.measure(right_attention.attention, case(direction))
-    record = steady_cpu.measure(hidden_costs.KeepsWorkspace(16 * MIB), case(direction))
+    right_record = steady_cpu.measure(right_attention.attention, case(direction), QUICK)
+    record = steady_cpu.measure(hidden_costs.KeepsWorkspace(16 * MIB), case(direction), QUICK)
     peak, found = (r.measurements["memory_peak"].values[0] for r in (right_record, record))
     assert peak < MIB
     assert 16 * MIB <= found < 18 * MIB
@@ -309,8 +309,8 @@ def test_a_workspace_hidden_in_prepare(steady_cpu: MeasuringDevice, direction: s
     """Fault: it allocates 16 MiB of workspace in `prepare`. Found: a memory metric contains them, or the record is
     marked.
     """
-    right_record = steady_cpu.measure(right_attention.attention, case(direction))
-    record = steady_cpu.measure(hidden_costs.HidesWorkspace(16 * MIB), case(direction))
+    right_record = steady_cpu.measure(right_attention.attention, case(direction), QUICK)
+    record = steady_cpu.measure(hidden_costs.HidesWorkspace(16 * MIB), case(direction), QUICK)
     peak, found = (r.measurements["memory_peak"].values[0] for r in (right_record, record))
     assert peak < MIB
     assert found >= 16 * MIB or steady_cpu.objections(record), "it passed as right"
