@@ -24,7 +24,6 @@ from attnbench.core.record import Forecast, Job
 from attnbench.run.workers import WorkerPool
 from attnbench.worker import inputs, instruments
 from attnbench.worker.measure import l2_cache
-from pairs import pairs
 
 MIB = 2**20
 
@@ -189,9 +188,11 @@ def sparse(t: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.arange(t.numel()).view(t.shape) % 10 == 0, t * 10**0.5, torch.zeros_like(t))
 
 
-@pairs(
-    name=["q", "k", "v", "dout"],
-    change=[torch.zeros_like, torch.ones_like, lambda t: t / 4, lambda t: t * float("nan"), lambda t: t / 0, sparse],
+@pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
+@pytest.mark.parametrize(
+    "change",
+    [torch.zeros_like, torch.ones_like, lambda t: t / 4, lambda t: t * float("nan"), lambda t: t / 0, sparse],
+    ids=["zeros", "ones", "small", "nan", "infinite", "sparse"],
 )
 def test_inputs_that_take_less_power(
     steady_cpu: MeasuringDevice,
