@@ -395,8 +395,8 @@ def attention(q, k, v, *, causal, softmax_scale):
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=softmax_scale).transpose(1, 2)
 """
-    (here / "old.py").write_text(body.format(seconds=0.01))
-    (here / "new.py").write_text(body.format(seconds=0.02))
+    (here / "old.py").write_text(body.format(seconds=0.003))
+    (here / "new.py").write_text(body.format(seconds=0.006))
     axes = {"seqlen": "16", "headdim": "16", "nheads": "1", "batch": "1", "dtype": "fp32", "direction": "fwd"}
     asked = request("old.py:attention", "new.py:attention", device="cpu")
     policy = {"max_seconds": 0.05, "min_seconds": 0.01, "min_samples": 3}

@@ -19,7 +19,7 @@ from hostile.sandbox import sandbox
 from hostile.template import make_template
 
 SEED, PARTS = 18, 2  # PARTS: so that several processes of pytest share them
-EACH = {"command-line": 60, "suite": 20, "run-file": 40, "names": 14}  # a name has ten commands
+EACH = {"command-line": 60, "suite": 20, "run-file": 30, "names": 14}  # a name has ten commands
 
 
 @pytest.fixture(scope="module")
