@@ -144,7 +144,7 @@ def answer(outcome: Outcome) -> str:
 
 
 # commits that do not build are where the search tries them, and not beside the culprit
-@pytest.mark.parametrize(("culprit", "broken"), [(1, 4), (5, 2), (7, 4)])
+@pytest.mark.parametrize(("culprit", "broken"), [(1, 4), (5, 2)])
 def test_a_slowdown_of_3_percent_is_found(culprit: int, broken: int, here: Path) -> None:
     commit_all({culprit: 0.03}, broken=[broken])
     outcome = run()
@@ -289,28 +289,27 @@ def test_a_shallow_clone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             run_bisect.commits(f"{name}..HEAD")
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"commits": "good"}, "is no range of commits"),
-        ({"commits": "good...HEAD"}, "is no range of commits"),
-        ({"commits": "HEAD..good"}, "has no commits; GOOD is the older one"),
-        ({"commits": "--all..HEAD"}, "no commit is called '--all'"),
-        ({"commits": "nothing..HEAD"}, "no commit is called 'nothing'"),
-        ({"code": "../kernel.py:Mine"}, "is not in the worktree of a commit"),
-        ({"code": "none.py:Mine"}, "[0-9a-f]+ cannot be measured: it has no none.py after the build"),
-        ({"code": "kernel.py:None", "cell": "None 1k *"}, "[0-9a-f]+ cannot be measured: .*None"),
-        ({"code": ""}, "give one of --code"),
-        ({"code": "", "python": "py"}, "give -b NAME"),
-        ({"build": "sleep 30", "build_limit": 0.1}, "the build took longer than 0.1s"),
-        ({"cell": "Mine 2k *"}, "none is called 'Mine 2k \\*'; did you mean 'Mine "),
-        ({"settings": parse_options({})}, r"Mine 1k \* is \d+ cells; give one, as in --cell 'Mine"),
-        ({"time_limit": 0.1}, "is short of 5 A/Bs"),
-    ],
-    ids=str,
+BAD: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"commits": "good"}, "is no range of commits"),
+    ({"commits": "good...HEAD"}, "is no range of commits"),
+    ({"commits": "HEAD..good"}, "has no commits; GOOD is the older one"),
+    ({"commits": "--all..HEAD"}, "no commit is called '--all'"),
+    ({"commits": "nothing..HEAD"}, "no commit is called 'nothing'"),
+    ({"code": "../kernel.py:Mine"}, "is not in the worktree of a commit"),
+    ({"code": "none.py:Mine"}, "[0-9a-f]+ cannot be measured: it has no none.py after the build"),
+    ({"code": "kernel.py:None", "cell": "None 1k *"}, "[0-9a-f]+ cannot be measured: .*None"),
+    ({"code": ""}, "give one of --code"),
+    ({"code": "", "python": "py"}, "give -b NAME"),
+    ({"build": "sleep 30", "build_limit": 0.1}, "the build took longer than 0.1s"),
+    ({"cell": "Mine 2k *"}, "none is called 'Mine 2k \\*'; did you mean 'Mine "),
+    ({"settings": parse_options({})}, r"Mine 1k \* is \d+ cells; give one, as in --cell 'Mine"),
+    ({"time_limit": 0.1}, "is short of 5 A/Bs"),
 )
-def test_bad_input(changes: Mapping[str, Any], said: str) -> None:
+
+
+def test_bad_input() -> None:
     commit_all({})
-    with pytest.raises(UserError, match=said):
-        run(**changes)
-    assert git("worktree", "list").count("\n") == 1
+    for changes, said in BAD:
+        with pytest.raises(UserError, match=said):
+            run(**changes)
+        assert git("worktree", "list").count("\n") == 1, changes

@@ -44,13 +44,25 @@ class Browser:
     """A window, and what it did since its page was opened."""
 
     driver: Any
+    unchanged: Path | None = None  # the page in the window, where no test has changed what it shows
+
+    def show(self, page: Path) -> None:
+        """Open a page until it is complete, unless it is and no test has changed it. The caller does not change it."""
+        if self.unchanged != page:
+            self.open(page)
+            self.unchanged = page
 
     def open(self, page: Path, until: str = "complete") -> None:
         """Open a page with charts and wait until it is `opened` (can be used) or `complete` (all drawn)."""
+        self.load(page)
+        self.wait(f"document.documentElement.dataset.{until}")
+
+    def load(self, page: Path) -> None:
+        """Open a page."""
+        self.unchanged = None
         for log in ("browser", "performance"):
             self.driver.get_log(log)  # of the page before
         self.driver.get(page.as_uri())
-        self.wait(f"document.documentElement.dataset.{until}")
 
     def js(self, expression: str) -> Any:
         return self.driver.execute_script(f"return {expression}")

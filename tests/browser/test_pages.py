@@ -90,6 +90,13 @@ def page(whole: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def shown(browser: Browser, page: Path) -> Browser:
+    """The page as it is opened, which a test does not change."""
+    browser.show(page)
+    return browser
+
+
+@pytest.fixture
 def opened(browser: Browser, page: Path) -> Browser:
     """Open the page anew, so that no choice of an earlier test is left. Figures below the window may not be drawn."""
     browser.open(page, "opened")
@@ -121,32 +128,29 @@ def panels(browser: Browser, figure: str) -> int:
     return int(browser.js(f"document.querySelectorAll('#{figure} .drawing g.cell > g').length"))
 
 
-def test_it_draws_every_figure_and_every_cell(opened: Browser) -> None:
-    opened.wait("document.documentElement.dataset.complete")
-    figures = opened.js("[...document.querySelectorAll('.figure')].map((f) => f.id)")
+def test_it_asks_for_nothing(shown: Browser, page: Path) -> None:
+    assert shown.requests() == [page.as_uri()]
+    assert shown.complaints() == []
+
+
+def test_it_draws_every_figure_and_every_cell(shown: Browser) -> None:
+    figures = shown.js("[...document.querySelectorAll('.figure')].map((f) => f.id)")
     assert {"throughput", "utilization", "speedup", "latency", "memory", "roofline", "spread", "clock"} <= {*figures}
     for figure in figures:
-        box = opened.js(f"document.querySelector('#{figure} .drawing svg').getBoundingClientRect().toJSON()")
+        box = shown.js(f"document.querySelector('#{figure} .drawing svg').getBoundingClientRect().toJSON()")
         assert box["width"] > 600, figure
         assert box["height"] > 120, figure
     measured = len([r for r in records() if r.status == "ok"])
     for figure in ("throughput", "latency", "memory", "roofline", "clock"):
-        assert marks(opened, figure) == measured, figure
-    assert len(opened.texts("#throughput .mark-text.role-mark text")) >= 8
-    assert opened.js("document.body.innerText.match(/✕/g).length") > 1
-    assert "NaN" not in opened.js("document.querySelector('main').innerHTML")
+        assert marks(shown, figure) == measured, figure
+    assert len(shown.texts("#throughput .mark-text.role-mark text")) >= 8
+    assert shown.js("document.body.innerText.match(/✕/g).length") > 1
+    assert "NaN" not in shown.js("document.querySelector('main').innerHTML")
 
 
-def test_it_asks_for_nothing(browser: Browser, page: Path) -> None:
-    browser.open(page)
-    asked = browser.requests()
-    assert asked == [page.as_uri()]
-    assert browser.complaints() == []
-
-
-def test_the_table_writes_figures_as_python_does(opened: Browser, whole: Run) -> None:
-    shown = {title: column(opened, title) for title in ("backend", "latency", "±", "TFLOP/s", "memory", "over eager")}
-    shown |= {title: column(opened, title) for title in ("of peak", "SM clock", "first call", "error")}
+def test_the_table_writes_figures_as_python_does(shown: Browser, whole: Run) -> None:
+    texts = {title: column(shown, title) for title in ("backend", "latency", "±", "TFLOP/s", "memory", "over eager")}
+    texts |= {title: column(shown, title) for title in ("of peak", "SM clock", "first call", "error")}
     titles = {
         "latency": "latency",
         "ci": "±",
@@ -159,22 +163,41 @@ def test_the_table_writes_figures_as_python_does(opened: Browser, whole: Run) ->
         "error": "error",
     }
     found = cells([whole])
-    assert shown["backend"] == [c.backend for c in found]
+    assert texts["backend"] == [c.backend for c in found]
     for name, title in titles.items():
         values = [c.value(name) for c in found]
         expected = ["" if v is None else metrics.METRICS[name].format(v) for v in values]
-        assert [text.removesuffix("~") for text in shown[title]] == expected, title
-    assert [text.endswith("~") for text in shown["TFLOP/s"]] == [c.held_down for c in found]
+        assert [text.removesuffix("~") for text in texts[title]] == expected, title
+    assert [text.endswith("~") for text in texts["TFLOP/s"]] == [c.held_down for c in found]
 
 
 @pytest.mark.parametrize("value", [0, 1e-5, 0.000123456, 0.5, 0.9996, 9.996, 99.96, 999.6, 1234.0, 12500.0])
 @pytest.mark.parametrize("name", ["latency", "memory_peak", "tflops", "utilization", "ci", "speedup"])
-def test_edges_of_formats(value: float, name: str, browser: Browser, page: Path) -> None:
+def test_edges_of_formats(value: float, name: str, shown: Browser) -> None:
     kinds = {c[0]: c[2] for c in interactive.COLUMNS}
-    if browser.driver.current_url != page.as_uri():
-        browser.open(page)
-    written = browser.js(f"attnbench.write.{kinds[name]}({value!r})")
+    written = shown.js(f"attnbench.write.{kinds[name]}({value!r})")
     assert written == metrics.METRICS[name].format(value)
+
+
+def test_controls_have_names(shown: Browser) -> None:
+    nameless = shown.js(
+        "[...document.querySelectorAll('button, input, a, section')]"
+        ".filter((e) => !(e.labels?.length ? e.labels[0].textContent : e.textContent).trim()).map((e) => e.outerHTML)"
+    )
+    assert nameless == []
+
+
+def test_a_mark_tells_what_it_is(shown: Browser) -> None:
+    from selenium.webdriver import ActionChains
+
+    shown.js("document.querySelector('#throughput').scrollIntoView()")
+    ActionChains(shown.driver).move_to_element(shown.all("#throughput .drawing .mark-symbol path")[0]).perform()
+    shown.wait("!document.querySelector('#tip').hidden")
+    tip = shown.js("document.querySelector('#tip').innerText")
+    assert "d64 full fwd" in tip
+    assert "TFLOP/s" in tip
+    ActionChains(shown.driver).move_to_element(shown.all("#throughput h2")[0]).perform()
+    shown.wait("document.querySelector('#tip').hidden")
 
 
 def test_filters_reach_figures_and_table(opened: Browser) -> None:
@@ -262,37 +285,17 @@ def test_the_keyboard_is_enough(opened: Browser) -> None:
     assert opened.js("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     press(Keys.SPACE)
     assert "eager" not in column(opened, "backend")
-    seen = []
-    for _ in range(140):
-        press(Keys.TAB)
-        seen.append(opened.js("document.activeElement.id || document.activeElement.textContent"))
-        if seen[-1] == "TFLOP/s":
+    note = "(e) => passed.push(e.target.id || e.target.textContent)"
+    opened.driver.execute_script(f"self.passed = []; document.addEventListener('focusin', {note})")
+    for _ in range(14):
+        press(10 * Keys.TAB)
+        if "TFLOP/s" in (seen := opened.js("passed")):
             break
     assert "find" in seen
+    press(Keys.SHIFT + (len(seen) - 1 - seen.index("TFLOP/s")) * Keys.TAB)
     press(Keys.ENTER)
     assert opened.js("document.querySelector('th[data-field=tflops]').getAttribute('aria-sort')") == "descending"
     assert focus().text.startswith("TFLOP/s")  # the focus stays
-
-
-def test_controls_have_names(opened: Browser) -> None:
-    nameless = opened.js(
-        "[...document.querySelectorAll('button, input, a, section')]"
-        ".filter((e) => !(e.labels?.length ? e.labels[0].textContent : e.textContent).trim()).map((e) => e.outerHTML)"
-    )
-    assert nameless == []
-
-
-def test_a_mark_tells_what_it_is(opened: Browser) -> None:
-    from selenium.webdriver import ActionChains
-
-    opened.js("document.querySelector('#throughput').scrollIntoView()")
-    ActionChains(opened.driver).move_to_element(opened.all("#throughput .drawing .mark-symbol path")[0]).perform()
-    opened.wait("!document.querySelector('#tip').hidden")
-    tip = opened.js("document.querySelector('#tip').innerText")
-    assert "d64 full fwd" in tip
-    assert "TFLOP/s" in tip
-    ActionChains(opened.driver).move_to_element(opened.all("#throughput h2")[0]).perform()
-    opened.wait("document.querySelector('#tip').hidden")
 
 
 def test_dark_mode_needs_no_second_drawing(opened: Browser) -> None:
@@ -352,7 +355,7 @@ def test_no_records(browser: Browser, tmp_path: Path) -> None:
 def test_5000_records_open_in_two_seconds(browser: Browser, tmp_path: Path) -> None:
     """CPU time of the page's thread, from nothing until what the window shows is drawn: others may keep the cores.
 
-    What is drawn when the page is idle waits meanwhile, or an unknown part of it would be counted too.
+    What is drawn when the page is idle is not, or an unknown part of it would be counted too.
     """
     lengths = [2**n for n in range(8, 18)]
     backends = [f"backend-{i:02}" for i in range(21)]
@@ -362,7 +365,7 @@ def test_5000_records_open_in_two_seconds(browser: Browser, tmp_path: Path) -> N
     assert file.stat().st_size < 4e6
     browser.cdp("Performance.enable", timeDomain="threadTicks")
     browser.driver.get("about:blank")
-    idle = "self.later = []; self.idle = requestIdleCallback; requestIdleCallback = (call) => later.push(call);"
+    idle = "requestIdleCallback = () => 0;"
     script = browser.cdp("Page.addScriptToEvaluateOnNewDocument", source=idle)["identifier"]
     before = browser.cpu()
     browser.open(file, "opened")
@@ -371,12 +374,12 @@ def test_5000_records_open_in_two_seconds(browser: Browser, tmp_path: Path) -> N
     assert spent < 2.0
     near = "[...document.querySelectorAll('.figure')].map((f) => f.querySelectorAll('.drawing svg').length)"
     assert browser.js(near) == [1] + [0] * (len(browser.all(".figure")) - 1)  # the others are below the window
-    browser.js("(self.requestIdleCallback = idle, later.forEach((call) => idle(call)))")
     assert browser.texts("#count") == ["5000 of 5000 cells, the first 200 shown"]
-    browser.wait("document.documentElement.dataset.complete")
-    assert panels(browser, "throughput") == 24  # all of them
     browser.click("#more")
-    assert len(browser.all("#cells tbody tr")) == 5000
+    assert browser.js("document.querySelectorAll('#cells tbody tr').length") == 5000
+    browser.js("document.querySelector('#throughput').scrollIntoView()")
+    browser.wait("document.querySelector('#throughput .drawing svg')")
+    assert panels(browser, "throughput") == 24  # all of them
     assert browser.complaints() == []
 
 
@@ -417,18 +420,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def load(browser: Browser, page: Path) -> None:
-    for log in ("browser", "performance"):
-        browser.driver.get_log(log)  # of the page before
-    browser.driver.get(page.as_uri())
-
-
 @pytest.mark.parametrize("name", ["light", "dark"])
 def test_a_page_without_charts_has_no_script_and_the_colours_of_its_verdict(
     name: str, browser: Browser, plain: Path
 ) -> None:
     theme = {"light": palette.LIGHT, "dark": palette.DARK}[name]
-    load(browser, plain)
+    browser.load(plain)
     browser.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
     try:
         assert browser.js("getComputedStyle(document.querySelector('.verdict')).color") == rgb(theme["bad"])
@@ -442,7 +439,7 @@ def test_a_page_without_charts_has_no_script_and_the_colours_of_its_verdict(
 
 
 def test_bars_and_steps_are_drawn_on_one_axis(browser: Browser, plain: Path) -> None:
-    load(browser, plain)
+    browser.load(plain)
     boxes = browser.js("[...document.querySelectorAll('.bar, .steps')].map((e) => e.getBoundingClientRect().toJSON())")
     assert len(boxes) == 9
     assert len({(box["left"], box["width"]) for box in boxes}) == 1
@@ -454,7 +451,7 @@ def test_bars_and_steps_are_drawn_on_one_axis(browser: Browser, plain: Path) -> 
 def test_a_page_without_charts_is_used_by_keyboard(browser: Browser, plain: Path) -> None:
     from selenium.webdriver.common.keys import Keys
 
-    load(browser, plain)
+    browser.load(plain)
     seen = []
     for _ in range(12):
         browser.driver.switch_to.active_element.send_keys(Keys.TAB)
@@ -469,7 +466,7 @@ def test_a_page_without_charts_is_used_by_keyboard(browser: Browser, plain: Path
 def test_a_page_without_charts_in_a_narrow_window_and_on_paper(browser: Browser, plain: Path) -> None:
     browser.cdp("Emulation.setDeviceMetricsOverride", width=400, height=800, deviceScaleFactor=1, mobile=False)
     try:
-        load(browser, plain)
+        browser.load(plain)
         assert browser.js("document.documentElement.scrollWidth") <= 400
         assert browser.js("getComputedStyle(document.querySelector('nav')).display") == "block"
     finally:
@@ -503,7 +500,8 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def crowded(browser: Browser, crowd: Path) -> Browser:
-    browser.open(crowd, "opened")
+    """The page as it is opened, to which a test returns."""
+    browser.show(crowd)
     browser.js("document.querySelector('#throughput').scrollIntoView()")
     browser.wait("document.querySelector('#throughput .drawing .mark-symbol path')")
     return browser
@@ -537,6 +535,8 @@ def test_a_legend_entry_makes_its_backend_stand_out(crowded: Browser) -> None:
     crowded.wait(f"{STANDS_OUT}.length == 24")
     pointer_to(crowded, "#filter-backend label[data-backend=flex]")  # the filters are a legend too
     crowded.wait(f"{STANDS_OUT}.join() == 'flex'")
+    pointer_to(crowded, "#throughput h2")
+    crowded.wait(f"{STANDS_OUT}.length == 24")
 
 
 def test_clicks_on_the_legend_keep_backends_and_let_them_go(crowded: Browser) -> None:
@@ -581,30 +581,6 @@ def test_the_ranking_has_one_shape_the_best_first_with_intervals_and_marks(crowd
     assert ["~" in text for text in ends] == [r["held"] for r in best_first]
 
 
-def test_the_ranking_of_another_shape_and_of_fp8_alone(crowded: Browser) -> None:
-    from selenium.webdriver.support.select import Select
-
-    shapes = crowded.texts("#shape option")
-    assert len(shapes) == len(set(shapes)) == 4 * 4 + 4
-    Select(crowded.all("#shape")[0]).select_by_visible_text("fp8 d128 full fwd 2k")
-    assert ranking(crowded) == [MANY[7], MANY[6]]
-    Select(crowded.all("#shape")[0]).select_by_visible_text("bf16 d128 causal fwd 8k")
-    assert len(ranking(crowded)) == 24
-    assert [text for text in crowded.texts("#ranking .drawing .role-mark text") if "skip" in text] == ["✕ skip"]
-    crowded.click("input[name=mask][value=causal]")  # a shape that filters hide gives way to another
-    assert crowded.js("document.querySelector('#shape').value") == "bf16 d128 full fwd 4k"
-    assert crowded.complaints() == []
-
-
-def test_dtypes_are_not_ranked_together(crowded: Browser) -> None:
-    crowded.click("th[data-field=tflops] button")
-    dtypes, figures = column(crowded, "dtype"), column(crowded, "TFLOP/s")
-    assert dtypes == sorted(dtypes)  # bf16, then fp8, although its figures are the highest
-    first = [float(text.rstrip("~")) for text, dtype in zip(figures, dtypes, strict=True) if dtype == "bf16" and text]
-    assert first == sorted(first, reverse=True)
-    assert crowded.texts("#count")[0].endswith("each dtype by itself")
-
-
 def test_panels_without_a_figure_are_not_drawn(crowded: Browser) -> None:
     assert panels(crowded, "throughput") == 5
     crowded.js("document.querySelector('#speedup').scrollIntoView()")
@@ -617,23 +593,50 @@ def test_results_come_before_warnings(crowded: Browser) -> None:
     assert order.index("ranking") < order.index("throughput") < order.index("table") < order.index("warnings")
 
 
+def test_the_ranking_of_another_shape_and_of_fp8_alone(browser: Browser, crowd: Path) -> None:
+    browser.open(crowd, "opened")
+    from selenium.webdriver.support.select import Select
+
+    shapes = browser.texts("#shape option")
+    assert len(shapes) == len(set(shapes)) == 4 * 4 + 4
+    Select(browser.all("#shape")[0]).select_by_visible_text("fp8 d128 full fwd 2k")
+    assert ranking(browser) == [MANY[7], MANY[6]]
+    Select(browser.all("#shape")[0]).select_by_visible_text("bf16 d128 causal fwd 8k")
+    assert len(ranking(browser)) == 24
+    assert [text for text in browser.texts("#ranking .drawing .role-mark text") if "skip" in text] == ["✕ skip"]
+    browser.click("input[name=mask][value=causal]")  # a shape that filters hide gives way to another
+    assert browser.js("document.querySelector('#shape').value") == "bf16 d128 full fwd 4k"
+    assert browser.complaints() == []
+
+
+def test_dtypes_are_not_ranked_together(browser: Browser, crowd: Path) -> None:
+    browser.open(crowd, "opened")
+    browser.click("th[data-field=tflops] button")
+    dtypes, figures = column(browser, "dtype"), column(browser, "TFLOP/s")
+    assert dtypes == sorted(dtypes)  # bf16, then fp8, although its figures are the highest
+    first = [float(text.rstrip("~")) for text, dtype in zip(figures, dtypes, strict=True) if dtype == "bf16" and text]
+    assert first == sorted(first, reverse=True)
+    assert browser.texts("#count")[0].endswith("each dtype by itself")
+
+
 @pytest.mark.parametrize("width", [390, 1200])
 def test_pages_of_any_width_scroll_one_way_and_begin_with_the_answer(
     width: int, browser: Browser, crowd: Path, gate: Path
 ) -> None:
     browser.cdp("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
     try:
-        for file in (crowd, gate):
-            load(browser, file)
+        for file in (gate, crowd):
+            browser.load(file)
             assert browser.js("document.documentElement.scrollWidth") <= width
             wider = (
                 "[...document.querySelectorAll('#results *')].filter((e) => !e.closest('.scroll, pre, svg')"
                 f" && e.getBoundingClientRect().right > {width}).map((e) => e.outerHTML.slice(0, 80))"
             )
             assert browser.js(wider) == []
-        assert browser.js("document.querySelector('.scroll').offsetParent === null") == (width == 390)
-        assert browser.js("document.querySelector('.narrow').offsetParent !== null") == (width == 390)
-        browser.open(crowd, "opened")
+            if file == gate:
+                assert browser.js("document.querySelector('.scroll').offsetParent === null") == (width == 390)
+                assert browser.js("document.querySelector('.narrow').offsetParent !== null") == (width == 390)
+        browser.wait("document.documentElement.dataset.opened")
         answer = browser.js("document.querySelector('.answer').getBoundingClientRect().bottom")
         filters = browser.js("document.querySelector('#filtering').getBoundingClientRect().top")
         assert answer < filters or width == 1200

@@ -46,9 +46,9 @@ def plainly(line: bytes) -> Record:
 
 
 def test_both_readers_agree_on_records_of_every_file() -> None:
-    """On the first line of each file, and on every tenth of all others: they are alike within a file."""
+    """On the first line of each file, and on every thirtieth of all others: they are alike within a file."""
     for path in RESULTS:
-        for line in itertools.islice(lines(path), 0, None, 10):
+        for line in itertools.islice(lines(path), 0, None, 30):
             expected = repr(plainly(line))  # a result that is not finite has an error that equals nothing
             assert repr(decode.record(line)) == expected, path
             packed = {"type": "record", **decode.packed(to_json(plainly(line)))}

@@ -62,7 +62,7 @@ def test_rounds_are_moderated_by_a_prior() -> None:
     assert found.total == pytest.approx(scipy_stats.t.ppf(0.975, 7) * math.sqrt(variance / 2))
 
 
-@pytest.mark.parametrize(("rounds", "number"), [(1, 10), (2, 10), (5, 10), (2, 40), (5, 40)])
+@pytest.mark.parametrize(("rounds", "number"), [(1, 10), (2, 40), (5, 10)])
 def test_it_holds_the_truth_as_often_as_it_says(rounds: int, number: int) -> None:
     """Of cells that differ in noise as draws from the prior do: 95 %, by the table and by the run's own prior."""
     rng, held, halves = random.Random(f"{rounds}/{number}"), 0, []

@@ -21,6 +21,7 @@ from attnbench import backends
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case, Shape
 from attnbench.results import run_file
+from hostile.call import call
 
 CASE = Case(Shape(1, 64, 64, 1, 1, 64, 64), "bf16", "fwd")
 NewPlanted = Callable[..., Planted]
@@ -32,18 +33,7 @@ def rows(text: str) -> list[list[str]]:
 
 def test_a_dry_try(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "few.yaml").write_text("name: few\naxes: {seqlen: [1k, 2k], headdim: 128}\n")
-    few = [
-        "--suite",
-        str(tmp_path / "few.yaml"),
-        "--rounds",
-        "2",
-        "--alike",
-        "2",
-        "--slowdowns",
-        "5",
-        "--margins",
-        "3,9",
-    ]
+    few = f"--suite {tmp_path / 'few.yaml'} --rounds 2 --alike 2 --slowdowns 5 --margins 3,9".split()
     arguments = [str(tmp_path / "runs"), "--device", "fake", "--base", "fake", *few]
     assert h200_experiment.main([*arguments, "--minutes", "0"]) == 1
     assert "Fewer than two runs" in capsys.readouterr().out
@@ -96,26 +86,26 @@ def test_each_gpu_measures_whole_pairs() -> None:
 
 
 def test_gpus_measure_at_a_time_each_seeing_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of two units are not compared."""
+    """Runs of two units are not compared. They are one run, with the name and the unit of each."""
     started, meet = [], threading.Barrier(2, timeout=60)
-    run = subprocess.run
+    (tmp_path / "few.yaml").write_text("name: few\naxes: {seqlen: 1k, headdim: 128}\n")
+    few = ["--suite", str(tmp_path / "few.yaml"), "--rounds", "2"]
+    measured = tmp_path / "measured"
+    assert call(["run", "--device", "fake", "--backend", "fake", *few, "--out", str(measured)]).code == 0
 
-    def seen(command: list[str], env: dict[str, str], **others: Any) -> Any:
+    def seen(command: list[str], env: dict[str, str], **_: Any) -> Any:
         name = Path(command[command.index("--out") + 1]).stem
         started.append((env["CUDA_VISIBLE_DEVICES"], name))
         if name in ("alike-00", "alike-02"):
             meet.wait()
-        done = run(command, env=env, **others)
-        file = tmp_path / f"{name}.jsonl"
-        header, *rest = file.read_text().splitlines(keepends=True)
+        header, *rest = measured.read_text().splitlines(keepends=True)
         said = json.loads(header)
         said["environment"]["device"]["uuid"] = f"unit {env['CUDA_VISIBLE_DEVICES']}"
-        file.write_text("".join([json.dumps(said) + "\n", *rest]))
-        return done
+        (tmp_path / f"{name}.jsonl").write_text("".join([json.dumps(said) + "\n", *rest]))
+        return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(subprocess, "run", seen)
-    (tmp_path / "few.yaml").write_text("name: few\naxes: {seqlen: 1k, headdim: 128}\n")
-    few = ["--suite", str(tmp_path / "few.yaml"), "--rounds", "2", "--alike", "4", "--slowdowns", "5"]
+    few += ["--alike", "4", "--slowdowns", "5"]
     assert h200_experiment.main([str(tmp_path), "--device", "fake", "--base", "fake", "--gpus", "4,7", *few]) == 0
     assert [name for gpu, name in started if gpu == "4"] == ["alike-00", "slow-5", "alike-01"]
     assert [name for gpu, name in started if gpu == "7"] == ["alike-02", "alike-03"]

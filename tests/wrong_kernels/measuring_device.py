@@ -12,17 +12,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from attnbench.analysis.report.cautions import cautions
 from attnbench.analysis.report.facts import facts
+from attnbench.backends.base import BackendBase
 from attnbench.backends.shared.function import Function
+from attnbench.core.backend import Signature
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import CHECK, METHOD, Policy
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.results.cells import Cell, cells
+from attnbench.worker import reference
 from attnbench.worker.serve import Worker
 
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
@@ -30,6 +34,7 @@ POLICY = Policy(l2="warm", warmup_s=0.0, min_samples=8, min_seconds=0.0, max_sec
 QUICK = Policy(l2="warm", warmup_s=0.0, min_samples=3, max_samples=3, min_seconds=0.0)  # where no figure is asked for
 NOISE = ("Noisy", "Getting slower", "Still getting faster", "Few samples", "L2 not proven")  # may appear by chance
 OF_ANY_RECORD = ("How far processes differ", "Uncertainty of the latency")  # what a report says of any figure here
+ALL_ROWS = 2**23  # score elements that the check may recompute, which are all of a small case
 SDP = ("math", "mem_efficient", "flash", "cudnn")
 
 
@@ -37,6 +42,16 @@ def case(direction: Any = "fwd", seqlen: int = 64, dtype: Any = "fp32", causal: 
     """Return a small case with grouped heads; seqlen_k=... gives it more keys than queries."""
     known = {"batch": 2, "seqlen_q": seqlen, "seqlen_k": seqlen, "nheads": 4, "nheads_k": 2}
     return Case(Shape(**{**known, "headdim": 16, "headdim_v": 16, **sizes}), dtype, direction, causal)
+
+
+class Textbook(BackendBase):
+    """A backend that refuses no case and names no kernels."""
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        return None
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        return Signature()
 
 
 class Clock:
@@ -71,10 +86,26 @@ class MeasuringDevice:
         """The worker's CellMeasurer."""
         return self.worker.measurer(self.device)
 
-    def measure(self, kernel: Any, which: Case, policy: Policy | None = None) -> Record:
-        """Measure one job and return its record. `kernel` is a backend or an attention function."""
+    def measure(self, kernel: Any, which: Case, policy: Policy | None = None, budget: int | None = None) -> Record:
+        """Measure one job and return its record. `kernel` is a backend or an attention function.
+
+        On a CPU the check may recompute `budget` score elements: where they are few, it takes a sample of the rows.
+        """
         self.worker.backend = kernel if hasattr(kernel, "prepare") else Function("own", kernel)
-        return self.worker.run(Job(which, "own", 0, Forecast(1.0, 0.1, 0)), policy or self.policy, self.device)
+        with patch.dict(reference.SCORE_BUDGET, {"cpu": budget} if budget else {}):
+            return self.worker.run(Job(which, "own", 0, Forecast(1.0, 0.1, 0)), policy or self.policy, self.device)
+
+    def passes(self, kernel: Any, which: Case, policy: Policy | None = None, budget: int | None = None) -> Record:
+        """Measure a right kernel."""
+        record = self.measure(kernel, which, policy, budget)
+        assert record.status == "ok", record.reason
+        return record
+
+    def finds_wrong(self, kernel: Any, which: Case, policy: Policy | None = None, budget: int | None = None) -> str:
+        """Measure a wrong kernel and return the reason."""
+        record = self.measure(kernel, which, policy, budget)
+        assert record.status == "wrong"
+        return str(record.reason)
 
     def run(self, record: Record, policy: Policy | None = None) -> Run:
         """Return a run of that record alone."""

@@ -136,7 +136,7 @@ class InFloat32(BackendBase):
 
 def declared_beside_a_long_sort(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """Right: declares its matrix products, which take next to no time beside something else that it does."""
-    torch.arange(2.0**21).flip(0).sort()
+    torch.arange(2.0**19).flip(0).sort()
     return attention(q, k, v, **options)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import mislabelled_kernels
 import pytest
 import torch
-from measuring_device import MeasuringDevice, case
+from measuring_device import QUICK, MeasuringDevice, case
 
 from attnbench.backends.pytorch.eager import Eager
 from attnbench.backends.pytorch.sdpa import Flash, Math
@@ -35,8 +35,7 @@ def without_gqa(direction: Any = "fwd", **more: Any) -> Any:
 @pytest.mark.parametrize(("dtype", "direction"), [("fp32", "fwd"), ("bf16", "bwd"), ("bf16", "fwd_bwd")])
 def test_right_kernels_pass(steady_cpu: MeasuringDevice, backend: Any, dtype: str, direction: str) -> None:
     """No fault: a person's function and attnbench's backends run what they declare, and the report has no caution."""
-    record = steady_cpu.measure(backend, without_gqa(direction, dtype=dtype, causal=True))
-    assert record.status == "ok", record.reason
+    record = steady_cpu.passes(backend, without_gqa(direction, dtype=dtype, causal=True))
     assert steady_cpu.cautions(record) == []
     assert steady_cpu.objections(record) == []
     assert record.kernels
@@ -56,8 +55,7 @@ def test_a_fallback_outside_torch(steady_cpu: MeasuringDevice) -> None:
     """Fault: it declares my_fused_kernel and calls numpy. Found: wrong-kernel. Where it declares nothing, the report
     says that no operator ran.
     """
-    record = steady_cpu.measure(mislabelled_kernels.uses_numpy, case())
-    assert record.status == "ok", record.reason
+    record = steady_cpu.passes(mislabelled_kernels.uses_numpy, case())
     assert any("no operator of torch ran" in text for text in steady_cpu.facts(record))
     record = steady_cpu.measure(mislabelled_kernels.falls_back_to_numpy, case())
     assert record.status == "wrong-kernel"
@@ -92,8 +90,7 @@ def test_a_declared_kernel_that_does_nothing(steady_cpu: MeasuringDevice) -> Non
 
 def test_a_declared_operator_of_little_time(steady_cpu: MeasuringDevice) -> None:
     """No fault: what it declares takes under 2 % of the time, as where other work holds a CPU up meanwhile."""
-    record = steady_cpu.measure(mislabelled_kernels.declared_beside_a_long_sort, case())
-    assert record.status == "ok", record.reason
+    record = steady_cpu.passes(mislabelled_kernels.declared_beside_a_long_sort, case(), QUICK)
     assert steady_cpu.objections(record) == []
 
 
@@ -102,8 +99,7 @@ def test_float32_in_a_half_precision_case(steady_cpu: MeasuringDevice, dtype: st
     """A half-precision case is computed in float32. Own code that declares no kernels may do so, and a fact tells it.
     Fault: it declares other kernels. Found: wrong-kernel, by the dtypes of operands.
     """
-    record = steady_cpu.measure(mislabelled_kernels.in_float32, case(dtype=dtype))
-    assert record.status == "ok", record.reason
+    record = steady_cpu.passes(mislabelled_kernels.in_float32, case(dtype=dtype))
     assert steady_cpu.cautions(record) == []
     assert any(
         f"aten::bmm<float> ran: a float32 product in a {dtype} case" in text for text in steady_cpu.facts(record)

@@ -74,9 +74,8 @@ def test_a_backward_that_is_always_wrong_is_not(steady_cpu: MeasuringDevice) -> 
     def own(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
         return LeavesGradients.apply(q, k, v, options)  # type: ignore[no-untyped-call]
 
-    record = steady_cpu.measure(own, case("bwd"))
-    assert record.status == "wrong"
-    assert ONE_BACKWARD not in str(record.reason)
+    reason = steady_cpu.finds_wrong(own, case("bwd"))
+    assert ONE_BACKWARD not in reason
 
 
 def test_memory_that_no_call_frees_is_a_sentence_and_no_peak(steady_cpu: MeasuringDevice) -> None:
@@ -86,8 +85,7 @@ def test_memory_that_no_call_frees_is_a_sentence_and_no_peak(steady_cpu: Measuri
         kept.append(torch.zeros(20 * MIB // 4))
         return attention(q, k, v, **options)
 
-    record = steady_cpu.measure(own, case())
-    assert record.status == "ok", record.reason
+    record = steady_cpu.passes(own, case())
     assert "each call leaves 20 MiB more allocated, until no memory is left" in record.notes
     assert 20 * MIB <= record.measurements["memory_peak"].values[0] < 21 * MIB
 
@@ -101,7 +99,7 @@ def test_queries_without_keys(steady_cpu: MeasuringDevice, direction: str) -> No
     def number(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         return attention(q, k, v, **options).nan_to_num(0.1)
 
-    assert steady_cpu.measure(number, case(direction, causal=True, seqlen_k=32)).status == "wrong"
+    steady_cpu.finds_wrong(number, case(direction, causal=True, seqlen_k=32))
 
 
 def test_memory_that_torch_does_not_see_is_not_the_least(steady_cpu: MeasuringDevice) -> None:
@@ -111,7 +109,6 @@ def test_memory_that_torch_does_not_see_is_not_the_least(steady_cpu: MeasuringDe
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(attention, q, k, v, **options).result()
 
-    record = steady_cpu.measure(in_a_thread, case(seqlen=512))
-    assert record.status == "ok", record.reason
+    record = steady_cpu.passes(in_a_thread, case(seqlen=512))
     assert "memory_peak" not in record.measurements
     assert any("allocates where torch does not see it" in note for note in record.notes)

@@ -6,20 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
-from measuring_device import QUICK, MeasuringDevice
+from measuring_device import ALL_ROWS, QUICK, MeasuringDevice, Textbook
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.pytorch.eager import Eager
 from attnbench.core.alibi import alibi_slopes
-from attnbench.core.backend import Inputs, Prepared, Signature
+from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
-from attnbench.core.machine import Device
-from attnbench.worker import reference
+from pairs import pairs
 
 SHAPE = Shape(2, 80, 80, 6, 2, 16, 16)
+BUDGETS = (ALL_ROWS, 20_000)
 
 
 def right(slopes: Tensor, distance: Tensor, _: Case) -> Tensor:
@@ -56,17 +55,11 @@ def as_for_a_power_of_two(slopes: Tensor, distance: Tensor, _: Case) -> Tensor:
 
 
 @dataclass
-class Alibi(BackendBase):
+class Alibi(Textbook):
     """Textbook attention that subtracts what `bias` makes of the right slopes and the distances."""
 
     bias: Callable[[Tensor, Tensor, Case], Tensor] = right
     name = "alibi"
-
-    def unsupported(self, case: Case, device: Device) -> str | None:
-        return None
-
-    def signature(self, case: Case, device: Device) -> Signature:
-        return Signature()
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         s = case.shape
@@ -84,28 +77,19 @@ class Alibi(BackendBase):
         return autograd_prepared(case, inputs, attention, "bhsd")
 
 
-@pytest.fixture(params=["all rows", "sampled"])
-def few_or_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "sampled":
-        monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 20_000)
-
-
-@pytest.mark.usefixtures("few_or_all")
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("backend", [Alibi(), Eager()], ids=["textbook", "eager"])
-def test_right_kernels_pass(steady_cpu: MeasuringDevice, dtype: Any, causal: bool, backend: BackendBase) -> None:
+@pairs(dtype=["fp32", "bf16"], causal=[False, True], backend=[Alibi(), Eager()], budget=BUDGETS)
+def test_right_kernels_pass(
+    steady_cpu: MeasuringDevice, dtype: Any, causal: bool, backend: BackendBase, budget: int
+) -> None:
     """No fault."""
-    record = steady_cpu.measure(backend, Case(SHAPE, dtype, "fwd_bwd", causal, alibi=True), QUICK)
-    assert record.status == "ok", record.reason
+    steady_cpu.passes(backend, Case(SHAPE, dtype, "fwd_bwd", causal, alibi=True), QUICK, budget)
 
 
-@pytest.mark.usefixtures("few_or_all")
-@pytest.mark.parametrize("direction", ["fwd", "bwd"])
-@pytest.mark.parametrize(
-    "bias", [left_out, wrong_sign, signed_distance, scaled, of_the_next_head, as_for_a_power_of_two]
+@pairs(
+    direction=["fwd", "bwd"],
+    bias=[left_out, wrong_sign, signed_distance, scaled, of_the_next_head, as_for_a_power_of_two],
+    budget=BUDGETS,
 )
-def test_other_slopes(steady_cpu: MeasuringDevice, direction: Any, bias: Any) -> None:
+def test_other_slopes(steady_cpu: MeasuringDevice, direction: Any, bias: Any, budget: int) -> None:
     """Fault: the bias is left out, has the wrong sign, is scaled, or has the slopes of another head. Found: wrong."""
-    record = steady_cpu.measure(Alibi(bias), Case(SHAPE, "bf16", direction, False, alibi=True))
-    assert record.status == "wrong"
+    steady_cpu.finds_wrong(Alibi(bias), Case(SHAPE, "bf16", direction, False, alibi=True), budget=budget)

@@ -186,7 +186,7 @@ LONG = Case(Shape(1, 2048, 2048, 2, 1, 16, 16), "fp32", "fwd")  # block top-k ke
 LONG_CAUSAL = replace(LONG, causal=True)
 
 
-@pytest.mark.parametrize("kept", [1, 3, 5])
+@pytest.mark.parametrize("kept", [1, 5])
 def test_another_number_of_blocks_than_the_definition_selects(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the largest scores, so that each is rightly chosen; what is computed is what is named."""
     given = inputs.make(LONG, "cpu", seed=0)
@@ -284,8 +284,8 @@ HIDDEN = {
 @pytest.mark.parametrize(("change", "reason"), SELECTIONS.values(), ids=SELECTIONS)
 @pytest.mark.parametrize(
     ("method", "case"),
-    [(BlockTopk(), LONG), (BlockTopk(), LONG_CAUSAL), (TopKeys(), CASE), (TopKeys(), CAUSAL)],
-    ids=["block-topk", "block-topk causal", "own", "own causal"],
+    [(BlockTopk(), LONG_CAUSAL), (TopKeys(), CASE)],
+    ids=["block-topk causal", "own"],
 )
 def test_what_is_selected(method: Approximate, case: Case, change: Callable[[Tensor], Tensor], reason: str) -> None:
     problem = problem_of(method, replace(case, direction="fwd"), change)

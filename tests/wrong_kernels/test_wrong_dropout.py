@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import wrong_dropout
-from measuring_device import MeasuringDevice, case
+from measuring_device import ALL_ROWS, QUICK, MeasuringDevice, case
 
 from attnbench.core.case import Case
-from attnbench.core.policy import Policy
-from attnbench.worker import reference
+from pairs import pairs
 
-QUICK = Policy(l2="warm", warmup_s=0.0, min_samples=4, max_samples=4, min_seconds=0.0)
 SAMPLED = 2**12  # score elements that the check may recompute: 16 rows of each head
-BUDGETS = pytest.mark.parametrize("budget", [2**23, SAMPLED], ids=["all rows", "sampled"])
-DIRECTIONS = pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
+BUDGETS = (ALL_ROWS, SAMPLED)
+DIRECTIONS = ("fwd", "bwd", "fwd_bwd")
 
 
 def dropout_case(direction: str = "fwd", p: float = 0.5, **sizes: Any) -> Case:
@@ -26,32 +23,23 @@ def dropout_case(direction: str = "fwd", p: float = 0.5, **sizes: Any) -> Case:
     return replace(case(direction, **{"seqlen": 128, "batch": 1, **sizes}), dropout_p=p)
 
 
-@pytest.fixture
-def set_budget(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Return a function that sets how many score elements the check may recompute."""
-    return lambda budget: monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", budget)
+def measured(
+    steady_cpu: MeasuringDevice, attention: wrong_dropout.Attention, which: Case, budget: int | None = None
+) -> Any:
+    return steady_cpu.measure(wrong_dropout.DropoutBackend(attention), which, QUICK, budget)
 
 
-def measured(steady_cpu: MeasuringDevice, attention: wrong_dropout.Attention, which: Case) -> Any:
-    return steady_cpu.measure(wrong_dropout.DropoutBackend(attention), which, QUICK)
-
-
-@BUDGETS
-@DIRECTIONS
-@pytest.mark.parametrize("how", [wrong_dropout.torch_dropout, wrong_dropout.byte_dropout])
-def test_right_kernels_pass(
-    steady_cpu: MeasuringDevice, set_budget: Any, budget: int, direction: str, how: Any
-) -> None:
+@pairs(how=[wrong_dropout.torch_dropout, wrong_dropout.byte_dropout], direction=DIRECTIONS, budget=BUDGETS)
+def test_right_kernels_pass(steady_cpu: MeasuringDevice, budget: int, direction: str, how: Any) -> None:
     """No fault: a mask from torch's random numbers, or from bytes as in flash-attn, is checked exactly and without a
     note.
     """
-    set_budget(budget)
-    record = measured(steady_cpu, how, dropout_case(direction, p=0.1, causal=True, dtype="bf16"))
+    record = measured(steady_cpu, how, dropout_case(direction, p=0.1, causal=True, dtype="bf16"), budget)
     assert record.status == "ok", record.reason
     assert not any("dropout" in note for note in record.notes)
 
 
-@DIRECTIONS
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_random_numbers_of_its_own(steady_cpu: MeasuringDevice, direction: str) -> None:
     """No fault: a mask that cannot be drawn again is checked by statistics, with a note; a backward alone is exact."""
     record = measured(steady_cpu, wrong_dropout.OwnRandomNumbers(), dropout_case(direction, p=0.1))
@@ -81,31 +69,33 @@ def test_wrong_dropout(steady_cpu: MeasuringDevice, kernel: Any, expected: str) 
     assert expected in str(record.reason)
 
 
-@DIRECTIONS
-@pytest.mark.parametrize(("seqlen", "budget"), [(128, 2**23), (128, SAMPLED), (512, SAMPLED)])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("seqlen", "budget", "direction", "causal"),
+    [
+        (128, ALL_ROWS, "fwd", False),
+        (128, ALL_ROWS, "bwd", True),
+        (128, SAMPLED, "fwd", True),
+        (128, SAMPLED, "bwd", False),
+        (128, SAMPLED, "fwd_bwd", False),
+        (512, SAMPLED, "fwd_bwd", True),
+    ],
+)
 def test_one_mask_in_adjacent_rows(
-    steady_cpu: MeasuringDevice, set_budget: Any, budget: int, direction: str, seqlen: int, causal: bool
+    steady_cpu: MeasuringDevice, budget: int, direction: str, seqlen: int, causal: bool
 ) -> None:
     """Fault: four of eight adjacent rows have one mask. Found: wrong, with the distance, at each length."""
-    set_budget(budget)
     which = dropout_case(direction, p=0.1, seqlen=seqlen, causal=causal, nheads=8)
-    record = measured(steady_cpu, wrong_dropout.same_mask_in_every_second_row, which)
+    record = measured(steady_cpu, wrong_dropout.same_mask_in_every_second_row, which, budget)
     assert record.status == "wrong"
     assert "dropout drops the same probabilities in several query rows (2 apart, as rows " in str(record.reason)
 
 
-@BUDGETS
-@pytest.mark.parametrize("own", [False, True], ids=["drawn anew", "always one"])
-@pytest.mark.parametrize("direction", ["bwd", "fwd_bwd"])
-def test_a_backward_with_another_mask(
-    steady_cpu: MeasuringDevice, set_budget: Any, budget: int, own: bool, direction: str
-) -> None:
+@pairs(own=[False, True], direction=["bwd", "fwd_bwd"], budget=BUDGETS)
+def test_a_backward_with_another_mask(steady_cpu: MeasuringDevice, budget: int, own: bool, direction: str) -> None:
     """Fault: the forward drops some probabilities and the backward others. Found: wrong, since out has another mask
     than dv.
     """
-    set_budget(budget)
-    record = measured(steady_cpu, wrong_dropout.OtherMaskInBackward(own=own), dropout_case(direction))
+    record = measured(steady_cpu, wrong_dropout.OtherMaskInBackward(own=own), dropout_case(direction), budget)
     assert record.status == "wrong"
     assert "out is off by" in str(record.reason)
 

@@ -28,8 +28,7 @@ SIZES = {"batch": 1, "dtype": "fp8"}
 )
 def test_right_kernels_pass(steady_cpu: MeasuringDevice, narrow_out: bool, sizes: dict[str, Any]) -> None:
     """No fault: e4m3 operands and probabilities. The error is about 5 %, which the report shows."""
-    record = steady_cpu.measure(Fp8Backend(narrow_out), case(**{**SIZES, **sizes}))
-    assert record.status == "ok", record.reason
+    record = steady_cpu.passes(Fp8Backend(narrow_out), case(**{**SIZES, **sizes}))
     assert steady_cpu.cautions(record) == []
     error = steady_cpu.cell(record).value("relative_error")
     assert error is not None
@@ -39,9 +38,8 @@ def test_right_kernels_pass(steady_cpu: MeasuringDevice, narrow_out: bool, sizes
 @pytest.mark.parametrize("causal", [False, True])
 def test_fewer_bits_than_fp8(steady_cpu: MeasuringDevice, causal: bool) -> None:
     """Fault: it rounds its e4m3 operands to one bit of mantissa, as fp4 (e2m1) has. Found: wrong."""
-    record = steady_cpu.measure(NarrowerOperands("qkv", mantissa(1)), case(**SIZES, causal=causal))
-    assert record.status == "wrong"
-    assert "out is off by" in str(record.reason)
+    reason = steady_cpu.finds_wrong(NarrowerOperands("qkv", mantissa(1)), case(**SIZES, causal=causal))
+    assert "out is off by" in reason
 
 
 def test_e5m2_operands_are_not_found_but_shown(steady_cpu: MeasuringDevice) -> None:
@@ -63,13 +61,13 @@ def test_e5m2_operands_are_not_found_but_shown(steady_cpu: MeasuringDevice) -> N
 @pytest.mark.parametrize("causal", [False, True])
 def test_clipped_operands(steady_cpu: MeasuringDevice, causal: bool) -> None:
     """Fault: its scales are those of smaller tensors, so that large values are cut off. Found: wrong."""
-    assert steady_cpu.measure(ClippedOperands(), case(**SIZES, causal=causal)).status == "wrong"
+    steady_cpu.finds_wrong(ClippedOperands(), case(**SIZES, causal=causal))
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_a_missing_scale(steady_cpu: MeasuringDevice, name: str) -> None:
     """Fault: one operand is not multiplied by its scale. Found: wrong."""
-    assert steady_cpu.measure(MissingScale(name), case(**SIZES)).status == "wrong"
+    steady_cpu.finds_wrong(MissingScale(name), case(**SIZES))
 
 
 def test_no_fp8_at_all(steady_cpu: MeasuringDevice) -> None:
@@ -95,9 +93,8 @@ def test_more_bits_with_the_noise_of_fp8(steady_cpu: MeasuringDevice) -> None:
     do not follow.
     """
     torch.manual_seed(0)
-    record = steady_cpu.measure(ComputesInBf16(unused_copies=True, noise=0.02), case(**SIZES))
-    assert record.status == "wrong"
-    assert "renewed in place" in str(record.reason)
+    reason = steady_cpu.finds_wrong(ComputesInBf16(unused_copies=True, noise=0.02), case(**SIZES))
+    assert "renewed in place" in reason
 
 
 def test_scaling_in_canonical(steady_cpu: MeasuringDevice) -> None:

@@ -79,8 +79,7 @@ def unexpected_cautions(device: MeasuringDevice, record: Any, policy: Policy | N
 def test_right_kernels_pass(gpu: MeasuringDevice, timer: Any, direction: str) -> None:
     """No fault: torch's fused attention is ok with each timer, with L2 cold, and the report has no caution."""
     policy = Policy(timer=timer, target=0.05)
-    record = gpu.measure(right_attention.fused, case(direction), policy)
-    assert record.status == "ok", record.reason
+    record = gpu.passes(right_attention.fused, case(direction), policy)
     assert (record.timer, record.l2, record.host_bound, record.others) == (timer, "cold", False, ())
     assert unexpected_cautions(gpu, record, policy) == []
     assert record.kernels
@@ -89,8 +88,7 @@ def test_right_kernels_pass(gpu: MeasuringDevice, timer: Any, direction: str) ->
 @pytest.mark.parametrize("backend", [right_attention.attention, Flash()], ids=["own", "sdpa-flash"])
 def test_right_kernels_run_what_they_declare(gpu: MeasuringDevice, backend: Any) -> None:
     """No fault: matmuls in bf16, and SDPA forced to flash, run what they declare."""
-    record = gpu.measure(backend, case(causal=True))
-    assert record.status == "ok", record.reason
+    record = gpu.passes(backend, case(causal=True))
     assert unexpected_cautions(gpu, record) == []
 
 
@@ -107,32 +105,28 @@ def test_right_kernels_run_what_they_declare(gpu: MeasuringDevice, backend: Any)
 )
 def test_zeros_and_unwritten_results(gpu: MeasuringDevice, kernel: Any, expected: str) -> None:
     """Fault: zeros; nothing written; all but the last row written. Found: wrong, as memory was filled with NaN."""
-    record = gpu.measure(kernel, case())
-    assert record.status == "wrong"
-    assert expected in str(record.reason)
+    reason = gpu.finds_wrong(kernel, case())
+    assert expected in reason
 
 
 @pytest.mark.parametrize("operands", ["qkvp", "qk", "v", "p"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_fp8_inside(gpu: MeasuringDevice, operands: str, causal: bool) -> None:
     """Fault: operands are rounded to float8_e4m3fn. Found: wrong."""
-    record = gpu.measure(wrong_results.InFewerBits(operands, wrong_results.fp8), case(seqlen=512, causal=causal))
-    assert record.status == "wrong"
+    gpu.finds_wrong(wrong_results.InFewerBits(operands, wrong_results.fp8), case(seqlen=512, causal=causal))
 
 
 def test_tf32_in_fp32(gpu: MeasuringDevice) -> None:
     """Fault: TF32 in a float32 case. Found: wrong; the same without TF32 is ok."""
     which = case(seqlen=1024, dtype="fp32")
-    right_record = gpu.measure(right_attention.attention, which)
-    assert right_record.status == "ok", right_record.reason
-    assert gpu.measure(wrong_on_gpu.tf32, which).status == "wrong"
+    gpu.passes(right_attention.attention, which)
+    gpu.finds_wrong(wrong_on_gpu.tf32, which)
 
 
 def test_gradients_that_accumulate(gpu: MeasuringDevice) -> None:
     """Fault: it adds to .grad and never clears it. Found: wrong in a later launch."""
-    record = gpu.measure(wrong_results.AccumulatesGrad(), case("bwd", seqlen=1024))
-    assert record.status == "wrong"
-    assert str(record.reason).startswith(IN_A_LATER_LAUNCH)
+    reason = gpu.finds_wrong(wrong_results.AccumulatesGrad(), case("bwd", seqlen=1024))
+    assert reason.startswith(IN_A_LATER_LAUNCH)
 
 
 class WrongTileOf:
@@ -153,8 +147,7 @@ def test_a_wrong_tile_in_one_head_of_a_long_case(gpu: MeasuringDevice, causal: b
     wrong each time.
     """
     which = Case(Shape(1, 32768, 32768, 16, 4, 128, 128), "bf16", "fwd", causal)
-    right_record = gpu.measure(right_attention.fused, which)
-    assert right_record.status == "ok", right_record.reason
+    gpu.passes(right_attention.fused, which)
     for row, head in ((1024, 3), (9984, 0), (20032, 15), (32000, 8)):
         record = gpu.measure(WrongTileOf(row, head), which)
         print(row, head, record.reason)
@@ -197,11 +190,10 @@ def test_a_stored_output(gpu: MeasuringDevice) -> None:
 
 def test_a_copy_of_a_stored_output(gpu: MeasuringDevice) -> None:
     """Fault: it returns a copy of the last output for the same addresses. Found: wrong after the inputs are changed."""
-    record = gpu.measure(
+    reason = gpu.finds_wrong(
         stale_results.CachesOutput(stale_results.by_address, clone=True, right=right_attention.fused), case()
     )
-    assert record.status == "wrong"
-    assert str(record.reason).startswith(IN_A_LATER_LAUNCH)
+    assert reason.startswith(IN_A_LATER_LAUNCH)
 
 
 def test_a_stored_output_by_contents(gpu: MeasuringDevice) -> None:
@@ -221,8 +213,7 @@ def test_stored_probabilities(gpu: MeasuringDevice) -> None:
 @pytest.mark.parametrize("direction", ["bwd", "fwd_bwd"])
 def test_stored_gradients(gpu: MeasuringDevice, direction: str) -> None:
     """Fault: it returns the last gradients for the same addresses. Found: wrong after dout is changed."""
-    record = gpu.measure(stale_results.CachesGradients(), case(direction, seqlen=1024))
-    assert record.status == "wrong"
+    gpu.finds_wrong(stale_results.CachesGradients(), case(direction, seqlen=1024))
 
 
 # Work outside the measured time
@@ -281,8 +272,7 @@ def test_less_when_captured(gpu: MeasuringDevice) -> None:
 @pytest.mark.parametrize(("delay", "slow_calls"), [(2e-3, 10), (0.02, 10), (0.1, 5)])
 def test_slow_at_first(gpu: MeasuringDevice, delay: float, slow_calls: int) -> None:
     """Fault: its first calls are slow. Found: the latency is that of later calls, or a note doubts it."""
-    record = gpu.measure(hidden_costs.SlowAtFirst(delay, right_attention.fused, slow_calls), case())
-    assert record.status == "ok", record.reason
+    record = gpu.passes(hidden_costs.SlowAtFirst(delay, right_attention.fused, slow_calls), case())
     latency = gpu.value(record, "latency")
     assert latency is not None
     assert latency < delay / 2 or any("much slower than a later call" in note for note in record.notes)
@@ -294,16 +284,14 @@ def test_the_host_waits_inside(gpu: MeasuringDevice, kernel: Any) -> None:
     """Fault: the call waits for the device, or computes on the host, between its kernels. Found: host-bound, in the
     report too.
     """
-    record = gpu.measure(kernel, case())
-    assert record.status == "ok", record.reason
+    record = gpu.passes(kernel, case())
     assert record.host_bound
     assert any(text.startswith("Host-bound") for text in gpu.cautions(record))
 
 
 def test_sleep_in_the_launch(gpu: MeasuringDevice) -> None:
     """Fault: 2 ms of host time in a launch, unseen by the device. Found: in enqueue, and the report says so."""
-    record = gpu.measure(hidden_costs.sleeps_in_launch, case())
-    assert record.status == "ok", record.reason
+    record = gpu.passes(hidden_costs.sleeps_in_launch, case())
     enqueue = gpu.value(record, "enqueue")
     assert enqueue is not None
     assert enqueue >= 2e-3
@@ -380,8 +368,7 @@ def test_a_flush_that_is_too_small(fresh_gpu: MeasuringDevice, timer: Any) -> No
     """Fault: the flush before each sample writes 1 KiB. Found: l2 is "unproven", and the report says so."""
     fresh_gpu.measurer.flush.buffer = fresh_gpu.measurer.flush.buffer[:1024].clone()
     policy = Policy(timer=timer, target=0.05)
-    record = fresh_gpu.measure(right_attention.fused, case(), policy)
-    assert record.status == "ok", record.reason
+    record = fresh_gpu.passes(right_attention.fused, case(), policy)
     assert record.l2 == "unproven"
     assert any(text.startswith("L2 not proven cold") for text in fresh_gpu.cautions(record, policy))
 
@@ -390,8 +377,7 @@ def test_one_copy_in_the_graph(fresh_gpu: MeasuringDevice, monkeypatch: pytest.M
     """Fault: the launches in a CUDA graph share one set of operands, which stays in L2. Found: l2 is "unproven"."""
     monkeypatch.setattr(cuda_graph, "copies_needed", lambda *_: 1)
     policy = Policy(timer="graph", target=0.05)
-    record = fresh_gpu.measure(right_attention.fused, case(), policy)
-    assert record.status == "ok", record.reason
+    record = fresh_gpu.passes(right_attention.fused, case(), policy)
     assert record.l2 == "unproven"
     assert any(text.startswith("L2 not proven cold") for text in fresh_gpu.cautions(record, policy))
 
@@ -419,8 +405,7 @@ def test_a_clock_that_falls(fresh_gpu: MeasuringDevice) -> None:
     A call of 10 ms is a burst of its own, so that the first, after a pause, shows the clock of the cell's best burst.
     """
     policy = Policy(burst_s=5.0, min_seconds=3.0, max_seconds=4.0, target=0.05)
-    record = fresh_gpu.measure(wrong_on_gpu.PowerHungry(6), case(), policy)
-    assert record.status == "ok", record.reason
+    record = fresh_gpu.passes(wrong_on_gpu.PowerHungry(6), case(), policy)
     clocks = record.measurements["clock_held"].values
     print(
         f"clock {min(clocks) / 1e6:.0f} to {max(clocks) / 1e6:.0f} MHz; {record.limits}; {fresh_gpu.cautions(record)}"
@@ -433,8 +418,7 @@ def test_a_clock_that_falls(fresh_gpu: MeasuringDevice) -> None:
 
 def test_a_clock_that_is_held(fresh_gpu: MeasuringDevice) -> None:
     """No fault: the same work in short bursts keeps its clock, and the cell is not marked."""
-    record = fresh_gpu.measure(wrong_on_gpu.PowerHungry(4), case())
-    assert record.status == "ok", record.reason
+    record = fresh_gpu.passes(wrong_on_gpu.PowerHungry(4), case())
     clocks = record.measurements["clock_held"].values
     print(
         f"clock {min(clocks) / 1e6:.0f} to {max(clocks) / 1e6:.0f} MHz; {record.limits}; {fresh_gpu.cautions(record)}"
@@ -486,8 +470,7 @@ def test_a_workspace_kept_from_the_first_call(gpu: MeasuringDevice) -> None:
 @pytest.mark.parametrize("every", [5, 10])
 def test_wrong_in_one_call_of_some(gpu: MeasuringDevice, every: int) -> None:
     """Fault: each tenth call is wrong. Found: wrong."""
-    record = gpu.measure(wrong_repeats.WrongNowAndThen(every, right_attention.fused), case())
-    assert record.status == "wrong"
+    gpu.finds_wrong(wrong_repeats.WrongNowAndThen(every, right_attention.fused), case())
 
 
 class OnOneBuffer:

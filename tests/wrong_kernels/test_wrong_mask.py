@@ -6,20 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
-from measuring_device import QUICK, MeasuringDevice
+from measuring_device import ALL_ROWS, QUICK, MeasuringDevice, Textbook
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.pytorch.eager import Eager
 from attnbench.backends.shared.masks import visibility_mask
-from attnbench.core.backend import Inputs, Prepared, Signature
+from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
-from attnbench.core.machine import Device
-from attnbench.worker import reference
+from pairs import pairs
 
 SHAPE = Shape(1, 300, 300, 2, 1, 16, 16)
+BUDGETS = (ALL_ROWS, 40_000)
 MASKS = ("prefix:40", "strided:64", "dilated:2", "random:0.3")
 
 
@@ -51,18 +50,12 @@ def off_by_one_key(seen: Tensor) -> Tensor:
 
 
 @dataclass
-class Masked(BackendBase):
+class Masked(Textbook):
     """Textbook attention with what the two functions make of the right mask."""
 
     in_forward: Callable[[Tensor], Tensor] = right
     in_backward: Callable[[Tensor], Tensor] = right
     name = "masked"
-
-    def unsupported(self, case: Case, device: Device) -> str | None:
-        return None
-
-    def signature(self, case: Case, device: Device) -> Signature:
-        return Signature()
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         s = case.shape
@@ -84,35 +77,20 @@ class Masked(BackendBase):
         return autograd_prepared(case, inputs, attention, "bhsd")
 
 
-@pytest.fixture(params=["all rows", "sampled"])
-def few_or_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "sampled":
-        monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 40_000)
-
-
-@pytest.mark.usefixtures("few_or_all")
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("backend", [Masked(), Eager()], ids=["textbook", "eager"])
-def test_right_kernels_pass(steady_cpu: MeasuringDevice, mask: str, backend: BackendBase) -> None:
+@pairs(mask=MASKS, backend=[Masked(), Eager()], budget=BUDGETS)
+def test_right_kernels_pass(steady_cpu: MeasuringDevice, mask: str, backend: BackendBase, budget: int) -> None:
     """No fault."""
-    record = steady_cpu.measure(backend, Case(SHAPE, "bf16", "fwd_bwd", True, mask=mask), QUICK)
-    assert record.status == "ok", record.reason
+    steady_cpu.passes(backend, Case(SHAPE, "bf16", "fwd_bwd", True, mask=mask), QUICK, budget)
 
 
-@pytest.mark.usefixtures("few_or_all")
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("fault", [off_by_one_block, skipped_block, band_alone, off_by_one_key])
-def test_another_mask(steady_cpu: MeasuringDevice, mask: str, fault: Any) -> None:
+@pairs(mask=MASKS, fault=[off_by_one_block, skipped_block, band_alone, off_by_one_key], budget=BUDGETS)
+def test_another_mask(steady_cpu: MeasuringDevice, mask: str, fault: Any, budget: int) -> None:
     """Fault: the mask is off by a block or a key, a block is skipped, or it is ignored. Found: wrong."""
-    record = steady_cpu.measure(Masked(fault, fault), Case(SHAPE, "bf16", "fwd", True, mask=mask))
-    assert record.status == "wrong"
+    steady_cpu.finds_wrong(Masked(fault, fault), Case(SHAPE, "bf16", "fwd", True, mask=mask), budget=budget)
 
 
-@pytest.mark.usefixtures("few_or_all")
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("fault", [off_by_one_block, skipped_block])
-def test_another_mask_in_the_backward(steady_cpu: MeasuringDevice, mask: str, fault: Any) -> None:
+@pairs(mask=MASKS, fault=[off_by_one_block, skipped_block], budget=BUDGETS)
+def test_another_mask_in_the_backward(steady_cpu: MeasuringDevice, mask: str, fault: Any, budget: int) -> None:
     """Fault: the forward is right, and the backward skips a block or reads another. Found: wrong, in a gradient."""
-    record = steady_cpu.measure(Masked(right, fault), Case(SHAPE, "bf16", "bwd", True, mask=mask))
-    assert record.status == "wrong"
-    assert "out" not in str(record.reason).split(";")[0].split()[:1]
+    reason = steady_cpu.finds_wrong(Masked(right, fault), Case(SHAPE, "bf16", "bwd", True, mask=mask), budget=budget)
+    assert "out" not in reason.split(";")[0].split()[:1]

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import wrong_paged
-from measuring_device import QUICK, MeasuringDevice
+from measuring_device import ALL_ROWS, QUICK, MeasuringDevice
 from wrong_paged import Paged
 
 from attnbench.backends.pytorch.eager import Eager
 from attnbench.core.case import Case, Shape, sizes_of
-from attnbench.worker import reference
+from pairs import pairs
 
+BUDGETS = (ALL_ROWS, 60_000)
 SERVED = ((1, 96, 96), (3, 1, 150), (2, 16, 80))  # a prefill, decode steps, chunks
 DECODE = Case(Shape(3, 1, 150, 8, 2, 32, 32), "bf16", "fwd", page_size=16)
 CHUNKS = Case(Shape(2, 24, 150, 4, 2, 32, 32), "fp16", "fwd", True, page_size=16)
@@ -29,54 +30,52 @@ CASES = {
 }
 
 
-@pytest.fixture(params=["all rows", "sampled"])
-def few_or_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sample's seed is given: in 1 of 150 no row of 21 is one that reads a wrong page."""
-    if request.param == "sampled":
-        monkeypatch.setattr("attnbench.worker.reference.result_check.draw_seed", lambda: 0)
-        monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 60_000)
+    monkeypatch.setattr("attnbench.worker.reference.result_check.draw_seed", lambda: 0)
 
 
-@pytest.mark.usefixtures("few_or_all")
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("backend", [Paged(), Eager()], ids=["by sequence", "eager"])
-def test_right_kernels_pass(steady_cpu: MeasuringDevice, case: Case, backend: Any) -> None:
+@pairs(case=CASES.values(), backend=[Paged(), Eager()], budget=BUDGETS)
+def test_right_kernels_pass(steady_cpu: MeasuringDevice, case: Case, backend: Any, budget: int) -> None:
     """No fault."""
-    record = steady_cpu.measure(backend, case, QUICK)
-    assert record.status == "ok", record.reason
+    steady_cpu.passes(backend, case, QUICK, budget)
 
 
-@pytest.mark.usefixtures("few_or_all")
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.parametrize(
-    "changes",
-    [
+@pairs(
+    case=[DECODE, CHUNKS, CASES["mixed-append"], CASES["mla-fp8"]],
+    changes=[
         wrong_paged.in_order,
         wrong_paged.stale_page,
         wrong_paged.neighbours_page,
         wrong_paged.whole_pages,
         wrong_paged.one_key_less,
     ],
+    budget=BUDGETS,
 )
-def test_other_pages_or_lengths(steady_cpu: MeasuringDevice, changes: Any, case: Case) -> None:
+def test_other_pages_or_lengths(steady_cpu: MeasuringDevice, changes: Any, case: Case, budget: int) -> None:
     """Fault: pages in another order, one that is stale or a neighbour's, or a length that is off. Found: wrong."""
-    assert steady_cpu.measure(Paged(changes), case).status == "wrong"
+    steady_cpu.finds_wrong(Paged(changes), case, budget=budget)
 
 
-@pytest.mark.usefixtures("few_or_all")
-@pytest.mark.parametrize("case", ["decode-append", "mixed-append"])
-@pytest.mark.parametrize("append", [wrong_paged.not_appended, wrong_paged.keys_alone, wrong_paged.also_elsewhere])
-def test_keys_that_do_not_come_to_their_places(steady_cpu: MeasuringDevice, append: Any, case: str) -> None:
+@pairs(
+    case=["decode-append", "mixed-append"],
+    append=[wrong_paged.not_appended, wrong_paged.keys_alone, wrong_paged.also_elsewhere],
+    budget=BUDGETS,
+)
+def test_keys_that_do_not_come_to_their_places(
+    steady_cpu: MeasuringDevice, append: Any, case: str, budget: int
+) -> None:
     """Fault: the new keys and values, or one of them, are not written; or keys of others are. Found: wrong."""
-    assert steady_cpu.measure(Paged(append=append), CASES[case]).status == "wrong"
+    steady_cpu.finds_wrong(Paged(append=append), CASES[case], budget=budget)
 
 
 def test_the_scale_of_the_wrong_head_dim(steady_cpu: MeasuringDevice) -> None:
     """Fault: MLA with the root of the row's width as scale, as a public benchmark has it. Found: wrong."""
-    assert steady_cpu.measure(Paged(scale_of=144), MLA).status == "wrong"
+    steady_cpu.finds_wrong(Paged(scale_of=144), MLA)
 
 
 @pytest.mark.parametrize("case", ["decode-fp8", "mla-fp8"])
 def test_a_cache_without_its_factors(steady_cpu: MeasuringDevice, case: str) -> None:
     """Fault: numbers of an e4m3 cache are not multiplied by their factor. Found: wrong."""
-    assert steady_cpu.measure(Paged(descale=False), CASES[case]).status == "wrong"
+    steady_cpu.finds_wrong(Paged(descale=False), CASES[case])

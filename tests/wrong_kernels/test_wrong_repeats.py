@@ -15,10 +15,9 @@ from attnbench.worker.cell_steps import SHARED
 @pytest.mark.parametrize("every", [5, 10])
 def test_wrong_in_one_call_of_some(steady_cpu: MeasuringDevice, every: int) -> None:
     """Fault: each tenth call is wrong. Found: wrong, in a call of the bursts whose results are kept."""
-    record = steady_cpu.measure(WrongNowAndThen(every), case())
-    assert record.status == "wrong"
-    assert "in call " in str(record.reason)
-    assert f"of {repeated_calls.CALLS}, " in str(record.reason)
+    reason = steady_cpu.finds_wrong(WrongNowAndThen(every), case())
+    assert "in call " in reason
+    assert f"of {repeated_calls.CALLS}, " in reason
 
 
 def test_wrong_where_calls_follow_each_other(cpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,9 +33,8 @@ def test_wrong_where_calls_follow_each_other(cpu: MeasuringDevice, monkeypatch: 
         return original(*given)
 
     monkeypatch.setattr(repeated_calls, "_kept_results", with_short_pauses)
-    record = cpu.measure(kernel, case())
-    assert record.status == "wrong"
-    assert "one after the other: out is off by" in str(record.reason)
+    reason = cpu.finds_wrong(kernel, case())
+    assert "one after the other: out is off by" in reason
 
 
 @pytest.mark.parametrize("kernel", [SumsInAnyOrder(), WritesToOnePlace(wrong=False)])
@@ -45,11 +43,10 @@ def test_right_kernels_pass(steady_cpu: MeasuringDevice, kernel: Any, direction:
     """No fault: it rounds differently in each call, or returns each result in the same memory."""
     if direction == "bwd" and isinstance(kernel, WritesToOnePlace):
         pytest.skip("autograd cannot differentiate it")
-    record = steady_cpu.measure(kernel, case(direction))
-    assert record.status == "ok", record.reason
+    record = steady_cpu.passes(kernel, case(direction))
     assert (SHARED in record.notes) == isinstance(kernel, WritesToOnePlace)
 
 
 def test_a_wrong_result_that_the_next_one_overwrites(steady_cpu: MeasuringDevice) -> None:
     """Fault: every second call is wrong, and all return the same memory. Found: wrong."""
-    assert steady_cpu.measure(WritesToOnePlace(wrong=True), case()).status == "wrong"
+    steady_cpu.finds_wrong(WritesToOnePlace(wrong=True), case())

@@ -6,19 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
-from measuring_device import QUICK, MeasuringDevice
+from measuring_device import ALL_ROWS, QUICK, MeasuringDevice, Textbook
 from torch import Tensor
 
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.pytorch.eager import Eager
-from attnbench.core.backend import Inputs, Prepared, Signature
+from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
-from attnbench.core.machine import Device
-from attnbench.worker import reference
+from pairs import pairs
 
 SHAPE = Shape(2, 80, 80, 4, 2, 16, 16)
+BUDGETS = (ALL_ROWS, 20_000)
 
 
 def right(sink: Tensor, _: Case) -> Tensor:
@@ -57,17 +56,11 @@ def twice(sink: Tensor, _: Case) -> Tensor:
 
 
 @dataclass
-class Sink(BackendBase):
+class Sink(Textbook):
     """Textbook attention with the sink that `changes` makes of the right one."""
 
     changes: Callable[[Tensor, Case], Tensor] = right
     name = "sink"
-
-    def unsupported(self, case: Case, device: Device) -> str | None:
-        return None
-
-    def signature(self, case: Case, device: Device) -> Signature:
-        return Signature()
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         s = case.shape
@@ -84,40 +77,32 @@ class Sink(BackendBase):
         return autograd_prepared(case, inputs, attention, "bhsd")
 
 
-@pytest.fixture(params=["all rows", "sampled"])
-def few_or_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "sampled":
-        monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 20_000)
-
-
-@pytest.mark.usefixtures("few_or_all")
-@pytest.mark.parametrize("direction", ["fwd", "fwd_bwd"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("backend", [Sink(), Eager()], ids=["textbook", "eager"])
+@pairs(
+    direction=["fwd", "fwd_bwd"],
+    dtype=["fp32", "bf16"],
+    causal=[False, True],
+    backend=[Sink(), Eager()],
+    budget=BUDGETS,
+)
 def test_right_kernels_pass(
-    steady_cpu: MeasuringDevice, direction: Any, dtype: Any, causal: bool, backend: BackendBase
+    steady_cpu: MeasuringDevice, direction: Any, dtype: Any, causal: bool, backend: BackendBase, budget: int
 ) -> None:
     """No fault."""
-    record = steady_cpu.measure(backend, Case(SHAPE, dtype, direction, causal, sink=True), QUICK)
-    assert record.status == "ok", record.reason
+    steady_cpu.passes(backend, Case(SHAPE, dtype, direction, causal, sink=True), QUICK, budget)
 
 
-@pytest.mark.usefixtures("few_or_all")
-@pytest.mark.parametrize("direction", ["fwd", "bwd"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("changes", [ignored, scaled, of_the_next_head, of_the_key_head])
-def test_another_sink(steady_cpu: MeasuringDevice, direction: Any, causal: bool, changes: Any) -> None:
+@pairs(
+    direction=["fwd", "bwd"],
+    causal=[False, True],
+    changes=[ignored, scaled, of_the_next_head, of_the_key_head],
+    budget=BUDGETS,
+)
+def test_another_sink(steady_cpu: MeasuringDevice, direction: Any, causal: bool, changes: Any, budget: int) -> None:
     """Fault: the sink is ignored, scaled, or that of another head. Found: wrong."""
-    record = steady_cpu.measure(Sink(changes), Case(SHAPE, "bf16", direction, causal, sink=True))
-    assert record.status == "wrong"
+    steady_cpu.finds_wrong(Sink(changes), Case(SHAPE, "bf16", direction, causal, sink=True), budget=budget)
 
 
-@pytest.mark.usefixtures("few_or_all")
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("changes", [constant, twice])
-def test_another_gradient_of_the_sink(steady_cpu: MeasuringDevice, dtype: Any, changes: Any) -> None:
+@pairs(dtype=["fp32", "bf16"], changes=[constant, twice], budget=BUDGETS)
+def test_another_gradient_of_the_sink(steady_cpu: MeasuringDevice, dtype: Any, changes: Any, budget: int) -> None:
     """Fault: the gradient of the sink alone is wrong. Found: wrong, in dsink."""
-    record = steady_cpu.measure(Sink(changes), Case(SHAPE, dtype, "bwd", True, sink=True))
-    assert record.status == "wrong"
-    assert "dsink" in str(record.reason)
+    assert "dsink" in steady_cpu.finds_wrong(Sink(changes), Case(SHAPE, dtype, "bwd", True, sink=True), budget=budget)

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from measuring_device import Textbook
 from torch import Tensor
 
-from attnbench.backends.base import BackendBase
 from attnbench.core import pages
-from attnbench.core.backend import Inputs, Prepared, Signature, cu_seqlens
+from attnbench.core.backend import Inputs, Prepared, cu_seqlens
 from attnbench.core.case import Case
-from attnbench.core.machine import Device
 from attnbench.core.pages import seqlens_k
 
 # (page table, lengths) -> those that the kernel reads
@@ -77,7 +76,7 @@ def also_elsewhere(case: Case, given: Inputs) -> None:
 
 
 @dataclass
-class Paged(BackendBase):
+class Paged(Textbook):
     """Attention, one sequence after the other, over the pages and lengths that `changes` makes of the right ones."""
 
     changes: Changes = right
@@ -85,12 +84,6 @@ class Paged(BackendBase):
     descale: bool = True  # factors of an e4m3 cache are used
     append: Callable[[Case, Inputs], None] = appended
     name = "paged"
-
-    def unsupported(self, case: Case, device: Device) -> str | None:
-        return None
-
-    def signature(self, case: Case, device: Device) -> Signature:
-        return Signature()
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         assert inputs.page_table is not None

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from measuring_device import Textbook
 from torch import Tensor
 
-from attnbench.backends.base import BackendBase, autograd_prepared
-from attnbench.core.backend import Inputs, Prepared, Signature, cu_seqlens
+from attnbench.backends.base import autograd_prepared
+from attnbench.core.backend import Inputs, Prepared, cu_seqlens
 from attnbench.core.case import Case
-from attnbench.core.machine import Device
 
 Starts = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -37,18 +37,12 @@ def two_as_one(starts_q: Tensor, starts_k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass
-class Ragged(BackendBase):
+class Ragged(Textbook):
     """Attention, one sequence after the other, between the `starts` that a function makes of the right ones."""
 
     starts: Starts = right
     swaps: bool = False  # results of the last two sequences are taken for each other's, where they are as long
     name = "ragged"
-
-    def unsupported(self, case: Case, device: Device) -> str | None:
-        return None
-
-    def signature(self, case: Case, device: Device) -> Signature:
-        return Signature()
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         starts_q, starts_k = (t.long() for t in self.starts(*cu_seqlens(case, inputs.q.device)))
