@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import itertools
 import os
 import re
 import subprocess
