@@ -49,11 +49,11 @@ def split_in(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_split_query_heads(
-    splits: int, heads: tuple[int, int], tma: bool, mask: str, monkeypatch: pytest.MonkeyPatch
+    splits: int, heads: tuple[int, int], tma: int, mask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split_in(splits, monkeypatch)
     inputs = make(45, 60, *heads, 24, 40, torch.float16, batch=1)
-    with kernels(32, 16, tma=tma), poisoned() as fresh:
+    with kernels(32, 16, tma=bool(tma)), poisoned() as fresh:
         first, *others = (ours(*inputs, **OPTIONS[mask]) for _ in range(2 if mask == "causal" else 1))
     parts = [t for t in fresh if t.shape in [(1, 60, heads[1] * splits, d) for d in (24, 40)]]
     assert [t.dtype for t in parts] == [torch.float32] * 2 * (1 + len(others))  # dk and dv, for each time
