@@ -468,10 +468,16 @@ def test_inputs_that_are_not_views_of_one_tensor_are_packed_and_named() -> None:
 @pytest.mark.usefixtures("able")
 @taken(ONE_OF_EACH)
 def test_declared_kernels_run_and_results_follow_the_inputs(backend: Backend, case: Case) -> None:
-    """Change the inputs in place, or what `reads` names instead: the results must follow.
+    signature, ran = backend.signature(case, DEVICE), operators_of_launches(backend, case)
+    if DEVICE.kind == "cpu" and signature != Signature() and ran:
+        assert kernel_rules.find_broken_rule(case, signature, kernel_rules.count_by_name(ran)) is None
 
-    A backend that copies inputs in `prepare` must therefore name the copies, and one that returns stored results fails.
-    `canonical` gives views only: what it computed would not be timed.
+
+def operators_of_launches(backend: Backend, case: Case) -> list[str]:
+    """Return the operators of a launch on inputs that were changed in place: the results must follow.
+
+    A backend that copies inputs in `prepare` must therefore name the copies in `reads`, and one that returns stored
+    results fails. `canonical` gives views only: what it computed would not be timed.
     """
     given = inputs.make(case, DEVICE.kind, seed=0)
     prepared, raw = prepared_or_skip(backend, case, given)
@@ -485,15 +491,14 @@ def test_declared_kernels_run_and_results_follow_the_inputs(backend: Backend, ca
     renewal = reference.InputRenewal(case, given, prepared)
     renewal.renew()
     launched: list[Any] = []
-    signature, ran = backend.signature(case, DEVICE), operator_names(lambda: launched.append(prepared.launch()))
-    if DEVICE.kind == "cpu" and signature != Signature() and ran:
-        assert kernel_rules.find_broken_rule(case, signature, kernel_rules.count_by_name(ran)) is None
+    ran = operator_names(lambda: launched.append(prepared.launch()))
     results = prepared.canonical(launched.pop())
     for name in set(reference.expected_results(case)) - ({"out"} if case.direction == "bwd" else set()):
         assert not torch.equal(results[name].float(), before[name]), f"{name} did not change with the inputs"
     fresh = renewal.apply_to(inputs.make(case, DEVICE.kind, seed=0))
     accuracy = reference.make_check(case, fresh, 0, backend).check_first(results)
     assert accuracy.ok, accuracy.problem()
+    return ran
 
 
 @pytest.mark.usefixtures("able")
