@@ -10,8 +10,11 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from attnbench.backends.shared import own_source
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 
@@ -33,6 +36,17 @@ def _no_load() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _tests_are_no_own_code() -> Iterator[None]:
+    """Leave the imported files of the tests out of the version of a person's code, which takes a second to hash them.
+
+    A worker has imported none of them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own_source, "PACKAGES", (*own_source.PACKAGES, str(Path(__file__).parent).strip(os.sep)))
         yield
 
 

@@ -1,13 +1,14 @@
 """Import Triton and attnbench's kernels for its interpreter where there is no GPU, before anything else imports them.
 
-Triton reads TRITON_INTERPRET when it is imported, and again when a kernel is. Its interpreter patches triton.language
-at each launch and again at each call of a function from a kernel, which changes nothing and takes almost half of its
-time: here once a launch.
+Triton reads TRITON_INTERPRET when it is imported, and again when a kernel is. What its interpreter does in vain takes
+most of its time, and is left out here: it patches triton.language at each call of a function from a kernel again, makes
+a table of dtypes for each operation, and computes whether integers overflow, which it asserts in debug mode only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import os
@@ -17,6 +18,13 @@ import pytest
 import torch
 
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available()
+
+
+def _without_vain_work(interpreter: Any) -> None:
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+    find, of_scalar = interpreter._get_np_dtype, functools.cache(interpreter._get_np_dtype)
+    interpreter._get_np_dtype = lambda dtype: (of_scalar if dtype.__hash__ else find)(dtype)
 
 
 def _patch_once_a_launch(interpreter: Any) -> None:
@@ -49,4 +57,5 @@ if INTERPRET:
 
         if hasattr(interpreter, "_LangPatchScope"):  # not in every version
             _patch_once_a_launch(interpreter)
+            _without_vain_work(interpreter)
         from attnbench.backends.triton import attention, paged  # noqa: F401

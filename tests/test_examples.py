@@ -92,7 +92,7 @@ def invoke(arguments: tuple[str, ...]) -> Any:
 
 @contextlib.contextmanager
 def simulated() -> Iterator[None]:
-    """In the block workers are of this process, which the simulated device needs no other for."""
+    """In the block workers are of this process."""
     with contextlib.ExitStack() as stack:
         for module in (workers, device_probe):
             stack.enter_context(patch.object(module, "WorkerProcess", worker_here.Here))
@@ -190,8 +190,8 @@ def inside(folder: Path) -> Iterator[None]:
 
 
 def expanded(arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """Return arguments with patterns of files replaced by the files, as a shell does it."""
-    return tuple(word for argument in arguments for word in (sorted(glob.glob(argument)) or [argument]))
+    """Return arguments with patterns of files replaced by the files, as a shell does it; of many by the first ones."""
+    return tuple(word for argument in arguments for word in (sorted(glob.glob(argument))[:30] or [argument]))
 
 
 def test_there_are_examples_everywhere() -> None:
@@ -230,7 +230,7 @@ def test_an_example_that_measures_runs_in_short(folder: Path, example: Example, 
     own_code = example.file == "README.md" and any(".py:" in word for word in example.arguments)
     if own_code:
         short = ["--device", "cpu", "--dtype", "fp32", "--headdim", "16", "--batch", "1", "--pass", "fwd"]
-        short += ["--seqlen", "64"]
+        short += ["--seqlen", "64", "--l2", "warm", "--max-seconds", "0.01s", "--warmup", "0.001s"]
     else:
         options = [option for option in options if option[0] not in ("-b", "--backend")]
         chunk = any(word == ["--seqlen-q", "2k"] for word in options)
@@ -240,7 +240,7 @@ def test_an_example_that_measures_runs_in_short(folder: Path, example: Example, 
     if "--dry-run" not in example.arguments:
         short += ["--out", str(tmp_path / "run.jsonl")]
     options = [option for option in options if option[0] not in short or option[0] == "-b"] + _options(tuple(short))
-    with inside(folder), contextlib.nullcontext() if own_code else simulated():
+    with inside(folder), simulated():
         done = invoke(tuple(word for option in options for word in option))
     assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"
 
@@ -303,12 +303,8 @@ def run_script(path: Path, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_prints_something_for_a_run_file(path: Path) -> None:
-    assert run_script(path, RUN).strip()
-
-
-def test_the_fastest_backends() -> None:
-    lines = run_script(ROOT / "examples" / "fastest_backends.py", RUN).splitlines()
+def test_a_script_prints_the_figures_of_a_run_file(path: Path) -> None:
+    lines = run_script(path, RUN).splitlines()
     assert lines[0].startswith("1 runs, ")
     assert lines[1] == "latency is in s, tflops in TFLOP/s"
     assert all("TFLOP/s" in line for line in lines[2:])

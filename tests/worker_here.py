@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
 from attnbench.run.process import WorkerDied
-from attnbench.worker import serve
+from attnbench.worker import environment, serve
+from attnbench.worker.measure import ceiling, l2_cache
 from attnbench.worker.serve import Worker
+
+CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
+SHORT = Policy(l2="warm", warmup_s=0.001, min_samples=4, min_seconds=0.0, max_seconds=0.01, target=1.0)
 
 
 def hash_of_file(_: object, file: str) -> str:
     """Return a hash of a person's file alone: what this process has imported is of the tests."""
     return hashlib.sha256(Path(file).read_bytes() if file.endswith(".py") else b"").hexdigest()[:8]
+
+
+@contextlib.contextmanager
+def quick_cpu() -> Iterator[None]:
+    """In the block little is read to flush a CPU's cache, and little computed to measure its rates.
+
+    In the usual sizes they take most of the time of a small cell.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch.object(l2_cache, "MIN_FLUSH", 2**20))
+        for sizes, size in (
+            *((ceiling.MATMUL_SIZE, 64), (environment.QUICK_MATMUL, 64)),
+            *((ceiling.COPY_BYTES, 2**20), (environment.QUICK_COPY, 2**20)),
+        ):
+            stack.enter_context(patch.dict(sizes, cpu=size))
+        yield
 
 
 class Here:
@@ -28,7 +51,7 @@ class Here:
         self._answers: list[dict[str, Any]] = []
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        with patch.object(serve, "hash_of_source", hash_of_file):
+        with patch.object(serve, "hash_of_source", hash_of_file), quick_cpu():
             return self._worker.answer(request)
 
     def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def _flex(
 
 
 @pytest.mark.usefixtures("compile_calls")
-@cases("flex", "flex-flash", "compile")
+@cases(("flex", "flex-flash"), "compile")
 def test_contract(name: str, case: Case) -> None:
     check(backend(name), case)
 

@@ -21,7 +21,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-@cases(*NAMES)
+@cases(NAMES[:3], NAMES[3])
 def test_contract(name: str, case: Case) -> None:
     check(backend(name), case)
 

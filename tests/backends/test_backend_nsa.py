@@ -36,7 +36,7 @@ def test_contract(case: Case, selected: int, monkeypatch: pytest.MonkeyPatch) ->
     assert backend("nsa").probe().version == "fla-core 0.6.0"
     assert backend("nsa").unsupported(case, HOPPER) is None
     check(backend("nsa"), case)
-    shared.test_results_follow_the_inputs(backend("nsa"), case)
+    shared.operators_of_launches(backend("nsa"), case)
 
 
 def test_blocks_that_are_not_the_best_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_contract(case: Case) -> None:
     assert backend("sage").unsupported(case, HOPPER) is None
     check(backend("sage"), case)
-    shared.test_results_follow_the_inputs(backend("sage"), case)
+    shared.operators_of_launches(backend("sage"), case)
 
 
 @pytest.mark.usefixtures("version")

@@ -44,7 +44,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-@cases(*NAMES)
+@cases(NAMES)
 def test_contract(name: str, case: Case) -> None:
     made = backend(name)
     made.probe()  # sets the variables that switch its backends off

@@ -34,28 +34,36 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=[2, 4])
-def splits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Split the query heads into this many parts, whatever the sizes."""
-    monkeypatch.setattr(backward, "query_splits", lambda *_: request.param)
-    return int(request.param)
+def split_in(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split the query heads of each key head into this many parts, whatever the sizes."""
+    monkeypatch.setattr(backward, "query_splits", lambda *_: parts)
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_split_query_heads(splits: int, options: dict[str, Any]) -> None:
-    tma = splits == 4  # with pointers where it is 2
-    inputs = make(45, 70, 8, 2, 24, 40, torch.float16, batch=1)
-    with kernels(32, 16, tma=tma), poisoned() as fresh:
-        first, second = (ours(*inputs, **options) for _ in range(2))
-    parts = [t for t in fresh if t.shape in ((1, 70, 2 * splits, 24), (1, 70, 2 * splits, 40))]
-    assert [t.dtype for t in parts] == [torch.float32] * 4  # dk and dv, two times
+@pytest.mark.parametrize(
+    ("splits", "heads", "tma", "mask"),
+    [
+        (2, (4, 1), False, "full"),
+        (2, (8, 2), True, "window"),
+        (4, (4, 1), False, "softcap"),
+        (4, (4, 1), True, "causal"),
+    ],
+)
+def test_split_query_heads(
+    splits: int, heads: tuple[int, int], tma: int, mask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split_in(splits, monkeypatch)
+    inputs = make(45, 60, *heads, 24, 40, torch.float16, batch=1)
+    with kernels(32, 16, tma=bool(tma)), poisoned() as fresh:
+        first, *others = (ours(*inputs, **OPTIONS[mask]) for _ in range(2 if mask == "causal" else 1))
+    parts = [t for t in fresh if t.shape in [(1, 60, heads[1] * splits, d) for d in (24, 40)]]
+    assert [t.dtype for t in parts] == [torch.float32] * 2 * (1 + len(others))  # dk and dv, for each time
     assert not any(t.isnan().any() for t in parts)
-    check(first, inputs, **options)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    check(first, inputs, **OPTIONS[mask])
+    assert all(torch.equal(a, b) for again in others for a, b in zip(first, again, strict=True))
 
 
-@pytest.mark.usefixtures("splits")
-def test_split_query_heads_of_sequences_of_different_lengths() -> None:
+def test_split_query_heads_of_sequences_of_different_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    split_in(2, monkeypatch)
     lengths = [(30, 45), (0, 9), (41, 20)]
     cu_q, cu_k = ([0, *itertools.accumulate(n)] for n in zip(*lengths, strict=True))
     inputs = tuple(t[0] for t in make(cu_q[-1], cu_k[-1], 4, 1, 16, 16, torch.float32))
@@ -105,8 +113,11 @@ def test_workspace_holds_the_parts(heads: int, heads_k: int, batch: int, monkeyp
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("blocks", [{}, {"tma": True, "ahead": True}, {"tma": True, "resident": True}], ids=str)
-@pytest.mark.parametrize(("d", "d_v"), [(192, 128), (136, 160)])
+@pytest.mark.parametrize(
+    ("d", "d_v", "blocks"),
+    [(192, 128, {}), (136, 160, {"tma": True, "ahead": True}), (192, 128, {"tma": True, "resident": True})],
+    ids=str,
+)
 def test_a_headdim_in_parts(d: int, d_v: int, blocks: dict[str, bool], options: dict[str, Any]) -> None:
     inputs = make(40, 50, 2, 1, d, d_v, torch.float16)
     with kernels(32, 16, **blocks):

@@ -32,18 +32,30 @@ _BITS: dict[tuple[object, object], int] = {}  # of each pair of features that wa
 
 
 @cache
-def _pairs(case: Case) -> int:
-    """Return the pairs of features of a case, a bit each."""
-    pairs = itertools.combinations(sorted(_features(case), key=repr), 2)
+def _pairs(case: Case, backend: str) -> int:
+    """Return the pairs of features of a case and its backend, a bit each."""
+    pairs = itertools.combinations(sorted({*_features(case), ("backend", backend)}, key=repr), 2)
     return sum(1 << _BITS.setdefault(pair, len(_BITS)) for pair in pairs)
 
 
+def _cost(case: Case) -> float:
+    """Return a measure of the time that a case takes where kernels are interpreted: of its pairs, and a call's."""
+    pairs = sum(of.number * of.seqlen_q * of.seqlen_k for of in case.sequences) * case.shape.nheads
+    return pairs * (1 + 2 * case.has_backward) + 4000
+
+
 def every_pair(cases: Mapping[str, Case]) -> dict[str, Case]:
-    """Return some of the cases, in their order, that have each pair of features that one of them has."""
-    pairs = {name: _pairs(case) for name, case in cases.items()}
+    """Return few and small ones of the cases, in their order, that have each pair of features that one of them has."""
+    chosen = every_pair_of_several({("", name): case for name, case in cases.items()})
+    return {name: case for (_, name), case in chosen.items()}
+
+
+def every_pair_of_several(cases: Mapping[tuple[str, str], Case]) -> dict[tuple[str, str], Case]:
+    """Return the same of cases by backend and name; a backend is a feature, and may share pairs of others."""
+    pairs = {key: _pairs(case, key[0]) for key, case in cases.items()}
     left, chosen = functools.reduce(operator.or_, pairs.values(), 0), set()
     while left:
-        best = max(pairs, key=lambda name: (pairs[name] & left).bit_count())
+        best = max(pairs, key=lambda key: (pairs[key] & left).bit_count() / _cost(cases[key]))
         chosen.add(best)
         left &= ~pairs.pop(best)
-    return {name: case for name, case in cases.items() if name in chosen}
+    return {key: case for key, case in cases.items() if key in chosen}

@@ -47,11 +47,10 @@ def test_a_field_and_an_entry_make_an_axis(folder: Path) -> None:
     measure = ("run", "--seqlen", "1k", "--causal", "--pass", "fwd", "--headdim", "128")
     fake = (*measure, "--device", "fake", "-b", "fake")
     assert "bias: fp8 with a bias cannot be measured" in call(*fake, "--bias", "2", "--dtype", "fp8", code=2)
-    assert "bias: 'x' is not a number" in call(*fake, "--bias", "x", code=2)
     call(*fake, "--bias", "none,2", "--out", "x.jsonl")
     shown = call("report", "x.jsonl", "-f", "table", "-f", "csv=x.csv", "-f", "html=x.html")
     assert "bias 2" in shown
     assert "bias 2" in (folder / "x.html").read_text()
     with (folder / "x.csv").open() as file:
         assert [row["bias"] for row in csv.DictReader(file)] == ["0.0", "2.0"]
-    assert "no bias" in call(*measure, "--device", "cpu", "-b", "eager", "--bias", "2", code=1)
+    assert "no bias" in call(*measure, "--device", "cpu", "-b", "eager", "--bias", "2", "--dry-run")

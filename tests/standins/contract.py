@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,7 @@ from attnbench.backends import BACKENDS, load
 from attnbench.core.backend import Backend
 from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.core.machine import Device
-from attnbench.worker import inputs, kernel_rules
-from attnbench.worker.measure.cpu_operators import operator_names
-from contract.pairwise import every_pair
+from contract.pairwise import every_pair_of_several
 
 HOPPER = Device("cuda", 0, "NVIDIA H200", 2**37, 2**37, (9, 0))
 TURING = Device("cuda", 0, "Tesla T4", 2**34, 2**34, (7, 5))
@@ -196,18 +195,23 @@ def backend(name: str) -> Backend:
     return load(name, BACKENDS[name])
 
 
-def cases(*names: str, device: Device = HOPPER) -> Any:
+def cases(
+    *together: tuple[str, ...] | str, device: Device = HOPPER, where: Callable[[Case], bool] = lambda _: True
+) -> Any:
     """Parametrize (name, case) with cases that those backends take on the device, and every pair of their features.
 
-    Each must take two or more.
+    Backends of a tuple are of one class, and share the pairs: each has every feature. Each must take two or more.
     """
     found = []
-    for name in names:
-        made = backend(name)
-        taken = {key: case for key, case in CASES.items() if made.unsupported(case, device) is None}
-        assert len(taken) > 1, f"{name} takes {len(taken)} of {len(CASES)} cases"
-        taken = every_pair(taken) | {key: case for key, case in taken.items() if case in SOME}
-        found += [pytest.param(name, case, id=f"{name}-{key}") for key, case in taken.items()]
+    for names in ((one,) if isinstance(one, str) else one for one in together):
+        taken = {}
+        for name in names:
+            made = backend(name)
+            of_name = {(name, key): c for key, c in CASES.items() if where(c) and not made.unsupported(c, device)}
+            assert len(of_name) > 1, f"{name} takes {len(of_name)} of {len(CASES)} cases"
+            taken |= of_name
+        chosen = every_pair_of_several(taken) | {key: case for key, case in taken.items() if case in SOME}
+        found += [pytest.param(name, case, id=f"{name}-{key}") for (name, key), case in chosen.items()]
     return pytest.mark.parametrize(("name", "case"), found)
 
 
@@ -220,9 +224,5 @@ def check(made: Backend, case: Case) -> None:
         shared.test_dropout(made, case)
         return
     shared.test_results(made, case)
-    if case not in SOME:
-        return
-    shared.test_results_follow_the_inputs(made, case)
-    prepared = made.prepare(case, inputs.make(case, "cpu", seed=0))
-    raw = prepared.launch()
-    assert kernel_rules.first_computing_operator(operator_names(lambda: prepared.canonical(raw))) is None
+    if case in SOME:
+        shared.operators_of_launches(made, case)

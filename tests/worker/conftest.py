@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 
 from attnbench.worker import instruments as module
+from attnbench.worker.serve import Worker
+from worker_here import CPU, quick_cpu
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    """A worker that has opened the CPU."""
+    with quick_cpu():
+        made = Worker()
+        made.measurer(CPU)
+        yield made
+    gc.unfreeze()
 
 
 @pytest.fixture

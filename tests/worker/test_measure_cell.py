@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +16,13 @@ from attnbench.backends.pytorch.eager import Eager
 from attnbench.backends.shared.function import Function
 from attnbench.core.backend import Inputs, Prepared, Unsupported
 from attnbench.core.case import Case, Shape
-from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
 from attnbench.worker import cell_steps, inputs
 from attnbench.worker.measure.memory import status_bytes
 from attnbench.worker.serve import Worker
+from worker_here import CPU, SHORT
 
-DEVICE = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
-POLICY = Policy(l2="warm", warmup_s=0.001, min_samples=4, min_seconds=0.0, max_seconds=0.01, target=1.0)
 BIG = 2**23  # bytes
 
 
@@ -33,17 +30,9 @@ def case(direction: Any = "fwd", seqlen: int = 32, dtype: Any = "fp32", **more: 
     return Case(Shape(1, seqlen, seqlen, 2, 2, 16, 16), dtype, direction, **more)
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    made = Worker()
-    made.measurer(DEVICE)
-    yield made
-    gc.unfreeze()
-
-
-def measure(worker: Worker, function: Callable[..., Any] | Any, which: Case, policy: Policy = POLICY) -> Record:
+def measure(worker: Worker, function: Callable[..., Any] | Any, which: Case, policy: Policy = SHORT) -> Record:
     worker.backend = function if hasattr(function, "prepare") else Function("own", function)
-    return worker.run(Job(which, "own", 2, Forecast(1.0, 0.1, 0)), policy, DEVICE)
+    return worker.run(Job(which, "own", 2, Forecast(1.0, 0.1, 0)), policy, CPU)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
@@ -56,13 +45,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: f
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_right_function_is_measured(worker: Worker, direction: str, causal: bool) -> None:
-    record = measure(worker, attention, case(direction, causal=causal), replace(POLICY, l2="cold"))
+    record = measure(worker, attention, case(direction, causal=causal), replace(SHORT, l2="cold"))
     assert record.status == "ok", record.reason
     assert record.reason is None
     assert (record.backend, record.round, record.timer) == ("own", 2, "perf_counter")
     found = record.measurements
     assert found["time"].unit == found["first_call"].unit == "s"
-    assert len(found["time"].values) >= POLICY.min_samples
+    assert len(found["time"].values) >= SHORT.min_samples
     assert all(0 < t < 1 for t in found["time"].values)
     assert len(found["first_call"].values) == 1
     assert found["memory_peak"].unit == "B"

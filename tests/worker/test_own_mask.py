@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,26 +10,15 @@ from attnbench.backends.pytorch.eager import Eager
 from attnbench.core import masks
 from attnbench.core.case import Case, Shape
 from attnbench.core.errors import UserError
-from attnbench.core.machine import Device
-from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
 from attnbench.worker.serve import Worker
+from worker_here import CPU, SHORT
 
-DEVICE = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
-POLICY = Policy(l2="warm", warmup_s=0.001, min_samples=4, min_seconds=0.0, max_seconds=0.01, target=1.0)
 SHAPE = Shape(2, 64, 64, 2, 2, 16, 16)
 HALVES = """\
 def halves(b, h, q_idx, kv_idx):
     return (q_idx < 32) == (kv_idx < 32)
 """
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    made = Worker()
-    made.measurer(DEVICE)
-    yield made
-    gc.unfreeze()
 
 
 @pytest.fixture
@@ -44,7 +31,7 @@ def own(tmp_path: Path) -> Path:
 
 def measure(worker: Worker, case: Case) -> Record:
     worker.backend = Eager()
-    return worker.run(Job(case, "eager", 0, Forecast(1.0, 0.1, 0)), POLICY, DEVICE)
+    return worker.run(Job(case, "eager", 0, Forecast(1.0, 0.1, 0)), SHORT, CPU)
 
 
 def test_it_is_measured_and_its_pairs_are_counted(worker: Worker, own: Path) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,24 +17,14 @@ from attnbench.backends import BACKENDS, load
 from attnbench.backends.pytorch.eager import Eager
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
-from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
 from attnbench.worker import inputs
 from attnbench.worker.plan_time import PLANS, time_plan
 from attnbench.worker.serve import Worker
+from worker_here import CPU, SHORT
 
-DEVICE = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
-POLICY = Policy(l2="warm", warmup_s=0.001, min_samples=4, min_seconds=0.0, max_seconds=0.01, target=1.0)
 RAGGED = Case(Shape(2, 32, 32, 2, 2, 16, 16), "fp32", "fwd_bwd", True, lengths=((1, 32, 32), (1, 9, 9)))
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    made = Worker()
-    made.measurer(DEVICE)
-    yield made
-    gc.unfreeze()
 
 
 class Planned(Eager):
@@ -49,9 +38,9 @@ class Planned(Eager):
         return replace(made, plan=lambda: self.plan(made))
 
 
-def measure(worker: Worker, backend: Any, policy: Policy = POLICY) -> Record:
+def measure(worker: Worker, backend: Any, policy: Policy = SHORT) -> Record:
     worker.backend = backend
-    return worker.run(Job(RAGGED, "own", 0, Forecast(1.0, 0.1, 0)), policy, DEVICE)
+    return worker.run(Job(RAGGED, "own", 0, Forecast(1.0, 0.1, 0)), policy, CPU)
 
 
 def test_a_plan_is_timed_apart_from_the_launches(worker: Worker) -> None:

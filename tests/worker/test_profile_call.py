@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +26,7 @@ from attnbench.worker import flame_graph, profile_call, timeline
 from attnbench.worker.instruments import TimedLaunch
 from attnbench.worker.measure.cupti import TracedCall, Untraceable
 from attnbench.worker.serve import Worker
-
-DEVICE = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
+from worker_here import CPU
 
 
 def case(direction: Any = "fwd", seqlen: int = 64) -> Case:
@@ -35,11 +34,8 @@ def case(direction: Any = "fwd", seqlen: int = 64) -> Case:
 
 
 @pytest.fixture(scope="module")
-def measurer() -> Iterator[Any]:
-    import gc
-
-    yield Worker().measurer(DEVICE)
-    gc.unfreeze()
+def measurer(worker: Worker) -> Any:
+    return worker.measurer(CPU)
 
 
 def profiled(measurer: Any, backend: Any, which: Case, **keep: str) -> Profile:

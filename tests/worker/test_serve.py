@@ -62,34 +62,26 @@ def test_instruments_opened_before_the_rates_get_them_later() -> None:
     assert measurer.device_info.copy == 3e10
 
 
-def test_opening_the_device_imports_nothing_more_and_no_compiler() -> None:
-    """torch.profiler would import torch._inductor, which takes more than a second."""
+def test_what_is_imported_when() -> None:
+    """Opening the device imports nothing more, as torch.profiler would: torch._inductor takes more than a second.
+
+    A backend that compiles imports it when it is loaded; otherwise its import would be in the time of the first call.
+    """
     code = """
 import sys
+from attnbench.backends import BACKENDS
 from attnbench.core.machine import Device
 from attnbench.worker.serve import Worker, import_for_measuring
 import_for_measuring()
 known = set(sys.modules)
 Worker().measurer(Device("cpu", 0, "CPU", 2**30, 2**30))
 print(*(m for m in set(sys.modules) - known if m.startswith(("attnbench", "torch", "sympy"))), "end")
-print("torch._inductor" in sys.modules)
+for name in ("sdpa", "flex"):
+    Worker().answer({"op": "load", "name": name, "spec": BACKENDS[name]})
+    print("torch._inductor" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["end", "False"], done.stderr
-
-
-@pytest.mark.parametrize("name", ["flex", "compile"])
-def test_a_compiler_is_imported_when_its_backend_is_loaded(name: str) -> None:
-    """Otherwise its import would be in the time of the first call."""
-    code = f"""
-import sys
-from attnbench.backends import BACKENDS
-from attnbench.worker.serve import Worker
-Worker().answer({{"op": "load", "name": {name!r}, "spec": BACKENDS[{name!r}]}})
-print("torch._inductor" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["True"], done.stderr
+    assert done.stdout.split() == ["end", "False", "True"], done.stderr
 
 
 @pytest.mark.parametrize(("busy", "others"), [(0.0, ("a",)), (0.9, ("a", "train (pid 7)")), (None, ("a",))])
@@ -138,7 +130,8 @@ def attention(q, k, v, *, causal, softmax_scale):
     return q
 said = []
 """)
-    worker, which, plain = Worker(), case(dtype="fp32", seqlen=8), state_of_torch()
+    small = {"dtype": "fp32", "seqlen": 8, "nheads": 1, "batch": 1, "headdim": 16}
+    worker, which, plain = Worker(), case(**small), state_of_torch()
     try:
         worker.answer({"op": "load", "name": "own", "spec": f"{tmp_path}/mine.py:attention"})
         assert state_of_torch() == plain

@@ -103,8 +103,9 @@ def _mapped(files: Sequence[Path]) -> Iterator[Path]:
     folders = [os.path.realpath(folder) for folder in others if os.path.isabs(folder)]
     is_beside = _is_beside(files)
     with contextlib.suppress(OSError):  # no Linux
-        for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
-            path = Path(line.split(maxsplit=5)[-1])
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+        names = dict.fromkeys(line.split(maxsplit=5)[-1] for line in lines if ".so" in line)  # each has several lines
+        for path in map(Path, names):
             hidden = any(part.startswith(".") for part in path.parts)
             is_others = hidden or any(path.is_relative_to(folder) for folder in folders)
             own = _is_own(path) and (is_beside(path) or not is_others)
