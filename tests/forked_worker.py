@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import IO, Any, NoReturn
@@ -89,6 +90,9 @@ def _work(env: Mapping[str, str], descriptors: Sequence[int]) -> NoReturn:
         sys.modules["__main__"] = ModuleType("__main__")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
+        warnings.resetwarnings()  # pytest makes errors of them
+        for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", kind)
         from attnbench.worker import serve
 
         serve.main()

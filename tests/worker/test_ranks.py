@@ -16,6 +16,7 @@ import pytest
 import torch
 from split_methods import KEPT, OWN_KEYS, WRONG
 
+import forked_worker
 from attnbench.backends.several_devices.ring_transformer_engine import Ulysses
 from attnbench.core import split_sequence
 from attnbench.core.case import Case, Shape
@@ -39,6 +40,12 @@ POLICY = Policy(l2="warm", warmup_s=0.0, min_samples=3, max_samples=3, min_secon
 def case(direction: str = "fwd", dtype: str = "fp32", seqlen: int = 256, nheads_k: int = 4, **fields: Any) -> Case:
     shape = Shape(1, seqlen, seqlen, 4, nheads_k, 64, 64)
     return Case(shape, dtype, direction, **{"causal": True, "ranks": 2, **fields})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked() -> Iterator[None]:
+    with forked_worker.workers():
+        yield
 
 
 @pytest.fixture(scope="module")
