@@ -45,6 +45,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return answers
 
 
+@pytest.mark.usefixtures("cpu")  # for its small flush
 def test_threads_that_a_file_sets_are_noted() -> None:
     before = torch.get_num_threads()
     device = replace(CPU, threads=before)
