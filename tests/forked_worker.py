@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 from attnbench.run import process
 
-TESTS = os.path.dirname(os.path.abspath(__file__))
+INSTALLED = (sys.prefix, sys.base_prefix)
 
 
 @contextlib.contextmanager
@@ -70,6 +70,17 @@ class ForkedWorker:
         return self.returncode
 
 
+def _forget_the_tests(env: Mapping[str, str]) -> None:
+    """Leave the path and the modules of a new interpreter: what tests import is taken for a person's own code."""
+    named = [folder for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    sys.path[:] = [*named, *(folder for folder in sys.path if folder.startswith(INSTALLED))]
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__dict__", {}).get("__file__") or sys.prefix  # built in
+        if name.endswith("_main__") or not (name.startswith("attnbench") or file.startswith(INSTALLED)):
+            del sys.modules[name]
+    sys.modules["__main__"] = ModuleType("__main__")
+
+
 def _work(env: Mapping[str, str], descriptors: Sequence[int]) -> NoReturn:
     """Be a worker, in the child of a fork."""
     try:
@@ -84,10 +95,7 @@ def _work(env: Mapping[str, str], descriptors: Sequence[int]) -> NoReturn:
         unbuffered = open(1, "wb", 0)  # noqa: SIM115  (as PYTHONUNBUFFERED asks)
         sys.stdout = io.TextIOWrapper(unbuffered, write_through=True)
         sys.argv = ["attnbench.worker"]
-        for name, module in [*sys.modules.items()]:
-            if name.endswith("_main__") or str(getattr(module, "__file__", None)).startswith(TESTS):
-                del sys.modules[name]  # else it is taken for a person's own code
-        sys.modules["__main__"] = ModuleType("__main__")
+        _forget_the_tests(env)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         warnings.resetwarnings()  # pytest makes errors of them

@@ -14,8 +14,6 @@ from attnbench.commands import options, output
 from attnbench.commands.shared import ends_with_its_reader, live, read_runs, tell
 from attnbench.core.errors import UserError
 from attnbench.core.text import count
-from attnbench.results import run_file
-from attnbench.results.run_setup import unique_labels
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
@@ -137,6 +135,9 @@ def report(
 
 def _named(paths: Sequence[Path]) -> list[tuple[str, Run]]:
     """Return the runs of files and folders, each with the name of its file, by which they are told apart."""
+    from attnbench.results import run_file
+    from attnbench.results.run_setup import unique_labels
+
     found = list(read_runs(paths))
     folders = [[str(path.parent)] for path, _ in found]
     names = unique_labels([run_file.name(path) for path, _ in found], folders, "{1}/{0}")
