@@ -159,13 +159,13 @@ attention = torch.compile(body, backend="eager", dynamic=False)
 """
 
 
-def test_a_compiled_kernel_is_compiled_for_each_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_kernel_is_compiled_for_each_case(tmp_path: Path) -> None:
     """Of one function torch.compile keeps some shapes, and would run it as it stands from then on."""
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
     (tmp_path / "mine.py").write_text(COMPILED)
     worker = Worker()
     worker.answer({"op": "load", "name": "own", "spec": f"{tmp_path}/mine.py:attention"})
     cases = [case(dtype="fp32", seqlen=8 * n, nheads=1, batch=1, headdim=16) for n in (1, 2, 3)]
     jobs = [Job(each, "own", 0, Forecast(0.0, 0.0, 0)) for each in cases]
-    found = [worker.run(job, Policy(), CPU, op="check") for job in jobs]
+    with torch._dynamo.config.patch(recompile_limit=2):
+        found = [worker.run(job, Policy(), CPU, op="check") for job in jobs]
     assert [(record.status, record.reason) for record in found] == [("ok", None)] * 3
