@@ -1,22 +1,36 @@
-"""Parameters of tests that hold each pair of values of two axes, without the whole grid."""
+"""Few of many combinations that hold each pair of values of two axes, without the whole grid."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 from itertools import combinations, product
-from typing import Any
+from operator import or_
+from typing import Any, TypeVar
 
 import pytest
+
+K = TypeVar("K")
+
+
+def cover(held: Mapping[K, int], cost: Callable[[K], float] = lambda _: 1.0) -> list[K]:
+    """Return few and cheap keys, in their order, that hold what all keys hold: each its value, a bit a thing."""
+    rest, chosen = dict(held), set()
+    left = reduce(or_, rest.values(), 0)
+    while left:
+        best = max(rest, key=lambda key: (rest[key] & left).bit_count() / cost(key))
+        chosen.add(best)
+        left &= ~rest.pop(best)
+    return [key for key in held if key in chosen]
 
 
 def pairs(**axes: Iterable[Any]) -> pytest.MarkDecorator:
     """Return a mark that parametrizes a test by few combinations that hold all pairs of values of its axes."""
     values = [[*of_axis] for of_axis in axes.values()]
-    grid = [[*enumerate(places)] for places in product(*(range(len(of_axis)) for of_axis in values))]
-    missing = {pair for combination in grid for pair in combinations(combination, 2)}
-    chosen = []
-    while missing:
-        best = max(grid, key=lambda combination: len(missing.intersection(combinations(combination, 2))))
-        missing.difference_update(combinations(best, 2))
-        chosen.append(best)
-    return pytest.mark.parametrize(tuple(axes), [[values[axis][place] for axis, place in best] for best in chosen])
+    bits: dict[Any, int] = {}  # of each pair of places
+    held = {
+        places: sum(1 << bits.setdefault(pair, len(bits)) for pair in combinations(enumerate(places), 2))
+        for places in product(*(range(len(of_axis)) for of_axis in values))
+    }
+    rows = [[values[axis][place] for axis, place in enumerate(places)] for places in cover(held)]
+    return pytest.mark.parametrize(tuple(axes), rows)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.commands.shared import ENDINGS, one_of, put, tell
+from attnbench.commands.shared import one_of, put, tell
 from attnbench.core.errors import EXIT_CANNOT_WRITE, EXIT_DONE, UserError
+from attnbench.core.files import RUN_FILES
 from attnbench.core.text import no_command
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def check_file(option: str, file: Path, others: Sequence[Path | None] = ()) -> N
         raise UserError(f"{option.partition(' ')[0]}: {file} is given twice; one would overwrite the other")
     if file.is_file() and (kind := _input_kind(file)):
         raise UserError(f"{option}: that is {kind}, which would be overwritten; choose another name")
-    if file.name.endswith(ENDINGS) or target.endswith(ENDINGS):
+    if file.name.endswith(RUN_FILES) or target.endswith(RUN_FILES):
         raise UserError(f"{option}: that is the name of a run file; choose another")
     there = file if file.exists() else next(folder for folder in file.absolute().parents if folder.exists())
     if file.is_dir() or (there != file and not there.is_dir()) or not os.access(there, os.W_OK):
@@ -98,7 +99,7 @@ def _input_kind(file: Path) -> str:
     from attnbench.results import run_file
 
     target = Path(os.path.realpath(file))  # of a link, which is written through
-    if file.name.endswith(ENDINGS) or target.name.endswith(ENDINGS) or run_file.begins_as_one(file):
+    if file.name.endswith(RUN_FILES) or target.name.endswith(RUN_FILES) or run_file.begins_as_one(file):
         return "a run file"
     with contextlib.suppress(OSError), file.open("rb") as opened:
         if opened.read(4).startswith(PROGRAMS):

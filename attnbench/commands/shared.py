@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from attnbench.core.errors import Interrupted, UserError, did_you_mean
-from attnbench.core.files import drop_rest, write_whole
+from attnbench.core.files import RUN_FILES, drop_rest, write_whole
 from attnbench.core.text import count, no_command, printable
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 L = TypeVar("L", bound="ProgressLine")
 W = TypeVar("W", bound=str)
-ENDINGS = (".jsonl", ".jsonl.gz")
 MOST_PROBLEMS = 20  # of a file that are printed, each on a line
 
 
@@ -129,7 +128,7 @@ def read_runs(paths: Sequence[Path]) -> list[tuple[Path, Run]]:
 def _of_folder(folder: Path) -> list[tuple[Path, Run]]:
     denied: list[OSError] = []
     there = (Path(at, name) for at, _, names in os.walk(folder, onerror=denied.append) for name in names)
-    files = sorted(path for path in there if path.name.endswith(ENDINGS) and path.is_file())
+    files = sorted(path for path in there if path.name.endswith(RUN_FILES) and path.is_file())
     found, others = [], [UserError(f"{error.filename}: {error.strerror}") for error in denied]
     for path in files:
         try:

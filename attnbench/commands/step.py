@@ -12,7 +12,6 @@ import typer
 
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import (
-    ENDINGS,
     command_line,
     ends_with_its_reader,
     measured,
@@ -21,6 +20,7 @@ from attnbench.commands.shared import (
     words,
 )
 from attnbench.core.errors import UserError
+from attnbench.core.files import RUN_FILES
 from attnbench.core.step import PHASES
 from attnbench.core.text import listed
 
@@ -134,7 +134,7 @@ def _is_of_runs(name: str) -> bool:
     """Return whether an argument is a run file or a folder, and no model."""
     from attnbench.core.models import MODELS, TINY
 
-    return name.endswith(ENDINGS) or (Path(name).is_dir() and name.lower() not in (*MODELS, TINY.name))
+    return name.endswith(RUN_FILES) or (Path(name).is_dir() and name.lower() not in (*MODELS, TINY.name))
 
 
 def _suite(models: Sequence[str], phase: str, seqlen: str, batch: str, dtype: str, layers: int | None) -> Suite:

@@ -11,6 +11,7 @@ from typing import IO, Any
 
 _MOST_LINKS = 40  # that follow each other, as in Linux
 _DESCRIPTORS = re.compile(r"/proc/\d+(/task/\d+)?/fd")
+RUN_FILES = (".jsonl", ".jsonl.gz")  # how their names end
 GONE = "the working directory is gone; go to another one"
 
 

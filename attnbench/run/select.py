@@ -292,7 +292,7 @@ def _own_spec(pattern: str) -> str:
             raise UserError(f"{where}: Python imports files whose names end with .py; rename it")
         path = str(Path(where).resolve())
         if path != path.encode(errors="replace").decode():
-            raise UserError(f"{where}: the name or its folder's is not UTF-8, as a run file has it; rename it")
+            raise UserError(f"{where}: this path is not UTF-8, and a run file holds no other text; rename it")
         if not os.path.isfile(where):
             raise UserError(f"no such file: {where} (in {pattern})")
         return f"{path}:{name}"

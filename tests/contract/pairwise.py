@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import operator
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
 
 from attnbench.core.case import Case
+from pairs import cover
 
 
 def _features(case: Case) -> frozenset[tuple[str, object]]:
@@ -53,9 +52,4 @@ def every_pair(cases: Mapping[str, Case]) -> dict[str, Case]:
 def every_pair_of_several(cases: Mapping[tuple[str, str], Case]) -> dict[tuple[str, str], Case]:
     """Return the same of cases by backend and name; a backend is a feature, and may share pairs of others."""
     pairs = {key: _pairs(case, key[0]) for key, case in cases.items()}
-    left, chosen = functools.reduce(operator.or_, pairs.values(), 0), set()
-    while left:
-        best = max(pairs, key=lambda key: (pairs[key] & left).bit_count() / _cost(cases[key]))
-        chosen.add(best)
-        left &= ~pairs.pop(best)
-    return {key: case for key, case in cases.items() if key in chosen}
+    return {key: cases[key] for key in cover(pairs, lambda key: _cost(cases[key]))}

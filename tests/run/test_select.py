@@ -175,7 +175,7 @@ def test_a_backend_of_one_device_is_one_of_several(tmp_path: Path, monkeypatch: 
     [
         ("./gone.py:mine", "no such file: ./gone.py"),
         ("ulysses-./gone.py:mine", "no such file: ./gone.py"),
-        ("./q\udce9.py:mine", "is not UTF-8, as a run file has it; rename it"),
+        ("./q\udce9.py:mine", "this path is not UTF-8"),
         ("pkg.mod:", "is not pkg.mod:object or file.py:function"),
         ("pkg.mod:a-b", "is not pkg.mod:object or file.py:function"),
         ("pkg.mod:a()", "is not pkg.mod:object or file.py:function"),

@@ -17,11 +17,10 @@ from pathlib import Path
 from attnbench.analysis.baseline import FOLDER, MAIN
 from attnbench.analysis.baseline.reduce_run import reduced
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.files import write_whole
+from attnbench.core.files import RUN_FILES, write_whole
 from attnbench.core.record import Run
 from attnbench.results import run_file
 
-RUN_FILES = (".jsonl", ".jsonl.gz")  # their endings
 MOST = 12  # runs of a baseline; what runs differ by is then known to a fifth
 
 

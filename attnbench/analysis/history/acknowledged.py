@@ -70,7 +70,7 @@ def _entry(entry: Any, what: str) -> Acknowledgement:
             raise UserError(f"{what}: {key} is missing")
     if isinstance(entry["at"], float):  # as 1234e567 is read
         raise UserError(f'{what}: at: {entry["at"]} is a number; write the commit in quotes, "..."')
-    at = re.sub(r"(?<=\d)Z$", "+00:00", str(entry["at"]))
+    at = re.sub(r"(?<=\d)Z$", "+00:00", str(entry["at"]))  # as runs write it
     if not isinstance(entry["cells"], str):
         raise UserError(f"{what}: cells: {entry['cells']} is no name of cells; write one entry for each pattern")
     if len(at) < LEAST_DIGITS:
