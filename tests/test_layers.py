@@ -17,8 +17,8 @@ MAY_IMPORT: dict[str, set[str]] = {  # folder -> the folders of ours that it may
     "core": set(),
     "backends": {"core"},
     "worker/measure": {"core"},
-    "worker/reference": {"core"},
-    "worker": {"core", "backends", "worker/measure", "worker/reference"},
+    "judge": {"core"},
+    "worker": {"core", "backends", "worker/measure", "judge"},
     "results": {"core"},
     "run": {"core", "results", "backends"},
     "render": {"core", "results"},
@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # folder -> the folders of ours that it may
 KNOW_BACKENDS = ("backends", "worker")  # all others may import the map in attnbench/backends/__init__.py alone
 ON_TOP = {"__init__", "__main__", "cli"}
 NO_TORCH = ("results", "run", "render", "analysis", "commands")
-WORKER_SIDE = ("core", "backends", "worker")
+WORKER_SIDE = ("core", "backends", "judge", "worker")
 HEAVY = {"torch", "triton", "numpy", "scipy", "pandas", "pydantic", "rich", "yaml", "pynvml", "msgspec"}
 FILES = sorted(PACKAGE.glob("**/*.py"))
 

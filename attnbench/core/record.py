@@ -76,8 +76,8 @@ class TensorError:
     """The error of one result tensor against the high-precision reference, over the elements compared."""
 
     max_error: float  # max |result - reference|, or what `where` says; NaN where the result has a NaN
-    eager_error: float  # max_error of eager attention in the case's dtype; for fp8 see worker/reference
-    tolerance: float  # the largest accepted max_error: 2 * eager_error + rounding; see worker/reference/tolerance.py
+    eager_error: float  # max_error of eager attention in the case's dtype; for fp8 see judge
+    tolerance: float  # the largest accepted max_error: 2 * eager_error + rounding; see judge/tolerance.py
     relative: float  # ||result - reference|| / ||reference||
     # The rows or keys whose errors are larger than the tolerance, as in "from query row 128 on"; or "in the root mean
     # square", where that alone is too large and all errors are root mean squares.
@@ -187,6 +187,8 @@ class Record:
     ecc_errors: int = 0  # uncorrected memory errors that the GPU counted during the job
     notes: tuple[str, ...] = ()  # what could not be measured and why, one line each
     stderr: str | None = None  # where the job failed, the end of the worker's stderr
+    # Which process judged its results: one beside its worker, or the worker itself; "" before there was a choice
+    judge: Literal["", "beside", "within"] = ""
     approximation: Approximation | None = None  # of an approximate backend, whose accuracy is that of its definition
 
     def __repr__(self) -> str:  # not the samples, which would flood a notebook

@@ -146,6 +146,7 @@ def search_capacity(request: Request, say: Say) -> Recording:
         session.load()
         say("timing a matmul and a copy")
         session.measure_rates(case.dtype for case in cases)
+        session.close_device_probe()
         policy = Policy(timeout_s=HANG + 6 * request.search.call_limit)
         plan = _plan(cases, session, policy, request.search)
         planned = session.new_run(SUITE.name, policy, plan, argv=request.argv, search=request.search)
@@ -179,6 +180,7 @@ def resume(
     with Session(str(old.environment.device), chosen, allow_busy=allow_busy) as session:
         say(f"importing {', '.join(old.specs)}")
         session.describe_again(old, path, "start a new search")
+        session.close_device_probe()
         session.load_again(old, path)
         return _measured(recording, session, time_limit, say)
 

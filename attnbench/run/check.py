@@ -84,7 +84,7 @@ def check(
         say(f"importing {', '.join(chosen.specs)}")
         session.pool.start_loading(import_ahead=True)
         kind = session.describe().device.kind
-        session.close_device_probe()
+        session.have_judged()
         session.load()
         cases = again or resolve(SUITE, kind, settings).cases
         jobs = _jobs(cases, session.survey(cases))

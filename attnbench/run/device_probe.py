@@ -91,15 +91,19 @@ class DeviceProbe:
         return self.describe_others(named or [f"cuda:{first.index + i}" for i in range(1, ranks)])[: ranks - 1]
 
     def measure_rates(self, known: Environment, dtypes: Iterable[str]) -> Environment:
-        """Measure the rates of a matmul in each dtype and of a copy; return the environment with them, and close.
+        """Measure the rates of a matmul in each dtype and of a copy; return the environment with them.
 
         Call it while nothing else runs on the machine. Raises UserError.
         """
         assert self._worker is not None
         self._worker.send({"op": "rates", "device": to_json(known.device), "dtypes": list(dtypes)})
         answer = self._answer()
-        self.close()
         return replace(known, device=from_json(Device, answer["device"]))
+
+    def take_worker(self) -> WorkerProcess | None:
+        """Return the worker, which is the taker's to end from now on."""
+        worker, self._worker = self._worker, None
+        return worker
 
     def close(self) -> None:
         """Kill the worker, if it still runs."""

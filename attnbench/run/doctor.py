@@ -57,6 +57,7 @@ def examine(asked: str, say: Callable[[str], None], *, quick: bool = False) -> E
         if refusal or "broken" in facts:
             return Examination(session.environment, facts, refusal)
         say("A/A test: opening the device twice")
+        session.have_judged()
         session.pool.open_device([(name, 1) for name in PAIR], device)
         seconds = QUICK_SECONDS if quick else SECONDS
         test = run_aa_test(session.pool, backend, cases[: 2 if quick else None], device, seconds, say)

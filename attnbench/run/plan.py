@@ -116,7 +116,7 @@ def forecast_job(
 
 
 def _calls_to_read_dropout(case: Case) -> int:
-    """Return the calls that read dropout's mask two times and check how it is drawn (worker/reference)."""
+    """Return the calls that read dropout's mask two times and check how it is drawn (judge)."""
     if case.has_backward:
         return 3 + 2 * 8  # for the rows of a large case; small cases need more calls, which take no time
     return 3 + 2 * min(MASK_LAUNCHES, math.ceil(case.shape.seqlen_k / case.shape.headdim_v))

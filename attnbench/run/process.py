@@ -11,13 +11,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
 SLICE = 1.0  # seconds of one wait for an answer; what it takes longer is not counted
+QUESTION = b'{"ask":'  # how a line begins in which a worker asks, and does not answer
 TAIL = 4000  # bytes of a worker's stderr kept with a failure
+
+
+OnQuestion = Callable[[dict[str, Any], float], dict[str, Any]]  # a question and the seconds that are left -> answer
 
 
 class WorkerDied(Exception):
@@ -53,6 +57,9 @@ class WorkerProcess:
         self._killed_for_memory = 0  # processes that Linux had killed for lack of memory before the latest request
         self._tail: str | None = None  # the end of its stderr, kept when it has been killed
         self._buffer = b""
+        self.on_question: Callable[[dict[str, Any], float], dict[str, Any]] | None = (
+            None  # it may ask before it answers
+        )
         self._sent = self._received = 0  # requests and answers, which are numbered from 1
         command = (
             [python or sys.executable, *program] if program else isolated_command("attnbench.worker", python=python)
@@ -83,11 +90,27 @@ class WorkerProcess:
         self._mark = self._stderr.seek(0, os.SEEK_END)
         self._killed_for_memory = _killed_for_memory()
         self._sent += 1
+        self._write({**request, "number": self._sent})
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        """Write a line to its stdin; where it has ended, `receive` says why."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # receive says why
-            rest = (json.dumps({**request, "number": self._sent}) + "\n").encode()
+        with contextlib.suppress(BrokenPipeError):
+            rest = (json.dumps(message) + "\n").encode()
             while rest:  # a write is short where this process was stopped meanwhile
                 rest = rest[self._process.stdin.write(rest) or 0 :]
+
+    def _question(self) -> dict[str, Any] | None:
+        """Take what the worker asks from the lines that it has written; None where the next line is no question."""
+        line, _, rest = self._buffer.partition(b"\n")
+        if self.on_question is None or not line.startswith(QUESTION):
+            return None
+        try:
+            question = json.loads(line)["ask"]
+        except ValueError:
+            return None
+        self._buffer = rest
+        return question if isinstance(question, dict) else {}
 
     def receive(self, timeout: float) -> dict[str, Any]:
         """Return the next answer, waiting at most `timeout` seconds. Raises WorkerDied or WorkerHung."""
@@ -114,7 +137,14 @@ class WorkerProcess:
         left = timeout
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
+            while True:
+                if b"\n" in self._buffer:
+                    if (question := self._question()) is None or self.on_question is None:
+                        return True
+                    began = time.monotonic()
+                    self._write(self.on_question(question, max(1.0, left)))
+                    left -= time.monotonic() - began
+                    continue
                 longest, began = min(SLICE, max(0.0, left)), time.monotonic()
                 ready = selector.select(longest)
                 left -= min(longest, time.monotonic() - began)
@@ -128,7 +158,6 @@ class WorkerProcess:
                 if not chunk:
                     raise self._death()
                 self._buffer += chunk
-        return True
 
     def stderr_tail(self) -> str | None:
         """Return the end of what the worker wrote to stderr since the latest request, None for nothing."""

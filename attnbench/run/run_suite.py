@@ -350,6 +350,7 @@ def _measure(
 
     `notes` are added to each measured record, `users` of the GPU where the worker has named none.
     """
+    session.have_judged()
     time_limit = TimeLimit(limit) if limit else None
     with recording:
         for job, record in measure_jobs(todo, session.pool, recording.run.policy, session.device, time_limit):

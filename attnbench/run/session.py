@@ -26,7 +26,9 @@ from attnbench.results import run_file
 from attnbench.results.run_setup import differences
 from attnbench.run.device_probe import DeviceProbe
 from attnbench.run.first_look import first_look
+from attnbench.run.judge import Judge
 from attnbench.run.plan import CaseSupport
+from attnbench.run.process import WorkerProcess
 from attnbench.run.select import Chosen, check_trusted, is_executable, is_user_code
 from attnbench.run.workers import WorkerPool
 
@@ -57,6 +59,7 @@ class Session:
         self._device = device
         self._look = partial(DeviceProbe, python=python, with_torch=with_torch, allow_busy=allow_busy)
         self._device_probe: DeviceProbe | None = None
+        self._python = python
         if chosen:
             self.choose(chosen)
 
@@ -68,13 +71,15 @@ class Session:
     def __exit__(self, *_: object) -> None:
         try:
             self.close_device_probe()
+            if self.pool.judge:
+                self.pool.judge.close()
         finally:
             self.pool.close()
 
     def choose(self, chosen: Chosen) -> None:
         """Take other backends; the workers of those before are ended."""
         self.pool.close()
-        self.pool = WorkerPool(chosen.specs, chosen.interpreters, self.pool.peers)
+        self.pool = WorkerPool(chosen.specs, chosen.interpreters, self.pool.peers, self.pool.judge)
 
     @property
     def device(self) -> Device:
@@ -101,6 +106,16 @@ class Session:
         """Measure how fast the device is in some dtypes, while nothing else runs on it. Raises UserError."""
         assert self._device_probe is not None
         self.environment = self._device_probe.measure_rates(self.environment, sorted({*dtypes}))
+
+    def have_judged(self) -> None:
+        """Let the worker that has looked at the device, as far as that is wanted, be the judge of others' results.
+
+        Call it before the first worker is started that measures.
+        """
+        if self.device.kind != "fake":
+            worker = self._device_probe.take_worker() if self._device_probe else None
+            self.pool.judge = Judge(self.device, worker, partial(WorkerProcess, self._python))
+            self.pool.judge.open()
 
     def close_device_probe(self) -> None:
         """End the worker that looks at the device, where its rates are not measured."""
@@ -155,7 +170,6 @@ class Session:
         """
         assert self._device_probe is not None
         now = self._device_probe.describe()
-        self.close_device_probe()
         self.environment, self.pool.peers = old.environment, old.environment.peers
         if changed := differences(old, replace(old, environment=now, method=METHOD)):
             raise UserError(f"cannot resume {path} in another environment: {'; '.join(changed)}; {instead}")

@@ -27,6 +27,7 @@ from attnbench.core.text import some
 from attnbench.results.bounds import check_record
 from attnbench.results.exit_codes import GIVEN_UP, MAX_FAILED_STARTS
 from attnbench.run import compile_caches
+from attnbench.run.judge import Judge
 from attnbench.run.plan import CaseSupport, places, problem, skip_over_limit, skipped_record
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerOutOfMemory, WorkerProcess
 from attnbench.run.rank_workers import RankWorkers
@@ -46,6 +47,7 @@ class WorkerPool:
     specs: Mapping[str, str]  # backend -> "module:object"
     interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> Python to run it with
     peers: Sequence[Device] = ()  # the devices of the ranks after the first
+    judge: Judge | None = None  # of the device, beside the workers
     _workers: dict[Key, WorkerProcess | RankWorkers] = field(default_factory=dict)
     _failed_starts: dict[str, int] = field(default_factory=dict)
     _ceilings_due: dict[str, float] = field(default_factory=dict)  # dtype -> time.monotonic() of its next reading
@@ -207,6 +209,10 @@ class WorkerPool:
         if self._failed_starts.get(job.backend, 0) >= MAX_FAILED_STARTS:
             return replace(base, reason=GIVEN_UP)
         request = {"op": op, "device": to_json(device), "policy": to_json(policy), "job": to_json(job)}
+        judge = self.judge if op != "fit" and job.case.ranks == 1 and not job.case.step else None
+        if judge:
+            judge.expect(job.case, policy.seed)
+            request["judged"] = True
         if op == "fit":
             request["memory"] = memory
         began = time.monotonic()
@@ -239,7 +245,8 @@ class WorkerPool:
             if (first := self._imported.setdefault((job.backend, file), found)) != found:
                 raise _changed(job.backend, f"{file} with the hash {first}", f"with {found}")
         try:
-            record = judged(from_json(Record, answer["record"]))
+            record = from_json(Record, answer["record"])
+            record = checked(judge.ruled(record) if judge else record)
         except ValueError as error:
             return self._failed(replace(base, reason=f"its worker's answer is no record: {error}"), worker, began)
         if "ceilings" in request and "ceiling_copy" not in record.measurements:  # as of a wrong result
@@ -253,8 +260,11 @@ class WorkerPool:
     ) -> dict[str, Any]:
         """Return the answer of a backend's worker to a request of worker/serve.py. Raises UserError with the reason.
 
-        With several ranks it is that of the first, which has `device`.
+        With several ranks it is that of the first, which has `device`. A "case" may be judged beside the worker.
         """
+        if self.judge and ranks == 1 and "case" in request:
+            self.judge.expect(from_json(Case, request["case"]), Policy().seed)
+            request = {**request, "judged": True}
         try:
             answer = self._loaded((name, ranks), device).ask(request, timeout)
         except (WorkerDied, WorkerHung) as error:
@@ -287,12 +297,17 @@ class WorkerPool:
             python = self.interpreters.get(name)
             if ranks == 1:
                 worker = WorkerProcess(python, self._variables)
+                worker.on_question = self._ask_judge
             else:
                 assert device is not None
                 devices = [device] * ranks if device.kind == "cpu" else [device, *self.peers][:ranks]
                 worker = RankWorkers(devices, python, self._variables)
             self._workers[key] = worker
         return worker
+
+    def _ask_judge(self, question: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """Return the judge's answer to what a worker asks."""
+        return self.judge.answer(question, timeout) if self.judge else {"error": "there is no judge"}
 
     def _loaded(self, key: Key, device: Device | None = None) -> WorkerProcess | RankWorkers:
         """Return a worker that has loaded its backend; a new one if the last has died."""
@@ -340,10 +355,10 @@ def _changed(name: str, first: str | None, later: str | None) -> UserError:
     )
 
 
-def judged(record: Record) -> Record:
+def checked(record: Record) -> Record:
     """Return the record with status `wrong` where it says `ok` and its own errors say otherwise, or it has none.
 
-    The worker's verdict was made in the process of the kernel that it is about. Where a number in the record is nothing
+    Where a number in the record is nothing
     that can be measured, so that a run file would not be read with it, return one that failed.
     """
     if record.status == "ok" and (record.accuracy is None or not record.accuracy.errors):

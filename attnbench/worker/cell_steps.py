@@ -11,21 +11,25 @@ import contextlib
 import gc
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from time import perf_counter  # own names, which no kernel can replace
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.shared.function import Function
-from attnbench.core import flops, masks, pages, stats
+from attnbench.core import flops, masks, stats
 from attnbench.core.backend import Backend, Inputs, Prepared, Signature, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Measurement
+from attnbench.core.renewed_inputs import InputRenewal
 from attnbench.core.sizes import format_bytes
-from attnbench.worker import failures, inputs, kernel_trace, plan_time, reference, repeated_calls
+from attnbench.judge import count_pairs, inputs
+from attnbench.worker import failures, kernel_trace, plan_time, repeated_calls
 from attnbench.worker.instruments import Instruments, TimedLaunch, Timing
+from attnbench.worker.judging import CellJudge, judge_of
 from attnbench.worker.laps import Laps
 from attnbench.worker.measure.memory import resident_bytes
 
@@ -54,16 +58,14 @@ class CellSteps:
     Raises Unsupported in a step where the library refuses the case, and whatever else the library raises.
     """
 
-    given: Inputs
-    check: reference.ResultCheck
+    judge: CellJudge
     prepared: Prepared
     accuracy: Accuracy
     first_call: float  # seconds of `prepare` and the first launch, compilation and tuning included
     memory: dict[str, int]  # bytes
     _first: Accuracy  # of the first launch
     _kept_by_first: int  # bytes
-    original: Inputs  # the inputs once more, never handed to the backend
-    renewal: reference.InputRenewal
+    renewal: InputRenewal
     traced: kernel_trace.TraceFindings
 
     def __init__(self, instruments: Instruments, backend: Backend, case: Case, policy: Policy) -> None:
@@ -76,32 +78,31 @@ class CellSteps:
         self.others: tuple[str, ...] = ()
         self.unseen = False  # whether it allocates where torch does not see it, so that its peak is not known
         self.leak = ""  # a sentence on memory that calls never free; "" where they free it
+        self._notes: list[str] = []  # but for the judge's, sentences
         self._began, self._ecc_errors = time.time(), instruments.state.ecc_errors()
 
     def make_inputs(self) -> Fields | None:
         """Make the inputs and the reference for them."""
-        self.given = self._new_inputs()
-        flaw = inputs.find_flaw(self.given, self.case.data)
-        self.laps.end("inputs")
-        if flaw:
-            return {"status": "failed", "reason": flaw}
-        self.check = reference.make_check(self.case, self.given, self.policy.seed, self.backend)
+        self.judge, refused = judge_of(self.instruments, self.case, self.policy.seed, self.backend)
+        self._notes += [refused] if refused else []
         self.instruments.synchronize()
         self.laps.end("reference")
-        return None
+        return {"status": "failed", "reason": self.judge.flaw} if self.judge.flaw else None
 
     def launch_first(self) -> Fields | None:
         """Prepare the backend and launch once on hard inputs, where there are any for it; then give both up.
 
         A kernel that is wrong here may be wrong on any inputs, which `launch_to_check` finds out.
         """
-        is_hard = self.check.hard
-        check = reference.HardInputsCheck(self.case, self.instruments.device) if is_hard else self.check
+        is_hard = self.judge.hard
+        first_inputs = self.judge.hard_inputs() if is_hard else self.judge.to_check
         self.instruments.synchronize()
         self.laps.end("hard inputs")
-        first = self.instruments.memory.measure_held(lambda: self._launch_and_give_up(check))
+        first = self.instruments.memory.measure_held(partial(self._launch_and_give_up, first_inputs))
         self._kept_by_first, self._first = first
-        self.check.notes += (*(check.notes if is_hard else ()), *notes_on_data(self.case, is_hard))
+        del first_inputs
+        self.judge.forget_hard()
+        self._notes += notes_on_data(self.case, is_hard)
         return None if is_hard or self._first.ok else self._wrong(self._first)
 
     def launch_to_check(self) -> Fields | None:
@@ -110,11 +111,11 @@ class CellSteps:
         The memory comes before the instruments allocate any.
         """
         memory = self.instruments.memory
-        held, self.prepared = memory.measure_held(lambda: self._prepare(self.check.inputs))
-        found, kept, raw = memory.measure_peak(self.check.launcher(self.prepared), self.case)
+        held, self.prepared = memory.measure_held(lambda: self._prepare(self.judge.to_check))
+        found, kept, raw = memory.measure_peak(self.judge.launcher(self.prepared), self.case)
         kept, results = kept - _bytes_of_tensors(raw), _bytes_of_tensors(raw, multiple=1)
         self.laps.end("memory")
-        self.accuracy = self.check.check_first(self.prepared.canonical(raw))
+        self.accuracy = self.judge.check_first(self.prepared.canonical(raw))
         del raw
         self.laps.end("check")
         if self.case.has_backward and self.prepared.forward is not None:
@@ -126,15 +127,15 @@ class CellSteps:
         self.memory = {name: value + (0 if name == "memory_saved" else kept) for name, value in found.items()}
         if self._allocates_unseen(results):
             self.memory["memory_peak"], self.unseen = self.memory.get("memory_driver", 0), True
-            self.check.notes += (UNSEEN,)
+            self._notes.append(UNSEEN)
             if leak := self._unseen_leak_of_a_call():
                 self.leak = LEAVES.format(format_bytes(leak))
         self.laps.end("memory")
         if not self.accuracy.ok:
-            others = ", on the case's own inputs (it was right on hard inputs)" if self.check.hard else ""
+            others = ", on the case's own inputs (it was right on hard inputs)" if self.judge.hard else ""
             when = f"in the second launch{others}: " if self._first.ok else ""
             return self._wrong(self.accuracy, when)
-        if problem := self.check.fp8_problem(self.prepared, self.accuracy):
+        if problem := self.judge.fp8_problem(self.prepared, self.accuracy):
             return {"status": "wrong-kernel", "reason": problem, "accuracy": self.accuracy}
         return None if self._first.ok else self._wrong(self._first, "on hard inputs: ")
 
@@ -143,11 +144,11 @@ class CellSteps:
 
         Small tensors of the check may have split blocks of torch's cache, so the cache is emptied.
         """
-        if self.check.dout_masked:
-            self.check.drop_masked_dout()
+        if self.judge.masked:
+            self.judge.use_given()
             del self.prepared
             self.instruments.memory.empty_cache()
-            self.prepared = self.backend.prepare(self.case, self.given)
+            self.prepared = self.backend.prepare(self.case, self.judge.given)
         self.instruments.memory.empty_cache()
         self.laps.end("memory")
 
@@ -158,8 +159,8 @@ class CellSteps:
         large blocks in torch's cache that launches free and need again, and the cache would have to be emptied, which
         costs standard attention half a second.
         """
-        self.original = self._new_inputs()
-        self.laps.end("inputs")
+        self.judge.keep_original()
+        self.laps.end("reference")
         if timed:
             launch = self.timed_launch()
             self.timing = self.instruments.time(launch, self.policy)
@@ -168,8 +169,7 @@ class CellSteps:
                 self.timing.measurements.update(turns)
                 self.timing.notes += notes
             self.laps.end("timing")
-        pages.appender(self.case, self.original)()  # as the launches did
-        if changed := inputs.first_changed(self.given, self.original):
+        if changed := self.judge.first_changed():
             return {"status": "wrong", "reason": f"it wrote to its input {changed}", "accuracy": self.accuracy}
         return None
 
@@ -188,18 +188,18 @@ class CellSteps:
 
     def check_repeated_calls(self) -> Fields | None:
         """Compare the results of calls that follow each other without a pause."""
-        nbytes = _bytes_of_results(self.given)
+        nbytes = _bytes_of_results(self.judge.given)
         wrong, shared = repeated_calls.find_wrong_call(
-            self.instruments, self.check, self.prepared, self.latency, nbytes
+            self.instruments, self.judge, self.case, self.prepared, self.latency, nbytes
         )
         if shared and isinstance(self.backend, Function):
-            self.check.notes += (SHARED,)
+            self._notes.append(SHARED)
         self.laps.end("repeats")
         return self._wrong(*wrong) if wrong else None
 
     def trace(self) -> Fields | None:
         """Change the inputs in place, and trace one launch to see which kernels ran."""
-        self.renewal = reference.InputRenewal(self.case, self.given, self.prepared)
+        self.renewal = InputRenewal(self.case, self.judge.given, self.prepared, self.judge.renewal_seed)
         self.traced = kernel_trace.trace_launch(
             self.instruments, self.case, self.signature, self._checked, self.timing, self.renewal.renew
         )
@@ -219,14 +219,10 @@ class CellSteps:
         """
         results = self.prepared.canonical(self.traced.result)
         self.traced = replace(self.traced, result=None)
-        accuracy = self.check.check_renewed(self.renewal, self.original, results)
+        accuracy = self.judge.check_renewed(self.renewal, results)
         if not accuracy.ok:
             return self._wrong(accuracy, f"{self._later}on inputs renewed in place: ")
-        if (
-            not self._is_long_on_cpu
-            and self.check.is_screened
-            and (found := reference.find_wrong_rows(self.case, self.original, results["out"], self.signature))
-        ):
+        if not self._is_long_on_cpu and (found := self.judge.find_wrong_rows(self.renewal, results, self.signature)):
             return self._wrong(found, f"{self._later}in the rows furthest from another kernel's: ")
         self.laps.end("check")
         return None
@@ -238,20 +234,19 @@ class CellSteps:
         """
         if self.latency is None or self.latency < kernel_trace.TOO_LONG_TO_REPEAT:
             self.renewal.restore()
-            accuracy = self.check.check_restored(self.prepared.canonical(self._checked.launch()))
+            accuracy = self.judge.check_restored(self.prepared.canonical(self._checked.launch()))
             if not accuracy.ok:
                 return self._wrong(accuracy, f"{self._later}on the old inputs again: ")
         self.laps.end("check")
         if self.timing is not None:
-            others = reference.InputRenewal(self.case, self.original, replace(self.prepared, reads={}))
             self.timing.notes += kernel_trace.check_later_calls(
-                self.instruments, self.prepared, self.timing, self.renewal.renew, others.renew
+                self.instruments, self.prepared, self.timing, self.renewal.renew, self._other_renewal
             )
         return None
 
     def check_strides_of_dout(self) -> Fields | None:
         """See that gradients are the same for a dense dout and for one of the same values and other strides."""
-        if (dout := self.given.dout) is None:
+        if (dout := self.judge.given.dout) is None:
             return None
         others = {
             "are 0, as in out.sum().backward()": dout.new_ones(()).expand_as(dout),
@@ -260,29 +255,29 @@ class CellSteps:
             "put heads first": dout.transpose(1, 2).contiguous().transpose(1, 2),
         }
         for how, other in others.items():
-            dense, strided = (self._results_for(of) for of in (other.contiguous(), other))
-            for name, result in strided.items():
-                if (far := repeated_calls.distance(result, dense[name])) > UNLIKE:
+            self.judge.add_call(0, self._results_for(other.contiguous()))
+            for name, far in self.judge.distances(self._results_for(other)).items():
+                if far > UNLIKE:
                     reason = f"{name} is off by {far:.0%} of its largest value where the strides of dout {how}"
                     return {"status": "wrong", "reason": reason, "accuracy": self.accuracy}
         self.laps.end("check")
         return None
 
     def _results_for(self, dout: Tensor) -> dict[str, Tensor]:
-        prepared = self._prepare(self.given.with_values({"dout": dout}))
-        return {name: t.clone() for name, t in prepared.canonical(self.check.launcher(prepared)()).items()}
+        prepared = self._prepare(self.judge.given.with_values({"dout": dout}))
+        return {name: t.clone() for name, t in prepared.canonical(self.judge.launcher(prepared)()).items()}
 
     def record(self) -> Fields:
         """Return the fields of the record of a right kernel; without measurements where it was not timed."""
         found = {"status": "ok", "accuracy": self.accuracy, "kernels": self.traced.kernels}
-        found["approximation"] = self.check.approximation
+        found["approximation"] = self.judge.approximation
         if self.timing is None:
             return {**found, "notes": tuple(self.notes)}
         measurements = {**self.timing.measurements, "first_call": Measurement("s", (self.first_call,))}
         known = {name: nbytes for name, nbytes in self.memory.items() if name != "memory_peak" or not self.unseen}
         measurements.update({name: Measurement("B", (nbytes,)) for name, nbytes in known.items()})
         if masks.is_own(self.case.mask):
-            measurements["pairs"] = Measurement("", (reference.count_pairs(self.case, self.instruments.device),))
+            measurements["pairs"] = Measurement("", (count_pairs(self.case, self.instruments.device),))
         if self.prepared.pairs is not None:
             measurements["pairs_computed"] = Measurement("", (self.prepared.pairs(),))
         errors = self._ecc_errors
@@ -302,7 +297,7 @@ class CellSteps:
     def notes(self) -> list[str]:
         """The notes of all steps that were taken, as sentences."""
         timing = self.timing.notes if self.timing else []
-        return [*self.check.notes, *filter(None, [self.leak]), *timing, *self.traced.notes]
+        return [*self.judge.notes, *self._notes, *filter(None, [self.leak]), *timing, *self.traced.notes]
 
     @property
     def latency(self) -> float | None:
@@ -319,7 +314,7 @@ class CellSteps:
 
     @property
     def _checked(self) -> Prepared:
-        return replace(self.prepared, launch=self.check.launcher(self.prepared))
+        return replace(self.prepared, launch=self.judge.launcher(self.prepared))
 
     @property
     def _later(self) -> str:
@@ -330,24 +325,27 @@ class CellSteps:
         on_cpu = self.instruments.device.type == "cpu"
         return on_cpu and self.latency is not None and self.latency > kernel_trace.TOO_LONG_TO_REPEAT
 
-    def _new_inputs(self) -> Inputs:
-        return inputs.make(self.case, str(self.instruments.device), self.policy.seed)
+    @cached_property
+    def _other_renewal(self) -> Callable[[], None]:
+        """Write other values to tensors that no call reads."""
+        copies = inputs.clone(self.judge.given)
+        return InputRenewal(self.case, copies, replace(self.prepared, reads={}), self.judge.renewal_seed).renew
 
     def _prepare(self, given: Inputs) -> Prepared:
         ready = self.backend.prepare(self.case, given)
         self.instruments.synchronize()
         return ready
 
-    def _launch_and_give_up(self, check: reference.ResultCheck | reference.HardInputsCheck) -> Accuracy:
+    def _launch_and_give_up(self, first_inputs: Inputs) -> Accuracy:
         """Prepare and launch once, both timed, and return the accuracy. What is still allocated then, a library keeps.
 
         The memory of the results was filled with NaN before, so that what a kernel leaves unwritten is seen.
         """
         self.instruments.memory.fill_with_nan(self.case)
         began = perf_counter()
-        prepared = self._prepare(check.inputs)
+        prepared = self._prepare(first_inputs)
         self.first_call = perf_counter() - began
-        launch = check.launcher(prepared)
+        launch = self.judge.launcher(prepared)
         self.instruments.memory.fill_with_nan(self.case)
         began = perf_counter()
         raw = launch()
@@ -355,12 +353,12 @@ class CellSteps:
         self.first_call += perf_counter() - began
         self.laps.end("first call")
         results = prepared.canonical(raw)
-        accuracy = check.check_first(results)
+        accuracy = (self.judge.check_hard if self.judge.hard else self.judge.check_first)(results)
         if not accuracy.ok and isinstance(self.backend, Function):
             self._refuse_rows_without_keys(results["out"])
         del prepared, launch, raw, results
         gc.collect()
-        self.laps.end("hard inputs" if isinstance(check, reference.HardInputsCheck) else "check")
+        self.laps.end("hard inputs" if self.judge.hard else "check")
         return accuracy
 
     def _kept_by_prepare(self, held: int, saved: int | None) -> int:
@@ -373,15 +371,15 @@ class CellSteps:
             if saved is None:
                 return 0
             held -= saved
-        return max(0, held - self.given.nbytes)
+        return max(0, held - self.judge.given.nbytes)
 
     def timed_launch(self) -> TimedLaunch:
         """Return the launch as the instruments take it."""
 
         def on_copies(n: int) -> Sequence[Any]:
-            return [self.backend.prepare(self.case, inputs.clone(self.given)).launch for _ in range(n)]
+            return [self.backend.prepare(self.case, inputs.clone(self.judge.given)).launch for _ in range(n)]
 
-        footprint = 2 * self.given.nbytes + self.memory["memory_peak"] + self.memory.get("memory_saved", 0)
+        footprint = 2 * self.judge.given.nbytes + self.memory["memory_peak"] + self.memory.get("memory_saved", 0)
         return TimedLaunch(self.prepared.launch, on_copies, flops.ideal_bytes(self.case), footprint)
 
     def _allocates_unseen(self, results: int) -> bool:
@@ -397,7 +395,7 @@ class CellSteps:
         """Return the bytes that a call leaves allocated once its results are freed; 0 where one of two leaves none."""
 
         def call() -> None:
-            self.check.launcher(self.prepared)()
+            self.judge.launcher(self.prepared)()
 
         left = min(self.instruments.memory.measure_held(call)[0] for _ in range(2))
         return left if left >= LEAK else 0
@@ -410,7 +408,7 @@ class CellSteps:
         left = []
         for _ in range(4):
             before = resident_bytes()
-            self.check.launcher(self.prepared)()
+            self.judge.launcher(self.prepared)()
             gc.collect()
             left.append((resident_bytes() or 0) - (before or 0))
             if left[-1] < LEAK:
@@ -454,17 +452,18 @@ class CellSteps:
         if self.case.direction != "bwd":
             return ""
         try:
-            check = reference.make_check(self.case, self._new_inputs(), self.policy.seed, self.backend)
+            judge = self.judge.again()
             for _ in range(2):
-                prepared = self.backend.prepare(self.case, check.inputs)
+                prepared = self.backend.prepare(self.case, judge.to_check)
                 try:
-                    if not check.check_first(prepared.canonical(prepared.launch())).ok:
+                    if not judge.check_first(prepared.canonical(prepared.launch()), trial=True).ok:
                         return ""
                 except RuntimeError:  # of torch.compile, which refuses a graph that is to be kept
-                    prepared = self.backend.prepare(replace(self.case, direction="fwd_bwd"), check.inputs)
-                    return ONE_BACKWARD if check.check_first(prepared.canonical(prepared.launch())).ok else ""
+                    prepared = self.backend.prepare(replace(self.case, direction="fwd_bwd"), judge.to_check)
+                    results = prepared.canonical(prepared.launch())
+                    return ONE_BACKWARD if judge.check_first(results, trial=True).ok else ""
                 with contextlib.suppress(Exception):
-                    if check.check_first(prepared.canonical(prepared.launch())).ok:
+                    if judge.check_first(prepared.canonical(prepared.launch()), trial=True).ok:
                         return ""
         except Exception:
             return ""
@@ -476,8 +475,9 @@ class CellSteps:
             return ""
         other, todo = self.backend.in_other_order()
         try:
-            prepared = other.prepare(self.case, self.check.inputs)
-            is_right = self.check.check_first(prepared.canonical(prepared.launch())).ok
+            judge = self.judge.again()
+            prepared = other.prepare(self.case, judge.to_check)
+            is_right = judge.check_first(prepared.canonical(prepared.launch()), trial=True).ok
         except Exception:
             return ""
         return todo if is_right else ""

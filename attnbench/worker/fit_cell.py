@@ -5,7 +5,7 @@ Inputs are made in the order of dimensions that the backend takes, so that `prep
 The steps: inputs; the reference, which then waits in the host's memory; a launch; a launch whose memory and seconds are
 measured, and whose results are compared with the reference once the inputs are freed. So the check needs less memory
 than the call, and where it fails for want of memory all the same, the record says that it was the check. dout is zero
-outside the sampled rows (worker/reference), also where it is timed.
+outside the sampled rows (judge), also where it is timed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from attnbench.core.backend import Backend, Inputs
 from attnbench.core.case import Case
 from attnbench.core.policy import Policy
 from attnbench.core.record import NO_ROOM_TO_CHECK, Accuracy, Measurement, fit_measurements
-from attnbench.worker import failures, inputs
-from attnbench.worker.reference import ResultCheck, in_parts
+from attnbench.judge import ResultCheck, in_parts, inputs
+from attnbench.worker import failures
 
 if TYPE_CHECKING:
     from attnbench.worker.instruments import Instruments

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from attnbench.core.backend import Unsupported
 from attnbench.core.machine import Device
 from attnbench.core.policy import INSTRUMENTS, SHORT, SPAN_LIMIT, Policy
 from attnbench.core.record import Measurement
+from attnbench.core.shared_tensors import Mapped
 from attnbench.worker import environment
 from attnbench.worker.measure import ceiling, cuda_graph, l2_cache
 from attnbench.worker.measure.clock_gauge import ClockGauge
@@ -94,6 +95,8 @@ class Instruments:
         self.timer: CpuTimer | EventTimer
         self.flush: l2_cache.L2Flush
         self._l2_states: dict[tuple[str, str], str] = {}
+        self.ask_judge: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # that is beside the worker
+        self.mapped = Mapped(self.device)  # its memory
         self.broken = False  # True: a failed graph capture broke torch's allocator and random generators
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)

@@ -6,12 +6,13 @@ import gc
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from attnbench import judge
 from attnbench.core.backend import Backend, operand_dtype
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Measurement
-from attnbench.worker import fit_cell, reference
+from attnbench.worker import fit_cell
 from attnbench.worker.cell_steps import CellSteps
 from attnbench.worker.instruments import Instruments
 
@@ -28,7 +29,7 @@ class CellMeasurer(Instruments):
         torch.set_float32_matmul_precision("highest")  # no TF32 in fp32 cases, unless a backend chooses it
         super().__init__(device)
         self._gc_frozen = False
-        reference.warm_up(self.device)
+        judge.warm_up(self.device)
 
     def measure(
         self, backend: Backend, case: Case, policy: Policy, *, timed: bool = True, ceilings: bool = False

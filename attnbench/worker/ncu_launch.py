@@ -21,7 +21,7 @@ from attnbench.core.case import Case
 from attnbench.core.json import from_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
-from attnbench.worker import inputs
+from attnbench.judge import inputs
 
 MIN_READ = 2**28  # bytes
 WARMUPS = 3

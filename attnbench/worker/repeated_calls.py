@@ -7,17 +7,17 @@ are kept until the end, and none may differ from what is right. Calls over 20 ms
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from time import perf_counter  # own names, which no kernel can replace
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core.backend import Prepared
+from attnbench.core.case import Case
 from attnbench.core.record import Accuracy
 from attnbench.worker.instruments import Instruments
+from attnbench.worker.judging import CellJudge
 from attnbench.worker.measure.sampling import do_nothing
-from attnbench.worker.reference import ResultCheck
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,37 +30,25 @@ Results = Mapping[str, "Tensor"]
 
 
 def find_wrong_call(
-    instruments: Instruments, check: ResultCheck, prepared: Prepared, latency: float | None, nbytes: int
+    instruments: Instruments, judge: CellJudge, case: Case, prepared: Prepared, latency: float | None, nbytes: int
 ) -> tuple[tuple[Accuracy, str] | None, bool]:
     """Return the first wrong call, and whether calls share the memory of their results.
 
     A wrong call is its accuracy, and which one it is; None where all are right. `latency` is the seconds of one call,
-    None where it was not timed; `nbytes` are those of its results. A result that has every bit of the first is right if
-    that is. Of the others, as of a kernel that sums in no fixed order, the one furthest from the first is compared with
-    the reference.
+    None where it was not timed; `nbytes` are those of its results.
     """
-    launch = check.launcher(prepared)
+    launch = judge.launcher(prepared)
     seconds = latency or _seconds_of(instruments, launch)
     count = min(CALLS, int(MAX_SECONDS / seconds), MAX_BYTES // max(nbytes, 1))
     if count < 2:
         return None, False
-    forward = check.case.has_forward
-    kept, shared = _kept_results(instruments, launch, prepared, count, forward)
-    for number in _to_compare(kept):
-        if not (accuracy := check.check_restored(kept[number])).ok:
-            return (accuracy, f"in call {number + 1} of {count}, one after the other: "), shared
-    return None, shared
-
-
-def _to_compare(kept: Sequence[Results]) -> list[int]:
-    """Return which results are to be compared with the reference: the first, and the one furthest from it, if any."""
-    first = kept[0]
-    others = [
-        (max(distance(results[name], first[name]) for name in first), number)
-        for number, results in enumerate(kept)
-        if not all(_is_equal(results[name], first[name]) for name in first)
-    ]
-    return [0, max(others)[1]] if others else [0]
+    kept, shared = _kept_results(instruments, launch, prepared, count, case.has_forward)
+    for number, results in enumerate(kept):
+        judge.add_call(number, results)
+    accuracy, number = judge.check_calls()
+    if accuracy.ok:
+        return None, shared
+    return (accuracy, f"in call {number + 1} of {count}, one after the other: "), shared
 
 
 def _kept_results(
@@ -89,20 +77,6 @@ def _kept_results(
     finally:
         timer.before = before
     return named, shared
-
-
-def distance(one: Tensor, other: Tensor) -> float:
-    """Return the largest difference of two tensors over the largest value, infinite where there is a NaN."""
-    difference = float((one.float() - other.float()).abs().max() / other.float().abs().max().clamp_min(1e-30))
-    return difference if math.isfinite(difference) else math.inf
-
-
-def _is_equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same bits."""
-    import torch
-
-    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[one.itemsize]
-    return torch.equal(one.view(bits), other.view(bits))
 
 
 def _seconds_of(instruments: Instruments, launch: Callable[[], Any]) -> float:

@@ -16,10 +16,16 @@ and their answers:
        with "ceilings": true after measuring the device's ceilings, which the record then has too
        with "look": true the record also says how much others use the GPU when this worker leaves it idle
        with "place": {...} as one of several ranks, which all get the request (ranks/group.py)
+       with "judged": true the judge beside this worker may be asked
     {"op": "check", ... as "run"}        -> the same, where the record has all checks and no measurement
     {"op": "fit", ... as "run", "memory": bytes or null} -> the same, of a cell at the limit of memory (fit_cell.py)
     {"op": "examine", "device": {...}}                        -> {"facts": {...}} (machine_facts.py)
+    {"op": "judge", "device": {...}, "do": ..., ...} -> the judge's answer (judge/service.py), in a worker that has no
+       backend, and is the judge of others; {"error": ..., "of": "results", "memory" or "sharing"} where it has none
     {"op": "profile", "device": {...}, "case": {...}, "keep": {kind: path}} -> {"profile": {...}} (profile_call.py)
+
+Before its answer a worker may ask the judge beside it: it writes {"ask": {"do": ...}}, and reads its answer from the
+next line of the requests.
 
 An answer repeats the "number" of its request. A request that raises an exception is answered with {"error": "..."}.
 "fatal" means that the CUDA context is broken; the worker then ends after its answer.
@@ -33,7 +39,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from json import dumps, loads  # these names, which no kernel can replace
@@ -63,10 +69,16 @@ from attnbench.worker.torch_defaults import forget_compiled, keep_to_backend, un
 SMALL = 128  # tokens of a case that fits wherever one does
 
 
+Ask = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
 class Worker:
     """Answers requests for one backend on one device. Both are opened at the first request that needs them."""
 
-    def __init__(self) -> None:
+    def __init__(self, ask: Ask | None = None) -> None:
+        """Take how to ask the judge beside this worker, where there may be one."""
+        self._ask = ask
+        self._judge: Any = None  # the JudgeService of a worker that is a judge
         self.backend: Backend | None = None
         self.spec = ""  # where it was loaded from
         self._usable = False
@@ -76,6 +88,7 @@ class Worker:
         self._held: int | None = None  # bytes of memory before the first job that looks for a limit, on a CPU
         self._process = os.getpid()
         self._seen: set[str] = set()  # names of the modules that were imported before the latest job
+        self._is_judged = False  # whether the judge beside this worker may be asked
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one request. Raises what the backend raises, ValueError for an unknown "op"."""
@@ -114,6 +127,7 @@ class Worker:
                 job, policy = from_json(Job, request["job"]), Policy(**request["policy"])
                 device, ceilings = from_json(Device, request["device"]), request.get("ceilings", False)
                 self._place = request.get("place")
+                self._is_judged = request.get("judged", False)
                 record = self.run(job, policy, device, op=op, ceilings=ceilings, memory=request.get("memory"))
                 if request.get("look"):
                     record = self.with_other_work(record)
@@ -122,15 +136,37 @@ class Worker:
                 from attnbench.worker.machine_facts import examine
 
                 return {"facts": examine(self.measurer(from_json(Device, request["device"])))}
+            case "judge":
+                return self.judge(request)
             case "profile":
                 from attnbench.worker.profile_call import profile
 
                 assert self.backend is not None
-                self._place = request.get("place")
+                self._place, self._is_judged = request.get("place"), request.get("judged", False)
                 measurer, case = self.measurer(from_json(Device, request["device"])), from_json(Case, request["case"])
                 return {"profile": profile(measurer, self.backend, case, request["keep"])}
             case other:
                 raise ValueError(f"unknown request {other!r}")
+
+    def judge(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request of the judge, or why there is none, for the worker that asked."""
+        from attnbench.core.shared_tensors import NotShared
+
+        try:
+            if self._judge is None:
+                from attnbench.judge.service import JudgeService
+
+                self._judge = JudgeService(from_json(Device, request["device"]))
+            found: dict[str, Any] = self._judge.answer(request)
+            return found
+        except Exception as error:
+            if isinstance(error, NotShared):
+                return {"error": str(error), "of": "sharing"}
+            print_traceback()
+            if isinstance(error, ValueError):
+                return {"error": str(error), "of": "results"}
+            memory = {"of": "memory"} if failures.is_out_of_memory(error) else {}
+            return {"error": f"the judge failed: {failures.reason(error, '')}", **memory}
 
     @property
     def will_measure(self) -> bool:
@@ -261,6 +297,7 @@ class Worker:
             from attnbench.worker.ranks.group import Place, RankGroup
 
             self._measurer.join(RankGroup(Place(**self._place), self._measurer.device))
+        self._measurer.ask_judge = self._ask if self._is_judged else None
         self._measurer.device_info = device  # its rates may not have been known when the instruments were made
         return self._measurer
 
@@ -357,7 +394,14 @@ def print_traceback() -> None:
 
 def serve(requests: TextIO, answers: TextIO) -> None:
     """Answer requests, one JSON line each, until the input ends or the CUDA context is broken."""
-    worker = Worker()
+
+    def ask(request: Mapping[str, Any]) -> dict[str, Any]:
+        answers.write(dumps({"ask": request}) + "\n")
+        answers.flush()
+        answer: dict[str, Any] = loads(requests.readline())
+        return answer
+
+    worker = Worker(ask)
     for line in requests:
         request = loads(line)
         try:

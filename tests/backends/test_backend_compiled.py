@@ -22,8 +22,8 @@ from attnbench.backends.shared.masks import (
 )
 from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.core.machine import Device
-from attnbench.worker import inputs
-from attnbench.worker.reference import visible_keys as exactly
+from attnbench.judge import inputs
+from attnbench.judge import visible_keys as exactly
 from standins import flash_attn, install
 from standins.contract import AMPERE, BLACKWELL, CASES, CPU, HOPPER, backend, cases, check
 

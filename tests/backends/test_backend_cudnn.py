@@ -18,7 +18,7 @@ from attnbench.backends.cudnn import graphs as ours
 from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
-from attnbench.worker import inputs
+from attnbench.judge import inputs
 from standins import cudnn, install
 from standins.contract import AMPERE, BLACKWELL, CASES, HOPPER, RTX, TURING, backend, cases, check
 

@@ -15,7 +15,7 @@ import torch
 from attnbench.backends.flash_attn.fa4_mask import mask_mod
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
-from attnbench.worker import inputs
+from attnbench.judge import inputs
 from standins import flash_attn, install
 from standins.contract import ADA, AMPERE, BLACKWELL, CASES, CPU, HOPPER, RTX, TURING, backend, cases, check
 

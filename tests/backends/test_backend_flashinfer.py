@@ -17,7 +17,7 @@ from attnbench.backends.shared import masks
 from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
-from attnbench.worker import inputs
+from attnbench.judge import inputs
 from standins import flashinfer, install
 from standins.contract import AMPERE, BLACKWELL, HOPPER, backend, cases, check
 

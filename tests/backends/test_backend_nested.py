@@ -11,7 +11,7 @@ from torch.nested._internal import sdpa as nested_sdpa
 from torch.nn.attention import SDPBackend
 
 from attnbench.core.case import Case, Shape, sizes_of
-from attnbench.worker import inputs
+from attnbench.judge import inputs
 from standins import torch_attention
 from standins.contract import CPU, HOPPER, UNLIKE, backend, cases, check, shared
 

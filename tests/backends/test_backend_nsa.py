@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnbench import judge
 from attnbench.backends.approximate import nsa
 from attnbench.core.case import Case, Shape
-from attnbench.worker import inputs, reference
-from attnbench.worker.reference import approximate_check
+from attnbench.judge import approximate_check, inputs
 from standins import fla, install
 from standins.contract import HOPPER, backend, check, shared
 
@@ -46,7 +46,7 @@ def test_blocks_that_are_not_the_best_are_wrong(monkeypatch: pytest.MonkeyPatch)
     given = inputs.make(case, "cpu", seed=0)
 
     def problem() -> str:
-        check = reference.make_check(case, given, 0, backend("nsa"))
+        check = judge.make_check(case, given, 0, backend("nsa"))
         prepared = backend("nsa").prepare(case, given)
         return check.check_first(prepared.canonical(prepared.launch())).problem()
 
@@ -89,7 +89,7 @@ def test_blocks_that_no_query_may_select(
     )
     given = inputs.make(LONG, "cpu", seed=0)
     prepared = backend("nsa").prepare(LONG, given)
-    check = reference.make_check(LONG, given, 0, backend("nsa"))
+    check = judge.make_check(LONG, given, 0, backend("nsa"))
     assert reason in check.check_first(prepared.canonical(prepared.launch())).problem()
 
 
@@ -101,7 +101,7 @@ def test_another_number_of_blocks_than_the_definition_selects(launched: int, mon
     monkeypatch.setattr(nsa, "SELECTED", launched)
     results = prepared.canonical(prepared.launch())
     monkeypatch.setattr(nsa, "SELECTED", 4)
-    problem = reference.make_check(LONG, given, 0, backend("nsa")).check_first(results).problem()
+    problem = judge.make_check(LONG, given, 0, backend("nsa")).check_first(results).problem()
     assert f"it selected {launched} candidate" in problem
     assert "for one query, and its definition selects 4" in problem
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attnbench import judge
 from attnbench.backends.approximate.sage import rounded
 from attnbench.core.backend import Backend, Inputs
 from attnbench.core.case import Case, Shape
 from attnbench.core.record import Accuracy, Approximation
-from attnbench.worker import inputs, reference
+from attnbench.judge import inputs
 from standins import install, sageattention
 from standins.contract import HOPPER, backend, check, shared
 
@@ -68,7 +69,7 @@ def test_other_rounding_is_wrong(fault: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def checked(made: Backend, case: Case, given: Inputs | None = None) -> tuple[Accuracy, Approximation | None]:
     given = given or inputs.make(case, "cpu", seed=0)
-    check = reference.make_check(case, given, 0, made)
+    check = judge.make_check(case, given, 0, made)
     prepared = made.prepare(case, given)
     return check.check_first(prepared.canonical(prepared.launch())), check.approximation
 

@@ -12,7 +12,7 @@ import torch.nn.attention
 
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
-from attnbench.worker import inputs
+from attnbench.judge import inputs
 from standins import flash_attn, install
 from standins.contract import AMPERE, CPU, HOPPER, backend, cases, check
 

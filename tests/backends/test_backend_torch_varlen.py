@@ -14,7 +14,7 @@ import pytest
 from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
-from attnbench.worker import inputs
+from attnbench.judge import inputs
 from standins.contract import CASES, CPU, HOPPER, TURING, backend, cases, check
 from standins.torch_attention import varlen_attn_2_11, varlen_attn_2_13
 

@@ -18,7 +18,7 @@ import torch
 from attnbench.backends.transformer_engine import dot_product as transformer_engine_backend
 from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
-from attnbench.worker import inputs
+from attnbench.judge import inputs
 from standins import install, transformer_engine
 from standins.contract import HOPPER, TURING, backend, cases, check
 

@@ -14,7 +14,7 @@ from attnbench.backends.xformers import reason_of_refusal
 from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
-from attnbench.worker import inputs
+from attnbench.judge import inputs
 from standins import flash_attn, install, xformers
 from standins.contract import AMPERE, BLACKWELL, CASES, HOPPER, TURING, backend, cases, check
 

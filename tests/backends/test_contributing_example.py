@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from attnbench import judge
 from attnbench.backends import load
 from attnbench.core.case import Case, Shape
-from attnbench.worker import inputs, reference
+from attnbench.judge import inputs
 from standins.contract import CPU, HOPPER
 
 CASE = Case(Shape(1, 40, 40, 4, 2, 32, 32), "fp32", "fwd_bwd", causal=True)
@@ -50,7 +51,7 @@ def test_the_example_is_a_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
     given = inputs.make(CASE, "cpu", seed=0)
     prepared = mine.prepare(CASE, given)
-    accuracy = reference.make_check(CASE, given, seed=0).check_first(prepared.canonical(prepared.launch()))
+    accuracy = judge.make_check(CASE, given, seed=0).check_first(prepared.canonical(prepared.launch()))
     assert accuracy.ok, accuracy.problem()
     pasted: dict[str, Any] = {name: getattr(given, name) for name in "qkv"}
     exec(mine.paste.text(CASE), pasted)

@@ -22,7 +22,7 @@ from attnbench.backends.shared.function import Function
 from attnbench.backends.shared.own_signature import objection
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
-from attnbench.worker import inputs
+from attnbench.judge import inputs
 
 CPU, GPU = Device("cpu", 0, "CPU", 2**34, 2**34), Device("cuda", 0, "GPU", 2**34, 2**34, capability=(9, 0))
 

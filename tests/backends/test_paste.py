@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnbench import judge
 from attnbench.backends import APPROXIMATE, BACKENDS, SEVERAL, STEPS
 from attnbench.backends.base import BackendBase
 from attnbench.core.backend import cu_seqlens
 from attnbench.core.case import Case, Shape
-from attnbench.worker import inputs, reference
+from attnbench.judge import inputs
 from standins import cudnn, flash_attn, flashinfer, install, torch_attention, xformers
 from standins.contract import CPU, HOPPER, backend
 
@@ -183,9 +184,9 @@ def _compute(name: str, case: Case) -> None:
         out = out._values.transpose(0, 1)  # type: ignore[attr-defined]
     elif by_heads:
         out = out.transpose(1, 2)
-    rows = reference.choose_rows(case, torch.device("cpu"))
+    rows = judge.choose_rows(case, torch.device("cpu"))
     out = out.reshape(*given.q.shape[:3], case.shape.headdim_v)
-    accuracy = reference.compare(reference.compute_reference(case, given, rows), {"out": out})
+    accuracy = judge.compare(judge.compute_reference(case, given, rows), {"out": out})
     assert accuracy.ok, f"{code}\n{accuracy.problem()}"
 
 

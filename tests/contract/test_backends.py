@@ -20,13 +20,16 @@ from typing import Any
 import pytest
 import torch
 
+from attnbench import judge
 from attnbench.backends import BACKENDS, SEVERAL, ULYSSES, load
 from attnbench.core import pages
 from attnbench.core.backend import Backend, Inputs, Prepared, Signature, Unsupported
 from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.core.layouts import packable
 from attnbench.core.machine import Device
-from attnbench.worker import inputs, kernel_rules, reference
+from attnbench.core.renewed_inputs import InputRenewal
+from attnbench.judge import inputs
+from attnbench.worker import kernel_rules
 from attnbench.worker.measure.cpu_operators import operator_names
 from contract.pairwise import every_pair
 from interpreted_triton import INTERPRET
@@ -488,15 +491,15 @@ def operators_of_launches(backend: Backend, case: Case) -> list[str]:
         assert tensor.numel() == own.numel()
         assert tensor.shape[-1] == own.shape[-1], f"{name}: headdim is not its last dimension"
     before = {name: t.detach().float() for name, t in prepared.canonical(raw).items()}
-    renewal = reference.InputRenewal(case, given, prepared)
+    renewal = InputRenewal(case, given, prepared, seed=0)
     renewal.renew()
     launched: list[Any] = []
     ran = operator_names(lambda: launched.append(prepared.launch()))
     results = prepared.canonical(launched.pop())
-    for name in set(reference.expected_results(case)) - ({"out"} if case.direction == "bwd" else set()):
+    for name in set(judge.expected_results(case)) - ({"out"} if case.direction == "bwd" else set()):
         assert not torch.equal(results[name].float(), before[name]), f"{name} did not change with the inputs"
     fresh = renewal.apply_to(inputs.make(case, DEVICE.kind, seed=0))
-    accuracy = reference.make_check(case, fresh, 0, backend).check_first(results)
+    accuracy = judge.make_check(case, fresh, 0, backend).check_first(results)
     assert accuracy.ok, accuracy.problem()
     return ran
 
@@ -506,7 +509,7 @@ def operators_of_launches(backend: Backend, case: Case) -> list[str]:
 def test_dropout(backend: Backend, case: Case) -> None:
     """Dropout keeps the right fraction, and results are exact for its mask in each launch and on other inputs."""
     given = inputs.make(case, DEVICE.kind, seed=0)
-    check = reference.make_check(case, given, seed=0)
+    check = judge.make_check(case, given, seed=0)
     try:
         prepared = backend.prepare(case, check.inputs)
         launch = check.launcher(prepared)
@@ -516,9 +519,11 @@ def test_dropout(backend: Backend, case: Case) -> None:
     for results in (raw, launch()):
         accuracy = check.check_first(prepared.canonical(results))
         assert accuracy.ok, accuracy.problem()
-    renewal = reference.InputRenewal(case, given, prepared)
+    renewal = InputRenewal(case, given, prepared, seed=0)
     renewal.renew()
-    accuracy = check.check_renewed(renewal, inputs.make(case, DEVICE.kind, seed=0), prepared.canonical(launch()))
+    accuracy = check.check_renewed(
+        renewal.now, renewal.apply_to(inputs.make(case, DEVICE.kind, seed=0)), prepared.canonical(launch())
+    )
     assert accuracy.ok, f"on new inputs: {accuracy.problem()}"
     renewal.restore()
     accuracy = check.check_restored(prepared.canonical(launch()))
@@ -533,11 +538,11 @@ def test_results(backend: Backend, case: Case) -> None:
     """Every case that a backend takes has right names, shapes, dtypes and values; no input changes."""
     given = inputs.make(case, DEVICE.kind, seed=0)
     before = inputs.clone(given)
-    check = reference.make_check(case, given, 0, backend)
+    check = judge.make_check(case, given, 0, backend)
     prepared, raw = prepared_or_skip(backend, case, given)
     results = prepared.canonical(raw)
     factors = {f"descale_{name}" for name, t in results.items() if t.dtype.itemsize == 1}
-    assert set(results) - factors - {"selected"} == set(reference.expected_results(case))
+    assert set(results) - factors - {"selected"} == set(judge.expected_results(case))
     accuracy = check.check_first(results)  # shapes and dtypes too
     assert accuracy.ok, accuracy.problem()
     assert check.fp8_problem(prepared, accuracy) is None

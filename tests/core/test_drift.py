@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from attnbench import judge
 from attnbench.core.case import Case, Shape
 from attnbench.core.errors import UserError
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Run
 from attnbench.results import run_file
-from attnbench.worker import reference
 
 torch = pytest.importorskip("torch")
 
@@ -43,7 +43,7 @@ def test_gradients_that_accumulate_are_wrong(monkeypatch: pytest.MonkeyPatch, bu
     from attnbench.backends.shared.function import Function
     from attnbench.worker.measure_cell import CellMeasurer
 
-    monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", budget)
+    monkeypatch.setitem(judge.SCORE_BUDGET, "cpu", budget)
     Accumulates.calls = 0
     backend = Function("accumulates", lambda q, k, v, causal, softmax_scale: Accumulates.apply(q, k, v))
     measurer = CellMeasurer(Device("cpu", 0, "cpu", 2**33, 2**33, l2=2**20, threads=1))

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from attnbench import judge
 from attnbench.backends import BACKENDS, load
 from attnbench.backends.triton.backend import Triton
 from attnbench.core import fp8
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
-from attnbench.worker import environment, inputs, reference
+from attnbench.core.renewed_inputs import InputRenewal
+from attnbench.judge import inputs
+from attnbench.worker import environment
 from attnbench.worker.measure import ceiling
 from standins.attend import attend
 from standins.contract import ADA, AMPERE, CPU, HOPPER
@@ -71,7 +74,7 @@ def out_of(given: Inputs) -> torch.Tensor:
 
 def test_the_error_is_against_the_inputs_before_they_were_rounded(given: Inputs) -> None:
     assert given.q.dtype == torch.bfloat16
-    check = reference.ResultCheck(CASE, given, 0)
+    check = judge.ResultCheck(CASE, given, 0)
     exact = check.check_first({"out": out_of(given).bfloat16()})
     assert exact.errors["out"].relative < 0.003  # one rounding to bf16
     operands, descale = fp8.quantize_inputs(given)
@@ -83,7 +86,7 @@ def test_the_error_is_against_the_inputs_before_they_were_rounded(given: Inputs)
 
 def test_a_backend_that_does_not_compute_in_fp8_is_found(given: Inputs) -> None:
     """It is found by the names and dtypes of the tensors that it reads, and by its error."""
-    check = reference.ResultCheck(CASE, given, 0)
+    check = judge.ResultCheck(CASE, given, 0)
     operands, _ = fp8.quantize_inputs(given)
     rough = check.check_first({"out": (1.05 * out_of(given)).bfloat16()})
     fine = check.check_first({"out": out_of(given).bfloat16()})
@@ -93,26 +96,26 @@ def test_a_backend_that_does_not_compute_in_fp8_is_found(given: Inputs) -> None:
     for reads in ({}, {"q": operands["q"]}, {**operands, "v": given.v}):
         assert "no e4m3 copy of" in str(check.fp8_problem(replace(honest, reads=reads), rough))
     bf16 = replace(CASE, dtype="bf16")
-    assert reference.ResultCheck(bf16, given, 0).fp8_problem(replace(honest, reads={}), fine) is None
+    assert judge.ResultCheck(bf16, given, 0).fp8_problem(replace(honest, reads={}), fine) is None
 
 
 def test_an_e4m3_result_needs_its_scale(given: Inputs) -> None:
-    answer = reference.compute_reference(CASE, given, reference.choose_rows(CASE, given.q.device))
+    answer = judge.compute_reference(CASE, given, judge.choose_rows(CASE, given.q.device))
     out, descale = fp8.quantize(out_of(given))
-    accuracy = reference.compare(answer, {"out": out, "descale_out": descale})
+    accuracy = judge.compare(answer, {"out": out, "descale_out": descale})
     assert accuracy.ok
     assert accuracy.errors["out"].relative == pytest.approx(0.026, abs=0.003)
     for factor in ({}, {"descale_out": descale.double()}, {"descale_out": descale.expand(2)}):
         with pytest.raises(ValueError, match="it needs descale_out, one float32"):
-            reference.compare(answer, {"out": out, **factor})
+            judge.compare(answer, {"out": out, **factor})
     spoiled = out.clone().view(torch.uint8)
     spoiled[0, 5, 1, 3] = 0x7F
-    accuracy = reference.compare(answer, {"out": spoiled.view(torch.float8_e4m3fn), "descale_out": descale})
+    accuracy = judge.compare(answer, {"out": spoiled.view(torch.float8_e4m3fn), "descale_out": descale})
     assert accuracy.unwritten == ("out",)
     bf16 = replace(CASE, dtype="bf16")
-    answer = reference.compute_reference(bf16, given, reference.choose_rows(bf16, given.q.device))
+    answer = judge.compute_reference(bf16, given, judge.choose_rows(bf16, given.q.device))
     with pytest.raises(ValueError, match=r"expected torch\.bfloat16"):
-        reference.compare(answer, {"out": out, "descale_out": descale})
+        judge.compare(answer, {"out": out, "descale_out": descale})
 
 
 @pytest.mark.parametrize("name", sorted(set(BACKENDS) - TAKE_IT))
@@ -158,15 +161,15 @@ def test_triton_reads_e4m3_with_a_scale_per_tensor(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(kernel, "attention", stand_in)
     given.k.mul_(3)  # so that the scales differ
     given.v.mul_(5)
-    check = reference.ResultCheck(CASE, given, 0)
+    check = judge.ResultCheck(CASE, given, 0)
     prepared = Triton().prepare(CASE, given)
     accuracy = check.check_first(prepared.canonical(prepared.launch()))
     assert accuracy.ok, accuracy.problem()
     assert check.fp8_problem(prepared, accuracy) is None
-    renewal = reference.InputRenewal(CASE, given, prepared)
+    renewal = InputRenewal(CASE, given, prepared, seed=0)
     renewal.renew()
     made = Inputs(given.q.clone(), given.k.clone(), given.v.clone())
-    again = check.check_renewed(renewal, made, prepared.canonical(prepared.launch()))
+    again = check.check_renewed(renewal.now, renewal.apply_to(made), prepared.canonical(prepared.launch()))
     assert again.ok, again.problem()
 
 
@@ -209,7 +212,7 @@ def test_a_scale_of_gradients_leaves_a_margin() -> None:
 def test_a_backward_has_the_error_of_its_operands() -> None:
     """Gradients in e5m2 are right; those of other operands, or of a wrong kernel, are not."""
     given = inputs.make(BACKWARD, "cpu", seed=0)
-    check = reference.ResultCheck(BACKWARD, given, 0)
+    check = judge.ResultCheck(BACKWARD, given, 0)
     wide, operands = in_8_bits(check.inputs)
     rounded = backward_of(wide)
     results = {"out": rounded["out"].bfloat16()}

@@ -14,7 +14,7 @@ from attnbench.core import flops, pages
 from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.core.json import from_json, to_json
 from attnbench.core.lengths import run_lengths
-from attnbench.worker import inputs
+from attnbench.judge import inputs
 
 DECODE = Case(Shape(3, 1, 100, 8, 2, 64, 64), "bf16", "fwd", page_size=16)
 LATENT = Case(Shape(3, 1, 100, 128, 1, 576, 512), "bf16", "fwd", latent=True)

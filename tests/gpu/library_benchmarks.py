@@ -32,8 +32,9 @@ from attnbench import backends
 from attnbench.core import stats
 from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.core.policy import Policy
+from attnbench.judge import inputs
 from attnbench.results.case_names import case_name
-from attnbench.worker import environment, inputs
+from attnbench.worker import environment
 from attnbench.worker.measure_cell import CellMeasurer
 
 MOST = 0.03  # by which medians may differ

@@ -5,7 +5,7 @@
 
 One head of headdim 128, standard normal data; every row and key is compared. For groups of keys and of rows it
 prints the relative error in root mean square and the gain, <kernel, exact> / <exact, exact> - 1: roundings leave it
-near 0, sums that are too small make it negative. worker/reference/truncation.py has what it found.
+near 0, sums that are too small make it negative. judge/truncation.py has what it found.
 """
 
 from __future__ import annotations

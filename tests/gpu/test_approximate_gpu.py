@@ -15,10 +15,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attnbench import backends  # noqa: E402
+from attnbench import backends, judge  # noqa: E402
 from attnbench.core.case import Case, Shape  # noqa: E402
 from attnbench.core.machine import Device  # noqa: E402
-from attnbench.worker import environment, inputs, reference  # noqa: E402
+from attnbench.core.renewed_inputs import InputRenewal  # noqa: E402
+from attnbench.judge import inputs  # noqa: E402
+from attnbench.worker import environment  # noqa: E402
 
 
 def cases() -> Iterator[Case]:
@@ -36,13 +38,15 @@ def check(name: str, case: Case, device: Device) -> str:
     if made.unsupported(case, device):
         return ""
     given = inputs.make(case, "cuda", seed=0)
-    check = reference.make_check(case, given, 0, made)
+    check = judge.make_check(case, given, 0, made)
     prepared = made.prepare(case, given)
     first = check.check_first(prepared.canonical(prepared.launch()))
     assert first.ok, f"{name}, {case}: {first.problem()}"
-    renewal = reference.InputRenewal(case, given, prepared)
+    renewal = InputRenewal(case, given, prepared, seed=0)
     renewal.renew()
-    found = check.check_renewed(renewal, inputs.make(case, "cuda", seed=0), prepared.canonical(prepared.launch()))
+    found = check.check_renewed(
+        renewal.now, renewal.apply_to(inputs.make(case, "cuda", seed=0)), prepared.canonical(prepared.launch())
+    )
     assert found.ok, f"{name}, {case}, renewed: {found.problem()}"
     near = check.approximation
     assert near is not None

@@ -9,7 +9,8 @@ from attnbench import backends
 from attnbench.core import stats
 from attnbench.core.case import Case, Shape
 from attnbench.core.policy import Policy
-from attnbench.worker import environment, inputs
+from attnbench.judge import inputs
+from attnbench.worker import environment
 from attnbench.worker.measure_cell import CellMeasurer
 
 torch = pytest.importorskip("torch")

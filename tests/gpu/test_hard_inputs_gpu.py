@@ -20,11 +20,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attnbench import backends  # noqa: E402
+from attnbench import backends, judge  # noqa: E402
 from attnbench.core.backend import Inputs, Prepared, Unsupported  # noqa: E402
 from attnbench.core.case import Case, Shape  # noqa: E402
 from attnbench.core.machine import Device  # noqa: E402
-from attnbench.worker import environment, inputs, reference  # noqa: E402
+from attnbench.judge import inputs  # noqa: E402
+from attnbench.worker import environment  # noqa: E402
 
 LAUNCHES = 3  # of each case, with inputs of other seeds
 MAX_SECONDS = 50.0
@@ -40,16 +41,16 @@ def cases(seqlen: int = 1024) -> Iterator[Case]:
 
 def launch(
     case: Case, device: torch.device, prepare: Callable[[Inputs], Prepared], seed: int
-) -> tuple[reference.Reference, Mapping[str, torch.Tensor]]:
+) -> tuple[judge.Reference, Mapping[str, torch.Tensor]]:
     """Launch once on hard inputs or on outliers, and return the reference and the results."""
     if case.data == "normal":
-        check = reference.HardInputsCheck(case, device)
+        check = judge.HardInputsCheck(case, device)
         on_hard = prepare(check.inputs)
         return check.reference, on_hard.canonical(on_hard.launch())
-    sample = reference.choose_rows(case, device, seed, share=0.25)
-    given = reference.check_inputs(case, inputs.make(case, str(device), seed), sample)
+    sample = judge.choose_rows(case, device, seed, share=0.25)
+    given = judge.check_inputs(case, inputs.make(case, str(device), seed), sample)
     prepared = prepare(given)
-    return reference.compute_reference(case, given, sample), prepared.canonical(prepared.launch())
+    return judge.compute_reference(case, given, sample), prepared.canonical(prepared.launch())
 
 
 def errors_on_hard_inputs(name: str, which: Sequence[Case], device: Device, until: float) -> Iterator[str]:
@@ -74,7 +75,7 @@ def errors_on_hard_inputs(name: str, which: Sequence[Case], device: Device, unti
             for seed in range(LAUNCHES):
                 place = torch.device(device.kind, device.index)
                 answer, results = launch(case, place, partial(backend.prepare, case), seed)
-                accuracy = reference.compare(answer, results)
+                accuracy = judge.compare(answer, results)
                 wrong = wrong or accuracy.problem()
                 for result, error in accuracy.errors.items():
                     rms = error.relative / max(answer.relative_eager_error(result), 1e-30)

@@ -18,9 +18,10 @@ from attnbench.core import stats
 from attnbench.core.case import Case, Shape
 from attnbench.core.policy import Policy
 from attnbench.core.record import Record
+from attnbench.judge import inputs
 from attnbench.results import metrics, run_file
 from attnbench.results.rows import Row, Source
-from attnbench.worker import environment, inputs
+from attnbench.worker import environment
 from attnbench.worker.instruments import Instruments
 from attnbench.worker.measure import cuda_graph, l2_cache
 from attnbench.worker.measure.cuda_events import EventTimer

@@ -9,10 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from attnbench import judge  # noqa: E402
 from attnbench.backends import BACKENDS, load  # noqa: E402
 from attnbench.core.case import Case, Shape  # noqa: E402
-from attnbench.worker import environment, inputs, reference  # noqa: E402
-from attnbench.worker.reference.tolerance import compare  # noqa: E402
+from attnbench.judge import inputs  # noqa: E402
+from attnbench.judge.tolerance import compare  # noqa: E402
+from attnbench.worker import environment  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,10 +36,10 @@ def test_results(name: str, mask: str, shape: Shape) -> None:
     backend = load(name, BACKENDS[name])
     if reason := backend.unsupported(case, environment.describe("cuda:0").device):
         pytest.skip(reason)
-    sample = reference.choose_rows(case, device, 1, share=0.25)
-    given = reference.check_inputs(case, inputs.make(case, "cuda", 1), sample)
+    sample = judge.choose_rows(case, device, 1, share=0.25)
+    given = judge.check_inputs(case, inputs.make(case, "cuda", 1), sample)
     prepared = backend.prepare(case, given)
-    accuracy = compare(reference.compute_reference(case, given, sample), prepared.canonical(prepared.launch()))
+    accuracy = compare(judge.compute_reference(case, given, sample), prepared.canonical(prepared.launch()))
     assert accuracy.ok, accuracy.problem()
     assert prepared.pairs is not None
     assert prepared.pairs() <= shape.seqlen_q * (shape.seqlen_k + 256) + 256 * shape.seqlen_k

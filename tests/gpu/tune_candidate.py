@@ -40,7 +40,8 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.flops import flops
 from attnbench.core.policy import Policy
 from attnbench.core.stats import median
-from attnbench.worker import environment, inputs, serve
+from attnbench.judge import inputs
+from attnbench.worker import environment, serve
 from attnbench.worker.instruments import Instruments, TimedLaunch
 
 # Measured with textbook attention of 4096 tokens on a CPU: rounding to bf16 what the kernels round (P, dS, results)

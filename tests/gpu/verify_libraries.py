@@ -117,8 +117,9 @@ def child(name: str, spec: str, device: str, only: str, timed: bool, special: bo
     from attnbench.core.backend import Unsupported
     from attnbench.core.policy import Policy
     from attnbench.core.stats import median
+    from attnbench.judge import inputs
     from attnbench.results.case_names import case_name
-    from attnbench.worker import environment, inputs
+    from attnbench.worker import environment
     from attnbench.worker.measure_cell import CellMeasurer
 
     def print_result(**fields: Any) -> None:

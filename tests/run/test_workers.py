@@ -29,7 +29,7 @@ from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, 
 from attnbench.results.exit_codes import GIVEN_UP, MAX_FAILED_STARTS, exit_code, given_up
 from attnbench.run import process, workers
 from attnbench.run.process import WorkerProcess
-from attnbench.run.workers import TimeLimit, WorkerPool, judged
+from attnbench.run.workers import TimeLimit, WorkerPool, checked
 
 DEVICE = Device("fake", 0, "Simulated GPU", 2**36, 2**36)
 POLICY = Policy(timeout_s=60.0)
@@ -640,12 +640,12 @@ RIGHT = TensorError(1e-3, 1e-3, 2e-3, 1e-3)
 def test_a_record_that_contradicts_its_errors_is_wrong(accuracy: Accuracy | None, said: str) -> None:
     """Fault: the worker's process says ok. Found: wrong, as the parent judges the errors in the record."""
     record = Record(case(8), "own", 0, "ok", accuracy=accuracy)
-    found = workers.judged(record)
+    found = workers.checked(record)
     assert found.status == "wrong"
     assert said in str(found.reason)
     right = replace(record, accuracy=Accuracy({"out": RIGHT}, 1, 1))
-    assert workers.judged(right) is right
-    assert workers.judged(replace(record, status="oom")).status == "oom"
+    assert workers.checked(right) is right
+    assert workers.checked(replace(record, status="oom")).status == "oom"
 
 
 def test_an_answer_that_is_no_record_costs_one_record(new_pool: NewPool) -> None:
@@ -704,7 +704,7 @@ def test_a_record_that_no_file_could_be_read_with_has_failed(name: str, unit: st
     errors = {"out": TensorError(0.0, 0.1, 0.2, 0.0)}
     good = Record(Case(Shape(1, 8, 8, 1, 1, 8, 8), "bf16", "fwd"), "triton", 0, "ok", accuracy=Accuracy(errors, 8, 1))
     record = replace(good, measurements={**good.measurements, name: Measurement(unit, (1e-3, value))})
-    found = judged(record)
+    found = checked(record)
     assert (found.status, found.measurements, found.id) == ("failed", {}, record.id)
     assert str(found.reason).startswith(f"its worker's figures cannot be: {name}: ")
-    assert judged(good) == good
+    assert checked(good) == good

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case
-from attnbench.worker.reference.exact_attention import visible_keys
+from attnbench.judge.exact_attention import visible_keys
 
 Order = Callable[[int], Sequence[int]]
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnbench import judge
 from attnbench.backends.base import autograd_prepared
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Layout, Shape
-from attnbench.worker import inputs, reference
-from attnbench.worker.reference import dropout_check, dropout_mask
+from attnbench.judge import dropout_check, dropout_mask, inputs
 
 CPU = torch.device("cpu")
 WIDTHS = (torch.float64, torch.bfloat16)
@@ -68,7 +68,7 @@ def test_the_mask_is_read_as_it_was_drawn(direction: str, layout: Layout, change
     given = inputs.make(which, "cpu", 0)
     before = inputs.clone(given)
     made = prepared(which, given, layout, lambda: kept)
-    sample = reference.choose_rows(which, CPU)
+    sample = judge.choose_rows(which, CPU)
     masks = dropout_mask.MaskReader(which, made, given, dropout_mask.RandomState(which, CPU))
     read = masks.read(sample)
     theirs = kept.unflatten(1, (s.nheads_k, -1)).flatten(0, 1).transpose(1, 2)  # the sample holds all rows of all heads
@@ -76,9 +76,9 @@ def test_the_mask_is_read_as_it_was_drawn(direction: str, layout: Layout, change
     assert torch.equal(read, theirs)
     assert inputs.first_changed(given, before) is None
     results = made.canonical(made.launch())
-    answer = reference.compute_reference(which, given, sample, kept=read)
-    assert reference.compare(answer, results).ok
-    assert not reference.compare(reference.compute_reference(which, given, sample), results).ok
+    answer = judge.compute_reference(which, given, sample, kept=read)
+    assert judge.compare(answer, results).ok
+    assert not judge.compare(judge.compute_reference(which, given, sample), results).ok
 
 
 def test_a_tensor_of_unknown_layout_is_refused() -> None:
@@ -93,10 +93,10 @@ def test_the_reference_with_a_mask_is_autograds() -> None:
     """Compared in float64 for all four results, with softcap and a causal mask."""
     which = case("fwd_bwd", causal=True, softcap=1.5, seqlen_k=50)
     given = inputs.make(which, "cpu", 0)
-    sample = reference.choose_rows(which, CPU)
+    sample = judge.choose_rows(which, CPU)
     s = which.shape
     kept = torch.rand(s.batch * s.nheads_k, s.seqlen_q, s.nheads // s.nheads_k, s.seqlen_k) >= which.dropout_p
-    answer = reference.compute_reference(which, given, sample, kept=kept)
+    answer = judge.compute_reference(which, given, sample, kept=kept)
     q, k, v = (t.double().requires_grad_() for t in (given.q, given.k, given.v))
     scores = torch.einsum("bihgd,bjhd->bhigj", q.unflatten(2, (s.nheads_k, -1)), k) * which.softmax_scale
     scores = 1.5 * torch.tanh(scores / 1.5)
@@ -118,7 +118,7 @@ ROWS = {"batch": 1, "seqlen_q": 300, "seqlen_k": 512, "nheads": 4, "nheads_k": 2
 
 
 def flaws_of(which: Case, kept: Tensor) -> tuple[str, ...]:
-    sample = reference.choose_rows(which, CPU)
+    sample = judge.choose_rows(which, CPU)
     return dropout_mask.find_mask_flaws(which, sample.rows, dropout_mask.visible_in_sample(which, sample), kept)
 
 
@@ -181,7 +181,7 @@ def test_statistics_of_the_output_tell_wrong_dropout(p: float, changes: dict[str
     """Right outputs of many masks pass; dropping too much or nothing, or a missing factor, does not."""
     which = case(p=p, seqlen_q=200, seqlen_k=300, **changes)
     given = inputs.make(which, "cpu", 0)
-    sample = reference.choose_rows(which, CPU)
+    sample = judge.choose_rows(which, CPU)
     s = which.shape
     size = (s.batch, s.nheads, s.seqlen_q, s.seqlen_k)
 
@@ -217,7 +217,7 @@ def fused_backward(which: Case, given: Inputs, kept: Tensor, out: Tensor) -> dic
 def probabilities_of(which: Case, given: Inputs) -> Tensor:
     """Return the probabilities before dropout, (batch, nheads, seqlen_q, seqlen_k)."""
     q, k = (t.transpose(1, 2).double() for t in (given.q, given.k))
-    seen = reference.visible_keys(which, torch.arange(which.shape.seqlen_q))
+    seen = judge.visible_keys(which, torch.arange(which.shape.seqlen_q))
     return (q @ k.mT * which.softmax_scale).masked_fill(~seen, float("-inf")).softmax(-1)
 
 
@@ -228,7 +228,7 @@ class Fused:
     which: Case
     given: Inputs
     kept: Tensor
-    answer: reference.Reference
+    answer: judge.Reference
 
     def out(self, p: float = 0.1) -> Tensor:
         """In float64; with p = 0 as it is without dropout."""
@@ -251,11 +251,9 @@ def made(shape: Shape, seed: int, **mask: Any) -> Fused:
     given = inputs.make(which, "cpu", seed)
     scores = (shape.batch, shape.nheads, shape.seqlen_q, shape.seqlen_k)
     kept = torch.rand(scores, generator=torch.Generator().manual_seed(seed)) >= which.dropout_p
-    sample = reference.choose_rows(which, CPU)
+    sample = judge.choose_rows(which, CPU)
     assert sample.whole
-    return Fused(
-        which, given, kept, reference.compute_reference(which, given, sample, kept=kept.flatten(0, 1)[:, :, None])
-    )
+    return Fused(which, given, kept, judge.compute_reference(which, given, sample, kept=kept.flatten(0, 1)[:, :, None]))
 
 
 def test_the_error_of_a_rounded_out_in_dq_and_dk_is_allowed(fused: Fused) -> None:
@@ -267,9 +265,9 @@ def test_the_error_of_a_rounded_out_in_dq_and_dk_is_allowed(fused: Fused) -> Non
         assert share.min() > 0.3
         assert share.max() < 1.1
     results = fused.results(fused.out().bfloat16())
-    assert reference.compare(fused.answer, results).ok
+    assert judge.compare(fused.answer, results).ok
     if not fused.which.causal:
-        assert not reference.compare(replace(fused.answer, rounding={}), results).ok
+        assert not judge.compare(replace(fused.answer, rounding={}), results).ok
 
 
 @pytest.mark.parametrize("mask", [{"causal": True}, {"window_size": (0, 0)}], ids=["causal", "one key"])
@@ -277,10 +275,10 @@ def test_the_error_of_a_rounded_out_is_allowed_for_a_single_head(mask: dict[str,
     """A row of one head has a single such error, so those of a section may all be large."""
     for seed in range(20):
         one = made(Shape(1, 128, 128, 1, 1, 64, 64), seed, **mask)
-        found = reference.compare(one.answer, one.results(one.out().bfloat16()))
+        found = judge.compare(one.answer, one.results(one.out().bfloat16()))
         assert found.ok, (seed, found.errors)
 
 
 def test_a_row_sum_without_dropout_is_wrong(fused: Fused) -> None:
-    found = reference.compare(fused.answer, fused.results(fused.out(p=0.0)))
+    found = judge.compare(fused.answer, fused.results(fused.out(p=0.0)))
     assert [name for name, error in found.errors.items() if not error.ok] == ["dq", "dk"]

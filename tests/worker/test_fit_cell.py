@@ -18,9 +18,9 @@ from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
 from attnbench.core.policy import Policy
 from attnbench.core.record import NO_ROOM_TO_CHECK
-from attnbench.worker import fit_cell, inputs
+from attnbench.judge import in_parts, inputs, tolerance
+from attnbench.worker import fit_cell
 from attnbench.worker.measure.memory import CpuMemory
-from attnbench.worker.reference import in_parts, tolerance
 
 SHAPE = Shape(1, 640, 640, 2, 2, 64, 64)
 

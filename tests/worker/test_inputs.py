@@ -13,7 +13,7 @@ from torch import Tensor
 from attnbench.core.backend import Inputs
 from attnbench.core.case import DATA, LAYOUTS, Case, Data, Layout, Shape
 from attnbench.core.layouts import find_packed, parts_of_packed
-from attnbench.worker import inputs
+from attnbench.judge import inputs
 
 SHAPE = Shape(2, 64, 96, 4, 2, 32, 16)
 NAMES = ("q", "k", "v", "dout")

@@ -18,7 +18,8 @@ from attnbench.core.backend import Inputs, Prepared, Unsupported
 from attnbench.core.case import Case, Shape
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
-from attnbench.worker import cell_steps, inputs
+from attnbench.judge import inputs
+from attnbench.worker import cell_steps
 from attnbench.worker.measure.memory import status_bytes
 from attnbench.worker.serve import Worker
 from worker_here import CPU, SHORT
@@ -379,9 +380,9 @@ def test_first_call_includes_preparation_and_samples_do_not(worker: Worker) -> N
 
 def test_long_sequences_are_timed_with_the_full_dout(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check masks dout outside its sample; the timed launch must not have that dout."""
-    from attnbench.worker import reference
+    from attnbench import judge
 
-    monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 1)
+    monkeypatch.setitem(judge.SCORE_BUDGET, "cpu", 1)
     seen = []
 
     class Watching(Eager):

@@ -19,7 +19,7 @@ from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
-from attnbench.worker import inputs
+from attnbench.judge import inputs
 from attnbench.worker.plan_time import PLANS, time_plan
 from attnbench.worker.serve import Worker
 from worker_here import CPU, SHORT

@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnbench import judge
 from attnbench.backends.pytorch.eager import Eager
 from attnbench.core.backend import Inputs, Prepared, torch_dtype
 from attnbench.core.case import Case, Shape
 from attnbench.core.record import Accuracy
-from attnbench.worker import inputs, reference
-from attnbench.worker.reference import checksums, exact_attention, truncation
+from attnbench.core.renewed_inputs import InputRenewal
+from attnbench.judge import checksums, exact_attention, inputs, truncation
 
 CPU = torch.device("cpu")
 Results = dict[str, Tensor]
@@ -63,20 +64,20 @@ def rounded(c: Case, results: Results) -> Results:
     return {name: t.to(torch_dtype(c)) for name, t in results.items()}
 
 
-def setup(c: Case, seed: int = 0) -> tuple[Inputs, reference.RowSample, reference.Reference]:
+def setup(c: Case, seed: int = 0) -> tuple[Inputs, judge.RowSample, judge.Reference]:
     given = inputs.make(c, "cpu", seed)
-    sample = reference.choose_rows(c, CPU, seed)
-    given = reference.check_inputs(c, given, sample)
-    return given, sample, reference.compute_reference(c, given, sample)
+    sample = judge.choose_rows(c, CPU, seed)
+    given = judge.check_inputs(c, given, sample)
+    return given, sample, judge.compute_reference(c, given, sample)
 
 
 def accuracy_after(c: Case, change: Callable[[Results], object]) -> Accuracy:
     """Return what `compare` finds for the true results in the case's dtype after one change."""
     given, _, answer = setup(c)
     results = rounded(c, brute_force(c, given))
-    assert reference.compare(answer, results).ok  # otherwise the change shows nothing
+    assert judge.compare(answer, results).ok  # otherwise the change shows nothing
     change(results)
-    return reference.compare(answer, results)
+    return judge.compare(answer, results)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_matches_brute_force(c: Case) -> None:
     assert same(answer, brute_force(c, given)) == c.shape.batch * c.shape.nheads_k
 
 
-def same(answer: reference.Reference, want: Results) -> int:
+def same(answer: judge.Reference, want: Results) -> int:
     """Assert that the exact results equal `want` in float64; return the number of heads."""
     for part in answer.parts:
         for name, ours in part.exact.items():
@@ -125,9 +126,9 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch, elements: int) -
         torch.testing.assert_close(chunked.size[name].square, size.square)
 
 
-def sampled(monkeypatch: pytest.MonkeyPatch, budget: int, c: Case, seed: int = 0) -> reference.RowSample:
-    monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", budget)
-    return reference.choose_rows(c, CPU, seed)
+def sampled(monkeypatch: pytest.MonkeyPatch, budget: int, c: Case, seed: int = 0) -> judge.RowSample:
+    monkeypatch.setitem(judge.SCORE_BUDGET, "cpu", budget)
+    return judge.choose_rows(c, CPU, seed)
 
 
 def test_a_sample_has_some_rows_of_every_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +145,9 @@ def test_a_sample_has_some_rows_of_every_head(monkeypatch: pytest.MonkeyPatch) -
     assert ((found.rows[:, 1:-1] >= section) & (found.rows[:, 1:-1] < section + 67)).all()  # one row of each section
     together = found.rows[:, 1:-1].unique()
     assert int(together.diff().max()) <= 4  # one head alone leaves gaps of 64 to 128
-    assert torch.equal(found.rows, reference.choose_rows(c, CPU, seed=3).rows)
-    assert not torch.equal(found.rows, reference.choose_rows(c, CPU, seed=4).rows)
-    assert reference.choose_rows(c, CPU, share=0.5).rows.shape == (30, 32, 2)
+    assert torch.equal(found.rows, judge.choose_rows(c, CPU, seed=3).rows)
+    assert not torch.equal(found.rows, judge.choose_rows(c, CPU, seed=4).rows)
+    assert judge.choose_rows(c, CPU, share=0.5).rows.shape == (30, 32, 2)
     assert (found.seed, found.heads) == (3, 60)
 
 
@@ -163,7 +164,7 @@ def test_heads_are_left_out_where_few_rows_are_too_many(monkeypatch: pytest.Monk
     assert sampled(monkeypatch, 1, case(1, 40)).all_rows
 
 
-def seen_share(found: reference.RowSample, seqlen: int, heads: int | None) -> float:
+def seen_share(found: judge.RowSample, seqlen: int, heads: int | None) -> float:
     """Return in which share of tiles of 64 rows the sample has a row of the first `heads` query heads."""
     rows = found.rows.transpose(1, 2).flatten(0, 1)[:heads]
     return len((rows // 64).unique()) / (seqlen // 64)
@@ -185,17 +186,17 @@ def test_the_probability_that_a_wrong_tile_is_seen_is_as_stated(monkeypatch: pyt
 
 
 def test_all_rows_where_a_reference_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 1)
+    monkeypatch.setitem(judge.SCORE_BUDGET, "cpu", 1)
     c = case(400, 40, h=6, h_k=3, batch=5, d=8, d_v=16)
     cost = 2 * 6 * (8 + 16) * 5 * 6 * 400 * 40
-    assert reference.choose_rows(c, CPU, full_flops=cost).whole
-    assert not reference.choose_rows(c, CPU, full_flops=0.99 * cost).all_rows
+    assert judge.choose_rows(c, CPU, full_flops=cost).whole
+    assert not judge.choose_rows(c, CPU, full_flops=0.99 * cost).all_rows
 
 
 def test_rows_with_a_run_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 30 * 64 * 2 * 40)
+    monkeypatch.setitem(judge.SCORE_BUDGET, "cpu", 30 * 64 * 2 * 40)
     c = case(4096, 40, h=12, h_k=6, batch=5)
-    found = reference.choose_rows(c, CPU, most=40, run=8)
+    found = judge.choose_rows(c, CPU, most=40, run=8)
     assert found.rows.shape == (30, 40, 2)
     assert (found.rows[:, -8:] == torch.arange(4088, 4096)[:, None]).all()
     assert (found.rows.diff(dim=1) > 0).all()
@@ -205,16 +206,16 @@ def test_rows_with_a_run_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("budget", [1, 6 * 20 * 2 * 24], ids=["two heads", "all heads"])
 def test_sampled_gradients_of_keys_are_exact(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
     """dk and dv are sums over all rows: with dout masked outside the sample, the sample gives them exactly."""
-    monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", budget)
+    monkeypatch.setitem(judge.SCORE_BUDGET, "cpu", budget)
     c = case(100, 24, h=4, h_k=2, d=4, d_v=4, causal=True, batch=3)
     given, sample, answer = setup(c)
     original = inputs.make(c, "cpu", 0)
     want = brute_force(c, given)  # all rows, with the masked dout
     assert same(answer, want) == len(sample.batch) == (2 if budget == 1 else 6)
-    assert reference.compare(answer, rounded(c, want)).ok
+    assert judge.compare(answer, rounded(c, want)).ok
     others = rounded(c, brute_force(c, original))
-    assert not reference.compare(answer, others).ok  # without the mask they differ
-    assert reference.compare(answer, others, ("out", "dq")).ok
+    assert not judge.compare(answer, others).ok  # without the mask they differ
+    assert judge.compare(answer, others, ("out", "dq")).ok
     assert set(answer.without_dk_dv().parts[0].exact) == {"out", "dq"}
 
 
@@ -238,13 +239,13 @@ def test_one_value_that_is_not_finite_is_wrong(name: str, value: float) -> None:
 
 
 def test_nan_outside_the_sample_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", 1)
+    monkeypatch.setitem(judge.SCORE_BUDGET, "cpu", 1)
     c = case(300, 10, h=3, h_k=3, direction="fwd")
     given, sample, answer = setup(c)
     results = rounded(c, brute_force(c, given))
     row = next(i for i in range(300) if i not in sample.rows.flatten().tolist())
     results["out"][0, row, 1] = math.nan
-    assert reference.compare(answer, results).unwritten == ("out",)
+    assert judge.compare(answer, results).unwritten == ("out",)
 
 
 @pytest.mark.parametrize(
@@ -275,16 +276,16 @@ def test_small_errors_in_late_rows_are_found_under_causal() -> None:
     early = out.clone()
     early[:, 1] += 0.012
     assert out[:, :16].abs().max() > 100 * 0.012
-    assert reference.compare(answer, rounded(c, {"out": early})).ok
-    assert not reference.compare(answer, rounded(c, {"out": late})).ok
+    assert judge.compare(answer, rounded(c, {"out": early})).ok
+    assert not judge.compare(answer, rounded(c, {"out": late})).ok
 
 
 def test_causal_aligned_top_left_is_wrong() -> None:
     for sq, sk in ((24, 40), (40, 24)):
         c = case(sq, sk, causal=True, dtype="bf16", direction="fwd")
         given, _, answer = setup(c)
-        assert reference.compare(answer, rounded(c, brute_force(c, given))).ok
-        assert not reference.compare(answer, rounded(c, brute_force(c, given, offset=0))).ok
+        assert judge.compare(answer, rounded(c, brute_force(c, given))).ok
+        assert not judge.compare(answer, rounded(c, brute_force(c, given, offset=0))).ok
 
 
 @pytest.mark.parametrize("bits", [8, 11], ids=["bf16", "tf32"])
@@ -298,7 +299,7 @@ def test_lower_precision_than_fp32_is_wrong(bits: int, causal: bool) -> None:
         return torch.ldexp(torch.round(fraction * 2**bits) / 2**bits, exponent)
 
     coarse = replace(given, q=cut(given.q), k=cut(given.k), v=cut(given.v), dout=cut(given.dout))
-    accuracy = reference.compare(answer, rounded(c, brute_force(c, coarse)))
+    accuracy = judge.compare(answer, rounded(c, brute_force(c, coarse)))
     assert not any(e.ok for e in accuracy.errors.values())
 
 
@@ -324,7 +325,7 @@ def test_a_right_backend_passes(sizes: tuple[int, ...], dtype: str) -> None:
         c = case(sq, sk, h, h_k, d=32, d_v=32, dtype=dtype, causal=causal)
         given, _, answer = setup(c)
         prepared = Eager().prepare(c, given)
-        accuracy = reference.compare(answer, prepared.canonical(prepared.launch()))
+        accuracy = judge.compare(answer, prepared.canonical(prepared.launch()))
         assert accuracy.ok, accuracy.problem()
         assert accuracy.rows == sq
         assert set(accuracy.errors) == {"out", "dq", "dk", "dv"}
@@ -339,7 +340,7 @@ def test_many_small_errors_are_wrong_where_none_is_large(factor: float, ok: bool
     out = brute_force(c, given)["out"]
     size = factor * answer.relative_eager_error("out") * float(out.square().mean().sqrt())
     signs = torch.randint(0, 2, out.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    accuracy = reference.compare(answer, rounded(c, {"out": out + size * signs}))
+    accuracy = judge.compare(answer, rounded(c, {"out": out + size * signs}))
     assert accuracy.ok == ok
     if not ok:
         assert accuracy.errors["out"].max_error == pytest.approx(size, rel=0.2)  # the root mean square is reported
@@ -349,7 +350,7 @@ CHECKED = {"sq": 96, "sk": 96, "h": 4, "h_k": 2, "d": 16, "d_v": 8, "batch": 2}
 
 
 @functools.cache
-def true_results(**fields: Any) -> tuple[Case, Inputs, reference.Reference, Results]:
+def true_results(**fields: Any) -> tuple[Case, Inputs, judge.Reference, Results]:
     given, _, answer = setup(c := case(**fields))
     return c, given, answer, brute_force(c, given)
 
@@ -359,7 +360,7 @@ def checksums_hold(fields: Mapping[str, Any], change: Callable[[Results], object
     c, given, answer, true = true_results(**fields)
     results = rounded(c, true)
     change(results)
-    return {name: error.ok for name, error in reference.compare_checksums(answer, given, results).items()}
+    return {name: error.ok for name, error in judge.compare_checksums(answer, given, results).items()}
 
 
 @pytest.mark.parametrize("more", [{}, {"causal": True}, {"softcap": 0.7}, {"window_size": (9, 0)}, {"sq": 50}], ids=str)
@@ -393,8 +394,8 @@ def test_checksums_hold_for_sums_on_tensor_cores(monkeypatch: pytest.MonkeyPatch
     """
     c = case(2**20, 16, h=1, dtype="fp16", direction="bwd")
     given = inputs.make(c, "cpu", 0)
-    sample = reference.choose_rows(c, CPU, 0)
-    answer = reference.compute_reference(c, reference.check_inputs(c, given, sample), sample)
+    sample = judge.choose_rows(c, CPU, 0)
+    answer = judge.compute_reference(c, judge.check_inputs(c, given, sample), sample)
     q, k, v, dout = (t[0, :, 0].double().requires_grad_() for t in (given.q, given.k, given.v, given.dout))
     p = torch.softmax(q @ k.mT / math.sqrt(8), -1)
     out = p @ v
@@ -411,7 +412,7 @@ def test_checksums_hold_for_sums_on_tensor_cores(monkeypatch: pytest.MonkeyPatch
     def holds(dv: Tensor) -> bool:
         results = {"out": out.detach(), **exact, "dv": dv}
         results = rounded(c, {name: t[None, :, None] for name, t in results.items()})
-        return reference.compare_checksums(answer, given, results)["dv"].ok
+        return judge.compare_checksums(answer, given, results)["dv"].ok
 
     assert holds(dv)
     assert not holds(exact["dv"] + 4 * (dv - exact["dv"]))
@@ -436,7 +437,7 @@ def test_checksums_hold_for_subnormal_probabilities(monkeypatch: pytest.MonkeyPa
     def holds(dv: Tensor) -> bool:
         results = {"out": out.detach(), "dq": dq, "dk": dk, "dv": dv}
         results = rounded(c, {name: t[None, :, None] for name, t in results.items()})
-        return reference.compare_checksums(answer, given, results)["dv"].ok
+        return judge.compare_checksums(answer, given, results)["dv"].ok
 
     assert holds(dv)
     monkeypatch.setattr(checksums, "rms_of_subnormals", lambda _: 0.0)
@@ -447,9 +448,9 @@ def test_checksums_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> N
     c = case(64, 64, h=6, h_k=3, d=16, d_v=16, batch=2)
     given, _, answer = setup(c)
     results = rounded(c, brute_force(c, given))
-    whole = reference.compare_checksums(answer, given, results)
+    whole = judge.compare_checksums(answer, given, results)
     monkeypatch.setattr(checksums, "CHUNK", 1)
-    for name, error in reference.compare_checksums(answer, given, results).items():
+    for name, error in judge.compare_checksums(answer, given, results).items():
         assert error.max_error == pytest.approx(whole[name].max_error, rel=1e-3)
 
 
@@ -459,7 +460,7 @@ def test_renewed_inputs_have_other_signs_only(direction: str, dtype: str) -> Non
     c = case(64, 64, d=16, d_v=16, dtype=dtype, direction=direction)
     given = inputs.make(c, "cpu", 0)
     before = inputs.clone(given)
-    own = reference.InputRenewal(c, given, Prepared(lambda: None, dict))
+    own = InputRenewal(c, given, Prepared(lambda: None, dict), seed=0)
     renewed = {"fwd": ("q", "k", "v"), "bwd": ("dout",), "fwd_bwd": ("q", "k", "v", "dout")}[direction]
     seen = []
     for _ in range(3):
@@ -483,7 +484,7 @@ def test_fp8_copies_are_renewed_exactly() -> None:
     given = inputs.make(c, "cpu", 0)
     reads = {name: getattr(given, name).to(torch.float8_e4m3fn) for name in ("q", "k", "v")}
     before = {name: t.float() for name, t in reads.items()}
-    renewal = reference.InputRenewal(c, given, Prepared(lambda: None, dict, reads=reads))
+    renewal = InputRenewal(c, given, Prepared(lambda: None, dict, reads=reads), seed=0)
     renewal.renew()
     assert all(torch.equal(t.float().abs(), before[name].abs()) for name, t in reads.items())
     assert not any(torch.equal(t.float(), before[name]) for name, t in reads.items())
@@ -514,7 +515,7 @@ def test_a_long_product(n: int) -> None:
 def test_a_wrong_result_says_where_it_is(wrong: Callable[[Tensor], object], said: str) -> None:
     which = Case(Shape(1, 256, 256, 2, 2, 16, 16), "fp32", "fwd")
     given = inputs.make(which, "cpu", 0)
-    check = reference.make_check(which, given, 0)
+    check = judge.make_check(which, given, 0)
     out = torch.nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (given.q, given.k, given.v)))
     results = {"out": out.transpose(1, 2).contiguous()}
     assert check.check_first(results).ok

@@ -15,23 +15,23 @@ import torch
 from fused_kernel import first, fused, last
 from torch import Tensor
 
+from attnbench import judge
 from attnbench.core.backend import Inputs
 from attnbench.core.case import Case, Shape
-from attnbench.worker import inputs, reference
-from attnbench.worker.reference import hard_inputs
+from attnbench.judge import hard_inputs, inputs
 
 CPU = torch.device("cpu")
 
 
-def made(data: str, causal: bool, headdim: int = 128, sink: bool = False) -> tuple[Case, Inputs, reference.Reference]:
+def made(data: str, causal: bool, headdim: int = 128, sink: bool = False) -> tuple[Case, Inputs, judge.Reference]:
     """Return a case in fp32 on `data`, which may be "hard", with its reference."""
     shape = Shape(1, 256, 256, 2, 2, headdim, headdim)
     own_data: Any = "normal" if data == "hard" else data
     case = Case(shape, "fp32", "bwd", causal, data=own_data, sink=sink)
     given = hard_inputs.make_hard(case, CPU, 0) if data == "hard" else inputs.make(case, "cpu", 0)
-    sample = reference.choose_rows(case, CPU)
+    sample = judge.choose_rows(case, CPU)
     assert sample.whole
-    return case, given, reference.compute_reference(case, given, sample, hard=data == "hard")
+    return case, given, judge.compute_reference(case, given, sample, hard=data == "hard")
 
 
 @pytest.mark.parametrize("orders", [(first, last), (last, first), (first, first), (last, last)])
@@ -40,7 +40,7 @@ def made(data: str, causal: bool, headdim: int = 128, sink: bool = False) -> tup
 @pytest.mark.parametrize("data", ["outliers", "hard"])
 def test_a_fused_backward_passes_in_any_order_of_summation(data: str, headdim: int, causal: bool, orders: Any) -> None:
     case, given, answer = made(data, causal, headdim)
-    accuracy = reference.compare(answer, fused(case, given, *orders))
+    accuracy = judge.compare(answer, fused(case, given, *orders))
     assert accuracy.ok, accuracy.problem()
 
 
@@ -51,7 +51,7 @@ def test_dq_may_be_off_by_what_the_error_of_out_makes_of_it(monkeypatch: pytest.
     monkeypatch.setattr(hard_inputs, "draw_seed", lambda: 0)
     check = hard_inputs.HardInputsCheck(case, CPU)
     found = fused(case, check.inputs, first, first, lost=3e-6)
-    alone = reference.compare(check.reference, found)
+    alone = judge.compare(check.reference, found)
     assert alone.errors["out"].ok
     assert not any(error.ok for name, error in alone.errors.items() if name in hard_inputs.FROM_ROW_SUMS)
     accuracy = check.check_first(found)
@@ -80,8 +80,8 @@ def test_dq_is_off_in_the_outlier_channel_where_the_orders_differ(causal: bool) 
     assert off[0] > 5 * off_alike[0]
     eager = math.sqrt(float(answer.eager["dq"].square.sum()) / exact.numel())
     assert off.square().mean().sqrt() > 3 * eager
-    assert not reference.compare(replace(answer, rounding={}), apart).ok
-    assert reference.compare(replace(answer, rounding={}), alike).ok
+    assert not judge.compare(replace(answer, rounding={}), apart).ok
+    assert judge.compare(replace(answer, rounding={}), alike).ok
 
 
 def test_the_error_of_torchs_flash_attention_comes_from_its_probabilities() -> None:
@@ -144,7 +144,7 @@ def test_a_gradient_through_the_maximum_of_the_scores_passes(sizes: tuple[int, .
     case = Case(Shape(1, *sizes, 64, 64), "bf16", "bwd", causal=True)
     for seed in range(seeds):
         given = inputs.make(case, "cpu", seed)
-        answer = reference.compute_reference(case, given, reference.choose_rows(case, torch.device("cpu"), seed))
+        answer = judge.compute_reference(case, given, judge.choose_rows(case, torch.device("cpu"), seed))
         leaves = [t.detach().requires_grad_() for t in (given.q, given.k, given.v)]
         group = case.shape.nheads // case.shape.nheads_k
         q, k, v = (t.transpose(1, 2).repeat_interleave(n, 1) for t, n in zip(leaves, (1, group, group), strict=True))
@@ -155,6 +155,6 @@ def test_a_gradient_through_the_maximum_of_the_scores_passes(sizes: tuple[int, .
         out = ((p.bfloat16() @ v).float() / p.sum(-1, keepdim=True)).bfloat16().transpose(1, 2)
         found = dict(zip(("dq", "dk", "dv"), torch.autograd.grad(out, leaves, given.dout), strict=True))
         found["out"] = out.detach()
-        accuracy = reference.compare(answer, found)
+        accuracy = judge.compare(answer, found)
         assert accuracy.ok, accuracy.problem()
-        assert not reference.compare(answer, {**found, "dk": found["dk"] * 1.04}).ok
+        assert not judge.compare(answer, {**found, "dk": found["dk"] * 1.04}).ok

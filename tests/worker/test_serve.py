@@ -16,7 +16,8 @@ from attnbench.core.json import to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Measurement
-from attnbench.worker import inputs, serve
+from attnbench.judge import inputs
+from attnbench.worker import serve
 from attnbench.worker.serve import Worker
 from attnbench.worker.torch_defaults import undo
 from builders import case, ended, ok

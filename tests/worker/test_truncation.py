@@ -11,9 +11,9 @@ import torch
 from fused_kernel import fused
 from torch import Tensor
 
+from attnbench import judge
 from attnbench.core.case import Case, Shape
-from attnbench.worker import reference
-from attnbench.worker.reference import HardInputsCheck, exact_attention, hard_inputs, truncation
+from attnbench.judge import HardInputsCheck, exact_attention, hard_inputs, truncation
 
 CPU = torch.device("cpu")
 KEYS = 256
@@ -94,7 +94,7 @@ def test_gradients_may_be_those_of_an_out_that_lost_as_much(monkeypatch: pytest.
     which = case(direction="bwd", **more)
     check = HardInputsCheck(which, CPU)
     found = fused(which, check.inputs, lost=rows_lose(which))
-    exact = reference.compare(check.reference, found)
+    exact = judge.compare(check.reference, found)
     assert not exact.errors["out"].ok
     assert not exact.errors["dq"].ok
     assert check.check_first(found).ok
@@ -114,4 +114,4 @@ def test_a_row_that_sees_no_key_loses_nothing() -> None:
     found = fused(which, check.inputs)
     assert bool((found["out"][:, : KEYS // 2] == 0).all())
     smaller = truncation.with_out_cut_off(check.reference, found["out"])
-    assert reference.compare(smaller, found, ("out",)).ok
+    assert judge.compare(smaller, found, ("out",)).ok

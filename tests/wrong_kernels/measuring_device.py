@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 
+from attnbench import judge
 from attnbench.analysis.report.cautions import cautions
 from attnbench.analysis.report.facts import facts
 from attnbench.backends.base import BackendBase
@@ -26,7 +27,6 @@ from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import CHECK, METHOD, Policy
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.results.cells import Cell, cells
-from attnbench.worker import reference
 from attnbench.worker.serve import Worker
 
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
@@ -92,7 +92,7 @@ class MeasuringDevice:
         On a CPU the check may recompute `budget` score elements: where they are few, it takes a sample of the rows.
         """
         self.worker.backend = kernel if hasattr(kernel, "prepare") else Function("own", kernel)
-        with patch.dict(reference.SCORE_BUDGET, {"cpu": budget} if budget else {}):
+        with patch.dict(judge.SCORE_BUDGET, {"cpu": budget} if budget else {}):
             return self.worker.run(Job(which, "own", 0, Forecast(1.0, 0.1, 0)), policy or self.policy, self.device)
 
     def passes(self, kernel: Any, which: Case, policy: Policy | None = None, budget: int | None = None) -> Record:

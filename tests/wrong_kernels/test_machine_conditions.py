@@ -21,8 +21,9 @@ from attnbench.core import stats
 from attnbench.core.backend import Inputs
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job
+from attnbench.judge import inputs
 from attnbench.run.workers import WorkerPool
-from attnbench.worker import inputs, instruments
+from attnbench.worker import instruments
 from attnbench.worker.measure import l2_cache
 
 MIB = 2**20

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnbench import judge
 from attnbench.backends.approximate import block_topk, streaming
 from attnbench.backends.approximate.base import Approximate
 from attnbench.backends.approximate.block_topk import BlockTopk
@@ -25,8 +26,7 @@ from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Forecast, Job, Record
-from attnbench.worker import inputs, reference
-from attnbench.worker.reference import approximate_check
+from attnbench.judge import approximate_check, inputs
 from attnbench.worker.serve import Worker
 
 CASE = Case(Shape(1, 200, 200, 2, 1, 16, 16), "fp32", "fwd_bwd")
@@ -35,7 +35,7 @@ CAUSAL = replace(CASE, causal=True)
 
 def checked(method: Approximate, case: Case) -> Accuracy:
     given = inputs.make(case, "cpu", seed=0)
-    check = reference.make_check(case, given, 0, method)
+    check = judge.make_check(case, given, 0, method)
     prepared = method.prepare(case, given)
     return check.check_first(prepared.canonical(prepared.launch()))
 
@@ -169,7 +169,7 @@ def test_a_fault_is_found(method: Approximate, case: Case, reason: str) -> None:
 def test_the_blocks_of_the_lowest_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong selection is wrong as it is named, and wrong where the right one is named in its place."""
     given = inputs.make(CASE, "cpu", seed=0)
-    check = reference.make_check(CASE, given, 0, BlockTopk())
+    check = judge.make_check(CASE, given, 0, BlockTopk())
     right = BlockTopk().prepare(CASE, given)
     named = right.canonical(right.launch())
     assert check.check_first(named).ok
@@ -196,7 +196,7 @@ def test_another_number_of_blocks_than_the_definition_selects(kept: int, monkeyp
     prepared = BlockTopk().prepare(LONG, given)
     wrong = prepared.canonical(prepared.launch())
     monkeypatch.undo()
-    check = reference.make_check(LONG, given, 0, BlockTopk())
+    check = judge.make_check(LONG, given, 0, BlockTopk())
     assert check.check_first(named).ok
     blocks = "1 candidate" if kept == 1 else f"{kept} candidates"
     assert f"it selected {blocks} for one query, and its definition selects 4" in check.check_first(wrong).problem()
@@ -242,7 +242,7 @@ def problem_of(method: Approximate, case: Case, change: Callable[[Tensor], Tenso
     heads = range(q.shape[1])
     outs = [method.definition(case, q[:, head], k, v, method.selected_for(case, chosen, head)) for head in heads]
     results = {"out": torch.stack(outs, dim=1)[None], "selected": chosen[None, None]}
-    return reference.make_check(case, given, 0, method).check_first(results).problem()
+    return judge.make_check(case, given, 0, method).check_first(results).problem()
 
 
 def replaced(place: int, by: Callable[[Tensor], Tensor | int]) -> Callable[[Tensor], Tensor]:
@@ -312,7 +312,7 @@ def test_a_window_that_is_one_key_short(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(streaming, "sinks_and_window", lambda case: (sinks, window - 1))
     prepared = Streaming().prepare(CAUSAL, given)
     monkeypatch.undo()
-    accuracy = reference.make_check(CAUSAL, given, 0, Streaming()).check_first(prepared.canonical(prepared.launch()))
+    accuracy = judge.make_check(CAUSAL, given, 0, Streaming()).check_first(prepared.canonical(prepared.launch()))
     assert not accuracy.ok
 
 
@@ -344,7 +344,7 @@ def test_a_measured_cell(method: Approximate) -> None:
 def test_what_attends_to_every_key_keeps_all_mass(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_topk, "kept_blocks", lambda case: 4)
     given = inputs.make(case, "cpu", seed=0)
-    check = reference.make_check(case, given, 0, BlockTopk())
+    check = judge.make_check(case, given, 0, BlockTopk())
     prepared = BlockTopk().prepare(case, given)
     assert check.check_first(prepared.canonical(prepared.launch())).ok
     assert check.approximation is not None

@@ -130,7 +130,7 @@ def test_more_keys_than_launches_show(steady_cpu: MeasuringDevice, monkeypatch: 
     No fault: ok, with a note. Fault: the keys that no launch shows are not dropped. Found: wrong, by the variance of
     the output.
     """
-    monkeypatch.setattr("attnbench.worker.reference.dropout_mask.LAUNCHES", 4)
+    monkeypatch.setattr("attnbench.judge.dropout_mask.LAUNCHES", 4)
     which = dropout_case(p=0.1)
     record = measured(steady_cpu, wrong_dropout.torch_dropout, which)
     assert record.status == "ok", record.reason

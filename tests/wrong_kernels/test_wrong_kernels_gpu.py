@@ -18,15 +18,16 @@ import wrong_repeats
 import wrong_results
 from measuring_device import NOISE, MeasuringDevice
 
+from attnbench import judge
 from attnbench.backends.pytorch.sdpa import Flash
 from attnbench.core import stats
 from attnbench.core.backend import Inputs, Signature
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Environment
 from attnbench.core.policy import Policy
-from attnbench.worker import environment, inputs, reference
+from attnbench.judge import inputs, screen
+from attnbench.worker import environment
 from attnbench.worker.measure import cuda_graph
-from attnbench.worker.reference import screen
 from attnbench.worker.serve import Worker
 from busy_process import busy_process
 
@@ -172,10 +173,10 @@ def test_the_screen_of_long_cases(kernel: str, dtype: Any, lengths: tuple[int, i
     difference, _ = screen._differences(which, given, out, kernel)
     print(f"largest difference beside the row's size: {float(difference.max()):.3g}")
     began = time.perf_counter()
-    assert reference.find_wrong_rows(which, given, out, runs) is None
+    assert judge.find_wrong_rows(which, given, out, runs) is None
     print(f"{time.perf_counter() - began:.2f} s")
     out[1, 5056:5120, 11] *= 1.1
-    assert reference.find_wrong_rows(which, given, out, runs) is not None
+    assert judge.find_wrong_rows(which, given, out, runs) is not None
 
 
 # Stored results

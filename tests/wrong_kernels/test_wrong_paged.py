@@ -33,7 +33,7 @@ CASES = {
 @pytest.fixture(autouse=True)
 def _one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sample's seed is given: in 1 of 150 no row of 21 is one that reads a wrong page."""
-    monkeypatch.setattr("attnbench.worker.reference.result_check.draw_seed", lambda: 0)
+    monkeypatch.setattr("attnbench.judge.result_check.draw_seed", lambda: 0)
 
 
 @pairs(case=CASES.values(), backend=[Paged(), Eager()], budget=BUDGETS)

@@ -15,12 +15,12 @@ import torch
 import wrong_results
 from measuring_device import ALL_ROWS, CPU, QUICK, Clock, MeasuringDevice, case, measuring_device
 
+from attnbench import judge
 from attnbench.backends.limits import TORCH_LIMITS
 from attnbench.backends.shared.function import Function
 from attnbench.core.case import DATA, Case
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy
-from attnbench.worker import reference
 from pairs import pairs
 
 AFTER_TIMING = "after timing"
@@ -82,10 +82,10 @@ def test_nan(steady_cpu: MeasuringDevice) -> None:
 
 def test_one_nan_outside_the_sample(steady_cpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: one NaN in a row that is not compared. Found: wrong, as every element must be finite."""
-    monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", SAMPLED)
-    monkeypatch.setattr("attnbench.worker.reference.result_check.draw_seed", lambda: 0)
+    monkeypatch.setitem(judge.SCORE_BUDGET, "cpu", SAMPLED)
+    monkeypatch.setattr("attnbench.judge.result_check.draw_seed", lambda: 0)
     which = case(seqlen=512)
-    compared = reference.choose_rows(which, torch.device("cpu")).rows.flatten().tolist()
+    compared = judge.choose_rows(which, torch.device("cpu")).rows.flatten().tolist()
     row = next(row for row in range(512) if row not in compared)
     record = steady_cpu.measure(wrong_results.OneNan(row), which)
     assert record.status == "wrong"
@@ -142,7 +142,7 @@ def test_a_wrong_tile_in_all_heads(steady_cpu: MeasuringDevice, monkeypatch: pyt
     """Fault: 64 of 1024 rows are wrong in all 8 query heads of a key head, of which 6 rows each are compared. Found:
     wrong, as the heads have other rows. In the same rows of all heads 4 tiles of 16 would be found.
     """
-    monkeypatch.setattr("attnbench.worker.reference.row_sample.MIN_ROWS", 4)
+    monkeypatch.setattr("attnbench.judge.row_sample.MIN_ROWS", 4)
     which = case(seqlen=1024, batch=1, nheads=8, nheads_k=1)
     for row in (64, 448, 832, 960):
         steady_cpu.finds_wrong(wrong_results.WrongTile(row), which, budget=6 * 8 * 1024)
@@ -256,7 +256,7 @@ def test_sums_in_bf16(steady_cpu: MeasuringDevice, headdim: int, causal: bool) -
     which = hard_case(seqlen=1024, nheads=1, nheads_k=1, headdim=headdim, headdim_v=headdim, causal=causal)
 
     def checked(block: int) -> Accuracy:
-        check = reference.HardInputsCheck(which, torch.device("cpu"))
+        check = judge.HardInputsCheck(which, torch.device("cpu"))
         prepared = Function("own", wrong_results.SumsInFewBits(block)).prepare(which, check.inputs)
         return check.check_first(prepared.canonical(prepared.launch()))
 
@@ -360,7 +360,7 @@ def test_a_stored_output(steady_cpu: MeasuringDevice, budget: int, clone: bool, 
 
 def test_a_stored_output_by_one_value(steady_cpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: it returns the last output where one value of each input is the same. Found: wrong, unless it changed."""
-    monkeypatch.setattr("attnbench.worker.reference.renewed_inputs.draw_seed", lambda: 0)
+    monkeypatch.setattr("attnbench.judge.case_judge.draw_seed", lambda: 0)
     which = case(seqlen=256, headdim=64, headdim_v=64)
 
     def status(place: int) -> str:
@@ -373,7 +373,7 @@ def test_a_stored_output_by_one_value(steady_cpu: MeasuringDevice, monkeypatch: 
 
 def test_a_stored_output_by_contents(cpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: it returns the last output where a few input values are the same. Found: wrong, or too fast."""
-    monkeypatch.setattr("attnbench.worker.reference.renewed_inputs.draw_seed", lambda: 0)
+    monkeypatch.setattr("attnbench.judge.case_judge.draw_seed", lambda: 0)
     which = case(seqlen=512, headdim=64, headdim_v=64)
     assert cpu.measure(right_attention.attention, which).status == "ok"
     record = cpu.measure(stale_results.CachesOutput(stale_results.by_contents, clone=True), which)

@@ -13,14 +13,14 @@ import wrong_results
 from measuring_device import CPU, QUICK, SDP, MeasuringDevice, case
 from torch import Tensor
 
+from attnbench import judge
 from attnbench.backends.pytorch.eager import Eager
 from attnbench.backends.pytorch.sdpa import Efficient, Flash, Math
 from attnbench.core.backend import Inputs, Signature
 from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.core.machine import Device
 from attnbench.core.record import Accuracy
-from attnbench.worker import inputs, reference
-from attnbench.worker.reference import screen
+from attnbench.judge import inputs, screen
 from pairs import pairs
 
 SAMPLED = 2**8
@@ -31,7 +31,7 @@ HEADS = {"batch": 2, "nheads": 4, "nheads_k": 2, "headdim": 32, "headdim_v": 32}
 @pytest.fixture(autouse=True)
 def _sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check may recompute few scores, so that it takes a sample of the rows, 16 of each head."""
-    monkeypatch.setitem(reference.SCORE_BUDGET, "cpu", SAMPLED)
+    monkeypatch.setitem(judge.SCORE_BUDGET, "cpu", SAMPLED)
 
 
 def right_out(which: Case, given: Inputs) -> Tensor:
@@ -42,7 +42,7 @@ def right_out(which: Case, given: Inputs) -> Tensor:
 
 
 def screened(which: Case, given: Inputs, out: Tensor) -> Accuracy | None:
-    return reference.find_wrong_rows(which, given, out, Signature())
+    return judge.find_wrong_rows(which, given, out, Signature())
 
 
 @pairs(dtype=["bf16", "fp16", "fp32"], causal=[False, True], direction=["fwd", "fwd_bwd"])

@@ -158,6 +158,7 @@ def profile(
         say("looking at the device")
         session.describe(ranks, others)
         session.measure_rates(case.dtype for case, _ in cases.values())
+        session.have_judged()
         pool, here = session.pool, session.device
         case, notes = cases[here.kind]
         profiles, refused, wrong = profile_backends(pool, case, here, files, say)

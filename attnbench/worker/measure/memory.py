@@ -41,7 +41,11 @@ class CudaMemory:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._outside = 0
+        self._outside = self._of_judge = 0
+
+    def count_judge(self, nbytes: int) -> None:
+        """Note that the judge has taken so many bytes of the device meanwhile, which no launch has."""
+        self._of_judge += nbytes
 
     def empty_cache(self) -> None:
         """Empty torch's memory cache, where small tensors may have split blocks that large ones need."""
@@ -119,12 +123,15 @@ class CudaMemory:
         return torch.cuda.memory_allocated(self.device)
 
     def _taken_outside_torch(self) -> int:
-        """Return the bytes in use on the device, by all processes, that this process's torch has not reserved."""
+        """Return the bytes in use on the device, by all processes, that this process's torch has not reserved.
+
+        What the judge has taken since the first cell does not count.
+        """
         import torch
 
         torch.cuda.synchronize(self.device)
         free, total = torch.cuda.mem_get_info(self.device)
-        return total - free - torch.cuda.memory_reserved(self.device)
+        return total - free - torch.cuda.memory_reserved(self.device) - self._of_judge
 
 
 class CpuMemory:
@@ -134,6 +141,9 @@ class CpuMemory:
 
     def __init__(self) -> None:
         _allocations(lambda: None)  # the first start of the profiler takes longer
+
+    def count_judge(self, nbytes: int) -> None:
+        """Do nothing: memory of the host is counted by process."""
 
     def empty_cache(self) -> None:
         """Do nothing: torch keeps no cache on the host."""

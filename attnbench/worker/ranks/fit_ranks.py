@@ -16,11 +16,11 @@ from attnbench.core.case import Case
 from attnbench.core.policy import Policy
 from attnbench.core.record import fit_measurements
 from attnbench.core.split_sequence import part_of
+from attnbench.judge import ResultCheck
 from attnbench.worker import failures, fit_cell
 from attnbench.worker.instruments import Instruments
 from attnbench.worker.ranks import split_inputs
 from attnbench.worker.ranks.measure_ranks import RankCell
-from attnbench.worker.reference import ResultCheck
 
 if TYPE_CHECKING:
     from attnbench.worker.ranks.group import RankGroup

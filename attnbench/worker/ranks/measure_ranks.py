@@ -21,16 +21,17 @@ from attnbench.core.backend import Inputs, Prepared, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Measurement
+from attnbench.core.renewed_inputs import InputRenewal
 from attnbench.core.split_sequence import COLLECTIVES, part_of
-from attnbench.worker import inputs, kernel_rules
+from attnbench.judge import HardInputsCheck, ResultCheck, inputs
+from attnbench.judge.tolerance import worst
+from attnbench.worker import kernel_rules
 from attnbench.worker.cell_steps import notes_on_data
 from attnbench.worker.instruments import Instruments, TimedLaunch
 from attnbench.worker.laps import Laps
 from attnbench.worker.measure.cpu_operators import trace_operators
 from attnbench.worker.measure.profiler_session import recorded_events, session
 from attnbench.worker.ranks import split_inputs
-from attnbench.worker.reference import HardInputsCheck, InputRenewal, ResultCheck
-from attnbench.worker.reference.tolerance import worst
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,7 +101,8 @@ class RankCell:
 
     def check_renewed(self, renewal: InputRenewal, results: Mapping[str, Tensor]) -> Any:
         def compare(head: int, whole: Mapping[str, Tensor]) -> Accuracy:
-            accuracy: Accuracy = self.checks[head].check_renewed(renewal, self._head(head), whole)
+            fresh = renewal.apply_to(self._head(head))
+            accuracy: Accuracy = self.checks[head].check_renewed(renewal.now, fresh, whole)
             return accuracy
 
         return self.checked(results, compare)

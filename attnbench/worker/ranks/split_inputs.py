@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from attnbench.core.backend import Inputs
 from attnbench.core.case import Case
 from attnbench.core.split_sequence import Spans
-from attnbench.worker import inputs
+from attnbench.judge import inputs
 
 if TYPE_CHECKING:
     import torch

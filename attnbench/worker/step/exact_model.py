@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EXACT = "attnbench_exact"  # by which transformers knows it; it makes no mask for a name that it does not know
 SCORES = 2**26  # scores of one block
-SUM = 4.0  # times the error to expect of a sum in float32, as in worker/reference/tolerance.py
+SUM = 4.0  # times the error to expect of a sum in float32, as in judge/tolerance.py
 SMALLEST = 0.05  # of the usual norm of a row, below which an error is relative to that
 
 

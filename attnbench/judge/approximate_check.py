@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING
 from attnbench.core.backend import ApproximateBackend, Inputs, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy, Approximation
+from attnbench.core.renewed_inputs import Renewal
 from attnbench.core.text import count
-from attnbench.worker.reference.exact_attention import (
+from attnbench.judge.exact_attention import (
     ErrorProfile,
     Reference,
     ReferencePart,
@@ -37,11 +38,10 @@ from attnbench.worker.reference.exact_attention import (
     reference_dtype,
     scaled_scores,
 )
-from attnbench.worker.reference.plain_torch import plain_torch
-from attnbench.worker.reference.renewed_inputs import InputRenewal
-from attnbench.worker.reference.result_check import ResultCheck
-from attnbench.worker.reference.row_sample import RowSample, choose_rows, draw_seed, rows_of
-from attnbench.worker.reference.tolerance import compare, expected_results
+from attnbench.judge.plain_torch import plain_torch
+from attnbench.judge.result_check import ResultCheck
+from attnbench.judge.row_sample import RowSample, choose_rows, draw_seed, rows_of
+from attnbench.judge.tolerance import compare, expected_results
 
 if TYPE_CHECKING:
     import torch
@@ -80,8 +80,7 @@ class ApproximateResultCheck(ResultCheck):
             self.approximation = approximation_of(self._method, self.case, self.inputs, results)
         return accuracy
 
-    def check_renewed(self, renewal: InputRenewal, original: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
-        fresh = renewal.apply_to(original)
+    def check_renewed(self, renewal: Renewal, fresh: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
         return self._compared(
             self._defined(fresh, choose_pairs(self.case, fresh.q.device, draw_seed()), results), results
         )

@@ -27,9 +27,9 @@ from attnbench.core import pages
 from attnbench.core.backend import Inputs, Signature
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy
-from attnbench.worker.reference.exact_attention import compute_reference
-from attnbench.worker.reference.row_sample import FULL_FLOPS, SCORE_BUDGET, RowSample, choose_rows
-from attnbench.worker.reference.tolerance import compare
+from attnbench.judge.exact_attention import compute_reference
+from attnbench.judge.row_sample import FULL_FLOPS, SCORE_BUDGET, RowSample, choose_rows
+from attnbench.judge.tolerance import compare
 
 if TYPE_CHECKING:
     import torch

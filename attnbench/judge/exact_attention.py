@@ -26,9 +26,9 @@ from attnbench.core.alibi import alibi_slopes
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.band import diagonals
 from attnbench.core.case import Case
-from attnbench.worker.reference.plain_torch import plain_torch
-from attnbench.worker.reference.rounding import Rows, maximum_variances, rounding_variances
-from attnbench.worker.reference.row_sample import RowSample, rows_of
+from attnbench.judge.plain_torch import plain_torch
+from attnbench.judge.rounding import Rows, maximum_variances, rounding_variances
+from attnbench.judge.row_sample import RowSample, rows_of
 
 if TYPE_CHECKING:
     import torch

@@ -30,16 +30,16 @@ from typing import TYPE_CHECKING
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.record import TensorError
-from attnbench.worker.reference.exact_attention import (
+from attnbench.judge.exact_attention import (
     CHUNK,
     Reference,
     long_product,
     reference_dtype,
 )
-from attnbench.worker.reference.plain_torch import plain_torch
-from attnbench.worker.reference.rounding import rms_of_one_rounding, rms_of_subnormals
-from attnbench.worker.reference.tolerance import result_values, summation_error, worst
-from attnbench.worker.reference.truncation import most_cut_off
+from attnbench.judge.plain_torch import plain_torch
+from attnbench.judge.rounding import rms_of_one_rounding, rms_of_subnormals
+from attnbench.judge.tolerance import result_values, summation_error, worst
+from attnbench.judge.truncation import most_cut_off
 
 if TYPE_CHECKING:
     from torch import Tensor

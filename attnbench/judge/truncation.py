@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 from attnbench.core import masks
 from attnbench.core.case import Case
-from attnbench.worker.reference.exact_attention import Reference, count_visible
-from attnbench.worker.reference.tolerance import FLOAT32_UNIT
+from attnbench.judge.exact_attention import Reference, count_visible
+from attnbench.judge.tolerance import FLOAT32_UNIT
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 from attnbench.core.backend import MASK_LAUNCHES, Inputs, Prepared
 from attnbench.core.case import Case
-from attnbench.worker.reference.exact_attention import visible_keys
-from attnbench.worker.reference.row_sample import RUN, RowSample, choose_rows, rows_of
+from attnbench.judge.exact_attention import visible_keys
+from attnbench.judge.row_sample import RUN, RowSample, choose_rows, rows_of
 
 if TYPE_CHECKING:
     import torch

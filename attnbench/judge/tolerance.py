@@ -52,8 +52,8 @@ from typing import TYPE_CHECKING
 from attnbench.core.backend import cu_seqlens, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy, TensorError
-from attnbench.worker.reference.exact_attention import ROW_RESULTS, ErrorProfile, Reference
-from attnbench.worker.reference.rounding import rms_of_one_rounding
+from attnbench.judge.exact_attention import ROW_RESULTS, ErrorProfile, Reference
+from attnbench.judge.rounding import rms_of_one_rounding
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +85,7 @@ def compare(
     """
     case, sample = reference.case, reference.sample
     for name in expected_results(case):
-        _check_form(case, name, results)
+        check_form(case, name, results)
     compared = names or expected_results(case)
     errors, unwritten = {}, []
     for name in expected_results(case):  # one after the other, as the values of 8 bits take four times their memory
@@ -161,7 +161,7 @@ def _excess(error: TensorError) -> float:
     return math.inf if math.isnan(error.max_error) else error.max_error / max(error.tolerance, math.ulp(0.0))
 
 
-def _check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
+def check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
     """Raise ValueError where a result is missing or has another type, shape or dtype than the case's."""
     import torch
 

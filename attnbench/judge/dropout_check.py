@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy, TensorError
-from attnbench.worker.reference import dropout_mask
-from attnbench.worker.reference.checksums import compare_checksums
-from attnbench.worker.reference.exact_attention import (
+from attnbench.core.renewed_inputs import Renewal
+from attnbench.judge import dropout_mask
+from attnbench.judge.checksums import compare_checksums
+from attnbench.judge.exact_attention import (
     CHUNK,
     ROW_RESULTS,
     Reference,
@@ -33,11 +34,10 @@ from attnbench.worker.reference.exact_attention import (
     reference_dtype,
     scaled_scores,
 )
-from attnbench.worker.reference.plain_torch import plain_torch
-from attnbench.worker.reference.renewed_inputs import InputRenewal
-from attnbench.worker.reference.result_check import SECOND_SHARE, ResultCheck
-from attnbench.worker.reference.row_sample import RowSample, check_inputs, draw_seed, rows_of
-from attnbench.worker.reference.tolerance import compare, expected_results
+from attnbench.judge.plain_torch import plain_torch
+from attnbench.judge.result_check import SECOND_SHARE, ResultCheck
+from attnbench.judge.row_sample import RowSample, check_inputs, draw_seed, rows_of
+from attnbench.judge.tolerance import compare, expected_results
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,9 +86,9 @@ class DropoutResultCheck(ResultCheck):
             self._reads = self._given
             del self.inputs
 
-    def check_renewed(self, renewal: InputRenewal, original: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
-        sample = dropout_mask.readable_sample(self.case, original.q.device, draw_seed(), share=SECOND_SHARE)
-        return self._accuracy_of(results, renewal.apply_to(original), sample, dense=not sample.whole)
+    def check_renewed(self, renewal: Renewal, fresh: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
+        sample = dropout_mask.readable_sample(self.case, fresh.q.device, draw_seed(), share=SECOND_SHARE)
+        return self._accuracy_of(results, fresh, sample, dense=not sample.whole)
 
     def check_restored(self, results: Mapping[str, Tensor]) -> Accuracy:
         return self._accuracy_of(results, self._given, self._sample, dense=self.dout_masked)

@@ -145,7 +145,7 @@ def _one_of_each_section(rows: int, count: int, heads: int, generator: torch.Gen
 
 
 def check_inputs(case: Case, inputs: Inputs, sample: RowSample, *, in_place: bool = False) -> Inputs:
-    """Return the inputs with dout = 0 outside the sampled rows of the sampled heads (see worker/reference).
+    """Return the inputs with dout = 0 outside the sampled rows of the sampled heads (see judge).
 
     The dout that is given is changed with `in_place`, else it is copied.
     With a sink, whose gradient is a sum over all batch entries, dout is 0 in the other heads too.

@@ -38,10 +38,10 @@ from attnbench.core.backend import Inputs, Prepared, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.layouts import lay_out
 from attnbench.core.record import Accuracy
-from attnbench.worker.reference.exact_attention import compute_reference
-from attnbench.worker.reference.row_sample import check_inputs, choose_rows, draw_seed
-from attnbench.worker.reference.tolerance import SECTIONS, compare, result_values
-from attnbench.worker.reference.truncation import with_out_cut_off
+from attnbench.judge.exact_attention import compute_reference
+from attnbench.judge.row_sample import check_inputs, choose_rows, draw_seed
+from attnbench.judge.tolerance import SECTIONS, compare, result_values
+from attnbench.judge.truncation import with_out_cut_off
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +79,7 @@ class HardInputsCheck:
         are not, they may be those of a right backward with the kernel's own out. Those are computed from inputs that
         are made again, as the launch may have written to its own. `notes` says where that was so.
         """
+        self.notes = ()
         case, sample, device = self.reference.case, self.reference.sample, self.inputs.q.device
         wide = None if device.type == "cpu" else {"out": 2.0}
         accuracy = compare(self.reference, results, wide=wide)

@@ -21,22 +21,21 @@ from typing import cast
 
 from attnbench.core.backend import ApproximateBackend, Backend, Inputs
 from attnbench.core.case import Case
-from attnbench.worker.reference.approximate_check import ApproximateResultCheck
-from attnbench.worker.reference.checksums import compare_checksums
-from attnbench.worker.reference.dropout_check import DropoutResultCheck
-from attnbench.worker.reference.exact_attention import (
+from attnbench.judge.approximate_check import ApproximateResultCheck
+from attnbench.judge.checksums import compare_checksums
+from attnbench.judge.dropout_check import DropoutResultCheck
+from attnbench.judge.exact_attention import (
     Reference,
     compute_reference,
     count_pairs,
     visible_keys,
     warm_up,
 )
-from attnbench.worker.reference.hard_inputs import HardInputsCheck, make_hard
-from attnbench.worker.reference.renewed_inputs import InputRenewal
-from attnbench.worker.reference.result_check import ResultCheck
-from attnbench.worker.reference.row_sample import SCORE_BUDGET, RowSample, check_inputs, choose_rows
-from attnbench.worker.reference.screen import find_wrong_rows
-from attnbench.worker.reference.tolerance import compare, expected_results, in_parts
+from attnbench.judge.hard_inputs import HardInputsCheck, make_hard
+from attnbench.judge.result_check import ResultCheck
+from attnbench.judge.row_sample import SCORE_BUDGET, RowSample, check_inputs, choose_rows
+from attnbench.judge.screen import find_wrong_rows
+from attnbench.judge.tolerance import compare, expected_results, in_parts
 
 
 def make_check(case: Case, given: Inputs, seed: int, backend: Backend | None = None) -> ResultCheck:
@@ -51,7 +50,6 @@ __all__ = [
     "ApproximateResultCheck",
     "DropoutResultCheck",
     "HardInputsCheck",
-    "InputRenewal",
     "Reference",
     "ResultCheck",
     "RowSample",

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy, Approximation
-from attnbench.worker.reference.checksums import compare_checksums
-from attnbench.worker.reference.exact_attention import ROW_RESULTS, Reference, compute_reference
-from attnbench.worker.reference.renewed_inputs import InputRenewal
-from attnbench.worker.reference.row_sample import FULL_FLOPS, RowSample, check_inputs, choose_rows, draw_seed
-from attnbench.worker.reference.tolerance import compare
+from attnbench.core.renewed_inputs import Renewal
+from attnbench.judge.checksums import compare_checksums
+from attnbench.judge.exact_attention import ROW_RESULTS, Reference, compute_reference
+from attnbench.judge.row_sample import FULL_FLOPS, RowSample, check_inputs, choose_rows, draw_seed
+from attnbench.judge.tolerance import compare
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +40,7 @@ class ResultCheck:
     notes: tuple[str, ...] = ()  # what could not be checked as usual, one sentence each
     hard = True  # whether the first launch is to be checked on hard inputs
     is_screened = True  # whether screen.py may look for wrong rows
+    _renewed: tuple[Renewal, RowSample, Reference] | None = None
     approximation: Approximation | None = None  # of an approximate backend, once its results were found right
 
     def __init__(self, case: Case, given: Inputs, seed: int, *, lean: bool = False) -> None:
@@ -65,24 +66,16 @@ class ResultCheck:
         return compare(self._reference, results)
 
     def fp8_problem(self, prepared: Prepared, accuracy: Accuracy) -> str | None:
-        """Return why the launch of an fp8 cell does not compute in fp8, in one line; None where nothing shows that.
+        """Return why the launch of an fp8 cell does not compute in fp8, in one line; None where nothing shows that."""
+        return copies_problem(self.case, prepared) or self.operands_problem(accuracy)
 
-        The launch must name its copies of q, k and v in e4m3, and of dout in e5m2 or e4m3; those that it reads are
-        changed in place after timing, and its results must follow. And its errors must be those of such operands, which
-        no choice of scales avoids. That tells little of a result in 8 bits, whose own rounding is as large: there the
-        kernels' names must say it (backends/cudnn/fp8.py).
+    def operands_problem(self, accuracy: Accuracy) -> str | None:
+        """Return why results of an fp8 cell are none of operands in fp8, in one line; None where nothing shows that.
+
+        Their errors must be those of such operands, which no choice of scales avoids. That tells little of a result in
+        8 bits, whose own rounding is as large: there the kernels' names must say it (backends/cudnn/fp8.py).
         """
-        import torch
-
-        if self.case.dtype != "fp8":
-            return None
-        of_dout = {"dout": (torch.float8_e5m2, torch.float8_e4m3fn)} if self.case.has_backward else {}
-        for name, dtypes in {**dict.fromkeys("qkv", (torch.float8_e4m3fn,)), **of_dout}.items():
-            copy = prepared.reads.get(name)
-            if copy is None or copy.dtype not in dtypes:
-                formats = " or ".join(str(t).removeprefix("torch.float8_").removesuffix("fn") for t in dtypes)
-                return f"it names no {formats} copy of {name} that its launch reads (Prepared.reads)"
-        for name, error in accuracy.errors.items():
+        for name, error in accuracy.errors.items() if self.case.dtype == "fp8" else ():
             unavoidable = self._reference.relative_eager_error(name)
             if error.relative < MIN_FP8_ERROR * unavoidable:
                 expected = f"where operands in fp8 cost {unavoidable:.2%}"
@@ -99,14 +92,12 @@ class ResultCheck:
             self._reference = self._reference.without_dk_dv()
             del self.inputs
 
-    def check_renewed(self, renewal: InputRenewal, original: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
-        """Compare the results of a launch on the inputs that `renewal` wrote.
-
-        `original` holds the original inputs; they are overwritten.
-        """
-        fresh = renewal.apply_to(original)
-        sample = choose_rows(self.case, original.q.device, draw_seed(), share=SECOND_SHARE)
-        reference = self._compute(fresh, sample, rows_only=not sample.whole)
+    def check_renewed(self, renewal: Renewal, fresh: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
+        """Compare the results of a launch on the inputs of a renewal; their reference is kept for the same one."""
+        if self._renewed is None or self._renewed[0] != renewal:
+            sample = choose_rows(self.case, fresh.q.device, draw_seed(), share=SECOND_SHARE)
+            self._renewed = renewal, sample, self._compute(fresh, sample, rows_only=not sample.whole)
+        _, sample, reference = self._renewed
         if sample.whole or not self.case.has_backward:
             return compare(reference, results)
         by_row = compare(reference, results, ROW_RESULTS)
@@ -116,6 +107,25 @@ class ResultCheck:
         """Compare the results of a launch on the given inputs, restored after a renewal."""
         names = ROW_RESULTS if self.dout_masked else None
         return compare(self._reference, results, names)
+
+
+def copies_problem(case: Case, prepared: Prepared) -> str | None:
+    """Return which copy in 8 bits the launch of an fp8 cell does not name, in one line; None where it names all.
+
+    It must name its copies of q, k and v in e4m3, and of dout in e5m2 or e4m3. Those that it reads are changed in place
+    after timing, and its results must follow.
+    """
+    import torch
+
+    if case.dtype != "fp8":
+        return None
+    of_dout = {"dout": (torch.float8_e5m2, torch.float8_e4m3fn)} if case.has_backward else {}
+    for name, dtypes in {**dict.fromkeys("qkv", (torch.float8_e4m3fn,)), **of_dout}.items():
+        copy = prepared.reads.get(name)
+        if copy is None or copy.dtype not in dtypes:
+            formats = " or ".join(str(t).removeprefix("torch.float8_").removesuffix("fn") for t in dtypes)
+            return f"it names no {formats} copy of {name} that its launch reads (Prepared.reads)"
+    return None
 
 
 def _moved(value: Any, device: str) -> Any:

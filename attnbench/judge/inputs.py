@@ -31,7 +31,7 @@ from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case, Data
 from attnbench.core.json import dumps
 from attnbench.core.layouts import find_packed, lay_out
-from attnbench.worker.reference.hard_inputs import set_sinks, sink_level
+from attnbench.judge.hard_inputs import set_sinks, sink_level
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,11 +10,13 @@ of a timed backward saved belongs to the old q, k and v; so where only the backw
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
-from attnbench.worker.reference.row_sample import draw_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,45 +24,69 @@ if TYPE_CHECKING:
 NAMES = ("q", "k", "v", "dout", "new_k", "new_v", "sink")
 
 
+@dataclass(frozen=True)
+class Renewal:
+    """Which columns change their sign: other ones by `count`, from a seed."""
+
+    seed: int
+    count: int
+
+    def flip(self, tensors: Mapping[str, Tensor]) -> None:
+        """Change the columns of some inputs, by name; once more gives what was there."""
+        for name, t in tensors.items():
+            signs = _signs(t.shape[-1], self.seed, self.count + NAMES.index(name), t)
+            if t.dtype.itemsize == 1:  # torch cannot multiply fp8
+                t.data.copy_((t.data.float() * signs).to(t.dtype))
+            else:
+                t.data.mul_(signs.to(t.dtype))
+
+    @contextmanager
+    def of(self, case: Case, original: Inputs) -> Iterator[Inputs]:
+        """Have the inputs that a launch of a case reads then in the memory of the original ones, which come back."""
+        tensors = {name: original.values[name] for name in renewed(case, original)}
+        self.flip(tensors)
+        try:
+            yield original
+        finally:
+            self.flip(tensors)
+
+
 class InputRenewal:
     """Changes and restores the tensors that one prepared launch reads: the inputs, or the copies that it names.
 
-    The columns follow from `seed`, on which several ranks agree; else the operating system draws one.
+    The columns follow from `seed`. `now` is the renewal that is in force, None for the original values.
     """
 
-    def __init__(self, case: Case, given: Inputs, prepared: Prepared, seed: int | None = None) -> None:
-        names = [name for name in NAMES if name in given.values] if case.has_forward else ["dout"]
+    def __init__(self, case: Case, given: Inputs, prepared: Prepared, seed: int) -> None:
+        names = renewed(case, given)
         self._tensors: dict[str, Tensor] = {name: prepared.reads.get(name, given.values[name]) for name in names}
-        self._seed = draw_seed() if seed is None else seed
+        self._seed = seed
         self._count = 0
-        self._renewed = False
+        self.now: Renewal | None = None
 
     def renew(self) -> None:
         """Write values that no launch has seen yet."""
         self.restore()
         self._count += 1
-        self._flip(self._tensors)
-        self._renewed = True
+        self.now = Renewal(self._seed, self._count)
+        self.now.flip(self._tensors)
 
     def restore(self) -> None:
         """Write the original values again."""
-        if self._renewed:
-            self._flip(self._tensors)
-        self._renewed = False
+        if self.now:
+            self.now.flip(self._tensors)
+        self.now = None
 
     def apply_to(self, original: Inputs) -> Inputs:
         """Return the inputs that the launch reads now, written over `original`, which holds the original values."""
-        if self._renewed:
-            self._flip({name: getattr(original, name) for name in self._tensors})
+        if self.now:
+            self.now.flip({name: original.values[name] for name in self._tensors})
         return original
 
-    def _flip(self, tensors: dict[str, Tensor]) -> None:
-        for name, t in tensors.items():
-            signs = _signs(t.shape[-1], self._seed, self._count + NAMES.index(name), t)
-            if t.dtype.itemsize == 1:  # torch cannot multiply fp8
-                t.data.copy_((t.data.float() * signs).to(t.dtype))
-            else:
-                t.data.mul_(signs.to(t.dtype))
+
+def renewed(case: Case, given: Inputs) -> list[str]:
+    """Return the names of the inputs of a case that are changed."""
+    return [name for name in NAMES if name in given.values] if case.has_forward else ["dout"]
 
 
 def _signs(n: int, seed: int, count: int, like: Tensor) -> Tensor:

@@ -1,0 +1,225 @@
+"""Tensors in memory that two processes share: by CUDA IPC on a GPU, by a file without a name on a CPU.
+
+The owner has an `Arena` and sends descriptions, plain JSON values; another process on the machine opens them with
+`Mapped`. The calls are the CUDA driver's own, so that processes with unlike versions of torch can share memory. An
+arena keeps its slabs until it ends, and places the tensors of the next case in the same ones: another process maps a
+slab one time, and a tensor that somebody still refers to never lies in memory that is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+ALIGNED = 512  # bytes; a tensor begins at a multiple, as in torch's allocator
+LEAST = {"cuda": 2**26, "cpu": 2**20}  # bytes of a slab
+HANDLE = 64  # bytes of a handle of CUDA IPC
+LAZY_PEER_ACCESS = 1  # a flag of cuIpcOpenMemHandle, the only one there is
+
+Description = dict[str, Any]  # {"slabs": {number: {...}}, "tensors": {name: [slab, offset, dtype, size, stride]}}
+
+
+class NotShared(Exception):
+    """Memory cannot be shared here; the message says which call was refused."""
+
+
+class Arena:
+    """The shared memory of one process on one device, in slabs. `reset` gives all of it to new tensors."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._slabs: list[_OwnSlab] = []
+
+    def reset(self) -> None:
+        """Forget all tensors."""
+        for slab in self._slabs:
+            slab.used = 0
+
+    def place(self, tensors: Mapping[str, Tensor]) -> tuple[Description, dict[str, Tensor]]:
+        """Copy tensors into shared memory; return their description and the copies.
+
+        Tensors of one storage, as views of a packed one, are views of one copy. Raises NotShared.
+        """
+        import torch
+
+        starts: dict[int, tuple[_OwnSlab, int]] = {}
+        found = {}
+        for name, t in tensors.items():
+            storage = t.untyped_storage()
+            at = storage.data_ptr()
+            if at not in starts:
+                slab, offset = starts[at] = self._take(storage.nbytes())
+                whole = torch.empty(0, dtype=torch.uint8, device=t.device).set_(storage)
+                slab.bytes[offset : offset + len(whole)].copy_(whole)
+            slab, offset = starts[at]
+            place = offset + t.storage_offset() * t.element_size()
+            found[name] = (slab, [slab.number, place, _name(t.dtype), list(t.shape), list(t.stride())])
+        return self._described(found)
+
+    def reserve(self, like: Mapping[str, Tensor]) -> tuple[Description, dict[str, Tensor]]:
+        """Return the description of contiguous tensors of these shapes and dtypes, and the tensors, of any values."""
+        import torch
+
+        found = {}
+        for name, t in like.items():
+            slab, offset = self._take(t.numel() * t.element_size())
+            stride = torch.empty(t.shape, device="meta").stride()
+            found[name] = (slab, [slab.number, offset, _name(t.dtype), list(t.shape), list(stride)])
+        return self._described(found)
+
+    def _take(self, nbytes: int) -> tuple[_OwnSlab, int]:
+        needed = -(-max(1, nbytes) // ALIGNED) * ALIGNED
+        slab = next((slab for slab in self._slabs if slab.used + needed <= len(slab.bytes)), None)
+        if slab is None:
+            size = max(needed, LEAST[self.device.type])
+            make = _CudaSlab if self.device.type == "cuda" else _FileSlab
+            slab = make(str(len(self._slabs)), size, self.device)
+            self._slabs.append(slab)
+        slab.used += needed
+        return slab, slab.used - needed
+
+    def _described(self, found: Mapping[str, tuple[_OwnSlab, list[Any]]]) -> tuple[Description, dict[str, Tensor]]:
+        slabs = {slab.number: slab.described for slab, _ in found.values()}
+        tensors = {name: _view(slab.bytes, *where[1:]) for name, (slab, where) in found.items()}
+        return {"slabs": slabs, "tensors": {name: where for name, (_, where) in found.items()}}, tensors
+
+
+class Mapped:
+    """The slabs of another process, as far as descriptions have named them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._slabs: dict[str, Tensor] = {}
+
+    def tensors(self, description: Description) -> dict[str, Tensor]:
+        """Return the tensors of a description, which lie in the other process's memory. Raises NotShared."""
+        for slab in description["slabs"].values():
+            if slab["key"] not in self._slabs:
+                opened = _open_cuda if self.device.type == "cuda" else _open_file
+                self._slabs[slab["key"]] = opened(slab, self.device)
+        slabs = {number: self._slabs[slab["key"]] for number, slab in description["slabs"].items()}
+        return {name: _view(slabs[where[0]], *where[1:]) for name, where in description["tensors"].items()}
+
+
+class _OwnSlab:
+    bytes: Tensor  # (nbytes,) uint8
+    described: dict[str, Any]
+    used = 0
+
+    def __init__(self, number: str) -> None:
+        self.number = number
+
+
+class _FileSlab(_OwnSlab):
+    """A slab in the page cache of a file that has no name, or none for long."""
+
+    def __init__(self, number: str, nbytes: int, _: torch.device) -> None:
+        super().__init__(number)
+        if hasattr(os, "memfd_create"):
+            self._file: IO[bytes] = os.fdopen(os.memfd_create("attnbench"), "r+b")
+            path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+        else:
+            self._file = tempfile.NamedTemporaryFile(prefix="attnbench-")  # noqa: SIM115  (lives as long as this)
+            path = self._file.name
+        os.ftruncate(self._file.fileno(), nbytes)
+        self.bytes = _mapped_file(self._file.fileno(), nbytes)
+        self.described = {"path": path, "nbytes": nbytes, "key": f"{os.getpid()}/{number}"}
+
+
+class _CudaSlab(_OwnSlab):
+    """A slab of a GPU's memory, from the driver: a handle is of a whole allocation, and torch gives out parts."""
+
+    def __init__(self, number: str, nbytes: int, device: torch.device) -> None:
+        import torch
+
+        super().__init__(number)
+        driver, address, handle = _driver(device), ctypes.c_uint64(), (ctypes.c_ubyte * HANDLE)()
+        try:
+            _call(driver, "cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
+        except NotShared:
+            raise torch.OutOfMemoryError(f"CUDA out of memory: no {nbytes} bytes to share") from None
+        _call(driver, "cuIpcGetMemHandle", ctypes.byref(handle), address)
+        self.bytes = _tensor_at(address.value, nbytes, device)
+        self.described = {"handle": bytes(handle).hex(), "nbytes": nbytes, "key": bytes(handle).hex()}
+
+
+def _open_file(slab: Mapping[str, Any], _: torch.device) -> Tensor:
+    try:
+        with open(slab["path"], "r+b") as file:
+            return _mapped_file(file.fileno(), slab["nbytes"])
+    except OSError as error:
+        raise NotShared(f"memory of another process cannot be opened: {error}") from None
+
+
+def _mapped_file(descriptor: int, nbytes: int) -> Tensor:
+    """Return the bytes of a file, all of its pages in memory, so that no later use of one makes the process grow."""
+    import torch
+
+    flags = {} if os.name == "nt" else {"flags": mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)}
+    return torch.frombuffer(mmap.mmap(descriptor, nbytes, **flags), dtype=torch.uint8)
+
+
+def _open_cuda(slab: Mapping[str, Any], device: torch.device) -> Tensor:
+    address, handle = ctypes.c_uint64(), (ctypes.c_ubyte * HANDLE).from_buffer_copy(bytes.fromhex(slab["handle"]))
+    opened = _driver(device).cuIpcOpenMemHandle_v2
+    opened.argtypes = [ctypes.c_void_p, ctypes.c_ubyte * HANDLE, ctypes.c_uint]  # a structure, which goes by value
+    if code := opened(ctypes.byref(address), handle, LAZY_PEER_ACCESS):
+        raise NotShared(f"cuIpcOpenMemHandle is refused: CUDA error {code}")
+    return _tensor_at(address.value, slab["nbytes"], device)
+
+
+def _driver(device: torch.device) -> Any:
+    """Return the CUDA driver, with torch's context of the device as this thread's."""
+    import torch
+
+    torch.empty(1, device=device)
+    torch.cuda.synchronize(device)
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise NotShared(f"the CUDA driver cannot be called: {error}") from None
+
+
+def _call(driver: Any, name: str, *arguments: Any) -> None:
+    if code := getattr(driver, name)(*arguments):
+        raise NotShared(f"{name.removesuffix('_v2')} is refused: CUDA error {code}")
+
+
+class _Memory:
+    """Memory of a GPU as torch takes it from other libraries."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def _tensor_at(address: int, nbytes: int, device: torch.device) -> Tensor:
+    import torch
+
+    return torch.as_tensor(_Memory(address, nbytes), device=device)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _view(slab: Tensor, offset: int, dtype: str, size: list[int], stride: list[int]) -> Tensor:
+    """Return a tensor in a slab. It has a version of its own: a change of one is none of what lies beside it."""
+    import torch
+
+    kind = getattr(torch, dtype)
+    extent = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if all(size) else 0
+    part = slab[offset : offset + extent * kind.itemsize].view(kind)
+    return part.as_strided(size, stride).data

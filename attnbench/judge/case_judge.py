@@ -1,0 +1,131 @@
+"""Judges the results of one case: every comparison that a run and a profile make of a cell, one method each.
+
+It works on the device that is measured, beside the workers (judge/service.py), or within a worker where memory cannot
+be shared (worker/judging.py). It is given results by name, and knows nothing of the code that made them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attnbench.core import pages
+from attnbench.core.backend import ApproximateBackend, Inputs, Signature
+from attnbench.core.case import Case
+from attnbench.core.record import Accuracy
+from attnbench.core.renewed_inputs import Renewal
+from attnbench.judge import inputs, make_check
+from attnbench.judge.hard_inputs import HardInputsCheck
+from attnbench.judge.row_sample import draw_seed
+from attnbench.judge.screen import find_wrong_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Results = Mapping[str, "Tensor"]
+
+
+class CaseJudge:
+    """The inputs of one case and what is right for them.
+
+    `check` has the reference. `original` are the inputs in memory that no backend is handed.
+    """
+
+    original: Inputs
+
+    def __init__(self, case: Case, given: Inputs, seed: int, method: ApproximateBackend | None = None) -> None:
+        """Compute the reference for inputs that were made from a seed; `method`: of an approximate backend."""
+        self.case = case
+        self.check = make_check(case, given, seed, method)
+        self.renewal_seed = draw_seed()
+        self._device = given.q.device
+        self._hard: HardInputsCheck | None = None
+        self._calls: Calls | None = None
+
+    @property
+    def hard(self) -> HardInputsCheck:
+        """The check of a launch on hard inputs, made where it is first asked for."""
+        if self._hard is None:
+            self._hard = HardInputsCheck(self.case, self._device)
+        return self._hard
+
+    def forget_hard(self) -> None:
+        """Free the memory of the hard inputs and their reference."""
+        self._hard = None
+
+    def first_changed(self, launched: Inputs) -> str | None:
+        """Return the name of an input that the launches of a backend have written to; None where there is none."""
+        with pages.appended(self.case, self.original):  # as the launches did
+            return inputs.first_changed(launched, self.original)
+
+    def check_renewed(self, renewal: Renewal, results: Results) -> Accuracy:
+        """Compare the results of a launch on renewed inputs."""
+        with renewal.of(self.case, self.original) as fresh:
+            return self.check.check_renewed(renewal, fresh, results)
+
+    def find_wrong_rows(self, renewal: Renewal, results: Results, signature: Signature) -> Accuracy | None:
+        """Return the comparison of rows of out that are wrong on renewed inputs; None where none is."""
+        if not self.check.is_screened:
+            return None
+        with renewal.of(self.case, self.original) as fresh:
+            return find_wrong_rows(self.case, fresh, results["out"], signature)
+
+    def add_call(self, number: int, results: Results) -> None:
+        """Take the results of a call: of several one after the other, of which `number` is the first where it is 0."""
+        if number == 0:
+            self._calls = Calls(results)
+        else:
+            assert self._calls is not None
+            self._calls.add(number, results)
+
+    def check_calls(self) -> tuple[Accuracy, int]:
+        """Return the accuracy of a call that is wrong, and its number; of the first where none is."""
+        assert self._calls is not None
+        found = [(self.check.check_restored(results), number) for number, results in self._calls.to_compare]
+        return next((one for one in found if not one[0].ok), found[0])
+
+    def distances(self, results: Results) -> dict[str, float]:
+        """Return how far each result is from that of the first call that was taken."""
+        assert self._calls is not None
+        return {name: distance(t, self._calls.first[name]) for name, t in results.items()}
+
+
+@dataclass
+class Calls:
+    """The first of several calls, and the one whose results are furthest from it.
+
+    A result that has every bit of the first is right if that is. Of the others, as of a kernel that sums in no fixed
+    order, the one furthest from the first is compared.
+    """
+
+    first: Results
+    furthest: tuple[float, int, Results] | None = None
+
+    def add(self, number: int, results: Results) -> None:
+        """Take the results of one more call."""
+        if all(_is_equal(results[name], t) for name, t in self.first.items()):
+            return
+        far = max(distance(results[name], t) for name, t in self.first.items())
+        if self.furthest is None or far >= self.furthest[0]:
+            self.furthest = far, number, results
+
+    @property
+    def to_compare(self) -> list[tuple[int, Results]]:
+        """The results that are to be compared with the reference, with the numbers of their calls."""
+        return [(0, self.first), *([self.furthest[1:]] if self.furthest else [])]
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two tensors over the largest value, infinite where there is a NaN."""
+    difference = float((one.float() - other.float()).abs().max() / other.float().abs().max().clamp_min(1e-30))
+    return difference if math.isfinite(difference) else math.inf
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same bits."""
+    import torch
+
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[one.itemsize]
+    return torch.equal(one.view(bits), other.view(bits))

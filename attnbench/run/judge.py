@@ -1,0 +1,93 @@
+"""The judge beside the workers of a device, as the parent sees it: it passes on what a worker asks, and keeps verdicts.
+
+The judge is a worker without a backend, the one that has looked at the device. What a worker says of its own results
+counts for nothing where the judge has seen them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from attnbench.core.case import Case
+from attnbench.core.json import from_json, to_json
+from attnbench.core.machine import Device
+from attnbench.core.record import Accuracy, Record
+from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
+
+NEEDED = {"hard": "on hard inputs", "first": "on its own inputs", "renewed": "on renewed inputs"}  # for status ok
+
+
+class Judge:
+    """The judge of one device. `start` makes its process, where none was given or the last has died."""
+
+    def __init__(self, device: Device, worker: WorkerProcess | None, start: Callable[[], WorkerProcess]) -> None:
+        self._device, self._worker, self._start = to_json(device), worker, start
+        self._waiting = 0  # answers to `open` that were not received yet
+        self._job: tuple[Any, int] | None = None  # case and seed
+        self.verdicts: dict[str, Accuracy] = {}  # of the job at hand
+        self.asked = False  # whether the worker of the job at hand has begun to be judged
+
+    def open(self) -> None:
+        """Let it import torch and open the device, while others do the same."""
+        worker = self._alive()
+        worker.send({"op": "judge", "do": "open", "device": self._device})
+        self._waiting += 1
+
+    def expect(self, case: Case, seed: int) -> None:
+        """Forget the verdicts of the last job; the worker of the next may ask for this case."""
+        self._job, self.verdicts, self.asked = (to_json(case), seed), {}, False
+
+    def answer(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """Return the judge's answer to what a worker asks. Raises WorkerHung after `timeout` seconds."""
+        do = request.get("do")
+        if do == "begin" and (request.get("case"), request.get("seed")) != self._job:
+            return {"error": "a worker asks for another case than its job's"}
+        try:
+            worker = self._alive()
+            while self._waiting:
+                self._waiting -= 1
+                worker.receive(START_TIMEOUT)
+            answer = worker.ask({"op": "judge", "device": self._device, **request}, timeout)
+        except WorkerDied as death:
+            return {"error": f"the judge ended: {death}"}
+        if "error" in answer:
+            return answer
+        self.asked |= do == "begin"
+        if do == "check" and answer.get("accuracy") and not request.get("trial"):
+            self.verdicts[request["what"]] = from_json(Accuracy, answer["accuracy"])
+        return answer
+
+    def ruled(self, record: Record) -> Record:
+        """Return the record of a job with the verdicts in the place of what its worker says."""
+        if not self.asked:
+            return replace(record, judge="within") if record.accuracy else record
+        record = replace(record, judge="beside", accuracy=record.accuracy and self._accuracy(record))
+        if record.status != "ok":
+            return record
+        lacking = [where for what, where in NEEDED.items() if what not in self.verdicts]
+        problem = f"the judge was shown no results {lacking[0]}" if lacking else ""
+        for what, accuracy in self.verdicts.items():
+            if not accuracy.ok:
+                problem = problem or f"the judge found {what} results wrong: {accuracy.problem()}"
+        return replace(record, status="wrong", reason=f"its worker says ok, and {problem}") if problem else record
+
+    def _accuracy(self, record: Record) -> Accuracy | None:
+        """Return the verdict that a record shows: the one that it was ended by, else that on the case's own inputs."""
+        wrong = next((accuracy for accuracy in self.verdicts.values() if not accuracy.ok), None)
+        return (wrong if record.status == "wrong" else None) or self.verdicts.get("first") or record.accuracy
+
+    def close(self) -> None:
+        """End its process."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+    def _alive(self) -> WorkerProcess:
+        if self._worker is None or not self._worker.alive:
+            with contextlib.suppress(WorkerDied, WorkerHung):
+                self.close()
+            self._worker, self._waiting = self._start(), 0
+        return self._worker

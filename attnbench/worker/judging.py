@@ -1,0 +1,345 @@
+"""How a worker has its cells judged: by the judge beside it, or within its own process.
+
+Beside it, the judge (judge/service.py) is another process, which the worker reaches through the parent: so the parent
+sees each verdict, and nothing that a backend does to the worker's process changes one. Inputs lie in memory of the
+judge, and results are copied there.
+
+Within, the worker makes inputs and reference itself: where memory cannot be shared, and for cases that need the
+backend's own code or many of its launches to be judged (`reason_within`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from attnbench.core import masks
+from attnbench.core.backend import ApproximateBackend, Backend, Inputs, Prepared, Signature
+from attnbench.core.case import Case
+from attnbench.core.json import from_json, to_json
+from attnbench.core.record import Accuracy, Approximation
+from attnbench.core.renewed_inputs import InputRenewal, Renewal
+from attnbench.core.shared_tensors import Mapped, NotShared
+from attnbench.judge import inputs
+from attnbench.judge.case_judge import CaseJudge
+from attnbench.judge.result_check import copies_problem
+from attnbench.judge.tolerance import check_form, expected_results
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from attnbench.worker.instruments import Instruments
+
+Results = Mapping[str, "Tensor"]
+Ask = Callable[[Mapping[str, Any]], dict[str, Any]]  # a request of judge/service.py -> its answer
+
+
+class JudgeError(Exception):
+    """The judge failed, and not the backend."""
+
+
+class JudgeOutOfMemoryError(MemoryError):
+    """The judge found no memory."""
+
+
+def reason_within(case: Case, backend: Backend) -> str | None:
+    """Return why a cell cannot be judged beside its worker; None where it can."""
+    if not getattr(backend, "exact", True):
+        return "its own definition says what is right"
+    if case.dropout_p:
+        return "its launches show which probabilities it drops"
+    if masks.is_own(case.mask):
+        return "its mask is code of a person"
+    return None
+
+
+class CellJudge(Protocol):
+    """The judge of one cell as the steps of measuring it see it.
+
+    `given` are the case's inputs, which launches read; before timing they read `to_check`, whose dout may be zero
+    outside sampled rows.
+    """
+
+    given: Inputs
+    flaw: str | None  # of the inputs
+    hard: bool  # whether the first launch is to be checked on hard inputs
+    renewal_seed: int
+
+    @property
+    def to_check(self) -> Inputs:
+        """The inputs of the launches before timing."""
+
+    @property
+    def masked(self) -> bool:
+        """Whether `to_check` has another dout than `given`."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be checked as usual, one sentence each."""
+
+    @property
+    def approximation(self) -> Approximation | None:
+        """How far an approximate backend is from exact attention, once its results were found right."""
+
+    def launcher(self, prepared: Prepared) -> Callable[[], Any]:
+        """Return the launch to call where its results are to be checked."""
+
+    def hard_inputs(self) -> Inputs:
+        """Return hard inputs."""
+
+    def check_hard(self, results: Results) -> Accuracy:
+        """Compare the results of a launch on the hard inputs."""
+
+    def forget_hard(self) -> None:
+        """Free the memory of the hard inputs and their reference."""
+
+    def check_first(self, results: Results, *, trial: bool = False) -> Accuracy:
+        """Compare the results of a launch on `to_check`; with `trial` as a try that decides nothing."""
+
+    def fp8_problem(self, prepared: Prepared, accuracy: Accuracy) -> str | None:
+        """Return why the launch of an fp8 cell does not compute in fp8, in one line; None where nothing shows that."""
+
+    def use_given(self) -> None:
+        """Expect launches on `given` from now on."""
+
+    def keep_original(self) -> None:
+        """Keep the inputs where no backend writes to them."""
+
+    def first_changed(self) -> str | None:
+        """Return the name of an input that a launch has written to; None where there is none."""
+
+    def check_renewed(self, renewal: InputRenewal, results: Results) -> Accuracy:
+        """Compare the results of a launch on renewed inputs."""
+
+    def find_wrong_rows(self, renewal: InputRenewal, results: Results, signature: Signature) -> Accuracy | None:
+        """Return the comparison of rows of out that are wrong on renewed inputs; None where none is."""
+
+    def check_restored(self, results: Results) -> Accuracy:
+        """Compare the results of a launch on `given` as it was."""
+
+    def add_call(self, number: int, results: Results) -> None:
+        """Take the results of one of several calls, one after the other."""
+
+    def check_calls(self) -> tuple[Accuracy, int]:
+        """Return the accuracy of a call that is wrong, and its number; of a right one where none is."""
+
+    def distances(self, results: Results) -> dict[str, float]:
+        """Return how far each result is from that of the first call that was taken."""
+
+    def again(self) -> CellJudge:
+        """Return the judge of the same cell with inputs as they were made."""
+
+
+class JudgeWithin:
+    """Judges one cell in the worker's own process."""
+
+    def __init__(self, case: Case, device: torch.device, seed: int, backend: Backend) -> None:
+        """Make the inputs, and the reference unless they have a flaw."""
+        self._arguments = case, device, seed, backend
+        self.given = inputs.make(case, str(device), seed)
+        self.flaw = inputs.find_flaw(self.given, case.data)
+        method = None if getattr(backend, "exact", True) else cast("ApproximateBackend", backend)
+        self._judge = CaseJudge(case, self.given, seed, method)
+        self.hard = self._judge.check.hard
+        self.renewal_seed = self._judge.renewal_seed
+        self._of_hard: tuple[str, ...] = ()
+
+    @property
+    def to_check(self) -> Inputs:
+        return self._judge.check.inputs
+
+    @property
+    def masked(self) -> bool:
+        return self._judge.check.dout_masked
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self._of_hard, *self._judge.check.notes)
+
+    @property
+    def approximation(self) -> Approximation | None:
+        return self._judge.check.approximation
+
+    def launcher(self, prepared: Prepared) -> Callable[[], Any]:
+        return self._judge.check.launcher(prepared)
+
+    def hard_inputs(self) -> Inputs:
+        return self._judge.hard.inputs
+
+    def check_hard(self, results: Results) -> Accuracy:
+        accuracy = self._judge.hard.check_first(results)
+        self._of_hard = self._judge.hard.notes
+        return accuracy
+
+    def forget_hard(self) -> None:
+        self._judge.forget_hard()
+
+    def check_first(self, results: Results, *, trial: bool = False) -> Accuracy:
+        return self._judge.check.check_first(results)
+
+    def fp8_problem(self, prepared: Prepared, accuracy: Accuracy) -> str | None:
+        return self._judge.check.fp8_problem(prepared, accuracy)
+
+    def use_given(self) -> None:
+        self._judge.check.drop_masked_dout()
+
+    def keep_original(self) -> None:
+        case, device, seed, _ = self._arguments
+        self._judge.original = inputs.make(case, str(device), seed)
+
+    def first_changed(self) -> str | None:
+        return self._judge.first_changed(self.given)
+
+    def check_renewed(self, renewal: InputRenewal, results: Results) -> Accuracy:
+        assert renewal.now
+        return self._judge.check_renewed(renewal.now, results)
+
+    def find_wrong_rows(self, renewal: InputRenewal, results: Results, signature: Signature) -> Accuracy | None:
+        assert renewal.now
+        return self._judge.find_wrong_rows(renewal.now, results, signature)
+
+    def check_restored(self, results: Results) -> Accuracy:
+        return self._judge.check.check_restored(results)
+
+    def add_call(self, number: int, results: Results) -> None:
+        self._judge.add_call(number, results)
+
+    def check_calls(self) -> tuple[Accuracy, int]:
+        return self._judge.check_calls()
+
+    def distances(self, results: Results) -> dict[str, float]:
+        return self._judge.distances(results)
+
+    def again(self) -> JudgeWithin:
+        return JudgeWithin(*self._arguments)
+
+
+class JudgeBeside:
+    """Has one cell judged by the process beside the worker. `took` is told the bytes of the device that it took."""
+
+    hard = True
+    approximation = None
+
+    def __init__(
+        self, case: Case, seed: int, ask: Ask, mapped: Mapped, took: Callable[[int], object] = lambda _: None
+    ) -> None:
+        """Ask for the inputs and the reference. Raises NotShared where its memory cannot be opened."""
+        self._case, self._seed, self._send, self._mapped, self._took = case, seed, ask, mapped, took
+        self._like: dict[str, Any] = {}
+        self.notes: tuple[str, ...] = ()
+        begun = self._ask("begin", case=to_json(case), seed=seed)
+        self.given = self.to_check = self._inputs(begun["inputs"])
+        self.flaw, self.renewal_seed = begun["flaw"], begun["renewal_seed"]
+        self.masked = begun["masked"] is not None
+        if self.masked:
+            self.to_check = self.given.with_values(mapped.tensors(begun["masked"]))
+
+    def launcher(self, prepared: Prepared) -> Callable[[], Any]:
+        return prepared.launch
+
+    def hard_inputs(self) -> Inputs:
+        return self._inputs(self._ask("hard")["inputs"])
+
+    def check_hard(self, results: Results) -> Accuracy:
+        accuracy, answer = self._check("hard", results)
+        self.notes += tuple(answer["notes"])
+        return accuracy
+
+    def forget_hard(self) -> None:
+        pass  # the judge keeps them for the next backend
+
+    def check_first(self, results: Results, *, trial: bool = False) -> Accuracy:
+        accuracy, self._first = self._check("first", results, trial=trial)
+        return accuracy
+
+    def fp8_problem(self, prepared: Prepared, accuracy: Accuracy) -> str | None:
+        problem: str | None = copies_problem(self._case, prepared) or self._first["problem"]
+        return problem
+
+    def use_given(self) -> None:
+        del self.to_check
+
+    def keep_original(self) -> None:
+        pass  # the judge has them
+
+    def first_changed(self) -> str | None:
+        name: str | None = self._ask("first_changed")["name"]
+        return name
+
+    def check_renewed(self, renewal: InputRenewal, results: Results) -> Accuracy:
+        return self._check("renewed", results, count=_count(renewal.now))[0]
+
+    def find_wrong_rows(self, renewal: InputRenewal, results: Results, signature: Signature) -> Accuracy | None:
+        answer = self._ask("check", what="rows", count=_count(renewal.now), runs=signature.runs)
+        return answer["accuracy"] and from_json(Accuracy, answer["accuracy"])
+
+    def check_restored(self, results: Results) -> Accuracy:
+        return self._check("restored", results)[0]
+
+    def add_call(self, number: int, results: Results) -> None:
+        self._hand_over(results)
+        self._ask("call", call=number)
+
+    def check_calls(self) -> tuple[Accuracy, int]:
+        answer = self._ask("check", what="calls")
+        return from_json(Accuracy, answer["accuracy"]), answer["call"]
+
+    def distances(self, results: Results) -> dict[str, float]:
+        self._hand_over(results)
+        return {name: float(far) for name, far in self._ask("distances")["distances"].items()}
+
+    def again(self) -> JudgeBeside:
+        return JudgeBeside(self._case, self._seed, self._send, self._mapped, self._took)
+
+    def _check(self, what: str, results: Results, **more: Any) -> tuple[Accuracy, dict[str, Any]]:
+        self._hand_over(results)
+        answer = self._ask("check", what=what, **more)
+        return from_json(Accuracy, answer["accuracy"]), answer
+
+    def _hand_over(self, results: Results) -> None:
+        """Copy results to the judge's memory. Raises ValueError where they are none of the case's."""
+        import torch
+
+        for name in expected_results(self._case):
+            check_form(self._case, name, results)
+        names = [name for name in results if name.removeprefix("descale_") in expected_results(self._case)]
+        like = {name: [str(results[name].dtype).removeprefix("torch."), list(results[name].shape)] for name in names}
+        if like != self._like:
+            self._places = self._mapped.tensors(self._ask("results", like=like)["results"])
+            self._like = like
+        with torch.no_grad():
+            for name in names:
+                self._places[name].copy_(results[name])
+        if self._mapped.device.type == "cuda":
+            torch.cuda.synchronize(self._mapped.device)
+
+    def _inputs(self, described: dict[str, Any]) -> Inputs:
+        one, other = described["descale"]
+        return Inputs(**self._mapped.tensors(described), descale=(one, other))
+
+    def _ask(self, do: str, /, **request: Any) -> dict[str, Any]:
+        """Return the judge's answer. Raises ValueError where results are none of the case's, and JudgeError."""
+        answer = self._send({"do": do, **request})
+        if "error" in answer:
+            kind = {"results": ValueError, "memory": JudgeOutOfMemoryError, "sharing": NotShared}
+            raise kind.get(answer.get("of", ""), JudgeError)(answer["error"])
+        self._took(answer["grown"])
+        return answer
+
+
+def judge_of(instruments: Instruments, case: Case, seed: int, backend: Backend) -> tuple[CellJudge, str]:
+    """Return the judge of a cell, and a sentence on why it judges within the worker's process where it need not."""
+    refused = ""
+    if instruments.ask_judge and reason_within(case, backend) is None:
+        try:
+            took = instruments.memory.count_judge
+            return JudgeBeside(case, seed, instruments.ask_judge, instruments.mapped, took), ""
+        except NotShared as error:
+            refused = f"judged within the process of its kernel: {error}"
+    return JudgeWithin(case, instruments.device, seed, backend), refused
+
+
+def _count(now: Renewal | None) -> int:
+    assert now
+    return now.count
