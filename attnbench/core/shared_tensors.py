@@ -8,12 +8,13 @@ slab one time, and a tensor that somebody still refers to never lies in memory t
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import mmap
 import os
 import tempfile
 from collections.abc import Mapping
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -124,13 +125,13 @@ class _FileSlab(_OwnSlab):
     def __init__(self, number: str, nbytes: int, _: torch.device) -> None:
         super().__init__(number)
         if hasattr(os, "memfd_create"):
-            self._file: IO[bytes] = os.fdopen(os.memfd_create("attnbench"), "r+b")
-            path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+            descriptor = os.memfd_create("attnbench")  # open as long as the process is: by its path others open it
+            path = f"/proc/{os.getpid()}/fd/{descriptor}"
         else:
-            self._file = tempfile.NamedTemporaryFile(prefix="attnbench-")  # noqa: SIM115  (lives as long as this)
-            path = self._file.name
-        os.ftruncate(self._file.fileno(), nbytes)
-        self.bytes = _mapped_file(self._file.fileno(), nbytes)
+            descriptor, path = tempfile.mkstemp(prefix="attnbench-")
+            atexit.register(os.unlink, path)
+        os.ftruncate(descriptor, nbytes)
+        self.bytes = _mapped_file(descriptor, nbytes)
         self.described = {"path": path, "nbytes": nbytes, "key": f"{os.getpid()}/{number}"}
 
 

@@ -5,8 +5,9 @@ changes a verdict. It makes the inputs and the reference of a case one time for 
 other, and does nothing on the device but while a worker waits for its answer. Requests ("do") and their answers:
 
     {"do": "open"}                            -> {}, with the device open
-    {"do": "begin", "case": {...}, "seed": n} -> {"flaw": text or null, "inputs": tensors, "masked": tensors or null,
-       "renewal_seed": n}, of the inputs as they were made; "masked": those of the first launches, where they differ
+    {"do": "begin", "case": {...}, "seed": n} -> {"flaw": text}, of inputs that must not be measured, or
+       {"flaw": null, "inputs": tensors, "masked": tensors or null, "renewal_seed": n}, of the inputs as they were made,
+       and of those of the first launches, where they differ
     {"do": "hard"}                            -> {"inputs": tensors}
     {"do": "results", "like": {name: [dtype, shape]}} -> {"results": tensors}, to which results are copied
     {"do": "first_changed"}                   -> {"name": the input that a launch has written to, or null}
@@ -54,7 +55,6 @@ class JudgeService:
         self._known: tuple[Case, int, CaseJudge] | None = None
         self._launched: Inputs  # the inputs in shared memory
         self._results: dict[str, Tensor] = {}  # there too
-        self._flaw: str | None = None
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         warm_up(self.device)
@@ -104,7 +104,8 @@ class JudgeService:
         if self._known is None or self._known[:2] != (case, seed):
             self._known = None
             given = inputs.make(case, str(self.device), seed)
-            self._flaw = inputs.find_flaw(given, case.data)
+            if flaw := inputs.find_flaw(given, case.data):
+                return {"flaw": flaw}
             self._known = case, seed, CaseJudge(case, given, seed)
             self._judge.original = given
         self._results = {}
@@ -117,7 +118,7 @@ class JudgeService:
             assert check.inputs.dout is not None
             masked, _ = self._arena.place({"dout": check.inputs.dout})
         found = {**tensors, "descale": list(judge.original.descale)}
-        return {"flaw": self._flaw, "inputs": found, "masked": masked, "renewal_seed": judge.renewal_seed}
+        return {"flaw": None, "inputs": found, "masked": masked, "renewal_seed": judge.renewal_seed}
 
     def _reserve(self, like: Mapping[str, Any]) -> Description:
         """Return where results are to be copied. Raises ValueError where they are none of the case's."""

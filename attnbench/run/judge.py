@@ -79,6 +79,11 @@ class Judge:
         wrong = next((accuracy for accuracy in self.verdicts.values() if not accuracy.ok), None)
         return (wrong if record.status == "wrong" else None) or self.verdicts.get("first") or record.accuracy
 
+    @property
+    def pid(self) -> int | None:
+        """The number of its process, None where none runs."""
+        return self._worker.pid if self._worker else None
+
     def close(self) -> None:
         """End its process."""
         if self._worker is not None:

@@ -76,6 +76,11 @@ class WorkerProcess:
         self._left = if_killed("kill", "-s", "KILL", "--", f"-{self._process.pid}")
 
     @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         """Whether the process still runs."""
         return self._process.poll() is None

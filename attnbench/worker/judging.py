@@ -139,6 +139,8 @@ class JudgeWithin:
         self._arguments = case, device, seed, backend
         self.given = inputs.make(case, str(device), seed)
         self.flaw = inputs.find_flaw(self.given, case.data)
+        if self.flaw:
+            return
         method = None if getattr(backend, "exact", True) else cast("ApproximateBackend", backend)
         self._judge = CaseJudge(case, self.given, seed, method)
         self.hard = self._judge.check.hard
@@ -229,8 +231,11 @@ class JudgeBeside:
         self._like: dict[str, Any] = {}
         self.notes: tuple[str, ...] = ()
         begun = self._ask("begin", case=to_json(case), seed=seed)
+        self.flaw: str | None = begun["flaw"]
+        if self.flaw:
+            return
         self.given = self.to_check = self._inputs(begun["inputs"])
-        self.flaw, self.renewal_seed = begun["flaw"], begun["renewal_seed"]
+        self.renewal_seed = begun["renewal_seed"]
         self.masked = begun["masked"] is not None
         if self.masked:
             self.to_check = self.given.with_values(mapped.tensors(begun["masked"]))

@@ -88,7 +88,7 @@ class Worker:
         self._held: int | None = None  # bytes of memory before the first job that looks for a limit, on a CPU
         self._process = os.getpid()
         self._seen: set[str] = set()  # names of the modules that were imported before the latest job
-        self._is_judged = False  # whether the judge beside this worker may be asked
+        self.is_judged = False  # whether the judge beside this worker may be asked
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one request. Raises what the backend raises, ValueError for an unknown "op"."""
@@ -127,7 +127,7 @@ class Worker:
                 job, policy = from_json(Job, request["job"]), Policy(**request["policy"])
                 device, ceilings = from_json(Device, request["device"]), request.get("ceilings", False)
                 self._place = request.get("place")
-                self._is_judged = request.get("judged", False)
+                self.is_judged = request.get("judged", False)
                 record = self.run(job, policy, device, op=op, ceilings=ceilings, memory=request.get("memory"))
                 if request.get("look"):
                     record = self.with_other_work(record)
@@ -142,7 +142,7 @@ class Worker:
                 from attnbench.worker.profile_call import profile
 
                 assert self.backend is not None
-                self._place, self._is_judged = request.get("place"), request.get("judged", False)
+                self._place, self.is_judged = request.get("place"), request.get("judged", False)
                 measurer, case = self.measurer(from_json(Device, request["device"])), from_json(Case, request["case"])
                 return {"profile": profile(measurer, self.backend, case, request["keep"])}
             case other:
@@ -297,7 +297,7 @@ class Worker:
             from attnbench.worker.ranks.group import Place, RankGroup
 
             self._measurer.join(RankGroup(Place(**self._place), self._measurer.device))
-        self._measurer.ask_judge = self._ask if self._is_judged else None
+        self._measurer.ask_judge = self._ask if self.is_judged else None
         self._measurer.device_info = device  # its rates may not have been known when the instruments were made
         return self._measurer
 

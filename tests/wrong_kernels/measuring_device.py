@@ -7,10 +7,12 @@ which fault a kernel or the machine has, and what finds it.
 
 from __future__ import annotations
 
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
 
@@ -27,7 +29,10 @@ from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import CHECK, METHOD, Policy
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.results.cells import Cell, cells
+from attnbench.run.judge import Judge
+from attnbench.run.process import WorkerProcess
 from attnbench.worker.serve import Worker
+from judge_here import judge_here
 
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
 POLICY = Policy(l2="warm", warmup_s=0.0, min_samples=8, min_seconds=0.0, max_seconds=0.05, target=1.0)
@@ -76,6 +81,7 @@ class MeasuringDevice:
     worker: Worker
     device: Device
     policy: Policy = POLICY
+    beside: Judge | None = None
     environment: Environment = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,8 +98,15 @@ class MeasuringDevice:
         On a CPU the check may recompute `budget` score elements: where they are few, it takes a sample of the rows.
         """
         self.worker.backend = kernel if hasattr(kernel, "prepare") else Function("own", kernel)
+        if self.beside:
+            self.beside.expect(which, (policy or self.policy).seed)
         with patch.dict(judge.SCORE_BUDGET, {"cpu": budget} if budget else {}):
-            return self.worker.run(Job(which, "own", 0, Forecast(1.0, 0.1, 0)), policy or self.policy, self.device)
+            job = Job(which, "own", 0, Forecast(1.0, 0.1, 0))
+            record = self.worker.run(job, policy or self.policy, self.device)
+        if self.beside is None:
+            return record
+        own = f"(pid {self.beside.pid})"  # here it is a child of the worker, and no sibling
+        return replace(record, others=tuple(other for other in record.others if not other.endswith(own)))
 
     def passes(self, kernel: Any, which: Case, policy: Policy | None = None, budget: int | None = None) -> Record:
         """Measure a right kernel."""
@@ -155,11 +168,28 @@ class MeasuringDevice:
 
 def measuring_device(device: Device, clock: Clock | None = None) -> Iterator[MeasuringDevice]:
     """Yield a MeasuringDevice, on a simulated clock if one is given. The body of a fixture."""
-    made = MeasuringDevice(Worker(), device)
+    made = judged_device(device)
     if clock:
         made.measurer.timer.clock = clock
     yield made
     gc.unfreeze()
+
+
+def judged_device(device: Device, policy: Policy = POLICY) -> MeasuringDevice:
+    """Return a MeasuringDevice that has a judge beside it: on a GPU another process, as memory is not shared in one."""
+    beside = judge_of(device) if device.kind == "cuda" else None
+    ask = judge_here(device) if beside is None else partial(beside.answer, timeout=60.0)
+    made = MeasuringDevice(Worker(ask), device, policy, beside)
+    made.worker.is_judged = True
+    return made
+
+
+@cache
+def judge_of(device: Device) -> Judge:
+    """Return the judge of a device, which ends with this process."""
+    beside = Judge(device, None, WorkerProcess)
+    atexit.register(beside.close)
+    return beside
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import torch
 import wrong_on_gpu
 import wrong_repeats
 import wrong_results
-from measuring_device import NOISE, MeasuringDevice
+from measuring_device import NOISE, MeasuringDevice, judged_device
 
 from attnbench import judge
 from attnbench.backends.pytorch.sdpa import Flash
@@ -49,7 +49,7 @@ def machine() -> Environment:
 
 
 def measuring_device(machine: Environment) -> MeasuringDevice:
-    made = MeasuringDevice(Worker(), machine.device, POLICY)
+    made = judged_device(machine.device, POLICY)
     made.environment = machine
     return made
 
@@ -383,8 +383,9 @@ def test_one_copy_in_the_graph(fresh_gpu: MeasuringDevice, monkeypatch: pytest.M
     assert any(text.startswith("L2 not proven cold") for text in fresh_gpu.cautions(record, policy))
 
 
-def test_inputs_of_zeros(gpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: inputs are zeros, which draw less power. Found: failed."""
+def test_inputs_of_zeros(machine: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: inputs are zeros, which draw less power. Found: failed. They are those of a worker without a judge."""
+    alone = MeasuringDevice(Worker(), machine.device, POLICY)
     real = inputs.make
 
     def make(*args: Any) -> Inputs:
@@ -392,7 +393,7 @@ def test_inputs_of_zeros(gpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) 
         return Inputs(*(torch.zeros_like(t) for t in (given.q, given.k, given.v)))
 
     monkeypatch.setattr(inputs, "make", make)
-    record = gpu.measure(right_attention.fused, case())
+    record = alone.measure(right_attention.fused, case())
     assert record.status == "failed"
     assert "inputs: q hardly varies" in str(record.reason)
 
