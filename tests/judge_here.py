@@ -16,6 +16,8 @@ def judge_here(device: Device) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     judge = Worker()
 
     def ask(request: Mapping[str, Any]) -> dict[str, Any]:
+        if request["do"] == "refused":
+            return {}
         sent = json.loads(json.dumps({"op": "judge", "device": to_json(device), **request}))
         answer: dict[str, Any] = json.loads(json.dumps(judge.answer(sent)))
         return answer

@@ -22,10 +22,15 @@ if TYPE_CHECKING:
 
 ALIGNED = 512  # bytes; a tensor begins at a multiple, as in torch's allocator
 LEAST = {"cuda": 2**26, "cpu": 2**20}  # bytes of a slab
-HANDLE = 64  # bytes of a handle of CUDA IPC
 LAZY_PEER_ACCESS = 1  # a flag of cuIpcOpenMemHandle, the only one there is
 
 Description = dict[str, Any]  # {"slabs": {number: {...}}, "tensors": {name: [slab, offset, dtype, size, stride]}}
+
+
+class _Handle(ctypes.Structure):
+    """A handle of CUDA IPC, which calls take by value."""
+
+    _fields_ = [("bytes", ctypes.c_ubyte * 64)]
 
 
 class NotShared(Exception):
@@ -142,7 +147,7 @@ class _CudaSlab(_OwnSlab):
         import torch
 
         super().__init__(number)
-        driver, address, handle = _driver(device), ctypes.c_uint64(), (ctypes.c_ubyte * HANDLE)()
+        driver, address, handle = _driver(device), ctypes.c_uint64(), _Handle()
         try:
             _call(driver, "cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(nbytes))
         except NotShared:
@@ -169,11 +174,8 @@ def _mapped_file(descriptor: int, nbytes: int) -> Tensor:
 
 
 def _open_cuda(slab: Mapping[str, Any], device: torch.device) -> Tensor:
-    address, handle = ctypes.c_uint64(), (ctypes.c_ubyte * HANDLE).from_buffer_copy(bytes.fromhex(slab["handle"]))
-    opened = _driver(device).cuIpcOpenMemHandle_v2
-    opened.argtypes = [ctypes.c_void_p, ctypes.c_ubyte * HANDLE, ctypes.c_uint]  # a structure, which goes by value
-    if code := opened(ctypes.byref(address), handle, LAZY_PEER_ACCESS):
-        raise NotShared(f"cuIpcOpenMemHandle is refused: CUDA error {code}")
+    address, handle = ctypes.c_uint64(), _Handle.from_buffer_copy(bytes.fromhex(slab["handle"]))
+    _call(_driver(device), "cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, LAZY_PEER_ACCESS)
     return _tensor_at(address.value, slab["nbytes"], device)
 
 

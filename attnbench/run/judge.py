@@ -45,6 +45,9 @@ class Judge:
         do = request.get("do")
         if do == "begin" and (request.get("case"), request.get("seed")) != self._job:
             return {"error": "a worker asks for another case than its job's"}
+        if do == "refused":  # the worker judges itself
+            self.asked = False
+            return {}
         try:
             worker = self._alive()
             while self._waiting:

@@ -12,7 +12,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -40,6 +40,7 @@ QUICK = Policy(l2="warm", warmup_s=0.0, min_samples=3, max_samples=3, min_second
 NOISE = ("Noisy", "Getting slower", "Still getting faster", "Few samples", "L2 not proven")  # may appear by chance
 OF_ANY_RECORD = ("How far processes differ", "Uncertainty of the latency")  # what a report says of any figure here
 ALL_ROWS = 2**23  # score elements that the check may recompute, which are all of a small case
+JUDGES: dict[str, Judge] = {}  # device -> the process that judges it
 SDP = ("math", "mem_efficient", "flash", "cudnn")
 
 
@@ -184,12 +185,12 @@ def judged_device(device: Device, policy: Policy = POLICY) -> MeasuringDevice:
     return made
 
 
-@cache
 def judge_of(device: Device) -> Judge:
     """Return the judge of a device, which ends with this process."""
-    beside = Judge(device, None, WorkerProcess)
-    atexit.register(beside.close)
-    return beside
+    if str(device) not in JUDGES:
+        JUDGES[str(device)] = Judge(device, None, WorkerProcess)
+        atexit.register(JUDGES[str(device)].close)
+    return JUDGES[str(device)]
 
 
 @contextmanager
