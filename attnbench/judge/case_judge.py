@@ -75,7 +75,7 @@ class CaseJudge:
     def add_call(self, number: int, results: Results) -> None:
         """Take the results of a call: of several one after the other, of which `number` is the first where it is 0."""
         if number == 0:
-            self._calls = Calls(results)
+            self._calls = Calls(_copied(results))
         else:
             assert self._calls is not None
             self._calls.add(number, results)
@@ -109,12 +109,16 @@ class Calls:
             return
         far = max(distance(results[name], t) for name, t in self.first.items())
         if self.furthest is None or far >= self.furthest[0]:
-            self.furthest = far, number, results
+            self.furthest = far, number, _copied(results)
 
     @property
     def to_compare(self) -> list[tuple[int, Results]]:
         """The results that are to be compared with the reference, with the numbers of their calls."""
         return [(0, self.first), *([self.furthest[1:]] if self.furthest else [])]
+
+
+def _copied(results: Results) -> Results:
+    return {name: t.clone() for name, t in results.items()}
 
 
 def distance(one: Tensor, other: Tensor) -> float:

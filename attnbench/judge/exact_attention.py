@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -130,6 +130,7 @@ class Reference:
     eager_rounding: Mapping[str, ErrorProfile]  # for large scores: those of a kernel that keeps scores in the dtype
     of_maximum: Mapping[str, ErrorProfile]  # of dq and dk: standard deviations from a gradient through maxima of rows
     dsink: SinkGradient | None = None
+    kept: dict[str, Any] = field(default_factory=dict)  # what tolerance.py has computed of it, by result
 
     def relative_eager_error(self, name: str) -> float:
         """Return eager's error over the size of the exact values, both in root mean square; 0 for a result of zeros."""

@@ -85,8 +85,7 @@ class JudgeService:
                 accuracy, more = self._check(request["what"], request)
                 return {"accuracy": None if accuracy is None else to_json(accuracy), **more}
             case "call":
-                copies = {name: t.clone() for name, t in self._results.items()}
-                self._judge.add_call(request["call"], copies)
+                self._judge.add_call(request["call"], self._results)
                 return {}
             case "distances":
                 return {"distances": to_json(self._judge.distances(self._results))}

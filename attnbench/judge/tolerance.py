@@ -46,8 +46,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from attnbench.core.backend import cu_seqlens, torch_dtype
 from attnbench.core.case import Case
@@ -202,67 +202,132 @@ def _worst_error(
     """
     import torch
 
-    case = reference.case
+    case, expected = reference.case, sections_of(reference, name)
     found: ErrorProfile | None = None
     for part in reference.parts:
         errors = ErrorProfile.between(part.select(case, name, result), part.exact[name])
         found = errors if found is None else found.combined(errors)
     assert found is not None
-    eager, size = reference.eager[name], reference.size[name]
-    elements = sum(part.exact[name].numel() for part in reference.parts) / len(size.largest)  # at each position
-    none = ErrorProfile(*(torch.zeros_like(t) for t in (size.largest, size.square, size.fourth)))
-    rounding, expected = reference.rounding.get(name, none), reference.eager_rounding.get(name, none)
-    of_maximum = reference.of_maximum.get(name, none)
-    peaks = torch.stack(
-        [found.largest, eager.largest, size.largest, rounding.largest, expected.largest, of_maximum.largest]
-    )
-    squares = torch.stack([found.square, eager.square, size.square, rounding.square, of_maximum.square])
-    if case.is_ragged:
-        order = _by_place_in_sequence(reference, name)
-        peaks, squares = peaks[:, order], squares[:, order]
-        size, expected, of_maximum = (profile.ordered(order) for profile in (size, expected, of_maximum))
-    n = min(SECTIONS, max(1, peaks.shape[1] // 16))
-    largest_by_section = torch.stack([section.amax(1) for section in peaks.tensor_split(n, dim=1)]).tolist()
-    mean_squares = torch.stack([section.mean(1) for section in squares.tensor_split(n, dim=1)]).div(elements)
-    rms_by_section = mean_squares.sqrt().tolist()
-    counts = _effective_counts(size, n)
-    if name in reference.eager_rounding:
-        counts = [min(pair) for pair in zip(counts, _effective_counts(expected, n), strict=True)]
-    total = squares.sum(1).tolist()
-    relative = math.sqrt(total[0] / total[2]) if total[2] else math.sqrt(total[0])
-    largest_values = (value for _, _, value, *_ in largest_by_section)
-    floor: float = summation_error(case) * max(reference.cancelling_terms.get(name, 0.0), *largest_values)
+    largest, square = found.largest, found.square
+    if expected.order is not None:
+        largest, square = largest[expected.order], square[expected.order]
+    n = len(expected.sections)
+    by_section = [section.amax().to(square) for section in largest.tensor_split(n)]
+    by_section += [section.mean() for section in square.tensor_split(n)]
+    *measured, total = torch.stack([*by_section, square.sum()]).tolist()
+    relative = math.sqrt(total / expected.total) if expected.total else math.sqrt(total)
+    floor = expected.floor
 
     eps, one_rounding = torch.finfo(dtype).eps, rms_of_one_rounding(dtype)
     largest_errors = []
-    for (error, by_eager, value, deviation, expectation, maximum), count in zip(
-        largest_by_section, counts, strict=True
-    ):
-        bound = (wide or 2) * by_eager * (_slack(count) if count < FEW else 1) + DEVIATIONS_LARGEST * deviation
-        bound = math.hypot(max(bound, DEVIATIONS_LARGEST * expectation), DEVIATIONS_LARGEST * maximum)
-        bound += eps * value + floor
-        largest_errors.append(TensorError(error, by_eager, bound, relative))
-    largest = worst(largest_errors)
     root_mean_squares = []
-    counts_of_maximum = _effective_counts(of_maximum, n)
-    for (error, by_eager, value, deviation, maximum), count, count_of_maximum in zip(
-        rms_by_section, counts, counts_of_maximum, strict=True
-    ):
-        if wide or case.dtype == "fp8" or count < FEW:
-            most = (wide or 2) * by_eager * (_slack(count) if count < FEW else 1)
-            bound = math.hypot(most, one_rounding * value) if case.dtype == "fp8" else most + one_rounding * value
+    for of, error, mean_square in zip(expected.sections, measured[:n], measured[n:], strict=True):
+        few = _slack(of.independent) if of.independent < FEW else 1
+        bound = (wide or 2) * of.eager_largest * few + DEVIATIONS_LARGEST * of.deviation_largest
+        bound = math.hypot(max(bound, DEVIATIONS_LARGEST * of.expectation), DEVIATIONS_LARGEST * of.maximum_largest)
+        bound += eps * of.largest + floor
+        largest_errors.append(TensorError(error, of.eager_largest, bound, relative))
+        if wide or case.dtype == "fp8" or of.independent < FEW:
+            most = (wide or 2) * of.eager_rms * few
+            bound = math.hypot(most, one_rounding * of.rms) if case.dtype == "fp8" else most + one_rounding * of.rms
         else:
-            bound = max(math.sqrt(EXTRA_ROUNDINGS) * by_eager, one_rounding * value) * _slack(count)
-        if count_of_maximum < FEW:
-            bound = max(bound, math.hypot(by_eager * _slack(count), maximum * _slack_of_known(count_of_maximum)))
-        root_mean_squares.append(TensorError(error, by_eager, bound + DEVIATIONS_RMS * deviation + floor, relative))
+            bound = max(math.sqrt(EXTRA_ROUNDINGS) * of.eager_rms, one_rounding * of.rms) * _slack(of.independent)
+        if of.independent_of_maximum < FEW:
+            chance = of.maximum_rms * _slack_of_known(of.independent_of_maximum)
+            bound = max(bound, math.hypot(of.eager_rms * _slack(of.independent), chance))
+        bound += DEVIATIONS_RMS * of.deviation_rms + floor
+        error = math.sqrt(mean_square / expected.elements)
+        root_mean_squares.append(TensorError(error, of.eager_rms, bound, relative))
+    largest_error = worst(largest_errors)
     root_mean_square = worst(root_mean_squares)
-    if largest.ok:
-        return largest if root_mean_square.ok else replace(root_mean_square, where="in the root mean square")
-    is_wrong = ~(found.largest <= largest.tolerance)
+    if largest_error.ok:
+        return largest_error if root_mean_square.ok else replace(root_mean_square, where="in the root mean square")
+    is_wrong = ~(found.largest <= largest_error.tolerance)
     length = case.extent.seqlen_q if name in ROW_RESULTS else case.extent.seqlen_k
     where = _name_places(is_wrong, length, "query row" if name in ROW_RESULTS else "key")
-    return replace(largest, where="all zeros" if not bool(result.any()) else where)
+    return replace(largest_error, where="all zeros" if not bool(result.any()) else where)
+
+
+class Section(NamedTuple):
+    """What is expected of a result in one section of the sequence."""
+
+    largest: float  # of the exact values, and their root mean square
+    rms: float
+    eager_largest: float  # of eager's errors
+    eager_rms: float
+    deviation_largest: float  # of the standard deviations of rounding.py
+    deviation_rms: float
+    expectation: float  # the largest of those of a kernel that keeps scores in the dtype
+    maximum_largest: float  # of a gradient through maxima of rows
+    maximum_rms: float
+    independent: float  # of rows of equal size that would be as many independent values
+    independent_of_maximum: float
+
+
+@dataclass(frozen=True)
+class Sections:
+    """What is expected of one result, by section of the sequence, computed one time for a reference."""
+
+    sections: tuple[Section, ...]
+    order: Tensor | None  # of the positions of a ragged batch
+    elements: float  # at each position
+    total: float  # sum of the squares of the exact values
+    floor: float  # rounding of sums
+
+
+def sections_of(reference: Reference, name: str) -> Sections:
+    """Return what is expected of one result; a reference keeps it."""
+    known: dict[str, Sections] = reference.kept
+    if name not in known:
+        known[name] = _sections(reference, name)
+    return known[name]
+
+
+def _sections(reference: Reference, name: str) -> Sections:
+    import torch
+
+    case, eager, size = reference.case, reference.eager[name], reference.size[name]
+    elements = sum(part.exact[name].numel() for part in reference.parts) / len(size.largest)
+    none = ErrorProfile(*(torch.zeros_like(t) for t in (size.largest, size.square, size.fourth)))
+    rounding, expected = reference.rounding.get(name, none), reference.eager_rounding.get(name, none)
+    of_maximum = reference.of_maximum.get(name, none)
+    peaks = torch.stack([size.largest, eager.largest, rounding.largest, expected.largest, of_maximum.largest])
+    squares = torch.stack([size.square, eager.square, rounding.square, of_maximum.square])
+    order = _by_place_in_sequence(reference, name) if case.is_ragged else None
+    if order is not None:
+        peaks, squares = peaks[:, order], squares[:, order]
+        size, expected, of_maximum = (profile.ordered(order) for profile in (size, expected, of_maximum))
+    n = min(SECTIONS, max(1, peaks.shape[1] // 16))
+    largest = torch.stack([section.amax(1) for section in peaks.tensor_split(n, dim=1)]).tolist()
+    mean_squares = torch.stack([section.mean(1) for section in squares.tensor_split(n, dim=1)]).div(elements)
+    counts = _effective_counts(size, n)
+    if name in reference.eager_rounding:
+        counts = [min(pair) for pair in zip(counts, _effective_counts(expected, n), strict=True)]
+    sections = tuple(
+        Section(
+            largest=value,
+            rms=rms,
+            eager_largest=by_eager,
+            eager_rms=rms_by_eager,
+            deviation_largest=deviation,
+            deviation_rms=rms_of_deviation,
+            expectation=expectation,
+            maximum_largest=maximum,
+            maximum_rms=rms_of_maximum,
+            independent=count,
+            independent_of_maximum=count_of_maximum,
+        )
+        for (value, by_eager, deviation, expectation, maximum), (
+            rms,
+            rms_by_eager,
+            rms_of_deviation,
+            rms_of_maximum,
+        ), count, count_of_maximum in zip(
+            largest, mean_squares.sqrt().tolist(), counts, _effective_counts(of_maximum, n), strict=True
+        )
+    )
+    floor = max(reference.cancelling_terms.get(name, 0.0), *(of.largest for of in sections))
+    return Sections(sections, order, elements, float(squares[0].sum()), summation_error(case) * floor)
 
 
 def _error_of_dsink(reference: Reference, result: Tensor) -> TensorError:
