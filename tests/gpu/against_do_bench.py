@@ -35,12 +35,12 @@ def main(seqlen: str = "1k-64k", turns: str = "1") -> None:
         out = cells.with_name(f"{turn}.jsonl")
         command = [sys.executable, "-m", "attnbench", "run", "-b", ",".join(CHOICES), "--seqlen", seqlen]
         ours += seconds_of([*command, "--out", str(out)])
-        measured = [record for record in attnbench.load(out).records if record.status == "ok"]
+        measured = [record for run in attnbench.load(out).runs for record in run.records if record.status == "ok"]
         cells.write_text(json.dumps([cell_of(record) for record in measured]))
         theirs += seconds_of([sys.executable, __file__, "loop", str(cells)])
         print(f"turn {turn + 1}: {len(measured)} cells; attnbench {ours:.1f} s, do_bench {theirs:.1f} s, so far")
     print(
-        f"ratio {ours / theirs:.3f}: attnbench {ours:.1f} s, do_bench {theirs:.1f} s, of {turns} x {len(measured)} cells"
+        f"ratio {ours / theirs:.3f}: attnbench {ours:.1f} s, do_bench {theirs:.1f} s, {turns} x {len(measured)} cells"
     )
 
 
