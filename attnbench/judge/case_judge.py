@@ -43,6 +43,7 @@ class CaseJudge:
         self._device = given.q.device
         self._hard: HardInputsCheck | None = None
         self._calls: Calls | None = None
+        self._screened: tuple[Renewal | None, dict[str, Tensor]] = None, {}  # what other kernels gave for a renewal
 
     @property
     def hard(self) -> HardInputsCheck:
@@ -70,7 +71,9 @@ class CaseJudge:
         if not self.check.is_screened:
             return None
         with renewal.of(self.case, self.original) as fresh:
-            return find_wrong_rows(self.case, fresh, results["out"], signature)
+            if self._screened[0] != renewal:
+                self._screened = renewal, {}
+            return find_wrong_rows(self.case, fresh, results["out"], signature, self._screened[1])
 
     def add_call(self, number: int, results: Results) -> None:
         """Take the results of a call: of several one after the other, of which `number` is the first where it is 0."""

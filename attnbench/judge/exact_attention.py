@@ -130,7 +130,9 @@ class Reference:
     eager_rounding: Mapping[str, ErrorProfile]  # for large scores: those of a kernel that keeps scores in the dtype
     of_maximum: Mapping[str, ErrorProfile]  # of dq and dk: standard deviations from a gradient through maxima of rows
     dsink: SinkGradient | None = None
-    kept: dict[str, Any] = field(default_factory=dict)  # what tolerance.py has computed of it, by result
+    kept: dict[str, Any] = field(
+        default_factory=dict, init=False, compare=False
+    )  # what tolerance.py has computed of it, by result
 
     def relative_eager_error(self, name: str) -> float:
         """Return eager's error over the size of the exact values, both in root mean square; 0 for a result of zeros."""

@@ -89,8 +89,13 @@ class ResultCheck:
     def drop_masked_dout(self) -> None:
         """Expect the given inputs from now on, with the full dout. Frees the memory of the masked dout, dk and dv."""
         if self.dout_masked:
-            self._reference = self._reference.without_dk_dv()
+            self.forget_dk_dv()
             del self.inputs
+
+    def forget_dk_dv(self) -> None:
+        """Free the memory of dk and dv where they are those of a masked dout."""
+        if self.dout_masked:
+            self._reference = self._reference.without_dk_dv()
 
     def check_renewed(self, renewal: Renewal, fresh: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
         """Compare the results of a launch on the inputs of a renewal; their reference is kept for the same one."""
@@ -139,5 +144,5 @@ def _moved(value: Any, device: str) -> Any:
     if isinstance(value, tuple):
         return tuple(_moved(inner, device) for inner in value)
     if is_dataclass(value) and not isinstance(value, Case | type):
-        return replace(value, **{f.name: _moved(getattr(value, f.name), device) for f in fields(value)})
+        return replace(value, **{f.name: _moved(getattr(value, f.name), device) for f in fields(value) if f.init})
     return value

@@ -5,15 +5,17 @@ changes a verdict. It makes the inputs and the reference of a case one time for 
 other, and does nothing on the device but while a worker waits for its answer. Requests ("do") and their answers:
 
     {"do": "open"}                            -> {}, with the device open
-    {"do": "begin", "case": {...}, "seed": n} -> {"flaw": text}, of inputs that must not be measured, or
-       {"flaw": null, "inputs": tensors, "masked": tensors or null, "renewal_seed": n}, of the inputs as they were made,
-       and of those of the first launches, where they differ
-    {"do": "hard"}                            -> {"inputs": tensors}
-    {"do": "results", "like": {name: [dtype, shape]}} -> {"results": tensors}, to which results are copied
+    {"do": "begin", "case": {...}, "seed": n, "lean": bool} -> {"flaw": text}, of inputs that must not be measured, or
+       {"flaw": null, "masked": bool, "renewal_seed": n}; a lean one takes less memory, and the next has to begin anew
+    {"do": "hard"}                            -> {"inputs": tensors}, in the place of all that was shared
+    {"do": "inputs"}                          -> {"inputs": tensors, "masked": tensors}, in the place of all of those:
+       the inputs as they were made, and those of the launches before timing where they differ
+    {"do": "results", "like": {name: [dtype, shape]}, "calls": n} -> {"results": [tensors, ...]}, to which results of so
+       many calls are copied; checks read those of the first
     {"do": "first_changed"}                   -> {"name": the input that a launch has written to, or null}
     {"do": "check", "what": WHAT, ...}        -> {"accuracy": {...} or null, "notes": [...]}, of the results there; of
        "first" also "problem": why they are none of operands in fp8, or null; of "calls" which "call" it is of
-    {"do": "call", "call": n}                 -> {}, after taking the results there as those of call n
+    {"do": "calls", "first": m, "calls": n}   -> {}, after taking the results there as those of calls m to m + n - 1
     {"do": "distances"}                       -> {"distances": {name: from the results of call 0}}
 
 "tensors" are a description of core/shared_tensors.py. Each answer also has "grown": the bytes of the device's memory
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHECKS = ("hard", "first", "renewed", "rows", "restored", "calls")  # what `check` compares
-SCARCE = 0.25  # of a GPU's memory: where less is free, torch gives back what it keeps
+MUCH = 2**30  # bytes that torch may keep on a GPU for this process
 
 
 class JudgeService:
@@ -53,8 +55,9 @@ class JudgeService:
         self.device = torch.device(str(device))
         self._arena = Arena(self.device)
         self._known: tuple[Case, int, CaseJudge] | None = None
+        self._lean = False  # whether memory is scarce, so that what is not needed any more is given back
         self._launched: Inputs  # the inputs in shared memory
-        self._results: dict[str, Tensor] = {}  # there too
+        self._results: list[dict[str, Tensor]] = []  # of calls, there too
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         warm_up(self.device)
@@ -73,22 +76,24 @@ class JudgeService:
             case "open":
                 return {}
             case "begin":
-                return self._begin(from_json(Case, request["case"]), request["seed"])
+                return self._begin(from_json(Case, request["case"]), request["seed"], lean=request.get("lean", False))
             case "hard":
-                given = self._judge.hard.inputs
-                return {"inputs": {**self._arena.place(_named(given))[0], "descale": list(given.descale)}}
+                return {"inputs": self._placed(self._judge.hard.inputs)}
+            case "inputs":
+                return self._inputs()
             case "results":
-                return {"results": self._reserve(request["like"])}
+                return {"results": self._reserve(request["like"], request["calls"])}
             case "first_changed":
                 return {"name": self._judge.first_changed(self._launched)}
             case "check":
                 accuracy, more = self._check(request["what"], request)
                 return {"accuracy": None if accuracy is None else to_json(accuracy), **more}
-            case "call":
-                self._judge.add_call(request["call"], self._results)
+            case "calls":
+                for number, results in enumerate(self._results[: request["calls"]], request["first"]):
+                    self._judge.add_call(number, results)
                 return {}
             case "distances":
-                return {"distances": to_json(self._judge.distances(self._results))}
+                return {"distances": to_json(self._judge.distances(self._results[0]))}
             case other:
                 raise ValueError(f"unknown request of the judge {other!r}")
 
@@ -98,29 +103,39 @@ class JudgeService:
             raise ValueError("no case has begun")
         return self._known[2]
 
-    def _begin(self, case: Case, seed: int) -> dict[str, Any]:
-        """Make the inputs and the reference of a case, unless they are the latest; share new copies of the inputs."""
-        if self._known is None or self._known[:2] != (case, seed):
+    def _begin(self, case: Case, seed: int, *, lean: bool) -> dict[str, Any]:
+        """Make the inputs and the reference of a case, unless they are those of the latest."""
+        if self._lean or self._known is None or self._known[:2] != (case, seed):
             self._known = None
             given = inputs.make(case, str(self.device), seed)
             if flaw := inputs.find_flaw(given, case.data):
                 return {"flaw": flaw}
             self._known = case, seed, CaseJudge(case, given, seed)
             self._judge.original = given
-        self._results = {}
-        self._arena.reset()
-        judge, check = self._judge, self._judge.check
-        tensors, copies = self._arena.place(_named(judge.original))
-        self._launched = judge.original.with_values(copies)
-        masked = None
-        if check.dout_masked:
-            assert check.inputs.dout is not None
-            masked, _ = self._arena.place({"dout": check.inputs.dout})
-        found = {**tensors, "descale": list(judge.original.descale)}
-        return {"flaw": None, "inputs": found, "masked": masked, "renewal_seed": judge.renewal_seed}
+        self._lean = lean
+        return {"flaw": None, "masked": self._judge.check.dout_masked, "renewal_seed": self._judge.renewal_seed}
 
-    def _reserve(self, like: Mapping[str, Any]) -> Description:
-        """Return where results are to be copied. Raises ValueError where they are none of the case's."""
+    def _inputs(self) -> dict[str, Any]:
+        """Share new copies of the inputs in the place of the hard ones and of results."""
+        judge, check = self._judge, self._judge.check
+        if self._lean:
+            judge.forget_hard()
+        inputs = self._placed(judge.original)
+        if not check.dout_masked:
+            return {"inputs": inputs}
+        assert check.inputs.dout is not None
+        return {"inputs": inputs, "masked": self._arena.place({"dout": check.inputs.dout})[0]}
+
+    def _placed(self, given: Inputs) -> Description:
+        """Share copies of some inputs in the place of all that was shared."""
+        self._results = []
+        self._arena.reset()
+        described, copies = self._arena.place(_named(given))
+        self._launched = given.with_values(copies)
+        return {**described, "descale": list(given.descale)}
+
+    def _reserve(self, like: Mapping[str, Any], calls: int) -> list[Description]:
+        """Return where the results of calls are to be copied. Raises ValueError where they are none of the case's."""
         import torch
 
         case = self._judge.case
@@ -130,16 +145,19 @@ class JudgeService:
         }
         for name in expected_results(case):
             check_form(case, name, forms)
-        found, self._results = self._arena.reserve(forms)
-        return found
+        found = [self._arena.reserve(forms) for _ in range(calls)]
+        self._results = [tensors for _, tensors in found]
+        return [described for described, _ in found]
 
     def _check(self, what: str, request: Mapping[str, Any]) -> tuple[Accuracy | None, dict[str, Any]]:
-        judge, results = self._judge, self._results
+        judge, results = self._judge, self._results[0]
         match what:
             case "hard":
                 return judge.hard.check_first(results), {"notes": list(judge.hard.notes)}
             case "first":
                 accuracy = judge.check.check_first(results)
+                if self._lean and not request.get("trial"):
+                    judge.check.forget_dk_dv()
                 return accuracy, {"problem": judge.check.operands_problem(accuracy)}
             case "restored":
                 return judge.check.check_restored(results), {}
@@ -163,12 +181,12 @@ class JudgeService:
         return torch.cuda.mem_get_info(self.device)[0]
 
     def _give_back(self) -> None:
-        """Give back memory that torch keeps, where the device has little."""
+        """Give back memory that torch keeps, where that is much."""
         import torch
 
         if self.device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(self.device)
-            if free < SCARCE * total:
+            kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+            if self._lean or kept > MUCH:
                 torch.cuda.empty_cache()
 
 

@@ -17,6 +17,7 @@ from attnbench.core.machine import Device
 from attnbench.core.record import Accuracy, Record
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
 
+MUCH = 0.4  # of a device's memory
 NEEDED = {"hard": "on hard inputs", "first": "on its own inputs", "renewed": "on renewed inputs"}  # for status ok
 
 
@@ -24,7 +25,7 @@ class Judge:
     """The judge of one device. `start` makes its process, where none was given or the last has died."""
 
     def __init__(self, device: Device, worker: WorkerProcess | None, start: Callable[[], WorkerProcess]) -> None:
-        self._device, self._worker, self._start = to_json(device), worker, start
+        self._device, self._memory, self._worker, self._start = to_json(device), device.memory, worker, start
         self._waiting = 0  # answers to `open` that were not received yet
         self._job: tuple[Any, int] | None = None  # case and seed
         self.verdicts: dict[str, Accuracy] = {}  # of the job at hand
@@ -36,9 +37,13 @@ class Judge:
         worker.send({"op": "judge", "do": "open", "device": self._device})
         self._waiting += 1
 
-    def expect(self, case: Case, seed: int) -> None:
-        """Forget the verdicts of the last job; the worker of the next may ask for this case."""
+    def expect(self, case: Case, seed: int, nbytes: int = 0) -> None:
+        """Forget the verdicts of the last job; the worker of the next may ask for this case.
+
+        The forecast of its memory is `nbytes`; where that is much of the device's, the judge takes little.
+        """
         self._job, self.verdicts, self.asked = (to_json(case), seed), {}, False
+        self._lean = nbytes > MUCH * self._memory
 
     def answer(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """Return the judge's answer to what a worker asks. Raises WorkerHung after `timeout` seconds."""
@@ -48,6 +53,8 @@ class Judge:
         if do == "refused":  # the worker judges itself
             self.asked = False
             return {}
+        if do == "begin":
+            request = {**request, "lean": self._lean}
         try:
             worker = self._alive()
             while self._waiting:

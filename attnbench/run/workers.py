@@ -211,7 +211,7 @@ class WorkerPool:
         request = {"op": op, "device": to_json(device), "policy": to_json(policy), "job": to_json(job)}
         judge = self.judge if op != "fit" and job.case.ranks == 1 and not job.case.step else None
         if judge:
-            judge.expect(job.case, policy.seed)
+            judge.expect(job.case, policy.seed, job.forecast.nbytes)
             request["judged"] = True
         if op == "fit":
             request["memory"] = memory

@@ -234,15 +234,24 @@ class CellSteps:
         """
         if self.latency is None or self.latency < kernel_trace.TOO_LONG_TO_REPEAT:
             self.renewal.restore()
-            accuracy = self.judge.check_restored(self.prepared.canonical(self._checked.launch()))
+            restored, seconds = self._timed_once(self._checked.launch)
+            accuracy = self.judge.check_restored(self.prepared.canonical(restored))
             if not accuracy.ok:
                 return self._wrong(accuracy, f"{self._later}on the old inputs again: ")
+            if self.timing is not None:
+                self.timing.notes += kernel_trace.check_later_calls(
+                    self.instruments, self.prepared, self.timing, seconds, self.renewal.renew, self._other_renewal
+                )
         self.laps.end("check")
-        if self.timing is not None:
-            self.timing.notes += kernel_trace.check_later_calls(
-                self.instruments, self.prepared, self.timing, self.renewal.renew, self._other_renewal
-            )
         return None
+
+    def _timed_once(self, launch: Callable[[], Any]) -> tuple[Any, float]:
+        """Return what one launch returns, and its seconds; where nothing is timed these are 0."""
+        if self.timing is None:
+            return launch(), 0.0
+        kept: list[Any] = []
+        (seconds,) = self.instruments.timer.samples(lambda: kept.append(launch()), 1)
+        return kept[-1], seconds
 
     def check_strides_of_dout(self) -> Fields | None:
         """See that gradients are the same for a dense dout and for one of the same values and other strides."""
@@ -255,8 +264,8 @@ class CellSteps:
             "put heads first": dout.transpose(1, 2).contiguous().transpose(1, 2),
         }
         for how, other in others.items():
-            self.judge.add_call(0, self._results_for(other.contiguous()))
-            for name, far in self.judge.distances(self._results_for(other)).items():
+            dense, strided = (self._results_for(of) for of in (other.contiguous(), other))
+            for name, far in self.judge.distances(strided, dense).items():
                 if far > UNLIKE:
                     reason = f"{name} is off by {far:.0%} of its largest value where the strides of dout {how}"
                     return {"status": "wrong", "reason": reason, "accuracy": self.accuracy}

@@ -10,7 +10,8 @@ backend's own code or many of its launches to be judged (`reason_within`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from attnbench.core import masks
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from attnbench.worker.instruments import Instruments
 
+TOGETHER = 2**28  # bytes of results that are handed over at a time
 Results = Mapping[str, "Tensor"]
 Ask = Callable[[Mapping[str, Any]], dict[str, Any]]  # a request of judge/service.py -> its answer
 
@@ -61,10 +63,13 @@ class CellJudge(Protocol):
     outside sampled rows.
     """
 
-    given: Inputs
     flaw: str | None  # of the inputs
     hard: bool  # whether the first launch is to be checked on hard inputs
     renewal_seed: int
+
+    @property
+    def given(self) -> Inputs:
+        """The inputs of the case."""
 
     @property
     def to_check(self) -> Inputs:
@@ -118,14 +123,11 @@ class CellJudge(Protocol):
     def check_restored(self, results: Results) -> Accuracy:
         """Compare the results of a launch on `given` as it was."""
 
-    def add_call(self, number: int, results: Results) -> None:
-        """Take the results of one of several calls, one after the other."""
+    def check_calls(self, calls: Sequence[Results]) -> tuple[Accuracy, int]:
+        """Return the accuracy of one of several calls that is wrong, and its number; of a right one where none is."""
 
-    def check_calls(self) -> tuple[Accuracy, int]:
-        """Return the accuracy of a call that is wrong, and its number; of a right one where none is."""
-
-    def distances(self, results: Results) -> dict[str, float]:
-        """Return how far each result is from that of the first call that was taken."""
+    def distances(self, one: Results, other: Results) -> dict[str, float]:
+        """Return how far each result is from another."""
 
     def again(self) -> CellJudge:
         """Return the judge of the same cell with inputs as they were made."""
@@ -137,7 +139,7 @@ class JudgeWithin:
     def __init__(self, case: Case, device: torch.device, seed: int, backend: Backend) -> None:
         """Make the inputs, and the reference unless they have a flaw."""
         self._arguments = case, device, seed, backend
-        self.given = inputs.make(case, str(device), seed)
+        self.given: Inputs = inputs.make(case, str(device), seed)
         self.flaw = inputs.find_flaw(self.given, case.data)
         if self.flaw:
             return
@@ -204,14 +206,14 @@ class JudgeWithin:
     def check_restored(self, results: Results) -> Accuracy:
         return self._judge.check.check_restored(results)
 
-    def add_call(self, number: int, results: Results) -> None:
-        self._judge.add_call(number, results)
-
-    def check_calls(self) -> tuple[Accuracy, int]:
+    def check_calls(self, calls: Sequence[Results]) -> tuple[Accuracy, int]:
+        for number, results in enumerate(calls):
+            self._judge.add_call(number, results)
         return self._judge.check_calls()
 
-    def distances(self, results: Results) -> dict[str, float]:
-        return self._judge.distances(results)
+    def distances(self, one: Results, other: Results) -> dict[str, float]:
+        self._judge.add_call(0, other)
+        return self._judge.distances(one)
 
     def again(self) -> JudgeWithin:
         return JudgeWithin(*self._arguments)
@@ -223,28 +225,40 @@ class JudgeBeside:
     hard = True
     approximation = None
 
-    def __init__(
-        self, case: Case, seed: int, ask: Ask, mapped: Mapped, took: Callable[[int], object] = lambda _: None
-    ) -> None:
-        """Ask for the inputs and the reference. Raises NotShared where its memory cannot be opened."""
+    def __init__(self, case: Case, seed: int, ask: Ask, mapped: Mapped, took: Callable[[int], object]) -> None:
+        """Have it make the inputs and the reference. Raises NotShared where its memory cannot be opened."""
         self._case, self._seed, self._send, self._mapped, self._took = case, seed, ask, mapped, took
-        self._like: dict[str, Any] = {}
+        self._like: dict[str, Any] = {}  # form of the results whose places are known
+        self._places: list[dict[str, Tensor]] = []  # for those of calls
         self.notes: tuple[str, ...] = ()
         begun = self._ask("begin", case=to_json(case), seed=seed)
         self.flaw: str | None = begun["flaw"]
         if self.flaw:
             return
-        self.given = self.to_check = self._inputs(begun["inputs"])
-        self.renewal_seed = begun["renewal_seed"]
-        self.masked = begun["masked"] is not None
-        if self.masked:
-            self.to_check = self.given.with_values(mapped.tensors(begun["masked"]))
+        self.masked, self.renewal_seed = begun["masked"], begun["renewal_seed"]
+        self._hard: Inputs | None = self._inputs(self._ask("hard")["inputs"])
 
     def launcher(self, prepared: Prepared) -> Callable[[], Any]:
         return prepared.launch
 
     def hard_inputs(self) -> Inputs:
-        return self._inputs(self._ask("hard")["inputs"])
+        assert self._hard is not None
+        return self._hard
+
+    @property
+    def given(self) -> Inputs:
+        return self._given[0]
+
+    @property
+    def to_check(self) -> Inputs:
+        return self._given[1]
+
+    @cached_property
+    def _given(self) -> tuple[Inputs, Inputs]:
+        """The inputs, and those of the launches before timing. They take the place of the hard ones."""
+        answer = self._ask("inputs")
+        given = self._inputs(answer["inputs"])
+        return given, given.with_values(self._mapped.tensors(answer["masked"])) if self.masked else given
 
     def check_hard(self, results: Results) -> Accuracy:
         accuracy, answer = self._check("hard", results)
@@ -252,7 +266,7 @@ class JudgeBeside:
         return accuracy
 
     def forget_hard(self) -> None:
-        pass  # the judge keeps them for the next backend
+        self._hard = None  # the judge keeps them for the next backend
 
     def check_first(self, results: Results, *, trial: bool = False) -> Accuracy:
         accuracy, self._first = self._check("first", results, trial=trial)
@@ -263,7 +277,7 @@ class JudgeBeside:
         return problem
 
     def use_given(self) -> None:
-        del self.to_check
+        pass  # the judge expects either
 
     def keep_original(self) -> None:
         pass  # the judge has them
@@ -282,17 +296,23 @@ class JudgeBeside:
     def check_restored(self, results: Results) -> Accuracy:
         return self._check("restored", results)[0]
 
-    def add_call(self, number: int, results: Results) -> None:
-        self._hand_over(results)
-        self._ask("call", call=number)
-
-    def check_calls(self) -> tuple[Accuracy, int]:
+    def check_calls(self, calls: Sequence[Results]) -> tuple[Accuracy, int]:
+        self._take_calls(calls)
         answer = self._ask("check", what="calls")
         return from_json(Accuracy, answer["accuracy"]), answer["call"]
 
-    def distances(self, results: Results) -> dict[str, float]:
-        self._hand_over(results)
+    def distances(self, one: Results, other: Results) -> dict[str, float]:
+        self._take_calls([other])
+        self._hand_over(one)
         return {name: float(far) for name, far in self._ask("distances")["distances"].items()}
+
+    def _take_calls(self, calls: Sequence[Results]) -> None:
+        """Have the judge take the results of calls, as many at a time as fit TOGETHER bytes."""
+        together = max(1, TOGETHER // max(1, sum(t.nbytes for t in calls[0].values())))
+        for first in range(0, len(calls), together):
+            some = calls[first : first + together]
+            self._hand_over(*some)
+            self._ask("calls", first=first, calls=len(some))
 
     def again(self) -> JudgeBeside:
         return JudgeBeside(self._case, self._seed, self._send, self._mapped, self._took)
@@ -302,24 +322,29 @@ class JudgeBeside:
         answer = self._ask("check", what=what, **more)
         return from_json(Accuracy, answer["accuracy"]), answer
 
-    def _hand_over(self, results: Results) -> None:
-        """Copy results to the judge's memory. Raises ValueError where they are none of the case's."""
+    def _hand_over(self, *calls: Results) -> None:
+        """Copy the results of calls to the judge's memory. Raises ValueError where they are none of the case's."""
         import torch
 
-        for name in expected_results(self._case):
-            check_form(self._case, name, results)
-        names = [name for name in results if name.removeprefix("descale_") in expected_results(self._case)]
-        like = {name: [str(results[name].dtype).removeprefix("torch."), list(results[name].shape)] for name in names}
-        if like != self._like:
-            self._places = self._mapped.tensors(self._ask("results", like=like)["results"])
-            self._like = like
+        for results in calls:
+            for name in expected_results(self._case):
+                check_form(self._case, name, results)
+        first = calls[0]
+        names = [name for name in first if name.removeprefix("descale_") in expected_results(self._case)]
+        like = {name: [str(first[name].dtype).removeprefix("torch."), list(first[name].shape)] for name in names}
+        if like != self._like or len(calls) > len(self._places):
+            answer = self._ask("results", like=like, calls=len(calls))
+            self._like, self._places = like, [self._mapped.tensors(of_one) for of_one in answer["results"]]
         with torch.no_grad():
-            for name in names:
-                self._places[name].copy_(results[name])
+            for places, results in zip(self._places, calls, strict=False):
+                for name in names:
+                    places[name].copy_(results[name])
         if self._mapped.device.type == "cuda":
             torch.cuda.synchronize(self._mapped.device)
 
     def _inputs(self, described: dict[str, Any]) -> Inputs:
+        """Open inputs. Results have no place any more. Raises NotShared."""
+        self._like, self._places = {}, []
         one, other = described["descale"]
         return Inputs(**self._mapped.tensors(described), descale=(one, other))
 

@@ -107,25 +107,25 @@ def check_later_calls(
     instruments: Instruments,
     prepared: Prepared,
     timing: Timing,
+    later: float,
     renew: Callable[[], None],
     renew_others: Callable[[], None],
 ) -> list[str]:
-    """Return notes on the samples from later calls on inputs not seen before, where those calls cost little.
+    """Return notes on the samples from later calls, of calls under TOO_LONG_TO_REPEAT.
 
-    `renew` writes inputs that no call has seen, `renew_others` does the same to tensors that no call reads. On a CPU
-    calls on new inputs that are slower than the calls after them tell of stored results; `timing` then has both as
-    measurements. On a GPU the trace shows that. Cells of long calls have so few samples that a kernel which is slow in
-    its first ten calls would pass: one to three more calls reveal it.
+    `later` is the seconds of the first of them, which has been made. `renew` writes inputs that no call has seen,
+    `renew_others` does the same to tensors that no call reads. On a CPU calls on new inputs that are slower than the
+    calls after them tell of stored results; `timing` then has both as measurements. On a GPU the trace shows that.
+    Cells of long calls have so few samples that a kernel which is slow in its first ten calls would pass: later ones
+    reveal it.
     """
     times = timing.measurements["time"].values
     notes = []
-    if instruments.device.type == "cuda":
-        renew()
-    else:
+    if instruments.device.type != "cuda":
         timing.measurements.update(_slow_on_new_inputs(instruments, prepared, renew, renew_others))
-    if len(times) <= FEW_SAMPLES and stats.median(times) < TOO_LONG_TO_REPEAT:
-        count = 3 if stats.median(times) < LONG_CALL else 1
-        later_times = [instruments.timer.samples(prepared.launch, 1)[0] for _ in range(count)]
+    if len(times) <= FEW_SAMPLES:
+        more = 2 if stats.median(times) < LONG_CALL else 0
+        later_times = [later, *(instruments.timer.samples(prepared.launch, 1)[0] for _ in range(more))]
         slack = 20e-6 if instruments.device.type == "cuda" else 1e-3
         if stats.median(later_times) * MAX_OVER_LATER_CALL + slack < stats.median(times):
             notes.append(SLOW_AT_FIRST)

@@ -43,9 +43,7 @@ def find_wrong_call(
     if count < 2:
         return None, False
     kept, shared = _kept_results(instruments, launch, prepared, count, case.has_forward)
-    for number, results in enumerate(kept):
-        judge.add_call(number, results)
-    accuracy, number = judge.check_calls()
+    accuracy, number = judge.check_calls(kept)
     if accuracy.ok:
         return None, shared
     return (accuracy, f"in call {number + 1} of {count}, one after the other: "), shared

@@ -143,7 +143,7 @@ def test_on_a_gpu_the_rates_are_read_when_all_workers_are_open_and_idle() -> Non
     assert opened == ["eager", "triton"]  # not what is not installed, nor what takes no case
     asked = {(who, what) for who, what in log if what in ("load", "import", "survey", "ready")}
     assert {(who, f"{what} done") for who, what in asked} <= {*log[: at(PROBE, "rates")]}, "not idle"
-    assert at(PROBE, "rates done") < at(PROBE, "ended") < at("says", "planned") < at("eager", "run")
+    assert at(PROBE, "rates done") < at("says", "planned") < at(PROBE, "judge") < at("eager", "run")
     words = [what for who, what in log if who == "says"]
     assert words == ["looking", "importing", "opening", "timing", "planned"]
 
@@ -184,8 +184,8 @@ def test_a_cpu_is_timed_before_any_worker_starts(changes: dict[str, str], monkey
         monkeypatch.setattr(run_suite, "has_nvidia_gpu", lambda: False)
     log = measured(**changes)
     assert log[:2] == [(PROBE, "environment"), ("says", "looking")]
-    assert log[2:6] == [(PROBE, what) for what in ("environment done", "rates", "rates done", "ended")]
-    assert log[6] == ("says", "importing")
+    assert log[2:5] == [(PROBE, what) for what in ("environment done", "rates", "rates done")]
+    assert log[5] == ("says", "importing")
     assert not [entry for entry in log if entry[1] == "import"]
 
 
