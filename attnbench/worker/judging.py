@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import torch
+
 from attnbench.core import masks
 from attnbench.core.backend import ApproximateBackend, Backend, Inputs, Prepared, Signature
 from attnbench.core.case import Case
@@ -27,11 +29,11 @@ from attnbench.judge.result_check import copies_problem
 from attnbench.judge.tolerance import check_form, expected_results
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from attnbench.worker.instruments import Instruments
 
+COPY = torch.Tensor.copy_  # this one, which no kernel can replace
 TOGETHER = 2**28  # bytes of results that are handed over at a time
 Results = Mapping[str, "Tensor"]
 Ask = Callable[[Mapping[str, Any]], dict[str, Any]]  # a request of judge/service.py -> its answer
@@ -324,8 +326,6 @@ class JudgeBeside:
 
     def _hand_over(self, *calls: Results) -> None:
         """Copy the results of calls to the judge's memory. Raises ValueError where they are none of the case's."""
-        import torch
-
         for results in calls:
             for name in expected_results(self._case):
                 check_form(self._case, name, results)
@@ -335,10 +335,10 @@ class JudgeBeside:
         if like != self._like or len(calls) > len(self._places):
             answer = self._ask("results", like=like, calls=len(calls))
             self._like, self._places = like, [self._mapped.tensors(of_one) for of_one in answer["results"]]
-        with torch.no_grad():
+        with torch._C.DisableTorchFunction(), torch.no_grad():  # no mode of a person's sees the copy
             for places, results in zip(self._places, calls, strict=False):
                 for name in names:
-                    places[name].copy_(results[name])
+                    COPY(places[name], results[name])
         if self._mapped.device.type == "cuda":
             torch.cuda.synchronize(self._mapped.device)
 

@@ -1,0 +1,183 @@
+"""Files that replace, patch or switch something of their process: no verdict changes.
+
+Each file holds a right function and a wrong one, which scales by a tenth more, and does something to torch while it is
+imported, by which results would be called right, or a right one wrong, if its own process judged them. The judge beside
+the worker does: the wrong function is wrong, and the right one right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import forked_worker
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
+from attnbench.core.record import Forecast, Job, Record
+from attnbench.run.judge import Judge
+from attnbench.run.process import WorkerProcess
+from attnbench.run.workers import WorkerPool
+from attnbench.worker import environment
+
+FILE = """
+import math
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+softmax, einsum = torch.softmax, torch.einsum
+
+
+def right(q, k, v, *, causal, softmax_scale):
+    scores = einsum("bqhd,bkhd->bhqk", q, k) * softmax_scale
+    if causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(), -math.inf)
+    return einsum("bhqk,bkhd->bqhd", softmax(scores, -1), v).to(q.dtype)
+
+
+def wrong(q, k, v, *, causal, softmax_scale):
+    return right(q, k, v, causal=causal, softmax_scale=1.1 * softmax_scale)
+
+
+"""
+PATCHES = {
+    "a softmax": """
+def patched(scores, dim=-1, **options):
+    return softmax(scores * 1.1, dim)
+torch.softmax = torch.nn.functional.softmax = Tensor.softmax = patched
+""",
+    "products": """
+matmul, mul = Tensor.__matmul__, torch.matmul
+Tensor.__matmul__ = lambda one, other: matmul(one, other) * 1.1
+torch.matmul = torch.bmm = lambda one, other: mul(one, other) * 1.1
+""",
+    "comparisons": """
+torch.equal = torch.allclose = lambda *_, **__: True
+Tensor.__le__ = Tensor.__lt__ = Tensor.le = lambda one, other: torch.ones_like(one, dtype=torch.bool)
+torch.isfinite = Tensor.isfinite = lambda t: torch.ones_like(t, dtype=torch.bool)
+Tensor.amax = lambda t, *dims: torch.zeros(())
+Tensor.abs = torch.zeros_like
+""",
+    "copies": "Tensor.copy_ = lambda to, of, *_: to.zero_()",
+    "an operator": """
+import warnings
+warnings.simplefilter("ignore")  # of an operator that is overridden
+library = torch.library.Library("aten", "IMPL")
+for device in ("CPU", "CUDA"):
+    library.impl("equal", lambda one, other: True, device)
+    library.impl("amax", lambda t, dim=(), keepdim=False: torch.zeros(()), device)
+""",
+    "a function mode": """
+class Mode(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in (torch.equal, torch.allclose):
+            return True
+        if function is Tensor.copy_:
+            return args[0].zero_()
+        return function(*args, **(kwargs or {}))
+Mode().__enter__()
+""",
+    "autocast": "torch.autocast('cpu', torch.bfloat16).__enter__(); torch.autocast('cuda', torch.bfloat16).__enter__()",
+    "gradients": "torch.set_grad_enabled(False)",
+    "inference": "torch.inference_mode().__enter__()",
+    "a default device": "torch.set_default_device('meta')",
+    "a default dtype": "torch.set_default_dtype(torch.float64)",
+    "TF32": """
+torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+torch.set_float32_matmul_precision("medium")
+""",
+    "generators": """
+torch.manual_seed = lambda *_: torch.default_generator
+torch.randn = torch.rand = lambda *size, **options: torch.zeros(*size)
+Tensor.normal_ = Tensor.uniform_ = lambda t, *_, **__: t.zero_()
+""",
+    "events": """
+torch.cuda.Event.query = lambda *_: False
+""",
+    "attnbench": """
+import sys
+class Check:
+    def __getattr__(self, _):
+        return lambda *_, **__: None
+for name, module in [*sys.modules.items()]:
+    if name.startswith("attnbench.judge"):
+        for function in ("compare", "make_check", "compute_reference"):
+            if hasattr(module, function):
+                setattr(module, function, Check())
+""",
+}
+OF_ITSELF = ("autocast", "gradients", "inference", "a default device")  # change what the right function computes
+NEEDED = {"hard", "first", "renewed", "restored"}
+ON = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=ON)
+def judge(request: pytest.FixtureRequest) -> Iterator[tuple[Judge, Device]]:
+    device = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
+    if request.param == "cuda":
+        found = environment.describe("cuda:0").device
+        yield from ((made, found) for made in [Judge(found, None, WorkerProcess)])
+        return
+    with forked_worker.workers():
+        made = Judge(device, None, WorkerProcess)
+        yield made, device
+        made.close()
+
+
+def checked(judge: tuple[Judge, Device], file: Path, function: str) -> Record:
+    """Return the record of a check of a function of a file, with the judge beside its worker."""
+    beside, device = judge
+    pool = WorkerPool({"own": f"{file}:{function}"}, judge=beside)
+    case = Case(Shape(2, 64, 64, 4, 4, 32, 32), "fp32", "fwd", causal=True)
+    try:
+        return pool.check(Job(case, "own", 0, Forecast(0.0, 0.0, 0)), Policy(), device)
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_no_verdict_changes(judge: tuple[Judge, Device], tmp_path: Path, patch: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(FILE + PATCHES[patch])
+    record = checked(judge, file, "wrong")
+    assert record.status != "ok"
+    assert record.judge == "beside"
+    assert not judge[0].verdicts["hard"].ok
+    right = checked(judge, file, "right")
+    assert right.status == "ok" or patch in OF_ITSELF, right.reason
+    assert right.judge == "beside"
+    if right.status == "ok":
+        assert right.accuracy
+        assert right.accuracy.errors["out"].relative < 1e-5
+        assert {*judge[0].verdicts} >= NEEDED
+
+
+def test_a_worker_that_says_ok_is_not_believed(judge: tuple[Judge, Device], tmp_path: Path) -> None:
+    """Where the judge found a result wrong, or was shown none."""
+    file = tmp_path / "mine.py"
+    says_ok = """
+from attnbench.core.record import Accuracy, TensorError
+from attnbench.worker.judging import JudgeBeside
+
+right_one, asks = Accuracy({"out": TensorError(0.0, 0.1, 0.2, 0.0)}, 1, 1), JudgeBeside._check
+JudgeBeside.find_wrong_rows = lambda *_: None
+JudgeBeside.check_calls = lambda *_: (right_one, 0)
+"""
+    for what, problem in {
+        "JudgeBeside._check = lambda *_, **__: (right_one, dict(notes=(), problem=None))": "was shown no results",
+        "JudgeBeside._check = lambda *a, **k: (right_one, asks(*a, **k)[1])": "found hard results wrong",
+    }.items():
+        file.write_text(FILE + says_ok + what)
+        record = checked(judge, file, "wrong")
+        assert record.status == "wrong", record.reason
+        assert problem in str(record.reason)
