@@ -52,6 +52,14 @@ class CaseJudge:
             self._hard = HardInputsCheck(self.case, self._device)
         return self._hard
 
+    def compute_all(self) -> None:
+        """Compute what the checks of a right kernel need: the reference for hard inputs, and for the first renewal."""
+        if self.check.hard:
+            self.hard  # noqa: B018
+        renewal = Renewal(self.renewal_seed, 1)
+        with renewal.of(self.case, self.original) as fresh:
+            self.check.prepare_renewed(renewal, fresh)
+
     def forget_hard(self) -> None:
         """Free the memory of the hard inputs and their reference."""
         self._hard = None

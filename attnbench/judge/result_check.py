@@ -99,14 +99,18 @@ class ResultCheck:
 
     def check_renewed(self, renewal: Renewal, fresh: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
         """Compare the results of a launch on the inputs of a renewal; their reference is kept for the same one."""
-        if self._renewed is None or self._renewed[0] != renewal:
-            sample = choose_rows(self.case, fresh.q.device, draw_seed(), share=SECOND_SHARE)
-            self._renewed = renewal, sample, self._compute(fresh, sample, rows_only=not sample.whole)
-        _, sample, reference = self._renewed
+        sample, reference = self.prepare_renewed(renewal, fresh)
         if sample.whole or not self.case.has_backward:
             return compare(reference, results)
         by_row = compare(reference, results, ROW_RESULTS)
         return replace(by_row, errors={**by_row.errors, **compare_checksums(self._reference, fresh, results)})
+
+    def prepare_renewed(self, renewal: Renewal, fresh: Inputs) -> tuple[RowSample, Reference]:
+        """Return the rows that are compared on the inputs of a renewal, and their reference."""
+        if self._renewed is None or self._renewed[0] != renewal:
+            sample = choose_rows(self.case, fresh.q.device, draw_seed(), share=SECOND_SHARE)
+            self._renewed = renewal, sample, self._compute(fresh, sample, rows_only=not sample.whole)
+        return self._renewed[1:]
 
     def check_restored(self, results: Mapping[str, Tensor]) -> Accuracy:
         """Compare the results of a launch on the given inputs, restored after a renewal."""

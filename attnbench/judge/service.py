@@ -2,11 +2,14 @@
 
 It has loaded neither a library under test nor a person's code, so nothing that such code does to its own process
 changes a verdict. It makes the inputs and the reference of a case one time for all backends, which come one after the
-other, and does nothing on the device but while a worker waits for its answer. Requests ("do") and their answers:
+other. It does nothing on the device but while a worker waits for its answer, unless it was asked to work ahead.
+Requests ("do") and their answers:
 
     {"do": "open"}                            -> {}, with the device open
     {"do": "begin", "case": {...}, "seed": n, "lean": bool} -> {"flaw": text}, of inputs that must not be measured, or
        {"flaw": null, "masked": bool, "renewal_seed": n}; a lean one takes less memory, and the next has to begin anew
+    {"do": "ahead", "cases": [...], "seed": n} -> {}; what is right for these cases is computed while workers work, and
+       nothing is timed
     {"do": "hard"}                            -> {"inputs": tensors}, in the place of all that was shared
     {"do": "inputs"}                          -> {"inputs": tensors, "masked": tensors}, in the place of all of those:
        the inputs as they were made, and those of the launches before timing where they differ
@@ -24,7 +27,9 @@ that this process has taken meanwhile. WHAT is one of CHECKS.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core.backend import Inputs, Signature
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHECKS = ("hard", "first", "renewed", "rows", "restored", "calls")  # what `check` compares
+SWITCH = 2e-4  # seconds after which a thread that works ahead lets a worker's request pass
 MUCH = 2**30  # bytes that torch may keep on a GPU for this process
 
 
@@ -56,6 +62,8 @@ class JudgeService:
         self._arena = Arena(self.device)
         self._known: tuple[Case, int, CaseJudge] | None = None
         self._lean = False  # whether memory is scarce, so that what is not needed any more is given back
+        self._thread, self._threads = ThreadPoolExecutor(1), torch.get_num_threads()
+        self._ahead: dict[tuple[Case, int], Future[CaseJudge | str]] = {}
         self._launched: Inputs  # the inputs in shared memory
         self._results: list[dict[str, Tensor]] = []  # of calls, there too
         if self.device.type == "cuda":
@@ -74,6 +82,9 @@ class JudgeService:
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         match request["do"]:
             case "open":
+                return {}
+            case "ahead":
+                self._work_ahead([from_json(Case, case) for case in request["cases"]], request["seed"])
                 return {}
             case "begin":
                 return self._begin(from_json(Case, request["case"]), request["seed"], lean=request.get("lean", False))
@@ -107,13 +118,43 @@ class JudgeService:
         """Make the inputs and the reference of a case, unless they are those of the latest."""
         if self._lean or self._known is None or self._known[:2] != (case, seed):
             self._known = None
-            given = inputs.make(case, str(self.device), seed)
-            if flaw := inputs.find_flaw(given, case.data):
-                return {"flaw": flaw}
-            self._known = case, seed, CaseJudge(case, given, seed)
-            self._judge.original = given
+            ahead = self._ahead.pop((case, seed), None)
+            made = ahead.result() if ahead else self._made(case, seed)
+            if isinstance(made, str):
+                return {"flaw": made}
+            self._known = case, seed, made
         self._lean = lean
         return {"flaw": None, "masked": self._judge.check.dout_masked, "renewal_seed": self._judge.renewal_seed}
+
+    def _made(self, case: Case, seed: int) -> CaseJudge | str:
+        """Return the judge of a case, or the flaw of its inputs."""
+        given = inputs.make(case, str(self.device), seed)
+        if flaw := inputs.find_flaw(given, case.data):
+            return flaw
+        made = CaseJudge(case, given, seed)
+        made.original = given
+        return made
+
+    def _work_ahead(self, cases: Sequence[Case], seed: int) -> None:
+        """Make the judges of some cases in a thread, those of others that nobody has asked for are given up."""
+        wanted = {(case, seed) for case in cases}
+        for key in [key for key in self._ahead if key not in wanted]:
+            self._ahead.pop(key).cancel()
+
+        sys.setswitchinterval(SWITCH)
+
+        def make(case: Case) -> CaseJudge | str:
+            torch.set_num_threads(max(1, self._threads // 2))  # of this thread; a worker has the others
+            made = self._made(case, seed)
+            if isinstance(made, CaseJudge):
+                made.compute_all()
+            return made
+
+        import torch
+
+        for case in cases:
+            if (case, seed) not in self._ahead:
+                self._ahead[case, seed] = self._thread.submit(make, case)
 
     def _inputs(self) -> dict[str, Any]:
         """Share new copies of the inputs in the place of the hard ones and of results."""

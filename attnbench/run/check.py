@@ -51,6 +51,7 @@ SUITE = parse_suite(
     },
     "check",
 )
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads of the judge and of a worker, which work at the same time
 MAX_LOST = 3  # workers of a backend that crashed or hung; then its other cases are not tried
 NO_FORECAST = Forecast(0.0, 0.0, 0)
 
@@ -80,13 +81,14 @@ def check(
     chosen = choose(patterns, pythons)
     resolve_suite_for(SUITE, device, settings)
     again = _wrong_cases(wrong, settings.axes, trust) if wrong else ()
-    with Session(device, chosen, with_torch=False, allow_busy=allow_busy) as session:
+    with Session(device, chosen, with_torch=False, allow_busy=allow_busy, variables=WAITING) as session:
         say(f"importing {', '.join(chosen.specs)}")
         session.pool.start_loading(import_ahead=True)
         kind = session.describe().device.kind
         session.have_judged()
-        session.load()
         cases = again or resolve(SUITE, kind, settings).cases
+        session.pool.work_ahead(cases)
+        session.load()
         jobs = _jobs(cases, session.survey(cases))
         recording = Recording(session.new_run(SUITE.name, Policy(timeout_s=timeout), jobs))
         lost = dict.fromkeys(chosen.specs, 0)
@@ -98,6 +100,7 @@ def check(
                 if job.skip:
                     recording.add(skipped_record(job))
                     continue
+                session.pool.work_ahead(dict.fromkeys(of.case for of in jobs[number - 1 :] if not of.skip))
                 recording.add(session.pool.check(job, recording.run.policy, session.device))
                 lost[job.backend] += session.pool.lost(job.backend)
     return recording.measured, recording.interrupt
@@ -118,9 +121,9 @@ def _wrong_cases(file: Path, axes: Axes, trust: bool) -> tuple[Case, ...]:
 
 
 def _jobs(cases: Sequence[Case], answers: Mapping[str, Sequence[CaseSupport]]) -> tuple[Job, ...]:
-    """Return a job for each backend and case, in the order of the cases."""
+    """Return a job for each case and backend. One reference serves all backends of a case, which follow each other."""
     return tuple(
-        Job(case, name, 0, NO_FORECAST, answer.reason)
+        Job(case, name, 0, NO_FORECAST, own[number].reason)
+        for number, case in enumerate(cases)
         for name, own in answers.items()
-        for case, answer in zip(cases, own, strict=True)
     )

@@ -6,7 +6,7 @@ It runs in a worker, because the parent never loads torch or opens the device.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,12 +26,19 @@ class DeviceProbe:
     """
 
     def __init__(
-        self, device: str, python: str | None = None, *, with_torch: bool = True, allow_busy: bool = False
+        self,
+        device: str,
+        python: str | None = None,
+        *,
+        with_torch: bool = True,
+        allow_busy: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         """Start describing `device`: "auto", "cpu", "cuda:N" or "fake".
 
         `python` is the interpreter whose software is described (default: this one). Without torch a CPU is described,
         in a tenth of the time, but for its threads. With `allow_busy` a GPU that other processes use is described too.
+        `variables` are set in its environment.
 
         Raises UserError where the working directory was removed: torch, or a library of it, then fails to load.
         """
@@ -40,7 +47,7 @@ class DeviceProbe:
         self._allow_busy = allow_busy
         load = cpu_load() if device in ("auto", "cpu") else None
         self._cpu_load = None if load is None else load / (os.cpu_count() or 1)
-        self._worker: WorkerProcess | None = WorkerProcess(python)
+        self._worker: WorkerProcess | None = WorkerProcess(python, variables)
         self._worker.send({"op": "environment", "device": device, "with_torch": with_torch})
 
     def __enter__(self) -> DeviceProbe:

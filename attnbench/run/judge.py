@@ -7,18 +7,26 @@ counts for nothing where the judge has seen them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from attnbench.core import flops, masks
 from attnbench.core.case import Case
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.record import Accuracy, Record
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
 
+AHEAD, AHEAD_BYTES = 24, 2**27  # cases for which the judge works ahead, and bytes that their calls read and write
 MUCH = 0.4  # of a device's memory
 NEEDED = {"hard": "on hard inputs", "first": "on its own inputs", "renewed": "on renewed inputs"}  # for status ok
+
+
+def is_judged_beside(case: Case) -> bool:
+    """Whether the results of a case can be judged beside its worker; worker/judging.py says why others are not."""
+    return case.ranks == 1 and not (case.step or case.dropout_p or masks.is_own(case.mask))
 
 
 class Judge:
@@ -36,6 +44,22 @@ class Judge:
         worker = self._alive()
         worker.send({"op": "judge", "do": "open", "device": self._device})
         self._waiting += 1
+
+    def work_ahead(self, cases: Iterable[Case], seed: int) -> None:
+        """Have it compute what is right for the next cases while workers work, as far as these are small.
+
+        Only where nothing is timed.
+        """
+        known = [case for case in itertools.islice(cases, AHEAD) if is_judged_beside(case)]
+        held = itertools.accumulate(flops.ideal_bytes(case) for case in known)
+        cases = [case for case, nbytes in zip(known, held, strict=True) if nbytes <= AHEAD_BYTES]
+        if not cases:
+            return
+        with contextlib.suppress(WorkerDied, WorkerHung):
+            worker = self._alive()
+            request = {"op": "judge", "do": "ahead", "device": self._device, "seed": seed}
+            worker.send({**request, "cases": [to_json(case) for case in cases]})
+            self._waiting += 1
 
     def expect(self, case: Case, seed: int, nbytes: int = 0) -> None:
         """Forget the verdicts of the last job; the worker of the next may ask for this case.

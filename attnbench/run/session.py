@@ -49,15 +49,19 @@ class Session:
         python: str | None = None,
         with_torch: bool = True,
         allow_busy: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         """Take a device, "auto", "cpu", "cuda:N" or "fake", and the backends, which may be chosen later.
 
-        The other arguments are those of DeviceProbe. A device that is None is not looked at.
+        The other arguments are those of DeviceProbe; `variables` are in the environment of all workers. A device that
+        is None is not looked at.
         """
-        self.pool = WorkerPool({})
+        self.pool = WorkerPool({}, variables=variables or {})
         self.probes: Mapping[str, Probe] = {}
         self._device = device
-        self._look = partial(DeviceProbe, python=python, with_torch=with_torch, allow_busy=allow_busy)
+        self._look = partial(
+            DeviceProbe, python=python, with_torch=with_torch, allow_busy=allow_busy, variables=variables
+        )
         self._device_probe: DeviceProbe | None = None
         self._python = python
         if chosen:
@@ -79,7 +83,7 @@ class Session:
     def choose(self, chosen: Chosen) -> None:
         """Take other backends; the workers of those before are ended."""
         self.pool.close()
-        self.pool = WorkerPool(chosen.specs, chosen.interpreters, self.pool.peers, self.pool.judge)
+        self.pool = WorkerPool(chosen.specs, chosen.interpreters, self.pool.peers, self.pool.judge, self.pool.variables)
 
     @property
     def device(self) -> Device:
@@ -114,7 +118,7 @@ class Session:
         """
         if self.device.kind != "fake":
             worker = self._device_probe.take_worker() if self._device_probe else None
-            self.pool.judge = Judge(self.device, worker, partial(WorkerProcess, self._python))
+            self.pool.judge = Judge(self.device, worker, partial(WorkerProcess, self._python, self.pool.variables))
             self.pool.judge.open()
 
     def close_device_probe(self) -> None:

@@ -27,7 +27,7 @@ from attnbench.core.text import some
 from attnbench.results.bounds import check_record
 from attnbench.results.exit_codes import GIVEN_UP, MAX_FAILED_STARTS
 from attnbench.run import compile_caches
-from attnbench.run.judge import Judge
+from attnbench.run.judge import Judge, is_judged_beside
 from attnbench.run.plan import CaseSupport, places, problem, skip_over_limit, skipped_record
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerOutOfMemory, WorkerProcess
 from attnbench.run.rank_workers import RankWorkers
@@ -48,6 +48,7 @@ class WorkerPool:
     interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> Python to run it with
     peers: Sequence[Device] = ()  # the devices of the ranks after the first
     judge: Judge | None = None  # of the device, beside the workers
+    variables: Mapping[str, str] = field(default_factory=dict)  # in the environment of workers
     _workers: dict[Key, WorkerProcess | RankWorkers] = field(default_factory=dict)
     _failed_starts: dict[str, int] = field(default_factory=dict)
     _ceilings_due: dict[str, float] = field(default_factory=dict)  # dtype -> time.monotonic() of its next reading
@@ -56,7 +57,6 @@ class WorkerPool:
     _loading: bool = False  # all workers load, and their answers were not received yet
     _importing: bool = False  # and then import what measuring needs
     _opened: set[Key] = field(default_factory=set)  # workers that were told to open the device
-    _variables: Mapping[str, str] = field(default_factory=dict)  # environment variables of new workers
     _loaded_versions: dict[str, str | None] = field(default_factory=dict)  # backend -> what its first worker loaded
     _imported: dict[tuple[str, str], str] = field(default_factory=dict)  # backend and file of a call's import -> hash
 
@@ -170,6 +170,11 @@ class WorkerPool:
         """Check a job's results as `measure` does, time nothing, and return its record."""
         return self._measure(job, policy, device, "check")
 
+    def work_ahead(self, cases: Iterable[Case]) -> None:
+        """Have the judge compute what is right for the next cases that are checked."""
+        if self.judge:
+            self.judge.work_ahead(cases, Policy().seed)
+
     def fit(self, job: Job, policy: Policy, device: Device, memory: int | None) -> Record:
         """Find out whether a job fits in memory and is right there, and return its record; `memory` limits it."""
         return self._measure(job, policy, device, "fit", memory)
@@ -188,13 +193,14 @@ class WorkerPool:
             self._look_due = 0.0
         if policy.caches == "kept":
             return self._measure(job, policy, device)
+        before = self.variables
         with compile_caches.fresh_caches() as variables:
             self.close_worker(job.backend)
-            self._variables = variables
+            self.variables = {**before, **variables}
             try:
                 return self._measure(job, policy, device)
             finally:
-                self._variables = {}
+                self.variables = before
                 self.close_worker(job.backend)
 
     def _measure(
@@ -209,7 +215,7 @@ class WorkerPool:
         if self._failed_starts.get(job.backend, 0) >= MAX_FAILED_STARTS:
             return replace(base, reason=GIVEN_UP)
         request = {"op": op, "device": to_json(device), "policy": to_json(policy), "job": to_json(job)}
-        judge = self.judge if op != "fit" and job.case.ranks == 1 and not job.case.step else None
+        judge = self.judge if op != "fit" and is_judged_beside(job.case) else None
         if judge:
             judge.expect(job.case, policy.seed, job.forecast.nbytes)
             request["judged"] = True
@@ -262,8 +268,8 @@ class WorkerPool:
 
         With several ranks it is that of the first, which has `device`. A "case" may be judged beside the worker.
         """
-        if self.judge and ranks == 1 and "case" in request:
-            self.judge.expect(from_json(Case, request["case"]), Policy().seed)
+        if self.judge and "case" in request and is_judged_beside(case := from_json(Case, request["case"])):
+            self.judge.expect(case, Policy().seed)
             request = {**request, "judged": True}
         try:
             answer = self._loaded((name, ranks), device).ask(request, timeout)
@@ -296,12 +302,12 @@ class WorkerPool:
                 worker.kill()
             python = self.interpreters.get(name)
             if ranks == 1:
-                worker = WorkerProcess(python, self._variables)
+                worker = WorkerProcess(python, self.variables)
                 worker.on_question = self._ask_judge
             else:
                 assert device is not None
                 devices = [device] * ranks if device.kind == "cpu" else [device, *self.peers][:ranks]
-                worker = RankWorkers(devices, python, self._variables)
+                worker = RankWorkers(devices, python, self.variables)
             self._workers[key] = worker
         return worker
 

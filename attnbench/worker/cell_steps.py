@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from time import perf_counter  # own names, which no kernel can replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnbench.backends.shared.function import Function
 from attnbench.core import flops, masks, stats
@@ -50,6 +50,7 @@ HIDDEN = 2**24  # bytes of growth of a process on a CPU, beyond twice what torch
 UNLIKE = 0.1  # of the largest value: two results that differ by more have not read the same values
 
 Fields = dict[str, Any]  # of a Record
+T = TypeVar("T")
 
 
 class CellSteps:
@@ -68,7 +69,11 @@ class CellSteps:
     renewal: InputRenewal
     traced: kernel_trace.TraceFindings
 
-    def __init__(self, instruments: Instruments, backend: Backend, case: Case, policy: Policy) -> None:
+    def __init__(
+        self, instruments: Instruments, backend: Backend, case: Case, policy: Policy, *, timed: bool = True
+    ) -> None:
+        """Take what is measured; without `timed` nothing is timed, nor is memory measured but that calls leak."""
+        self.timed = timed
         self.instruments = instruments
         self.backend = backend
         self.case = case
@@ -98,8 +103,7 @@ class CellSteps:
         first_inputs = self.judge.hard_inputs() if is_hard else self.judge.to_check
         self.instruments.synchronize()
         self.laps.end("hard inputs")
-        first = self.instruments.memory.measure_held(partial(self._launch_and_give_up, first_inputs))
-        self._kept_by_first, self._first = first
+        self._kept_by_first, self._first = self._measure_held(partial(self._launch_and_give_up, first_inputs))
         del first_inputs
         self.judge.forget_hard()
         self._notes += notes_on_data(self.case, is_hard)
@@ -111,14 +115,14 @@ class CellSteps:
         The memory comes before the instruments allocate any.
         """
         memory = self.instruments.memory
-        held, self.prepared = memory.measure_held(lambda: self._prepare(self.judge.to_check))
+        held, self.prepared = self._measure_held(lambda: self._prepare(self.judge.to_check))
         found, kept, raw = memory.measure_peak(self.judge.launcher(self.prepared), self.case)
         kept, results = kept - _bytes_of_tensors(raw), _bytes_of_tensors(raw, multiple=1)
         self.laps.end("memory")
         self.accuracy = self.judge.check_first(self.prepared.canonical(raw))
         del raw
         self.laps.end("check")
-        if self.case.has_backward and self.prepared.forward is not None:
+        if self.timed and self.case.has_backward and self.prepared.forward is not None:
             found["memory_saved"] = memory.measure_held(self.prepared.forward)[0]
         if leak := self._leak_of_a_call() if kept >= LEAK else 0:
             self.leak = LEAVES.format(format_bytes(leak))
@@ -152,8 +156,8 @@ class CellSteps:
         self.instruments.memory.empty_cache()
         self.laps.end("memory")
 
-    def time(self, timed: bool = True) -> Fields | None:
-        """Time the launch, unless `timed` is False, and see that the inputs are as they were.
+    def time(self) -> Fields | None:
+        """Time the launch, and see that the inputs are as they were.
 
         Tensors that stay alive during the launches are allocated before them. Allocated later, they would split the
         large blocks in torch's cache that launches free and need again, and the cache would have to be emptied, which
@@ -161,7 +165,7 @@ class CellSteps:
         """
         self.judge.keep_original()
         self.laps.end("reference")
-        if timed:
+        if self.timed:
             launch = self.timed_launch()
             self.timing = self.instruments.time(launch, self.policy)
             if _is_cross_checked(self.case, self.backend.name, self.policy.cross_check):
@@ -344,6 +348,10 @@ class CellSteps:
         ready = self.backend.prepare(self.case, given)
         self.instruments.synchronize()
         return ready
+
+    def _measure_held(self, make: Callable[[], T]) -> tuple[int, T]:
+        """Return the bytes that stay allocated while what `make` returns is alive (0 where nothing is timed), and that."""
+        return self.instruments.memory.measure_held(make) if self.timed else (0, make())
 
     def _launch_and_give_up(self, first_inputs: Inputs) -> Accuracy:
         """Prepare and launch once, both timed, and return the accuracy. What is still allocated then, a library keeps.

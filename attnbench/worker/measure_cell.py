@@ -44,7 +44,7 @@ class CellMeasurer(Instruments):
             return self._measure_ranks(backend, case, policy, timed=timed, ceilings=ceilings)
         if case.step:
             return self._measure_step(backend, case, policy, timed=timed, ceilings=ceilings)
-        cell = CellSteps(self, backend, case, policy)
+        cell = CellSteps(self, backend, case, policy, timed=timed)
         limits = self.ceilings(operand_dtype(case)) if ceilings else {}
         cell.laps.end("ceilings")
         if flawed := cell.make_inputs():
@@ -55,7 +55,7 @@ class CellMeasurer(Instruments):
                     return wrong
                 cell.prepare_to_time()
             ending = (
-                cell.time(timed)
+                cell.time()
                 or cell.time_plan()
                 or cell.check_repeated_calls()
                 or cell.trace()
