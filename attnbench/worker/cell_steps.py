@@ -350,7 +350,7 @@ class CellSteps:
         return ready
 
     def _measure_held(self, make: Callable[[], T]) -> tuple[int, T]:
-        """Return the bytes that stay allocated while what `make` returns is alive (0 where nothing is timed), and that."""
+        """Return the bytes that what `make` returns holds (0 where nothing is timed), and that."""
         return self.instruments.memory.measure_held(make) if self.timed else (0, make())
 
     def _launch_and_give_up(self, first_inputs: Inputs) -> Accuracy:
