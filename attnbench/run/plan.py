@@ -63,7 +63,7 @@ def make_plan(
     `devices`. `within` chooses among them for a time limit.
     """
     jobs: list[Job] = []
-    workers = len(answers) * len({case.ranks for case in cases})
+    workers = 1 + len(answers) * len({case.ranks for case in cases})  # and the judge
     free = device.free - CONTEXT * workers if device.kind == "cuda" else device.free
     for round_ in range(rounds):
         order = random.Random(f"{policy.seed}/{round_}")

@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import torch
-
 from attnbench.core import masks
 from attnbench.core.backend import ApproximateBackend, Backend, Inputs, Prepared, Signature
 from attnbench.core.case import Case
@@ -29,11 +27,11 @@ from attnbench.judge.result_check import copies_problem
 from attnbench.judge.tolerance import check_form, expected_results
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from attnbench.worker.instruments import Instruments
 
-COPY = torch.Tensor.copy_  # this one, which no kernel can replace
 TOGETHER = 2**28  # bytes of results that are handed over at a time
 Results = Mapping[str, "Tensor"]
 Ask = Callable[[Mapping[str, Any]], dict[str, Any]]  # a request of judge/service.py -> its answer
@@ -326,6 +324,9 @@ class JudgeBeside:
 
     def _hand_over(self, *calls: Results) -> None:
         """Copy the results of calls to the judge's memory. Raises ValueError where they are none of the case's."""
+        import torch
+
+        copy = torch._C.TensorBase.copy_  # which no kernel can replace
         for results in calls:
             for name in expected_results(self._case):
                 check_form(self._case, name, results)
@@ -338,7 +339,7 @@ class JudgeBeside:
         with torch._C.DisableTorchFunction(), torch.no_grad():  # no mode of a person's sees the copy
             for places, results in zip(self._places, calls, strict=False):
                 for name in names:
-                    COPY(places[name], results[name])
+                    copy(places[name], results[name])
         if self._mapped.device.type == "cuda":
             torch.cuda.synchronize(self._mapped.device)
 

@@ -18,7 +18,7 @@ from attnbench.worker import kernel_rules
 from attnbench.worker.instruments import Instruments, Timing
 from attnbench.worker.measure.cpu_operators import operator_names
 from attnbench.worker.measure.cupti import TracedCall, Untraceable
-from attnbench.worker.measure.sampling import LONG_CALL
+from attnbench.worker.measure.sampling import LONG_CALL, VERY_LONG_CALL
 
 MAX_BUSY_OVER_LATENCY = 1.3  # traced kernel time over the samples' median; a falling clock can explain as much
 SLOWER_ON_NEW_INPUTS = 1.15  # a CPU's first call on new inputs over the next call, from which results may be stored
@@ -124,7 +124,8 @@ def check_later_calls(
     if instruments.device.type != "cuda":
         timing.measurements.update(_slow_on_new_inputs(instruments, prepared, renew, renew_others))
     if len(times) <= FEW_SAMPLES:
-        more = 2 if stats.median(times) < LONG_CALL else 0
+        seconds = stats.median(times)
+        more = 2 if seconds < LONG_CALL else int(seconds < VERY_LONG_CALL)
         later_times = [later, *(instruments.timer.samples(prepared.launch, 1)[0] for _ in range(more))]
         slack = 20e-6 if instruments.device.type == "cuda" else 1e-3
         if stats.median(later_times) * MAX_OVER_LATER_CALL + slack < stats.median(times):

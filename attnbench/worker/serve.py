@@ -100,8 +100,6 @@ class Worker:
                 return {"device": to_json(environment.with_quick_rates(device, request["dtypes"]))}
             case "load":
                 self.spec = backends.present_spec(request["name"], request["spec"])
-                if self.spec not in backends.BACKENDS.values():  # it may replace what is imported after it
-                    import attnbench.worker.judging  # noqa: F401
                 self.backend = backends.load(request["name"], self.spec)
                 keep_to_backend(self.backend)
                 probe = self.backend.probe()

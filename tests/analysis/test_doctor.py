@@ -45,6 +45,7 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> None:
         describe=lambda: environment(H200, packages={"triton": "3.5.0"}),
         peers=lambda *_: (),
         measure_rates=lambda known, _: known,
+        take_worker=lambda: SimpleNamespace(alive=True, send=lambda _: None, kill=lambda: None),
         close=lambda: None,
     )
     monkeypatch.setattr(session, "WorkerPool", Examined)

@@ -110,8 +110,8 @@ def test_the_backends_own_reason_comes_first() -> None:
 
 
 def test_workers_contexts_are_counted_on_a_gpu() -> None:
-    """A case that fits with one worker may not fit beside the CUDA contexts of nine others."""
-    big = CaseSupport(workspace=Workspace(H200.free - 3 * 2**30, "scores"))
+    """A case that fits with one worker and the judge may not fit beside the CUDA contexts of nine others."""
+    big = CaseSupport(workspace=Workspace(H200.free - 5 * 2**30, "scores"))
     assert [j.skip for j in make({"a": big}, CASES[:1])] == [None]
     many = make({f"b{i}": big for i in range(10)}, CASES[:1])
     assert all(j.skip for j in many)

@@ -224,6 +224,13 @@ FACTS: Sequence[Rule[Reported]] = (
         "docs/approximate.md says how they are judged.",
     ),
     Rule(
+        measured(lambda c: any(row.record.judge == "within" for row in c.rows)),
+        "Judged within the process of their kernel: {cells}.",
+        "Dropout, masks of one's own, several ranks, steps of models and approximations are, and all where memory "
+        "cannot be shared with a judge beside it.",
+        "docs/measuring.md says who judges.",
+    ),
+    Rule(
         _clock_of_peak,
         "The peak of {dtype}{on} holds at {clock}.",
         "{top.name} has {of_peak} of it, and {at_clock} of the peak at the clock it held.",
