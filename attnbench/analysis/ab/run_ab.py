@@ -55,7 +55,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class _Judge:
+class _Gate:
     """The gate, as run/ab asks it."""
 
     asked: gate_findings.Request
@@ -102,7 +102,7 @@ def measure(
 
     `here`: the environment of each build. Raises UserError as `ab` does.
     """
-    gate = _Judge(request.judged_by, limits)
+    gate = _Gate(request.judged_by, limits)
     only, option = (limits.cells, "--settle") if limits else (None, "--time-limit")
     found = in_turns.measure(request, resolved, both, here, gate, deadline, watcher, clock, only, option)
     if not found.paths:

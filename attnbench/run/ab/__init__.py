@@ -5,5 +5,5 @@
     turns.py       measures the turns, and decides when to stop
     in_turns.py    from a request to two run files
 
-What cells are settled is asked of a judge, which analysis/ab/run_ab.py is.
+What cells are settled is asked of a gate, which analysis/ab/run_ab.py is.
 """

@@ -21,7 +21,7 @@ from attnbench.results.cells import Key
 from attnbench.run import plan as planning
 from attnbench.run.ab.builds import Build, builds, is_code
 from attnbench.run.ab.schedule import LOOKS, START
-from attnbench.run.ab.turns import LABELS, AbObserver, Half, Judge, Turns
+from attnbench.run.ab.turns import LABELS, AbObserver, Gate, Half, Turns
 from attnbench.run.device_probe import probe_device
 from attnbench.run.select import Chosen, is_user_code, parse_device
 from attnbench.run.session import Session, check_output_path, create, new_run_paths
@@ -53,7 +53,7 @@ class TooShortError(UserError):
 
 @dataclass(frozen=True)
 class Measured:
-    """How the measuring of an A/B ended. `paths` is empty where the judge has refused it."""
+    """How the measuring of an A/B ended. `paths` is empty where the gate has refused it."""
 
     runs: tuple[Run, Run]
     paths: tuple[Path, ...] = ()
@@ -94,7 +94,7 @@ def measure(
     resolved: Resolved,
     both: Sequence[Build],
     here: Sequence[Environment],
-    judge: Judge,
+    gate: Gate,
     deadline: float,
     observer: AbObserver,
     clock: Callable[[], float] = time.monotonic,
@@ -111,7 +111,7 @@ def measure(
         for session, environment in zip(sessions, here, strict=True):
             session.environment = environment
         runs, plans = _prepare(request, resolved, both, sessions, observer, only)
-        if judge.refuses(*runs):
+        if gate.refuses(*runs):
             return Measured(runs)
         keys = _cells(runs)
         least = 2 * START[here[0].device.kind] + min(keys.values())
@@ -123,8 +123,10 @@ def measure(
             Half(session, stack.enter_context(closing(create(run, path))), jobs)
             for run, jobs, session, path in zip(runs, plans, sessions, paths, strict=True)
         ]
+        sessions[0].have_judged()
+        sessions[1].pool.judge = sessions[0].pool.judge  # which measure the same cases
         observer.begun(*runs, len(keys), paths, resolved.notes)
-        turns = Turns(halves, judge, observer, request.time_limit, deadline, clock)
+        turns = Turns(halves, gate, observer, request.time_limit, deadline, clock)
         turns.measure(keys)
     return Measured(turns.measured, tuple(paths), turns.pairs, turns.interrupt, turns.notes)
 

@@ -44,13 +44,13 @@ class AbObserver(Protocol):
 
 @dataclass(frozen=True)
 class Standing:
-    """What a judge says of an A/B now: the cells that more rounds may decide, and the exit code that it would have."""
+    """What a gate says of an A/B now: the cells that more rounds may decide, and the exit code that it would have."""
 
     open: set[Key]
     exit_code: int
 
 
-class Judge(Protocol):
+class Gate(Protocol):
     """Judges two runs of an A/B: before it is measured, and while it is."""
 
     def refuses(self, a: Run, b: Run) -> bool:
@@ -79,7 +79,7 @@ class Turns:
     """Measures pairs of turns until all cells are settled, the time is up, or a person ends it."""
 
     halves: Sequence[Half]
-    judge: Judge
+    gate: Gate
     observer: AbObserver
     time_limit: float  # seconds, as it was given, for messages
     deadline: float  # the time of `clock` when it is up
@@ -159,7 +159,7 @@ class Turns:
 
     def standing(self) -> Standing:
         """Return how the A/B stands. Raises UserError where nothing can be compared."""
-        return self.judge.standing(*self.measured)
+        return self.gate.standing(*self.measured)
 
     @property
     def measured(self) -> tuple[Run, Run]:
