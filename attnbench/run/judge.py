@@ -77,14 +77,14 @@ class Judge:
         if do == "refused":  # the worker judges itself
             self.asked = False
             return {}
-        if do == "begin":
-            request = {**request, "lean": self._lean}
         try:
-            worker = self._alive()
-            while self._waiting:
-                self._waiting -= 1
-                worker.receive(START_TIMEOUT)
-            answer = worker.ask({"op": "judge", "device": self._device, **request}, timeout)
+            if do == "begin":
+                try:
+                    answer = self._ask({**request, "lean": self._lean}, timeout)
+                except WorkerDied:  # since the last job: another knows as much now
+                    answer = self._ask({**request, "lean": self._lean}, timeout)
+            else:
+                answer = self._ask(request, timeout)
         except WorkerDied as death:
             return {"error": f"the judge ended: {death}"}
         if "error" in answer:
@@ -93,6 +93,13 @@ class Judge:
         if do == "check" and answer.get("accuracy") and not request.get("trial"):
             self.verdicts[request["what"]] = from_json(Accuracy, answer["accuracy"])
         return answer
+
+    def _ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        worker = self._alive()
+        while self._waiting:
+            self._waiting -= 1
+            worker.receive(START_TIMEOUT)
+        return worker.ask({"op": "judge", "device": self._device, **request}, timeout)
 
     def ruled(self, record: Record) -> Record:
         """Return the record of a job with the verdicts in the place of what its worker says."""

@@ -32,6 +32,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     Of an allocation that fails in a library of torch's stable interface (flash-attn 3) the message has the call only.
     """
+    if is_of_judge(error):
+        return isinstance(error, MemoryError)
     text = _text(error).lower()
     words = ("out of memory", "can't allocate memory", "cudnn_status_alloc_failed", "cublas_status_alloc_failed")
     return (
@@ -39,6 +41,14 @@ def is_out_of_memory(error: BaseException) -> bool:
         or any(word in text for word in words)
         or bool(STABLE_ALLOCATION.match(_text(error)))
     )
+
+
+def is_of_judge(error: BaseException) -> bool:
+    """Whether the judge beside the worker failed, and not the backend."""
+    return type(error).__name__ in (
+        "JudgeError",
+        "JudgeOutOfMemoryError",
+    )  # of judging.py, which is imported where cells are measured
 
 
 def reason(error: BaseException, spec: str) -> str:

@@ -244,7 +244,7 @@ class Worker:
             found = {"status": "failed", "reason": failures.reason(error, self.spec)}
             if failures.is_out_of_memory(error):
                 found["status"] = "oom"
-                if cap is not None:
+                if cap is not None and not failures.is_of_judge(error):
                     forecast = f"; the plan forecast {format_bytes(job.forecast.nbytes)}" if job.forecast.nbytes else ""
                     found["reason"] = f"asked for more than {cap}{forecast}: {found['reason']}"
         if self._measurer is not None and not self._measurer.recover():

@@ -1,0 +1,70 @@
+"""Tensors in the memory of another process: the same values, strides and overlaps, in whatever layout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from attnbench.core.case import Case, Shape
+from attnbench.core.shared_tensors import Arena, Mapped, NotShared
+from attnbench.judge import inputs
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("layout", ["native", "bshd", "bhsd", "packed"])
+def test_inputs_of_any_layout_are_the_same_in_both_processes(layout: str) -> None:
+    given = inputs.make(Case(Shape(2, 24, 24, 4, 4, 16, 16), "bf16", "bwd", True, layout=layout), "cpu", 0)
+    arena = Arena(CPU)
+    described, own = arena.place(given.values)
+    theirs = Mapped(CPU).tensors(json.loads(json.dumps(described)))
+    for name, t in given.values.items():
+        assert torch.equal(theirs[name], t)
+        assert theirs[name].stride() == t.stride()
+        own[name].zero_()
+        assert not theirs[name].any(), "no memory is shared"
+    apart = theirs["k"].data_ptr() - theirs["q"].data_ptr(), given.k.data_ptr() - given.q.data_ptr()
+    assert layout != "packed" or apart[0] == apart[1]
+
+
+def test_a_change_of_one_tensor_is_no_change_of_its_neighbour() -> None:
+    """Autograd refuses a backward whose saved tensors were changed: results are copied beside inputs that it saved."""
+    described, _ = Arena(CPU).place({"x": torch.ones(4), "y": torch.zeros(4)})
+    found = Mapped(CPU).tensors(described)
+    x = found["x"].requires_grad_()
+    out = (x * x).sum()
+    found["y"].fill_(1.0)
+    out.backward()
+    assert x.grad is not None
+
+
+def test_a_reset_arena_places_the_next_tensors_in_the_same_memory() -> None:
+    arena, mapped = Arena(CPU), Mapped(CPU)
+    first = mapped.tensors(arena.place({"x": torch.ones(1000)})[0])["x"]
+    arena.reset()
+    again = mapped.tensors(arena.reserve({"y": torch.empty(1000)})[0])["y"]
+    assert first.data_ptr() == again.data_ptr()
+
+
+def test_another_process_reads_and_writes() -> None:
+    described, own = Arena(CPU).place({"x": torch.arange(6.0).view(2, 3).T})
+    code = """
+import json, sys, torch
+from attnbench.core.shared_tensors import Mapped
+x = Mapped(torch.device("cpu")).tensors(json.loads(sys.argv[1]))["x"]
+assert x.tolist() == [[0, 3], [1, 4], [2, 5]], x
+x.mul_(2)
+"""
+    subprocess.run([sys.executable, "-c", code, json.dumps(described)], check=True)
+    assert own["x"].tolist() == [[0, 6], [2, 8], [4, 10]]
+
+
+def test_memory_that_cannot_be_opened_is_told() -> None:
+    described, _ = Arena(CPU).place({"x": torch.ones(4)})
+    described["slabs"]["0"] |= {"path": "/proc/self/fd/9999", "key": "none"}
+    with pytest.raises(NotShared, match="cannot be opened"):
+        Mapped(CPU).tensors(described)

@@ -1,0 +1,114 @@
+"""The judge beside the workers, where it dies, hangs, has no memory, or cannot share any."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import forked_worker
+from attnbench.backends import BACKENDS
+from attnbench.core import shared_tensors
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
+from attnbench.core.record import Forecast, Job, Record
+from attnbench.judge import service
+from attnbench.run.judge import Judge
+from attnbench.run.process import WorkerProcess
+from attnbench.run.workers import WorkerPool
+
+CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
+CASE = Case(Shape(1, 32, 32, 2, 2, 16, 16), "fp32", "fwd", True)
+OTHER = Case(Shape(1, 48, 48, 2, 2, 16, 16), "fp32", "fwd", True)
+
+
+@pytest.fixture(autouse=True)
+def _forked() -> Iterator[None]:
+    with forked_worker.workers():
+        yield
+
+
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    judge = Judge(CPU, None, WorkerProcess)
+    made = WorkerPool({"eager": BACKENDS["eager"]}, judge=judge)
+    yield made
+    made.close()
+    judge.close()
+
+
+def check(pool: WorkerPool, case: Case = CASE, timeout: float = 60.0) -> Record:
+    return pool.check(Job(case, "eager", 0, Forecast(0.0, 0.0, 0)), Policy(timeout_s=timeout), CPU)
+
+
+def test_a_judge_that_died_is_replaced(pool: WorkerPool) -> None:
+    assert pool.judge
+    assert check(pool).judge == "beside"
+    assert pool.judge.pid
+    os.kill(pool.judge.pid, signal.SIGKILL)
+    record = check(pool)
+    assert record.status == "ok", record.reason
+
+
+def test_a_judge_that_dies_costs_the_record(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(*_: Any) -> None:
+        os._exit(3)
+
+    monkeypatch.setattr(service.JudgeService, "_check", end)
+    record = check(pool)
+    assert record.status == "failed"
+    assert "the judge ended: the worker ended with exit code 3" in str(record.reason)
+    monkeypatch.undo()
+    assert check(pool, OTHER).status == "ok"
+
+
+def test_a_judge_that_hangs_costs_the_record(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(pool)
+    monkeypatch.setattr(service.JudgeService, "_begin", lambda *_, **__: time.sleep(60))
+    assert pool.judge
+    pool.judge.close()
+    began = time.monotonic()
+    assert check(pool, timeout=2.0).status == "timeout"
+    assert time.monotonic() - began < 20
+    monkeypatch.undo()
+    assert check(pool).status == "ok"
+
+
+def test_a_judge_without_memory_is_not_the_call_s_lack(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(service.JudgeService, "_begin", full)
+    record = check(pool)
+    assert record.status == "oom"
+    assert str(record.reason).startswith("JudgeOutOfMemoryError: the judge failed: MemoryError: no room")
+
+
+def test_where_memory_cannot_be_shared_the_worker_judges_and_the_record_says_so(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise shared_tensors.NotShared("refused here")
+
+    monkeypatch.setattr(shared_tensors, "_open_file", refuse)
+    record = check(pool)
+    assert (record.status, record.judge) == ("ok", "within")
+    assert "judged within the process of its kernel: refused here" in record.notes
+
+
+def test_a_worker_may_ask_for_its_own_case_only(pool: WorkerPool) -> None:
+    assert pool.judge
+    pool.judge.expect(CASE, 0)
+    from attnbench.core.json import to_json
+
+    assert "another case" in pool.judge.answer({"do": "begin", "case": to_json(OTHER), "seed": 0}, 10.0)["error"]
+
+
+def test_cases_that_are_worked_ahead_are_judged_alike(pool: WorkerPool) -> None:
+    pool.work_ahead([CASE, OTHER])
+    assert [check(pool, case).status for case in (CASE, OTHER, CASE)] == ["ok"] * 3
