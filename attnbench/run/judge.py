@@ -30,12 +30,19 @@ def is_judged_beside(case: Case) -> bool:
 
 
 class Judge:
-    """The judge of one device. `start` makes its process, where none was given or the last has died."""
+    """The judge of one device. `start` makes a process in an interpreter (None: this one).
 
-    def __init__(self, device: Device, worker: WorkerProcess | None, start: Callable[[], WorkerProcess]) -> None:
+    It is made where no `worker` was given, or the last has died.
+    """
+
+    def __init__(
+        self, device: Device, worker: WorkerProcess | None, start: Callable[[str | None], WorkerProcess] = WorkerProcess
+    ) -> None:
         self._device, self._memory, self._worker, self._start = to_json(device), device.memory, worker, start
         self._waiting = 0  # answers to `open` that were not received yet
         self._job: tuple[Any, int] | None = None  # case and seed
+        self._lean = False
+        self._sharing: dict[str | None, bool] = {}  # interpreter -> whether a process of it can open shared memory
         self.verdicts: dict[str, Accuracy] = {}  # of the job at hand
         self.asked = False  # whether the worker of the job at hand has begun to be judged
 
@@ -69,30 +76,53 @@ class Judge:
         self._job, self.verdicts, self.asked = (to_json(case), seed), {}, False
         self._lean = nbytes > MUCH * self._memory
 
-    def answer(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """Return the judge's answer to what a worker asks. Raises WorkerHung after `timeout` seconds."""
+    def answer(self, request: Mapping[str, Any], timeout: float, python: str | None = None) -> dict[str, Any]:
+        """Return the judge's answer to what a worker asks, which runs in `python` (None: in the judge's).
+
+        Raises WorkerHung after `timeout` seconds.
+        """
         do = request.get("do")
-        if do == "begin" and (request.get("case"), request.get("seed")) != self._job:
-            return {"error": "a worker asks for another case than its job's"}
-        if do == "refused":  # the worker judges itself
-            self.asked = False
-            return {}
         try:
-            if do == "begin":
-                try:
-                    answer = self._ask({**request, "lean": self._lean}, timeout)
-                except WorkerDied:  # since the last job: another knows as much now
-                    answer = self._ask({**request, "lean": self._lean}, timeout)
-            else:
-                answer = self._ask(request, timeout)
+            match do:
+                case "begin":
+                    if (request.get("case"), request.get("seed")) != self._job:
+                        return {"error": "a worker asks for another case than its job's"}
+                    self.asked = True
+                    answer = self._begin({**request, "lean": self._lean}, timeout)
+                case "refused":
+                    if self._can_be_shared(python):
+                        return {"error": "its worker cannot open memory that another process like it can"}
+                    self.asked = False  # the worker judges itself
+                    return {}
+                case _:
+                    answer = self._ask(request, timeout)
         except WorkerDied as death:
             return {"error": f"the judge ended: {death}"}
-        if "error" in answer:
-            return answer
-        self.asked |= do == "begin"
         if do == "check" and answer.get("accuracy") and not request.get("trial"):
-            self.verdicts[request["what"]] = from_json(Accuracy, answer["accuracy"])
+            earlier = self.verdicts.get(request["what"])
+            if earlier is None or earlier.ok:  # a wrong result is not made good by another
+                self.verdicts[request["what"]] = from_json(Accuracy, answer["accuracy"])
         return answer
+
+    def _begin(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """Begin a case. A judge that has died since the last job is replaced: another knows as much."""
+        with contextlib.suppress(WorkerDied):
+            return self._ask(request, timeout)
+        return self._ask(request, timeout)
+
+    def _can_be_shared(self, python: str | None) -> bool:
+        """Whether a worker without a backend opens the memory, in the interpreter of one that says it cannot."""
+        if python not in self._sharing:
+            described = self._ask({"do": "hard"}, START_TIMEOUT)["inputs"]
+            worker = self._start(python)
+            try:
+                answer = worker.ask({"op": "opens", "device": self._device, "tensors": described}, START_TIMEOUT)
+                self._sharing[python] = bool(answer.get("opens"))
+            except (WorkerDied, WorkerHung):
+                self._sharing[python] = False
+            finally:
+                worker.kill()
+        return self._sharing[python]
 
     def _ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         worker = self._alive()
@@ -135,5 +165,5 @@ class Judge:
         if self._worker is None or not self._worker.alive:
             with contextlib.suppress(WorkerDied, WorkerHung):
                 self.close()
-            self._worker, self._waiting = self._start(), 0
+            self._worker, self._waiting = self._start(None), 0
         return self._worker

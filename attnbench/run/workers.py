@@ -12,6 +12,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -303,7 +304,7 @@ class WorkerPool:
             python = self.interpreters.get(name)
             if ranks == 1:
                 worker = WorkerProcess(python, self.variables)
-                worker.on_question = self._ask_judge
+                worker.on_question = partial(self._ask_judge, python)
             else:
                 assert device is not None
                 devices = [device] * ranks if device.kind == "cpu" else [device, *self.peers][:ranks]
@@ -311,9 +312,9 @@ class WorkerPool:
             self._workers[key] = worker
         return worker
 
-    def _ask_judge(self, question: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """Return the judge's answer to what a worker asks."""
-        return self.judge.answer(question, timeout) if self.judge else {"error": "there is no judge"}
+    def _ask_judge(self, python: str | None, question: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """Return the judge's answer to what a worker asks, which runs in an interpreter."""
+        return self.judge.answer(question, timeout, python) if self.judge else {"error": "there is no judge"}
 
     def _loaded(self, key: Key, device: Device | None = None) -> WorkerProcess | RankWorkers:
         """Return a worker that has loaded its backend; a new one if the last has died."""

@@ -367,7 +367,9 @@ def judge_of(instruments: Instruments, case: Case, seed: int, backend: Backend) 
             took = instruments.memory.count_judge
             return JudgeBeside(case, seed, instruments.ask_judge, instruments.mapped, took), ""
         except NotShared as error:
-            instruments.ask_judge({"do": "refused"})
+            answer = instruments.ask_judge({"do": "refused"})
+            if "error" in answer:
+                raise JudgeError(answer["error"]) from None
             refused = f"judged within the process of its kernel: {error}"
     return JudgeWithin(case, instruments.device, seed, backend), refused
 

@@ -22,6 +22,7 @@ and their answers:
     {"op": "examine", "device": {...}}                        -> {"facts": {...}} (machine_facts.py)
     {"op": "judge", "device": {...}, "do": ..., ...} -> the judge's answer (judge/service.py), in a worker that has no
        backend, and is the judge of others; {"error": ..., "of": "results", "memory" or "sharing"} where it has none
+    {"op": "opens", "device": {...}, "tensors": {...}} -> {"opens": bool}, whether the judge's memory can be opened here
     {"op": "profile", "device": {...}, "case": {...}, "keep": {kind: path}} -> {"profile": {...}} (profile_call.py)
 
 Before its answer a worker may ask the judge beside it: it writes {"ask": {"do": ...}}, and reads its answer from the
@@ -138,6 +139,8 @@ class Worker:
                 return {"facts": examine(self.measurer(from_json(Device, request["device"])))}
             case "judge":
                 return self.judge(request)
+            case "opens":
+                return {"opens": can_open(from_json(Device, request["device"]), request["tensors"])}
             case "profile":
                 from attnbench.worker.profile_call import profile
 
@@ -300,6 +303,19 @@ class Worker:
         self._measurer.ask_judge = self._ask if self.is_judged else None
         self._measurer.device_info = device  # its rates may not have been known when the instruments were made
         return self._measurer
+
+
+def can_open(device: Device, described: dict[str, Any]) -> bool:
+    """Return whether this process can open tensors in the memory of the judge."""
+    import torch
+
+    from attnbench.core.shared_tensors import Mapped, NotShared
+
+    try:
+        Mapped(torch.device(str(device))).tensors(described)
+    except NotShared:
+        return False
+    return True
 
 
 def import_for_measuring() -> None:

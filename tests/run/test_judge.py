@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
 from attnbench.judge import service
 from attnbench.run.judge import Judge
-from attnbench.run.process import WorkerProcess
 from attnbench.run.workers import WorkerPool
 
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
@@ -35,7 +35,7 @@ def _forked() -> Iterator[None]:
 
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
-    judge = Judge(CPU, None, WorkerProcess)
+    judge = Judge(CPU, None)
     made = WorkerPool({"eager": BACKENDS["eager"]}, judge=judge)
     yield made
     made.close()
@@ -112,3 +112,26 @@ def test_a_worker_may_ask_for_its_own_case_only(pool: WorkerPool) -> None:
 def test_cases_that_are_worked_ahead_are_judged_alike(pool: WorkerPool) -> None:
     pool.work_ahead([CASE, OTHER])
     assert [check(pool, case).status for case in (CASE, OTHER, CASE)] == ["ok"] * 3
+
+
+def test_a_worker_that_only_says_that_memory_cannot_be_shared_is_not_believed(pool: WorkerPool, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        """
+from attnbench.core import shared_tensors
+
+def refuse(*_):
+    raise shared_tensors.NotShared("refused here")
+
+shared_tensors._open_file = refuse
+
+def attention(q, k, v, *, causal, softmax_scale):
+    return v
+"""
+    )
+    assert pool.judge
+    own = WorkerPool({"eager": f"{file}:attention"}, judge=pool.judge)
+    record = check(own)
+    own.close()
+    assert record.status == "failed"
+    assert "cannot open memory that another process like it can" in str(record.reason)

@@ -30,7 +30,6 @@ from attnbench.core.policy import CHECK, METHOD, Policy
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.results.cells import Cell, cells
 from attnbench.run.judge import Judge
-from attnbench.run.process import WorkerProcess
 from attnbench.worker.serve import Worker
 from judge_here import judge_here
 
@@ -188,7 +187,7 @@ def judged_device(device: Device, policy: Policy = POLICY) -> MeasuringDevice:
 def judge_of(device: Device) -> Judge:
     """Return the judge of a device, which ends with this process."""
     if str(device) not in JUDGES:
-        JUDGES[str(device)] = Judge(device, None, WorkerProcess)
+        JUDGES[str(device)] = Judge(device, None)
         atexit.register(JUDGES[str(device)].close)
     return JUDGES[str(device)]
 

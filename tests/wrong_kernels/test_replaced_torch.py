@@ -19,7 +19,6 @@ from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
 from attnbench.run.judge import Judge
-from attnbench.run.process import WorkerProcess
 from attnbench.run.workers import WorkerPool
 from attnbench.worker import environment
 
@@ -126,10 +125,10 @@ def judge(request: pytest.FixtureRequest) -> Iterator[tuple[Judge, Device]]:
     device = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
     if request.param == "cuda":
         found = environment.describe("cuda:0").device
-        yield from ((made, found) for made in [Judge(found, None, WorkerProcess)])
+        yield from ((made, found) for made in [Judge(found, None)])
         return
     with forked_worker.workers():
-        made = Judge(device, None, WorkerProcess)
+        made = Judge(device, None)
         yield made, device
         made.close()
 
