@@ -105,14 +105,42 @@ def test_a_terminal_gets_one_line_that_never_wraps() -> None:
     progress.planned(replace(made, records=()), made.plan, None, ())
     for planned, record in zip(made.plan, records, strict=True):
         progress.started(planned)
-        assert len(progress.__rich__().plain) < 60
-        assert planned.backend in progress.__rich__().plain
+        assert len(progress.line.plain) < 60
+        assert planned.backend in progress.line.plain
         progress.ended(planned, record)
-        assert "last: " in progress.__rich__().plain
-    assert progress.__rich__().plain.startswith("[2/2] ")
+        assert "last: " in progress.line.plain
+    assert progress.line.plain.startswith("[2/2] ")
     progress.close()
     assert "fa4 16k d128 full fwd  FAIL" in stream.getvalue()
     assert "triton 16k d128 full fwd  300 TFLOP/s" not in stream.getvalue()  # no line a job
+
+
+def test_a_terminal_shows_the_fastest_backends_of_each_case_so_far() -> None:
+    short, long = case(1024), case(16384)
+    records = [
+        ok(short, "triton", 300.0),
+        ok(long, "triton", 500.0),
+        ok(short, "fa4", 310.0),
+        ended(long, "fa4", "failed", "x"),
+        ok(long, "eager", 20.0),
+        decode(16384, "triton", 12.0),
+        decode(16384, "fa4", 10.0),
+    ]
+    made = run(records)
+    progress = RunProgress(Console(file=io.StringIO(), width=78, height=11, force_terminal=True))
+    progress.planned(replace(made, records=()), made.plan, None, ())
+    for planned, record in zip(made.plan, records, strict=True):
+        progress.started(planned)
+        progress.ended(planned, record)
+    *table, line = progress.__rich__().plain.splitlines()
+    assert table == [
+        "1k d128 full fwd               fa4 310 TFLOP/s  triton 300  2 of 2",
+        "16k d128 full fwd              triton 500 TFLOP/s  eager 20.0  3 of 3",
+        "1x16k d128 full fwd b64 h32/8  triton 3001 GB/s  fa4 2501  2 of 2",
+    ]
+    assert line.startswith("[7/7]")
+    assert progress.__rich__().plain.count("\n") < 11
+    progress.close()
 
 
 def test_the_time_left_is_no_more_than_the_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +154,7 @@ def test_the_time_left_is_no_more_than_the_limit_leaves(monkeypatch: pytest.Monk
     progress.started(made.plan[0])
     now[0] = 100.0
     progress.ended(made.plan[0], records[0])
-    shown = progress.__rich__().plain
+    shown = progress.line.plain
     progress.close()
     assert " 20s left" in shown
 

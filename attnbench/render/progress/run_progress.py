@@ -1,9 +1,13 @@
-"""What a person sees while a run goes on: a header, then one line drawn anew; in a pipe, a plain line for each job."""
+"""What a person sees while a run goes on: a header, then the fastest backends of each case, drawn anew, and one line.
+
+In a pipe it is a plain line for each job.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,11 +19,14 @@ from attnbench.core.sizes import format_duration
 from attnbench.core.text import count, merged, one_line, template
 from attnbench.render.characters import MEMORY_BOUND
 from attnbench.render.console import Console
+from attnbench.render.progress.fastest_so_far import FastestSoFar
 from attnbench.render.progress.progress_line import JobProgress
 from attnbench.results import case_names, metrics
 from attnbench.results.metrics import METRICS
 from attnbench.results.rows import Row, Source
 from attnbench.results.run_setup import setup_texts
+
+BELOW = 8  # lines of a terminal that are left to the header and the line of the progress
 
 
 class RunProgress(JobProgress):
@@ -33,6 +40,7 @@ class RunProgress(JobProgress):
         self._began = 0.0
         self._deadline = math.inf  # the time of the monotonic clock when no job begins any more
         self._last: Record | None = None
+        self._fastest = FastestSoFar({})
         self._late: list[Record] = []  # skipped for want of time, one after another, and not printed yet
 
     def planned(
@@ -48,6 +56,8 @@ class RunProgress(JobProgress):
         self._several_dtypes = len({j.case.dtype for j in todo}) > 1
         self._ahead = {j.id: j.forecast.seconds for j in todo if not j.skip}
         self._total = len(self._ahead)
+        of_case = Counter(case for case, _ in {(job.case, job.backend) for job in todo if not job.skip})
+        self._fastest = FastestSoFar(of_case, self._several_dtypes)
         self.say("starting the workers")
 
     def started(self, job: Job) -> None:
@@ -67,6 +77,8 @@ class RunProgress(JobProgress):
             self._forecast_done += forecast
             self._actual_done += record.seconds
         self._last = record
+        if self._source:
+            self._fastest.add(Row(record, self._source))
         if record.status == "skipped" and record.resumable:
             self._late.append(record)
             return
@@ -90,7 +102,13 @@ class RunProgress(JobProgress):
         self._late.clear()
 
     def __rich__(self) -> Text:
-        """Return the line as it is now; rich asks for it several times a second."""
+        """Return what is drawn, as it is now; rich asks for it several times a second."""
+        room = self._console.height - BELOW
+        return Text("\n").join([*self._fastest.lines(self._console.width - 1, room), self.line])
+
+    @property
+    def line(self) -> Text:
+        """How far the run is, what is measured, and what was measured last."""
         line = Text().append(f"{self._count()} ", style="bold")
         if self._running:
             line.append(self._name(self._running), style="cyan")
