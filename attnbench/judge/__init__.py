@@ -23,6 +23,7 @@ from attnbench.core.backend import ApproximateBackend, Backend, Inputs
 from attnbench.core.case import Case
 from attnbench.judge.approximate_check import ApproximateResultCheck
 from attnbench.judge.checksums import compare_checksums
+from attnbench.judge.dialog import LaunchesOfWorker
 from attnbench.judge.dropout_check import DropoutResultCheck
 from attnbench.judge.exact_attention import (
     Reference,
@@ -38,11 +39,16 @@ from attnbench.judge.screen import find_wrong_rows
 from attnbench.judge.tolerance import compare, expected_results, in_parts
 
 
-def make_check(case: Case, given: Inputs, seed: int, backend: Backend | None = None) -> ResultCheck:
-    """Return the check of one cell. It computes the reference, so make it before the first launch."""
+def make_check(
+    case: Case, given: Inputs, seed: int, backend: Backend | None = None, launches: LaunchesOfWorker | None = None
+) -> ResultCheck:
+    """Return the check of one cell. It computes the reference, so make it before the first launch.
+
+    `launches`: how a check with dropout launches in another process.
+    """
     if backend is not None and not getattr(backend, "exact", True):
         return ApproximateResultCheck(case, given, cast("ApproximateBackend", backend))
-    return DropoutResultCheck(case, given, seed) if case.dropout_p else ResultCheck(case, given, seed)
+    return DropoutResultCheck(case, given, seed, launches) if case.dropout_p else ResultCheck(case, given, seed)
 
 
 __all__ = [

@@ -17,6 +17,7 @@ from attnbench.core.case import Case
 from attnbench.core.record import Accuracy
 from attnbench.core.renewed_inputs import Renewal
 from attnbench.judge import inputs, make_check
+from attnbench.judge.dialog import LaunchesOfWorker
 from attnbench.judge.hard_inputs import HardInputsCheck
 from attnbench.judge.row_sample import draw_seed
 from attnbench.judge.screen import find_wrong_rows
@@ -35,10 +36,20 @@ class CaseJudge:
 
     original: Inputs
 
-    def __init__(self, case: Case, given: Inputs, seed: int, method: ApproximateBackend | None = None) -> None:
-        """Compute the reference for inputs that were made from a seed; `method`: of an approximate backend."""
+    def __init__(
+        self,
+        case: Case,
+        given: Inputs,
+        seed: int,
+        method: ApproximateBackend | None = None,
+        launches: LaunchesOfWorker | None = None,
+    ) -> None:
+        """Compute the reference for inputs that were made from a seed.
+
+        `method`: of an approximate backend; `launches`: how a check with dropout launches in another process.
+        """
         self.case = case
-        self.check = make_check(case, given, seed, method)
+        self.check = make_check(case, given, seed, method, launches)
         self.renewal_seed = draw_seed()
         self._device = given.q.device
         self._hard: HardInputsCheck | None = None

@@ -25,6 +25,7 @@ from attnbench.core.record import Accuracy, TensorError
 from attnbench.core.renewed_inputs import Renewal
 from attnbench.judge import dropout_mask
 from attnbench.judge.checksums import compare_checksums
+from attnbench.judge.dialog import LaunchesOfWorker
 from attnbench.judge.exact_attention import (
     CHUNK,
     ROW_RESULTS,
@@ -51,7 +52,8 @@ class DropoutResultCheck(ResultCheck):
 
     hard = False
 
-    def __init__(self, case: Case, given: Inputs, seed: int) -> None:
+    def __init__(self, case: Case, given: Inputs, seed: int, launches: LaunchesOfWorker | None = None) -> None:
+        """Take the inputs, and how launches are made in another process, where they are."""
         import torch
 
         self.case = case
@@ -61,7 +63,7 @@ class DropoutResultCheck(ResultCheck):
         self.inputs = check_inputs(case, given, self._sample)
         self.dout_masked = self.inputs is not given
         torch.manual_seed(seed)
-        self._state = dropout_mask.RandomState(case, given.q.device)
+        self._state: Any = launches or dropout_mask.RandomState(case, given.q.device)
         self._reads = self.inputs
         self._prepared: Prepared | None = None
         self._kept: Tensor | None = None  # the mask of the prepared launch in the sample, once it was read
@@ -77,6 +79,10 @@ class DropoutResultCheck(ResultCheck):
             return prepared.launch()
 
         return launch
+
+    def launched_on(self, reads: Inputs) -> None:
+        """Take the inputs that launches read from now on, where they are not those that were given."""
+        self._reads, self._prepared = reads, None
 
     def check_first(self, results: Mapping[str, Tensor]) -> Accuracy:
         return self._accuracy_of(results, self.inputs, self._sample)

@@ -53,7 +53,7 @@ class MaskReader:
         self.prepared = prepared
         self.state = state
         name = "dout" if case.has_backward else "v"
-        self._probed = _in_input_order(prepared.reads.get(name, getattr(given, name)), getattr(given, name), name)
+        self._probed = in_input_order(prepared.reads.get(name, getattr(given, name)), getattr(given, name), name)
 
     def read(self, sample: RowSample) -> Tensor:
         """Return what is kept in the sample's rows, (pairs, count, group, seqlen_k) bool.
@@ -308,7 +308,7 @@ def _repeat_distance(seen: Tensor, centred: Tensor, variance: float) -> int:
     return int(same_mask.int().argmax()) if bool(same_mask.any()) else 0
 
 
-def _in_input_order(read_tensor: Tensor, given_tensor: Tensor, name: str) -> Tensor:
+def in_input_order(read_tensor: Tensor, given_tensor: Tensor, name: str) -> Tensor:
     """Return the tensor that the launch reads, viewed as (batch, seqlen, nheads, headdim).
 
     It may lie in memory as (batch, nheads, seqlen, headdim). Where both shapes are equal, the values decide, without

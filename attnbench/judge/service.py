@@ -7,7 +7,8 @@ Requests ("do") and their answers:
 
     {"do": "open"}                            -> {}, with the device open
     {"do": "begin", "case": {...}, "seed": n, "lean": bool} -> {"flaw": text}, of inputs that must not be measured, or
-       {"flaw": null, "masked": bool, "renewal_seed": n}; a lean one takes less memory, and the next has to begin anew
+       {"flaw": null, "masked": bool, "hard": bool, "renewal_seed": n}; a lean one takes less memory, and the next one
+       begins anew
     {"do": "ahead", "cases": [...], "seed": n} -> {}; what is right for these cases is computed while workers work, and
        nothing is timed
     {"do": "hard"}                            -> {"inputs": tensors}, in the place of all that was shared
@@ -18,6 +19,9 @@ Requests ("do") and their answers:
     {"do": "first_changed"}                   -> {"name": the input that a launch has written to, or null}
     {"do": "check", "what": WHAT, ...}        -> {"accuracy": {...} or null, "notes": [...]}, of the results there; of
        "first" also "problem": why they are none of operands in fp8, or null; of "calls" which "call" it is of
+    {"do": "prepared", "dense": bool}         -> {}; the launches that follow are of a call that was prepared anew
+    {"do": "launched"}                        -> as "check", after a launch that a check with dropout asked for by
+       {"launch": {"restores": bool}}, from the state of random numbers that the worker had at first or not
     {"do": "calls", "first": m, "calls": n}   -> {}, after taking the results there as those of calls m to m + n - 1
     {"do": "distances"}                       -> {"distances": {name: from the results of call 0}}
 
@@ -30,9 +34,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attnbench.core.backend import Inputs, Signature
+from attnbench.core.backend import Inputs, Prepared, Signature
 from attnbench.core.case import Case
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
@@ -41,6 +46,8 @@ from attnbench.core.renewed_inputs import Renewal
 from attnbench.core.shared_tensors import Arena, Description
 from attnbench.judge import inputs, warm_up
 from attnbench.judge.case_judge import CaseJudge
+from attnbench.judge.dialog import Dialog, LaunchesOfWorker
+from attnbench.judge.dropout_check import DropoutResultCheck
 from attnbench.judge.tolerance import check_form, expected_results
 
 if TYPE_CHECKING:
@@ -66,6 +73,8 @@ class JudgeService:
         self._ahead: dict[tuple[Case, int], Future[CaseJudge | str]] = {}
         self._launched: Inputs  # the inputs in shared memory
         self._results: list[dict[str, Tensor]] = []  # of calls, there too
+        self._launches: LaunchesOfWorker | None = None  # of a check with dropout
+        self._dialog: Dialog | None = None  # the check that waits for one
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         warm_up(self.device)
@@ -96,9 +105,18 @@ class JudgeService:
                 return {"results": self._reserve(request["like"], request["calls"])}
             case "first_changed":
                 return {"name": self._judge.first_changed(self._launched)}
+            case "prepared":
+                self._prepared(dense=request["dense"])
+                return {}
+            case "check" if self._launches:
+                self._dialog = self._launches.begin(partial(self._check, request["what"], request))
+                return self._dialog_until()
             case "check":
-                accuracy, more = self._check(request["what"], request)
-                return {"accuracy": None if accuracy is None else to_json(accuracy), **more}
+                return self._verdict(*self._check(request["what"], request))
+            case "launched":
+                assert self._dialog
+                self._dialog.made()
+                return self._dialog_until()
             case "calls":
                 for number, results in enumerate(self._results[: request["calls"]], request["first"]):
                     self._judge.add_call(number, results)
@@ -116,7 +134,10 @@ class JudgeService:
 
     def _begin(self, case: Case, seed: int, *, lean: bool) -> dict[str, Any]:
         """Make the inputs and the reference of a case, unless they are those of the latest."""
-        if self._lean or self._known is None or self._known[:2] != (case, seed):
+        if self._dialog:
+            self._dialog.abandon()
+            self._dialog = None
+        if self._lean or case.dropout_p or self._known is None or self._known[:2] != (case, seed):
             self._known = None
             ahead = self._ahead.pop((case, seed), None)
             made = ahead.result() if ahead else self._made(case, seed)
@@ -124,14 +145,17 @@ class JudgeService:
                 return {"flaw": made}
             self._known = case, seed, made
         self._lean = lean
-        return {"flaw": None, "masked": self._judge.check.dout_masked, "renewal_seed": self._judge.renewal_seed}
+        check = self._judge.check
+        more = {"masked": check.dout_masked, "hard": check.hard}
+        return {"flaw": None, **more, "renewal_seed": self._judge.renewal_seed}
 
     def _made(self, case: Case, seed: int) -> CaseJudge | str:
         """Return the judge of a case, or the flaw of its inputs."""
         given = inputs.make(case, str(self.device), seed)
         if flaw := inputs.find_flaw(given, case.data):
             return flaw
-        made = CaseJudge(case, given, seed)
+        self._launches = LaunchesOfWorker() if case.dropout_p else None
+        made = CaseJudge(case, given, seed, launches=self._launches)
         made.original = given
         return made
 
@@ -161,11 +185,39 @@ class JudgeService:
         judge, check = self._judge, self._judge.check
         if self._lean:
             judge.forget_hard()
-        inputs = self._placed(judge.original)
-        if not check.dout_masked:
-            return {"inputs": inputs}
-        assert check.inputs.dout is not None
-        return {"inputs": inputs, "masked": self._arena.place({"dout": check.inputs.dout})[0]}
+        found = {"inputs": self._placed(judge.original)}
+        reads = self._launched
+        if check.dout_masked:
+            assert check.inputs.dout is not None
+            found["masked"], copies = self._arena.place({"dout": check.inputs.dout})
+            reads = reads.with_values(copies)
+        if isinstance(check, DropoutResultCheck):
+            check.launched_on(reads)
+        return found
+
+    def _prepared(self, *, dense: bool) -> None:
+        """Expect launches of a call that was prepared anew, on the dense dout or on that of `inputs`."""
+        check = self._judge.check
+        if isinstance(check, DropoutResultCheck) and self._launches:
+            if dense:
+                check.launched_on(self._launched)
+            check.launcher(Prepared(self._launches.launch, lambda _: self._results[0]))
+
+    def _dialog_until(self) -> dict[str, Any]:
+        """Return what the check that is going on needs: a launch, or nothing more, as it is done."""
+        assert self._dialog
+        kind, value = self._dialog.next()
+        if kind == "launch":
+            return {"launch": {"restores": value}}
+        self._dialog = None
+        return self._verdict(*value)
+
+    def _verdict(self, accuracy: Accuracy | None, more: Mapping[str, Any]) -> dict[str, Any]:
+        return {"accuracy": None if accuracy is None else to_json(accuracy), "notes": self._notes, **more}
+
+    @property
+    def _notes(self) -> list[str]:
+        return list(self._judge.check.notes)
 
     def _placed(self, given: Inputs) -> Description:
         """Share copies of some inputs in the place of all that was shared."""
@@ -194,7 +246,7 @@ class JudgeService:
         judge, results = self._judge, self._results[0]
         match what:
             case "hard":
-                return judge.hard.check_first(results), {"notes": list(judge.hard.notes)}
+                return judge.hard.check_first(results), {"of_hard": list(judge.hard.notes)}
             case "first":
                 accuracy = judge.check.check_first(results)
                 if self._lean and not request.get("trial"):

@@ -22,11 +22,12 @@ from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerP
 AHEAD, AHEAD_BYTES = 24, 2**27  # cases for which the judge works ahead, and bytes that their calls read and write
 MUCH = 0.4  # of a device's memory
 NEEDED = {"hard": "on hard inputs", "first": "on its own inputs", "renewed": "on renewed inputs"}  # for status ok
+WITH_DROPOUT = {"first": NEEDED["first"], "renewed": NEEDED["renewed"]}
 
 
 def is_judged_beside(case: Case) -> bool:
     """Whether the results of a case can be judged beside its worker; worker/judging.py says why others are not."""
-    return case.ranks == 1 and not (case.step or case.dropout_p or masks.is_own(case.mask))
+    return case.ranks == 1 and not (case.step or masks.is_own(case.mask))
 
 
 class Judge:
@@ -42,6 +43,7 @@ class Judge:
         self._waiting = 0  # answers to `open` that were not received yet
         self._job: tuple[Any, int] | None = None  # case and seed
         self._lean = False
+        self._check: str | None = None  # that is going on, None: one that decides nothing
         self._sharing: dict[str | None, bool] = {}  # interpreter -> whether a process of it can open shared memory
         self.verdicts: dict[str, Accuracy] = {}  # of the job at hand
         self.asked = False  # whether the worker of the job at hand has begun to be judged
@@ -57,7 +59,7 @@ class Judge:
 
         Only where nothing is timed.
         """
-        known = [case for case in itertools.islice(cases, AHEAD) if is_judged_beside(case)]
+        known = [case for case in itertools.islice(cases, AHEAD) if is_judged_beside(case) and not case.dropout_p]
         held = itertools.accumulate(flops.ideal_bytes(case) for case in known)
         cases = [case for case, nbytes in zip(known, held, strict=True) if nbytes <= AHEAD_BYTES]
         if not cases:
@@ -98,10 +100,12 @@ class Judge:
                     answer = self._ask(request, timeout)
         except WorkerDied as death:
             return {"error": f"the judge ended: {death}"}
-        if do == "check" and answer.get("accuracy") and not request.get("trial"):
-            earlier = self.verdicts.get(request["what"])
+        if do == "check":
+            self._check = None if request.get("trial") else request["what"]
+        if do in ("check", "launched") and answer.get("accuracy") and self._check:
+            earlier = self.verdicts.get(self._check)
             if earlier is None or earlier.ok:  # a wrong result is not made good by another
-                self.verdicts[request["what"]] = from_json(Accuracy, answer["accuracy"])
+                self.verdicts[self._check] = from_json(Accuracy, answer["accuracy"])
         return answer
 
     def _begin(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
@@ -138,7 +142,8 @@ class Judge:
         record = replace(record, judge="beside", accuracy=record.accuracy and self._accuracy(record))
         if record.status != "ok":
             return record
-        lacking = [where for what, where in NEEDED.items() if what not in self.verdicts]
+        needed = WITH_DROPOUT if record.case.dropout_p else NEEDED
+        lacking = [where for what, where in needed.items() if what not in self.verdicts]
         problem = f"the judge was shown no results {lacking[0]}" if lacking else ""
         for what, accuracy in self.verdicts.items():
             if not accuracy.ok:

@@ -23,6 +23,7 @@ from attnbench.core.renewed_inputs import InputRenewal, Renewal
 from attnbench.core.shared_tensors import Mapped, NotShared
 from attnbench.judge import inputs
 from attnbench.judge.case_judge import CaseJudge
+from attnbench.judge.dropout_mask import RandomState, in_input_order
 from attnbench.judge.result_check import copies_problem
 from attnbench.judge.tolerance import check_form, expected_results
 
@@ -49,8 +50,6 @@ def reason_within(case: Case, backend: Backend) -> str | None:
     """Return why a cell cannot be judged beside its worker; None where it can."""
     if not getattr(backend, "exact", True):
         return "its own definition says what is right"
-    if case.dropout_p:
-        return "its launches show which probabilities it drops"
     if masks.is_own(case.mask):
         return "its mask is code of a person"
     return None
@@ -222,7 +221,6 @@ class JudgeWithin:
 class JudgeBeside:
     """Has one cell judged by the process beside the worker. `took` is told the bytes of the device that it took."""
 
-    hard = True
     approximation = None
 
     def __init__(self, case: Case, seed: int, ask: Ask, mapped: Mapped, took: Callable[[int], object]) -> None:
@@ -230,20 +228,43 @@ class JudgeBeside:
         self._case, self._seed, self._send, self._mapped, self._took = case, seed, ask, mapped, took
         self._like: dict[str, Any] = {}  # form of the results whose places are known
         self._places: list[dict[str, Tensor]] = []  # for those of calls
-        self.notes: tuple[str, ...] = ()
+        self._of_hard: tuple[str, ...] = ()  # notes
+        self._of_check: tuple[str, ...] = ()
+        import torch
+
         begun = self._ask("begin", case=to_json(case), seed=seed)
         self.flaw: str | None = begun["flaw"]
         if self.flaw:
             return
-        self.masked, self.renewal_seed = begun["masked"], begun["renewal_seed"]
-        self._hard: Inputs | None = self._inputs(self._ask("hard")["inputs"])
+        self.masked, self.hard, self.renewal_seed = begun["masked"], begun["hard"], begun["renewal_seed"]
+        self._hard: Inputs | None = self._inputs(self._ask("hard")["inputs"]) if self.hard else None
+        self._dense = False  # whether launches read `given`
+        self._prepared: Prepared | None = None  # the call of a case with dropout that was prepared last
+        if case.dropout_p:
+            torch.manual_seed(seed)
+            self._state = RandomState(case, mapped.device)
+            self._given  # noqa: B018  (opens memory)
 
     def launcher(self, prepared: Prepared) -> Callable[[], Any]:
-        return prepared.launch
+        if not self._case.dropout_p:
+            return prepared.launch
+        if prepared is not self._prepared:
+            self._ask("prepared", dense=self._dense)
+            self._prepared = prepared
+
+        def launch() -> Any:
+            self._state.restore()
+            return prepared.launch()
+
+        return launch
 
     def hard_inputs(self) -> Inputs:
         assert self._hard is not None
         return self._hard
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self._of_hard, *self._of_check)
 
     @property
     def given(self) -> Inputs:
@@ -262,7 +283,7 @@ class JudgeBeside:
 
     def check_hard(self, results: Results) -> Accuracy:
         accuracy, answer = self._check("hard", results)
-        self.notes += tuple(answer["notes"])
+        self._of_hard = tuple(answer["of_hard"])
         return accuracy
 
     def forget_hard(self) -> None:
@@ -277,7 +298,7 @@ class JudgeBeside:
         return problem
 
     def use_given(self) -> None:
-        pass  # the judge expects either
+        self._dense = True
 
     def keep_original(self) -> None:
         pass  # the judge has them
@@ -298,7 +319,7 @@ class JudgeBeside:
 
     def check_calls(self, calls: Sequence[Results]) -> tuple[Accuracy, int]:
         self._take_calls(calls)
-        answer = self._ask("check", what="calls")
+        answer = self._dialog(self._ask("check", what="calls"))
         return from_json(Accuracy, answer["accuracy"]), answer["call"]
 
     def distances(self, one: Results, other: Results) -> dict[str, float]:
@@ -319,8 +340,29 @@ class JudgeBeside:
 
     def _check(self, what: str, results: Results, **more: Any) -> tuple[Accuracy, dict[str, Any]]:
         self._hand_over(results)
-        answer = self._ask("check", what=what, **more)
+        answer = self._dialog(self._ask("check", what=what, **more))
         return from_json(Accuracy, answer["accuracy"]), answer
+
+    def _dialog(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Make the launches that a check with dropout asks for; return its last answer."""
+        while "launch" in answer:
+            self._renew_copies()
+            if answer["launch"]["restores"]:
+                self._state.restore()
+            assert self._prepared is not None
+            self._hand_over(self._prepared.canonical(self._prepared.launch()))
+            answer = self._ask("launched")
+        self._renew_copies()
+        self._of_check = tuple(answer["notes"])
+        return answer
+
+    def _renew_copies(self) -> None:
+        """Write to the copies that launches of a case with dropout read what the judge has written to its memory."""
+        reads = self._given[0 if self._dense else 1]
+        for name, copy in (self._prepared.reads if self._prepared else {}).items():
+            if name in ("v", "dout"):
+                of = reads.values[name]
+                in_input_order(copy, of, name).data.copy_(of)
 
     def _hand_over(self, *calls: Results) -> None:
         """Copy the results of calls to the judge's memory. Raises ValueError where they are none of the case's."""

@@ -226,7 +226,7 @@ FACTS: Sequence[Rule[Reported]] = (
     Rule(
         measured(lambda c: any(row.record.judge == "within" for row in c.rows)),
         "Judged within the process of their kernel: {cells}.",
-        "Dropout, masks of one's own, several ranks, steps of models and approximations are, and all where memory "
+        "Masks of one's own, several ranks, steps of models and approximations are, and all where memory "
         "cannot be shared with a judge beside it.",
         "docs/measuring.md says who judges.",
     ),
