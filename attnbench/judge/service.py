@@ -75,8 +75,7 @@ class JudgeService:
         self._results: list[dict[str, Tensor]] = []  # of calls, there too
         self._launches: LaunchesOfWorker | None = None  # of a check with dropout
         self._dialog: Dialog | None = None  # the check that waits for one
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+        self._use_device()
         warm_up(self.device)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,6 +167,7 @@ class JudgeService:
         sys.setswitchinterval(SWITCH)
 
         def make(case: Case) -> CaseJudge | str:
+            self._use_device()
             torch.set_num_threads(max(1, self._threads // 2))  # of this thread; a worker has the others
             made = self._made(case, seed)
             if isinstance(made, CaseJudge):
@@ -243,6 +243,7 @@ class JudgeService:
         return [described for described, _ in found]
 
     def _check(self, what: str, request: Mapping[str, Any]) -> tuple[Accuracy | None, dict[str, Any]]:
+        self._use_device()
         judge, results = self._judge, self._results[0]
         match what:
             case "hard":
@@ -263,6 +264,13 @@ class JudgeService:
         if what == "rows":
             return judge.find_wrong_rows(renewal, results, Signature(runs=tuple(request["runs"]))), {}
         raise ValueError(f"unknown check {what!r}")
+
+    def _use_device(self) -> None:
+        """Make the device that of this thread."""
+        import torch
+
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
     def _free(self) -> int:
         """Return the bytes of the device's memory that are free, when this process has nothing left to do there."""

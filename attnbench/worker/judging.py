@@ -239,7 +239,9 @@ class JudgeBeside:
         self.masked, self.hard, self.renewal_seed = begun["masked"], begun["hard"], begun["renewal_seed"]
         self._hard: Inputs | None = self._inputs(self._ask("hard")["inputs"]) if self.hard else None
         self._dense = False  # whether launches read `given`
-        self._prepared: Prepared | None = None  # the call of a case with dropout that was prepared last
+        # The call of a case with dropout that was prepared last; copies that it reads, with what they are copies of
+        self._prepared: Prepared | None = None
+        self._copies: list[tuple[Tensor, Tensor]] = []
         if case.dropout_p:
             torch.manual_seed(seed)
             self._state = RandomState(case, mapped.device)
@@ -250,7 +252,15 @@ class JudgeBeside:
             return prepared.launch
         if prepared is not self._prepared:
             self._ask("prepared", dense=self._dense)
-            self._prepared = prepared
+            shared = self._given[0 if self._dense else 1].values
+            self._prepared, self._copies = (
+                prepared,
+                [
+                    (in_input_order(copy, shared[name], name), shared[name])
+                    for name, copy in prepared.reads.items()
+                    if name in ("v", "dout") and copy.data_ptr() != shared[name].data_ptr()
+                ],
+            )
 
         def launch() -> Any:
             self._state.restore()
@@ -344,25 +354,23 @@ class JudgeBeside:
         return from_json(Accuracy, answer["accuracy"]), answer
 
     def _dialog(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Make the launches that a check with dropout asks for; return its last answer."""
+        """Make the launches that a check with dropout asks for; return its last answer.
+
+        The judge writes what such a launch reads to its memory; where the launch reads copies, these get it meanwhile.
+        """
+        before = [(copy, copy.clone()) for copy, _ in self._copies] if "launch" in answer else []
         while "launch" in answer:
-            self._renew_copies()
+            for copy, shared in self._copies:
+                copy.data.copy_(shared)
             if answer["launch"]["restores"]:
                 self._state.restore()
             assert self._prepared is not None
             self._hand_over(self._prepared.canonical(self._prepared.launch()))
             answer = self._ask("launched")
-        self._renew_copies()
+        for copy, values in before:
+            copy.data.copy_(values)
         self._of_check = tuple(answer["notes"])
         return answer
-
-    def _renew_copies(self) -> None:
-        """Write to the copies that launches of a case with dropout read what the judge has written to its memory."""
-        reads = self._given[0 if self._dense else 1]
-        for name, copy in (self._prepared.reads if self._prepared else {}).items():
-            if name in ("v", "dout"):
-                of = reads.values[name]
-                in_input_order(copy, of, name).data.copy_(of)
 
     def _hand_over(self, *calls: Results) -> None:
         """Copy the results of calls to the judge's memory. Raises ValueError where they are none of the case's."""

@@ -10,6 +10,7 @@ import torch
 import wrong_dropout
 from measuring_device import ALL_ROWS, QUICK, MeasuringDevice, case
 
+from attnbench import backends
 from attnbench.core.case import Case
 from pairs import pairs
 
@@ -37,6 +38,18 @@ def test_right_kernels_pass(steady_cpu: MeasuringDevice, budget: int, direction:
     record = measured(steady_cpu, how, dropout_case(direction, p=0.1, causal=True, dtype="bf16"), budget)
     assert record.status == "ok", record.reason
     assert not any("dropout" in note for note in record.notes)
+
+
+@pairs(name=["eager", "sdpa-math"], direction=DIRECTIONS, seqlen=[128, 4], budget=BUDGETS)
+def test_right_kernels_that_read_copies_pass(
+    steady_cpu: MeasuringDevice, name: str, direction: str, seqlen: int, budget: int
+) -> None:
+    """No fault: the copies that a launch reads get the values by which a mask shows, also where heads are as many as
+    rows, so that shapes do not tell their order.
+    """
+    which = dropout_case(direction, p=0.1, seqlen=seqlen)
+    record = steady_cpu.measure(backends.load(name, backends.BACKENDS[name]), which, QUICK, budget)
+    assert record.status == "ok", record.reason
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
