@@ -173,7 +173,7 @@ JudgeBeside.find_wrong_rows = lambda *_: None
 JudgeBeside.check_calls = lambda *_: (right_one, 0)
 """
     for what, problem in {
-        "JudgeBeside._check = lambda *_, **__: (right_one, dict(notes=(), problem=None))": "was shown no results",
+        "JudgeBeside._check = lambda *_, **__: (right_one, dict(of_hard=(), problem=None))": "was shown no results",
         "JudgeBeside._check = lambda *a, **k: (right_one, asks(*a, **k)[1])": "found hard results wrong",
     }.items():
         file.write_text(FILE + says_ok + what)
