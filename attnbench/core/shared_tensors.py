@@ -9,11 +9,13 @@ slab one time, and a tensor that somebody still refers to never lies in memory t
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import mmap
 import os
 import tempfile
 from collections.abc import Mapping
+from ctypes import memmove  # these names, which no kernel can replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 ALIGNED = 512  # bytes; a tensor begins at a multiple, as in torch's allocator
 LEAST = {"cuda": 2**26, "cpu": 2**20}  # bytes of a slab
+MOST_OPEN = 8  # slabs of a CPU that are kept open
+MAP = mmap.mmap
+FLAGS = {} if os.name == "nt" else {"flags": mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)}
 LAZY_PEER_ACCESS = 1  # a flag of cuIpcOpenMemHandle, the only one there is
 
 Description = dict[str, Any]  # {"slabs": {number: {...}}, "tensors": {name: [slab, offset, dtype, size, stride]}}
@@ -43,9 +48,16 @@ class Arena:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._slabs: list[_OwnSlab] = []
+        self._made = 0  # slabs, so far
+        self._least = LEAST[device.type]  # bytes of the next
 
     def reset(self) -> None:
-        """Forget all tensors."""
+        """Forget all tensors. On a CPU one slab takes the place of several, so that none grow in number."""
+        if self.device.type == "cpu" and len(self._slabs) > 1:
+            self._least = sum(len(slab.bytes) for slab in self._slabs)
+            for slab in self._slabs:
+                slab.close()
+            self._slabs.clear()
         for slab in self._slabs:
             slab.used = 0
 
@@ -71,23 +83,21 @@ class Arena:
         return self._described(found)
 
     def reserve(self, like: Mapping[str, Tensor]) -> tuple[Description, dict[str, Tensor]]:
-        """Return the description of contiguous tensors of these shapes and dtypes, and the tensors, of any values."""
-        import torch
-
+        """Return the description of tensors of these shapes, strides and dtypes, and the tensors, of any values."""
         found = {}
         for name, t in like.items():
-            slab, offset = self._take(t.numel() * t.element_size())
-            stride = torch.empty(t.shape, device="meta").stride()
-            found[name] = (slab, [slab.number, offset, _name(t.dtype), list(t.shape), list(stride)])
+            slab, offset = self._take(extent_bytes(t))
+            found[name] = (slab, [slab.number, offset, _name(t.dtype), list(t.shape), list(t.stride())])
         return self._described(found)
 
     def _take(self, nbytes: int) -> tuple[_OwnSlab, int]:
         needed = -(-max(1, nbytes) // ALIGNED) * ALIGNED
         slab = next((slab for slab in self._slabs if slab.used + needed <= len(slab.bytes)), None)
         if slab is None:
-            size = max(needed, LEAST[self.device.type])
+            size = max(needed, self._least, sum(len(slab.bytes) for slab in self._slabs) // 2)
             make = _CudaSlab if self.device.type == "cuda" else _FileSlab
-            slab = make(str(len(self._slabs)), size, self.device)
+            slab = make(str(self._made), size, self.device)
+            self._made += 1
             self._slabs.append(slab)
         slab.used += needed
         return slab, slab.used - needed
@@ -109,6 +119,8 @@ class Mapped:
         """Return the tensors of a description, which lie in the other process's memory. Raises NotShared."""
         for slab in description["slabs"].values():
             if slab["key"] not in self._slabs:
+                if self.device.type == "cpu" and len(self._slabs) >= MOST_OPEN:  # the owner has given the first ones up
+                    del self._slabs[next(iter(self._slabs))]
                 opened = _open_cuda if self.device.type == "cuda" else _open_file
                 self._slabs[slab["key"]] = opened(slab, self.device)
         slabs = {number: self._slabs[slab["key"]] for number, slab in description["slabs"].items()}
@@ -123,21 +135,31 @@ class _OwnSlab:
     def __init__(self, number: str) -> None:
         self.number = number
 
+    def close(self) -> None:
+        """Give the memory up, which tensors there keep as long as they are."""
+
 
 class _FileSlab(_OwnSlab):
     """A slab in the page cache of a file that has no name, or none for long."""
 
     def __init__(self, number: str, nbytes: int, _: torch.device) -> None:
         super().__init__(number)
-        if hasattr(os, "memfd_create"):
-            descriptor = os.memfd_create("attnbench")  # open as long as the process is: by its path others open it
-            path = f"/proc/{os.getpid()}/fd/{descriptor}"
-        else:
-            descriptor, path = tempfile.mkstemp(prefix="attnbench-")
-            atexit.register(os.unlink, path)
-        os.ftruncate(descriptor, nbytes)
-        self.bytes = _mapped_file(descriptor, nbytes)
+        try:
+            if hasattr(os, "memfd_create"):
+                self._descriptor = os.memfd_create("attnbench")  # open as long as this is: by its path others open it
+                path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+            else:
+                self._descriptor, path = tempfile.mkstemp(prefix="attnbench-")
+                atexit.register(os.unlink, path)
+            os.ftruncate(self._descriptor, nbytes)
+            self.bytes = _mapped_file(self._descriptor, nbytes)
+        except OSError as error:
+            raise NotShared(f"{nbytes} bytes of memory to share cannot be made: {error}") from None
         self.described = {"path": path, "nbytes": nbytes, "key": f"{os.getpid()}/{number}"}
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
 
 
 class _CudaSlab(_OwnSlab):
@@ -169,8 +191,7 @@ def _mapped_file(descriptor: int, nbytes: int) -> Tensor:
     """Return the bytes of a file, all of its pages in memory, so that no later use of one makes the process grow."""
     import torch
 
-    flags = {} if os.name == "nt" else {"flags": mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)}
-    return torch.frombuffer(mmap.mmap(descriptor, nbytes, **flags), dtype=torch.uint8)
+    return torch.frombuffer(MAP(descriptor, nbytes, **FLAGS), dtype=torch.uint8)
 
 
 def _open_cuda(slab: Mapping[str, Any], device: torch.device) -> Tensor:
@@ -214,6 +235,20 @@ def _tensor_at(address: int, nbytes: int, device: torch.device) -> Tensor:
     return torch.as_tensor(_Memory(address, nbytes), device=device)
 
 
+def extent_bytes(t: Tensor) -> int:
+    """Return the bytes from the first element of a tensor to its last, whatever its strides."""
+    last = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
+    return (1 + last) * t.element_size() if t.numel() else 0
+
+
+def copy_bytes(to: Tensor, of: Tensor) -> None:
+    """Copy a tensor of a CPU to one of the same shape and strides, below torch, where no mode or operator is asked."""
+    import torch
+
+    place = torch._C.TensorBase.data_ptr  # which no kernel can replace
+    memmove(place(to), place(of), extent_bytes(to))
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -223,6 +258,6 @@ def _view(slab: Tensor, offset: int, dtype: str, size: list[int], stride: list[i
     import torch
 
     kind = getattr(torch, dtype)
-    extent = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if all(size) else 0
+    extent = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if all(size) else 0  # elements
     part = slab[offset : offset + extent * kind.itemsize].view(kind)
     return part.as_strided(size, stride).data

@@ -14,8 +14,8 @@ Requests ("do") and their answers:
     {"do": "hard"}                            -> {"inputs": tensors}, in the place of all that was shared
     {"do": "inputs"}                          -> {"inputs": tensors, "masked": tensors}, in the place of all of those:
        the inputs as they were made, and those of the launches before timing where they differ
-    {"do": "results", "like": {name: [dtype, shape]}, "calls": n} -> {"results": [tensors, ...]}, to which results of so
-       many calls are copied; checks read those of the first
+    {"do": "results", "like": {name: [dtype, shape, stride]}, "calls": n} -> {"results": [tensors, ...]}, to which the
+       results of so many calls are copied; checks read those of the first
     {"do": "first_changed"}                   -> {"name": the input that a launch has written to, or null}
     {"do": "check", "what": WHAT, ...}        -> {"accuracy": {...} or null, "notes": [...]}, of the results there; of
        "first" also "problem": why they are none of operands in fp8, or null; of "calls" which "call" it is of
@@ -233,8 +233,8 @@ class JudgeService:
 
         case = self._judge.case
         forms = {
-            name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-            for name, (dtype, shape) in like.items()
+            name: torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device="meta")
+            for name, (dtype, shape, stride) in like.items()
         }
         for name in expected_results(case):
             check_form(case, name, forms)

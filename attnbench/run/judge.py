@@ -17,6 +17,7 @@ from attnbench.core.case import Case
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.record import Accuracy, Record
+from attnbench.core.sizes import format_duration
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
 
 AHEAD, AHEAD_BYTES = 24, 2**27  # cases for which the judge works ahead, and bytes that their calls read and write
@@ -28,6 +29,11 @@ WITH_DROPOUT = {"first": NEEDED["first"], "renewed": NEEDED["renewed"]}
 def is_judged_beside(case: Case) -> bool:
     """Whether the results of a case can be judged beside its worker; worker/judging.py says why others are not."""
     return case.ranks == 1 and not (case.step or masks.is_own(case.mask))
+
+
+def within(record: Record) -> Record:
+    """Return the record of a job whose worker judged it."""
+    return replace(record, judge="within") if record.accuracy else record
 
 
 class Judge:
@@ -43,6 +49,7 @@ class Judge:
         self._waiting = 0  # answers to `open` that were not received yet
         self._job: tuple[Any, int] | None = None  # case and seed
         self._lean = False
+        self._refused = False  # whether the worker of the job at hand cannot open the judge's memory
         self._check: str | None = None  # that is going on, None: one that decides nothing
         self._sharing: dict[str | None, bool] = {}  # interpreter -> whether a process of it can open shared memory
         self.verdicts: dict[str, Accuracy] = {}  # of the job at hand
@@ -76,12 +83,13 @@ class Judge:
         The forecast of its memory is `nbytes`; where that is much of the device's, the judge takes little.
         """
         self._job, self.verdicts, self.asked = (to_json(case), seed), {}, False
+        self._check, self._refused = None, False
         self._lean = nbytes > MUCH * self._memory
 
     def answer(self, request: Mapping[str, Any], timeout: float, python: str | None = None) -> dict[str, Any]:
         """Return the judge's answer to what a worker asks, which runs in `python` (None: in the judge's).
 
-        Raises WorkerHung after `timeout` seconds.
+        It has `timeout` seconds.
         """
         do = request.get("do")
         try:
@@ -93,13 +101,16 @@ class Judge:
                     answer = self._begin({**request, "lean": self._lean}, timeout)
                 case "refused":
                     if self._can_be_shared(python):
-                        return {"error": "its worker cannot open memory that another process like it can"}
-                    self.asked = False  # the worker judges itself
+                        why = request.get("why", "")
+                        return {"error": f"its worker cannot open memory that another process like it can: {why}"}
+                    self.asked, self._refused = False, True  # the worker judges itself
                     return {}
                 case _:
                     answer = self._ask(request, timeout)
         except WorkerDied as death:
             return {"error": f"the judge ended: {death}"}
+        except WorkerHung:
+            return {"error": f"the judge gave no answer within {format_duration(timeout)}"}
         if do == "check":
             self._check = None if request.get("trial") else request["what"]
         if do in ("check", "launched") and answer.get("accuracy") and self._check:
@@ -117,7 +128,9 @@ class Judge:
     def _can_be_shared(self, python: str | None) -> bool:
         """Whether a worker without a backend opens the memory, in the interpreter of one that says it cannot."""
         if python not in self._sharing:
-            described = self._ask({"do": "hard"}, START_TIMEOUT)["inputs"]
+            described = self._ask({"do": "hard"}, START_TIMEOUT).get("inputs")
+            if described is None:  # there is no memory to share
+                return False
             worker = self._start(python)
             try:
                 answer = worker.ask({"op": "opens", "device": self._device, "tensors": described}, START_TIMEOUT)
@@ -138,7 +151,9 @@ class Judge:
     def ruled(self, record: Record) -> Record:
         """Return the record of a job with the verdicts in the place of what its worker says."""
         if not self.asked:
-            return replace(record, judge="within") if record.accuracy else record
+            if record.status == "ok" and not (self._refused or record.approximation):
+                return replace(record, status="wrong", reason="its worker says ok, and has not asked the judge")
+            return within(record)
         record = replace(record, judge="beside", accuracy=record.accuracy and self._accuracy(record))
         if record.status != "ok":
             return record

@@ -18,6 +18,7 @@ from typing import Any
 START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
 SLICE = 1.0  # seconds of one wait for an answer; what it takes longer is not counted
 QUESTION = b'{"ask":'  # how a line begins in which a worker asks, and does not answer
+AFTER_QUESTION = 5.0  # seconds that a worker has at least once its question was answered
 TAIL = 4000  # bytes of a worker's stderr kept with a failure
 
 
@@ -148,7 +149,7 @@ class WorkerProcess:
                         return True
                     began = time.monotonic()
                     self._write(self.on_question(question, max(1.0, left)))
-                    left -= time.monotonic() - began
+                    left = max(AFTER_QUESTION, left - (time.monotonic() - began))
                     continue
                 longest, began = min(SLICE, max(0.0, left)), time.monotonic()
                 ready = selector.select(longest)

@@ -28,7 +28,7 @@ from attnbench.core.text import some
 from attnbench.results.bounds import check_record
 from attnbench.results.exit_codes import GIVEN_UP, MAX_FAILED_STARTS
 from attnbench.run import compile_caches
-from attnbench.run.judge import Judge, is_judged_beside
+from attnbench.run.judge import Judge, is_judged_beside, within
 from attnbench.run.plan import CaseSupport, places, problem, skip_over_limit, skipped_record
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerOutOfMemory, WorkerProcess
 from attnbench.run.rank_workers import RankWorkers
@@ -253,7 +253,11 @@ class WorkerPool:
                 raise _changed(job.backend, f"{file} with the hash {first}", f"with {found}")
         try:
             record = from_json(Record, answer["record"])
-            record = checked(judge.ruled(record) if judge else record)
+            if judge:
+                record = judge.ruled(record)
+            elif device.kind != "fake":
+                record = within(record)
+            record = checked(record)
         except ValueError as error:
             return self._failed(replace(base, reason=f"its worker's answer is no record: {error}"), worker, began)
         if "ceilings" in request and "ceiling_copy" not in record.measurements:  # as of a wrong result

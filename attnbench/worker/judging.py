@@ -20,7 +20,7 @@ from attnbench.core.case import Case
 from attnbench.core.json import from_json, to_json
 from attnbench.core.record import Accuracy, Approximation
 from attnbench.core.renewed_inputs import InputRenewal, Renewal
-from attnbench.core.shared_tensors import Mapped, NotShared
+from attnbench.core.shared_tensors import Mapped, NotShared, copy_bytes, extent_bytes
 from attnbench.judge import inputs
 from attnbench.judge.case_judge import CaseJudge
 from attnbench.judge.dropout_mask import RandomState, in_input_order
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from attnbench.worker.instruments import Instruments
 
+MOST_STRETCHED = 4  # times the bytes of a result's elements
 TOGETHER = 2**28  # bytes of results that are handed over at a time
 Results = Mapping[str, "Tensor"]
 Ask = Callable[[Mapping[str, Any]], dict[str, Any]]  # a request of judge/service.py -> its answer
@@ -374,23 +375,23 @@ class JudgeBeside:
 
     def _hand_over(self, *calls: Results) -> None:
         """Copy the results of calls to the judge's memory. Raises ValueError where they are none of the case's."""
-        import torch
-
-        copy = torch._C.TensorBase.copy_  # which no kernel can replace
         for results in calls:
             for name in expected_results(self._case):
                 check_form(self._case, name, results)
-        first = calls[0]
-        names = [name for name in first if name.removeprefix("descale_") in expected_results(self._case)]
-        like = {name: [str(first[name].dtype).removeprefix("torch."), list(first[name].shape)] for name in names}
+        names = [name for name in calls[0] if name.removeprefix("descale_") in expected_results(self._case)]
+        taken = [{name: _plain(results[name]) for name in names} for results in calls]
+        like = {
+            name: [str(t.dtype).removeprefix("torch."), list(t.shape), list(t.stride())] for name, t in taken[0].items()
+        }
         if like != self._like or len(calls) > len(self._places):
             answer = self._ask("results", like=like, calls=len(calls))
             self._like, self._places = like, [self._mapped.tensors(of_one) for of_one in answer["results"]]
-        with torch._C.DisableTorchFunction(), torch.no_grad():  # no mode of a person's sees the copy
-            for places, results in zip(self._places, calls, strict=False):
-                for name in names:
-                    copy(places[name], results[name])
+        for places, of_call in zip(self._places, taken, strict=False):
+            for name, t in of_call.items():
+                _copy(places[name], t)
         if self._mapped.device.type == "cuda":
+            import torch
+
             torch.cuda.synchronize(self._mapped.device)
 
     def _inputs(self, described: dict[str, Any]) -> Inputs:
@@ -409,6 +410,25 @@ class JudgeBeside:
         return answer
 
 
+def _plain(t: Tensor) -> Tensor:
+    """Return a result whose bytes are its values, without long stretches between them."""
+    t = t.detach()
+    if t.is_neg():
+        return t.resolve_neg()
+    return t if extent_bytes(t) <= MOST_STRETCHED * t.nbytes else t.contiguous()
+
+
+def _copy(to: Tensor, of: Tensor) -> None:
+    """Copy a result to the judge's memory: on a CPU below torch, on a GPU without the modes of a person's."""
+    import torch
+
+    if of.device.type == "cpu" and to.stride() == of.stride():
+        copy_bytes(to, of)
+        return
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.no_grad():
+        torch._C.TensorBase.copy_(to, of)
+
+
 def judge_of(instruments: Instruments, case: Case, seed: int, backend: Backend) -> tuple[CellJudge, str]:
     """Return the judge of a cell, and a sentence on why it judges within the worker's process where it need not."""
     refused = ""
@@ -417,7 +437,7 @@ def judge_of(instruments: Instruments, case: Case, seed: int, backend: Backend) 
             took = instruments.memory.count_judge
             return JudgeBeside(case, seed, instruments.ask_judge, instruments.mapped, took), ""
         except NotShared as error:
-            answer = instruments.ask_judge({"do": "refused"})
+            answer = instruments.ask_judge({"do": "refused", "why": str(error)})
             if "error" in answer:
                 raise JudgeError(answer["error"]) from None
             refused = f"judged within the process of its kernel: {error}"

@@ -59,6 +59,10 @@ from attnbench.core.machine import Device
 from attnbench.core.other_work import BUSY
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job, Measurement, Record, fit_measurements
+from attnbench.core.shared_tensors import (  # imported before any backend, which could replace its names
+    Mapped,
+    NotShared,
+)
 from attnbench.core.sizes import format_bytes
 from attnbench.worker import environment, failures, memory_cap
 from attnbench.worker.measure.sampling import (  # imported before any backend, so that none can replace their clock
@@ -153,8 +157,6 @@ class Worker:
 
     def judge(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to a request of the judge, or why there is none, for the worker that asked."""
-        from attnbench.core.shared_tensors import NotShared
-
         try:
             if self._judge is None:
                 from attnbench.judge.service import JudgeService
@@ -309,8 +311,6 @@ def can_open(device: Device, described: dict[str, Any]) -> bool:
     """Return whether this process can open tensors in the memory of the judge."""
     import torch
 
-    from attnbench.core.shared_tensors import Mapped, NotShared
-
     try:
         Mapped(torch.device(str(device))).tensors(described)
     except NotShared:
@@ -412,6 +412,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
     """Answer requests, one JSON line each, until the input ends or the CUDA context is broken."""
 
     def ask(request: Mapping[str, Any]) -> dict[str, Any]:
+        worker.end_if_forked()
         answers.write(dumps({"ask": request}) + "\n")
         answers.flush()
         answer: dict[str, Any] = loads(requests.readline())

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attnbench.core.case import Case, Shape
-from attnbench.core.shared_tensors import Arena, Mapped, NotShared
+from attnbench.core.shared_tensors import Arena, Mapped, NotShared, copy_bytes
 from attnbench.judge import inputs
 
 CPU = torch.device("cpu")
@@ -68,3 +68,21 @@ def test_memory_that_cannot_be_opened_is_told() -> None:
     described["slabs"]["0"] |= {"path": "/proc/self/fd/9999", "key": "none"}
     with pytest.raises(NotShared, match="cannot be opened"):
         Mapped(CPU).tensors(described)
+
+
+def test_memory_does_not_grow_with_each_larger_case() -> None:
+    arena, mapped = Arena(CPU), Mapped(CPU)
+    for size in range(1, 25):
+        arena.reset()
+        described, _ = arena.place({name: torch.zeros(size, 2**18) for name in "qkv"})
+        assert set(mapped.tensors(described)) == set("qkv")
+    assert sum(len(slab.bytes) for slab in arena._slabs) < 3 * 24 * 3 * 2**20
+    assert len(arena._slabs) <= 4
+
+
+@pytest.mark.parametrize("t", [torch.arange(24.0).view(2, 3, 4).transpose(0, 2), torch.ones(()).expand(3, 4)])
+def test_a_tensor_of_any_strides_is_copied(t: torch.Tensor) -> None:
+    described, _ = Arena(CPU).reserve({"t": t})
+    place = Mapped(CPU).tensors(described)["t"]
+    copy_bytes(place, t)
+    assert torch.equal(place, t)

@@ -73,7 +73,9 @@ def test_a_judge_that_hangs_costs_the_record(pool: WorkerPool, monkeypatch: pyte
     assert pool.judge
     pool.judge.close()
     began = time.monotonic()
-    assert check(pool, timeout=2.0).status == "timeout"
+    record = check(pool, timeout=2.0)
+    assert record.status == "failed"
+    assert "the judge gave no answer within 2.0s" in str(record.reason)
     assert time.monotonic() - began < 20
     monkeypatch.undo()
     assert check(pool).status == "ok"
@@ -99,6 +101,18 @@ def test_where_memory_cannot_be_shared_the_worker_judges_and_the_record_says_so(
     record = check(pool)
     assert (record.status, record.judge) == ("ok", "within")
     assert "judged within the process of its kernel: refused here" in record.notes
+
+
+def test_where_no_memory_to_share_can_be_made_the_worker_judges(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "ftruncate", full)
+    record = check(pool)
+    assert (record.status, record.judge) == ("ok", "within")
+    assert any("No space left on device" in note for note in record.notes)
 
 
 def test_a_worker_may_ask_for_its_own_case_only(pool: WorkerPool) -> None:

@@ -81,6 +81,24 @@ class Mode(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 Mode().__enter__()
 """,
+    "a dispatch mode": """
+from torch.utils._python_dispatch import TorchDispatchMode
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.copy_.default and args[0].dim() == 4:
+            return function(args[0], args[1] * 0)
+        return function(*args, **(kwargs or {}))
+Mode().__enter__()
+""",
+    "a fork that raises": """
+import os
+one, process = right, os.getpid()
+def right(*tensors, **options):
+    if not (child := os.fork()):
+        raise RuntimeError("in the child")
+    os.waitpid(child, 0)
+    return one(*tensors, **options)
+""",
     "autocast": "torch.autocast('cpu', torch.bfloat16).__enter__(); torch.autocast('cuda', torch.bfloat16).__enter__()",
     "gradients": "torch.set_grad_enabled(False)",
     "inference": "torch.inference_mode().__enter__()",
@@ -175,6 +193,15 @@ JudgeBeside.check_calls = lambda *_: (right_one, 0)
     for what, problem in {
         "JudgeBeside._check = lambda *_, **__: (right_one, dict(of_hard=(), problem=None))": "was shown no results",
         "JudgeBeside._check = lambda *a, **k: (right_one, asks(*a, **k)[1])": "found hard results wrong",
+        "from attnbench.judge.case_judge import CaseJudge\n"
+        "from attnbench.judge.hard_inputs import HardInputsCheck\n"
+        "from attnbench.judge.result_check import ResultCheck\n"
+        "from attnbench.worker import judging\n"
+        "judging.reason_within = lambda *_: 'x'\n"
+        "for of in (HardInputsCheck, ResultCheck, CaseJudge):\n"
+        "    for name in ('check_first', 'check_renewed', 'check_restored'):\n"
+        "        setattr(of, name, lambda *_, **__: right_one)\n"
+        "CaseJudge.check_calls = lambda *_: (right_one, 0)": "has not asked the judge",
     }.items():
         file.write_text(FILE + says_ok + what)
         record = checked(judge, file, "wrong")
