@@ -49,6 +49,7 @@ class CaseJudge:
         `method`: of an approximate backend; `launches`: how a check with dropout launches in another process.
         """
         self.case = case
+        self.launches = launches
         self.check = make_check(case, given, seed, method, launches)
         self.renewal_seed = draw_seed()
         self._device = given.q.device

@@ -73,7 +73,6 @@ class JudgeService:
         self._ahead: dict[tuple[Case, int], Future[CaseJudge | str]] = {}
         self._launched: Inputs  # the inputs in shared memory
         self._results: list[dict[str, Tensor]] = []  # of calls, there too
-        self._launches: LaunchesOfWorker | None = None  # of a check with dropout
         self._dialog: Dialog | None = None  # the check that waits for one
         self._use_device()
         warm_up(self.device)
@@ -107,11 +106,11 @@ class JudgeService:
             case "prepared":
                 self._prepared(dense=request["dense"])
                 return {}
-            case "check" if self._launches:
-                self._dialog = self._launches.begin(partial(self._check, request["what"], request))
-                return self._dialog_until()
             case "check":
-                return self._verdict(*self._check(request["what"], request))
+                if self._judge.launches is None:
+                    return self._verdict(*self._check(request["what"], request))
+                self._dialog = self._judge.launches.begin(partial(self._check, request["what"], request))
+                return self._dialog_until()
             case "launched":
                 assert self._dialog
                 self._dialog.made()
@@ -153,18 +152,18 @@ class JudgeService:
         given = inputs.make(case, str(self.device), seed)
         if flaw := inputs.find_flaw(given, case.data):
             return flaw
-        self._launches = LaunchesOfWorker() if case.dropout_p else None
-        made = CaseJudge(case, given, seed, launches=self._launches)
+        made = CaseJudge(case, given, seed, launches=LaunchesOfWorker() if case.dropout_p else None)
         made.original = given
         return made
 
     def _work_ahead(self, cases: Sequence[Case], seed: int) -> None:
-        """Make the judges of some cases in a thread, those of others that nobody has asked for are given up."""
+        """Make the judges of some cases in a thread; those of others that nobody has asked for are given up."""
+        import torch
+
+        sys.setswitchinterval(SWITCH)
         wanted = {(case, seed) for case in cases}
         for key in [key for key in self._ahead if key not in wanted]:
             self._ahead.pop(key).cancel()
-
-        sys.setswitchinterval(SWITCH)
 
         def make(case: Case) -> CaseJudge | str:
             self._use_device()
@@ -173,8 +172,6 @@ class JudgeService:
             if isinstance(made, CaseJudge):
                 made.compute_all()
             return made
-
-        import torch
 
         for case in cases:
             if (case, seed) not in self._ahead:
@@ -197,11 +194,11 @@ class JudgeService:
 
     def _prepared(self, *, dense: bool) -> None:
         """Expect launches of a call that was prepared anew, on the dense dout or on that of `inputs`."""
-        check = self._judge.check
-        if isinstance(check, DropoutResultCheck) and self._launches:
+        check, launches = self._judge.check, self._judge.launches
+        if isinstance(check, DropoutResultCheck) and launches:
             if dense:
                 check.launched_on(self._launched)
-            check.launcher(Prepared(self._launches.launch, lambda _: self._results[0]))
+            check.launcher(Prepared(launches.launch, lambda _: self._results[0]))
 
     def _dialog_until(self) -> dict[str, Any]:
         """Return what the check that is going on needs: a launch, or nothing more, as it is done."""
@@ -213,11 +210,8 @@ class JudgeService:
         return self._verdict(*value)
 
     def _verdict(self, accuracy: Accuracy | None, more: Mapping[str, Any]) -> dict[str, Any]:
-        return {"accuracy": None if accuracy is None else to_json(accuracy), "notes": self._notes, **more}
-
-    @property
-    def _notes(self) -> list[str]:
-        return list(self._judge.check.notes)
+        found = None if accuracy is None else to_json(accuracy)
+        return {"accuracy": found, "notes": list(self._judge.check.notes), **more}
 
     def _placed(self, given: Inputs) -> Description:
         """Share copies of some inputs in the place of all that was shared."""
