@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
-from attnbench.run.process import WorkerDied
+from attnbench.run.process import OnQuestion, WorkerDied
 from attnbench.worker import environment, serve
 from attnbench.worker.measure import ceiling, l2_cache
 from attnbench.worker.serve import Worker
@@ -47,8 +47,13 @@ class Here:
     def __init__(self, python: str | None = None, _: Mapping[str, str] | None = None) -> None:
         self.python = python
         self.alive = True
-        self._worker = Worker()
+        self.on_question: OnQuestion | None = None
+        self._worker = Worker(self._ask_judge)
         self._answers: list[dict[str, Any]] = []
+
+    def _ask_judge(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        assert self.on_question
+        return self.on_question(dict(request), 60.0)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         with patch.object(serve, "hash_of_source", hash_of_file), quick_cpu():

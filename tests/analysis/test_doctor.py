@@ -45,10 +45,10 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> None:
         describe=lambda: environment(H200, packages={"triton": "3.5.0"}),
         peers=lambda *_: (),
         measure_rates=lambda known, _: known,
-        take_worker=lambda: SimpleNamespace(alive=True, send=lambda _: None, kill=lambda: None),
         close=lambda: None,
     )
     monkeypatch.setattr(session, "WorkerPool", Examined)
+    monkeypatch.setattr(session.Session, "have_judged", lambda _: None)  # a simulated backend asks no judge
     monkeypatch.setattr(session, "DeviceProbe", lambda *_, **__: probe)
     monkeypatch.setattr(doctor, "IMPLEMENTATIONS", {"cuda": ("fake",)})
     monkeypatch.setattr(host_facts, "read_host_facts", lambda: HOST)
