@@ -1,9 +1,11 @@
 """Tensors in memory that two processes share: by CUDA IPC on a GPU, by a file without a name on a CPU.
 
 The owner has an `Arena` and sends descriptions, plain JSON values; another process on the machine opens them with
-`Mapped`. The calls are the CUDA driver's own, so that processes with unlike versions of torch can share memory. An
-arena keeps its slabs until it ends, and places the tensors of the next case in the same ones: another process maps a
-slab one time, and a tensor that somebody still refers to never lies in memory that is gone.
+`Mapped`. The calls are the CUDA driver's own, so that processes with unlike versions of torch can share memory.
+
+An arena places the tensors of the next case in the slabs of the last, which another process maps one time. On a GPU it
+frees no slab, since a tensor of another process may still lie there. On a CPU one larger slab takes the place of
+several, and the system keeps the old memory as long as a tensor lies there.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Mapping
-from ctypes import memmove  # these names, which no kernel can replace
+from ctypes import memmove  # this name, and OPEN and MAP below, which no kernel can replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 ALIGNED = 512  # bytes; a tensor begins at a multiple, as in torch's allocator
 LEAST = {"cuda": 2**26, "cpu": 2**20}  # bytes of a slab
 MOST_OPEN = 8  # slabs of a CPU that are kept open
-MAP = mmap.mmap
+OPEN, MAP = open, mmap.mmap
 FLAGS = {} if os.name == "nt" else {"flags": mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)}
 LAZY_PEER_ACCESS = 1  # a flag of cuIpcOpenMemHandle, the only one there is
 
@@ -181,7 +183,7 @@ class _CudaSlab(_OwnSlab):
 
 def _open_file(slab: Mapping[str, Any], _: torch.device) -> Tensor:
     try:
-        with open(slab["path"], "r+b") as file:
+        with OPEN(slab["path"], "r+b") as file:
             return _mapped_file(file.fileno(), slab["nbytes"])
     except OSError as error:
         raise NotShared(f"memory of another process cannot be opened: {error}") from None

@@ -27,7 +27,7 @@ WITH_DROPOUT = {"first": NEEDED["first"], "renewed": NEEDED["renewed"]}
 
 
 def is_judged_beside(case: Case) -> bool:
-    """Whether the results of a case can be judged beside its worker; worker/judging.py says why others are not."""
+    """Whether the results of a case can be judged beside its worker: on one device, and by no code of a person."""
     return case.ranks == 1 and not (case.step or masks.is_own(case.mask))
 
 

@@ -4,8 +4,8 @@ Beside it, the judge (judge/service.py) is another process, which the worker rea
 sees each verdict, and nothing that a backend does to the worker's process changes one. Inputs lie in memory of the
 judge, and results are copied there.
 
-Within, the worker makes inputs and reference itself: where memory cannot be shared, and for cases that need the
-backend's own code or many of its launches to be judged (`reason_within`).
+Within, the worker makes inputs and reference itself: for an approximate backend, whose own definition says what is
+right, where memory cannot be shared, and where the parent knows no judge of the case (run/judge.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from attnbench.core import masks
 from attnbench.core.backend import ApproximateBackend, Backend, Inputs, Prepared, Signature
 from attnbench.core.case import Case
 from attnbench.core.json import from_json, to_json
@@ -45,15 +44,6 @@ class JudgeError(Exception):
 
 class JudgeOutOfMemoryError(MemoryError):
     """The judge found no memory."""
-
-
-def reason_within(case: Case, backend: Backend) -> str | None:
-    """Return why a cell cannot be judged beside its worker; None where it can."""
-    if not getattr(backend, "exact", True):
-        return "its own definition says what is right"
-    if masks.is_own(case.mask):
-        return "its mask is code of a person"
-    return None
 
 
 class CellJudge(Protocol):
@@ -226,13 +216,13 @@ class JudgeBeside:
 
     def __init__(self, case: Case, seed: int, ask: Ask, mapped: Mapped, took: Callable[[int], object]) -> None:
         """Have it make the inputs and the reference. Raises NotShared where its memory cannot be opened."""
+        import torch
+
         self._case, self._seed, self._send, self._mapped, self._took = case, seed, ask, mapped, took
         self._like: dict[str, Any] = {}  # form of the results whose places are known
         self._places: list[dict[str, Tensor]] = []  # for those of calls
         self._of_hard: tuple[str, ...] = ()  # notes
         self._of_check: tuple[str, ...] = ()
-        import torch
-
         begun = self._ask("begin", case=to_json(case), seed=seed)
         self.flaw: str | None = begun["flaw"]
         if self.flaw:
@@ -432,7 +422,7 @@ def _copy(to: Tensor, of: Tensor) -> None:
 def judge_of(instruments: Instruments, case: Case, seed: int, backend: Backend) -> tuple[CellJudge, str]:
     """Return the judge of a cell, and a sentence on why it judges within the worker's process where it need not."""
     refused = ""
-    if instruments.ask_judge and reason_within(case, backend) is None:
+    if instruments.ask_judge and getattr(backend, "exact", True):
         try:
             took = instruments.memory.count_judge
             return JudgeBeside(case, seed, instruments.ask_judge, instruments.mapped, took), ""
