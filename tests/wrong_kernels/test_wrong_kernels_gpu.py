@@ -170,7 +170,7 @@ def test_the_screen_of_long_cases(kernel: str, dtype: Any, lengths: tuple[int, i
     runs = Signature(("fmha_cutlass",)) if kernel == "FLASH_ATTENTION" else Signature()
     assert screen.other_kernels(torch.device("cuda"), runs)[0] == kernel
     assert screen.is_screened(which, torch.device("cuda"))
-    difference, _ = screen._differences(which, given, out, kernel)
+    difference, _ = screen._differences(which, given, out, kernel, {})
     print(f"largest difference beside the row's size: {float(difference.max()):.3g}")
     began = time.perf_counter()
     assert judge.find_wrong_rows(which, given, out, runs) is None
