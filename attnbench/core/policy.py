@@ -30,11 +30,11 @@ class Policy:
 
     timer: Instrument = "events"  # CUDA events, a CUDA graph or CUPTI; on a CPU perf_counter_ns is used instead
     l2: Literal["cold", "warm"] = "cold"  # whether L2 is flushed before each call
-    warmup_s: float = 0.025  # least time spent on calls before the first sample; longer while they still get faster
-    min_samples: int = 10  # for calls under 15 ms; 6 samples for longer calls, 3 for calls over 50 ms
+    warmup_s: float = 0.015  # least time spent on calls before the first sample; longer while they still get faster
+    min_samples: int = 10  # for calls under 15 ms; 6 samples for longer calls, 3 for calls over 50 ms, 4 that agree
     max_samples: int = 1000
     target: float = 0.005  # stop when half the 95 % interval of the median is within this fraction of the median
-    min_seconds: float = 0.04  # least time spent sampling one cell, pauses included
+    min_seconds: float = 0.02  # least time spent sampling one cell, pauses included
     max_seconds: float = 0.2  # most time spent sampling one cell, once there are min_samples
     burst_s: float = 0.015  # work between two readings of the clock; where the clock fell, a pause follows
     cross_check: float = 0.0  # fraction of the cells that are measured by all three instruments in turns

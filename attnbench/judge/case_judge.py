@@ -54,7 +54,6 @@ class CaseJudge:
         self.renewal_seed = draw_seed()
         self._device = given.q.device
         self._hard: HardInputsCheck | None = None
-        self._calls: Calls | None = None
         self._screened: tuple[Renewal | None, dict[str, Tensor]] = None, {}  # what other kernels gave for a renewal
 
     @property
@@ -95,24 +94,10 @@ class CaseJudge:
                 self._screened = renewal, {}
             return find_wrong_rows(self.case, fresh, results["out"], signature, self._screened[1])
 
-    def add_call(self, number: int, results: Results) -> None:
-        """Take the results of a call: of several one after the other, of which `number` is the first where it is 0."""
-        if number == 0:
-            self._calls = Calls(_copied(results))
-        else:
-            assert self._calls is not None
-            self._calls.add(number, results)
-
-    def check_calls(self) -> tuple[Accuracy, int]:
+    def check_calls(self, calls: Calls) -> tuple[Accuracy, int]:
         """Return the accuracy of a call that is wrong, and its number; of the first where none is."""
-        assert self._calls is not None
-        found = [(self.check.check_restored(results), number) for number, results in self._calls.to_compare]
+        found = [(self.check.check_restored(results), number) for number, results in calls.to_compare]
         return next((one for one in found if not one[0].ok), found[0])
-
-    def distances(self, results: Results) -> dict[str, float]:
-        """Return how far each result is from that of the first call that was taken."""
-        assert self._calls is not None
-        return {name: distance(t, self._calls.first[name]) for name, t in results.items()}
 
 
 @dataclass
@@ -123,11 +108,15 @@ class Calls:
     order, the one furthest from the first is compared.
     """
 
-    first: Results
+    first: Results | None = None
     furthest: tuple[float, int, Results] | None = None
 
     def add(self, number: int, results: Results) -> None:
-        """Take the results of one more call."""
+        """Take the results of one more call; number 0 is the first."""
+        if number == 0:
+            self.first, self.furthest = _copied(results), None
+            return
+        assert self.first is not None
         if all(_is_equal(results[name], t) for name, t in self.first.items()):
             return
         far = max(distance(results[name], t) for name, t in self.first.items())
@@ -137,7 +126,13 @@ class Calls:
     @property
     def to_compare(self) -> list[tuple[int, Results]]:
         """The results that are to be compared with the reference, with the numbers of their calls."""
+        assert self.first is not None
         return [(0, self.first), *([self.furthest[1:]] if self.furthest else [])]
+
+    def distances(self, results: Results) -> dict[str, float]:
+        """Return how far each result is from that of the first call."""
+        assert self.first is not None
+        return {name: distance(t, self.first[name]) for name, t in results.items()}
 
 
 def _copied(results: Results) -> Results:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -39,7 +40,7 @@ def within(record: Record) -> Record:
 class Judge:
     """The judge of one device. `start` makes a process in an interpreter (None: this one).
 
-    It is made where no `worker` was given, or the last has died.
+    It is made where no `worker` was given, or the last has died. Several threads may ask it.
     """
 
     def __init__(
@@ -47,13 +48,12 @@ class Judge:
     ) -> None:
         self._device, self._memory, self._worker, self._start = to_json(device), device.memory, worker, start
         self._waiting = 0  # answers to `open` that were not received yet
-        self._job: tuple[Any, int] | None = None  # case and seed
-        self._lean = False
-        self._refused = False  # whether the worker of the job at hand cannot open the judge's memory
-        self._check: str | None = None  # that is going on, None: one that decides nothing
         self._sharing: dict[str | None, bool] = {}  # interpreter -> whether a process of it can open shared memory
-        self.verdicts: dict[str, Accuracy] = {}  # of the job at hand
-        self.asked = False  # whether the worker of the job at hand has begun to be judged
+        self._one_at_a_time = threading.RLock()
+
+    def revive(self) -> None:
+        """Start another process where it has died."""
+        self._alive()
 
     def open(self) -> None:
         """Let it import torch and open the device, while others do the same."""
@@ -77,14 +77,67 @@ class Judge:
             worker.send({**request, "cases": [to_json(case) for case in cases]})
             self._waiting += 1
 
-    def expect(self, case: Case, seed: int, nbytes: int = 0) -> None:
-        """Forget the verdicts of the last job; the worker of the next may ask for this case.
+    def hear(self, case: Case, seed: int, nbytes: int = 0, *, slot: int = 0) -> Hearing:
+        """Return the hearing of a worker's next job, of this case; `slot` tells it from others at the same time.
 
-        The forecast of its memory is `nbytes`; where that is much of the device's, the judge takes little.
+        The forecast of the job's memory is `nbytes`; where that is much of the device's, the judge takes little.
         """
-        self._job, self.verdicts, self.asked = (to_json(case), seed), {}, False
-        self._check, self._refused = None, False
-        self._lean = nbytes > MUCH * self._memory
+        return Hearing(self, (to_json(case), seed), slot, lean=nbytes > MUCH * self._memory)
+
+    def can_be_shared(self, python: str | None, slot: int) -> bool:
+        """Whether a worker without a backend opens the memory, in the interpreter of one that says it cannot."""
+        if python not in self._sharing:
+            described = self.ask({"do": "hard", "slot": slot}, START_TIMEOUT).get("inputs")
+            if described is None:  # there is no memory to share
+                return False
+            worker = self._start(python)
+            try:
+                answer = worker.ask({"op": "opens", "device": self._device, "tensors": described}, START_TIMEOUT)
+                self._sharing[python] = bool(answer.get("opens"))
+            except (WorkerDied, WorkerHung):
+                self._sharing[python] = False
+            finally:
+                worker.kill()
+        return self._sharing[python]
+
+    def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """Return its answer to a request of judge/service.py. Raises WorkerDied or WorkerHung."""
+        with self._one_at_a_time:
+            worker = self._alive()
+            while self._waiting:
+                self._waiting -= 1
+                worker.receive(START_TIMEOUT)
+            return worker.ask({**request, "op": "judge", "device": self._device}, timeout)
+
+    @property
+    def pid(self) -> int | None:
+        """The number of its process, None where none runs."""
+        return self._worker.pid if self._worker else None
+
+    def close(self) -> None:
+        """End its process."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+    def _alive(self) -> WorkerProcess:
+        if self._worker is None or not self._worker.alive:
+            with contextlib.suppress(WorkerDied, WorkerHung):
+                self.close()
+            self._worker, self._waiting = self._start(None), 0
+        return self._worker
+
+
+class Hearing:
+    """What one job's worker asks the judge, and the verdicts on it. `slot` is of judge/service.py."""
+
+    def __init__(self, judge: Judge, job: tuple[Any, int], slot: int, *, lean: bool) -> None:
+        """Take the job's case, as JSON, and its seed."""
+        self._judge, self._job, self._slot, self._lean = judge, job, slot, lean
+        self._refused = False  # whether the worker cannot open the judge's memory
+        self._check: str | None = None  # that is going on, None: one that decides nothing
+        self.verdicts: dict[str, Accuracy] = {}
+        self.asked = False  # whether the worker has begun to be judged
 
     def answer(self, request: Mapping[str, Any], timeout: float, python: str | None = None) -> dict[str, Any]:
         """Return the judge's answer to what a worker asks, which runs in `python` (None: in the judge's).
@@ -94,19 +147,21 @@ class Judge:
         do = request.get("do")
         try:
             match do:
+                case "open" | "ahead":
+                    return {"error": f"no worker may ask the judge to {do}"}
                 case "begin":
                     if (request.get("case"), request.get("seed")) != self._job:
                         return {"error": "a worker asks for another case than its job's"}
                     self.asked = True
                     answer = self._begin({**request, "lean": self._lean}, timeout)
                 case "refused":
-                    if self._can_be_shared(python):
+                    if self._judge.can_be_shared(python, self._slot):
                         why = request.get("why", "")
                         return {"error": f"its worker cannot open memory that another process like it can: {why}"}
                     self.asked, self._refused = False, True  # the worker judges itself
                     return {}
                 case _:
-                    answer = self._ask(request, timeout)
+                    answer = self._judge.ask({**request, "slot": self._slot}, timeout)
         except WorkerDied as death:
             return {"error": f"the judge ended: {death}"}
         except WorkerHung:
@@ -121,32 +176,10 @@ class Judge:
 
     def _begin(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """Begin a case. A judge that has died since the last job is replaced: another knows as much."""
+        request = {**request, "slot": self._slot}
         with contextlib.suppress(WorkerDied):
-            return self._ask(request, timeout)
-        return self._ask(request, timeout)
-
-    def _can_be_shared(self, python: str | None) -> bool:
-        """Whether a worker without a backend opens the memory, in the interpreter of one that says it cannot."""
-        if python not in self._sharing:
-            described = self._ask({"do": "hard"}, START_TIMEOUT).get("inputs")
-            if described is None:  # there is no memory to share
-                return False
-            worker = self._start(python)
-            try:
-                answer = worker.ask({"op": "opens", "device": self._device, "tensors": described}, START_TIMEOUT)
-                self._sharing[python] = bool(answer.get("opens"))
-            except (WorkerDied, WorkerHung):
-                self._sharing[python] = False
-            finally:
-                worker.kill()
-        return self._sharing[python]
-
-    def _ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        worker = self._alive()
-        while self._waiting:
-            self._waiting -= 1
-            worker.receive(START_TIMEOUT)
-        return worker.ask({"op": "judge", "device": self._device, **request}, timeout)
+            return self._judge.ask(request, timeout)
+        return self._judge.ask(request, timeout)
 
     def ruled(self, record: Record) -> Record:
         """Return the record of a job with the verdicts in the place of what its worker says."""
@@ -169,21 +202,3 @@ class Judge:
         """Return the verdict that a record shows: the one that it was ended by, else that on the case's own inputs."""
         wrong = next((accuracy for accuracy in self.verdicts.values() if not accuracy.ok), None)
         return (wrong if record.status == "wrong" else None) or self.verdicts.get("first") or record.accuracy
-
-    @property
-    def pid(self) -> int | None:
-        """The number of its process, None where none runs."""
-        return self._worker.pid if self._worker else None
-
-    def close(self) -> None:
-        """End its process."""
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker = None
-
-    def _alive(self) -> WorkerProcess:
-        if self._worker is None or not self._worker.alive:
-            with contextlib.suppress(WorkerDied, WorkerHung):
-                self.close()
-            self._worker, self._waiting = self._start(None), 0
-        return self._worker

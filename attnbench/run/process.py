@@ -23,6 +23,7 @@ TAIL = 4000  # bytes of a worker's stderr kept with a failure
 
 
 OnQuestion = Callable[[dict[str, Any], float], dict[str, Any]]  # a question and the seconds that are left -> answer
+UNCOUNTED = ("alone", "together")  # what a worker waits for that others keep from it
 
 
 class WorkerDied(Exception):
@@ -58,9 +59,7 @@ class WorkerProcess:
         self._killed_for_memory = 0  # processes that Linux had killed for lack of memory before the latest request
         self._tail: str | None = None  # the end of its stderr, kept when it has been killed
         self._buffer = b""
-        self.on_question: Callable[[dict[str, Any], float], dict[str, Any]] | None = (
-            None  # it may ask before it answers
-        )
+        self.on_question: OnQuestion | None = None  # it may ask before it answers
         self._sent = self._received = 0  # requests and answers, which are numbered from 1
         command = (
             [python or sys.executable, *program] if program else isolated_command("attnbench.worker", python=python)
@@ -149,7 +148,8 @@ class WorkerProcess:
                         return True
                     began = time.monotonic()
                     self._write(self.on_question(question, max(1.0, left)))
-                    left = max(AFTER_QUESTION, left - (time.monotonic() - began))
+                    if question.get("do") not in UNCOUNTED:
+                        left = max(AFTER_QUESTION, left - (time.monotonic() - began))
                     continue
                 longest, began = min(SLICE, max(0.0, left)), time.monotonic()
                 ready = selector.select(longest)

@@ -1,5 +1,8 @@
 """The pool of workers: one process per backend, which measures jobs in the order of the plan.
 
+Jobs of one case on a GPU go together: their workers prepare and check at the same time, and each times alone
+(device_turns.py).
+
 Every job ends as one record. A crash, a hang, a lack of memory or a library that breaks at import costs the record of
 its job only: the worker is replaced, and the next job runs. The parent never opens the device.
 """
@@ -11,11 +14,13 @@ import contextlib
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from attnbench import backends
 from attnbench.core.backend import Probe, Workspace
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
@@ -27,8 +32,9 @@ from attnbench.core.sizes import format_duration
 from attnbench.core.text import some
 from attnbench.results.bounds import check_record
 from attnbench.results.exit_codes import GIVEN_UP, MAX_FAILED_STARTS
-from attnbench.run import compile_caches
-from attnbench.run.judge import Judge, is_judged_beside, within
+from attnbench.run import compile_caches, device_turns
+from attnbench.run.device_turns import DeviceTurns
+from attnbench.run.judge import Hearing, Judge, is_judged_beside, within
 from attnbench.run.plan import CaseSupport, places, problem, skip_over_limit, skipped_record
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerOutOfMemory, WorkerProcess
 from attnbench.run.rank_workers import RankWorkers
@@ -36,9 +42,22 @@ from attnbench.run.rank_workers import RankWorkers
 SLOW_START = 10.0  # seconds of importing, after which a person is told which backends have not finished
 COLD_TIMEOUT = 900.0  # seconds for a job that may have all its kernels to compile; FlashInfer's take minutes
 CEILINGS_EVERY = 60.0  # seconds between two readings of the device's ceilings for a dtype, by any worker
+TOGETHER = 8  # workers of a group at most
+TOGETHER_BYTES = 0.25  # of a device's free memory, which the jobs of a group may take by their forecasts
+TOGETHER_CALL = 0.02  # seconds of a call; longer ones keep the device busy, so that nothing is gained
 LOOK_EVERY = 60.0  # seconds between two looks at what others do on a GPU; each takes a second or two
 
 Key = tuple[str, int]  # a backend, and how many ranks its worker has
+Op = Literal["run", "check", "fit"]  # of worker/serve.py
+
+
+class Begun(NamedTuple):
+    """A job whose worker is ready."""
+
+    job: Job
+    request: dict[str, Any]
+    hearing: Hearing | None
+    worker: WorkerProcess | RankWorkers | str  # or why there is none
 
 
 @dataclass
@@ -51,6 +70,8 @@ class WorkerPool:
     judge: Judge | None = None  # of the device, beside the workers
     variables: Mapping[str, str] = field(default_factory=dict)  # in the environment of workers
     _workers: dict[Key, WorkerProcess | RankWorkers] = field(default_factory=dict)
+    _hearings: dict[str, Hearing] = field(default_factory=dict)  # backend -> that of its job at hand
+    _turns: dict[str, Callable[[str], None]] = field(default_factory=dict)  # backend -> how it waits for its turn
     _failed_starts: dict[str, int] = field(default_factory=dict)
     _ceilings_due: dict[str, float] = field(default_factory=dict)  # dtype -> time.monotonic() of its next reading
     _look_due: float = field(default_factory=lambda: time.monotonic() + LOOK_EVERY)  # of what others do on the GPU
@@ -204,36 +225,96 @@ class WorkerPool:
                 self.variables = before
                 self.close_worker(job.backend)
 
+    def may_join(self, group: Sequence[Job], job: Job, policy: Policy, device: Device) -> bool:
+        """Whether a job can be measured together with a group of jobs.
+
+        They are of one case on one GPU, on unlike backends that ship with attnbench: what a person's code takes of the
+        device's memory is known only where nothing else uses it. Their calls are short, and take little memory.
+        """
+        jobs = [*group, job]
+        return (
+            device.kind == "cuda"
+            and policy.caches == "kept"
+            and len(jobs) <= TOGETHER
+            and len({of.backend for of in jobs}) == len(jobs)
+            and {(of.case, of.round) for of in jobs} == {(job.case, job.round)}
+            and is_judged_beside(job.case)
+            and not job.case.dropout_p
+            and all(self.specs.get(of.backend) in backends.BACKENDS.values() for of in jobs)
+            and all(of.forecast.call <= TOGETHER_CALL for of in jobs)
+            and sum(of.forecast.nbytes for of in jobs) <= TOGETHER_BYTES * device.free
+        )
+
+    def measure_together(
+        self, jobs: Sequence[Job], policy: Policy, device: Device, *, last: bool = False
+    ) -> list[Record]:
+        """Measure jobs that may be in one group, and return their records.
+
+        Their workers prepare and check at the same time; each is timed while no other uses the device.
+        """
+        if len(jobs) == 1:
+            return [self.measure(jobs[0], policy, device, last=last)]
+        if last:
+            self._look_due = 0.0
+        turns = DeviceTurns(len(jobs))
+        self._turns = {job.backend: partial(turns.take, worker=slot) for slot, job in enumerate(jobs)}
+        if self.judge:
+            self.judge.revive()
+        # in this thread, as Linux ends a worker with the thread that has started it (worker/serve.py)
+        begun = [self._begin(job, policy, device, slot=slot) for slot, job in enumerate(jobs)]
+
+        def measure(slot: int) -> Record:
+            try:
+                return self._finish(begun[slot], policy, device)
+            finally:
+                turns.leave(slot)
+
+        with ThreadPoolExecutor(len(jobs)) as threads:
+            found = [threads.submit(measure, slot) for slot in range(len(jobs))]
+            try:
+                records = [of_one.result() for of_one in found]
+            except BaseException:  # as at Ctrl-C: no thread ends before its worker
+                for job in jobs:
+                    self._workers[job.backend, 1].send_kill()
+                raise
+            finally:
+                self._turns = {}
+        return [
+            self.measure(job, policy, device) if record.status == "oom" else record  # others took memory too
+            for job, record in zip(jobs, records, strict=True)
+        ]
+
     def _measure(
         self,
         job: Job,
         policy: Policy,
         device: Device,
-        op: Literal["run", "check", "fit"] = "run",
+        op: Op = "run",
         memory: int | None = None,
     ) -> Record:
-        base = Record(job.case, job.backend, job.round, "failed", forecast=job.forecast)
+        return self._finish(self._begin(job, policy, device, op, memory), policy, device)
+
+    def _begin(
+        self, job: Job, policy: Policy, device: Device, op: Op = "run", memory: int | None = None, *, slot: int = 0
+    ) -> Begun:
+        """Have a worker ready for a job, and say what it is asked."""
+        request, hearing = self._request(job, policy, device, op, memory, slot)
         if self._failed_starts.get(job.backend, 0) >= MAX_FAILED_STARTS:
-            return replace(base, reason=GIVEN_UP)
-        request = {"op": op, "device": to_json(device), "policy": to_json(policy), "job": to_json(job)}
-        judge = self.judge if op != "fit" and is_judged_beside(job.case) else None
-        if judge:
-            judge.expect(job.case, policy.seed, job.forecast.nbytes)
-            request["judged"] = True
-        if op == "fit":
-            request["memory"] = memory
-        began = time.monotonic()
-        if op == "run" and began >= self._ceilings_due.get(job.case.dtype, 0.0):
-            request["ceilings"] = True
-            self._ceilings_due[job.case.dtype] = began + CEILINGS_EVERY
-        if op == "run" and device.kind == "cuda" and began >= self._look_due:
-            request["look"] = True
-            self._look_due = began + LOOK_EVERY
+            return Begun(job, request, hearing, GIVEN_UP)
         try:
             worker = self._loaded((job.backend, job.case.ranks if device.kind != "fake" else 1), device)
         except (WorkerDied, WorkerHung) as error:
             self._failed_starts[job.backend] = self._failed_starts.get(job.backend, 0) + 1
-            return replace(base, reason=f"its worker would not start: {error or 'no answer'}")
+            return Begun(job, request, hearing, f"its worker would not start: {error or 'no answer'}")
+        return Begun(job, request, hearing, worker)
+
+    def _finish(self, begun: Begun, policy: Policy, device: Device) -> Record:
+        """Ask the worker of a job that was begun, and return the record. Several threads may do so."""
+        job, request, hearing, worker = begun
+        base = Record(job.case, job.backend, job.round, "failed", forecast=job.forecast)
+        if isinstance(worker, str):
+            return replace(base, reason=worker)
+        began = time.monotonic()
         limits = {5 * job.forecast.seconds: "5 times its forecast", policy.timeout_s: "--timeout, policy timeout_s"}
         if policy.caches == "fresh" or job.backend in self.compilers:
             limits[COLD_TIMEOUT] = "it may have had kernels to compile"
@@ -253,18 +334,45 @@ class WorkerPool:
                 raise _changed(job.backend, f"{file} with the hash {first}", f"with {found}")
         try:
             record = from_json(Record, answer["record"])
-            if judge:
-                record = judge.ruled(record)
+            if hearing:
+                record = hearing.ruled(record)
             elif device.kind != "fake":
                 record = within(record)
             record = checked(record)
         except ValueError as error:
             return self._failed(replace(base, reason=f"its worker's answer is no record: {error}"), worker, began)
         if "ceilings" in request and "ceiling_copy" not in record.measurements:  # as of a wrong result
-            self._ceilings_due[job.case.dtype] = began
+            self._ceilings_due[job.case.dtype] = 0.0
         if answer.get("fatal"):
             worker.kill()
         return record if record.status in ("ok", "skipped") else replace(record, stderr=worker.stderr_tail())
+
+    def _request(
+        self, job: Job, policy: Policy, device: Device, op: Op, memory: int | None, slot: int
+    ) -> tuple[dict[str, Any], Hearing | None]:
+        """Return the request for a job, and its hearing where the judge beside the workers judges it."""
+        request: dict[str, Any] = {
+            "op": op,
+            "device": to_json(device),
+            "policy": to_json(policy),
+            "job": to_json(job),
+            "together": job.backend in self._turns,
+        }
+        hearing = None
+        if self.judge and op != "fit" and is_judged_beside(job.case):
+            hearing = self.judge.hear(job.case, policy.seed, job.forecast.nbytes, slot=slot)
+            self._hearings[job.backend] = hearing
+            request["judged"] = True
+        if op == "fit":
+            request["memory"] = memory
+        now = time.monotonic()
+        if op == "run" and now >= self._ceilings_due.get(job.case.dtype, 0.0):
+            request["ceilings"] = True
+            self._ceilings_due[job.case.dtype] = now + CEILINGS_EVERY
+        if op == "run" and device.kind == "cuda" and now >= self._look_due:
+            request["look"] = True
+            self._look_due = now + LOOK_EVERY
+        return request, hearing
 
     def ask(
         self, name: str, request: Mapping[str, Any], timeout: float, *, ranks: int = 1, device: Device | None = None
@@ -274,7 +382,7 @@ class WorkerPool:
         With several ranks it is that of the first, which has `device`. A "case" may be judged beside the worker.
         """
         if self.judge and "case" in request and is_judged_beside(case := from_json(Case, request["case"])):
-            self.judge.expect(case, Policy().seed)
+            self._hearings[name] = self.judge.hear(case, Policy().seed)
             request = {**request, "judged": True}
         try:
             answer = self._loaded((name, ranks), device).ask(request, timeout)
@@ -308,7 +416,7 @@ class WorkerPool:
             python = self.interpreters.get(name)
             if ranks == 1:
                 worker = WorkerProcess(python, self.variables)
-                worker.on_question = partial(self._ask_judge, python)
+                worker.on_question = partial(self._answer, name, python)
             else:
                 assert device is not None
                 devices = [device] * ranks if device.kind == "cpu" else [device, *self.peers][:ranks]
@@ -316,9 +424,15 @@ class WorkerPool:
             self._workers[key] = worker
         return worker
 
-    def _ask_judge(self, python: str | None, question: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """Return the judge's answer to what a worker asks, which runs in an interpreter."""
-        return self.judge.answer(question, timeout, python) if self.judge else {"error": "there is no judge"}
+    def _answer(self, name: str, python: str | None, question: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """Return the answer to what the worker of a backend asks, which runs in an interpreter."""
+        if question.get("do") in device_turns.REQUESTS:
+            if name not in self._turns:
+                return {"error": "it is in no group"}
+            self._turns[name](question["do"])
+            return {}
+        hearing = self._hearings.get(name)
+        return hearing.answer(question, timeout, python) if hearing else {"error": "there is no judge"}
 
     def _loaded(self, key: Key, device: Device | None = None) -> WorkerProcess | RankWorkers:
         """Return a worker that has loaded its backend; a new one if the last has died."""
@@ -446,8 +560,9 @@ def measure_jobs(
     def where(job: Job) -> int:
         return place.get(problem(job.case), 0)
 
-    def run(job: Job) -> Iterator[tuple[Job, Record | None]]:
+    def run(*group: Job) -> Iterator[tuple[Job, Record | None]]:
         nonlocal round_
+        job = group[0]
         if job.round != round_:
             if round_ is not None:
                 pool.close()
@@ -455,35 +570,48 @@ def measure_jobs(
             if policy.caches == "kept":  # with fresh caches each job has a worker of its own
                 planned = [(j.backend, j.case) for j in jobs if j.round == round_ and not j.skip]
                 pool.open_device(dict.fromkeys((name, ranks_ahead(case, device)) for name, case in planned), device)
-        yield job, None
+        for job in group:
+            yield job, None
         began = time.monotonic()
-        record = pool.measure(job, policy, device, last=job is final)
-        begun.add(where(job))
-        if limit:
-            limit.add_measured(job, time.monotonic() - began)
-        yield job, record
+        last = any(job is final for job in group)
+        if len(group) > 1:
+            records = pool.measure_together(group, policy, device, last=last)
+        else:
+            records = [pool.measure(group[0], policy, device, last=last)]
+        begun.add(where(group[0]))
+        for job, record in zip(group, records, strict=True):
+            if limit:
+                limit.add_measured(job, (time.monotonic() - began) / len(group))
+            yield job, record
 
-    def fits(index: int) -> bool:
+    def fits(index: int, group: Sequence[Job] = ()) -> bool:
         if limit is None:
             return True
         job, spot = jobs[index], spots[index]
         if spot in too_large:
             return False
-        if limit.allows(job, ()):  # with nothing else: else there is no need to look at the others
+        if limit.allows(job, group):  # with nothing else: else there is no need to look at the others
             others = zip(jobs[index + 1 :], spots[index + 1 :], strict=True)
-            if limit.allows(job, [j for j, other in others if other <= spot and not j.skip]):
+            if limit.allows(job, [*group, *(j for j, other in others if other <= spot and not j.skip)]):
                 return True
-        if where(job) not in begun:
+        if not group and where(job) not in begun:
             too_large.add(where(job))
         return False
 
+    group: list[Job] = []
     for index, job in enumerate(jobs):
         if job.skip and not job.resumable:
             yield job, skipped_record(job)
-        elif job.resumable or not fits(index):
+            continue
+        if group and not pool.may_join(group, job, policy, device):
+            yield from run(*group)
+            group = []
+        if job.resumable or not fits(index, group):
             waiting.append(job)
         else:
-            yield from run(job)
+            group.append(job)
+    if group:
+        yield from run(*group)
 
     def turn(job: Job) -> tuple[int, bool, int]:
         return job.round, job.backend in pool.compilers, where(job)

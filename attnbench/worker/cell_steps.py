@@ -86,6 +86,18 @@ class CellSteps:
         self._notes: list[str] = []  # but for the judge's, sentences
         self._began, self._ecc_errors = time.time(), instruments.state.ecc_errors()
 
+    def be_alone(self) -> None:
+        """Wait until no other worker uses the device; what follows may be timed."""
+        if self.timed:
+            self.instruments.alone_on_device()
+            self.laps.begin()
+
+    def be_together(self) -> None:
+        """Let other workers use the device from here on."""
+        if self.timed:
+            self.instruments.together_on_device()
+            self.laps.begin()
+
     def make_inputs(self) -> Fields | None:
         """Make the inputs and the reference for them."""
         self.judge, refused = judge_of(self.instruments, self.case, self.policy.seed, self.backend)
@@ -190,17 +202,6 @@ class CellSteps:
             self.laps.end("plan")
         return None
 
-    def check_repeated_calls(self) -> Fields | None:
-        """Compare the results of calls that follow each other without a pause."""
-        nbytes = _bytes_of_results(self.judge.given)
-        wrong, shared = repeated_calls.find_wrong_call(
-            self.instruments, self.judge, self.case, self.prepared, self.latency, nbytes
-        )
-        if shared and isinstance(self.backend, Function):
-            self._notes.append(SHARED)
-        self.laps.end("repeats")
-        return self._wrong(*wrong) if wrong else None
-
     def trace(self) -> Fields | None:
         """Change the inputs in place, and trace one launch to see which kernels ran."""
         self.renewal = InputRenewal(self.case, self.judge.given, self.prepared, self.judge.renewal_seed)
@@ -237,6 +238,8 @@ class CellSteps:
         A kernel that returns an earlier result fails here or on the renewed inputs.
         """
         if self.latency is None or self.latency < kernel_trace.TOO_LONG_TO_REPEAT:
+            if self.timing and kernel_trace.has_few_samples(self.timing):
+                self.be_alone()
             self.renewal.restore()
             restored, seconds = self._timed_once(self._checked.launch)
             accuracy = self.judge.check_restored(self.prepared.canonical(restored))
@@ -256,6 +259,18 @@ class CellSteps:
         kept: list[Any] = []
         (seconds,) = self.instruments.timer.samples(lambda: kept.append(launch()), 1)
         return kept[-1], seconds
+
+    def check_repeated_calls(self) -> Fields | None:
+        """Compare the results of calls on the given inputs that follow each other without a pause."""
+        self.renewal.restore()
+        nbytes = _bytes_of_results(self.judge.given)
+        wrong, shared = repeated_calls.find_wrong_call(
+            self.instruments, self.judge, self.case, self.prepared, self.latency, nbytes
+        )
+        if shared and isinstance(self.backend, Function):
+            self._notes.append(SHARED)
+        self.laps.end("repeats")
+        return self._wrong(*wrong) if wrong else None
 
     def check_strides_of_dout(self) -> Fields | None:
         """See that gradients are the same for a dense dout and for one of the same values and other strides."""

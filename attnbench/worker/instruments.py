@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter  # own names, which no kernel can replace
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core import stats
@@ -97,6 +98,8 @@ class Instruments:
         self._l2_states: dict[tuple[str, str], str] = {}
         self.ask_judge: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # that is beside the worker
         self.mapped = Mapped(self.device)  # its memory
+        self.ask_turn: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # where others use the device too
+        self._waited = 0.0  # seconds
         self.broken = False  # True: a failed graph capture broke torch's allocator and random generators
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -115,6 +118,28 @@ class Instruments:
     def join(self, together: Together) -> None:
         """Time launches together with other ranks from now on: they begin together, and the slowest counts."""
         self.together = self.timer.together = together
+
+    def alone_on_device(self) -> None:
+        """Wait until no other worker of the run uses the device, which is so from here on."""
+        if self.ask_turn:
+            self._take_turn(self.ask_turn, "alone")
+            self.memory.begin_window()
+
+    def together_on_device(self) -> None:
+        """Let other workers of the run use the device at the same time from here on."""
+        if self.ask_turn:
+            self._take_turn(self.ask_turn, "together")
+
+    def _take_turn(self, ask: Callable[[Mapping[str, Any]], dict[str, Any]], turn: str) -> None:
+        self.synchronize()
+        began = perf_counter()
+        ask({"do": turn})
+        self._waited += perf_counter() - began
+
+    def seconds_waited(self) -> float:
+        """Return the seconds that were spent on waiting for a turn since the last call."""
+        waited, self._waited = self._waited, 0.0
+        return waited
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

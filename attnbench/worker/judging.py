@@ -21,7 +21,7 @@ from attnbench.core.record import Accuracy, Approximation
 from attnbench.core.renewed_inputs import InputRenewal, Renewal
 from attnbench.core.shared_tensors import Mapped, NotShared, copy_bytes, extent_bytes
 from attnbench.judge import inputs
-from attnbench.judge.case_judge import CaseJudge
+from attnbench.judge.case_judge import Calls, CaseJudge
 from attnbench.judge.dropout_mask import RandomState, in_input_order
 from attnbench.judge.result_check import copies_problem
 from attnbench.judge.tolerance import check_form, expected_results
@@ -197,13 +197,13 @@ class JudgeWithin:
         return self._judge.check.check_restored(results)
 
     def check_calls(self, calls: Sequence[Results]) -> tuple[Accuracy, int]:
+        taken = Calls()
         for number, results in enumerate(calls):
-            self._judge.add_call(number, results)
-        return self._judge.check_calls()
+            taken.add(number, results)
+        return self._judge.check_calls(taken)
 
     def distances(self, one: Results, other: Results) -> dict[str, float]:
-        self._judge.add_call(0, other)
-        return self._judge.distances(one)
+        return Calls(other).distances(one)
 
     def again(self) -> JudgeWithin:
         return JudgeWithin(*self._arguments)

@@ -98,6 +98,11 @@ def trace_launch(
     return TraceFindings(result, kernels, problem, notes)
 
 
+def has_few_samples(timing: Timing) -> bool:
+    """Whether later calls of a cell are timed too, as those of long calls."""
+    return len(timing.measurements["time"].values) <= FEW_SAMPLES
+
+
 def _computes(names: Sequence[str]) -> bool:
     """Whether one of these operators computes something; tensors that go to numpy and come back do not."""
     return kernel_rules.first_computing_operator(name for name in names if name not in HAND_OVER) is not None
@@ -123,7 +128,7 @@ def check_later_calls(
     notes = []
     if instruments.device.type != "cuda":
         timing.measurements.update(_slow_on_new_inputs(instruments, prepared, renew, renew_others))
-    if len(times) <= FEW_SAMPLES:
+    if has_few_samples(timing):
         seconds = stats.median(times)
         more = 2 if seconds < LONG_CALL else int(seconds < VERY_LONG_CALL)
         later_times = [later, *(instruments.timer.samples(prepared.launch, 1)[0] for _ in range(more))]

@@ -10,6 +10,10 @@ class Laps:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a phase here: the time since the last end is of none."""
         self._since = monotonic()
 
     def end(self, phase: str) -> None:

@@ -45,22 +45,28 @@ class CellMeasurer(Instruments):
         if case.step:
             return self._measure_step(backend, case, policy, timed=timed, ceilings=ceilings)
         cell = CellSteps(self, backend, case, policy, timed=timed)
-        limits = self.ceilings(operand_dtype(case)) if ceilings else {}
-        cell.laps.end("ceilings")
+        limits: dict[str, Measurement] = {}
         if flawed := cell.make_inputs():
             return flawed
         with cell.told_what_to_do():
             with self.memory.job_window():
-                if wrong := cell.launch_first() or cell.launch_to_check():
+                if wrong := cell.launch_first():
+                    return wrong
+                cell.be_alone()
+                if wrong := cell.launch_to_check():
                     return wrong
                 cell.prepare_to_time()
+            if ceilings:
+                limits = self.ceilings(operand_dtype(case))
+                self.memory.empty_cache()
+                cell.laps.end("ceilings")
+            ending = cell.time() or cell.time_plan() or cell.trace()
+            cell.be_together()
             ending = (
-                cell.time()
-                or cell.time_plan()
-                or cell.check_repeated_calls()
-                or cell.trace()
+                ending
                 or cell.check_renewed_inputs()
                 or cell.check_restored_inputs()
+                or cell.check_repeated_calls()
                 or (None if timed else cell.check_strides_of_dout())
             )
         if ending:

@@ -17,6 +17,7 @@ and their answers:
        with "look": true the record also says how much others use the GPU when this worker leaves it idle
        with "place": {...} as one of several ranks, which all get the request (ranks/group.py)
        with "judged": true the judge beside this worker may be asked
+       with "together": true other workers use the device at the same time, and this one asks to be alone
     {"op": "check", ... as "run"}        -> the same, where the record has all checks and no measurement
     {"op": "fit", ... as "run", "memory": bytes or null} -> the same, of a cell at the limit of memory (fit_cell.py)
     {"op": "examine", "device": {...}}                        -> {"facts": {...}} (machine_facts.py)
@@ -26,7 +27,7 @@ and their answers:
     {"op": "profile", "device": {...}, "case": {...}, "keep": {kind: path}} -> {"profile": {...}} (profile_call.py)
 
 Before its answer a worker may ask the judge beside it: it writes {"ask": {"do": ...}}, and reads its answer from the
-next line of the requests.
+next line of the requests. In a group it asks to "do": "alone" or "together" what follows (run/device_turns.py).
 
 An answer repeats the "number" of its request. A request that raises an exception is answered with {"error": "..."}.
 "fatal" means that the CUDA context is broken; the worker then ends after its answer.
@@ -94,6 +95,7 @@ class Worker:
         self._process = os.getpid()
         self._seen: set[str] = set()  # names of the modules that were imported before the latest job
         self.is_judged = False  # whether the judge beside this worker may be asked
+        self._together = False  # whether other workers use the device at the same time
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one request. Raises what the backend raises, ValueError for an unknown "op"."""
@@ -132,7 +134,7 @@ class Worker:
                 job, policy = from_json(Job, request["job"]), Policy(**request["policy"])
                 device, ceilings = from_json(Device, request["device"]), request.get("ceilings", False)
                 self._place = request.get("place")
-                self.is_judged = request.get("judged", False)
+                self.is_judged, self._together = request.get("judged", False), request.get("together", False)
                 record = self.run(job, policy, device, op=op, ceilings=ceilings, memory=request.get("memory"))
                 if request.get("look"):
                     record = self.with_other_work(record)
@@ -254,7 +256,8 @@ class Worker:
                     found["reason"] = f"asked for more than {cap}{forecast}: {found['reason']}"
         if self._measurer is not None and not self._measurer.recover():
             self.fatal = True
-        return Record(job.case, job.backend, job.round, forecast=job.forecast, seconds=monotonic() - began, **found)
+        seconds = monotonic() - began - (self._measurer.seconds_waited() if self._measurer else 0.0)
+        return Record(job.case, job.backend, job.round, forecast=job.forecast, seconds=seconds, **found)
 
     def _newly_imported(self) -> dict[str, str]:
         """Return a hash of each file that a person's own code has imported in the latest job, by its path."""
@@ -274,6 +277,7 @@ class Worker:
         """Return a measured record with how much others use the GPU now, "busy", and who; on a CPU as it is."""
         if self._measurer is None or not record.measurements:
             return record
+        self._measurer.alone_on_device()
         state, since = self._measurer.state, time()
         if (busy := state.busy_with_others()) is None:
             return record
@@ -303,6 +307,7 @@ class Worker:
 
             self._measurer.join(RankGroup(Place(**self._place), self._measurer.device))
         self._measurer.ask_judge = self._ask if self.is_judged else None
+        self._measurer.ask_turn = self._ask if self._together else None
         self._measurer.device_info = device  # its rates may not have been known when the instruments were made
         return self._measurer
 

@@ -15,10 +15,11 @@ import forked_worker
 from attnbench.backends import BACKENDS
 from attnbench.core import shared_tensors
 from attnbench.core.case import Case, Shape
+from attnbench.core.json import to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
-from attnbench.judge import service
+from attnbench.judge import hearing, service
 from attnbench.run.judge import Judge
 from attnbench.run.workers import WorkerPool
 
@@ -59,7 +60,7 @@ def test_a_judge_that_dies_costs_the_record(pool: WorkerPool, monkeypatch: pytes
     def end(*_: Any) -> None:
         os._exit(3)
 
-    monkeypatch.setattr(service.JudgeService, "_check", end)
+    monkeypatch.setattr(hearing.Hearing, "_check", end)
     record = check(pool)
     assert record.status == "failed"
     assert "the judge ended: the worker ended with exit code 3" in str(record.reason)
@@ -117,10 +118,21 @@ def test_where_no_memory_to_share_can_be_made_the_worker_judges(
 
 def test_a_worker_may_ask_for_its_own_case_only(pool: WorkerPool) -> None:
     assert pool.judge
-    pool.judge.expect(CASE, 0)
-    from attnbench.core.json import to_json
+    heard = pool.judge.hear(CASE, 0)
+    assert "another case" in heard.answer({"do": "begin", "case": to_json(OTHER), "seed": 0}, 10.0)["error"]
 
-    assert "another case" in pool.judge.answer({"do": "begin", "case": to_json(OTHER), "seed": 0}, 10.0)["error"]
+
+def test_a_worker_s_question_reaches_the_judge_s_service_alone(pool: WorkerPool, tmp_path: Path) -> None:
+    """Neither what else a worker can be asked, as to load a file, nor the hearing of another worker."""
+    check(pool)
+    assert pool.judge
+    file = tmp_path / "mine.py"
+    file.write_text(f"open({str(tmp_path / 'loaded')!r}, 'w')")
+    heard = pool.judge.hear(OTHER, 0, slot=1)
+    load = {"op": "load", "name": "mine", "spec": f"{file}:attention"}
+    assert "no case has begun" in heard.answer({"do": "hard", "slot": 0, **load}, 10.0)["error"]
+    assert "no worker may ask" in heard.answer({"do": "ahead", "cases": [], "seed": 0}, 10.0)["error"]
+    assert not (tmp_path / "loaded").exists()
 
 
 def test_cases_that_are_worked_ahead_are_judged_alike(pool: WorkerPool) -> None:

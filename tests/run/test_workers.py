@@ -292,7 +292,9 @@ def test_a_time_limit_takes_no_square_of_the_jobs(seconds: float) -> None:
         return Record(wanted.case, wanted.backend, wanted.round, "ok")
 
     def calls(number: int) -> int:
-        pool: Any = SimpleNamespace(compilers=(), measure=measure, open_device=lambda *_: None)
+        pool: Any = SimpleNamespace(
+            compilers=(), measure=measure, open_device=lambda *_: None, may_join=lambda *_: False
+        )
         jobs = [job(64 + n, forecast=Forecast(0.1, 0.001, 1)) for n in range(number)]
         counted: Counter[str] = Counter()
         sys.setprofile(lambda _, event, __: counted.update([event]))
@@ -572,6 +574,9 @@ class SlowPool:
             return [r for _, r in workers.measure_jobs(jobs, self, POLICY, device, limit) if r]  # type: ignore[arg-type]
 
     def open_device(self, *_: Any) -> None: ...
+
+    def may_join(self, *_: Any) -> bool:
+        return False
 
     def measure(self, job: Job, *_: Any, last: bool) -> Record:
         self.now += self.factor * job.forecast.seconds

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import atexit
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -29,7 +28,7 @@ from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import CHECK, METHOD, Policy
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.results.cells import Cell, cells
-from attnbench.run.judge import Judge
+from attnbench.run.judge import Hearing, Judge
 from attnbench.worker.serve import Worker
 from judge_here import judge_here
 
@@ -83,6 +82,7 @@ class MeasuringDevice:
     policy: Policy = POLICY
     beside: Judge | None = None
     environment: Environment = field(init=False)
+    hearing: Hearing | None = None  # of the latest job, by the judge beside
 
     def __post_init__(self) -> None:
         self.environment = Environment(self.device, "3", "Linux", torch.__version__, "a CPU")
@@ -99,7 +99,7 @@ class MeasuringDevice:
         """
         self.worker.backend = kernel if hasattr(kernel, "prepare") else Function("own", kernel)
         if self.beside:
-            self.beside.expect(which, (policy or self.policy).seed)
+            self.hearing = self.beside.hear(which, (policy or self.policy).seed)
         with patch.dict(judge.SCORE_BUDGET, {"cpu": budget} if budget else {}):
             job = Job(which, "own", 0, Forecast(1.0, 0.1, 0))
             record = self.worker.run(job, policy or self.policy, self.device)
@@ -178,8 +178,12 @@ def measuring_device(device: Device, clock: Clock | None = None) -> Iterator[Mea
 def judged_device(device: Device, policy: Policy = POLICY) -> MeasuringDevice:
     """Return a MeasuringDevice that has a judge beside it: on a GPU another process, as memory is not shared in one."""
     beside = judge_of(device) if device.kind == "cuda" else None
-    ask = judge_here(device) if beside is None else partial(beside.answer, timeout=60.0)
-    made = MeasuringDevice(Worker(ask), device, policy, beside)
+
+    def ask_beside(request: Mapping[str, Any]) -> dict[str, Any]:
+        assert made.hearing
+        return made.hearing.answer(request, 60.0)
+
+    made = MeasuringDevice(Worker(ask_beside if beside else judge_here(device)), device, policy, beside)
     made.worker.is_judged = True
     return made
 

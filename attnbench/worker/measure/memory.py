@@ -72,12 +72,15 @@ class CudaMemory:
     @contextmanager
     def job_window(self) -> Iterator[None]:
         """Open the window of one job. Outside memory that is taken in it and not given back counts in later jobs."""
-        before = self._taken_outside_torch()
-        self._window = before
+        self.begin_window()
         try:
             yield
         finally:
-            self._outside = max(0, self._outside + self._taken_outside_torch() - before)
+            self._outside = max(0, self._outside + self._taken_outside_torch() - self._window)
+
+    def begin_window(self) -> None:
+        """Begin the window of the job here: what was taken before, by others too, does not count."""
+        self._window = self._taken_outside_torch()
 
     def measure_peak(
         self, launch: Callable[[], Any], case: Case, *, fill: bool = True
@@ -155,6 +158,9 @@ class CpuMemory:
     def job_window(self) -> Iterator[None]:
         """Do nothing: on the host no memory is carried from job to job."""
         yield
+
+    def begin_window(self) -> None:
+        """Do nothing, as `job_window`."""
 
     def measure_peak(
         self, launch: Callable[[], Any], case: Case, *, fill: bool = True

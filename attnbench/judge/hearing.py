@@ -1,0 +1,185 @@
+"""The hearing of one worker's cell: what the judge shares with that worker, and the comparisons of what it is shown.
+
+The requests that `Hearing.answer` takes are those of service.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from attnbench.core.backend import Inputs, Prepared, Signature
+from attnbench.core.json import to_json
+from attnbench.core.record import Accuracy
+from attnbench.core.renewed_inputs import Renewal
+from attnbench.core.shared_tensors import Arena, Description
+from attnbench.judge.case_judge import Calls, CaseJudge
+from attnbench.judge.dialog import Dialog
+from attnbench.judge.dropout_check import DropoutResultCheck
+from attnbench.judge.tolerance import check_form, expected_results
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+CHECKS = ("hard", "first", "renewed", "rows", "restored", "calls")  # what `check` compares
+
+
+class Hearing:
+    """The shared memory of one worker on a device, the judge of its case, and what was shown so far."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._arena = Arena(device)
+        self._case_judge: CaseJudge | None = None
+        self.lean = False  # whether memory is scarce, so that what is not needed any more is given back
+        self._launched: Inputs  # the inputs in shared memory
+        self._results: list[dict[str, Tensor]] = []  # of calls, there too
+        self._calls = Calls()
+        self._dialog: Dialog | None = None  # the check that waits for a launch
+
+    def begin(self, judge: CaseJudge, *, lean: bool) -> None:
+        """Take the judge of a case, of which several hearings may have one."""
+        self._case_judge, self.lean = judge, lean
+
+    def end(self) -> None:
+        """Give up the case and what was shown; the memory stays."""
+        if self._dialog:
+            self._dialog.abandon()
+        self._case_judge, self._dialog, self.lean = None, None, False
+        self._results, self._calls = [], Calls()
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to one request. Raises ValueError where results are none of the case's."""
+        match request["do"]:
+            case "hard":
+                return {"inputs": self._placed(self._judge.hard.inputs)}
+            case "inputs":
+                return self._inputs()
+            case "results":
+                return {"results": self._reserve(request["like"], request["calls"])}
+            case "first_changed":
+                return {"name": self._judge.first_changed(self._launched)}
+            case "prepared":
+                self._prepared(dense=request["dense"])
+                return {}
+            case "check":
+                if self._judge.launches is None:
+                    return self._verdict(*self._check(request["what"], request))
+                self._dialog = self._judge.launches.begin(partial(self._check, request["what"], request))
+                return self._dialog_until()
+            case "launched":
+                assert self._dialog
+                self._dialog.made()
+                return self._dialog_until()
+            case "calls":
+                for number, results in enumerate(self._results[: request["calls"]], request["first"]):
+                    self._calls.add(number, results)
+                return {}
+            case "distances":
+                return {"distances": to_json(self._calls.distances(self._results[0]))}
+            case other:
+                raise ValueError(f"unknown request of the judge {other!r}")
+
+    @property
+    def _judge(self) -> CaseJudge:
+        if self._case_judge is None:
+            raise ValueError("no case has begun")
+        return self._case_judge
+
+    def _inputs(self) -> dict[str, Any]:
+        """Share new copies of the inputs in the place of the hard ones and of results."""
+        judge, check = self._judge, self._judge.check
+        if self.lean:
+            judge.forget_hard()
+        found = {"inputs": self._placed(judge.original)}
+        reads = self._launched
+        if check.dout_masked:
+            assert check.inputs.dout is not None
+            found["masked"], copies = self._arena.place({"dout": check.inputs.dout})
+            reads = reads.with_values(copies)
+        if isinstance(check, DropoutResultCheck):
+            check.launched_on(reads)
+        return found
+
+    def _prepared(self, *, dense: bool) -> None:
+        """Expect launches of a call that was prepared anew, on the dense dout or on that of `inputs`."""
+        check, launches = self._judge.check, self._judge.launches
+        if isinstance(check, DropoutResultCheck) and launches:
+            if dense:
+                check.launched_on(self._launched)
+            check.launcher(Prepared(launches.launch, lambda _: self._results[0]))
+
+    def _dialog_until(self) -> dict[str, Any]:
+        """Return what the check that is going on needs: a launch, or nothing more, as it is done."""
+        assert self._dialog
+        kind, value = self._dialog.next()
+        if kind == "launch":
+            return {"launch": {"restores": value}}
+        self._dialog = None
+        return self._verdict(*value)
+
+    def _verdict(self, accuracy: Accuracy | None, more: Mapping[str, Any]) -> dict[str, Any]:
+        found = None if accuracy is None else to_json(accuracy)
+        return {"accuracy": found, "notes": list(self._judge.check.notes), **more}
+
+    def _placed(self, given: Inputs) -> Description:
+        """Share copies of some inputs in the place of all that was shared."""
+        self._results = []
+        self._arena.reset()
+        described, copies = self._arena.place(_named(given))
+        self._launched = given.with_values(copies)
+        return {**described, "descale": list(given.descale)}
+
+    def _reserve(self, like: Mapping[str, Any], calls: int) -> list[Description]:
+        """Return where the results of calls are to be copied. Raises ValueError where they are none of the case's."""
+        import torch
+
+        case = self._judge.case
+        forms = {
+            name: torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device="meta")
+            for name, (dtype, shape, stride) in like.items()
+        }
+        for name in expected_results(case):
+            check_form(case, name, forms)
+        found = [self._arena.reserve(forms) for _ in range(calls)]
+        self._results = [tensors for _, tensors in found]
+        return [described for described, _ in found]
+
+    def _check(self, what: str, request: Mapping[str, Any]) -> tuple[Accuracy | None, dict[str, Any]]:
+        use(self._device)
+        judge, results = self._judge, self._results[0]
+        match what:
+            case "hard":
+                return judge.hard.check_first(results), {"of_hard": list(judge.hard.notes)}
+            case "first":
+                accuracy = judge.check.check_first(results)
+                if self.lean and not request.get("trial"):
+                    judge.check.forget_dk_dv()
+                return accuracy, {"problem": judge.check.operands_problem(accuracy)}
+            case "restored":
+                return judge.check.check_restored(results), {}
+            case "calls":
+                accuracy, number = judge.check_calls(self._calls)
+                return accuracy, {"call": number}
+        renewal = Renewal(judge.renewal_seed, request["count"])
+        if what == "renewed":
+            return judge.check_renewed(renewal, results), {}
+        if what == "rows":
+            return judge.find_wrong_rows(renewal, results, Signature(runs=tuple(request["runs"]))), {}
+        raise ValueError(f"unknown check {what!r}")
+
+
+def use(device: torch.device) -> None:
+    """Make a GPU that of this thread."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def _named(given: Inputs) -> dict[str, Tensor]:
+    """Return all tensors of some inputs, by name; v is there where it is a view of k too."""
+    found = {**given.values, "v": given.v}
+    return found if given.page_table is None else {**found, "page_table": given.page_table}
