@@ -49,6 +49,7 @@ class DeviceProbe:
         self._cpu_load = None if load is None else load / (os.cpu_count() or 1)
         self._worker: WorkerProcess | None = WorkerProcess(python, variables)
         self._worker.send({"op": "environment", "device": device, "with_torch": with_torch})
+        self._opening = False
 
     def __enter__(self) -> DeviceProbe:
         return self
@@ -69,6 +70,12 @@ class DeviceProbe:
             return replace(found, device=replace(found.device, busy=self._cpu_load))
         self._check_free(found.device)
         return found
+
+    def open_judge(self, device: Device) -> None:
+        """Let the worker open the device as a judge does, while others load; `measure_rates` waits for that."""
+        assert self._worker is not None
+        self._worker.send({"op": "judge", "do": "open", "device": to_json(device)})
+        self._opening = True
 
     def _check_free(self, device: Device) -> None:
         if not self._allow_busy and (why := refusal(device)):
@@ -103,6 +110,9 @@ class DeviceProbe:
         Call it while nothing else runs on the machine. Raises UserError.
         """
         assert self._worker is not None
+        if self._opening:
+            self._opening = False
+            self._answer()
         self._worker.send({"op": "rates", "device": to_json(known.device), "dtypes": list(dtypes)})
         answer = self._answer()
         return replace(known, device=from_json(Device, answer["device"]))

@@ -31,6 +31,7 @@ LONG_CALL = 0.15  # seconds, from which fewer calls are made to check a cell (wo
 TOO_LOW = 2.0  # how many times as long as forecast a run may take
 ROOM = 1.2  # of a time limit over the forecast, as advice
 CONTEXT = 6 * 2**28  # bytes of a worker's CUDA context, libraries, profiler and buffer to flush L2
+SHARED = 3 * 2**30  # bytes that the judge shares with workers whose jobs go together (run/workers.py)
 
 Problem = tuple[Any, ...]  # a case without its pass
 
@@ -64,7 +65,8 @@ def make_plan(
     """
     jobs: list[Job] = []
     workers = 1 + len(answers) * len({case.ranks for case in cases})  # and the judge
-    free = device.free - CONTEXT * workers if device.kind == "cuda" else device.free
+    beside = CONTEXT * workers + (SHARED if len(answers) > 1 else 0)
+    free = device.free - beside if device.kind == "cuda" else device.free
     for round_ in range(rounds):
         order = random.Random(f"{policy.seed}/{round_}")
         shuffled = list(enumerate(cases))

@@ -211,6 +211,8 @@ def _surveyed(
         session.choose(*checked.backends.values())
         session.pool.start_loading(import_ahead=not request.dry_run)
     kind = session.describe(checked.ranks, checked.others).device.kind
+    if checked.together and not request.dry_run and kind == "cuda":
+        session.open_judge()
     chosen = resolve(checked.suite, kind, request.settings)
     notes: list[str] = []
     if not checked.together:

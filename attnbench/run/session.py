@@ -111,6 +111,11 @@ class Session:
         assert self._device_probe is not None
         self.environment = self._device_probe.measure_rates(self.environment, sorted({*dtypes}))
 
+    def open_judge(self) -> None:
+        """Let the judge open the device while workers load. Rates are measured afterwards."""
+        assert self._device_probe is not None
+        self._device_probe.open_judge(self.device)
+
     def _start_judge(self, python: str | None) -> WorkerProcess:
         return WorkerProcess(python or self._python, self.pool.variables)
 

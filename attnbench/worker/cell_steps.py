@@ -66,6 +66,7 @@ class CellSteps:
     memory: dict[str, int]  # bytes
     _first: Accuracy  # of the first launch
     _kept_by_first: int  # bytes
+    _seconds: float  # of a launch, about
     renewal: InputRenewal
     traced: kernel_trace.TraceFindings
 
@@ -128,7 +129,8 @@ class CellSteps:
         """
         memory = self.instruments.memory
         held, self.prepared = self._measure_held(lambda: self._prepare(self.judge.to_check))
-        found, kept, raw = memory.measure_peak(self.judge.launcher(self.prepared), self.case)
+        launch = self.judge.launcher(self.prepared)
+        found, kept, raw = memory.measure_peak(lambda: self._measure_seconds(launch), self.case)
         kept, results = kept - _bytes_of_tensors(raw), _bytes_of_tensors(raw, multiple=1)
         self.laps.end("memory")
         self.accuracy = self.judge.check_first(self.prepared.canonical(raw))
@@ -368,6 +370,14 @@ class CellSteps:
         """Return the bytes that what `make` returns holds (0 where nothing is timed), and that."""
         return self.instruments.memory.measure_held(make) if self.timed else (0, make())
 
+    def _measure_seconds(self, launch: Callable[[], T]) -> T:
+        """Launch once, and note about how many seconds that takes."""
+        began = perf_counter()
+        result = launch()
+        self.instruments.synchronize()
+        self._seconds = perf_counter() - began
+        return result
+
     def _launch_and_give_up(self, first_inputs: Inputs) -> Accuracy:
         """Prepare and launch once, both timed, and return the accuracy. What is still allocated then, a library keeps.
 
@@ -412,7 +422,9 @@ class CellSteps:
             return [self.backend.prepare(self.case, inputs.clone(self.judge.given)).launch for _ in range(n)]
 
         footprint = 2 * self.judge.given.nbytes + self.memory["memory_peak"] + self.memory.get("memory_saved", 0)
-        return TimedLaunch(self.prepared.launch, on_copies, flops.ideal_bytes(self.case), footprint)
+        return TimedLaunch(
+            self.prepared.launch, on_copies, flops.ideal_bytes(self.case), footprint, seconds=self._seconds
+        )
 
     def _allocates_unseen(self, results: int) -> bool:
         """Whether a call on a CPU takes memory that torch's profiler does not see, as in another thread or in numpy.

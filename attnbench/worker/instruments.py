@@ -66,6 +66,7 @@ class TimedLaunch:
     on_copies: Callable[[int], Sequence[Callable[[], Any]]]  # n -> n launches, prepared on the current stream
     nbytes: int  # bytes that one call reads and writes at least
     footprint: int  # bytes of memory that one more copy needs
+    seconds: float = 0.0  # about that many of one call, where it is known
 
 
 @dataclass
@@ -199,7 +200,8 @@ class Instruments:
         if self.tracer:
             self.tracer.host_bound = False
         events.calibrate()
-        pacer = Pacer(events.clocks, events.best_clock, policy.burst_s, self.together)
+        worked = timed.seconds if timed.seconds >= policy.burst_s else 0.0  # a long call has just been made
+        pacer = Pacer(events.clocks, events.best_clock, policy.burst_s, self.together, worked=worked)
         with self._sampling(events, timed, policy) as sample, StateSampler(self.state) as sampler:
             times = collect_samples(sample, policy, pacer=pacer, clock=self.together.clock)
         readings = {f"clock_{name}": [getattr(c, name) for c in events.clocks] for name in BatchClock._fields}

@@ -36,12 +36,12 @@ MIN_CLOCK_RATIO = 0.985  # of the best clock; a burst below was held down
 MAX_DROPPED_BURSTS = 8
 WHOLE_BURST = 0.015  # seconds of work after which the clock is what the kernel draws
 MIN_BURSTS = 2  # of calls that are shorter than a burst
-# Seconds. Of such calls 4 samples within 0.3 % of each other are enough, as each averages over much work: of 355 cells of
-# 5 to 50 ms on an H100 and 323 on an H200, the median of as many and that of all samples differ by 0.2 % and 0.1 % in
-# the 90th percentile, 1.7 % and 0.8 % at most.
+# Seconds. Of calls between CALL_OF_FEW and LONG_CALL 4 samples within 0.3 % of each other are enough, as each averages
+# over much work: of 214 such cells on an H100 and 184 on an H200, the median of as many and that of all samples differ
+# by 0.2 % and 0.1 % in the 90th percentile, 1.7 % and 0.8 % at most.
 CALL_OF_FEW = 0.005
 AGREEING, AGREEMENT = 0.4, 0.6  # of policy.min_samples and policy.target
-LONG_CALL = 0.015  # seconds; MIN_SAMPLES_LONG samples of such calls are enough where they do not agree
+LONG_CALL = 0.015  # seconds; MIN_SAMPLES_LONG samples of such calls are enough, as each averages over much work
 MIN_SAMPLES_LONG = 6  # the fewest samples that have a 95 % interval
 VERY_LONG_CALL = 0.05  # seconds
 # Of 57 such cells on an H200 and 46 on an H100, the medians of the first three samples and of all six differ by 0.4 %
@@ -142,14 +142,23 @@ class Pacer:
     every burst is accepted and there are pauses from the first.
     """
 
-    def __init__(self, clocks: list[BatchClock], best: float, burst_s: float, together: Together | None = None) -> None:
+    def __init__(
+        self,
+        clocks: list[BatchClock],
+        best: float,
+        burst_s: float,
+        together: Together | None = None,
+        *,
+        worked: float = 0.0,
+    ) -> None:
+        """Take the seconds of work, `worked`, to rest from before the first burst."""
         self._together = together or Alone()
         self._clocks = clocks
         self._best = best
         self._burst_s = burst_s
         self._pausing = False
         self._dropped = 0
-        self._worked = 0.0  # seconds of work to rest from before the next burst
+        self._worked = worked  # seconds, to rest from before the next burst
         self.best_held = 0.0  # Hz, of the whole bursts of this cell, those that were rejected too
 
     def rest(self) -> None:
@@ -192,7 +201,7 @@ def collect_samples(
     Sampling stops when the 95 % interval of the median lies within `policy.target` of it, or at the time cap
     `policy.max_seconds`. It does not stop before `policy.min_seconds` and two bursts, nor with fewer than
     `policy.min_samples` samples (6 where a call takes over 15 ms, 3 over 50 ms), nor while samples still become
-    faster, for which three times the cap is allowed. Of a call over 5 ms four samples that agree end it too. All
+    faster, for which three times the cap is allowed. Of a call of 5 to 15 ms four samples that agree end it too. All
     samples of accepted bursts are kept, outliers included.
     """
 
@@ -216,7 +225,7 @@ def collect_samples(
         estimate = stats.median(found)
         values += found
         bursts += 1
-        agree = estimate >= CALL_OF_FEW and _agree(values, policy)
+        agree = CALL_OF_FEW <= estimate < LONG_CALL and _agree(values, policy)
         if not agree and (len(values) < min_samples or (size > 1 and bursts < MIN_BURSTS)):
             continue
         spent = clock() - began
@@ -249,7 +258,7 @@ def _warm_up(
 
 
 def _agree(values: Sequence[float], policy: Policy) -> bool:
-    """Whether there are samples enough of a call that is not short, as they differ by next to nothing."""
+    """Whether there are samples enough of a call that is neither short nor long, as they differ by next to nothing."""
     apart = max(values) - min(values)
     return len(values) >= AGREEING * policy.min_samples and apart <= AGREEMENT * policy.target * stats.median(values)
 
