@@ -82,7 +82,7 @@ def test_a_plan_that_is_another_when_built_again_is_found(worker: Worker) -> Non
             return replace(made, canonical=canonical, plan=lambda: factor.__setitem__(0, 1.5))
 
     record = measure(worker, Broken())
-    assert record.status == "wrong", record.reason
+    assert record.status in ("wrong", "wrong-kernel"), record.reason
 
 
 def test_waits_for_the_device_are_counted_in_a_call_that_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ for name in ("sdpa", "flex"):
 def test_a_look_at_what_others_do_is_in_the_record(busy: float | None, others: tuple[str, ...]) -> None:
     worker = Worker()
     state = SimpleNamespace(busy_with_others=lambda: busy, other_processes=lambda _: ("a", "train (pid 7)"))
-    worker._measurer = SimpleNamespace(state=state)
+    worker._measurer = SimpleNamespace(state=state, alone_on_device=lambda: None)
     found = worker.with_other_work(ok(case(), "eager", 30.0, others=("a",)))
     assert found.others == others
     assert found.measurements.get("busy") == (None if busy is None else Measurement("", (busy,)))

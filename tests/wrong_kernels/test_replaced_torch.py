@@ -7,7 +7,7 @@ the worker does: the wrong function is wrong, and the right one right.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ import forked_worker
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
-from attnbench.core.record import Forecast, Job, Record
+from attnbench.core.record import Accuracy, Forecast, Job, Record
 from attnbench.run.judge import Judge
 from attnbench.run.workers import WorkerPool
 from attnbench.worker import environment
@@ -151,13 +151,14 @@ def judge(request: pytest.FixtureRequest) -> Iterator[tuple[Judge, Device]]:
         made.close()
 
 
-def checked(judge: tuple[Judge, Device], file: Path, function: str) -> Record:
-    """Return the record of a check of a function of a file, with the judge beside its worker."""
+def checked(judge: tuple[Judge, Device], file: Path, function: str) -> tuple[Record, Mapping[str, Accuracy]]:
+    """Return the record of a check of a function of a file, with the judge beside its worker, and the verdicts."""
     beside, device = judge
     pool = WorkerPool({"own": f"{file}:{function}"}, judge=beside)
     case = Case(Shape(2, 64, 64, 4, 4, 32, 32), "fp32", "fwd", causal=True)
     try:
-        return pool.check(Job(case, "own", 0, Forecast(0.0, 0.0, 0)), Policy(), device)
+        record = pool.check(Job(case, "own", 0, Forecast(0.0, 0.0, 0)), Policy(), device)
+        return record, pool._hearings["own"].verdicts
     finally:
         pool.close()
 
@@ -166,17 +167,17 @@ def checked(judge: tuple[Judge, Device], file: Path, function: str) -> Record:
 def test_no_verdict_changes(judge: tuple[Judge, Device], tmp_path: Path, patch: str) -> None:
     file = tmp_path / "mine.py"
     file.write_text(FILE + PATCHES[patch])
-    record = checked(judge, file, "wrong")
+    record, verdicts = checked(judge, file, "wrong")
     assert record.status != "ok"
     assert record.judge == "beside"
-    assert not judge[0].verdicts["hard"].ok
-    right = checked(judge, file, "right")
+    assert not verdicts["hard"].ok
+    right, verdicts = checked(judge, file, "right")
     assert right.status == "ok" or patch in OF_ITSELF, right.reason
     assert right.judge == "beside"
     if right.status == "ok":
         assert right.accuracy
         assert right.accuracy.errors["out"].relative < 1e-5
-        assert {*judge[0].verdicts} >= NEEDED
+        assert {*verdicts} >= NEEDED
 
 
 def test_a_worker_that_says_ok_is_not_believed(judge: tuple[Judge, Device], tmp_path: Path) -> None:
@@ -204,6 +205,6 @@ JudgeBeside.check_calls = lambda *_: (right_one, 0)
         "CaseJudge.check_calls = lambda *_: (right_one, 0)": "has not asked the judge",
     }.items():
         file.write_text(FILE + says_ok + what)
-        record = checked(judge, file, "wrong")
+        record, _ = checked(judge, file, "wrong")
         assert record.status == "wrong", record.reason
         assert problem in str(record.reason)

@@ -12,7 +12,7 @@ from attnbench.worker import repeated_calls
 from attnbench.worker.cell_steps import SHARED
 
 
-@pytest.mark.parametrize("every", [5, 10])
+@pytest.mark.parametrize("every", [10, 11])
 def test_wrong_in_one_call_of_some(steady_cpu: MeasuringDevice, every: int) -> None:
     """Fault: each tenth call is wrong. Found: wrong, in a call of the bursts whose results are kept."""
     reason = steady_cpu.finds_wrong(WrongNowAndThen(every), case())
