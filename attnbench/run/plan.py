@@ -59,8 +59,9 @@ def make_plan(
     """Return a job for every case, backend and round; `answers` has one answer of each backend for each case.
 
     A case in `only` has jobs of those backends alone that have one of its names or patterns.
-    In each round the cases are in another random order, and so are the backends of each case; the backends of `last`
-    come after all others. Jobs whose memory does not fit are skipped, as are those of more ranks than there are
+    In each round the cases are in another random order, and so are the backends of each case. But the first round
+    begins with the cases of `headline`, the cheapest first, which a person who waits sees soon; and the backends of
+    `last` come after all others. Jobs whose memory does not fit are skipped, as are those of more ranks than there are
     `devices`. `within` chooses among them for a time limit.
     """
     jobs: list[Job] = []
@@ -71,6 +72,9 @@ def make_plan(
         order = random.Random(f"{policy.seed}/{round_}")
         shuffled = list(enumerate(cases))
         order.shuffle(shuffled)
+        if round_ == 0:
+            first = headline(cases)
+            shuffled.sort(key=lambda of: flops(of[1]) if of[1] in first else math.inf)
         for index, case in shuffled:
             patterns = (only or {}).get(case, ("*",))
             names = [name for name in answers if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
@@ -82,6 +86,25 @@ def make_plan(
                 jobs.append(Job(case, name, round_, forecast, skip))
     jobs.sort(key=lambda job: (job.round, job.backend in last))
     return tuple(jobs)
+
+
+def headline(cases: Collection[Case]) -> set[Case]:
+    """Return the cases that a person looks at first: those of one panel of a report, of all lengths and passes.
+
+    It is the panel of most cases, of these a causal one, of these the headdim that is closest to 128.
+    """
+    panels: dict[Any, list[Case]] = {}
+    for case in cases:
+        panels.setdefault(_panel(case), []).append(case)
+    most = max(panels.values(), key=lambda of: (len(of), of[0].causal, -abs(of[0].shape.headdim - 128)), default=[])
+    return {*most}
+
+
+def _panel(case: Case) -> tuple[Any, ...]:
+    """Return what the cases of a panel have in common: all but batch, lengths and pass."""
+    s, own = case.shape, {field.name: getattr(case, field.name) for field in fields(case)}
+    del own["shape"], own["direction"]
+    return (s.nheads, s.nheads_k, s.headdim, s.headdim_v, *own.values())
 
 
 def forecast_job(

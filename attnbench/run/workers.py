@@ -248,7 +248,7 @@ class WorkerPool:
     def measure_together(
         self, jobs: Sequence[Job], policy: Policy, device: Device, *, last: bool = False
     ) -> list[Record]:
-        """Measure jobs that may be in one group, and return their records.
+        """Measure jobs that may be in one group, and return their records, each with its share of the time.
 
         Their workers prepare and check at the same time; each is timed while no other uses the device.
         """
@@ -269,6 +269,7 @@ class WorkerPool:
             finally:
                 turns.leave(slot)
 
+        began = time.monotonic()
         with ThreadPoolExecutor(len(jobs)) as threads:
             found = [threads.submit(measure, slot) for slot in range(len(jobs))]
             try:
@@ -279,6 +280,9 @@ class WorkerPool:
                 raise
             finally:
                 self._turns = {}
+        seconds = [record.seconds or 0.0 for record in records]
+        share = (time.monotonic() - began) / (sum(seconds) or 1.0)
+        records = [replace(record, seconds=share * own) for record, own in zip(records, seconds, strict=True)]
         return [
             self.measure(job, policy, device) if record.status == "oom" else record  # others took memory too
             for job, record in zip(jobs, records, strict=True)

@@ -12,6 +12,7 @@ import pytest
 
 from attnbench.core.backend import Workspace
 from attnbench.core.case import Case
+from attnbench.core.flops import flops
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job
@@ -63,6 +64,24 @@ def test_backends_that_come_last_do_so_in_each_round() -> None:
     usual, jobs = make(answers, rounds=2), make(answers, rounds=2, last={"b"})
     order = [(0, False), (0, True), (1, False), (1, True)]  # rounds, and whether the backend is of the last
     assert [*jobs] == [job for at in order for job in usual if (job.round, job.backend == "b") == at]
+
+
+def test_the_first_round_begins_with_what_a_person_looks_at_first() -> None:
+    """All lengths and passes of one panel, the cheapest first; then the others in any order."""
+    cases = tuple(
+        case(n, headdim=d, causal=causal, direction=way)
+        for d in (64, 128, 256)
+        for causal in (True, False)
+        for way in ("fwd", "bwd")
+        for n in (4096, 1024, 2048)
+    )
+    planned = [job.case for job in make(cases=cases, rounds=2) if job.backend == "eager"]
+    first, again = planned[: len(cases)], planned[len(cases) :]
+    assert {(c.shape.headdim, c.causal) for c in first[:6]} == {(128, True)}
+    assert [flops(c) for c in first[:6]] == sorted(flops(case) for case in first[:6])
+    others = [flops(c) for c in first[6:]]
+    assert others != sorted(others)
+    assert {(c.shape.headdim, c.causal) for c in again[:6]} != {(128, True)}
 
 
 def test_order_is_shuffled_by_the_seed() -> None:
