@@ -26,8 +26,8 @@ at the same time has a number of its own, "slot" (0 where there is one worker), 
     {"do": "calls", "first": m, "calls": n}   -> {}, after taking the results there as those of calls m to m + n - 1
     {"do": "distances"}                       -> {"distances": {name: from the results of call 0}}
 
-"tensors" are a description of core/shared_tensors.py. Each answer also has "grown": the bytes of the device's memory
-that this process has taken meanwhile. WHAT is one of hearing.CHECKS.
+"tensors" are a description of core/shared_tensors.py. Each answer, also one with an error, has "grown": the bytes of the
+device's memory that this process has taken meanwhile. WHAT is one of hearing.CHECKS.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class JudgeService:
         self.device = torch.device(str(device))
         self._known: tuple[Case, int, CaseJudge] | None = None
         self._hearings: dict[int, Hearing] = {}  # by slot
+        self.grown = 0  # bytes of the device's memory that the latest request has taken
         self._thread, self._threads = ThreadPoolExecutor(1), torch.get_num_threads()
         self._ahead: dict[tuple[Case, int], Future[CaseJudge | str]] = {}
         use(self.device)
@@ -66,12 +67,13 @@ class JudgeService:
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one request. Raises ValueError where results are none of the case's."""
-        before = self._free()
+        before, self.grown = self._free(), 0
         try:
             found = self._answer(request)
         finally:
             self._give_back()
-        return {**found, "grown": before - self._free()}
+            self.grown = before - self._free()
+        return {**found, "grown": self.grown}
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         match request["do"]:

@@ -393,10 +393,10 @@ class JudgeBeside:
     def _ask(self, do: str, /, **request: Any) -> dict[str, Any]:
         """Return the judge's answer. Raises ValueError where results are none of the case's, and JudgeError."""
         answer = self._send({"do": do, **request})
+        self._took(answer.get("grown", 0))  # an error of the parent has none
         if "error" in answer:
             kind = {"results": ValueError, "memory": JudgeOutOfMemoryError, "sharing": NotShared}
             raise kind.get(answer.get("of", ""), JudgeError)(answer["error"])
-        self._took(answer["grown"])
         return answer
 
 

@@ -167,13 +167,14 @@ class Worker:
             found: dict[str, Any] = self._judge.answer(request)
             return found
         except Exception as error:
+            grown = {"grown": self._judge.grown if self._judge else 0}
             if isinstance(error, NotShared):
-                return {"error": str(error), "of": "sharing"}
+                return {"error": str(error), "of": "sharing", **grown}
             print_traceback()
             if isinstance(error, ValueError):
-                return {"error": str(error), "of": "results"}
+                return {"error": str(error), "of": "results", **grown}
             memory = {"of": "memory"} if failures.is_out_of_memory(error) else {}
-            return {"error": f"the judge failed: {failures.reason(error, '')}", **memory}
+            return {"error": f"the judge failed: {failures.reason(error, '')}", **memory, **grown}
 
     @property
     def will_measure(self) -> bool:

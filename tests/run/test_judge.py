@@ -92,6 +92,15 @@ def test_a_judge_without_memory_is_not_the_call_s_lack(pool: WorkerPool, monkeyp
     assert str(record.reason).startswith("JudgeOutOfMemoryError: the judge failed: MemoryError: no room")
 
 
+def test_memory_that_a_judge_took_before_it_failed_is_not_the_call_s(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = iter([100, 60])
+    monkeypatch.setattr(service.JudgeService, "_free", lambda _: next(free))
+    assert pool.judge
+    assert pool.judge.hear(CASE, 0).answer({"do": "hard"}, 60.0)["grown"] == 40
+
+
 def test_where_memory_cannot_be_shared_the_worker_judges_and_the_record_says_so(
     pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
