@@ -31,7 +31,7 @@ class Policy:
     timer: Instrument = "events"  # CUDA events, a CUDA graph or CUPTI; on a CPU perf_counter_ns is used instead
     l2: Literal["cold", "warm"] = "cold"  # whether L2 is flushed before each call
     warmup_s: float = 0.015  # least time spent on calls before the first sample; longer while they still get faster
-    min_samples: int = 10  # for calls under 15 ms (4 that agree, from 5 ms on); 6 for longer calls, 3 over 50 ms
+    min_samples: int = 10  # for calls under 15 ms (6 that agree, from 5 ms on); 6 for longer calls, 3 over 50 ms
     max_samples: int = 1000
     target: float = 0.005  # stop when half the 95 % interval of the median is within this fraction of the median
     min_seconds: float = 0.02  # least time spent sampling one cell, pauses included

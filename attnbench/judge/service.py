@@ -26,8 +26,8 @@ at the same time has a number of its own, "slot" (0 where there is one worker), 
     {"do": "calls", "first": m, "calls": n}   -> {}, after taking the results there as those of calls m to m + n - 1
     {"do": "distances"}                       -> {"distances": {name: from the results of call 0}}
 
-"tensors" are a description of core/shared_tensors.py. Each answer, also one with an error, has "grown": the bytes of the
-device's memory that this process has taken meanwhile. WHAT is one of hearing.CHECKS.
+"tensors" are a description of core/shared_tensors.py. Each answer, also one with an error, has "grown": the bytes of
+the device's memory that this process has taken meanwhile. WHAT is one of hearing.CHECKS.
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ def test_the_time_cap_includes_pauses() -> None:
     ("call", "samples"),
     [
         (0.9 * CALL_OF_FEW, 12),  # in bursts of three
-        (1.1 * CALL_OF_FEW, 4),
-        (0.9 * LONG_CALL, 4),
+        (1.1 * CALL_OF_FEW, 6),
+        (0.9 * LONG_CALL, 6),
         (1.1 * LONG_CALL, MIN_SAMPLES_LONG),
         (0.04, MIN_SAMPLES_LONG),
         (0.06, MIN_SAMPLES_VERY_LONG),
@@ -141,7 +141,7 @@ def test_long_calls_need_fewer_samples(call: float, samples: int) -> None:
     assert len(Scripted(lambda n: call).collect(replace(POLICY, min_seconds=0.0, max_seconds=call / 2))) == samples
 
 
-@pytest.mark.parametrize(("apart", "samples"), [(0.001, 4), (0.004, 10)])
+@pytest.mark.parametrize(("apart", "samples"), [(0.001, 6), (0.004, 10)])
 @pytest.mark.parametrize("asked", [10, 40])
 def test_few_samples_of_a_call_of_some_ms_are_enough_where_they_agree(apart: float, samples: int, asked: int) -> None:
     timer = Scripted(lambda n: 0.01 * (1 + apart * (n % 2)))
