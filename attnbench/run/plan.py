@@ -23,8 +23,8 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
 from attnbench.core.sizes import format_bytes, format_duration, format_size
 
-OVERHEAD = {"cuda": 0.15, "cpu": 1.3, "fake": 0.001}  # seconds of a job beside its calls: inputs, check, memory
-BACKWARD_OVERHEAD = {"cuda": 0.0, "cpu": 2.5, "fake": 0.0}  # beside that, where the check has gradients
+OVERHEAD = {"cuda": 0.18, "cpu": 0.45, "fake": 0.001}  # seconds of a job beside its calls: inputs, check, memory
+BACKWARD_OVERHEAD = {"cuda": 0.0, "cpu": 0.15, "fake": 0.0}  # beside that, where the check has gradients
 RANKS_OVERHEAD = {"cuda": 1.5, "cpu": 1.0, "fake": 0.0}  # seconds of a job on several devices, beside that
 LAUNCH = {"cuda": 20e-6, "cpu": 50e-6, "fake": 5e-6}  # seconds of a launch
 LONG_CALL = 0.15  # seconds, from which fewer calls are made to check a cell (worker/cell_steps.py)

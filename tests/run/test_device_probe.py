@@ -143,7 +143,9 @@ def test_on_a_gpu_the_rates_are_read_when_all_workers_are_open_and_idle() -> Non
     assert opened == ["eager", "triton"]  # not what is not installed, nor what takes no case
     asked = {(who, what) for who, what in log if what in ("load", "import", "survey", "ready")}
     assert {(who, f"{what} done") for who, what in asked} <= {*log[: at(PROBE, "rates")]}, "not idle"
-    assert at(PROBE, "rates done") < at("says", "planned") < at(PROBE, "judge") < at("eager", "run")
+    assert at(PROBE, "environment done") < at(PROBE, "judge") < at("eager", "load done"), "not while others load"
+    assert at(PROBE, "judge done") < at(PROBE, "rates"), "not idle"
+    assert at(PROBE, "rates done") < at("says", "planned") < at("eager", "run")
     words = [what for who, what in log if who == "says"]
     assert words == ["looking", "importing", "opening", "timing", "planned"]
 
