@@ -4,7 +4,8 @@ A worker imports the standard library, torch and the library under test only, so
 one. Where to start reading:
 
 - serve.py: the loop that answers the parent's requests, one JSON line each
-- measure_cell.py: the procedure for one cell (one case on one backend); cell_steps.py: its steps
+- measure_cell.py: the procedure for one cell (one case on one backend); cell.py: its steps and its record;
+  cell_steps.py: the steps of a case on one device
 - measure/: the instruments (timers, clock gauge, L2 flush, sampling loop, memory, power)
 - reference/: the exact result, the tolerance, and the checks of a kernel's results
 - kernel_rules.py, kernel_trace.py: which kernels may run under a backend's name, and the traced call that is judged

@@ -1,8 +1,6 @@
-"""One case on one backend, measured and checked step by step.
+"""One case on one backend and one device, measured and checked step by step.
 
-measure_cell.py takes the steps in the order in which they stand here, and stops at the first that finds fault;
-profile_call.py takes those that it needs. Each step returns None, or the fields of the record that ends the cell:
-status, reason, and what is known of its accuracy.
+measure_cell.py takes the steps in the order of cell.py; profile_call.py takes those that it needs.
 """
 
 from __future__ import annotations
@@ -10,27 +8,25 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from time import perf_counter  # own names, which no kernel can replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnbench.backends.shared.function import Function
-from attnbench.core import flops, masks, stats
-from attnbench.core.backend import Backend, Inputs, Prepared, Signature, Unsupported
+from attnbench.core import flops, masks
+from attnbench.core.backend import Inputs, Prepared, Signature, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
-from attnbench.core.policy import Policy
-from attnbench.core.record import Accuracy, Measurement
+from attnbench.core.record import Accuracy, Approximation, Measurement
 from attnbench.core.renewed_inputs import InputRenewal
 from attnbench.core.sizes import format_bytes
 from attnbench.judge import count_pairs, inputs
-from attnbench.worker import failures, kernel_trace, plan_time, repeated_calls
-from attnbench.worker.instruments import Instruments, TimedLaunch, Timing
+from attnbench.worker import kernel_trace, plan_time, repeated_calls
+from attnbench.worker.cell import Cell, Fields, notes_on_data
+from attnbench.worker.instruments import TimedLaunch, Timing
 from attnbench.worker.judging import CellJudge, judge_of
-from attnbench.worker.laps import Laps
 from attnbench.worker.measure.memory import resident_bytes
 
 if TYPE_CHECKING:
@@ -49,55 +45,21 @@ LEAVES = "each call leaves {} more allocated, until no memory is left"
 HIDDEN = 2**24  # bytes of growth of a process on a CPU, beyond twice what torch has seen, that a call must have taken
 UNLIKE = 0.1  # of the largest value: two results that differ by more have not read the same values
 
-Fields = dict[str, Any]  # of a Record
 T = TypeVar("T")
 
 
-class CellSteps:
-    """The steps of one cell, and what they hand on: inputs, the prepared launch, and what was found.
+class CellSteps(Cell):
+    """The steps of one cell on one device, and what they hand on: inputs, the prepared launch, and what was found.
 
-    Raises Unsupported in a step where the library refuses the case, and whatever else the library raises.
+    Without `timed` no memory is measured but that calls leak.
     """
 
     judge: CellJudge
     prepared: Prepared
-    accuracy: Accuracy
-    first_call: float  # seconds of `prepare` and the first launch, compilation and tuning included
-    memory: dict[str, int]  # bytes
     _first: Accuracy  # of the first launch
     _kept_by_first: int  # bytes
     _seconds: float  # of a launch, about
     renewal: InputRenewal
-    traced: kernel_trace.TraceFindings
-
-    def __init__(
-        self, instruments: Instruments, backend: Backend, case: Case, policy: Policy, *, timed: bool = True
-    ) -> None:
-        """Take what is measured; without `timed` nothing is timed, nor is memory measured but that calls leak."""
-        self.timed = timed
-        self.instruments = instruments
-        self.backend = backend
-        self.case = case
-        self.policy = policy
-        self.laps = Laps()
-        self.timing: Timing | None = None
-        self.others: tuple[str, ...] = ()
-        self.unseen = False  # whether it allocates where torch does not see it, so that its peak is not known
-        self.leak = ""  # a sentence on memory that calls never free; "" where they free it
-        self._notes: list[str] = []  # but for the judge's, sentences
-        self._began, self._ecc_errors = time.time(), instruments.state.ecc_errors()
-
-    def be_alone(self) -> None:
-        """Wait until no other worker uses the device; what follows may be timed."""
-        if self.timed:
-            self.instruments.alone_on_device()
-            self.laps.begin()
-
-    def be_together(self) -> None:
-        """Let other workers use the device from here on."""
-        if self.timed:
-            self.instruments.together_on_device()
-            self.laps.begin()
 
     def make_inputs(self) -> Fields | None:
         """Make the inputs and the reference for them."""
@@ -120,7 +82,7 @@ class CellSteps:
         del first_inputs
         self.judge.forget_hard()
         self._notes += notes_on_data(self.case, is_hard)
-        return None if is_hard or self._first.ok else self._wrong(self._first)
+        return None if is_hard or self._first.ok else self.wrong(self._first)
 
     def launch_to_check(self) -> Fields | None:
         """Prepare on the given inputs, measure the memory of a launch, and check its results and those of the first.
@@ -152,15 +114,18 @@ class CellSteps:
         if not self.accuracy.ok:
             others = ", on the case's own inputs (it was right on hard inputs)" if self.judge.hard else ""
             when = f"in the second launch{others}: " if self._first.ok else ""
-            return self._wrong(self.accuracy, when)
+            return self.wrong(self.accuracy, when)
         if problem := self.judge.fp8_problem(self.prepared, self.accuracy):
             return {"status": "wrong-kernel", "reason": problem, "accuracy": self.accuracy}
-        return None if self._first.ok else self._wrong(self._first, "on hard inputs: ")
+        return None if self._first.ok else self.wrong(self._first, "on hard inputs: ")
 
     def prepare_to_time(self) -> None:
         """Prepare the launch on a dense `dout`, where the check so far had one that is zero outside sampled rows.
 
-        Small tensors of the check may have split blocks of torch's cache, so the cache is emptied.
+        Small tensors of the check may have split blocks of torch's cache, so the cache is emptied. Tensors that stay
+        alive while the launch is timed are allocated here. Allocated later, they would split the large blocks in the
+        cache that launches free and need again, and it would have to be emptied, which costs standard attention half a
+        second.
         """
         if self.judge.masked:
             self.judge.use_given()
@@ -169,27 +134,17 @@ class CellSteps:
             self.prepared = self.backend.prepare(self.case, self.judge.given)
         self.instruments.memory.empty_cache()
         self.laps.end("memory")
-
-    def time(self) -> Fields | None:
-        """Time the launch, and see that the inputs are as they were.
-
-        Tensors that stay alive during the launches are allocated before them. Allocated later, they would split the
-        large blocks in torch's cache that launches free and need again, and the cache would have to be emptied, which
-        costs standard attention half a second.
-        """
         self.judge.keep_original()
         self.laps.end("reference")
-        if self.timed:
-            launch = self.timed_launch()
-            self.timing = self.instruments.time(launch, self.policy)
-            if _is_cross_checked(self.case, self.backend.name, self.policy.cross_check):
-                turns, notes = self.instruments.cross_check(launch, self.policy)
-                self.timing.measurements.update(turns)
-                self.timing.notes += notes
-            self.laps.end("timing")
-        if changed := self.judge.first_changed():
-            return {"status": "wrong", "reason": f"it wrote to its input {changed}", "accuracy": self.accuracy}
-        return None
+
+    def time_beside(self, launch: TimedLaunch, timing: Timing) -> None:
+        if _is_cross_checked(self.case, self.backend.name, self.policy.cross_check):
+            turns, notes = self.instruments.cross_check(launch, self.policy)
+            timing.measurements.update(turns)
+            timing.notes += notes
+
+    def first_changed(self) -> str | None:
+        return self.judge.first_changed()
 
     def time_plan(self) -> Fields | None:
         """Time the plan of a backend that has one, and measure its memory.
@@ -204,20 +159,12 @@ class CellSteps:
             self.laps.end("plan")
         return None
 
-    def trace(self) -> Fields | None:
-        """Change the inputs in place, and trace one launch to see which kernels ran."""
+    def trace_launch(self) -> kernel_trace.TraceFindings:
+        """Change the inputs in place, and trace one launch on them."""
         self.renewal = InputRenewal(self.case, self.judge.given, self.prepared, self.judge.renewal_seed)
-        self.traced = kernel_trace.trace_launch(
+        return kernel_trace.trace_launch(
             self.instruments, self.case, self.signature, self._checked, self.timing, self.renewal.renew
         )
-        self.others = self.instruments.state.other_processes(self._began)
-        self.laps.end("trace")
-        if not self.traced.problem:
-            return None
-        shared = f"; other processes used this GPU meanwhile, which can look the same: {', '.join(self.others)}"
-        reason = self.traced.problem + (shared if self.others else "")
-        found = {"kernels": self.traced.kernels, "accuracy": self.accuracy, "others": self.others}
-        return {"status": "wrong-kernel", "reason": reason, **found}
 
     def check_renewed_inputs(self) -> Fields | None:
         """Check the results of the traced launch, and where rows are sampled screen all of them.
@@ -228,9 +175,9 @@ class CellSteps:
         self.traced = replace(self.traced, result=None)
         accuracy = self.judge.check_renewed(self.renewal, results)
         if not accuracy.ok:
-            return self._wrong(accuracy, f"{self._later}on inputs renewed in place: ")
+            return self.wrong(accuracy, f"{self.later}on inputs renewed in place: ")
         if not self._is_long_on_cpu and (found := self.judge.find_wrong_rows(self.renewal, results, self.signature)):
-            return self._wrong(found, f"{self._later}in the rows furthest from another kernel's: ")
+            return self.wrong(found, f"{self.later}in the rows furthest from another kernel's: ")
         self.laps.end("check")
         return None
 
@@ -246,7 +193,7 @@ class CellSteps:
             restored, seconds = self._timed_once(self._checked.launch)
             accuracy = self.judge.check_restored(self.prepared.canonical(restored))
             if not accuracy.ok:
-                return self._wrong(accuracy, f"{self._later}on the old inputs again: ")
+                return self.wrong(accuracy, f"{self.later}on the old inputs again: ")
             if self.timing is not None:
                 self.timing.notes += kernel_trace.check_later_calls(
                     self.instruments, self.prepared, self.timing, seconds, self.renewal.renew, self._other_renewal
@@ -272,7 +219,7 @@ class CellSteps:
         if shared and isinstance(self.backend, Function):
             self._notes.append(SHARED)
         self.laps.end("repeats")
-        return self._wrong(*wrong) if wrong else None
+        return self.wrong(*wrong) if wrong else None
 
     def check_strides_of_dout(self) -> Fields | None:
         """See that gradients are the same for a dense dout and for one of the same values and other strides."""
@@ -297,42 +244,21 @@ class CellSteps:
         prepared = self._prepare(self.judge.given.with_values({"dout": dout}))
         return {name: t.clone() for name, t in prepared.canonical(self.judge.launcher(prepared)()).items()}
 
-    def record(self) -> Fields:
-        """Return the fields of the record of a right kernel; without measurements where it was not timed."""
-        found = {"status": "ok", "accuracy": self.accuracy, "kernels": self.traced.kernels}
-        found["approximation"] = self.judge.approximation
-        if self.timing is None:
-            return {**found, "notes": tuple(self.notes)}
-        measurements = {**self.timing.measurements, "first_call": Measurement("s", (self.first_call,))}
-        known = {name: nbytes for name, nbytes in self.memory.items() if name != "memory_peak" or not self.unseen}
-        measurements.update({name: Measurement("B", (nbytes,)) for name, nbytes in known.items()})
+    def counts(self) -> dict[str, Measurement]:
+        found = {}
         if masks.is_own(self.case.mask):
-            measurements["pairs"] = Measurement("", (count_pairs(self.case, self.instruments.device),))
+            found["pairs"] = Measurement("", (count_pairs(self.case, self.instruments.device),))
         if self.prepared.pairs is not None:
-            measurements["pairs_computed"] = Measurement("", (self.prepared.pairs(),))
-        errors = self._ecc_errors
-        return {
-            **found,
-            "measurements": measurements,
-            "timer": self.timing.timer,
-            "l2": self.timing.l2,
-            "limits": self.timing.limits,
-            "host_bound": self.timing.host_bound,
-            "others": self.others,
-            "ecc_errors": max(0, (self.instruments.state.ecc_errors() or 0) - errors) if errors is not None else 0,
-            "notes": tuple(self.notes),
-        }
+            found["pairs_computed"] = Measurement("", (self.prepared.pairs(),))
+        return found
+
+    @property
+    def approximation(self) -> Approximation | None:
+        return self.judge.approximation
 
     @property
     def notes(self) -> list[str]:
-        """The notes of all steps that were taken, as sentences."""
-        timing = self.timing.notes if self.timing else []
-        return [*self.judge.notes, *self._notes, *filter(None, [self.leak]), *timing, *self.traced.notes]
-
-    @property
-    def latency(self) -> float | None:
-        """The median seconds of a launch; None where it was not timed."""
-        return stats.median(self.timing.measurements["time"].values) if self.timing else None
+        return [*self.judge.notes, *super().notes]
 
     @property
     def signature(self) -> Signature:
@@ -345,10 +271,6 @@ class CellSteps:
     @property
     def _checked(self) -> Prepared:
         return replace(self.prepared, launch=self.judge.launcher(self.prepared))
-
-    @property
-    def _later(self) -> str:
-        return "after timing, " if self.timing else ""
 
     @property
     def _is_long_on_cpu(self) -> bool:
@@ -416,8 +338,6 @@ class CellSteps:
         return max(0, held - self.judge.given.nbytes)
 
     def timed_launch(self) -> TimedLaunch:
-        """Return the launch as the instruments take it."""
-
         def on_copies(n: int) -> Sequence[Any]:
             return [self.backend.prepare(self.case, inputs.clone(self.judge.given)).launch for _ in range(n)]
 
@@ -459,24 +379,7 @@ class CellSteps:
                 return 0
         return min(left)
 
-    def _wrong(self, accuracy: Accuracy, when: str = "") -> Fields:
-        reason = "; ".join(filter(None, (when + accuracy.problem(), self._what_to_do())))
-        return {"status": "wrong", "reason": reason, "accuracy": accuracy}
-
-    @contextlib.contextmanager
-    def told_what_to_do(self) -> Iterator[None]:
-        """Add to an error of the block what a person can do about it, where that is known."""
-        try:
-            yield
-        except Exception as error:
-            if not isinstance(error, Unsupported):
-                todo = self.leak if failures.is_out_of_memory(error) else self._what_to_do()
-                with contextlib.suppress(Exception):  # its class may take no attributes
-                    setattr(error, failures.TODO, todo)
-            raise
-
-    def _what_to_do(self) -> str:
-        """Return what to do about a wrong result or a failure, where a try shows it; else ""."""
+    def what_to_do(self) -> str:
         return self._in_other_order() or self._with_one_backward()
 
     def _refuse_rows_without_keys(self, out: Tensor) -> None:
@@ -525,14 +428,6 @@ class CellSteps:
         except Exception:
             return ""
         return todo if is_right else ""
-
-
-def notes_on_data(case: Case, is_hard_checked: bool) -> tuple[str, ...]:
-    """Return the notes on what the check of a case with such data tells, as sentences."""
-    if case.data != "zeros":
-        return ()
-    only = "only the launch on hard inputs" if is_hard_checked else "nothing"
-    return (f"data zeros: every right result is 0, so that {only} tells a kernel that writes zeros",)
 
 
 def _bytes_of_tensors(raw: Any, multiple: int = ALLOCATED) -> int:

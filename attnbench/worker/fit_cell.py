@@ -1,5 +1,6 @@
 """Whether one cell fits in memory and is right there, for `attnbench capacity`: no second copy of its inputs.
 
+`fit` has the steps, LeanCell what they need of a case on one device, and ranks/lean_ranks.py of one rank of several.
 Inputs are made in the order of dimensions that the backend takes, so that `prepare` has nothing to copy.
 
 The steps: inputs; the reference, which then waits in the host's memory; a launch; a launch whose memory and seconds are
@@ -11,20 +12,23 @@ outside the sampled rows (judge), also where it is timed.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter  # own names, which no kernel can replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench.core.backend import Backend, Inputs
+from attnbench.core.backend import Backend, Inputs, Prepared
 from attnbench.core.case import Case
 from attnbench.core.policy import Policy
-from attnbench.core.record import NO_ROOM_TO_CHECK, Accuracy, Measurement, fit_measurements
+from attnbench.core.record import NO_ROOM_TO_CHECK, Accuracy, fit_measurements
 from attnbench.judge import ResultCheck, in_parts, inputs
 from attnbench.worker import failures
+from attnbench.worker.cell import Fields
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from attnbench.worker.instruments import Instruments
 
 NOT_FILLED = "the memory of the results was not filled with NaN before the call: no room"
@@ -34,64 +38,108 @@ class NoRoomToCheckError(Exception):
     """Raised where the check, and not the call, ran out of memory."""
 
 
-def fit(instruments: Instruments, backend: Backend, case: Case, policy: Policy, memory: int | None) -> dict[str, Any]:
-    """Return the fields of the record of one cell. Raises what the library raises, out of memory too.
+class LeanCell:
+    """One case on one device, near the limit of its memory, as `fit` sees it."""
 
-    On a GPU torch's allocator gives out at most `memory` bytes for the call, its inputs included, and what there is for
-    the check; on a CPU the worker has set that limit for both.
-    """
-    if not getattr(backend, "exact", True):
-        return {"status": "skipped", "reason": "approximates attention; capacity checks exact attention only"}
-    of_memory, device = instruments.memory, str(instruments.device)
-    of_memory.empty_cache()
-    given = in_order_of(backend, case, inputs.make(case, device, policy.seed))
-    nbytes = given.nbytes
-    with of_the_check():
-        check = ResultCheck(case, given, policy.seed, lean=True)
-        check.move_reference("cpu")
-    before = checksums(given)
-    call = [0.0]
-    with at_most(instruments, memory, nbytes), of_memory.job_window():
-        kept, prepared = of_memory.measure_held(partial(backend.prepare, case, given))
-        prepared.launch()  # compiles and tunes, which may take memory of its own
-        instruments.synchronize()
+    given: Inputs
 
-        launch = partial(timed, instruments, prepared.launch, call)
-        notes: tuple[str, ...] = ()
+    def __init__(self, instruments: Instruments, backend: Backend, case: Case, policy: Policy) -> None:
+        self.instruments, self.backend, self.case, self.policy = instruments, backend, case, policy
+        self.notes: list[str] = []  # on what could not be checked or measured as usual, sentences
+
+    def make_inputs(self) -> Fields | None:
+        """Make the inputs, and the reference, which waits in the host's memory; return what must not be measured."""
+        device, seed = str(self.instruments.device), self.policy.seed
+        self.given = in_order_of(self.backend, self.case, inputs.make(self.case, device, seed))
+        self._check = ResultCheck(self.case, self.given, seed, lean=True)
+        self._check.move_reference("cpu")
+        return None
+
+    def forget_inputs(self) -> None:
+        """Free the inputs."""
+        del self.given, self._check.inputs
+
+    def measure_launch(self, launch: Callable[[], Any]) -> tuple[dict[str, int], Any]:
+        """Launch once, with the memory of the results filled with NaN if there is room. Return its memory and result.
+
+        The memory is in bytes, by name.
+        """
+        memory, filled = self.instruments.memory, True
         try:
-            found, _, raw = of_memory.measure_peak(launch, case)
+            found, _, raw = memory.measure_peak(launch, self.case)
         except Exception as error:
             if not failures.is_out_of_memory(error):
                 raise
-            notes = (NOT_FILLED,)
-        if notes:
+            filled = False
+        if not filled:
+            self.notes.append(NOT_FILLED)
             gc.collect()
-            found, _, raw = of_memory.measure_peak(launch, case, fill=False)
+            found, _, raw = memory.measure_peak(launch, self.case, fill=False)
+        return found, raw
+
+    def check(self, results: Mapping[str, Tensor]) -> Accuracy:
+        """Compare the results of the launch."""
+        self._check.move_reference(str(self.instruments.device))
+        accuracy = self._check.check_first(results)
+        self.notes[:0] = self._check.notes
+        return accuracy
+
+    def fp8_problem(self, prepared: Prepared, accuracy: Accuracy) -> str | None:
+        """Return why the launch of an fp8 cell does not compute in fp8; None where nothing shows that."""
+        return self._check.fp8_problem(prepared, accuracy)
+
+    def all(self, value: Any) -> list[Any]:
+        """Return the value of each rank."""
+        return [value]
+
+
+def fit(
+    instruments: Instruments,
+    backend: Backend,
+    case: Case,
+    policy: Policy,
+    memory: int | None,
+    kind: type[LeanCell] = LeanCell,
+) -> Fields:
+    """Return the fields of the record of one cell. Raises what the library raises, out of memory too.
+
+    On a GPU torch's allocator gives out at most `memory` bytes for the call, its inputs included, and what there is for
+    the check; on a CPU the worker has set that limit for both. Of several ranks all call this.
+    """
+    if not getattr(backend, "exact", True):
+        return {"status": "skipped", "reason": "approximates attention; capacity checks exact attention only"}
+    of_memory = instruments.memory
+    of_memory.empty_cache()
+    with of_the_check():
+        cell = kind(instruments, backend, case, policy)
+        if flawed := cell.make_inputs():
+            return flawed
+    before, nbytes = checksums(cell.given), cell.given.nbytes
+    call = [0.0]
+    with at_most(instruments, memory, nbytes), of_memory.job_window():
+        kept, prepared = of_memory.measure_held(partial(backend.prepare, case, cell.given))
+        prepared.launch()  # compiles and tunes, which may take memory of its own
+        instruments.synchronize()
+        used, raw = cell.measure_launch(partial(timed, instruments, prepared.launch, call))
     results = {name: value.detach() for name, value in prepared.canonical(raw).items()}
-    changed = next((name for name, total in checksums(given).items() if total != before[name]), None)
+    changed = [name for name, total in checksums(cell.given).items() if total != before[name]]
     fp8 = prepared if case.dtype == "fp8" else None
-    del prepared, launch, raw, given, check.inputs
+    del prepared, raw
+    cell.forget_inputs()
     gc.collect()
     of_memory.empty_cache()
     with of_the_check():
-        check.move_reference(device)
-        accuracy = check.check_first(results)
-    measured = fit_measurements(call[0], nbytes, {name: kept + beside for name, beside in found.items()})
-    record = fields(accuracy, changed, (*check.notes, *notes), measured)
-    if record["status"] == "ok" and fp8 is not None and (problem := check.fp8_problem(fp8, accuracy)):
-        return {**record, "status": "wrong-kernel", "reason": problem}
-    return record
-
-
-def fields(
-    accuracy: Accuracy, changed: str | None, notes: Sequence[str], measurements: Mapping[str, Measurement]
-) -> dict[str, Any]:
-    """Return the fields of the record of a call that was made; `changed` is the name of an input that it wrote to."""
-    record = {"accuracy": accuracy, "notes": tuple(notes), "measurements": measurements}
+        accuracy = cell.check(results)
+    most = {name: max(cell.all(kept + beside)) for name, beside in used.items()}
+    measured = fit_measurements(max(cell.all(call[0])), nbytes, most)
+    record: Fields = {"accuracy": accuracy, "notes": tuple(cell.notes), "measurements": measured}
+    changed = [name for names in cell.all(changed) for name in names]
     if not accuracy.ok:
         return {**record, "status": "wrong", "reason": accuracy.problem()}
     if changed:
-        return {**record, "status": "wrong", "reason": f"it wrote to its input {changed}"}
+        return {**record, "status": "wrong", "reason": f"it wrote to its input {changed[0]}"}
+    if fp8 is not None and (problem := cell.fp8_problem(fp8, accuracy)):
+        return {**record, "status": "wrong-kernel", "reason": problem}
     return {**record, "status": "ok"}
 
 

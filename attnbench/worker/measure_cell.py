@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnbench import judge
 from attnbench.core.backend import Backend, operand_dtype
@@ -13,11 +13,9 @@ from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Measurement
 from attnbench.worker import fit_cell
+from attnbench.worker.cell import Cell
 from attnbench.worker.cell_steps import CellSteps
 from attnbench.worker.instruments import Instruments
-
-if TYPE_CHECKING:
-    from attnbench.worker.ranks.group import RankGroup
 
 
 class CellMeasurer(Instruments):
@@ -36,15 +34,12 @@ class CellMeasurer(Instruments):
     ) -> dict[str, Any]:
         """Measure one cell and return the fields of its Record; without `timed` make the same checks and time nothing.
 
-        With `ceilings` the device's ceilings are measured first, and are in the record too.
+        With `ceilings` the device's ceilings are measured too, and are in the record. Of several ranks all call this,
+        and the record is that of rank 0.
 
         Raises Unsupported where the library refuses the case, and whatever else the library raises.
         """
-        if case.ranks > 1:
-            return self._measure_ranks(backend, case, policy, timed=timed, ceilings=ceilings)
-        if case.step:
-            return self._measure_step(backend, case, policy, timed=timed, ceilings=ceilings)
-        cell = CellSteps(self, backend, case, policy, timed=timed)
+        cell = _kind_of(case)(self, backend, case, policy, timed=timed)
         limits: dict[str, Measurement] = {}
         if flawed := cell.make_inputs():
             return flawed
@@ -69,38 +64,7 @@ class CellMeasurer(Instruments):
                 or cell.check_repeated_calls()
                 or (None if timed else cell.check_strides_of_dout())
             )
-        if ending:
-            return ending
-        record = cell.record()
-        if timed:
-            record["phases"] = cell.laps.seconds
-        return _rounded(record, limits)
-
-    def _measure_step(
-        self, backend: Backend, case: Case, policy: Policy, *, timed: bool, ceilings: bool
-    ) -> dict[str, Any]:
-        """Do what `measure` does for a step of a whole model."""
-        from attnbench.worker.step.measure_step import measure_step
-
-        limits = self.ceilings(operand_dtype(case)) if ceilings else {}
-        return _rounded(measure_step(self, backend, case, policy, timed=timed), limits)
-
-    def _measure_ranks(
-        self, backend: Backend, case: Case, policy: Policy, *, timed: bool, ceilings: bool
-    ) -> dict[str, Any]:
-        """Do what `measure` does for a sequence that is split over several ranks, of which this process is one."""
-        from attnbench.worker.ranks.measure_ranks import measure_ranks
-
-        limits = self.ceilings(operand_dtype(case)) if ceilings else {}
-        return _rounded(measure_ranks(self, self._group, backend, case, policy, timed=timed), limits)
-
-    @property
-    def _group(self) -> RankGroup:
-        """The ranks that this process has joined."""
-        from attnbench.worker.ranks.group import RankGroup
-
-        assert isinstance(self.together, RankGroup)
-        return self.together
+        return ending or _rounded(cell.record(), limits)
 
     def recover(self) -> bool:
         """Free memory after a job, failed or not. Return False where the CUDA context or torch's state is broken."""
@@ -117,11 +81,24 @@ class CellMeasurer(Instruments):
 
     def fit(self, backend: Backend, case: Case, policy: Policy, memory: int | None) -> dict[str, Any]:
         """Find out whether a cell fits in memory, `memory` bytes of it if given, and is right; return its fields."""
-        if case.ranks > 1:
-            from attnbench.worker.ranks.fit_ranks import fit_ranks
+        if case.ranks == 1:
+            return fit_cell.fit(self, backend, case, policy, memory)
+        from attnbench.worker.ranks.lean_ranks import LeanRankCell
 
-            return fit_ranks(self, self._group, backend, case, policy, memory)
-        return fit_cell.fit(self, backend, case, policy, memory)
+        return fit_cell.fit(self, backend, case, policy, memory, LeanRankCell)
+
+
+def _kind_of(case: Case) -> type[Cell]:
+    """Return what has the steps of a case."""
+    if case.ranks > 1:
+        from attnbench.worker.ranks.rank_cell import RankCell
+
+        return RankCell
+    if case.step:
+        from attnbench.worker.step.step_cell import StepCell
+
+        return StepCell
+    return CellSteps
 
 
 def _rounded(record: dict[str, Any], limits: Mapping[str, Measurement]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from attnbench.backends.several_devices import ulysses
 from attnbench.backends.several_devices.base import SeveralDevices
 from attnbench.backends.several_devices.ring import AllgatherFlash, _own_module
 from attnbench.core import split_sequence
-from attnbench.core.backend import Prepared, Probe
+from attnbench.core.backend import Prepared, Probe, Signature
 
 OWN_KEYS = 192  # tokens
 KEPT = 2**26
@@ -135,6 +135,13 @@ class Wrong(Ulysses):
             case "leaves a row unwritten":
                 results["out"][0, 0, :, 0] = float("nan")
         return results
+
+
+class Misnamed(Ulysses):
+    """Right, by other kernels than it declares."""
+
+    def signature(self, case: Any, device: Any) -> Signature:
+        return Signature(runs=("of_another_library",))
 
 
 class Keeps(Ulysses):

@@ -50,7 +50,7 @@ def _forked() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    specs = {name: f"{OWN}:{name}" for name in ("Ulysses", "GatheredKeys", *RINGS, "Wrong", "Fails", "Keeps")}
+    specs = {name: f"{OWN}:{name}" for name in ("Ulysses", "GatheredKeys", *RINGS, "Wrong", "Misnamed", "Fails", "Keeps")}
     specs |= {name: f"{TE}:{name.removeprefix('te-')}" for name in ("te-P2p", "te-Ulysses")}
     specs["ulysses-attend"] = f"{OWN}:attend"
     made = WorkerPool({**specs, "ring-flash-attn": f"{PACKAGE}:OnACpu"})
@@ -196,6 +196,21 @@ def test_wrong_in_one_rank_is_wrong(pool: WorkerPool, part: int) -> None:
     assert record.status == "wrong", record.reason
     if "dk" in WRONG[part]:
         assert "dk is off" in str(record.reason)
+
+
+def test_other_kernels_than_declared_are_wrong_kernels(pool: WorkerPool) -> None:
+    record = measured(pool, "Misnamed", case())
+    assert record.status == "wrong-kernel"
+    assert "no kernel like 'of_another_library' ran; instead: " in str(record.reason)
+    assert record.accuracy
+    assert record.accuracy.ok
+
+
+def test_a_record_says_of_timing_what_one_of_one_device_says(pool: WorkerPool) -> None:
+    one, two = (measured(pool, "Ulysses", case(ranks=ranks)) for ranks in (1, 2))
+    assert (one.timer, one.l2, one.host_bound, one.ecc_errors) == (two.timer, two.l2, two.host_bound, two.ecc_errors)
+    assert one.measurements.keys() < two.measurements.keys() | {"cores_left", "new_inputs", "same_inputs"}
+    assert {"reference", "first call", "memory", "check", "timing", "trace"} <= one.phases.keys() & two.phases.keys()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from attnbench.core.record import WRONG
 from attnbench.worker import timeline
 from attnbench.worker.measure_cell import CellMeasurer
 from attnbench.worker.ranks import split_inputs
-from attnbench.worker.ranks.measure_ranks import measure_ranks
 
 if TYPE_CHECKING:
     from attnbench.worker.ranks.group import RankGroup
@@ -32,7 +31,7 @@ def profile_ranks(
     `keep` may have the path of a Chrome trace ("trace"), of rank 0.
     """
     ceilings = measurer.ceilings(operand_dtype(case))
-    record = measure_ranks(measurer, group, backend, case, Policy())
+    record = measurer.measure(backend, case, Policy())
     if "measurements" not in record:
         return {"refused": f"{record['status']}: {record['reason']}", "wrong": record["status"] in WRONG}
     spans = backend.spans(case, group.rank)

@@ -1,0 +1,299 @@
+"""One rank of a case on several devices, by the steps of worker/cell.py. Every rank takes them; the record is rank 0's.
+
+What is checked are whole heads, gathered to rank 0: each is attention of its own (split_inputs.py), so the reference
+and the tolerance are those of any case. Which heads is drawn. Whether results are right the ranks agree on, so that all
+end a cell together.
+
+A rank that raises leaves the others waiting; the parent sees that and ends them all (run/rank_workers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from attnbench.core import stats
+from attnbench.core.activity import Activity
+from attnbench.core.backend import Inputs, Prepared, Unsupported
+from attnbench.core.case import Case
+from attnbench.core.policy import Policy
+from attnbench.core.record import Accuracy, Measurement
+from attnbench.core.renewed_inputs import InputRenewal
+from attnbench.core.split_sequence import COLLECTIVES, part_of
+from attnbench.judge import HardInputsCheck, ResultCheck, inputs
+from attnbench.judge.tolerance import worst
+from attnbench.worker import kernel_rules
+from attnbench.worker.cell import Cell, Fields, notes_on_data
+from attnbench.worker.instruments import Instruments, TimedLaunch, Timing
+from attnbench.worker.kernel_trace import TraceFindings
+from attnbench.worker.measure.cpu_operators import trace_operators
+from attnbench.worker.measure.profiler_session import recorded_events, session
+from attnbench.worker.ranks import split_inputs
+from attnbench.worker.ranks.group import RankGroup
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHECKED_HEADS = 4  # key heads, or one for each rank where there are more ranks
+CALLS, CALLS_SECONDS = 6, 0.5  # at most, one after the other, after timing; of calls too long for two none
+BUS_BYTES = 2**28  # of the all-to-all that shows the most that the links carry
+
+
+class RankCell(Cell):
+    """One case on one rank: its inputs, its call, and the checks of whole heads, which rank 0 makes."""
+
+    backend: Any  # one that splits a sequence
+    given: Inputs  # of this rank
+    prepared: Prepared
+    renewal: InputRenewal
+
+    def __init__(
+        self, instruments: Instruments, backend: Any, case: Case, policy: Policy, *, timed: bool = True
+    ) -> None:
+        """Take what is measured, and draw the heads that are checked."""
+        super().__init__(instruments, backend, case, policy, timed=timed)
+        assert isinstance(instruments.together, RankGroup)
+        self.group, self.part = instruments.together, part_of(case)
+        self.spans_of = [backend.spans(case, rank) for rank in range(case.ranks)]
+        self.spans = self.spans_of[self.group.rank]
+        self.heads = split_inputs.heads_to_check(case, self.group, max(CHECKED_HEADS, case.ranks))
+        self.checks: dict[int, Any] = {}  # of heads, in rank 0
+        self.how_checked = f"checked: {len(self.heads)} of {case.shape.nheads_k} key heads, as whole sequences"
+        self._notes.append(self.how_checked)
+
+    def make_inputs(self) -> Fields | None:
+        """Make this rank's part of the inputs, with hard ones in the heads that are checked."""
+        if self.policy.timer != "events":
+            raise Unsupported("several ranks are timed by CUDA events; use --timer events")
+        flawed = self.make_part()
+        if not flawed:
+            self.use(lambda _: HardInputsCheck(split_inputs.head_case(self.case), self.instruments.device))
+        return flawed
+
+    def launch_first(self) -> Fields | None:
+        """Prepare and launch once on the hard inputs, both timed, and check; `launch_to_check` says what is wrong."""
+        self.instruments.memory.fill_with_nan(self.part)
+        began = perf_counter()
+        prepared = self.prepare()
+        raw = prepared.launch()
+        self.instruments.synchronize()
+        self.first_call = self.group.most(perf_counter() - began)
+        self.laps.end("first call")
+        self._first = self.check_first(prepared.canonical(raw))
+        self._notes += dict.fromkeys(note for check in self.checks.values() for note in check.notes)
+        self._notes += notes_on_data(self.case, is_hard_checked=True)
+        return None
+
+    def launch_to_check(self) -> Fields | None:
+        """Prepare on the case's own inputs, measure the memory of a launch, and check its results."""
+        self.use(lambda head: ResultCheck(split_inputs.head_case(self.case), self.make_head(head), self.policy.seed))
+        memory = self.instruments.memory
+        held, self.prepared = memory.measure_held(self.prepare)
+        self.memory, _, raw = memory.measure_peak(self.prepared.launch, self.part)
+        self.laps.end("memory")
+        self.accuracy = self.check_first(self.prepared.canonical(raw))
+        del raw
+        self._add_kept(held)
+        self.laps.end("memory")
+        if not self.accuracy.ok:
+            return self.wrong(self.accuracy)
+        return None if self._first.ok else self.wrong(self._first, "on hard inputs: ")
+
+    def prepare_to_time(self) -> None:
+        """Prepare the launch on the inputs as they were made, with a dense `dout`."""
+        self.use(None)
+        del self.prepared
+        self.instruments.memory.empty_cache()
+        self.prepared = self.prepare()
+
+    def timed_launch(self) -> TimedLaunch:
+        return TimedLaunch(self.prepared.launch, _no_copies, self.prepared.moved, self.given.nbytes)
+
+    def time_beside(self, launch: TimedLaunch, timing: Timing) -> None:
+        """Add what each rank has of its own, the launch without communication, and what the links carry."""
+        found, group = timing.measurements, self.group
+        clock = tuple(found["clock_held"].values) if "clock_held" in found else ()
+        each = group.all((self.prepared.moved, self.memory, clock))
+        found["moved"] = Measurement("B", (max(moved for moved, _, _ in each),))
+        found["memory_ranks"] = Measurement("B", tuple(of["memory_peak"] for _, of, _ in each))
+        self.memory = {name: max(of[name] for _, of, _ in each) for name in self.memory}
+        if clocks := tuple(stats.median(clock) for _, _, clock in each if clock):
+            found["clock_ranks"] = Measurement("Hz", clocks)
+        for rank, seconds in enumerate(group.of_each(found["time"].values)):
+            found[f"time_rank{rank}"] = Measurement("s", seconds)
+        timing.limits = tuple(dict.fromkeys(limit for of in group.all(timing.limits) for limit in of))
+        timing.host_bound = bool(group.most(timing.host_bound))
+        if self.prepared.compute is not None:
+            alone = self.instruments.time(TimedLaunch(self.prepared.compute, _no_copies, 0, 0), self.policy)
+            found["compute"] = alone.measurements["time"]
+            if held := alone.measurements.get("clock_held"):
+                found["clock_compute"] = held
+        found["ceiling_bus"] = Measurement("B/s", tuple(_bus(self.instruments, group)))
+
+    def first_changed(self) -> str | None:
+        """Return the name of an input that a launch of any rank has written to; None where none was."""
+        names = self.group.all(split_inputs.is_as_made(self.case, self.given, self.spans, self.policy.seed))
+        return next((name for name in names if name), None)
+
+    def trace_launch(self) -> TraceFindings:
+        """Change the inputs in place and launch once, traced in rank 0, of which the kernels are judged."""
+        self.renewal = InputRenewal(self.case, self.given, self.prepared, seed=0)
+        self.renewal.renew()
+        activities, raw = self._traced()
+        names = [a.name for a in activities]
+        signature = self.backend.signature(self.case, self.instruments.device_info)
+        problem = None
+        if activities:
+            computing = [a for a in activities if not COLLECTIVES.search(a.name)]
+            problem = kernel_rules.find_broken_rule(self.case, signature, [a.name for a in computing])
+            if self.instruments.device.type == "cuda":  # on a CPU times hold what else it did
+                problem = problem or kernel_rules.find_low_share(signature, computing)
+        untraced = () if activities else ("what ran is not known: no kernel was traced",)
+        notes = (*untraced, *kernel_rules.float32_notes(self.case, signature, names))
+        return TraceFindings(raw, kernel_rules.count_by_name(names), self.group.first(problem), notes)
+
+    def check_renewed_inputs(self) -> Fields | None:
+        results = self.prepared.canonical(self.traced.result)
+        self.traced = replace(self.traced, result=None)
+
+        def compare(head: int, whole: Mapping[str, Tensor]) -> Accuracy:
+            fresh = self.renewal.apply_to(self.make_head(head))
+            accuracy: Accuracy = self.checks[head].check_renewed(self.renewal.now, fresh, whole)
+            return accuracy
+
+        accuracy = self._checked(results, compare)
+        return None if accuracy.ok else self.wrong(accuracy, f"{self.later}on inputs renewed in place: ")
+
+    def check_restored_inputs(self) -> Fields | None:
+        """Restore the inputs, and check the last of several calls without a pause, unless calls are long."""
+        calls = min(CALLS, int(CALLS_SECONDS / self.latency)) if self.latency else CALLS
+        if calls <= 1:
+            return None
+        self.renewal.restore()
+        for _ in range(calls):
+            raw = self.prepared.launch()
+        accuracy = self._checked(
+            self.prepared.canonical(raw), lambda head, whole: self.checks[head].check_restored(whole)
+        )
+        return None if accuracy.ok else self.wrong(accuracy, f"{self.later}in call {calls}, one after the other: ")
+
+    def make_part(self) -> Fields | None:
+        """Make this rank's part of the inputs."""
+        device = str(self.instruments.device)
+        self.given = split_inputs.make_part(self.case, self.spans, device, self.policy.seed)
+        flaws = self.group.all(inputs.find_flaw(self.given, self.case.data))
+        self.laps.end("inputs")
+        flaw = next((flaw for flaw in flaws if flaw), None)
+        return {"status": "failed", "reason": flaw} if flaw else None
+
+    def use(self, make: Callable[[int], Any] | None) -> None:
+        """Put the inputs of new checks, one for each checked head, into all ranks; rank 0 makes the checks.
+
+        With None the inputs that were made at first are put back, and the checks of the heads expect them.
+        """
+        for head in self.heads:
+            whole: Inputs | None = None
+            if self.group.rank == 0:
+                if make:
+                    self.checks[head] = make(head)
+                    whole = self.checks[head].inputs
+                else:
+                    self.checks[head].drop_masked_dout()
+                    whole = self.make_head(head)
+            self.put(head, whole)
+        self.laps.end("reference")
+
+    def put(self, head: int, whole: Inputs | None) -> None:
+        """Put rank 0's inputs of a head (None in the others) into all ranks."""
+        split_inputs.put_head(self.case, self.given, head, whole, self.spans, self.instruments.device)
+
+    def prepare(self) -> Prepared:
+        prepared: Prepared = self.backend.prepare(self.case, self.given)
+        self.instruments.synchronize()
+        return prepared
+
+    def _checked(
+        self, results: Mapping[str, Tensor], compare: Callable[[int, Mapping[str, Tensor]], Accuracy]
+    ) -> Accuracy:
+        """Return the accuracy of the checked heads together, in every rank; `compare` is called in rank 0."""
+        found: list[Accuracy] = []
+        for head in self.heads:
+            whole = split_inputs.gather_head(self.case, results, head, self.spans_of)
+            if self.group.rank == 0:
+                found.append(compare(head, whole))
+        finite = self.group.all([name for name, t in results.items() if not bool(t.isfinite().all())])
+        accuracy: Accuracy = self.group.first(_together(found, finite) if found else None)
+        self.laps.end("check")
+        return accuracy
+
+    def check_first(self, results: Mapping[str, Tensor]) -> Accuracy:
+        """Return the accuracy of the results of a launch before timing."""
+        return self._checked(results, lambda head, whole: self.checks[head].check_first(whole))
+
+    def make_head(self, head: int) -> Inputs:
+        """Make the inputs of a whole head."""
+        return split_inputs.make_head(self.case, head, str(self.instruments.device), self.policy.seed)
+
+    def _add_kept(self, held: int) -> None:
+        """Add to the memory of a launch what `prepare` keeps for it, of the bytes that it `held`.
+
+        Those are not copies of the inputs in another layout (`Prepared.reads`), nor what the forward of a timed
+        backward saved.
+        """
+        if self.case.has_backward and self.prepared.forward is not None:
+            self.memory["memory_saved"] = self.instruments.memory.measure_held(self.prepared.forward)[0]
+        copies = sum(t.nbytes for t in self.prepared.reads.values())
+        kept = max(0, held - copies - (0 if self.case.has_forward else self.memory.get("memory_saved", 0)))
+        self.memory |= {name: nbytes + kept for name, nbytes in self.memory.items() if name != "memory_saved"}
+
+    def _traced(self) -> tuple[list[Activity], Any]:
+        """Launch once in every rank, traced in rank 0. Return what ran there, and this rank's result."""
+        raw: Any = None
+
+        def launch() -> None:
+            nonlocal raw
+            raw = self.prepared.launch()
+            self.instruments.synchronize()
+
+        if self.group.rank:
+            launch()
+            return [], raw
+        if self.instruments.device.type != "cuda":
+            return trace_operators(launch), raw
+        with session(cpu=True, cuda=True) as profiler:
+            launch()
+        kernels = [
+            Activity(e.name(), e.start_ns() / 1e9, e.end_ns() / 1e9)
+            for e in recorded_events(profiler)
+            if str(e.device_type()) == "DeviceType.CUDA" and not e.is_user_annotation() and e.duration_ns() > 0
+        ]
+        return sorted(kernels, key=lambda a: a.start), raw
+
+
+def _together(found: Sequence[Accuracy], unfinished: Sequence[Sequence[str]]) -> Accuracy:
+    """Return the accuracy of several heads: the worst error of each result, and which are not finite in any rank."""
+    errors = {name: worst([one.errors[name] for one in found if name in one.errors]) for name in found[0].errors}
+    unwritten = dict.fromkeys(name for names in (*unfinished, *(one.unwritten for one in found)) for name in names)
+    flaws = dict.fromkeys(flaw for one in found for flaw in one.flaws)
+    return Accuracy(
+        errors, found[0].rows, sum(one.heads for one in found), tuple(unwritten), tuple(flaws), found[0].seed
+    )
+
+
+def _bus(instruments: Instruments, group: RankGroup) -> list[float]:
+    """Return the bytes/s that each rank sends in a large all-to-all, as nccl-tests' busbw counts them."""
+    import torch
+    import torch.distributed as dist
+
+    n = BUS_BYTES if instruments.device.type == "cuda" else BUS_BYTES // 64
+    sent = torch.ones(n // group.ranks * group.ranks, dtype=torch.uint8, device=instruments.device)
+    received = torch.empty_like(sent)
+    times = instruments.collect(partial(dist.all_to_all_single, received, sent))
+    return [sent.numel() * (group.ranks - 1) / group.ranks / t for t in times]
+
+
+def _no_copies(_: int) -> Any:
+    raise Unsupported("several ranks are not captured in a CUDA graph; use --timer events")
