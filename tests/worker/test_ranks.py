@@ -50,7 +50,8 @@ def _forked() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    specs = {name: f"{OWN}:{name}" for name in ("Ulysses", "GatheredKeys", *RINGS, "Wrong", "Misnamed", "Fails", "Keeps")}
+    own = ("Ulysses", "GatheredKeys", *RINGS, "Wrong", "Misnamed", "Fails", "Keeps")
+    specs = {name: f"{OWN}:{name}" for name in own}
     specs |= {name: f"{TE}:{name.removeprefix('te-')}" for name in ("te-P2p", "te-Ulysses")}
     specs["ulysses-attend"] = f"{OWN}:attend"
     made = WorkerPool({**specs, "ring-flash-attn": f"{PACKAGE}:OnACpu"})
