@@ -9,6 +9,7 @@ scores is seen.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -97,7 +98,8 @@ class StepModel:
         if self.phase == "decode":
             self._cache = DynamicCache(config=self.model.config)
             with torch.no_grad():
-                self.model(self.tokens[:, :-1], past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+                options = {self._cache_name: self._cache}
+                self.model(self.tokens[:, :-1], use_cache=True, logits_to_keep=1, **options)
             self._cached = [dict(vars(layer)) for layer in self._cache.layers]
 
     def launch(self) -> Tensor:
@@ -112,7 +114,7 @@ class StepModel:
             tokens = tokens[:, -1:]
             for layer, kept in zip(self._cache.layers, self._cached, strict=True):
                 vars(layer).update(kept)  # an update puts new tensors there
-            options["past_key_values"] = self._cache
+            options[self._cache_name] = self._cache
         with torch.no_grad():
             logits: Tensor = self.model(tokens, **options).logits
         return logits
@@ -163,9 +165,17 @@ class StepModel:
         """
         if self.phase != "train" or (self.case.model_step and self.case.model_step.experts):
             return lambda: None
-        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        end: Callable[[], None] = self.model.gradient_checkpointing_disable
+        # newer releases of transformers have "activation" in the place of "gradient"
+        kind = "activation" if hasattr(self.model, "activation_checkpointing_enable") else "gradient"
+        begin = getattr(self.model, f"{kind}_checkpointing_enable")
+        begin(**{f"{kind}_checkpointing_kwargs": {"use_reentrant": False}})
+        end: Callable[[], None] = getattr(self.model, f"{kind}_checkpointing_disable")
         return end
+
+    @property
+    def _cache_name(self) -> str:
+        """The name by which the installed transformers takes a cache."""
+        return "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
 
 
 def configuration(case: Case) -> Any:
