@@ -17,6 +17,7 @@ from attnbench.core.shared_tensors import Arena, Description
 from attnbench.judge.case_judge import Calls, CaseJudge
 from attnbench.judge.dialog import Dialog
 from attnbench.judge.dropout_check import DropoutResultCheck
+from attnbench.judge.heads import together
 from attnbench.judge.tolerance import check_form, expected_results
 
 if TYPE_CHECKING:
@@ -32,26 +33,29 @@ class Hearing:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._arena = Arena(device)
-        self._case_judge: CaseJudge | None = None
+        self._judges: Mapping[int, CaseJudge] = {}  # of heads; of a case on one device one
+        self._head = 0  # of the request at hand
+        self._shown: dict[str, dict[int, Accuracy]] = {}  # check -> head -> the verdict on it
         self.lean = False  # whether memory is scarce, so that what is not needed any more is given back
         self._launched: Inputs  # the inputs in shared memory
         self._results: list[dict[str, Tensor]] = []  # of calls, there too
         self._calls = Calls()
         self._dialog: Dialog | None = None  # the check that waits for a launch
 
-    def begin(self, judge: CaseJudge, *, lean: bool) -> None:
-        """Take the judge of a case, of which several hearings may have one."""
-        self._case_judge, self.lean = judge, lean
+    def begin(self, judges: Mapping[int, CaseJudge], *, lean: bool) -> None:
+        """Take the judges of a case, by head, which several hearings may have."""
+        self._judges, self.lean = judges, lean
 
     def end(self) -> None:
         """Give up the case and what was shown; the memory stays."""
         if self._dialog:
             self._dialog.abandon()
-        self._case_judge, self._dialog, self.lean = None, None, False
-        self._results, self._calls = [], Calls()
+        self._judges, self._dialog, self.lean = {}, None, False
+        self._results, self._calls, self._shown = [], Calls(), {}
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one request. Raises ValueError where results are none of the case's."""
+        self._head = request.get("head", next(iter(self._judges), 0))
         match request["do"]:
             case "hard":
                 return {"inputs": self._placed(self._judge.hard.inputs)}
@@ -66,7 +70,8 @@ class Hearing:
                 return {}
             case "check":
                 if self._judge.launches is None:
-                    return self._verdict(*self._check(request["what"], request))
+                    accuracy, more = self._check(request["what"], request)
+                    return self._verdict(accuracy, {**more, **self._of_all_heads(request, accuracy)})
                 self._dialog = self._judge.launches.begin(partial(self._check, request["what"], request))
                 return self._dialog_until()
             case "launched":
@@ -84,14 +89,16 @@ class Hearing:
 
     @property
     def _judge(self) -> CaseJudge:
-        if self._case_judge is None:
+        if not self._judges:
             raise ValueError("no case has begun")
-        return self._case_judge
+        if self._head not in self._judges:
+            raise ValueError(f"head {self._head!r} is none of those that were drawn")
+        return self._judges[self._head]
 
     def _inputs(self) -> dict[str, Any]:
         """Share new copies of the inputs in the place of the hard ones and of results."""
         judge, check = self._judge, self._judge.check
-        if self.lean:
+        if self.lean or len(self._judges) > 1:
             judge.forget_hard()
         found = {"inputs": self._placed(judge.original)}
         reads = self._launched
@@ -123,6 +130,18 @@ class Hearing:
     def _verdict(self, accuracy: Accuracy | None, more: Mapping[str, Any]) -> dict[str, Any]:
         found = None if accuracy is None else to_json(accuracy)
         return {"accuracy": found, "notes": list(self._judge.check.notes), **more}
+
+    def _of_all_heads(self, request: Mapping[str, Any], accuracy: Accuracy | None) -> dict[str, Any]:
+        """Return the verdict on all heads, "together", null until each was shown; nothing where there is one.
+
+        A wrong result is not made good by another of the same head.
+        """
+        if len(self._judges) == 1 or accuracy is None or request.get("trial"):
+            return {}
+        shown = self._shown.setdefault(request["what"], {})
+        if self._head not in shown or shown[self._head].ok:
+            shown[self._head] = accuracy
+        return {"together": to_json(together([*shown.values()])) if len(shown) == len(self._judges) else None}
 
     def _placed(self, given: Inputs) -> Description:
         """Share copies of some inputs in the place of all that was shared."""

@@ -8,8 +8,8 @@ at the same time has a number of its own, "slot" (0 where there is one worker), 
 
     {"do": "open"}                            -> {}, with the device open
     {"do": "begin", "case": {...}, "seed": n, "lean": bool} -> {"flaw": text}, of inputs that must not be measured, or
-       {"flaw": null, "masked": bool, "hard": bool, "renewal_seed": n}; a lean one takes less memory, and the next one
-       begins anew
+       {"flaw": null, "masked": bool, "hard": bool, "renewal_seed": n, "heads": [...]}; a lean one takes less memory,
+       and the next one begins anew
     {"do": "ahead", "cases": [...], "seed": n} -> {}; what is right for these cases is computed while workers work, and
        nothing is timed
     {"do": "hard"}                            -> {"inputs": tensors}, in the place of all that was shared
@@ -26,6 +26,8 @@ at the same time has a number of its own, "slot" (0 where there is one worker), 
     {"do": "calls", "first": m, "calls": n}   -> {}, after taking the results there as those of calls m to m + n - 1
     {"do": "distances"}                       -> {"distances": {name: from the results of call 0}}
 
+Of a case on several devices some key heads are judged, each a case of its own (heads.py). Requests after "begin" then
+say which "head", and the answer to "check" also has "together", the verdict on all heads, null until each was shown.
 "tensors" are a description of core/shared_tensors.py. Each answer, also one with an error, has "grown": the bytes of
 the device's memory that this process has taken meanwhile. WHAT is one of hearing.CHECKS.
 """
@@ -43,8 +45,10 @@ from attnbench.core.machine import Device
 from attnbench.judge import inputs, warm_up
 from attnbench.judge.case_judge import CaseJudge
 from attnbench.judge.dialog import LaunchesOfWorker
+from attnbench.judge.heads import draw_heads, head_case, head_seed
 from attnbench.judge.hearing import Hearing, use
 
+Judges = Mapping[int, CaseJudge]  # by head; of a case on one device one
 SWITCH = 2e-4  # seconds after which a thread that works ahead lets a worker's request pass
 MUCH = 2**30  # bytes that torch may keep on a GPU for this process
 
@@ -57,11 +61,11 @@ class JudgeService:
 
         torch.set_float32_matmul_precision("highest")
         self.device = torch.device(str(device))
-        self._known: tuple[Case, int, CaseJudge] | None = None
+        self._known: tuple[Case, int, Judges] | None = None
         self._hearings: dict[int, Hearing] = {}  # by slot
         self.grown = 0  # bytes of the device's memory that the latest request has taken
         self._thread, self._threads = ThreadPoolExecutor(1), torch.get_num_threads()
-        self._ahead: dict[tuple[Case, int], Future[CaseJudge | str]] = {}
+        self._ahead: dict[tuple[Case, int], Future[Judges | str]] = {}
         use(self.device)
         warm_up(self.device)
 
@@ -108,11 +112,25 @@ class JudgeService:
         else:
             made = self._known[2]
         hearing.begin(made, lean=lean)
-        more = {"masked": made.check.dout_masked, "hard": made.check.hard}
-        return {"flaw": None, **more, "renewal_seed": made.renewal_seed}
+        one = next(iter(made.values()))
+        more = {"masked": one.check.dout_masked, "hard": one.check.hard}
+        return {"flaw": None, **more, "renewal_seed": one.renewal_seed, "heads": list(made)}
 
-    def _made(self, case: Case, seed: int) -> CaseJudge | str:
-        """Return the judge of a case, or the flaw of its inputs."""
+    def _made(self, case: Case, seed: int) -> Judges | str:
+        """Return the judges of a case, by head, or the flaw of its inputs."""
+        if case.ranks == 1:
+            one = self._made_of_one(case, seed)
+            return one if isinstance(one, str) else {0: one}
+        made: dict[int, CaseJudge] = {}
+        for head in draw_heads(case):
+            one = self._made_of_one(head_case(case), head_seed(seed, head))
+            if isinstance(one, str):
+                return one
+            one.renewal_seed = next(iter(made.values()), one).renewal_seed  # a launch has one renewal
+            made[head] = one
+        return made
+
+    def _made_of_one(self, case: Case, seed: int) -> CaseJudge | str:
         given = inputs.make(case, str(self.device), seed)
         if flaw := inputs.find_flaw(given, case.data):
             return flaw
@@ -129,12 +147,13 @@ class JudgeService:
         for key in [key for key in self._ahead if key not in wanted]:
             self._ahead.pop(key).cancel()
 
-        def make(case: Case) -> CaseJudge | str:
+        def make(case: Case) -> Judges | str:
             use(self.device)
             torch.set_num_threads(max(1, self._threads // 2))  # of this thread; a worker has the others
             made = self._made(case, seed)
-            if isinstance(made, CaseJudge):
-                made.compute_all()
+            if not isinstance(made, str):
+                for one in made.values():
+                    one.compute_all()
             return made
 
         for case in cases:

@@ -28,8 +28,8 @@ WITH_DROPOUT = {"first": NEEDED["first"], "renewed": NEEDED["renewed"]}
 
 
 def is_judged_beside(case: Case) -> bool:
-    """Whether the results of a case can be judged beside its worker: on one device, and by no code of a person."""
-    return case.ranks == 1 and not (case.step or masks.is_own(case.mask))
+    """Whether the results of a case can be judged beside its worker: no step of a model, and by no code of a person."""
+    return not (case.step or masks.is_own(case.mask))
 
 
 def within(record: Record) -> Record:
@@ -66,7 +66,11 @@ class Judge:
 
         Only where nothing is timed.
         """
-        known = [case for case in itertools.islice(cases, AHEAD) if is_judged_beside(case) and not case.dropout_p]
+        known = [
+            case
+            for case in itertools.islice(cases, AHEAD)
+            if is_judged_beside(case) and not case.dropout_p and case.ranks == 1
+        ]
         held = itertools.accumulate(flops.ideal_bytes(case) for case in known)
         cases = [case for case, nbytes in zip(known, held, strict=True) if nbytes <= AHEAD_BYTES]
         if not cases:
@@ -168,10 +172,11 @@ class Hearing:
             return {"error": f"the judge gave no answer within {format_duration(timeout)}"}
         if do == "check":
             self._check = None if request.get("trial") else request["what"]
-        if do in ("check", "launched") and answer.get("accuracy") and self._check:
+        verdict = answer.get("together" if "together" in answer else "accuracy")  # of all heads of several ranks
+        if do in ("check", "launched") and verdict and self._check:
             earlier = self.verdicts.get(self._check)
             if earlier is None or earlier.ok:  # a wrong result is not made good by another
-                self.verdicts[self._check] = from_json(Accuracy, answer["accuracy"])
+                self.verdicts[self._check] = from_json(Accuracy, verdict)
         return answer
 
     def _begin(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class WorkerProcess:
                     began = time.monotonic()
                     self._write(self.on_question(question, max(1.0, left)))
                     if question.get("do") not in UNCOUNTED:
-                        left = max(AFTER_QUESTION, left - (time.monotonic() - began))
+                        left = max(min(AFTER_QUESTION, timeout), left - (time.monotonic() - began))
                     continue
                 longest, began = min(SLICE, max(0.0, left)), time.monotonic()
                 ready = selector.select(longest)

@@ -16,7 +16,16 @@ from typing import Any
 
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device
-from attnbench.run.process import SLICE, WorkerDied, WorkerHung, WorkerProcess, forget, if_killed
+from attnbench.run.process import (
+    AFTER_QUESTION,
+    SLICE,
+    OnQuestion,
+    WorkerDied,
+    WorkerHung,
+    WorkerProcess,
+    forget,
+    if_killed,
+)
 
 GRACE = 10.0  # seconds between the first answer of `ask` and the last, which are agreed on together
 START_GRACE = 120.0  # and of `receive`: of importing and opening, in which many processes share the host
@@ -35,6 +44,9 @@ class RankWorkers:
         self._left = if_killed("rm", "-rf", "--", str(self._folder))
         self._ranks = [WorkerProcess(python, variables) for _ in devices]
         self._failed = 0  # the rank whose stderr tells most
+        self._time = 0.0  # seconds that are left for the answer
+        self.on_question: OnQuestion | None = None  # rank 0 may ask before it answers
+        self._ranks[0].on_question = self._answer
 
     @property
     def alive(self) -> bool:
@@ -64,7 +76,7 @@ class RankWorkers:
         process was stopped does not count, as in WorkerProcess.answered.
         """
         answers: dict[int, dict[str, Any]] = {}
-        left, last = timeout, time.monotonic()
+        self._time, last = timeout, time.monotonic()
         while len(answers) < len(self._ranks):
             for number, rank in enumerate(self._ranks):
                 if number in answers:
@@ -72,20 +84,28 @@ class RankWorkers:
                 try:
                     if rank.answered(POLL / len(self._ranks)):
                         answers[number] = rank.receive(1.0)
-                        left = min(left, GRACE if _failed(answers[number]) else grace)
+                        self._time = min(self._time, GRACE if _failed(answers[number]) else grace)
                 except WorkerDied as death:
                     self._failed = number
                     self.kill()
                     raise type(death)(f"rank {number}: {death}") from None
             last, before = time.monotonic(), last
-            left -= min(SLICE, last - before)
-            if left < 0:
+            self._time -= min(SLICE, last - before)
+            if self._time < 0:
                 if not answers:
                     self.kill()
                     raise WorkerHung
                 return self._of_the_failed(answers)
         failed = next((n for n in sorted(answers) if _failed(answers[n])), None)
         return self._named(answers, 0 if failed is None else failed)
+
+    def _answer(self, question: dict[str, Any], _: float) -> dict[str, Any]:
+        """Return the answer to what rank 0 asks, which has time left after it."""
+        if self.on_question is None:
+            return {"error": "nobody answers the questions of several ranks"}
+        answer = self.on_question(question, max(1.0, self._time))
+        self._time = max(AFTER_QUESTION, self._time)
+        return answer
 
     def _of_the_failed(self, answers: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
         """Kill all ranks; return the answer of the one that failed while others waited for it."""

@@ -239,6 +239,7 @@ class WorkerPool:
             and len({of.backend for of in jobs}) == len(jobs)
             and {(of.case, of.round) for of in jobs} == {(job.case, job.round)}
             and is_judged_beside(job.case)
+            and job.case.ranks == 1
             and not job.case.dropout_p
             and all(self.specs.get(of.backend) in backends.BACKENDS.values() for of in jobs)
             and all(of.forecast.call <= TOGETHER_CALL for of in jobs)
@@ -420,11 +421,11 @@ class WorkerPool:
             python = self.interpreters.get(name)
             if ranks == 1:
                 worker = WorkerProcess(python, self.variables)
-                worker.on_question = partial(self._answer, name, python)
             else:
                 assert device is not None
                 devices = [device] * ranks if device.kind == "cpu" else [device, *self.peers][:ranks]
                 worker = RankWorkers(devices, python, self.variables)
+            worker.on_question = partial(self._answer, name, python)
             self._workers[key] = worker
         return worker
 

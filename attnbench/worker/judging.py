@@ -23,7 +23,9 @@ from attnbench.core.shared_tensors import Mapped, NotShared, copy_bytes, extent_
 from attnbench.judge import inputs
 from attnbench.judge.case_judge import Calls, CaseJudge
 from attnbench.judge.dropout_mask import RandomState, in_input_order
+from attnbench.judge.heads import draw_heads, head_case, head_seed
 from attnbench.judge.result_check import copies_problem
+from attnbench.judge.row_sample import draw_seed
 from attnbench.judge.tolerance import check_form, expected_results
 
 if TYPE_CHECKING:
@@ -123,6 +125,17 @@ class CellJudge(Protocol):
         """Return the judge of the same cell with inputs as they were made."""
 
 
+class HeadsJudge(Protocol):
+    """The judge of a case on several devices: of each of some key heads, which it has drawn."""
+
+    flaw: str | None  # of the inputs
+    heads: tuple[int, ...]
+    renewal_seed: int
+
+    def of(self, head: int) -> CellJudge:
+        """Return the judge of a key head, a case of its own (judge/heads.py), until that of another is asked for."""
+
+
 class JudgeWithin:
     """Judges one cell in the worker's own process."""
 
@@ -209,6 +222,20 @@ class JudgeWithin:
         return JudgeWithin(*self._arguments)
 
 
+class HeadsWithin:
+    """Judges the heads of a case on several devices in the process of rank 0."""
+
+    def __init__(self, case: Case, device: torch.device, seed: int, backend: Backend) -> None:
+        """Make the inputs of the heads, and the references."""
+        self.heads, self.renewal_seed = draw_heads(case), draw_seed()
+        of = head_case(case)
+        self._judges = {head: JudgeWithin(of, device, head_seed(seed, head), backend) for head in self.heads}
+        self.flaw = next((judge.flaw for judge in self._judges.values() if judge.flaw), None)
+
+    def of(self, head: int) -> JudgeWithin:
+        return self._judges[head]
+
+
 class JudgeBeside:
     """Has one cell judged by the process beside the worker. `took` is told the bytes of the device that it took."""
 
@@ -218,7 +245,10 @@ class JudgeBeside:
         """Have it make the inputs and the reference. Raises NotShared where its memory cannot be opened."""
         import torch
 
-        self._case, self._seed, self._send, self._mapped, self._took = case, seed, ask, mapped, took
+        self._case = case if case.ranks == 1 else head_case(case)
+        self._seed, self._send, self._mapped, self._took = seed, ask, mapped, took
+        self._head: int | None = None  # of several ranks, which is judged now
+        self._hard: Inputs | None = None
         self._like: dict[str, Any] = {}  # form of the results whose places are known
         self._places: list[dict[str, Tensor]] = []  # for those of calls
         self._of_hard: tuple[str, ...] = ()  # notes
@@ -228,7 +258,8 @@ class JudgeBeside:
         if self.flaw:
             return
         self.masked, self.hard, self.renewal_seed = begun["masked"], begun["hard"], begun["renewal_seed"]
-        self._hard: Inputs | None = self._inputs(self._ask("hard")["inputs"]) if self.hard else None
+        self.heads = tuple(begun["heads"])
+        self._hard = self.hard_inputs() if self.hard else None
         self._dense = False  # whether launches read `given`
         # The call of a case with dropout that was prepared last; copies that it reads, with what they are copies of
         self._prepared: Prepared | None = None
@@ -259,9 +290,13 @@ class JudgeBeside:
 
         return launch
 
+    def of(self, head: int) -> JudgeBeside:
+        self._head, self._hard = head, None
+        vars(self).pop("_given", None)
+        return self
+
     def hard_inputs(self) -> Inputs:
-        assert self._hard is not None
-        return self._hard
+        return self._hard or self._inputs(self._ask("hard")["inputs"])
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -392,7 +427,8 @@ class JudgeBeside:
 
     def _ask(self, do: str, /, **request: Any) -> dict[str, Any]:
         """Return the judge's answer. Raises ValueError where results are none of the case's, and JudgeError."""
-        answer = self._send({"do": do, **request})
+        of = {} if self._head is None else {"head": self._head}
+        answer = self._send({"do": do, **of, **request})
         self._took(answer.get("grown", 0))  # an error of the parent has none
         if "error" in answer:
             kind = {"results": ValueError, "memory": JudgeOutOfMemoryError, "sharing": NotShared}
@@ -421,17 +457,27 @@ def _copy(to: Tensor, of: Tensor) -> None:
 
 def judge_of(instruments: Instruments, case: Case, seed: int, backend: Backend) -> tuple[CellJudge, str]:
     """Return the judge of a cell, and a sentence on why it judges within the worker's process where it need not."""
-    refused = ""
-    if instruments.ask_judge and getattr(backend, "exact", True):
-        try:
-            took = instruments.memory.count_judge
-            return JudgeBeside(case, seed, instruments.ask_judge, instruments.mapped, took), ""
-        except NotShared as error:
-            answer = instruments.ask_judge({"do": "refused", "why": str(error)})
-            if "error" in answer:
-                raise JudgeError(answer["error"]) from None
-            refused = f"judged within the process of its kernel: {error}"
-    return JudgeWithin(case, instruments.device, seed, backend), refused
+    beside, refused = _beside(instruments, case, seed, backend)
+    return beside or JudgeWithin(case, instruments.device, seed, backend), refused
+
+
+def heads_judge_of(instruments: Instruments, case: Case, seed: int, backend: Backend) -> tuple[HeadsJudge, str]:
+    """Return what `judge_of` does, of a case on several devices."""
+    beside, refused = _beside(instruments, case, seed, backend)
+    return beside or HeadsWithin(case, instruments.device, seed, backend), refused
+
+
+def _beside(instruments: Instruments, case: Case, seed: int, backend: Backend) -> tuple[JudgeBeside | None, str]:
+    """Return the judge beside the worker; None where there is none, with a sentence where its memory is not shared."""
+    if not (instruments.ask_judge and getattr(backend, "exact", True)):
+        return None, ""
+    try:
+        return JudgeBeside(case, seed, instruments.ask_judge, instruments.mapped, instruments.memory.count_judge), ""
+    except NotShared as error:
+        answer = instruments.ask_judge({"do": "refused", "why": str(error)})
+        if "error" in answer:
+            raise JudgeError(answer["error"]) from None
+        return None, f"judged within the process of its kernel: {error}"
 
 
 def _count(now: Renewal | None) -> int:

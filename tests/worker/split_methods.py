@@ -15,6 +15,8 @@ from attnbench.backends.several_devices.base import SeveralDevices
 from attnbench.backends.several_devices.ring import AllgatherFlash, _own_module
 from attnbench.core import split_sequence
 from attnbench.core.backend import Prepared, Probe, Signature
+from attnbench.core.record import Accuracy
+from attnbench.worker import judging
 
 OWN_KEYS = 192  # tokens
 KEPT = 2**26
@@ -135,6 +137,29 @@ class Wrong(Ulysses):
             case "leaves a row unwritten":
                 results["out"][0, 0, :, 0] = float("nan")
         return results
+
+
+class Denies(Wrong):
+    """Wrong in rank 1; what the judge says of it, rank 0 replaces."""
+
+    shows = True
+
+    def prepare_rank(self, case: Any, inputs: Any) -> Prepared:
+        own = judging.JudgeBeside._check
+
+        def check(judge: Any, what: str, results: Any, **more: Any) -> Any:
+            if self.shows:
+                own(judge, what, results, **more)
+            return Accuracy({}, 1, 1), {"of_hard": []}
+
+        judging.JudgeBeside._check = check  # type: ignore[method-assign]
+        return super().prepare_rank(case, inputs)
+
+
+class Conceals(Denies):
+    """Wrong in rank 1; rank 0 shows the judge nothing."""
+
+    shows = False
 
 
 class Misnamed(Ulysses):

@@ -23,10 +23,14 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
-from attnbench.core.record import Forecast, Job, Record
+from attnbench.core.record import Accuracy, Forecast, Job, Record
+from attnbench.judge import inputs
+from attnbench.judge.heads import draw_heads, head_case, head_seed
+from attnbench.judge.service import JudgeService
 from attnbench.run import rank_workers
 from attnbench.run.device_probe import probe_device
-from attnbench.run.process import WorkerDied
+from attnbench.run.judge import Judge
+from attnbench.run.process import AFTER_QUESTION, WorkerDied
 from attnbench.run.profile.profile import Profile
 from attnbench.run.workers import WorkerPool
 
@@ -34,6 +38,10 @@ OWN = Path(__file__).with_name("split_methods.py")
 PACKAGE = Path(__file__).with_name("ring_package.py")
 TE = Path(__file__).with_name("te_package.py")
 RINGS = ("Ring", "RingAlltoall")
+LIARS = {
+    "Denies": "the judge found hard results wrong: out is off",
+    "Conceals": "the judge was shown no results on hard inputs",
+}
 POLICY = Policy(l2="warm", warmup_s=0.0, min_samples=3, max_samples=3, min_seconds=0.0, timeout_s=60.0)
 
 
@@ -50,13 +58,15 @@ def _forked() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    own = ("Ulysses", "GatheredKeys", *RINGS, "Wrong", "Misnamed", "Fails", "Keeps")
+    own = ("Ulysses", "GatheredKeys", *RINGS, "Wrong", *LIARS, "Misnamed", "Fails", "Keeps")
     specs = {name: f"{OWN}:{name}" for name in own}
     specs |= {name: f"{TE}:{name.removeprefix('te-')}" for name in ("te-P2p", "te-Ulysses")}
     specs["ulysses-attend"] = f"{OWN}:attend"
-    made = WorkerPool({**specs, "ring-flash-attn": f"{PACKAGE}:OnACpu"})
+    judge = Judge(cpu(), None)
+    made = WorkerPool({**specs, "ring-flash-attn": f"{PACKAGE}:OnACpu"}, judge=judge)
     yield made
     made.close()
+    judge.close()
 
 
 def measured(pool: WorkerPool, name: str, of: Case, policy: Policy = POLICY) -> Record:
@@ -199,6 +209,67 @@ def test_wrong_in_one_rank_is_wrong(pool: WorkerPool, part: int) -> None:
         assert "dk is off" in str(record.reason)
 
 
+@pytest.mark.parametrize("liar", LIARS)
+def test_rank_0_is_not_believed_where_it_says_that_wrong_results_are_right(pool: WorkerPool, liar: str) -> None:
+    (part,) = (part for part, what in WRONG.items() if what.startswith("out is"))
+    record = measured(pool, liar, case(seqlen=2 * part))
+    assert record.status == "wrong"
+    assert str(record.reason).startswith(f"its worker says ok, and {LIARS[liar]}")
+
+
+def test_several_ranks_are_judged_beside_them_by_the_heads_that_the_judge_draws(pool: WorkerPool) -> None:
+    record = measured(pool, "Ulysses", replace(case(), shape=Shape(1, 64, 64, 12, 6, 16, 16)))
+    assert record.status == "ok", record.reason
+    assert record.judge == "beside"
+    assert record.accuracy
+    assert record.accuracy.heads == 8  # of four key heads
+    assert "checked: 4 of 6 key heads, as whole sequences" in record.notes
+
+
+def test_without_a_judge_rank_0_judges() -> None:
+    pool = WorkerPool({name: f"{OWN}:{name}" for name in ("Ulysses", "Wrong")})
+    records = measured(pool, "Ulysses", case("fwd_bwd")), measured(pool, "Wrong", case("fwd_bwd", seqlen=128))
+    pool.close()
+    assert [record.status for record in records] == ["ok", "wrong"]
+    assert {record.judge for record in records} == {"within"}
+    assert "dk is off" in str(records[1].reason)
+
+
+def test_no_verdict_on_several_ranks_before_each_head_was_shown() -> None:
+    of = replace(case(), shape=Shape(1, 16, 16, 4, 2, 16, 16))
+    service = JudgeService(cpu())
+    begun = service.answer({"do": "begin", "case": to_json(of), "seed": 1})
+    assert begun["heads"] == [0, 1]
+    service.answer({"do": "results", "like": {"out": ["float32", [1, 16, 2, 16], [512, 32, 16, 1]]}, "calls": 1})
+    for head in (0, 0, 1):
+        results = service._hearings[0]._results[0]["out"]
+        results.copy_(exact(head_case(of), head_seed(1, head)) * (2.0 if head else 1.0))
+        answer = service.answer({"do": "check", "what": "first", "head": head})
+        assert bool(answer["together"]) == bool(head)
+    assert "out is off" in from_json(Accuracy, answer["together"]).problem()
+    results.copy_(exact(head_case(of), head_seed(1, 1)))
+    answer = service.answer({"do": "check", "what": "first", "head": 1})
+    assert from_json(Accuracy, answer["accuracy"]).ok
+    assert not from_json(Accuracy, answer["together"]).ok  # wrong once is wrong
+    with pytest.raises(ValueError, match="head 2 is none of those that were drawn"):
+        service.answer({"do": "check", "what": "first", "head": 2})
+
+
+def exact(of: Case, seed: int) -> torch.Tensor:
+    given = inputs.make(of, "cpu", seed)
+    q, k, v = (t.transpose(1, 2) for t in (given.q, given.k, given.v))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend(q, k, v, is_causal=True, scale=of.softmax_scale, enable_gqa=True).transpose(1, 2)
+
+
+@pytest.mark.parametrize(("nheads_k", "ranks", "count"), [(1, 2, 1), (4, 2, 4), (30, 2, 4), (30, 8, 8)])
+def test_the_heads_that_are_judged_are_drawn_of_sections(nheads_k: int, ranks: int, count: int) -> None:
+    of = replace(case(ranks=ranks), shape=Shape(1, 64, 64, nheads_k, nheads_k, 16, 16))
+    heads = draw_heads(of)
+    assert len(heads) == count
+    assert all(i * nheads_k // count <= head < (i + 1) * nheads_k // count for i, head in enumerate(heads))
+
+
 def test_other_kernels_than_declared_are_wrong_kernels(pool: WorkerPool) -> None:
     record = measured(pool, "Misnamed", case())
     assert record.status == "wrong-kernel"
@@ -334,6 +405,15 @@ def test_others_have_less_time_after_a_rank_that_failed(
         with pytest.raises(WorkerDied, match="rank 0 gave no answer when rank 1 had ended the job"):
             group.receive(60.0)
     assert seconds <= time.monotonic() - began < seconds + 0.6
+
+
+def test_a_question_of_rank_0_has_the_time_of_the_ranks_and_leaves_them_some() -> None:
+    group = object.__new__(rank_workers.RankWorkers)
+    group._time, group.on_question = 40.0, lambda question, seconds: {**question, "seconds": seconds}
+    assert group._answer({"do": "begin"}, 0.01) == {"do": "begin", "seconds": 40.0}
+    group._time = 0.0
+    assert group._answer({}, 0.01) == {"seconds": 1.0}
+    assert group._time == AFTER_QUESTION
 
 
 def test_a_group_is_opened_ahead() -> None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.core.record import Accuracy
 from attnbench.judge import ResultCheck
+from attnbench.judge.heads import draw_heads, head_case
 from attnbench.worker import failures, fit_cell
 from attnbench.worker.cell import Fields
 from attnbench.worker.fit_cell import LeanCell
-from attnbench.worker.ranks import split_inputs
 from attnbench.worker.ranks.rank_cell import RankCell
 
 if TYPE_CHECKING:
@@ -29,16 +29,18 @@ class LeanRankCell(LeanCell):
         self._rank = rank = RankCell(self.instruments, self.backend, self.case, self.policy)
         if flawed := rank.make_part():
             return flawed
+        rank.heads = rank.group.first(draw_heads(self.case))
+        self._checks: dict[int, ResultCheck] = {}  # of heads, in rank 0
         rank.given = fit_cell.in_order_of(self.backend, self.case, rank.given)
         for head in rank.heads:
             if rank.group.rank:
                 rank.put(head, None)
                 continue
-            check = ResultCheck(split_inputs.head_case(self.case), rank.make_head(head), self.policy.seed, lean=True)
+            check = ResultCheck(head_case(self.case), rank.make_head(head), self.policy.seed, lean=True)
             rank.put(head, check.inputs)
             check.move_reference("cpu")
             del check.inputs
-            rank.checks[head] = check
+            self._checks[head] = check
         self.given, self.notes = rank.given, [rank.how_checked]
         del rank.given
         return None
@@ -53,9 +55,9 @@ class LeanRankCell(LeanCell):
         return found, raw
 
     def check(self, results: Mapping[str, Tensor]) -> Accuracy:
-        for check in self._rank.checks.values():
+        for check in self._checks.values():
             check.move_reference(str(self.instruments.device))
-        return self._rank.check_first(results)
+        return self._rank.checked(results, lambda head, whole: self._checks[head].check_first(whole))
 
     def all(self, value: Any) -> list[Any]:
         return self._rank.group.all(value)

@@ -9,7 +9,7 @@ A rank that raises leaves the others waiting; the parent sees that and ends them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -23,11 +23,12 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Measurement
 from attnbench.core.renewed_inputs import InputRenewal
 from attnbench.core.split_sequence import COLLECTIVES, part_of
-from attnbench.judge import HardInputsCheck, ResultCheck, inputs
-from attnbench.judge.tolerance import worst
+from attnbench.judge import inputs
+from attnbench.judge.heads import together
 from attnbench.worker import kernel_rules
 from attnbench.worker.cell import Cell, Fields, notes_on_data
 from attnbench.worker.instruments import Instruments, TimedLaunch, Timing
+from attnbench.worker.judging import CellJudge, HeadsJudge, heads_judge_of
 from attnbench.worker.kernel_trace import TraceFindings
 from attnbench.worker.measure.cpu_operators import trace_operators
 from attnbench.worker.measure.profiler_session import recorded_events, session
@@ -37,41 +38,48 @@ from attnbench.worker.ranks.group import RankGroup
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHECKED_HEADS = 4  # key heads, or one for each rank where there are more ranks
 CALLS, CALLS_SECONDS = 6, 0.5  # at most, one after the other, after timing; of calls too long for two none
 BUS_BYTES = 2**28  # of the all-to-all that shows the most that the links carry
 
 
 class RankCell(Cell):
-    """One case on one rank: its inputs, its call, and the checks of whole heads, which rank 0 makes."""
+    """One case on one rank: its inputs, its call, and the checks of whole heads, which rank 0 has judged."""
 
     backend: Any  # one that splits a sequence
     given: Inputs  # of this rank
     prepared: Prepared
     renewal: InputRenewal
+    heads: tuple[int, ...]  # that are checked
 
     def __init__(
         self, instruments: Instruments, backend: Any, case: Case, policy: Policy, *, timed: bool = True
     ) -> None:
-        """Take what is measured, and draw the heads that are checked."""
+        """Take what is measured."""
         super().__init__(instruments, backend, case, policy, timed=timed)
         assert isinstance(instruments.together, RankGroup)
         self.group, self.part = instruments.together, part_of(case)
         self.spans_of = [backend.spans(case, rank) for rank in range(case.ranks)]
         self.spans = self.spans_of[self.group.rank]
-        self.heads = split_inputs.heads_to_check(case, self.group, max(CHECKED_HEADS, case.ranks))
-        self.checks: dict[int, Any] = {}  # of heads, in rank 0
-        self.how_checked = f"checked: {len(self.heads)} of {case.shape.nheads_k} key heads, as whole sequences"
-        self._notes.append(self.how_checked)
+        self._judge: HeadsJudge | None = None  # in rank 0
 
     def make_inputs(self) -> Fields | None:
         """Make this rank's part of the inputs, with hard ones in the heads that are checked."""
         if self.policy.timer != "events":
             raise Unsupported("several ranks are timed by CUDA events; use --timer events")
-        flawed = self.make_part()
-        if not flawed:
-            self.use(lambda _: HardInputsCheck(split_inputs.head_case(self.case), self.instruments.device))
-        return flawed
+        if flawed := self.make_part():
+            return flawed
+        found: Any = None
+        if self.group.rank == 0:
+            self._judge, refused = heads_judge_of(self.instruments, self.case, self.policy.seed, self.backend)
+            self._notes += [refused] if refused else []
+            flaw = self._judge.flaw
+            found = (flaw, (), 0) if flaw else (None, self._judge.heads, self._judge.renewal_seed)
+        flaw, self.heads, self._renewal_seed = self.group.first(found)
+        if flaw:
+            return {"status": "failed", "reason": flaw}
+        self._notes.append(self.how_checked)
+        self.use(lambda judge: judge.hard_inputs())
+        return None
 
     def launch_first(self) -> Fields | None:
         """Prepare and launch once on the hard inputs, both timed, and check; `launch_to_check` says what is wrong."""
@@ -82,19 +90,18 @@ class RankCell(Cell):
         self.instruments.synchronize()
         self.first_call = self.group.most(perf_counter() - began)
         self.laps.end("first call")
-        self._first = self.check_first(prepared.canonical(raw))
-        self._notes += dict.fromkeys(note for check in self.checks.values() for note in check.notes)
+        self._first = self._judged(prepared.canonical(raw), lambda judge, whole: judge.check_hard(whole))
         self._notes += notes_on_data(self.case, is_hard_checked=True)
         return None
 
     def launch_to_check(self) -> Fields | None:
         """Prepare on the case's own inputs, measure the memory of a launch, and check its results."""
-        self.use(lambda head: ResultCheck(split_inputs.head_case(self.case), self.make_head(head), self.policy.seed))
+        self.use(lambda judge: judge.to_check)
         memory = self.instruments.memory
         held, self.prepared = memory.measure_held(self.prepare)
         self.memory, _, raw = memory.measure_peak(self.prepared.launch, self.part)
         self.laps.end("memory")
-        self.accuracy = self.check_first(self.prepared.canonical(raw))
+        self.accuracy = self._judged(self.prepared.canonical(raw), lambda judge, whole: judge.check_first(whole))
         del raw
         self._add_kept(held)
         self.laps.end("memory")
@@ -104,7 +111,13 @@ class RankCell(Cell):
 
     def prepare_to_time(self) -> None:
         """Prepare the launch on the inputs as they were made, with a dense `dout`."""
-        self.use(None)
+
+        def given(judge: CellJudge) -> Inputs:
+            judge.use_given()
+            judge.keep_original()
+            return judge.given
+
+        self.use(given)
         del self.prepared
         self.instruments.memory.empty_cache()
         self.prepared = self.prepare()
@@ -140,7 +153,7 @@ class RankCell(Cell):
 
     def trace_launch(self) -> TraceFindings:
         """Change the inputs in place and launch once, traced in rank 0, of which the kernels are judged."""
-        self.renewal = InputRenewal(self.case, self.given, self.prepared, seed=0)
+        self.renewal = InputRenewal(self.case, self.given, self.prepared, self._renewal_seed)
         self.renewal.renew()
         activities, raw = self._traced()
         names = [a.name for a in activities]
@@ -158,13 +171,7 @@ class RankCell(Cell):
     def check_renewed_inputs(self) -> Fields | None:
         results = self.prepared.canonical(self.traced.result)
         self.traced = replace(self.traced, result=None)
-
-        def compare(head: int, whole: Mapping[str, Tensor]) -> Accuracy:
-            fresh = self.renewal.apply_to(self.make_head(head))
-            accuracy: Accuracy = self.checks[head].check_renewed(self.renewal.now, fresh, whole)
-            return accuracy
-
-        accuracy = self._checked(results, compare)
+        accuracy = self._judged(results, lambda judge, whole: judge.check_renewed(self.renewal, whole))
         return None if accuracy.ok else self.wrong(accuracy, f"{self.later}on inputs renewed in place: ")
 
     def check_restored_inputs(self) -> Fields | None:
@@ -175,9 +182,7 @@ class RankCell(Cell):
         self.renewal.restore()
         for _ in range(calls):
             raw = self.prepared.launch()
-        accuracy = self._checked(
-            self.prepared.canonical(raw), lambda head, whole: self.checks[head].check_restored(whole)
-        )
+        accuracy = self._judged(self.prepared.canonical(raw), lambda judge, whole: judge.check_restored(whole))
         return None if accuracy.ok else self.wrong(accuracy, f"{self.later}in call {calls}, one after the other: ")
 
     def make_part(self) -> Fields | None:
@@ -189,21 +194,16 @@ class RankCell(Cell):
         flaw = next((flaw for flaw in flaws if flaw), None)
         return {"status": "failed", "reason": flaw} if flaw else None
 
-    def use(self, make: Callable[[int], Any] | None) -> None:
-        """Put the inputs of new checks, one for each checked head, into all ranks; rank 0 makes the checks.
+    @property
+    def how_checked(self) -> str:
+        """A sentence on which heads are checked."""
+        return f"checked: {len(self.heads)} of {self.case.shape.nheads_k} key heads, as whole sequences"
 
-        With None the inputs that were made at first are put back, and the checks of the heads expect them.
-        """
+    def use(self, inputs_of: Callable[[CellJudge], Inputs]) -> None:
+        """Put inputs of the checked heads into all ranks; rank 0 has them of its judge."""
         for head in self.heads:
-            whole: Inputs | None = None
-            if self.group.rank == 0:
-                if make:
-                    self.checks[head] = make(head)
-                    whole = self.checks[head].inputs
-                else:
-                    self.checks[head].drop_masked_dout()
-                    whole = self.make_head(head)
-            self.put(head, whole)
+            self.put(head, inputs_of(self._judge.of(head)) if self._judge else None)
+            self.instruments.synchronize()  # before the judge has those of the next head in their place
         self.laps.end("reference")
 
     def put(self, head: int, whole: Inputs | None) -> None:
@@ -215,7 +215,7 @@ class RankCell(Cell):
         self.instruments.synchronize()
         return prepared
 
-    def _checked(
+    def checked(
         self, results: Mapping[str, Tensor], compare: Callable[[int, Mapping[str, Tensor]], Accuracy]
     ) -> Accuracy:
         """Return the accuracy of the checked heads together, in every rank; `compare` is called in rank 0."""
@@ -225,13 +225,28 @@ class RankCell(Cell):
             if self.group.rank == 0:
                 found.append(compare(head, whole))
         finite = self.group.all([name for name, t in results.items() if not bool(t.isfinite().all())])
-        accuracy: Accuracy = self.group.first(_together(found, finite) if found else None)
+        accuracy: Accuracy | None = None
+        if found:
+            accuracy = together(found)
+            unwritten = dict.fromkeys(name for names in (*finite, accuracy.unwritten) for name in names)
+            accuracy = replace(accuracy, unwritten=tuple(unwritten))
+        agreed: Accuracy = self.group.first(accuracy)
         self.laps.end("check")
-        return accuracy
+        return agreed
 
-    def check_first(self, results: Mapping[str, Tensor]) -> Accuracy:
-        """Return the accuracy of the results of a launch before timing."""
-        return self._checked(results, lambda head, whole: self.checks[head].check_first(whole))
+    def _judged(
+        self, results: Mapping[str, Tensor], compare: Callable[[CellJudge, Mapping[str, Tensor]], Accuracy]
+    ) -> Accuracy:
+        """Return what `checked` does, by the judge of each head; the notes of the judges are those of the cell."""
+
+        def judged(head: int, whole: Mapping[str, Tensor]) -> Accuracy:
+            assert self._judge
+            judge = self._judge.of(head)
+            accuracy = compare(judge, whole)
+            self._notes += [note for note in judge.notes if note not in self._notes]
+            return accuracy
+
+        return self.checked(results, judged)
 
     def make_head(self, head: int) -> Inputs:
         """Make the inputs of a whole head."""
@@ -271,16 +286,6 @@ class RankCell(Cell):
             if str(e.device_type()) == "DeviceType.CUDA" and not e.is_user_annotation() and e.duration_ns() > 0
         ]
         return sorted(kernels, key=lambda a: a.start), raw
-
-
-def _together(found: Sequence[Accuracy], unfinished: Sequence[Sequence[str]]) -> Accuracy:
-    """Return the accuracy of several heads: the worst error of each result, and which are not finite in any rank."""
-    errors = {name: worst([one.errors[name] for one in found if name in one.errors]) for name in found[0].errors}
-    unwritten = dict.fromkeys(name for names in (*unfinished, *(one.unwritten for one in found)) for name in names)
-    flaws = dict.fromkeys(flaw for one in found for flaw in one.flaws)
-    return Accuracy(
-        errors, found[0].rows, sum(one.heads for one in found), tuple(unwritten), tuple(flaws), found[0].seed
-    )
 
 
 def _bus(instruments: Instruments, group: RankGroup) -> list[float]:

@@ -1,39 +1,28 @@
 """The inputs of one rank, and single heads of all ranks together.
 
 Inputs are made one key head at a time, with its query heads: heads do not depend on each other, so such a head is a
-case of its own (`head_case`) on one device, with the reference and the tolerance of any case. Every rank makes each
-head from the same seed and keeps its positions of the sequence.
+case of its own (judge/heads.py). Every rank makes each head from the same seed and keeps its positions of the sequence.
 """
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from attnbench.core.backend import Inputs
 from attnbench.core.case import Case
 from attnbench.core.split_sequence import Spans
 from attnbench.judge import inputs
+from attnbench.judge.heads import head_case, head_seed
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from attnbench.worker.ranks.group import RankGroup
-
-
-def head_case(case: Case) -> Case:
-    """Return the case of one key head and its query heads, whole, on one device."""
-    s = case.shape
-    return replace(case, ranks=1, shape=replace(s, nheads=s.nheads // s.nheads_k, nheads_k=1))
-
 
 def make_head(case: Case, head: int, device: str, seed: int) -> Inputs:
     """Return the inputs of one key head of the whole sequence."""
-    return inputs.make(head_case(case), device, seed + 7919 * (head + 1))
+    return inputs.make(head_case(case), device, head_seed(seed, head))
 
 
 def make_part(case: Case, spans: Spans, device: str, seed: int) -> Inputs:
@@ -62,14 +51,21 @@ def columns(case: Case, name: str, head: int) -> slice:
 
 
 def put_head(case: Case, part: Inputs, head: int, whole: Inputs | None, spans: Spans, device: torch.device) -> None:
-    """Write a key head of rank 0's `whole` inputs (None in other ranks) into each rank's part. A collective."""
+    """Write a key head of rank 0's `whole` inputs (None in other ranks) into each rank's part. A collective.
+
+    The inputs may lie in memory of another process, so a copy of them is sent.
+    """
     import torch
     import torch.distributed as dist
 
     s = head_case(case).shape
     for name, t in part.values.items():
         size = (s.batch, s.seqlen_q, s.nheads if name in ("q", "dout") else 1, t.shape[-1])
-        sent = torch.empty(size, dtype=t.dtype, device=device) if whole is None else whole.values[name].contiguous()
+        sent = (
+            torch.empty(size, dtype=t.dtype, device=device)
+            if whole is None
+            else whole.values[name].contiguous().clone()
+        )
         dist.broadcast(sent, 0)
         t[:, :, columns(case, name, head)] = take(sent, spans)
 
@@ -92,17 +88,6 @@ def gather_head(case: Case, results: Mapping[str, Tensor], head: int, spans_of: 
                 at += end - start
         found[name] = whole
     return found
-
-
-def heads_to_check(case: Case, group: RankGroup, most: int) -> tuple[int, ...]:
-    """Return which key heads are checked: all, or one drawn from each of `most` sections. Rank 0 draws."""
-    count = case.shape.nheads_k
-    if count <= most:
-        return tuple(range(count))
-    edges = [i * count // most for i in range(most + 1)]
-    draw = random.SystemRandom()
-    drawn: tuple[int, ...] = group.first(tuple(draw.randrange(a, b) for a, b in itertools.pairwise(edges)))
-    return drawn
 
 
 def is_as_made(case: Case, given: Inputs, spans: Spans, seed: int) -> str | None:

@@ -1,0 +1,48 @@
+"""A case on several devices, judged by some of its key heads, which are drawn.
+
+Heads do not depend on each other, so a key head with its query heads, whole, is a case of its own on one device, with
+the reference and the tolerance of any case.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from attnbench.core.case import Case
+from attnbench.core.record import Accuracy
+from attnbench.judge.tolerance import worst
+
+CHECKED_HEADS = 4  # key heads, or one for each rank where there are more ranks
+
+
+def draw_heads(case: Case) -> tuple[int, ...]:
+    """Return which key heads are checked: all, or one drawn from each of as many sections."""
+    count, most = case.shape.nheads_k, max(CHECKED_HEADS, case.ranks)
+    if count <= most:
+        return tuple(range(count))
+    edges = [i * count // most for i in range(most + 1)]
+    draw = random.SystemRandom()
+    return tuple(draw.randrange(a, b) for a, b in itertools.pairwise(edges))
+
+
+def head_case(case: Case) -> Case:
+    """Return the case of one key head and its query heads, whole, on one device."""
+    s = case.shape
+    return replace(case, ranks=1, shape=replace(s, nheads=s.nheads // s.nheads_k, nheads_k=1))
+
+
+def head_seed(seed: int, head: int) -> int:
+    """Return the seed of the inputs of a key head, of that of the case."""
+    return seed + 7919 * (head + 1)
+
+
+def together(found: Sequence[Accuracy]) -> Accuracy:
+    """Return the accuracy of several heads: the worst error of each result, and all that is wrong beside errors."""
+    errors = {name: worst([one.errors[name] for one in found if name in one.errors]) for name in found[0].errors}
+    unwritten = dict.fromkeys(name for one in found for name in one.unwritten)
+    flaws = dict.fromkeys(flaw for one in found for flaw in one.flaws)
+    heads = sum(one.heads for one in found)
+    return Accuracy(errors, found[0].rows, heads, tuple(unwritten), tuple(flaws), found[0].seed)
