@@ -226,8 +226,8 @@ FACTS: Sequence[Rule[Reported]] = (
     Rule(
         measured(lambda c: any(row.record.judge == "within" for row in c.rows)),
         "Judged within the process of their kernel: {cells}.",
-        "Masks of one's own, steps of models and approximations are, and all where memory cannot be shared with a judge "
-        "beside it.",
+        "Masks of one's own, steps of models and approximations are, and all where memory cannot be shared with a "
+        "judge beside it.",
         "docs/measuring.md says who judges.",
     ),
     Rule(
