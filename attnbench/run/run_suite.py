@@ -22,11 +22,12 @@ from attnbench.results.exit_codes import exit_code
 from attnbench.run import numpy_rates, venvs
 from attnbench.run import plan as planning
 from attnbench.run.axes import Axes
+from attnbench.run.job_order import TimeLimit, measure_jobs, ranks_ahead
 from attnbench.run.plan import CaseSupport
 from attnbench.run.select import Chosen, choose, parse_devices
 from attnbench.run.session import Recording, Session, check_output_path, create, reopen
 from attnbench.run.suite import Resolved, Settings, Suite, load_suite, resolve, resolve_suite_for
-from attnbench.run.workers import TimeLimit, has_nvidia_gpu, measure_jobs, ranks_ahead
+from attnbench.run.workers import has_nvidia_gpu
 
 MAX_ROUNDS = 1000
 NO_LIMIT = "the time limit of the run does not apply to what is left; --time-limit TIME sets one"

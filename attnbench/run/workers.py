@@ -9,7 +9,6 @@ its job only: the worker is replaced, and the next job runs. The parent never op
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import shlex
 import time
@@ -35,7 +34,7 @@ from attnbench.results.exit_codes import GIVEN_UP, MAX_FAILED_STARTS
 from attnbench.run import compile_caches, device_turns
 from attnbench.run.device_turns import DeviceTurns
 from attnbench.run.judge import Hearing, Judge, is_judged_beside, within
-from attnbench.run.plan import CaseSupport, places, problem, skip_over_limit, skipped_record
+from attnbench.run.plan import CaseSupport
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerOutOfMemory, WorkerProcess
 from attnbench.run.rank_workers import RankWorkers
 
@@ -517,120 +516,3 @@ def closing_workers(*pools: WorkerPool) -> Iterator[None]:
     finally:
         for pool in pools:
             pool.close()
-
-
-def ranks_ahead(case: Case, device: Device) -> int:
-    """Return how many ranks the worker of a case has that is opened before its first job: one, but on GPUs."""
-    return case.ranks if device.kind == "cuda" else 1
-
-
-class TimeLimit:
-    """Decides which jobs still fit a time limit, by their forecasts and by how good the forecasts were so far."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.seconds = seconds
-        self._clock = clock
-        self._deadline = clock() + seconds
-        self._forecast = self._actual = 10.0  # seconds, so that the first few jobs do not decide the ratio alone
-
-    def add_measured(self, job: Job, seconds: float) -> None:
-        """Add a job that was measured, with the seconds that it took."""
-        self._forecast += job.forecast.seconds
-        self._actual += seconds
-
-    def allows(self, job: Job, ahead: Iterable[Job] = ()) -> bool:
-        """Whether the job fits beside these jobs ahead."""
-        others = sum(j.forecast.seconds for j in ahead)
-        return self._clock() + self._actual / self._forecast * (others + job.forecast.seconds) <= self._deadline
-
-
-def measure_jobs(
-    jobs: Sequence[Job], pool: WorkerPool, policy: Policy, device: Device, limit: TimeLimit | None = None
-) -> Iterator[tuple[Job, Record | None]]:
-    """Measure jobs in their order; yield (job, None) when one starts, then (job, its record).
-
-    A new round has new workers. A job that does not fit `limit` beside all that is ahead of its problem and of those
-    before it (plan.places) is kept until the end. Then problems that have begun are completed, and others measured
-    where they fit as a whole, those that may compile for minutes last; the rest are skipped, and --resume measures
-    them. So a forecast that was too low costs the last problems only, and one that was too high costs nothing.
-    """
-    round_: int | None = None
-    waiting: list[Job] = []
-    place = places(jobs, device.kind) if limit else {}
-    spots = [place.get(problem(job.case), 0) for job in jobs] if limit else []
-    begun: set[int] = set()  # places of problems of which something was measured
-    too_large: set[int] = set()  # of those that did not fit as a whole
-    final = next((job for job in reversed(jobs) if not job.skip), None)
-
-    def where(job: Job) -> int:
-        return place.get(problem(job.case), 0)
-
-    def run(*group: Job) -> Iterator[tuple[Job, Record | None]]:
-        nonlocal round_
-        job = group[0]
-        if job.round != round_:
-            if round_ is not None:
-                pool.close()
-            round_ = job.round
-            if policy.caches == "kept":  # with fresh caches each job has a worker of its own
-                planned = [(j.backend, j.case) for j in jobs if j.round == round_ and not j.skip]
-                pool.open_device(dict.fromkeys((name, ranks_ahead(case, device)) for name, case in planned), device)
-        for job in group:
-            yield job, None
-        began = time.monotonic()
-        last = any(job is final for job in group)
-        if len(group) > 1:
-            records = pool.measure_together(group, policy, device, last=last)
-        else:
-            records = [pool.measure(group[0], policy, device, last=last)]
-        begun.add(where(group[0]))
-        for job, record in zip(group, records, strict=True):
-            if limit:
-                limit.add_measured(job, (time.monotonic() - began) / len(group))
-            yield job, record
-
-    def fits(index: int, group: Sequence[Job] = ()) -> bool:
-        if limit is None:
-            return True
-        job, spot = jobs[index], spots[index]
-        if spot in too_large:
-            return False
-        if limit.allows(job, group):  # with nothing else: else there is no need to look at the others
-            others = zip(jobs[index + 1 :], spots[index + 1 :], strict=True)
-            if limit.allows(job, [*group, *(j for j, other in others if other <= spot and not j.skip)]):
-                return True
-        if not group and where(job) not in begun:
-            too_large.add(where(job))
-        return False
-
-    group: list[Job] = []
-    for index, job in enumerate(jobs):
-        if job.skip and not job.resumable:
-            yield job, skipped_record(job)
-            continue
-        if group and not pool.may_join(group, job, policy, device):
-            yield from run(*group)
-            group = []
-        if job.resumable or not fits(index, group):
-            waiting.append(job)
-        else:
-            group.append(job)
-    if group:
-        yield from run(*group)
-
-    def turn(job: Job) -> tuple[int, bool, int]:
-        return job.round, job.backend in pool.compilers, where(job)
-
-    waiting.sort(key=lambda job: (turn(job), job.forecast.seconds))
-    given_up: set[int] = set()  # places of problems that are not begun
-    turns = [turn(job) for job in waiting]
-    for index, job in enumerate(waiting):
-        alone = not begun or where(job) in begun
-        ends = index + 1 if alone else bisect.bisect_right(turns, turns[index])
-        if limit and where(job) not in given_up and limit.allows(job, waiting[index + 1 : ends]):
-            yield from run(replace(job, skip=None, resumable=False))
-        else:
-            if not alone:
-                given_up.add(where(job))
-            late = job if job.resumable or not limit else skip_over_limit(job, limit.seconds)
-            yield late, skipped_record(late)

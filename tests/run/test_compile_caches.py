@@ -14,7 +14,7 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
 from attnbench.results.cells import cells
 from attnbench.results.metrics import METRICS
-from attnbench.run import compile_caches, workers
+from attnbench.run import compile_caches, job_order
 from attnbench.run.suite import load_suite, parse_options, resolve
 from attnbench.run.workers import WorkerPool
 from builders import case, ok
@@ -52,7 +52,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool
 
 def records(pool: WorkerPool, policy: Policy, *seqlens: int) -> list[Record]:
     jobs = [Job(case(n, headdim=64), "own", 0, Forecast(0.01, 0.001, 1)) for n in seqlens]
-    return [record for _, record in workers.measure_jobs(jobs, pool, policy, DEVICE) if record]
+    return [record for _, record in job_order.measure_jobs(jobs, pool, policy, DEVICE) if record]
 
 
 def found_compiled(record: Record) -> bool:

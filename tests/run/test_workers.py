@@ -27,9 +27,10 @@ from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, TensorError
 from attnbench.results.exit_codes import GIVEN_UP, MAX_FAILED_STARTS, exit_code, given_up
-from attnbench.run import process, workers
+from attnbench.run import job_order, process, workers
+from attnbench.run.job_order import TimeLimit
 from attnbench.run.process import WorkerProcess
-from attnbench.run.workers import TimeLimit, WorkerPool, checked
+from attnbench.run.workers import WorkerPool, checked
 
 DEVICE = Device("fake", 0, "Simulated GPU", 2**36, 2**36)
 POLICY = Policy(timeout_s=60.0)
@@ -133,7 +134,7 @@ def run(pool: WorkerPool, *jobs: Job, policy: Policy = POLICY, limit: TimeLimit 
     Each job that is not skipped must be announced, each must end one time, and without a limit their order is kept.
     """
     ends, announced = [], None
-    for at, record in workers.measure_jobs(jobs, pool, policy, DEVICE, limit):
+    for at, record in job_order.measure_jobs(jobs, pool, policy, DEVICE, limit):
         if record is None:
             assert announced is None
             announced = at.id
@@ -299,7 +300,7 @@ def test_a_time_limit_takes_no_square_of_the_jobs(seconds: float) -> None:
         counted: Counter[str] = Counter()
         sys.setprofile(lambda _, event, __: counted.update([event]))
         try:
-            deque(workers.measure_jobs(jobs, pool, POLICY, DEVICE, TimeLimit(seconds)), maxlen=0)
+            deque(job_order.measure_jobs(jobs, pool, POLICY, DEVICE, TimeLimit(seconds)), maxlen=0)
         finally:
             sys.setprofile(None)
         return counted["call"]
@@ -569,9 +570,9 @@ class SlowPool:
     def measured(self, jobs: list[Job], seconds: float, kind: Any = "fake") -> list[Record]:
         """Return the records of jobs within a time limit on its clock."""
         device = Device(kind, 0, "a device", 2**30, 2**30)
-        with mock.patch.object(workers, "time", SimpleNamespace(monotonic=lambda: self.now)):
+        with mock.patch.object(job_order, "time", SimpleNamespace(monotonic=lambda: self.now)):
             limit = TimeLimit(seconds, clock=lambda: self.now)
-            return [r for _, r in workers.measure_jobs(jobs, self, POLICY, device, limit) if r]  # type: ignore[arg-type]
+            return [r for _, r in job_order.measure_jobs(jobs, self, POLICY, device, limit) if r]  # type: ignore[arg-type]
 
     def open_device(self, *_: Any) -> None: ...
 
@@ -689,7 +690,8 @@ from attnbench.core.errors import EXIT_NOTHING_MEASURED, UserError
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job
 from attnbench.run.device_probe import probe_device
-from attnbench.run.workers import WorkerPool, measure_jobs
+from attnbench.run.job_order import measure_jobs
+from attnbench.run.workers import WorkerPool
 job = Job(Case(Shape(1, 8, 8, 1, 1, 8, 8), "bf16", "fwd"), "fake", 0, Forecast(1.0, 1.0, 1))
 pool = WorkerPool({{"fake": BACKENDS["fake"]}})
 device = probe_device("fake").device

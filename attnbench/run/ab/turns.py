@@ -13,9 +13,9 @@ from attnbench.core.sizes import format_duration
 from attnbench.core.text import count
 from attnbench.results.cells import Key
 from attnbench.run.ab.schedule import LOOKS, START, affordable, certain, order, to_look
+from attnbench.run.job_order import measure_jobs
 from attnbench.run.plan import skipped_record
 from attnbench.run.session import Recording, Session
-from attnbench.run.workers import measure_jobs
 
 LABELS = ("A", "B")
 
