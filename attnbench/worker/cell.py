@@ -62,18 +62,18 @@ class Cell:
         """Prepare and launch once."""
         raise NotImplementedError
 
-    def be_alone(self) -> None:
-        """Wait until no other worker uses the device; what follows may be timed."""
-        if self.timed:
-            self.instruments.alone_on_device()
-            self.laps.begin()
-
     def launch_to_check(self) -> Fields | None:
         """Launch, measure the memory of that, and check the results."""
         raise NotImplementedError
 
     def prepare_to_time(self) -> None:
         """Prepare the launch that is timed, where it is another one."""
+
+    def be_alone(self) -> None:
+        """Wait until no other worker uses the device; what follows may be timed."""
+        if self.timed:
+            self.instruments.alone_on_device()
+            self.laps.begin()
 
     def time(self) -> Fields | None:
         """Time the launch, and see that the inputs are as they were."""

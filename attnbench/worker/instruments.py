@@ -99,7 +99,7 @@ class Instruments:
         self._l2_states: dict[tuple[str, str], str] = {}
         self.ask_judge: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # that is beside the worker
         self.mapped = Mapped(self.device)  # its memory
-        self.ask_turn: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # where others use the device too
+        self._ask_turn: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # where others use the device too
         self._waited = 0.0  # seconds
         self.broken = False  # True: a failed graph capture broke torch's allocator and random generators
         if self.device.type == "cuda":
@@ -120,22 +120,24 @@ class Instruments:
         """Time launches together with other ranks from now on: they begin together, and the slowest counts."""
         self.together = self.timer.together = together
 
+    def share_device(self, ask: Callable[[Mapping[str, Any]], dict[str, Any]] | None) -> None:
+        """Take how to ask for a turn where other workers of the run use the device too; None where none does."""
+        self._ask_turn, self.memory.is_shared = ask, ask is not None
+
     def alone_on_device(self) -> None:
         """Wait until no other worker of the run uses the device, which is so from here on."""
-        if self.ask_turn:
-            self._take_turn(self.ask_turn, "alone")
-            self.memory.begin_window()
+        self._take_turn("alone")
 
     def together_on_device(self) -> None:
         """Let other workers of the run use the device at the same time from here on."""
-        if self.ask_turn:
-            self._take_turn(self.ask_turn, "together")
+        self._take_turn("together")
 
-    def _take_turn(self, ask: Callable[[Mapping[str, Any]], dict[str, Any]], turn: str) -> None:
-        self.synchronize()
-        began = perf_counter()
-        ask({"do": turn})
-        self._waited += perf_counter() - began
+    def _take_turn(self, turn: str) -> None:
+        if self._ask_turn:
+            self.synchronize()
+            began = perf_counter()
+            self._ask_turn({"do": turn})
+            self._waited += perf_counter() - began
 
     def seconds_waited(self) -> float:
         """Return the seconds that were spent on waiting for a turn since the last call."""

@@ -45,12 +45,10 @@ class CellMeasurer(Instruments):
             return flawed
         with cell.told_what_to_do():
             with self.memory.job_window():
-                if wrong := cell.launch_first():
-                    return wrong
-                cell.be_alone()
-                if wrong := cell.launch_to_check():
+                if wrong := cell.launch_first() or cell.launch_to_check():
                     return wrong
                 cell.prepare_to_time()
+            cell.be_alone()
             if ceilings:
                 limits = self.ceilings(operand_dtype(case))
                 self.memory.empty_cache()

@@ -308,7 +308,7 @@ class Worker:
 
             self._measurer.join(RankGroup(Place(**self._place), self._measurer.device))
         self._measurer.ask_judge = self._ask if self.is_judged else None
-        self._measurer.ask_turn = self._ask if self._together else None
+        self._measurer.share_device(self._ask if self._together else None)
         self._measurer.device_info = device  # its rates may not have been known when the instruments were made
         return self._measurer
 

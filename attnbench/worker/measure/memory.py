@@ -4,7 +4,9 @@ On a GPU "memory_peak" is torch's allocator: max_memory_allocated less what was 
 what libraries take outside torch's allocator, such as workspaces: the memory in use by the driver's count, less what
 torch has reserved. The driver counts all processes, so the growth of this outside memory is summed over the windows in
 which this process worked. Therefore memory that a library took in an earlier job and kept counts in later jobs too, as
-does code loaded on first use, and what another process takes during a window is counted by mistake.
+does code loaded on first use, and what another process takes during a window is counted by mistake. Nothing is added
+in a job that shares the device with others of the run (run/device_turns.py): these are of backends that ship with
+attnbench, which take their workspaces from torch, and outside only code of some MiB.
 
 On a CPU "memory_peak" is the profiler's account of torch's allocator, and "memory_driver" the high-water mark of the
 resident set.
@@ -42,6 +44,7 @@ class CudaMemory:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._outside = self._of_judge = 0
+        self.is_shared = False  # whether other workers of the run use the device at the same time
 
     def count_judge(self, nbytes: int) -> None:
         """Note that the judge has taken so many bytes of the device meanwhile, which no launch has."""
@@ -72,15 +75,15 @@ class CudaMemory:
     @contextmanager
     def job_window(self) -> Iterator[None]:
         """Open the window of one job. Outside memory that is taken in it and not given back counts in later jobs."""
-        self.begin_window()
+        self._window = self._taken_outside_torch()
         try:
             yield
         finally:
-            self._outside = max(0, self._outside + self._taken_outside_torch() - self._window)
+            self._outside = max(0, self._outside + self._grown_outside())
 
-    def begin_window(self) -> None:
-        """Begin the window of the job here: what was taken before, by others too, does not count."""
-        self._window = self._taken_outside_torch()
+    def _grown_outside(self) -> int:
+        """Return the bytes that were taken outside torch in the window; 0 where others use the device too."""
+        return 0 if self.is_shared else self._taken_outside_torch() - self._window
 
     def measure_peak(
         self, launch: Callable[[], Any], case: Case, *, fill: bool = True
@@ -100,8 +103,8 @@ class CudaMemory:
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
         held = torch.cuda.memory_allocated(self.device) - before
-        outside = self._outside + self._taken_outside_torch() - self._window
-        return {"memory_peak": peak, "memory_driver": peak + max(0, outside)}, held, result
+        outside = max(0, self._outside + self._grown_outside())
+        return {"memory_peak": peak, "memory_driver": peak + outside}, held, result
 
     def measure_held(self, make: Callable[[], T]) -> tuple[int, T]:
         """Call `make`. Return the bytes that stay allocated while its result is alive, and the result."""
@@ -141,6 +144,7 @@ class CpuMemory:
     """Measures memory on the host. `in_other_threads`: whether other Python threads worked in the latest launch."""
 
     in_other_threads = False
+    is_shared = False
 
     def __init__(self) -> None:
         _allocations(lambda: None)  # the first start of the profiler takes longer
@@ -158,9 +162,6 @@ class CpuMemory:
     def job_window(self) -> Iterator[None]:
         """Do nothing: on the host no memory is carried from job to job."""
         yield
-
-    def begin_window(self) -> None:
-        """Do nothing, as `job_window`."""
 
     def measure_peak(
         self, launch: Callable[[], Any], case: Case, *, fill: bool = True
