@@ -256,30 +256,12 @@ class WorkerPool:
             return [self.measure(jobs[0], policy, device, last=last)]
         if last:
             self._look_due = 0.0
-        turns = DeviceTurns(len(jobs))
+        began, turns = time.monotonic(), DeviceTurns(len(jobs))
         self._turns = {job.backend: partial(turns.take, worker=slot) for slot, job in enumerate(jobs)}
-        if self.judge:
-            self.judge.revive()
-        # in this thread, as Linux ends a worker with the thread that has started it (worker/serve.py)
-        begun = [self._begin(job, policy, device, slot=slot) for slot, job in enumerate(jobs)]
-
-        def measure(slot: int) -> Record:
-            try:
-                return self._finish(begun[slot], policy, device)
-            finally:
-                turns.leave(slot)
-
-        began = time.monotonic()
-        with ThreadPoolExecutor(len(jobs)) as threads:
-            found = [threads.submit(measure, slot) for slot in range(len(jobs))]
-            try:
-                records = [of_one.result() for of_one in found]
-            except BaseException:  # as at Ctrl-C: no thread ends before its worker
-                for job in jobs:
-                    self._workers[job.backend, 1].send_kill()
-                raise
-            finally:
-                self._turns = {}
+        try:
+            records = self._asked_together(jobs, turns, policy, device)
+        finally:
+            self._turns = {}
         seconds = [record.seconds or 0.0 for record in records]
         share = (time.monotonic() - began) / (sum(seconds) or 1.0)
         records = [replace(record, seconds=share * own) for record, own in zip(records, seconds, strict=True)]
@@ -288,14 +270,30 @@ class WorkerPool:
             for job, record in zip(jobs, records, strict=True)
         ]
 
-    def _measure(
-        self,
-        job: Job,
-        policy: Policy,
-        device: Device,
-        op: Op = "run",
-        memory: int | None = None,
-    ) -> Record:
+    def _asked_together(self, jobs: Sequence[Job], turns: DeviceTurns, policy: Policy, device: Device) -> list[Record]:
+        """Ask the worker of each job in a thread of its own."""
+        if self.judge:
+            self.judge.revive()
+        # in this thread, as Linux ends a worker with the thread that has started it (worker/serve.py)
+        begun = [self._begin(job, policy, device, slot=slot) for slot, job in enumerate(jobs)]
+
+        def ask(slot: int) -> Record:
+            try:
+                return self._finish(begun[slot], policy, device)
+            finally:
+                turns.leave(slot)
+
+        with ThreadPoolExecutor(len(jobs)) as threads:
+            found = [threads.submit(ask, slot) for slot in range(len(jobs))]
+            try:
+                return [of_one.result() for of_one in found]
+            except BaseException:  # as at Ctrl-C: no thread ends before its worker
+                for one in begun:
+                    if not isinstance(one.worker, str):
+                        one.worker.send_kill()
+                raise
+
+    def _measure(self, job: Job, policy: Policy, device: Device, op: Op = "run", memory: int | None = None) -> Record:
         return self._finish(self._begin(job, policy, device, op, memory), policy, device)
 
     def _begin(
