@@ -30,14 +30,19 @@ class HowToTime:
     ] = None
     max_seconds: Annotated[
         str | None,
-        options.how(metavar="TIME", help="Most time spent sampling a cell, once it has --min-samples. Default: 0.2s."),
+        options.how(
+            metavar="TIME",
+            help="Most time spent sampling a cell, once it has --min-samples. Default: 0.2s, or the suite's.",
+        ),
     ] = None
     min_samples: Annotated[
         int | None,
-        options.how(metavar="N", help="Fewest samples of a cell. Default: 10, of calls over 15 ms 6, over 50 ms 3."),
+        options.how(
+            metavar="N", help="Fewest samples of a cell. Default: 10. Of calls over 15 ms at most 6, over 50 ms 3."
+        ),
     ] = None
     warmup: Annotated[
-        str | None, options.how(metavar="TIME", help="Least time of calls before the first sample. Default: 0.025s.")
+        str | None, options.how(metavar="TIME", help="Least time of calls before the first sample. Default: 0.015s.")
     ] = None
     fresh_caches: Annotated[
         bool,

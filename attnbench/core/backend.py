@@ -124,7 +124,8 @@ def refusal(backend: Backend, case: Case, device: Device) -> str | None:
     if device.kind != "fake" and simulated:
         return "it is simulated; only --device fake runs it"
     if case.ranks > 1 and not getattr(backend, "several", False):
-        return f"it computes on one device, the sequence is split over {case.ranks}; -b 'ring-*,ulysses-*' can split it"
+        split = "-b ulysses-NAME splits it for a function or backend NAME, -b 'ring-*,ulysses-*' for those that ship"
+        return f"it computes on one device, the sequence is split over {case.ranks}; {split}"
     if case.step and not getattr(backend, "steps", False):
         return "it computes attention alone, and the case is a step of a whole model"
     return backend.unsupported(case, device)

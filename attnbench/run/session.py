@@ -192,7 +192,9 @@ class Session:
         self.probes = self.pool.probe(tell)
         for name, probe in self.probes.items():
             if (was := old.versions.get(name)) != probe.version:
-                raise UserError(f"cannot resume {path}: {name} was {was} and is {probe.version or probe.reason}")
+                now = probe.version or probe.reason
+                todo = "bring that version back, or start a new run"
+                raise UserError(f"cannot resume {path}: {name} was {was} and is {now}; {todo}")
 
 
 @dataclass

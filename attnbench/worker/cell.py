@@ -201,9 +201,9 @@ class Cell:
         """Return what to do about a wrong result or a failure, where a try shows it; else ""."""
         return ""
 
-    def wrong(self, accuracy: Accuracy, when: str = "") -> Fields:
-        """Return the fields of the record of wrong results, of the launch that `when` names."""
-        reason = "; ".join(filter(None, (when + accuracy.problem(), self.what_to_do())))
+    def wrong(self, accuracy: Accuracy, when: str = "", why: str = "") -> Fields:
+        """Return the fields of the record of wrong results of the launch that `when` names; `why` where it is known."""
+        reason = "; ".join(filter(None, (when + accuracy.problem(), why or self.what_to_do())))
         return {"status": "wrong", "reason": reason, "accuracy": accuracy}
 
     @property

@@ -39,6 +39,7 @@ ONE_BACKWARD = (
     "keep what the forward saved as it is, or measure both with --pass fwd_bwd"
 )
 NAN_WITHOUT_KEYS = "its output is NaN for queries that see no key"
+OVERFLOW = "scores there are beyond what exp holds in float32: subtract the maximum of each row from its scores"
 SHARED = "its calls share the memory of their results: a later call overwrites what an earlier one returned"
 UNSEEN = "its peak memory is not known: it allocates where torch does not see it"
 LEAVES = "each call leaves {} more allocated, until no memory is left"
@@ -114,10 +115,13 @@ class CellSteps(Cell):
         if not self.accuracy.ok:
             others = ", on the case's own inputs (it was right on hard inputs)" if self.judge.hard else ""
             when = f"in the second launch{others}: " if self._first.ok else ""
-            return self.wrong(self.accuracy, when)
+            changed = self.judge.first_changed()
+            return self.wrong(self.accuracy, when, f"it wrote to its input {changed}" if changed else "")
         if problem := self.judge.fp8_problem(self.prepared, self.accuracy):
             return {"status": "wrong-kernel", "reason": problem, "accuracy": self.accuracy}
-        return None if self._first.ok else self.wrong(self._first, "on hard inputs: ")
+        if self._first.ok:
+            return None
+        return self.wrong(self._first, "on hard inputs: ", OVERFLOW if self._first.unwritten else "")
 
     def prepare_to_time(self) -> None:
         """Prepare the launch on a dense `dout`, where the check so far had one that is zero outside sampled rows.

@@ -104,7 +104,7 @@ class CellJudge(Protocol):
         """Keep the inputs where no backend writes to them."""
 
     def first_changed(self) -> str | None:
-        """Return the name of an input that a launch has written to; None where there is none."""
+        """Return the name of an input that a launch has written to; None where there is none, or none is kept."""
 
     def check_renewed(self, renewal: InputRenewal, results: Results) -> Accuracy:
         """Compare the results of a launch on renewed inputs."""
@@ -196,7 +196,7 @@ class JudgeWithin:
         self._judge.original = inputs.make(case, str(device), seed)
 
     def first_changed(self) -> str | None:
-        return self._judge.first_changed(self.given)
+        return self._judge.first_changed(self.given) if hasattr(self._judge, "original") else None
 
     def check_renewed(self, renewal: InputRenewal, results: Results) -> Accuracy:
         assert renewal.now

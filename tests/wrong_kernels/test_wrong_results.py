@@ -198,7 +198,9 @@ def found_on_hard_inputs(steady_cpu: MeasuringDevice, kernel: Any, which: Case) 
 def test_a_softmax_without_its_maximum(steady_cpu: MeasuringDevice, direction: str, dtype: str, causal: bool) -> None:
     """Fault: the largest score is not subtracted. Found: wrong on hard inputs, where the exponential overflows."""
     which = hard_case(direction=direction, dtype=dtype, causal=causal)
-    found_on_hard_inputs(steady_cpu, wrong_results.no_maximum, which)
+    reason = steady_cpu.finds_wrong(wrong_results.no_maximum, which)
+    assert reason.startswith("on hard inputs: out ")
+    assert reason.endswith("subtract the maximum of each row from its scores")
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -468,6 +470,12 @@ def test_zeroes_gradients_that_are_not_compared(steady_cpu: MeasuringDevice) -> 
     """Fault: the second `prepare` zeroes the rows of dout that the check leaves out. Found: inputs must not change."""
     record = steady_cpu.measure(stale_results.ZeroesUncheckedGradients(), case("bwd", seqlen=256), budget=SAMPLED)
     assert steady_cpu.objections(record), "it passed as right"
+
+
+def test_an_input_that_is_written_to_is_named_where_that_spoils_a_gradient(steady_cpu: MeasuringDevice) -> None:
+    """Fault: q is scaled in place, so that the next call reads what this one wrote. Found: wrong, and why."""
+    reason = steady_cpu.finds_wrong(stale_results.scales_without_a_graph, case("bwd"))
+    assert reason.endswith("it wrote to its input q")
 
 
 @pytest.mark.parametrize("kernel", [stale_results.scales_in_place, stale_results.writes_output_to_q])

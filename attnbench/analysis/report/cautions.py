@@ -355,7 +355,7 @@ CAUTIONS: Sequence[Rule[Reported]] = (
         _few,
         "Few samples in {cells}, the fewest {most}: {cell.name}.",
         f"Below {MIN_SAMPLES_INTERVAL} the interval takes their noise to be normal.",
-        "Give run more --min-samples, or more --max-seconds (it was {cell.run.policy.max_seconds:g}s a cell).",
+        "Give run more --max-seconds (it was {cell.run.policy.max_seconds:g}s a cell).",
     ),
     Rule(
         _noisy,

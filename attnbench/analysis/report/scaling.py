@@ -77,7 +77,7 @@ def crossovers(cells: Sequence[Cell]) -> Iterator[str]:
         faster = [speedup > 1 and not cell.alike(known[_on_one(cell)]) for cell, speedup in curve]
         first = next((i for i in range(len(curve)) if all(faster[i:])), None)  # from which all are faster
         if not any(faster):
-            said = "at no length faster than one"
+            said = "at no length surely faster than one"
         elif first is None:
             said = "faster at some lengths, and not at the longest"
         elif first == 0:
