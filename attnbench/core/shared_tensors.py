@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import itertools
 import mmap
 import os
 import tempfile
@@ -28,6 +29,7 @@ ALIGNED = 512  # bytes; a tensor begins at a multiple, as in torch's allocator
 LEAST = {"cuda": 2**26, "cpu": 2**20}  # bytes of a slab
 MOST_OPEN = 8  # slabs of a CPU that are kept open
 OPEN, MAP = open, mmap.mmap
+SLABS = itertools.count()  # of this process, in all of its arenas
 FLAGS = {} if os.name == "nt" else {"flags": mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)}
 LAZY_PEER_ACCESS = 1  # a flag of cuIpcOpenMemHandle, the only one there is
 
@@ -157,7 +159,7 @@ class _FileSlab(_OwnSlab):
             self.bytes = _mapped_file(self._descriptor, nbytes)
         except OSError as error:
             raise NotShared(f"{nbytes} bytes of memory to share cannot be made: {error}") from None
-        self.described = {"path": path, "nbytes": nbytes, "key": f"{os.getpid()}/{number}"}
+        self.described = {"path": path, "nbytes": nbytes, "key": f"{os.getpid()}/{next(SLABS)}"}
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

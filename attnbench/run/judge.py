@@ -104,9 +104,14 @@ class Judge:
                 worker.kill()
         return self._sharing[python]
 
-    def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """Return its answer to a request of judge/service.py. Raises WorkerDied or WorkerHung."""
+    def ask(self, request: Mapping[str, Any], timeout: float, process: int | None = None) -> dict[str, Any]:
+        """Return its answer to a request of judge/service.py, of this process of it where a number is given.
+
+        Raises WorkerDied or WorkerHung.
+        """
         with self._one_at_a_time:
+            if process is not None and (self._worker is None or self.pid != process or not self._worker.alive):
+                raise WorkerDied("in the middle of the case")
             worker = self._alive()
             while self._waiting:
                 self._waiting -= 1
@@ -117,6 +122,11 @@ class Judge:
     def pid(self) -> int | None:
         """The number of its process, None where none runs."""
         return self._worker.pid if self._worker else None
+
+    def send_kill(self) -> None:
+        """Kill its process without waiting for its end."""
+        if self._worker is not None:
+            self._worker.send_kill()
 
     def close(self) -> None:
         """End its process."""
@@ -140,6 +150,7 @@ class Hearing:
         self._judge, self._job, self._slot, self._lean = judge, job, slot, lean
         self._refused = False  # whether the worker cannot open the judge's memory
         self._check: str | None = None  # that is going on, None: one that decides nothing
+        self._process: int | None = None  # the judge's, with which the case has begun
         self.verdicts: dict[str, Accuracy] = {}
         self.asked = False  # whether the worker has begun to be judged
 
@@ -159,32 +170,43 @@ class Hearing:
                     self.asked = True
                     answer = self._begin({**request, "lean": self._lean}, timeout)
                 case "refused":
+                    if not self.asked:
+                        return {"error": "its worker refuses memory that it was not given"}
                     if self._judge.can_be_shared(python, self._slot):
                         why = request.get("why", "")
                         return {"error": f"its worker cannot open memory that another process like it can: {why}"}
                     self.asked, self._refused = False, True  # the worker judges itself
                     return {}
                 case _:
-                    answer = self._judge.ask({**request, "slot": self._slot}, timeout)
+                    answer = self._judge.ask({**request, "slot": self._slot}, timeout, self._process)
         except WorkerDied as death:
             return {"error": f"the judge ended: {death}"}
         except WorkerHung:
             return {"error": f"the judge gave no answer within {format_duration(timeout)}"}
-        if do == "check":
-            self._check = None if request.get("trial") else request["what"]
-        verdict = answer.get("together" if "together" in answer else "accuracy")  # of all heads of several ranks
-        if do in ("check", "launched") and verdict and self._check:
-            earlier = self.verdicts.get(self._check)
-            if earlier is None or earlier.ok:  # a wrong result is not made good by another
-                self.verdicts[self._check] = from_json(Accuracy, verdict)
+        if do == "check" and "error" not in answer:
+            self._check = None if request.get("trial") else str(request.get("what"))
+        if do in ("check", "launched") and self._check:
+            self._keep(self._check, answer)
         return answer
+
+    def _keep(self, check: str, answer: Mapping[str, Any]) -> None:
+        """Keep a verdict; of several ranks the one on all heads, or on a head that is wrong."""
+        found = from_json(Accuracy, answer["accuracy"]) if answer.get("accuracy") else None
+        if found and found.ok and "together" in answer:
+            found = from_json(Accuracy, answer["together"]) if answer["together"] else None
+        earlier = self.verdicts.get(check)
+        if found and (earlier is None or earlier.ok):  # a wrong result is not made good by another
+            self.verdicts[check] = found
 
     def _begin(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """Begin a case. A judge that has died since the last job is replaced: another knows as much."""
         request = {**request, "slot": self._slot}
-        with contextlib.suppress(WorkerDied):
-            return self._judge.ask(request, timeout)
-        return self._judge.ask(request, timeout)
+        try:
+            answer = self._judge.ask(request, timeout)
+        except WorkerDied:
+            answer = self._judge.ask(request, timeout)
+        self._process = self._judge.pid
+        return answer
 
     def ruled(self, record: Record) -> Record:
         """Return the record of a job with the verdicts in the place of what its worker says."""

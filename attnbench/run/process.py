@@ -139,7 +139,7 @@ class WorkerProcess:
         Time in which this process was stopped does not count, as the worker was most likely stopped too.
         """
         assert self._process.stdout is not None
-        left = timeout
+        left, late = timeout, False  # whether time was added for what follows a question
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while True:
@@ -149,7 +149,11 @@ class WorkerProcess:
                     began = time.monotonic()
                     self._write(self.on_question(question, max(1.0, left)))
                     if question.get("do") not in UNCOUNTED:
-                        left = max(min(AFTER_QUESTION, timeout), left - (time.monotonic() - began))
+                        left -= time.monotonic() - began
+                    if left < min(AFTER_QUESTION, timeout) and not late:
+                        left, late = min(AFTER_QUESTION, timeout), True
+                    if left <= 0:
+                        return False
                     continue
                 longest, began = min(SLICE, max(0.0, left)), time.monotonic()
                 ready = selector.select(longest)

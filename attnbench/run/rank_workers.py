@@ -45,6 +45,7 @@ class RankWorkers:
         self._ranks = [WorkerProcess(python, variables) for _ in devices]
         self._failed = 0  # the rank whose stderr tells most
         self._time = 0.0  # seconds that are left for the answer
+        self._late = False  # whether some were added for what follows a question
         self.on_question: OnQuestion | None = None  # rank 0 may ask before it answers
         self._ranks[0].on_question = self._answer
 
@@ -76,7 +77,7 @@ class RankWorkers:
         process was stopped does not count, as in WorkerProcess.answered.
         """
         answers: dict[int, dict[str, Any]] = {}
-        self._time, last = timeout, time.monotonic()
+        self._time, self._late, last = timeout, False, time.monotonic()
         while len(answers) < len(self._ranks):
             for number, rank in enumerate(self._ranks):
                 if number in answers:
@@ -104,7 +105,8 @@ class RankWorkers:
         if self.on_question is None:
             return {"error": "nobody answers the questions of several ranks"}
         answer = self.on_question(question, max(1.0, self._time))
-        self._time = max(AFTER_QUESTION, self._time)
+        if self._time < AFTER_QUESTION and not self._late:
+            self._time, self._late = AFTER_QUESTION, True
         return answer
 
     def _of_the_failed(self, answers: Mapping[int, dict[str, Any]]) -> dict[str, Any]:

@@ -250,12 +250,16 @@ class WorkerPool:
     ) -> list[Record]:
         """Measure jobs that may be in one group, and return their records, each with its share of the time.
 
-        Their workers prepare and check at the same time; each is timed while no other uses the device.
+        Their workers prepare and check at the same time; each is timed while no other uses the device. A job that also
+        measures the device's ceilings, or looks at what others do, goes alone.
         """
         if len(jobs) == 1:
             return [self.measure(jobs[0], policy, device, last=last)]
         if last:
-            self._look_due = 0.0
+            *first, final = jobs
+            return [*self.measure_together(first, policy, device), self.measure(final, policy, device, last=True)]
+        if time.monotonic() >= min(self._ceilings_due.get(jobs[0].case.dtype, 0.0), self._look_due):
+            return [self.measure(jobs[0], policy, device), *self.measure_together(jobs[1:], policy, device)]
         began, turns = time.monotonic(), DeviceTurns(len(jobs))
         self._turns = {job.backend: partial(turns.take, worker=slot) for slot, job in enumerate(jobs)}
         try:
@@ -291,6 +295,8 @@ class WorkerPool:
                 for one in begun:
                     if not isinstance(one.worker, str):
                         one.worker.send_kill()
+                if self.judge:
+                    self.judge.send_kill()  # which some may wait for
                 raise
 
     def _measure(self, job: Job, policy: Policy, device: Device, op: Op = "run", memory: int | None = None) -> Record:

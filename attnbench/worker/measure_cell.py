@@ -34,13 +34,14 @@ class CellMeasurer(Instruments):
     ) -> dict[str, Any]:
         """Measure one cell and return the fields of its Record; without `timed` make the same checks and time nothing.
 
-        With `ceilings` the device's ceilings are measured too, and are in the record. Of several ranks all call this,
+        With `ceilings` the device's ceilings are measured first, and are in the record. Of several ranks all call this,
         and the record is that of rank 0.
 
         Raises Unsupported where the library refuses the case, and whatever else the library raises.
         """
         cell = _kind_of(case)(self, backend, case, policy, timed=timed)
-        limits: dict[str, Measurement] = {}
+        limits = self.ceilings(operand_dtype(case)) if ceilings else {}
+        cell.laps.end("ceilings")
         if flawed := cell.make_inputs():
             return flawed
         with cell.told_what_to_do():
@@ -49,10 +50,6 @@ class CellMeasurer(Instruments):
                     return wrong
                 cell.prepare_to_time()
             cell.be_alone()
-            if ceilings:
-                limits = self.ceilings(operand_dtype(case))
-                self.memory.empty_cache()
-                cell.laps.end("ceilings")
             ending = cell.time() or cell.time_plan() or cell.trace()
             cell.be_together()
             ending = (

@@ -227,6 +227,8 @@ class Worker:
         undo()
         forget_compiled()
         began = monotonic()
+        if self._measurer is not None:
+            self._measurer.seconds_waited()  # as a look at the end of the last job did
         cap = memory_cap.cap_of_a_job(memory, job.case.ranks if op == "fit" else 1) if device.kind == "cpu" else None
         if cap is not None and op == "fit":
             self._held = self._held or self._held_when_warm(job.case, policy, device)

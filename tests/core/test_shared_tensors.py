@@ -86,3 +86,9 @@ def test_a_tensor_of_any_strides_is_copied(t: torch.Tensor) -> None:
     place = Mapped(CPU).tensors(described)["t"]
     copy_bytes(place, t)
     assert torch.equal(place, t)
+
+
+def test_arenas_of_one_process_are_apart() -> None:
+    mapped = Mapped(CPU)
+    described = [Arena(CPU).place({"x": torch.full((4,), float(value))})[0] for value in (1, 2)]
+    assert [mapped.tensors(of)["x"][0].item() for of in described] == [1, 2]

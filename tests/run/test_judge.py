@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
-from attnbench.core.record import Forecast, Job, Record
+from attnbench.core.record import Accuracy, Forecast, Job, Record, TensorError
 from attnbench.judge import hearing, service
 from attnbench.run.judge import Judge
+from attnbench.run.process import WorkerHung, WorkerProcess
 from attnbench.run.workers import WorkerPool
 
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
@@ -142,6 +144,51 @@ def test_a_worker_s_question_reaches_the_judge_s_service_alone(pool: WorkerPool,
     assert "no case has begun" in heard.answer({"do": "hard", "slot": 0, **load}, 10.0)["error"]
     assert "no worker may ask" in heard.answer({"do": "ahead", "cases": [], "seed": 0}, 10.0)["error"]
     assert not (tmp_path / "loaded").exists()
+
+
+def test_a_judge_that_died_is_named_by_all_that_it_judged(pool: WorkerPool) -> None:
+    assert pool.judge
+    hearings = [pool.judge.hear(CASE, 0, slot=slot) for slot in range(2)]
+    for heard in hearings:
+        heard.answer({"do": "begin", "case": to_json(CASE), "seed": 0}, 60.0)
+    assert pool.judge.pid
+    os.kill(pool.judge.pid, signal.SIGKILL)
+    for heard in hearings:
+        assert "the judge ended: " in heard.answer({"do": "hard"}, 60.0)["error"]
+
+
+def test_questions_that_are_none_decide_nothing(pool: WorkerPool) -> None:
+    """A refusal of memory that was not given, a check that the judge refuses, and one without a name."""
+    assert pool.judge
+    heard = pool.judge.hear(CASE, 0)
+    assert "was not given" in heard.answer({"do": "refused", "why": "no"}, 60.0)["error"]
+    heard.answer({"do": "begin", "case": to_json(CASE), "seed": 0}, 60.0)
+    for request in ({"do": "check"}, {"do": "check", "what": "renewed", "head": 99}):
+        assert "error" in heard.answer(request, 60.0)
+    assert not heard.verdicts
+    assert heard._check is None
+
+
+def test_a_head_that_was_wrong_stays_wrong(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a worker begins the case again before it has shown the other heads."""
+    wrong, right = (Accuracy({"out": TensorError(error, 0.1, 0.2, 0.0)}, 1, 1) for error in (1.0, 0.0))
+    assert pool.judge
+    heard = pool.judge.hear(replace(CASE, ranks=2), 0)
+    for accuracy, together in ((wrong, None), (right, None), (right, right)):
+        answer = {"accuracy": to_json(accuracy), "together": together and to_json(together)}
+        monkeypatch.setattr(pool.judge, "ask", lambda *_, answer=answer: answer)
+        heard.answer({"do": "check", "what": "hard"}, 60.0)
+    assert not heard.verdicts["hard"].ok
+
+
+def test_a_worker_that_only_asks_has_its_time_too() -> None:
+    loop = 'while True: print(\'{"ask": {"do": "hard"}}\', flush=True); input()'
+    worker = WorkerProcess(program=["-c", loop])
+    worker.on_question = lambda *_: {}
+    began = time.monotonic()
+    with pytest.raises(WorkerHung):
+        worker.ask({"op": "run"}, 0.5)
+    assert time.monotonic() - began < 20
 
 
 def test_cases_that_are_worked_ahead_are_judged_alike(pool: WorkerPool) -> None:

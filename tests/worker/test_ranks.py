@@ -408,13 +408,17 @@ def test_others_have_less_time_after_a_rank_that_failed(
     assert seconds <= time.monotonic() - began < seconds + 0.6
 
 
-def test_a_question_of_rank_0_has_the_time_of_the_ranks_and_leaves_them_some() -> None:
+def test_a_question_of_rank_0_has_the_time_of_the_ranks_and_leaves_them_some_one_time() -> None:
     group = object.__new__(rank_workers.RankWorkers)
+    group._late = False
     group._time, group.on_question = 40.0, lambda question, seconds: {**question, "seconds": seconds}
     assert group._answer({"do": "begin"}, 0.01) == {"do": "begin", "seconds": 40.0}
     group._time = 0.0
     assert group._answer({}, 0.01) == {"seconds": 1.0}
     assert group._time == AFTER_QUESTION
+    group._time = 0.0
+    group._answer({}, 0.01)
+    assert group._time == 0.0
 
 
 def test_a_group_is_opened_ahead() -> None:
