@@ -59,7 +59,7 @@ class CellSteps(Cell):
     prepared: Prepared
     _first: Accuracy  # of the first launch
     _kept_by_first: int  # bytes
-    _seconds: float  # of a launch, about
+    _seconds: float  # of a launch, about; 0 where that is not known
     renewal: InputRenewal
 
     def make_inputs(self) -> Fields | None:
@@ -297,11 +297,11 @@ class CellSteps(Cell):
         return self.instruments.memory.measure_held(make) if self.timed else (0, make())
 
     def _measure_seconds(self, launch: Callable[[], T]) -> T:
-        """Launch once, and note about how many seconds that takes."""
+        """Launch once, and note about how many seconds that takes, where nothing else of the run is at work."""
         began = perf_counter()
         result = launch()
         self.instruments.synchronize()
-        self._seconds = perf_counter() - began
+        self._seconds = 0.0 if self.instruments.memory.is_shared else perf_counter() - began
         return result
 
     def _launch_and_give_up(self, first_inputs: Inputs) -> Accuracy:
