@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ class Here:
     def __init__(self, python: str | None = None, _: Mapping[str, str] | None = None) -> None:
         self.python = python
         self.alive = True
+        self.pid = os.getpid()
         self.on_question: OnQuestion | None = None
         self._worker = Worker(self._ask_judge)
         self._answers: list[dict[str, Any]] = []
