@@ -19,7 +19,7 @@ from attnbench.core.errors import UserError
 from attnbench.core.flops import flops
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
-from attnbench.core.record import WRONG, Forecast, Job, Record, Run, Search
+from attnbench.core.record import NO_ROOM_TO_CHECK, WRONG, Forecast, Job, Record, Run, Search
 from attnbench.core.sizes import format_duration, format_size
 from attnbench.results import run_file
 from attnbench.run.capacity_search import UNIT, Outcome, bracket, grid, next_size
@@ -272,7 +272,9 @@ def _steps(
         size = next_size(outcomes, sizes, size_of(first.case, search.of))
         if size is None:
             size = bracket(outcomes).stops
-            if size is None or found[size].status != "oom" or size in confirmed or _times(records, found[size]) > 1:
+            if size is None or not _lacked_memory(found[size]):
+                return
+            if size in confirmed or _times(records, found[size]) > 1:
                 return
             pool.close_worker(first.backend)
             is_fresh = True
@@ -296,6 +298,11 @@ def _steps(
             pool.close_worker(first.backend)
             is_fresh = True
         yield _within_limit(record, search)
+
+
+def _lacked_memory(record: Record) -> bool:
+    """Whether the call, or its check, found no memory, as in a process that keeps what earlier steps have freed."""
+    return record.status == "oom" or NO_ROOM_TO_CHECK in (record.reason or "")
 
 
 def _times(records: Sequence[Record], of: Record) -> int:
