@@ -191,7 +191,7 @@ class Hearing:
 
 
 def use(device: torch.device) -> None:
-    """Make a GPU that of this thread."""
+    """Make a GPU the current device of this thread."""
     import torch
 
     if device.type == "cuda":

@@ -129,7 +129,7 @@ class _Measuring:
         return False
 
     def late(self, waiting: list[Job]) -> Steps:
-        """Measure of the jobs that were kept until the end those that fit, and skip the others."""
+        """Measure the jobs kept until the end that fit the time limit, and skip the others."""
 
         def turn(job: Job) -> tuple[int, bool, int]:
             return job.round, job.backend in self._pool.compilers, self._where(job)

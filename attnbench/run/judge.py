@@ -81,12 +81,12 @@ class Judge:
             worker.send({**request, "cases": [to_json(case) for case in cases]})
             self._waiting += 1
 
-    def hear(self, case: Case, seed: int, nbytes: int = 0, *, slot: int = 0) -> Hearing:
+    def hear(self, case: Case, seed: int, nbytes: int = 0, *, slot: int = 0) -> JobHearing:
         """Return the hearing of a worker's next job, of this case; `slot` tells it from others at the same time.
 
         The forecast of the job's memory is `nbytes`; where that is much of the device's, the judge takes little.
         """
-        return Hearing(self, (to_json(case), seed), slot, lean=nbytes > MUCH * self._memory)
+        return JobHearing(self, (to_json(case), seed), slot, lean=nbytes > MUCH * self._memory)
 
     def can_be_shared(self, python: str | None, slot: int) -> bool:
         """Whether a worker without a backend opens the memory, in the interpreter of one that says it cannot."""
@@ -142,8 +142,11 @@ class Judge:
         return self._worker
 
 
-class Hearing:
-    """What one job's worker asks the judge, and the verdicts on it. `slot` is of judge/service.py."""
+class JobHearing:
+    """The hearing of one job as the parent sees it: it passes on the worker's questions, and keeps the verdicts.
+
+    `slot` is of judge/service.py, which has the judge's side (judge/hearing.py).
+    """
 
     def __init__(self, judge: Judge, job: tuple[Any, int], slot: int, *, lean: bool) -> None:
         """Take the job's case, as JSON, and its seed."""

@@ -31,7 +31,7 @@ LONG_CALL = 0.15  # seconds, from which fewer calls are made to check a cell (wo
 TOO_LOW = 2.0  # how many times as long as forecast a run may take
 ROOM = 1.2  # of a time limit over the forecast, as advice
 CONTEXT = 6 * 2**28  # bytes of a worker's CUDA context, libraries, profiler and buffer to flush L2
-SHARED = 3 * 2**30  # bytes that the judge shares with workers whose jobs go together (run/workers.py)
+SHARED = 3 * 2**30  # bytes of inputs and results that the judge shares with workers of a group (run/workers.py)
 
 Problem = tuple[Any, ...]  # a case without its pass
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attnbench.run import device_turns
+
 START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
 SLICE = 1.0  # seconds of one wait for an answer; what it takes longer is not counted
 QUESTION = b'{"ask":'  # how a line begins in which a worker asks, and does not answer
@@ -23,7 +25,6 @@ TAIL = 4000  # bytes of a worker's stderr kept with a failure
 
 
 OnQuestion = Callable[[dict[str, Any], float], dict[str, Any]]  # a question and the seconds that are left -> answer
-UNCOUNTED = ("alone", "together")  # what a worker waits for that others keep from it
 
 
 class WorkerDied(Exception):
@@ -148,7 +149,7 @@ class WorkerProcess:
                         return True
                     began = time.monotonic()
                     self._write(self.on_question(question, max(1.0, left)))
-                    if question.get("do") not in UNCOUNTED:
+                    if question.get("do") not in device_turns.REQUESTS:  # it waits for other workers
                         left -= time.monotonic() - began
                     if left < min(AFTER_QUESTION, timeout) and not late:
                         left, late = min(AFTER_QUESTION, timeout), True

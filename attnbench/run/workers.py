@@ -33,7 +33,7 @@ from attnbench.results.bounds import check_record
 from attnbench.results.exit_codes import GIVEN_UP, MAX_FAILED_STARTS
 from attnbench.run import compile_caches, device_turns
 from attnbench.run.device_turns import DeviceTurns
-from attnbench.run.judge import Hearing, Judge, is_judged_beside, within
+from attnbench.run.judge import JobHearing, Judge, is_judged_beside, within
 from attnbench.run.plan import CaseSupport
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerOutOfMemory, WorkerProcess
 from attnbench.run.rank_workers import RankWorkers
@@ -55,7 +55,7 @@ class Begun(NamedTuple):
 
     job: Job
     request: dict[str, Any]
-    hearing: Hearing | None
+    hearing: JobHearing | None
     worker: WorkerProcess | RankWorkers | str  # or why there is none
 
 
@@ -69,7 +69,7 @@ class WorkerPool:
     judge: Judge | None = None  # of the device, beside the workers
     variables: Mapping[str, str] = field(default_factory=dict)  # in the environment of workers
     _workers: dict[Key, WorkerProcess | RankWorkers] = field(default_factory=dict)
-    _hearings: dict[str, Hearing] = field(default_factory=dict)  # backend -> that of its job at hand
+    _hearings: dict[str, JobHearing] = field(default_factory=dict)  # backend -> that of its job at hand
     _turns: dict[str, Callable[[str], None]] = field(default_factory=dict)  # backend -> how it waits for its turn
     _failed_starts: dict[str, int] = field(default_factory=dict)
     _ceilings_due: dict[str, float] = field(default_factory=dict)  # dtype -> time.monotonic() of its next reading
@@ -357,7 +357,7 @@ class WorkerPool:
 
     def _request(
         self, job: Job, policy: Policy, device: Device, op: Op, memory: int | None, slot: int
-    ) -> tuple[dict[str, Any], Hearing | None]:
+    ) -> tuple[dict[str, Any], JobHearing | None]:
         """Return the request for a job, and its hearing where the judge beside the workers judges it."""
         request: dict[str, Any] = {
             "op": op,

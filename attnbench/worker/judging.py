@@ -133,7 +133,7 @@ class HeadsJudge(Protocol):
     renewal_seed: int
 
     def of(self, head: int) -> CellJudge:
-        """Return the judge of a key head, a case of its own (judge/heads.py), until that of another is asked for."""
+        """Return the judge of one key head (judge/heads.py). It can be used until the judge of another is asked for."""
 
 
 class JudgeWithin:

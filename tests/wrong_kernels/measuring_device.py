@@ -28,7 +28,7 @@ from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import CHECK, METHOD, Policy
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.results.cells import Cell, cells
-from attnbench.run.judge import Hearing, Judge
+from attnbench.run.judge import JobHearing, Judge
 from attnbench.worker.serve import Worker
 from judge_here import judge_here
 
@@ -82,7 +82,7 @@ class MeasuringDevice:
     policy: Policy = POLICY
     beside: Judge | None = None
     environment: Environment = field(init=False)
-    hearing: Hearing | None = None  # of the latest job, by the judge beside
+    hearing: JobHearing | None = None  # of the latest job, by the judge beside
 
     def __post_init__(self) -> None:
         self.environment = Environment(self.device, "3", "Linux", torch.__version__, "a CPU")
