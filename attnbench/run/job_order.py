@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -47,11 +48,14 @@ def measure_jobs(
 ) -> Steps:
     """Measure jobs in their order; yield (job, None) when one starts, then (job, its record).
 
+    Jobs of one case that may be measured together are (WorkerPool.may_join), and come before the others of the case.
+
     A new round has new workers. A job that does not fit `limit` beside all that is ahead of its problem and of those
     before it (plan.places) is kept until the end. Then problems that have begun are completed, and others measured
     where they fit as a whole, those that may compile for minutes last; the rest are skipped, and --resume measures
     them. So a forecast that was too low costs the last problems only, and one that was too high costs nothing.
     """
+    jobs = [*_with_groups_first(jobs, pool, policy, device)]
     measuring, waiting, group = _Measuring(jobs, pool, policy, device, limit), list[Job](), list[Job]()
     for index, job in enumerate(jobs):
         if job.skip and not job.resumable:
@@ -67,6 +71,12 @@ def measure_jobs(
     if group:
         yield from measuring.measure(group)
     yield from measuring.late(waiting)
+
+
+def _with_groups_first(jobs: Sequence[Job], pool: WorkerPool, policy: Policy, device: Device) -> Iterator[Job]:
+    """Yield jobs, of each case and round first those that may be in a group, so that no other job parts it."""
+    for _, of_case in itertools.groupby(jobs, key=lambda job: (job.case, job.round)):
+        yield from sorted(of_case, key=lambda job: not pool.may_join([], job, policy, device))
 
 
 class _Measuring:

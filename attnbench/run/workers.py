@@ -41,7 +41,7 @@ from attnbench.run.rank_workers import RankWorkers
 SLOW_START = 10.0  # seconds of importing, after which a person is told which backends have not finished
 COLD_TIMEOUT = 900.0  # seconds for a job that may have all its kernels to compile; FlashInfer's take minutes
 CEILINGS_EVERY = 60.0  # seconds between two readings of the device's ceilings for a dtype, by any worker
-TOGETHER = 8  # workers of a group at most
+TOGETHER = 12  # workers of a group at most
 TOGETHER_BYTES = 0.1  # of a device's free memory, which the jobs of a group may take by their forecasts
 TOGETHER_CALL = 0.02  # seconds of a call; longer ones keep the device busy, so that nothing is gained
 LOOK_EVERY = 60.0  # seconds between two looks at what others do on a GPU; each takes a second or two

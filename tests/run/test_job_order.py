@@ -74,6 +74,18 @@ def test_a_job_that_is_skipped_does_not_part_a_group() -> None:
     assert len([1 for _, status in told if status]) == len(jobs)
 
 
+def test_a_job_that_may_not_join_does_not_part_a_group() -> None:
+    class OneIsHeavy(Pool):
+        def may_join(self, group: Sequence[Job], job: Job, *_: Any) -> bool:
+            return job.backend != "b" and super().may_join(group, job)
+
+    pool = OneIsHeavy()
+    told = measured(pool, plan())
+    assert pool.groups == ["ac", "b"] * 2
+    assert pool.last == [False, False, False, True]
+    assert [name for name, status in told if status] == [*"acb"] * 2
+
+
 @pytest.mark.parametrize(("seconds", "groups"), [(100.0, ["abc", "abc"]), (45.0, ["abc"]), (70.0, ["abc", "abc"])])
 def test_a_group_is_within_a_time_limit(seconds: float, groups: list[str]) -> None:
     """The limit counts all jobs of a group that has not begun."""

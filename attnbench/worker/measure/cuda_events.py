@@ -21,6 +21,7 @@ from attnbench.worker.measure.sampling import Alone, BatchClock, Together, do_no
 
 HIDING_SECONDS = 2e-4  # of a spin that hides the host from one launch
 MAX_SPIN = 0.05  # seconds
+MAX_RISE = 2  # of the pace of the host that one sample alone shows, over the pace known before
 MAX_TRIES = 8  # batches, until one in which the host keeps ahead; each try uses the pace that the last one showed
 
 
@@ -87,6 +88,10 @@ class EventTimer:
         """Raise the best clock to one that was found, but not above what the device is said to hold."""
         self.best_clock = max(self.best_clock, min(found or 0.0, self.gauge.top_hz or math.inf))
 
+    def _note_pace(self, seconds: float, n: int) -> None:
+        """Note the host's time for one sample of a batch of n. One alone is up to ten times as slow as others."""
+        self._host_seconds = seconds if n > 1 else min(seconds, MAX_RISE * self._host_seconds)
+
     def seconds(self, launch: Callable[[], Any]) -> float:
         """Return the device time in seconds of one launch behind a short spin that hides the host."""
         start, end = self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True)
@@ -120,7 +125,7 @@ class EventTimer:
             end.record()
             caught_up = caught_up or bool(start.query())
             gauge.end()
-        self._host_seconds = (clock() - began) / n
+        self._note_pace((clock() - began) / n, n)
         cuda.synchronize()
         self.enqueue += enqueue
         values = [float(start.elapsed_time(end)) / 1e3 for start, end in pairs]
