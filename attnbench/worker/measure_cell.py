@@ -28,6 +28,8 @@ class CellMeasurer(Instruments):
         super().__init__(device)
         self._gc_frozen = False
         judge.warm_up(self.device)
+        if self.events:
+            self.events.gauge.open()  # here, where all workers do so at the same time
 
     def measure(
         self, backend: Backend, case: Case, policy: Policy, *, timed: bool = True, ceilings: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,6 +118,7 @@ class Gpu:
         monkeypatch.setattr(torch, "cuda", self)
         monkeypatch.setattr(torch, "zeros", lambda *shape, **_: Memory(self, *shape))
         monkeypatch.setattr(device_kernels, "compiled", self.gauge_kernel)
+        monkeypatch.setattr(device_kernels, "bound", lambda kernel, blocks, of: partial(kernel, blocks, 1, of))
 
     def synchronize(self, *_: object) -> None:
         self.now = max(self.now, self.free)

@@ -44,10 +44,11 @@ class ClockGauge:
         self._opened = True
         torch = self._torch
         try:
-            self._spin, self._count = (device_kernels.compiled(name) for name in ("spin", "count"))
-            self._blocks = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+            self._spin, count = (device_kernels.compiled(name) for name in ("spin", "count"))
+            blocks = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
             self._spun = torch.zeros(2, dtype=torch.int64, device="cuda")
             self._counted = torch.zeros(device_kernels.MAX_MULTIPROCESSORS, 4, dtype=torch.int64, device="cuda")
+            self._begin, self._end = (device_kernels.bound(count, blocks, [is_end, self._counted]) for is_end in (0, 1))
         except Exception as error:  # any failure of the compiler is one of the gauge, never of a job
             self.fault = f"the cycles of the multiprocessors cannot be counted: {' '.join(str(error).split())}"[:300]
 
@@ -69,12 +70,12 @@ class ClockGauge:
     def begin(self) -> None:
         """Queue the start of a window in which cycles are counted."""
         if not self.fault:
-            self._count((self._blocks, 1, 1), (1, 1, 1), [0, self._counted])
+            self._begin()
 
     def end(self) -> None:
         """Queue the end of the window."""
         if not self.fault:
-            self._count((self._blocks, 1, 1), (1, 1, 1), [1, self._counted])
+            self._end()
 
     def held_hz(self) -> float | None:
         """Return the clock in Hz over all windows since the last call, the median of the multiprocessors.
