@@ -96,7 +96,10 @@ class CaseJudge:
 
     def check_calls(self, calls: Calls) -> tuple[Accuracy, int]:
         """Return the accuracy of a call that is wrong, and its number; of the first where none is."""
-        found = [(self.check.check_restored(results), number) for number, results in calls.to_compare]
+        found = [
+            (calls.of_first if number == 0 and calls.of_first else self.check.check_restored(results), number)
+            for number, results in calls.to_compare
+        ]
         return next((one for one in found if not one[0].ok), found[0])
 
 
@@ -109,19 +112,24 @@ class Calls:
     """
 
     first: Results | None = None
+    of_first: Accuracy | None = None  # where it is known
     furthest: tuple[float, int, Results] | None = None
 
     def add(self, number: int, results: Results) -> None:
         """Take the results of one more call; number 0 is the first."""
         if number == 0:
-            self.first, self.furthest = _copied(results), None
+            self.begin(copied(results))
             return
         assert self.first is not None
-        if all(_is_equal(results[name], t) for name, t in self.first.items()):
+        if has_same_bits(results, self.first):
             return
         far = max(distance(results[name], t) for name, t in self.first.items())
         if self.furthest is None or far >= self.furthest[0]:
-            self.furthest = far, number, _copied(results)
+            self.furthest = far, number, copied(results)
+
+    def begin(self, first: Results, accuracy: Accuracy | None = None) -> None:
+        """Take the results of the first call, which are kept, and their accuracy where it is known."""
+        self.first, self.of_first, self.furthest = first, accuracy, None
 
     @property
     def to_compare(self) -> list[tuple[int, Results]]:
@@ -135,8 +143,14 @@ class Calls:
         return {name: distance(t, self.first[name]) for name, t in results.items()}
 
 
-def _copied(results: Results) -> Results:
+def copied(results: Results) -> Results:
+    """Return results in memory of their own."""
     return {name: t.clone() for name, t in results.items()}
+
+
+def has_same_bits(results: Results, others: Results) -> bool:
+    """Whether results have the names of others, and every bit of them."""
+    return results.keys() == others.keys() and all(_is_equal(results[name], t) for name, t in others.items())
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -150,4 +164,4 @@ def _is_equal(one: Tensor, other: Tensor) -> bool:
     import torch
 
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[one.itemsize]
-    return torch.equal(one.view(bits), other.view(bits))
+    return one.dtype == other.dtype and torch.equal(one.view(bits), other.view(bits))

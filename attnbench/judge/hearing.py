@@ -14,7 +14,7 @@ from attnbench.core.json import to_json
 from attnbench.core.record import Accuracy
 from attnbench.core.renewed_inputs import Renewal
 from attnbench.core.shared_tensors import Arena, Description
-from attnbench.judge.case_judge import Calls, CaseJudge
+from attnbench.judge.case_judge import Calls, CaseJudge, Results, copied, has_same_bits
 from attnbench.judge.dialog import Dialog
 from attnbench.judge.dropout_check import DropoutResultCheck
 from attnbench.judge.heads import together
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+KEPT = 2**28  # bytes of a launch's results, up to which they are kept
 CHECKS = ("hard", "first", "renewed", "rows", "restored", "calls")  # what `check` compares
 
 
@@ -40,6 +41,7 @@ class Hearing:
         self._launched: Inputs  # the inputs in shared memory
         self._results: list[dict[str, Tensor]] = []  # of calls, there too
         self._calls = Calls()
+        self._right: tuple[Results, Accuracy] | None = None  # the latest of the case's inputs that were right
         self._dialog: Dialog | None = None  # the check that waits for a launch
 
     def begin(self, judges: Mapping[int, CaseJudge], *, lean: bool) -> None:
@@ -51,7 +53,7 @@ class Hearing:
         if self._dialog:
             self._dialog.abandon()
         self._judges, self._dialog, self.lean = {}, None, False
-        self._results, self._calls, self._shown = [], Calls(), {}
+        self._results, self._calls, self._shown, self._right = [], Calls(), {}, None
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one request. Raises ValueError where results are none of the case's."""
@@ -80,7 +82,11 @@ class Hearing:
                 return self._dialog_until()
             case "calls":
                 for number, results in enumerate(self._results[: request["calls"]], request["first"]):
-                    self._calls.add(number, results)
+                    if number == 0 and (known := self._known(results)):
+                        assert self._right
+                        self._calls.begin(self._right[0], known)
+                    else:
+                        self._calls.add(number, results)
                 return {}
             case "distances":
                 return {"distances": to_json(self._calls.distances(self._results[0]))}
@@ -174,11 +180,15 @@ class Hearing:
                 return judge.hard.check_first(results), {"of_hard": list(judge.hard.notes)}
             case "first":
                 accuracy = judge.check.check_first(results)
+                if not judge.check.dout_masked:
+                    self._keep(results, accuracy)
                 if self.lean and not request.get("trial"):
                     judge.check.forget_dk_dv()
                 return accuracy, {"problem": judge.check.operands_problem(accuracy)}
             case "restored":
-                return judge.check.check_restored(results), {}
+                accuracy = self._known(results) or judge.check.check_restored(results)
+                self._keep(results, accuracy)
+                return accuracy, {}
             case "calls":
                 accuracy, number = judge.check_calls(self._calls)
                 return accuracy, {"call": number}
@@ -188,6 +198,17 @@ class Hearing:
         if what == "rows":
             return judge.find_wrong_rows(renewal, results, Signature(runs=tuple(request["runs"]))), {}
         raise ValueError(f"unknown check {what!r}")
+
+
+    def _keep(self, results: Results, accuracy: Accuracy) -> None:
+        """Keep results of a launch on the case's inputs, where they are right, and not many bytes."""
+        right = self._right is None and accuracy.ok and len(self._judges) == 1 and self._judge.launches is None
+        if right and not self.lean and sum(t.nbytes for t in results.values()) <= KEPT:
+            self._right = copied(results), accuracy
+
+    def _known(self, results: Results) -> Accuracy | None:
+        """Return the accuracy of results that have every bit of those that were right; None of others."""
+        return self._right[1] if self._right and has_same_bits(results, self._right[0]) else None
 
 
 def use(device: torch.device) -> None:

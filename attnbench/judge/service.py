@@ -51,6 +51,7 @@ from attnbench.judge.hearing import Hearing, use
 Judges = Mapping[int, CaseJudge]  # by head; of a case on one device one
 SWITCH = 2e-4  # seconds after which a thread that works ahead lets a worker's request pass
 MUCH = 2**30  # bytes that torch may keep on a GPU for this process
+FREEING = ("begin", "hard", "check", "launched")  # requests
 
 
 class JudgeService:
@@ -75,7 +76,7 @@ class JudgeService:
         try:
             found = self._answer(request)
         finally:
-            self._give_back()
+            self._give_back(request["do"])
             self.grown = before - self._free()
         return {**found, "grown": self.grown}
 
@@ -169,11 +170,16 @@ class JudgeService:
         torch.cuda.synchronize(self.device)
         return torch.cuda.mem_get_info(self.device)[0]
 
-    def _give_back(self) -> None:
-        """Give back memory that torch keeps, where that is much."""
+    def _give_back(self, do: str) -> None:
+        """Give back memory that torch keeps, where that is much, after a request that may have freed some."""
         import torch
 
         if self.device.type == "cuda":
-            kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-            if kept > MUCH or any(hearing.lean for hearing in self._hearings.values()):
+            lean = any(hearing.lean for hearing in self._hearings.values())
+            if lean or (do in FREEING and _kept(torch.cuda.memory_stats(self.device)) > MUCH):
                 torch.cuda.empty_cache()
+
+
+def _kept(stats: Mapping[str, int]) -> int:
+    """Return the bytes of a device that torch keeps and has not given out."""
+    return stats.get("reserved_bytes.all.current", 0) - stats.get("allocated_bytes.all.current", 0)

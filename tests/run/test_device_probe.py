@@ -282,7 +282,8 @@ class TestReal:
 
 def test_each_worker_is_told_once_to_open_and_again_after_a_round() -> None:
     log = measured("eager,triton", rounds=2)
-    assert [who for who, what in log if what == "ready"] == ["eager", "triton"] * 2
+    told = [who for who, what in log if what == "ready"]
+    assert sorted(told[:2]) == sorted(told[2:]) == ["eager", "triton"]
     assert log.count(("eager", "load")) == 2
 
 
