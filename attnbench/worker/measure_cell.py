@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from attnbench.worker.cell import Cell
 from attnbench.worker.cell_steps import CellSteps
 from attnbench.worker.instruments import Instruments
 
+MANY_MODULES = 100  # as torch._dynamo brings: a collection that looks at them takes 0.1 s
+
 
 class CellMeasurer(Instruments):
     """Measures cells on one device with its instruments."""
@@ -26,7 +29,7 @@ class CellMeasurer(Instruments):
 
         torch.set_float32_matmul_precision("highest")  # no TF32 in fp32 cases, unless a backend chooses it
         super().__init__(device)
-        self._gc_frozen = False
+        self._frozen = 0  # modules that were imported when the garbage collector last froze what there was
         judge.warm_up(self.device)
         if self.events:
             self.events.gauge.open()  # here, where all workers do so at the same time
@@ -66,9 +69,9 @@ class CellMeasurer(Instruments):
     def recover(self) -> bool:
         """Free memory after a job, failed or not. Return False where the CUDA context or torch's state is broken."""
         gc.collect()
-        if not self._gc_frozen:
+        if len(sys.modules) >= self._frozen + MANY_MODULES:
             gc.freeze()  # imported modules stay: later collections skip them and take next to no time in a timed job
-            self._gc_frozen = True
+            self._frozen = len(sys.modules)
         try:
             self.synchronize()
             self.memory.empty_cache()
