@@ -199,7 +199,6 @@ class Hearing:
             return judge.find_wrong_rows(renewal, results, Signature(runs=tuple(request["runs"]))), {}
         raise ValueError(f"unknown check {what!r}")
 
-
     def _keep(self, results: Results, accuracy: Accuracy) -> None:
         """Keep results of a launch on the case's inputs, where they are right, and not many bytes."""
         right = self._right is None and accuracy.ok and len(self._judges) == 1 and self._judge.launches is None

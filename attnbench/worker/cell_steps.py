@@ -60,6 +60,7 @@ class CellSteps(Cell):
     _first: Accuracy  # of the first launch
     _kept_by_first: int  # bytes
     _seconds: float  # of a launch, about; 0 where that is not known
+    _enqueue: float  # seconds of the host for it, about
     renewal: InputRenewal
 
     def make_inputs(self) -> Fields | None:
@@ -300,6 +301,7 @@ class CellSteps(Cell):
         """Launch once, and note about how many seconds that takes, where nothing else of the run is at work."""
         began = perf_counter()
         result = launch()
+        self._enqueue = perf_counter() - began
         self.instruments.synchronize()
         self._seconds = 0.0 if self.instruments.memory.is_shared else perf_counter() - began
         return result
@@ -346,9 +348,8 @@ class CellSteps(Cell):
             return [self.backend.prepare(self.case, inputs.clone(self.judge.given)).launch for _ in range(n)]
 
         footprint = 2 * self.judge.given.nbytes + self.memory["memory_peak"] + self.memory.get("memory_saved", 0)
-        return TimedLaunch(
-            self.prepared.launch, on_copies, flops.ideal_bytes(self.case), footprint, seconds=self._seconds
-        )
+        launch, nbytes = self.prepared.launch, flops.ideal_bytes(self.case)
+        return TimedLaunch(launch, on_copies, nbytes, footprint, self._seconds, self._enqueue)
 
     def _allocates_unseen(self, results: int) -> bool:
         """Whether a call on a CPU takes memory that torch's profiler does not see, as in another thread or in numpy.

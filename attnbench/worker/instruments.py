@@ -67,6 +67,7 @@ class TimedLaunch:
     nbytes: int  # bytes that one call reads and writes at least
     footprint: int  # bytes of memory that one more copy needs
     seconds: float = 0.0  # about that many of one call, where it is known
+    enqueue: float = 0.0  # about that many that the host takes to launch it, where it is known
 
 
 @dataclass
@@ -202,6 +203,7 @@ class Instruments:
         if self.tracer:
             self.tracer.host_bound = False
         events.calibrate()
+        events.expect(timed.enqueue)
         worked = timed.seconds if timed.seconds >= policy.burst_s else 0.0  # a long call has just been made
         pacer = Pacer(events.clocks, events.best_clock, policy.burst_s, self.together, worked=worked)
         with self._sampling(events, timed, policy) as sample, StateSampler(self.state) as sampler:

@@ -44,6 +44,9 @@ class Events:
     def calibrate(self) -> None:
         """Do nothing."""
 
+    def expect(self, enqueue: float) -> None:
+        """Do nothing."""
+
     def read_clock(self) -> None:
         self.clocks.append(BatchClock(self.best_clock, self.hz, self.hz))
 

@@ -104,6 +104,25 @@ def test_there_are_fewer_samples_where_the_host_keeps_ahead_of_fewer_only(gpu: G
     assert len(timer_.enqueue) == len(values)  # the pace was known, so no batch was discarded
 
 
+def test_a_pace_that_is_expected_spares_the_first_batch(gpu: Gpu) -> None:
+    launches = []
+    slow = gpu.kernel(5e-3, 2e-3)
+    timer_ = timer()
+    timer_.expect(2e-3)
+    assert timer_.samples(lambda: (launches.append(1), slow()), 1) == [exactly(5e-3)]
+    assert len(launches) == 1
+
+
+def test_the_pace_of_one_sample_alone_makes_no_long_spin(gpu: Gpu) -> None:
+    """A first launch that takes the host ten times as long as those after it, which the spin before it hides."""
+    timer_ = timer()
+    timer_.samples(gpu.kernel(5e-6, 30e-6), 1)
+    timer_.samples(gpu.kernel(5e-6, 300e-6), 1)
+    gpu.spins.clear()
+    timer_.samples(gpu.kernel(5e-6, 30e-6), 32)
+    assert max(gpu.spins) < 32 * 300e-6
+
+
 def test_no_spin_is_longer_than_its_cap(gpu: Gpu) -> None:
     timer_ = timer()
     timer_.samples(gpu.kernel(5e-6, 1.0), 32)

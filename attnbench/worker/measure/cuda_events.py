@@ -21,6 +21,7 @@ from attnbench.worker.measure.sampling import Alone, BatchClock, Together, do_no
 
 HIDING_SECONDS = 2e-4  # of a spin that hides the host from one launch
 MAX_SPIN = 0.05  # seconds
+EMPTY_SAMPLE = 1e-4  # seconds of the host for all of a sample but the launch, at most
 MAX_RISE = 2  # of the pace of the host that one sample alone shows, over the pace known before
 MAX_TRIES = 8  # batches, until one in which the host keeps ahead; each try uses the pace that the last one showed
 
@@ -36,7 +37,7 @@ class EventTimer:
         self.before = before
         self.together: Together = Alone()
         self._sample_seconds = 0.0
-        self._host_seconds = 100e-6  # time of the host to enqueue one sample; updated by each batch
+        self._host_seconds = EMPTY_SAMPLE  # time of the host to enqueue one sample; updated by each batch
         self._before_seconds = 0.0
         self._calibrated = False
         self.best_clock = 0.0  # Hz, the highest while next to nothing ran
@@ -51,6 +52,14 @@ class EventTimer:
         self.before()
         self._before_seconds = self.seconds(self.before)
         self._note_clock(self.gauge.now_hz())
+
+    def expect(self, enqueue: float) -> None:
+        """Expect the host to take `enqueue` seconds for the next launch, so that its first sample need not be retried.
+
+        Each batch updates that; 0 says nothing.
+        """
+        if enqueue:
+            self._host_seconds = enqueue + EMPTY_SAMPLE
 
     def reset(self) -> None:
         """Forget what the last cell recorded about the host and the clock."""
@@ -88,9 +97,12 @@ class EventTimer:
         """Raise the best clock to one that was found, but not above what the device is said to hold."""
         self.best_clock = max(self.best_clock, min(found or 0.0, self.gauge.top_hz or math.inf))
 
-    def _note_pace(self, seconds: float, n: int) -> None:
-        """Note the host's time for one sample of a batch of n. One alone is up to ten times as slow as others."""
-        self._host_seconds = seconds if n > 1 else min(seconds, MAX_RISE * self._host_seconds)
+    def _note_pace(self, seconds: float, *, is_known: bool) -> None:
+        """Note the host's time for one sample. It `is_known` of several; one alone may be ten times as slow as others.
+
+        One alone in which the device caught up shows it too.
+        """
+        self._host_seconds = seconds if is_known else min(seconds, MAX_RISE * self._host_seconds)
 
     def seconds(self, launch: Callable[[], Any]) -> float:
         """Return the device time in seconds of one launch behind a short spin that hides the host."""
@@ -125,7 +137,7 @@ class EventTimer:
             end.record()
             caught_up = caught_up or bool(start.query())
             gauge.end()
-        self._note_pace((clock() - began) / n, n)
+        self._note_pace((clock() - began) / n, is_known=n > 1 or caught_up)
         cuda.synchronize()
         self.enqueue += enqueue
         values = [float(start.elapsed_time(end)) / 1e3 for start, end in pairs]
