@@ -113,14 +113,14 @@ def test_a_pace_that_is_expected_spares_the_first_batch(gpu: Gpu) -> None:
     assert len(launches) == 1
 
 
-def test_the_pace_of_one_sample_alone_makes_no_long_spin(gpu: Gpu) -> None:
-    """A first launch that takes the host ten times as long as those after it, which the spin before it hides."""
+def test_the_pace_of_one_sample_alone_is_half_believed(gpu: Gpu) -> None:
+    """A first launch takes the host several times as long as those after it, which the spin before it hides."""
     timer_ = timer()
-    timer_.samples(gpu.kernel(5e-6, 30e-6), 1)
-    timer_.samples(gpu.kernel(5e-6, 300e-6), 1)
+    timer_.samples(gpu.kernel(5e-6, 30e-6), 32)
+    timer_.samples(gpu.kernel(5e-6, 110e-6), 1)
     gpu.spins.clear()
     timer_.samples(gpu.kernel(5e-6, 30e-6), 32)
-    assert max(gpu.spins) < 32 * 300e-6
+    assert max(gpu.spins) < 32 * 110e-6
 
 
 def test_no_spin_is_longer_than_its_cap(gpu: Gpu) -> None:
