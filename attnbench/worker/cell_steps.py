@@ -27,7 +27,7 @@ from attnbench.worker import kernel_trace, plan_time, repeated_calls
 from attnbench.worker.cell import Cell, Fields, notes_on_data
 from attnbench.worker.instruments import TimedLaunch, Timing
 from attnbench.worker.judging import CellJudge, judge_of
-from attnbench.worker.measure.memory import resident_bytes
+from attnbench.worker.measure.memory import CpuMemory, resident_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ OVERFLOW = "scores there are beyond what exp holds in float32: subtract the maxi
 SHARED = "its calls share the memory of their results: a later call overwrites what an earlier one returned"
 UNSEEN = "its peak memory is not known: it allocates where torch does not see it"
 LEAVES = "each call leaves {} more allocated, until no memory is left"
-HIDDEN = 2**24  # bytes of growth of a process on a CPU, beyond twice what torch has seen, that a call must have taken
+HIDDEN = 2**24  # bytes of growth of a process on a CPU, beyond what torch explains, that a call must have taken
 UNLIKE = 0.1  # of the largest value: two results that differ by more have not read the same values
 
 T = TypeVar("T")
@@ -356,9 +356,11 @@ class CellSteps(Cell):
 
         `results` are the bytes of what it returns.
         """
+        memory = self.instruments.memory
+        if not isinstance(memory, CpuMemory):
+            return False
         peak, grown = self.memory["memory_peak"], self.memory.get("memory_driver", 0)
-        hidden = grown > 2 * peak + HIDDEN or peak < results or self.instruments.memory.in_other_threads
-        return self.instruments.device.type == "cpu" and hidden
+        return grown > max(2 * peak, memory.given_out) + HIDDEN or peak < results or memory.in_other_threads
 
     def _leak_of_a_call(self) -> int:
         """Return the bytes that a call leaves allocated once its results are freed; 0 where one of two leaves none."""

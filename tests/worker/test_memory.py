@@ -93,3 +93,16 @@ def test_memory_that_was_freed_before_hides_none() -> None:
     if "memory_driver" not in found:
         pytest.skip("this kernel does not let the high-water mark be reset")
     assert found["memory_driver"] > 40 * 2**20
+
+
+def test_all_that_torch_gives_out_in_a_launch_is_counted() -> None:
+    """The C library may keep each freed block, and the process is as large then as if all lived at once."""
+
+    def launch() -> None:
+        for _ in range(8):
+            torch.empty(2**20)  # float32, freed at once
+
+    memory = CpuMemory()
+    found, _, _ = memory.measure_peak(launch, CASE)
+    assert found["memory_peak"] == 2**22
+    assert memory.given_out == 8 * 2**22

@@ -39,8 +39,6 @@ SETTLE_SECONDS = 2e-3  # in which other threads free what they no longer need
 class CudaMemory:
     """Measures memory on one CUDA device. One per worker, as memory outside torch is carried from job to job."""
 
-    in_other_threads = False  # which torch's allocator sees as well
-
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._outside = self._of_judge = 0
@@ -141,9 +139,14 @@ class CudaMemory:
 
 
 class CpuMemory:
-    """Measures memory on the host. `in_other_threads`: whether other Python threads worked in the latest launch."""
+    """Measures memory on the host.
+
+    Of the latest launch, `in_other_threads` is whether other Python threads worked, and `given_out` the bytes that
+    torch's allocator gave out in all. The C library may keep what is freed of them, but the process grows by no more.
+    """
 
     in_other_threads = False
+    given_out = 0
     is_shared = False
 
     def __init__(self) -> None:
@@ -174,6 +177,7 @@ class CpuMemory:
         threads = PythonThreads()
         running, result = _allocations(lambda: threads.watch(launch))
         self.in_other_threads = threads.worked
+        self.given_out = sum(max(0, now - earlier) for earlier, now in itertools.pairwise([0, *running]))
         found = {"memory_peak": max(running, default=0)}
         high = status_bytes("VmHWM")
         if before is not None and high is not None:
