@@ -11,7 +11,7 @@ import fnmatch
 import itertools
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -23,8 +23,9 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
 from attnbench.core.sizes import format_bytes, format_duration, format_size
 
-OVERHEAD = {"cuda": 0.18, "cpu": 0.45, "fake": 0.001}  # seconds of a job beside its calls: inputs, check, memory
-BACKWARD_OVERHEAD = {"cuda": 0.0, "cpu": 0.15, "fake": 0.0}  # beside that, where the check has gradients
+OVERHEAD = {"cuda": 0.24, "cpu": 0.45, "fake": 0.001}  # seconds of a job beside its calls: inputs, check, memory
+BACKWARD_OVERHEAD = {"cuda": 0.05, "cpu": 0.15, "fake": 0.0}  # beside that, where the check has gradients
+FIRST_OVERHEAD = {"cuda": 1.0, "cpu": 0.0, "fake": 0.0}  # beside that, of a worker's first job, which loads kernels
 RANKS_OVERHEAD = {"cuda": 1.5, "cpu": 1.0, "fake": 0.0}  # seconds of a job on several devices, beside that
 LAUNCH = {"cuda": 20e-6, "cpu": 50e-6, "fake": 5e-6}  # seconds of a launch
 LONG_CALL = 0.15  # seconds, from which fewer calls are made to check a cell (worker/cell_steps.py)
@@ -85,7 +86,17 @@ def make_plan(
                 skip = answer.reason or too_few_devices(case, devices) or _too_large(forecast, answer.workspace, free)
                 jobs.append(Job(case, name, round_, forecast, skip))
     jobs.sort(key=lambda job: (job.round, job.backend in last))
-    return tuple(jobs)
+    return tuple(_with_first_jobs(jobs, FIRST_OVERHEAD[device.kind]))
+
+
+def _with_first_jobs(jobs: Iterable[Job], seconds: float) -> Iterator[Job]:
+    """Yield jobs, of which the first of each backend and round is forecast to take so many seconds more."""
+    begun = set()
+    for job in jobs:
+        if job.skip is None and (job.backend, job.round) not in begun:
+            begun.add((job.backend, job.round))
+            job = replace(job, forecast=replace(job.forecast, seconds=job.forecast.seconds + seconds))
+        yield job
 
 
 def headline(cases: Collection[Case]) -> set[Case]:
@@ -119,8 +130,9 @@ def forecast_job(
     traffic = ideal_bytes(case) / case.ranks + answer.workspace.nbytes * answer.workspace.passes
     work = flops(replace(case, causal=False, window_size=(None, None), mask="") if answer.workspace.dense else case)
     call = LAUNCH[device.kind] + work / (rate * case.ranks * answer.efficiency) + traffic / copy
-    least = policy.min_samples if call < 0.015 else min(6 if call < 1 else 3, policy.min_samples)
-    sampling = max(least * call, min(policy.max_seconds, 100 * call))
+    least = policy.min_samples if call < 0.005 else min(6 if call < 0.05 else 3, policy.min_samples)
+    longest = policy.min_seconds if device.kind == "cuda" else policy.max_seconds  # a CPU's samples scatter
+    sampling = max(least * call, min(longest, 100 * call))
     repeated = call < LONG_CALL
     overhead = OVERHEAD[device.kind]
     calls = 3 + repeated  # on hard inputs, for memory, to trace; on the old inputs again
