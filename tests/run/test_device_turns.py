@@ -83,10 +83,12 @@ def jobs(case: Case = CASE, call: float = 1e-4, nbytes: int = 2**20) -> list[Job
 
 def test_a_group_is_measured_and_judged_as_its_jobs_alone_are(pool: WorkerPool) -> None:
     for _ in range(2):
+        began = time.monotonic()
         records = pool.measure_together(jobs(), Policy(), CPU)
+        elapsed = time.monotonic() - began
         assert [(r.backend, r.status, r.judge) for r in records] == [(name, "ok", "beside") for name in NAMES]
         assert all(record.measurements["time"].values for record in records)
-        assert sum(record.seconds for record in records) < 10
+        assert sum(record.seconds or 0.0 for record in records) <= elapsed  # each has its share
 
 
 def test_a_worker_that_dies_costs_its_own_record(pool: WorkerPool) -> None:
