@@ -14,7 +14,6 @@ import typer
 from attnbench.commands import options, output
 from attnbench.commands.shared import (
     command_line,
-    ends_with_its_reader,
     live,
     one_of,
     read_and_count,
@@ -255,7 +254,6 @@ def write(judgement: Judgement, wanted: output.Wanted, every: bool, command: str
     from attnbench.analysis.gate import github, junit
     from attnbench.analysis.gate.document import document_of
 
-    ends_with_its_reader()
     document = document_of(judgement, every, command)
     writers = {"junit": partial(junit.render, judgement), "github": partial(github.workflow_commands, judgement)}
     code = output.write(document, wanted, writers)
