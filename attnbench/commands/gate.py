@@ -245,7 +245,8 @@ def gate(
         path = next(path for path, run in runs if run is judgement.baseline)
         with live(AbProgress, "anything was settled") as watcher:
             judgement, interrupt = settle(judgement, (path, current), settles, watcher)
-    code = write(with_command(judgement, current), wanted, output_to.every)
+    again = () if settles else ("attnbench", "gate", *map(str, (*baseline, current)), *judging.given())
+    code = write(with_command(judgement, current, again), wanted, output_to.every)
     raise typer.Exit(interrupt or code)
 
 
