@@ -61,7 +61,8 @@ def _run() -> Any:
     """Run the command line and return its exit code.
 
     An error that a person can cause is one line and exit code 2. So is output that cannot be written, where the command
-    itself ended with 0. Any other exception is a fault of attnbench's own.
+    itself ended with 0. A pipe whose reader is gone ends the process without a word. Any other exception is a fault of
+    attnbench's own.
     """
     _prepare_streams()
     _drop_odd_source_date()
@@ -89,6 +90,8 @@ def _run() -> Any:
     except Interrupted as end:
         _say("interrupted")
         code = end.exit_code
+    except BrokenPipeError:
+        code = _end_by_sigpipe()
     except Exception as error:
         if lacks := _what_lacks(error) or _what_is_not_installed(error):
             _say(lacks)
@@ -102,6 +105,8 @@ def _run() -> Any:
             code = EXIT_FAULT
     try:
         sys.stdout.flush()
+    except BrokenPipeError:
+        code = _end_by_sigpipe()
     except (OSError, ValueError):  # at the end of Python it would be exit code 120; ValueError: closed
         code = code or EXIT_CANNOT_WRITE
         _drop_rest(sys.stdout)
@@ -109,6 +114,18 @@ def _run() -> Any:
     if code and completing and completing != "complete_fish":  # to which a 1 says that there is nothing to offer
         code = EXIT_BAD_INPUT
     return code
+
+
+def _end_by_sigpipe() -> int:
+    """End this process by the signal that ends other tools where the reader of a pipe has seen enough, as `head`.
+
+    Where there is no such signal, or it is blocked, drop the output and return the exit code for it.
+    """
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGPIPE)
+    _drop_rest(sys.stdout)
+    return EXIT_CANNOT_WRITE
 
 
 def _say(error: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, live, one_of, read_runs, results_line, tell
+from attnbench.commands.shared import command_line, live, one_of, read_runs, results_line, tell
 from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -113,7 +113,6 @@ def capacity(
             what, which, search, device, limit, python or [], out, resume, dry_run, allow_busy, trust
         )
         runs = [run]
-    ends_with_its_reader()
     code = output.write(plan_document(runs[0]) if dry_run else document(runs, allow_wrong), wanted)
     raise typer.Exit(interrupt or code)
 

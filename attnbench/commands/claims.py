@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, measured, read_runs, words
+from attnbench.commands.shared import command_line, measured, read_runs, words
 from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -88,7 +88,6 @@ def claims(
 
     settings = selected(load(words(paper)), words(gpu), words(backend))
     if listed:
-        ends_with_its_reader()
         raise typer.Exit(output.write(listing(settings), wanted))
     outcome = None
     if not results:
@@ -100,7 +99,6 @@ def claims(
 
             raise typer.Exit(output.write(planned.document(outcome.run), wanted))
     runs = [outcome.run] if outcome else [run for _, run in read_runs(results or ())]
-    ends_with_its_reader()
     code = output.write(document(settings, runs), wanted)
     raise typer.Exit((outcome and outcome.gravest) or code)
 

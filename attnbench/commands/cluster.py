@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import ends_with_its_reader, live, read_runs, tell
+from attnbench.commands.shared import live, read_runs, tell
 from attnbench.core.errors import UserError
 from attnbench.core.text import count
 
@@ -83,7 +83,6 @@ def run(
             cluster.measure(found, plan, progress)
     for note in notes if dry_run else cluster.twins(found):
         tell(f"attnbench: {note}")
-    ends_with_its_reader()
     if dry_run:
         from attnbench.analysis.cluster.document import planned
 
@@ -122,7 +121,6 @@ def report(
     from the others, or too few units to judge any; 5: a wrong result, or a kernel that is not as declared.
     """
     wanted = output_to.wanted()
-    ends_with_its_reader()
     from attnbench.analysis.cluster.document import document
 
     runs = _named(results)

@@ -17,7 +17,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from attnbench import __version__
-from attnbench.commands.shared import ends_with_its_reader
 from attnbench.core.errors import UserError, did_you_mean, nearest
 
 # In the order of --help. A file of that name has a function of that name, or `app`, which has several.
@@ -72,7 +71,6 @@ class Command(OneLineErrors, TyperCommand):
     """A command whose help fits the terminal and shows no types, and whose completion converts no values."""
 
     def get_help(self, ctx: Any) -> str:
-        ends_with_its_reader()
         self.help = _in_whole_paragraphs(self.help or "")
         return super().get_help(ctx)
 
@@ -91,10 +89,6 @@ class Command(OneLineErrors, TyperCommand):
 
 class Group(OneLineErrors, TyperGroup):
     """Several commands; in plain text each is listed with the whole first sentence of its help."""
-
-    def get_help(self, ctx: Any) -> str:
-        ends_with_its_reader()
-        return super().get_help(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _adapted(super().get_params(ctx), ctx)

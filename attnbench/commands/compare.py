@@ -10,7 +10,7 @@ import typer
 
 from attnbench.commands import options
 from attnbench.commands.output import Output, option, write
-from attnbench.commands.shared import ends_with_its_reader, read_runs, tell
+from attnbench.commands.shared import read_runs, tell
 from attnbench.core.errors import UserError
 
 what = partial(typer.Option, rich_help_panel="What to compare")
@@ -88,7 +88,6 @@ def compare(
         output_to = Output(_with_file(output_to, document_file), output_to.html)
     # with --out nothing is printed
     wanted = [(name, file) for name, file in output_to.wanted() if file or not document_file]
-    ends_with_its_reader()
     read = read_runs(results)
     results, runs = [path for path, _ in read], [run for _, run in read]
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from attnbench.commands.shared import ends_with_its_reader, live
+from attnbench.commands.shared import live
 from attnbench.core.errors import EXIT_NOTHING_MEASURED
 
 app = typer.Typer(
@@ -86,7 +86,6 @@ def list_() -> None:
     from attnbench.render.console import Console
     from attnbench.run import venvs
 
-    ends_with_its_reader()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("name", "backends", "interpreter", "made for", "packages"):
         table.add_column(heading, overflow="fold")

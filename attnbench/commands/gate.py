@@ -14,7 +14,6 @@ import typer
 from attnbench.commands import options, output
 from attnbench.commands.shared import (
     command_line,
-    ends_with_its_reader,
     live,
     one_of,
     read_and_count,
@@ -246,7 +245,8 @@ def gate(
         path = next(path for path, run in runs if run is judgement.baseline)
         with live(AbProgress, "anything was settled") as watcher:
             judgement, interrupt = settle(judgement, (path, current), settles, watcher)
-    code = write(with_command(judgement, current), wanted, output_to.every)
+    again = () if settles else ("attnbench", "gate", *map(str, (*baseline, current)), *judging.given())
+    code = write(with_command(judgement, current, again), wanted, output_to.every)
     raise typer.Exit(interrupt or code)
 
 
@@ -255,7 +255,6 @@ def write(judgement: Judgement, wanted: output.Wanted, every: bool, command: str
     from attnbench.analysis.gate import github, junit
     from attnbench.analysis.gate.document import document_of
 
-    ends_with_its_reader()
     document = document_of(judgement, every, command)
     writers = {"junit": partial(junit.render, judgement), "github": partial(github.workflow_commands, judgement)}
     code = output.write(document, wanted, writers)

@@ -11,7 +11,7 @@ import typer
 
 from attnbench.commands import options
 from attnbench.commands.output import Output, option, write
-from attnbench.commands.shared import ends_with_its_reader, read_runs, tell
+from attnbench.commands.shared import read_runs, tell
 from attnbench.core.text import count
 
 which = partial(typer.Option, rich_help_panel="What to follow")
@@ -79,7 +79,6 @@ def history(
         tuple(read_acknowledged(acknowledged)) if acknowledged else (),
         None if fail_on is None else parse(fail_on, "--fail-on"),
     )
-    ends_with_its_reader()
     runs = [run for _, run in read_runs(results)]
     if branch is not None:
         if unknown := sum(run.environment.branch is None for run in runs):

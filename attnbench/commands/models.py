@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import ends_with_its_reader
 
 
 @options.grouped
@@ -26,7 +25,6 @@ def models(
     attnbench models -f csv
     """
     wanted = output_to.wanted()
-    ends_with_its_reader()
     from attnbench.analysis.models import document
     from attnbench.core.models import MODELS, find
 

@@ -119,6 +119,8 @@ def write(document: Document, wanted: Wanted, writers: Writers | None = None) ->
         try:
             _write(document, name, file, writers or {})
             sys.stdout.flush()
+        except BrokenPipeError:  # whoever reads standard output has seen enough
+            raise
         except (UserError, OSError) as error:
             failed.append(error if isinstance(error, UserError) else f"cannot write: {error.strerror}")
         else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, measured, read_runs, tell
+from attnbench.commands.shared import command_line, measured, read_runs, tell
 from attnbench.core.errors import EXIT_BY_SIGNAL, UserError
 
 if TYPE_CHECKING:
@@ -92,7 +92,6 @@ def recommend(
     settings = parse_options({**what.settings, **which.settings, "time_limit": time_limit})
     outcome = None if results else _measured(what.suite, settings, device, rounds, out, python or (), allow_busy)
     runs = [outcome.run] if outcome else _with_latencies([run for _, run in read_runs(results or ())])
-    ends_with_its_reader()
     from attnbench.analysis.recommend.asked_for import asked_for, competing
     from attnbench.analysis.recommend.document import document
     from attnbench.core.models import find

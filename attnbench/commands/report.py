@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import ends_with_its_reader, one_of, read_runs, tell
+from attnbench.commands.shared import one_of, read_runs, tell
 from attnbench.core.errors import EXIT_DONE, UserError
 from attnbench.core.text import count, listed, printable
 
@@ -142,7 +142,6 @@ def report(
         raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
     read = read_runs(results)
     results, runs = [path for path, _ in read], [run for _, run in read]
-    ends_with_its_reader()
     from attnbench.results.cells import cells as cells_of
 
     one = cell is not None or model is not None

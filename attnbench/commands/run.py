@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import command_line, ends_with_its_reader, jobs_left, live, results_line
+from attnbench.commands.shared import command_line, jobs_left, live, results_line
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_WRONG_RESULT
 
 if TYPE_CHECKING:
@@ -186,7 +186,6 @@ def run(
     )
     with live(RunProgress, "anything was measured") as progress:
         outcome = runs.run_suite(request, progress)
-    ends_with_its_reader()
     if dry_run:
         from attnbench.analysis.report import planned
 

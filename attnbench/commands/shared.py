@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -143,15 +142,6 @@ def _of_folder(folder: Path) -> list[tuple[Path, Run]]:
         more = f", and {len(others) - 1} more" if len(others) > 1 else ""
         tell(f"attnbench: left out: {others[0]}{more}")
     return found
-
-
-def ends_with_its_reader() -> None:
-    """Let `... | head` end a process that only prints from here on by the signal, as it ends others.
-
-    Else it would end with 1, which is a regression to whoever reads a gate's exit code.
-    """
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 @contextmanager

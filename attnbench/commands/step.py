@@ -13,7 +13,6 @@ import typer
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import (
     command_line,
-    ends_with_its_reader,
     measured,
     one_of,
     read_runs,
@@ -125,7 +124,6 @@ def step(
 
             raise typer.Exit(output.write(planned.document(outcome.run), wanted))
     found = [outcome.run] if outcome else [run for _, run in read_runs(runs)]
-    ends_with_its_reader()
     code = output.write(document(found), wanted)
     raise typer.Exit((outcome and outcome.gravest) or code)
 

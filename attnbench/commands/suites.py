@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from attnbench.commands import complete
-from attnbench.commands.shared import ends_with_its_reader
 from attnbench.core.errors import UserError, did_you_mean
 
 
@@ -21,8 +20,6 @@ def suites(
 ) -> None:
     """List the suites that ship with attnbench, or print one: a start for your own, to run with --suite FILE."""
     from attnbench.run.shipped_suites import shipped_suites
-
-    ends_with_its_reader()
 
     if name is None:
         from rich.table import Table

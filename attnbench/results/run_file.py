@@ -498,10 +498,14 @@ def _damaged(path: Path, why: str = "it is not JSON") -> UserError:
 
 def resume_command(run: Run, path: Path | str | None) -> str:
     """Return the command that measures what a run lacks, which says that own code and interpreters may be run."""
-    own = run.interpreters or any(not spec.startswith("attnbench.") for spec in run.specs.values())
-    return (
-        f"attnbench {'capacity' if run.search else 'run'} --resume {shlex.quote(str(path))}{' --trust' if own else ''}"
-    )
+    words = ["attnbench", "capacity" if run.search else "run", "--resume", str(path), *trust(run)]
+    return shlex.join(words)
+
+
+def trust(*runs: Run) -> list[str]:
+    """Return the option that lets a command run the own code and the interpreters that runs name, if they name any."""
+    own = any(run.interpreters or any(not of.startswith("attnbench.") for of in run.specs.values()) for run in runs)
+    return ["--trust"] if own else []
 
 
 def missing(run: Run) -> list[Job]:

@@ -185,6 +185,26 @@ def test_own_kernels_of_two_commits_are_no_one_setup(backend: str, said: str) ->
 
 
 @pytest.mark.parametrize(
+    ("factor", "changed", "said"),
+    [
+        (1.0, True, "between which the code of mine differs, but no more than noise sets them apart; a cell "),
+        (1.1, True, "between which the code of mine differs, and they differ by more than noise, by that code or "),
+        (1.0, False, "so what sets them apart is noise; a cell differs by 0%"),
+    ],
+)
+def test_runs_of_unlike_code_say_so_first(factor: float, changed: bool, said: str) -> None:
+    def of(source: str, by: float) -> Run:
+        records = [
+            ok(case(n), name, 500 * by, round=i) for n in (1024, 2048) for name in ("mine", "eager") for i in (0, 1)
+        ]
+        return run(records, device=replace(H200, uuid="a"), versions={"mine": f"mine, source {source}"})
+
+    runs = [of("aaaa", 1.0), of("bbbb" if changed else "aaaa", factor)]
+    (only,) = answer(compare([Path("a"), Path("b")], runs))
+    assert only.startswith(f"These are 2 runs of one machine, {said}"), only
+
+
+@pytest.mark.parametrize(
     ("factors", "said"),
     [
         (

@@ -15,6 +15,7 @@ from rich.console import Console
 from attnbench.analysis.gate import github, junit
 from attnbench.analysis.gate.document import COLUMNS, document_of, headline
 from attnbench.analysis.gate.findings import Judgement, Request, judge
+from attnbench.analysis.gate.more_rounds import with_command
 from attnbench.core.errors import UserError
 from attnbench.core.record import Record, Run
 from attnbench.render import json_and_csv, markdown, terminal
@@ -91,14 +92,30 @@ def test_every_row_has_the_command_that_measures_it_again(judgement: Judgement) 
     assert printed(judgement).count("attnbench run --dtype") == 1
     for width in (60, 200):  # it can be pasted: whole, on one line
         assert worst in printed(judgement, width)
-    counted = [commands[name] for name in ("dead", "gone", "slow", "open")]
+    counted = [commands[name] for name in ("dead", "gone", "slow")]  # more of the same decides nothing of "open"
     page, comment = html_page.render(document_of(judgement)), markdown.render(document_of(judgement))
     for text in (page, comment):
         shown = [line.partition("</code>")[0] for line in text.splitlines() if line.startswith("attnbench run")]
         assert shown == counted
     assert "<details><summary>To measure these again</summary>" in comment
-    passed = replace(judgement, findings=tuple(f for f in judgement.findings if f.verdict == "improved"))
-    assert "again" not in printed(passed)
+    for verdict in ("improved", "inconclusive"):
+        alone = replace(judgement, findings=tuple(f for f in judgement.findings if f.verdict == verdict))
+        assert "To measure the worst again" not in printed(alone)
+
+
+def test_cells_that_no_rounds_settle_have_the_command_that_measures_them_in_turns(judgement: Judgement) -> None:
+    gate = ("attnbench", "gate", "main", "new.jsonl", "--margin=2%")
+    only = tuple(f for f in judgement.findings if f.verdict == "inconclusive")
+    near = replace(judgement, findings=only, heading=(), notes=())
+    turns = "attnbench gate main new.jsonl --margin=2% --settle 5m --a BUILD"
+    (note,) = with_command(near, Path("new.jsonl.gz"), gate).notes  # no rounds can be added
+    assert note.startswith(f"To settle 1 of 1 inconclusive result in turns with the baseline: {turns} (BUILD: ")
+    known = replace(near, baseline=replace(near.baseline, specs={"open": "/a.py:f"}))
+    (note,) = with_command(known, Path("new.jsonl.gz"), gate).notes
+    assert note.endswith(f"{turns.removesuffix('--a BUILD')}--trust.")
+    assert not with_command(near, Path("new.jsonl.gz")).notes  # it has measured in turns
+    assert not with_command(judgement, Path("new.jsonl.gz"), gate).commands
+    assert not any("--settle" in note for note in with_command(judgement, Path("new.jsonl.gz"), gate).notes)  # it fails
 
 
 def test_a_comment_has_ten_commands_and_none_where_they_leave_no_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from tool import Tool
 from attnbench.backends.shared.own_signature import GIVEN
 
 FAKE = ("check", "--device", "fake", "fake")
+OF_203 = ": all 8 that are of seqlen_q 203, none of the 76 others"
 ONE_KIND = ("--dtype", "fp32", "--pass", "fwd", "--headdim", "64", "--full")
 MINE = """
 import torch
@@ -31,6 +32,12 @@ def right(q, k, v, *, causal, softmax_scale):
 
 def top_left(q, k, v, *, causal, softmax_scale):
     return attend(q, k, v, causal, softmax_scale, 0)
+
+def early(q, k, v, *, causal, softmax_scale):
+    return attend(q, k, v, causal, softmax_scale, k.shape[1] - q.shape[1] - 1)
+
+def late(q, k, v, *, causal, softmax_scale):
+    return attend(q, k, v, causal, softmax_scale, k.shape[1] - q.shape[1] + 1)
 
 def picky(q, k, v, *, causal, softmax_scale):
     if q.shape[-1] != 64:
@@ -213,7 +220,22 @@ def test_a_wrong_function_and_in_which_cases(mine: Tool) -> None:
     assert wrong == {"80x256 d64 causal", "256x80 d64 causal", "1x256 d64 causal", "48x4k d64 causal", *SOME}
     said = " ".join(out.split())
     assert re.search(r"WRONG top_left \(\d+ cases: [^)]*seqlen_q != seqlen_k; causal\): out is off", said)
-    assert out.splitlines()[-1] == "top_left is WRONG in 6 of 21 cases"
+    assert said.endswith(
+        "top_left is WRONG in 6 of 21 cases: all 6 that are causal and of seqlen_q != seqlen_k, none of the 15 others"
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("early", "early is WRONG in 15 of 21 cases: all 15 that are causal, none of the 6 others"),
+        # one query on many keys sees all of them either way
+        ("late", "late is WRONG in 13 of 21 cases: 13 of the 15 that are causal, none of the 6 others"),
+    ],
+)
+def test_a_mask_that_is_off_by_one_is_named_as_what_all_wrong_cases_have(mine: Tool, function: str, said: str) -> None:
+    out = check(mine, function, "--pass", "fwd", "--dtype", "fp32", code=5)
+    assert " ".join(out.split()).endswith(said)
 
 
 def test_what_a_function_does_not_implement_is_skipped_with_its_reason(mine: Tool) -> None:
@@ -340,8 +362,8 @@ def test_the_code_of_a_mask_that_a_file_names_is_run_with_trust_alone(mine: Tool
     ("script", "code", "verdict"),
     [
         ("", 0, "fake is RIGHT in 84 cases"),
-        ("wrong@203", 5, "fake is WRONG in 8 of 84 cases"),
-        ("error@203", 1, "fake FAILS in 8 of 84 cases"),
+        ("wrong@203", 5, f"fake is WRONG in 8 of 84 cases{OF_203}"),
+        ("error@203", 1, f"fake FAILS in 8 of 84 cases{OF_203}"),
         ("refuse@203", 0, "fake is RIGHT in 76 cases, 8 not supported"),
         ("wrong@203 error@80", 5, "fake is WRONG in 8 and FAILS in 8 of 84 cases"),
         ("missing", 1, "fake: nothing could be checked"),
@@ -350,7 +372,7 @@ def test_the_code_of_a_mask_that_a_file_names_is_run_with_trust_alone(mine: Tool
 )
 def test_exit_codes(tool: Tool, script: str, code: int, verdict: str) -> None:
     out = tool(*FAKE, fake=script, code=code).out
-    assert out.splitlines()[-1] == verdict
+    assert " ".join(out.split()).endswith(verdict)
 
 
 def test_each_function_of_ones_own_must_be_checked(mine: Tool) -> None:

@@ -137,9 +137,37 @@ def test_all_streams_closed_harm_no_file(tool: Tool) -> None:
 
 
 @posix
-@pytest.mark.parametrize("command", ["report run.jsonl -f json", "--help", "run --help", "suites", "suites default"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--help",
+        "--version",
+        "run --help",
+        "suites",
+        "suites default",
+        "models",
+        "backends",
+        "backends --matrix",
+        "baseline list",
+        "baseline --help",
+        "env list",
+        "gate -m help",
+        "check --device fake fake 2> /dev/null",
+        "doctor --device fake --quick",
+        "run --device fake -b fake --seqlen 1k --dry-run 2> /dev/null",
+        "report run.jsonl",
+        "report run.jsonl -f json",
+        "report run.jsonl -f csv --html run.html 2> /dev/null",
+        "compare run.jsonl other.jsonl",
+        "gate run.jsonl other.jsonl",
+    ],
+)
 def test_a_reader_that_has_seen_enough_ends_a_command_by_sigpipe(measured: Tool, command: str) -> None:
-    assert in_shell(measured, f"$A {command} | true; exit ${{PIPESTATUS[0]}}")[0] == 141
+    """The reader is gone before the command begins, so that all output is cut."""
+    closed = "exec 3> >(:); wait $!"
+    code, _, err = in_shell(measured, f"{closed}; $A {command} >&3")
+    assert code == 128 + signal.SIGPIPE, err
+    assert err == ""
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
@@ -371,17 +399,14 @@ def test_an_interpreter_that_would_go_on_afterwards_keeps_the_exit_code(measured
     assert in_shell(measured, "PYTHONINSPECT=1 $A suites < /dev/null")[0] == 0
 
 
-@pytest.mark.parametrize(
-    "error", [BlockingIOError(errno.EAGAIN, "write could not complete", 0), BrokenPipeError(errno.EPIPE, "Broken pipe")]
-)
 def test_an_output_that_fails_is_named_by_its_own_reason(
-    error: OSError, command: Callable[[Callable[[], None]], int], capsys: pytest.CaptureFixture[str]
+    command: Callable[[Callable[[], None]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails_to_write() -> None:
-        raise error
+        raise BlockingIOError(errno.EAGAIN, "write could not complete", 0)
 
     assert command(fails_to_write) == EXIT_CANNOT_WRITE
-    assert capsys.readouterr().err == f"attnbench: cannot write the output: {error.strerror}\n"
+    assert capsys.readouterr().err == "attnbench: cannot write the output: write could not complete\n"
 
 
 def test_without_a_temporary_directory_the_variable_is_named(

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from attnbench.analysis.check.common_factor import common_factor
 from attnbench.analysis.report.facts import noted
 from attnbench.analysis.report.reasons import reasons
 from attnbench.core import formats
@@ -15,7 +16,7 @@ from attnbench.core.case import DIRECTIONS, Case
 from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT
 from attnbench.core.formats import digits
 from attnbench.core.json import to_json
-from attnbench.core.record import Accuracy, Record, Run, TensorError, told_apart
+from attnbench.core.record import WRONG, Accuracy, Record, Run, TensorError, told_apart
 from attnbench.core.text import count, listed, template
 from attnbench.render.document import (
     Code,
@@ -198,7 +199,14 @@ def _verdict_of(name: str, records: Sequence[Record]) -> str:
     parts = [f"is WRONG in {wrong}"] if wrong else []
     parts += [f"runs WRONG KERNELS in {other_kernel}"] if other_kernel else []
     parts += [f"FAILS in {failed}"] if failed else []
-    return f"{name} {listed(parts)} of {count(tried, 'case')}{_nearness(records)}"
+    return f"{name} {listed(parts)} of {count(tried, 'case')}{_nearness(records) or _factor(records)}"
+
+
+def _factor(records: Sequence[Record]) -> str:
+    """Return what the cases that are not right have in common; "" where nothing tells them from those that are."""
+    bad = [record.case for record in records if record.status in (*FAILED, *WRONG)]
+    found = common_factor(bad, [record.case for record in records if record.status == "ok"])
+    return f": {found}" if found else ""
 
 
 def _nearness(records: Sequence[Record]) -> str:

@@ -32,6 +32,10 @@ SOMETHING_ELSE = (
     "but they differ by more than {}: something else may have changed, such as {}software, the clock, other work on "
     "the machine or the code that was measured"
 )
+OF_UNLIKE_CODE = (
+    "and they differ by more than {}, by that code or something else, such as {}software, the clock or other work on "
+    "the machine"
+)
 MOST_NAMED = 3  # backends that a machine lacks, and kinds of cases whose longest context is told
 
 
@@ -382,17 +386,20 @@ def _one_model(c: Comparison) -> str:
         what = f"{runs} of {setup}, whose units are not all named"
     elif len(cards) > 1:
         what, why = f"{runs} of {len(cards)} units of {setup}", "noise and what units differ by"
+    code = some(c.of_unlike_code, MOST_NAMED)
+    what += f", between which the code of {code} differs" if code else ""
     if not c.one_setup:
         return f"These are {what}, so what sets them apart is their software or setup, {why}."
     of_cells = [ratio for machine in c.others for key in c.cells if (ratio := c.same_ratio(machine, key))]
     apart = sum(not ratio.overlaps(EXACTLY_ONE) for ratio in of_cells)
     ratios = _ratios(c.main, c)
     if apart > math.ceil(BY_CHANCE * len(of_cells)) or any(not ratio.overlaps(EXACTLY_ONE) for ratio, _ in ratios):
-        because = SOMETHING_ELSE.format(why, "the unit, " if any(card.uuid is None for card in cards) else "")
+        unit = "the unit, " if any(card.uuid is None for card in cards) else ""
+        because = (OF_UNLIKE_CODE if code else SOMETHING_ELSE).format(why, unit)
     elif all(ratio.low is None for ratio, _ in ratios):
         because = f"and how much of what sets them apart is {why} is not known"
     else:
-        because = f"so what sets them apart is {why}"
+        because = f"but no more than {why} sets them apart" if code else f"so what sets them apart is {why}"
     said = [f"These are {what}, {because}"]
     if of_cells:
         moves = [abs(ratio.value - 1) for ratio in of_cells]

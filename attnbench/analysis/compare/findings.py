@@ -38,6 +38,7 @@ from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
+from attnbench.results import case_names
 from attnbench.results.cells import Key
 from attnbench.results.run_setup import setup_texts
 from attnbench.results.together import together
@@ -192,6 +193,11 @@ class Comparison:
             if any(own.values()):
                 found[backend] = own
         return found
+
+    @cached_property
+    def of_unlike_code(self) -> tuple[str, ...]:
+        """The backends of which not all machines ran one version, as where the source of a person's code changed."""
+        return tuple(sorted({backend for _, backend in self.cells} & {*self._releases}, key=case_names.backend_rank))
 
     def backend_name(self, backend: str, *machines: Machine) -> str:
         """Return a backend as a table names it: with its release on the machines where machines have different ones."""

@@ -262,13 +262,14 @@ def _rest(judgement: Judgement) -> list[str]:
 
 
 def _commands(judgement: Judgement, shown: Iterable[Finding]) -> tuple[Command, ...]:
-    """Return the commands that measure again what keeps a gate from passing.
+    """Return the commands that measure again what fails.
 
-    There are none for an A/B, whose two sides are measured in turns.
+    There are none for an A/B, whose two sides are measured in turns, and for what is inconclusive: as many rounds again
+    of the current build alone decide nothing, and the notes have the commands that do (more_rounds).
     """
     if judgement.current.turns:
         return ()
-    counted = [f for f in shown if judgement.exit_code_of(f) != EXIT_PASS]
+    counted = [f for f in shown if judgement.exit_code_of(f) not in (EXIT_PASS, EXIT_INCONCLUSIVE)]
     return tuple(dict.fromkeys(Command(f.name, _command(judgement, f)) for f in counted))
 
 

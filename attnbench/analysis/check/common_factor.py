@@ -1,0 +1,57 @@
+"""What all cases that are not right have in common, and no case that is right, or few of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from attnbench.core.case import Case
+from attnbench.core.sizes import format_size
+from attnbench.core.text import listed
+from attnbench.results import case_names
+
+FEW = 2  # cases on either side, from which on what they have in common is no chance
+
+
+def common_factor(bad: Sequence[Case], right: Sequence[Case]) -> str:
+    """Return how many cases with the properties of all bad ones are bad: "52 of the 60 that are causal, ...".
+
+    "" where there are no such properties, where most cases that have them are right, and for too few cases.
+    """
+    tried = [{*_properties(case)} for case in (*bad, *right)]
+    common = [name for name in _properties(bad[0]) if all(name in of for of in tried[: len(bad)])] if bad else []
+    alike = _number_with(common, tried)
+    if len(bad) < FEW or len(tried) - alike < FEW or 2 * len(bad) < alike:
+        return ""
+    for name in reversed(common):  # those that the others imply
+        others = [other for other in common if other != name]
+        if _number_with(others, tried) == alike:
+            common = others
+    share = f"all {alike}" if alike == len(bad) else f"{len(bad)} of the {alike}"
+    return f"{share} that are {listed(common)}, none of the {len(tried) - alike} others"
+
+
+def _number_with(names: Sequence[str], tried: Sequence[set[str]]) -> int:
+    return sum(of.issuperset(names) for of in tried)
+
+
+def _properties(case: Case) -> Iterator[str]:
+    """Yield what may be told of a case, each after "that are"; what more likely explains a bug comes first."""
+    yield "causal" if case.causal else "not causal"
+    yield case.direction
+    yield case.dtype
+    yield f"of d{case_names.headdim(case)}"
+    if case.window_size != (None, None):
+        yield "windowed"
+    if case.mask:
+        yield f"masked by {case.mask}"
+    if case_names.has_grouped_heads(case):
+        yield "of grouped heads"
+    yield from (f"of {text}" for text in case_names.extras(case))
+    if case.is_ragged:
+        yield "ragged"
+    if case_names.lengths_differ(case):
+        yield "of seqlen_q != seqlen_k"
+    yield f"of {format_size(case.shape.seqlen_k)} keys"
+    yield f"of seqlen_q {format_size(case.shape.seqlen_q)}"
+    yield f"of batch {case.shape.batch}"
+    yield f"of {case_names.heads(case)} heads"
