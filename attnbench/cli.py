@@ -209,7 +209,8 @@ def _prepare_streams() -> None:
     A standard output that is closed (`>&-`) fails when it is written to, as a full disk does. Without it no file of
     ours may have its number, where a library would print into it.
     """
-    while (number := os.open(os.devnull, os.O_RDONLY)) <= 2:
+    anything = os.devnull if os.path.exists(os.devnull) else os.sep  # which a sandbox may lack
+    while (number := os.open(anything, os.O_RDONLY)) <= 2:
         pass
     os.close(number)
     for output in (1, 2):  # the flag is of all processes that share the file, and some leave it set

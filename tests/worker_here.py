@@ -58,7 +58,7 @@ class Here:
         return self.on_question(dict(request), 60.0)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        with patch.object(serve, "hash_of_source", hash_of_file), quick_cpu():
+        with patch.object(serve.own_source, "hash_of_source", hash_of_file), quick_cpu():
             return self._worker.answer(request)
 
     def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:

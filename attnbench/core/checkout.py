@@ -15,9 +15,9 @@ from attnbench.core.text import printable
 
 SECONDS = 5.0  # for one call of git
 FILTERS = ("config", "--null", "--name-only", "--get-regexp", r"^filter\..")
-# Submodules are left out here and not by diff.ignoreSubmodules, which a folder's submodule.NAME.ignore beats: git would
-# run another git in them, with their own filters.
-STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=all", "-z")
+# Files of submodules are left out here and not by diff.ignoreSubmodules, which a folder's submodule.NAME.ignore beats:
+# git would run another git in them, with their own filters. It sees whether a submodule is at another commit.
+STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty", "-z")
 DIRTY = "+dirty"  # behind a commit whose tracked files were changed
 _OFF = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}", "status.renames=false", "submodule.recurse=false")
 # what CI says of the branch where it has checked out a commit: a pull request's own branch first

@@ -50,6 +50,13 @@ def working_folder() -> str:
         return ""
 
 
+def can_name_a_file(text: str) -> bool:
+    """Whether the system can be asked for a file of that name: it has no null character and no half of a pair."""
+    with contextlib.suppress(UnicodeEncodeError):
+        return b"\0" not in os.fsencode(text)
+    return False
+
+
 def below_home(*parts: str) -> Path | None:
     """Return a path below the user's home folder; None for a user without one, as containers have."""
     try:

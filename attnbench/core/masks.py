@@ -23,6 +23,7 @@ import errno
 import hashlib
 import os
 import random
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.core.band import pairs_up_to, visible_pairs
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.files import can_name_a_file
 from attnbench.core.own_code import functions_of, load_file
 from attnbench.core.sizes import format_size, parse_numbers, parse_size
 
@@ -224,7 +226,7 @@ def _parse(text: str, what: str) -> str:
 def _parse_own(text: str, what: str) -> str:
     """Return a mask of one's own as "FILE.py:NAME@HASH". Raises UserError."""
     path, _, name = text.partition("@")[0].partition(":")
-    path = os.path.normpath(path)
+    path = os.path.normpath(os.path.expanduser(path))
     if not name.isidentifier():
         raise UserError(f"{what}: which function of {path}? Write {path}:my_mask")
     try:
@@ -234,8 +236,10 @@ def _parse_own(text: str, what: str) -> str:
 
 
 def _digest(path: str) -> str:
-    if "\0" in path:  # for which Python raises ValueError
-        raise OSError(errno.EINVAL, "a file's name has no null character")
+    if not can_name_a_file(path):
+        raise OSError(errno.EINVAL, "no file can have that name")
+    if not stat.S_ISREG(os.stat(path).st_mode):  # a device has no end, and a pipe waits
+        raise OSError(errno.EINVAL, "it is no plain file")
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:8]
 
 

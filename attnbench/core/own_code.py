@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib.machinery as machinery
 import importlib.util
 import inspect
 import itertools
@@ -24,6 +25,39 @@ NEEDED = (  # what a neighbour of a person's file must not replace: torch, and w
 MODULE = "attnbench_own_"  # how the name of the module begins that is made of a person's file
 STANDARD = os.path.dirname(os.__file__)  # the folder of the standard library
 MAX_SWEEP = 64  # kernels of one sweep, each of which has a process
+_from_source: set[str] = set()  # folders whose modules are loaded so
+LOADED: dict[str, bytes] = {}  # path of a person's file that was imported -> its source as it was then
+
+
+class _FromSource(machinery.SourceFileLoader):
+    """Loads a module from its source, and keeps that source in LOADED.
+
+    The code that Python has kept beside it may be of another source that was written in the same second and is as long.
+    """
+
+    def get_code(self, fullname: str) -> Any:
+        source = LOADED[os.path.realpath(self.path)] = self.get_data(self.path)
+        return self.source_to_code(source, self.path)
+
+
+def _load_from_source(folder: str) -> None:
+    """Have modules of a folder and of what is below it, but for installed packages, loaded from their source."""
+
+    def finder(path: str) -> machinery.FileFinder:
+        within = os.path.relpath(path, folder).split(os.sep)
+        if ".." in within or any(part.endswith("-packages") for part in within) or not os.path.isdir(path):
+            raise ImportError(path=path)
+        return machinery.FileFinder(
+            path,
+            (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
+            (_FromSource, machinery.SOURCE_SUFFIXES),
+            (machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES),
+        )
+
+    if folder not in _from_source:
+        _from_source.add(folder)
+        sys.path_hooks.insert(0, finder)
+        sys.path_importer_cache.pop(folder, None)
 
 
 def load_file(path: Path) -> ModuleType:
@@ -31,17 +65,19 @@ def load_file(path: Path) -> ModuleType:
 
     A neighbour replaces no module of the standard library, which torch may import during a call.
     """
-    spec = importlib.util.spec_from_file_location(f"{MODULE}{path.stem}", path)
+    name = f"{MODULE}{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     if spec is None or spec.loader is None or not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
-    for name in NEEDED:
-        if hides := _in_place_of(name, path.parent):
-            raise UserError(f"{hides} would be imported in place of {name}; give it another name")
+    for library in NEEDED:
+        if hides := _in_place_of(library, path.parent):
+            raise UserError(f"{hides} would be imported in place of {library}; give it another name")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # pickle and Triton find what a module defines by the name of the module
     standard = [folder for folder in sys.path if folder.startswith(STANDARD) and "-packages" not in folder]
     others = [folder for folder in sys.path if folder not in standard]
-    sys.path[:] = [*standard, str(path.parent.resolve()), *others]
+    sys.path[:] = [*standard, folder := str(path.parent.resolve()), *others]
+    _load_from_source(folder)
     spec.loader.exec_module(module)
     return module
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnbench.core.errors import UserError
-from attnbench.core.files import GONE, working_folder
+from attnbench.core.files import GONE, can_name_a_file, working_folder
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
 from attnbench.core.text import count
@@ -71,7 +71,7 @@ def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "
 
 
 def _files(pattern: str) -> list[Path]:
-    if "\0" in pattern:
+    if not can_name_a_file(pattern):
         raise UserError(f"no file can have the name {pattern!r}")
     path = Path(os.path.expanduser(pattern))
     if not glob.has_magic(pattern) or os.path.exists(path):

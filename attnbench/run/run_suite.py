@@ -334,7 +334,8 @@ def _todo(old: Run, path: Path, again: Sequence[int]) -> list[Job]:
     todo = [replace(j, skip=None, resumable=False) if j.resumable else j for j in run_file.missing(old)]
     rounds = {job.round for job in old.plan}
     if unknown := {*again} - rounds:
-        raise UserError(f"--again: {path} has no round {min(unknown)}, but 0 to {max(rounds)}")
+        there = f", but 0 to {max(rounds)}" if rounds else ""
+        raise UserError(f"--again: {path} has no round {min(unknown)}{there}")
     left = {(job.case, job.backend, job.round) for job in todo}
     anew = (job for job in old.plan if job.round in again and not job.skip)
     return [*todo, *(job for job in anew if (job.case, job.backend, job.round) not in left)]

@@ -132,12 +132,12 @@ class WorkerPool:
             return Probe(reason=f"importing it{there} took over {START_TIMEOUT:.0f} s")
         except WorkerDied as death:
             todo = "is that a Python?" if python else None
-            if "crashed" in str(death):
+            if "crashed" in str(death) and ".py:" not in self.specs[name]:
                 todo = "it may be built for another torch; install it again"
             return Probe(reason=f"importing it{there}: {death}", install=todo)
         if "probe" not in answer:
             return Probe(reason=f"cannot be imported{there}: {answer['error']}")
-        self._note_compiler(name, answer)
+        self._note_loaded(name, answer)
         probe = Probe(**answer["probe"])
         self._loaded_versions[name] = probe.version
         if probe.install and python:  # pip alone would install into another interpreter
@@ -337,9 +337,9 @@ class WorkerPool:
             return self._failed(replace(base, status=status, reason=str(death)), worker, began)
         if "record" not in answer:
             return self._failed(replace(base, reason=answer["error"]), worker, began)
-        for file, found in answer["imported"].items():
-            if (first := self._imported.setdefault((job.backend, file), found)) != found:
-                raise _changed(job.backend, f"{file} with the hash {first}", f"with {found}")
+        if not isinstance(imported := answer.get("imported"), dict):
+            return self._failed(replace(base, reason="its worker's answer is no record"), worker, began)
+        self._note_files(job.backend, imported)
         try:
             record = from_json(Record, answer["record"])
             if hearing:
@@ -466,12 +466,19 @@ class WorkerPool:
         name, version = key[0], answer["probe"].get("version")
         if (first := self._loaded_versions.setdefault(name, version)) != version:
             raise _changed(name, first, version)
-        self._note_compiler(name, answer)
+        self._note_loaded(name, answer)
 
-    def _note_compiler(self, name: str, answer: Mapping[str, Any]) -> None:
-        """Remember from the answer to "load" whether the backend starts a compiler."""
+    def _note_loaded(self, name: str, answer: Mapping[str, Any]) -> None:
+        """Remember from the answer to "load" whether the backend starts a compiler, and which files it is made of."""
         if answer["compiler"]:
             self.compilers.add(name)
+        self._note_files(name, answer["files"])
+
+    def _note_files(self, name: str, files: Mapping[str, str]) -> None:
+        """Remember the hash of each file of a backend, by its path. Raises UserError where one was another before."""
+        for file, found in files.items():
+            if (first := self._imported.setdefault((name, file), found)) != found:
+                raise _changed(name, f"{file} with the hash {first}", f"with {found}")
 
     def _failed(self, record: Record, worker: WorkerProcess | RankWorkers, began: float) -> Record:
         """Kill a worker that gave no record; return one with the end of its stderr."""

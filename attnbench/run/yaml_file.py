@@ -12,6 +12,7 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.files import can_name_a_file
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -130,6 +131,13 @@ class _Loader(yaml.SafeLoader):
         self.pairs += len(node.value)
         if self.pairs > MOST_PAIRS:
             raise ConstructorError(problem="too much is merged with <<", problem_mark=node.start_mark)
+
+    def construct_scalar(self, node: Any) -> Any:
+        """Construct text. Raise ConstructorError for a character that escapes can write and no text file can have."""
+        text = super().construct_scalar(node)
+        if isinstance(text, str) and not can_name_a_file(text):
+            raise ConstructorError(problem=f"{text!r} has a character that no text has", problem_mark=node.start_mark)
+        return text
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Construct a value. Raise ConstructorError for one that its tag cannot have, where PyYAML's own code fails."""

@@ -6,7 +6,8 @@ and their answers:
     {"op": "environment", "device": "auto"}                   -> {"environment": {...}} or {"refused": "..."}
        with "with_torch": false without what only torch knows of a CPU
     {"op": "rates", "device": {...}, "dtypes": ["bf16"]}      -> {"device": {...}}, with quick rates of matmul and copy
-    {"op": "load", "name": "triton", "spec": "module:object"} -> {"probe": {...}, "compiler": bool}
+    {"op": "load", "name": "triton", "spec": "module:object"} -> {"probe": {...}, "compiler": bool,
+       "files": {path: hash}}, of those that own code is made of
     {"op": "import"}                                          -> {}, after importing what measuring needs
     {"op": "survey", "device": {...}, "cases": [...]}   -> {"answers": [[reason or null, workspace, efficiency], ...]}
     {"op": "ready", "device": {...}}                          -> {}, after opening the device and its instruments
@@ -50,8 +51,8 @@ from time import monotonic, time  # own names, which no kernel can replace
 from typing import Any, Literal, TextIO
 
 from attnbench import backends
+from attnbench.backends.shared import own_source
 from attnbench.backends.shared.function import Function
-from attnbench.backends.shared.own_source import hash_of_source, hashes_of_imported
 from attnbench.core import stats
 from attnbench.core.backend import Backend, Prepared, Probe, Unsupported, Workspace, refusal
 from attnbench.core.case import RESULT_ITEMSIZE, Case
@@ -117,6 +118,7 @@ class Worker:
                 return {
                     "probe": to_json(with_source(probe, self.backend, self.spec)),
                     "compiler": bool(getattr(self.backend, "starts_compiler", False)),
+                    "files": {} if self.spec in backends.BACKENDS.values() else own_source.hashed,
                 }
             case "import":
                 if self.will_measure:
@@ -268,7 +270,7 @@ class Worker:
             return {}
         new = {*sys.modules} - self._seen
         self._seen |= new
-        return hashes_of_imported(new)
+        return own_source.hashes_of_imported(new)
 
     def end_if_forked(self, error: BaseException | None = None) -> None:
         """End this process where a kernel has forked it from the worker, as Python ends one that `error` leaves."""
@@ -369,7 +371,7 @@ def with_source(probe: Probe, backend: Backend, spec: str) -> Probe:
     is_own = spec not in backends.BACKENDS.values() and not isinstance(backend, Function)
     if not is_own or not probe.usable:
         return probe
-    source = hash_of_source(backend, spec.rpartition(":")[0]) or "unknown"
+    source = own_source.hash_of_source(backend, spec.rpartition(":")[0]) or "unknown"
     return replace(probe, version=f"{probe.version or backend.name}, source {source}")
 
 

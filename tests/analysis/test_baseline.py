@@ -291,6 +291,24 @@ def test_neither_a_run_nor_what_a_link_leads_to_is_replaced(tmp_path: Path) -> N
     assert (whole.read_bytes(), path.read_bytes(), (tmp_path / "none").exists()) == (before, before, False)
 
 
+def test_a_folder_that_is_a_link_leads_to_no_other_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a checkout of a stranger's, whose links lead out of it."""
+    (there := tmp_path / "victim").mkdir()
+    baseline_files.save(run(records()), "main", there)
+    before = [path.read_bytes() for path in there.rglob("*.jsonl")]
+    (here := tmp_path / "checkout").mkdir()
+    monkeypatch.chdir(here)
+    (here / "baselines").symlink_to(there)
+    with pytest.raises(UserError, match=r"^baselines is a link, .* name .*victim with --dir$"):
+        baseline_files.save(run(records()), "main", Path("baselines"))
+    (here / "baselines").unlink()
+    (here / "baselines").mkdir()
+    (here / "baselines" / "main").symlink_to(there / "main")
+    with pytest.raises(UserError, match=r"^baselines/main is a link, .* choose --name$"):
+        baseline_files.save(run(records()), "main", Path("baselines"))
+    assert [path.read_bytes() for path in there.rglob("*.jsonl")] == before
+
+
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     whole = run([*records(), ended(case(2048), "triton", "oom", "out of memory")], argv=("run", "-b", "triton"))

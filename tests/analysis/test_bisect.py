@@ -83,7 +83,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A new repository, which is the working directory."""
     for module in (workers, device_probe):
         monkeypatch.setattr(module, "WorkerProcess", Here)
-    monkeypatch.setattr(serve, "hash_of_source", lambda *_: "")  # it would read all that pytest imports
+    monkeypatch.setattr(serve.own_source, "hash_of_source", lambda *_: "")  # it would read all that pytest imports
     (tmp_path / "temporary").mkdir()
     (tmp_path / "repository").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))

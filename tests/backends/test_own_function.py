@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import _ctypes
+import functools
 import os
+import py_compile
 import re
 import shutil
 import subprocess
@@ -156,10 +158,54 @@ def test_the_version_is_that_of_the_persons_code(name: str, tmp_path: Path, monk
     for of_file, of_neighbour in (("", ""), ("# changed\n", ""), ("", "# changed\n")):
         path.write_text(SOURCE + of_file)
         (tmp_path / "library.py").write_text(LIBRARY + of_neighbour)
+        sys.modules.pop("library", None)  # as in another process: a version is of what was imported
         versions.add(backends.load("own", f"{path}:{name}").probe().version)
     assert len(versions) == 3
     assert not any("unknown" in str(version) for version in versions)
     monkeypatch.delitem(sys.modules, "library")
+
+
+def test_the_order_is_seen_through_what_wraps_a_function() -> None:
+    def heads_first(q: Any, k: Any, v: Any, *, block: int = 0) -> Any: ...
+
+    heads_first.order = "bhsd"  # type: ignore[attr-defined]
+    assert Function("f", functools.partial(heads_first, block=1)).order == "bhsd"
+
+
+def test_what_is_loaded_is_what_was_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python keeps the code of a source by its second and size; here both sources have the same."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "path_hooks", list(sys.path_hooks))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path, neighbour = tmp_path / "mine_kept.py", tmp_path / "beside_kept.py"
+    found = []
+    for number in ("1", "2"):
+        path.write_text(f"import beside_kept as b\ndef f(q, k, v, **options): ...\nf.number = {number}, b.number\n")
+        neighbour.write_text(f"number = {number}\n")
+        for file in (path, neighbour):
+            os.utime(file, (10**9, 10**9))
+            if number == "1":
+                py_compile.compile(str(file))
+        sys.modules.pop("beside_kept", None)
+        loaded = backends.load("own", f"{path}:f")
+        found.append((loaded.fn.number, loaded.probe().version))  # type: ignore[attr-defined]
+    assert [number for number, _ in found] == [(1, 1), (2, 2)]
+    assert len({version for _, version in found}) == 2
+    sys.modules.pop("beside_kept")
+
+
+def test_the_version_is_of_what_was_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of what the file holds once its import has ended."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path, versions = tmp_path / "mine_slow.py", []
+    changes_itself = f"""from pathlib import Path
+def f(q, k, v, **options): ...
+Path({str(path)!r}).write_text(Path({str(path)!r}).read_text() + "# more")
+"""
+    for source in (changes_itself, f"{changes_itself}# more"):
+        path.write_text(source)
+        versions.append(backends.load("own", f"{path}:f").probe().version)
+    assert len({*versions}) == 2
 
 
 @pytest.mark.parametrize("folder", ["", ".cache/bazel", "dist-packages-of-mine"])

@@ -132,7 +132,12 @@ def test_nothing_that_a_submodule_configures_is_run(folder: Path) -> None:
     assert (folder / "ran").exists()
     (folder / "ran").unlink()
     (folder / "sub/file.py").write_text("4\n")
-    assert checkout.commit_and_branch()[0]
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "sub")
+    clean, _ = checkout.commit_and_branch()
+    assert not str(clean).endswith("+dirty")
+    git(*own, "commit", "--quiet", "--allow-empty", "-m", "second")
+    (folder / "ran").unlink(missing_ok=True)
+    assert checkout.commit_and_branch()[0] == f"{clean}+dirty"  # at another commit
     assert not (folder / "ran").exists()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -145,3 +147,17 @@ def test_the_pictures_in_the_docs_are_those_of_the_definitions() -> None:
     from draw_masks import PICTURE, picture
 
     assert PICTURE.read_text() == picture()
+
+
+@pytest.mark.parametrize(("name", "why"), [("zero.py", "it is no plain file"), ("\ud800.py", "no file can have")])
+def test_a_mask_in_what_is_no_file(tmp_path: Path, name: str, why: str) -> None:
+    """Such as a link to a device, which has no end."""
+    (tmp_path / "zero.py").symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=f"cannot read .*: {why}"):
+        masks.parse_masks(f"{tmp_path / name}:f")
+
+
+def test_a_mask_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.py").write_text("def f(): ...")
+    assert masks.parse_masks("~/mine.py:f")[0].startswith(f"{tmp_path}/mine.py:f@")

@@ -61,7 +61,7 @@ class NoTorch(worker_here.Here):
         if op == "rates" and device != "fake" and device["kind"] == "cpu":  # type: ignore[index]
             return {"device": {**device, "matmul": {"fp32": 1e11, "bf16": 1e10}, "copy": 1e10}}  # type: ignore[dict-item]
         if op == "load" and request["spec"] in LIBRARIES:
-            return {"probe": {"reason": "not in this test"}, "compiler": False}
+            return {"probe": {"reason": "not in this test"}, "compiler": False, "files": {}}
         if op not in ("environment", "rates", "load", "import", "survey", "ready", "run"):
             raise RuntimeError("not in this test")
         return super().answer(request)

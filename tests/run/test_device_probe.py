@@ -76,7 +76,7 @@ class SimulatedWorker:
 
     def _load(self, request: Mapping[str, Any]) -> dict[str, Any]:
         probe = {"reason": "not installed"} if request["name"] == "fa2" else {"version": "1"}
-        return {"probe": probe, "compiler": False}
+        return {"probe": probe, "compiler": False, "files": {}}
 
     def _survey(self, request: Mapping[str, Any]) -> dict[str, Any]:
         reason = "forward only" if self.name == "sdpa-math" else None

@@ -429,7 +429,7 @@ def test_probes(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "has no 'Nothing'" in str(probes["none"].reason)
     assert "SystemExit: without this library (own_simulated.py:" in str(probes["leaves"].reason)
     assert "SIGABRT" in str(probes["dies"].reason)
-    assert "install it again" in str(probes["dies"].install)
+    assert probes["dies"].install is None  # a person's own file, and no library that may be built for another torch
     assert not any(p.usable for name, p in probes.items() if name in ("fake", "gone", "none", "dies"))
 
 

@@ -29,6 +29,11 @@ def test_what_it_says(tmp_path: Path) -> None:
         ("\x07", "{}: not readable as YAML: unacceptable character #x0007"),
         ("b: 1\na: 2026-02-30\n", "{}:2: not readable as YAML: '2026-02-30' is no timestamp"),
         ("a: !!timestamp x\n", "{}:1: not readable as YAML: 'x' is no timestamp"),
+        (
+            'a: 1\nb: ["./a\\0b.py:f"]\n',
+            "{}:2: not readable as YAML: './a\\x00b.py:f' has a character",
+        ),
+        ('b: "\\ud800.py:f"\n', "{}:1: not readable as YAML: '\\ud800.py:f' has a character that no text has"),
         ("a: !!int ''\n", "{}:1: not readable as YAML: '' is no int"),
         (
             f"a: &a {{{', '.join(f'k{i}: 1' for i in range(500))}}}\nb: {{<<: [{', '.join(['*a'] * 500)}]}}\n",

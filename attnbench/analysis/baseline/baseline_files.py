@@ -98,8 +98,11 @@ def _save(run: Run, path: Path, add: bool) -> tuple[Path, list[Run]]:
 
 
 def _refuse_link(path: Path) -> None:
-    if path.is_symlink():
-        raise UserError(f"{path} is a link, and what it leads to would be overwritten; delete it, or choose --name")
+    """Raise UserError where a baseline's file or its folder is a link, or the default folder of all of them is one."""
+    links = (path, path.parent, *([path.parent.parent] if path.parent.parent == FOLDER else []))
+    if link := next((one for one in links if one.is_symlink()), None):
+        todo = "choose --name" if link != path.parent.parent else f"name {os.path.realpath(link)} with --dir"
+        raise UserError(f"{link} is a link, and what it leads to would be overwritten; delete it, or {todo}")
 
 
 def _runs_of(path: Path) -> list[Path]:

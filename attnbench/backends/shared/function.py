@@ -44,7 +44,8 @@ class Function(BackendBase):
         """Take a function that `spec` ("file.py:object") names, and what a person sets of its parameters."""
         self.name = name
         self.fn = functools.partial(fn, **parameters) if parameters else fn
-        self.order: Order = getattr(fn, "order", "bshd")
+        given = (getattr(layer, "order", None) for layer in layers(fn))
+        self.order: Order = next((order for order in given if order is not None), "bshd")
         self.parameters = parameters or {}
         self._given = fn
         self._file, _, self._attribute = spec.rpartition(":") if spec else ("", "", name)

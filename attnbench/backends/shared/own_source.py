@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnbench.core.own_code import MODULE, STANDARD
+from attnbench.core.own_code import LOADED, MODULE, STANDARD
 
 PACKAGES = ("site-packages", "dist-packages")  # folders of installed packages
 INSTALLED = (*PACKAGES, "torchinductor_", ".cache")  # folders that begin so hold no own code
 MOST_NAMED = 50  # files that are looked at for import statements
 SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix", sys.prefix, sys.base_prefix)  # have the libraries of others
 _LIBRARY = Path(STANDARD).resolve()
+hashed: dict[str, str] = {}  # path of each file that a hash_of_source has covered -> a hash of it
 _named_folders: set[Path] = set()  # of files that a person named: what is in them is own, wherever they are
 
 
@@ -57,7 +58,8 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
     digest = hashlib.sha256()
     try:
         for path in sorted(files):
-            digest.update(path.read_bytes())
+            digest.update(content := _content(path))
+            hashed[str(path)] = _short(content)
     except OSError:
         return None
     return digest.hexdigest()[:8] if files else None
@@ -68,8 +70,17 @@ def hashes_of_imported(names: Iterable[str]) -> dict[str, str]:
     found = {}
     for path in _imported({name: sys.modules[name] for name in names}):
         with contextlib.suppress(OSError):
-            found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+            found[str(path)] = _short(_content(path))
     return found
+
+
+def _content(path: Path) -> bytes:
+    """Return the content of a file; of one that was imported what it was then. Raises OSError."""
+    return LOADED.get(str(path)) or path.read_bytes()
+
+
+def _short(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:8]
 
 
 def _imported(modules: Mapping[str, Any]) -> Iterator[Path]:
