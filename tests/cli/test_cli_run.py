@@ -290,7 +290,9 @@ def test_a_round_is_measured_again(tool: Tool) -> None:
     assert [r["round"] for r in tool.stored().records[jobs:]] == [1] * (jobs // 3)
     assert tool("run", "--resume", "run.jsonl", code=0).err.count("nothing is missing") == 1
     assert "run.jsonl has no round 7, but 0 to 2" in tool("run", "--resume", "run.jsonl", "--again", "7", code=2).err
-    (tool.folder / "empty.jsonl").write_text(json.dumps({"type": "run", **stored.header, "plan": []}, separators=(",", ":")) + "\n")
+    (tool.folder / "empty.jsonl").write_text(
+        json.dumps({"type": "run", **stored.header, "plan": []}, separators=(",", ":")) + "\n"
+    )
     assert "has no round 7\n" in tool("run", "--resume", "empty.jsonl", "--again", "7", code=2).err
     assert "name it with --resume FILE" in tool("run", "--again", "1", code=2).err
     limited = tool("run", "--resume", "run.jsonl", "--again", "1", "--time-limit", "1m", code=2)
