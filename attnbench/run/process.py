@@ -74,6 +74,8 @@ class WorkerProcess:
             start_new_session=True,
             bufsize=0,
         )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)  # so that one that reads nothing holds up nobody
         self._left = if_killed("kill", "-s", "KILL", "--", f"-{self._process.pid}")
 
     @property
@@ -101,10 +103,15 @@ class WorkerProcess:
     def _write(self, message: Mapping[str, Any]) -> None:
         """Write a line to its stdin; where it has ended, `receive` says why."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
+        pipe, deadline = self._process.stdin.fileno(), time.monotonic() + START_TIMEOUT
+        with contextlib.suppress(BrokenPipeError), selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_WRITE)
             rest = (json.dumps(message) + "\n").encode()
-            while rest:  # a write is short where this process was stopped meanwhile
-                rest = rest[self._process.stdin.write(rest) or 0 :]
+            while rest and time.monotonic() < deadline:  # one that reads nothing gives no answer either
+                with contextlib.suppress(BlockingIOError):
+                    rest = rest[os.write(pipe, rest) :]
+                if rest:
+                    selector.select(SLICE)
 
     def _question(self) -> dict[str, Any] | None:
         """Take what the worker asks from the lines that it has written; None where the next line is no question."""

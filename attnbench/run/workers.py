@@ -157,10 +157,9 @@ class WorkerPool:
             if not probe.usable:
                 answers[name] = [CaseSupport(reason=probe.why_not)] * len(cases)
                 continue
-            try:
-                answer = self._loaded((name, 1)).ask(request, START_TIMEOUT)
-            except (WorkerDied, WorkerHung) as error:
-                answer = {"error": str(error) or "no answer"}
+            answer = self._surveyed(name, request)
+            if "died" in answer:  # another process may answer, as where this one was killed by somebody
+                answer = self._surveyed(name, request)
             if "answers" not in answer:
                 answers[name] = [CaseSupport(reason=f"cannot say what it supports: {answer['error']}")] * len(cases)
                 continue
@@ -168,6 +167,15 @@ class WorkerPool:
                 CaseSupport(reason, Workspace(**w), efficiency) for reason, w, efficiency in answer["answers"]
             ]
         return answers
+
+    def _surveyed(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a backend's answer for all cases; one that says why there is none, "died" where its process has."""
+        try:
+            return self._loaded((name, 1)).ask(request, START_TIMEOUT)
+        except WorkerHung:
+            return {"error": "no answer"}
+        except WorkerDied as error:
+            return {"error": str(error), "died": True}
 
     def open_device(self, keys: Iterable[Key], device: Device) -> None:
         """Let these workers import and open the device, all at the same time, so that no job takes longer for it.

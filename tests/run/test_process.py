@@ -16,7 +16,7 @@ import pytest
 
 from attnbench.core.errors import Interrupted
 from attnbench.run import process
-from attnbench.run.process import WorkerDied, WorkerProcess
+from attnbench.run.process import WorkerDied, WorkerHung, WorkerProcess
 
 
 def test_an_answer_to_another_request_is_none(tmp_path: Path) -> None:
@@ -105,3 +105,12 @@ def test_a_limit_of_cpu_time_is_named() -> None:
     limited = ["sh", "-c", 'ulimit -t 1; exec "$@"', "sh", sys.executable, "-c", ASKS, "while True: pass", "60"]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=60)
     assert done.stdout == "asks\nthe worker was killed at its limit of 1 s of CPU time (ulimit -t)\n", done.stderr
+
+
+def test_a_worker_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long request does not fit the pipe."""
+    monkeypatch.setattr(process, "START_TIMEOUT", 0.2)
+    worker = WorkerProcess(program=["-c", "import time; time.sleep(60)"])
+    with pytest.raises(WorkerHung):
+        worker.ask({"cases": "x" * 2**18}, 0.2)
+    assert not worker.alive
