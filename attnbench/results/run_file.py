@@ -235,6 +235,8 @@ def _not_created(path: Path, error: OSError) -> UserError:
 
 def there_already(path: Path) -> UserError:
     """Return the error for a new run whose file is there already."""
+    if path.exists() and not path.is_file():
+        return UserError(f"{path} is no plain file, and a run is written to one; choose another --out")
     again = f", or --resume {shlex.quote(str(path))}" if begins_as_one(path) else ""
     return UserError(f"{path} is there already and is not overwritten; choose another --out{again}")
 
@@ -434,6 +436,8 @@ def unpacked(path: Path) -> tuple[bytes, list[str]]:
 def begins_as_one(path: Path) -> bool:
     """Return whether a file begins as one that `read` takes, plain or gzipped, or as one that was cut off."""
     try:
+        if not path.is_file():  # a pipe gives nothing until another process writes to it
+            return False
         with path.open("rb") as file:
             start = file.peek().removeprefix(codecs.BOM_UTF8)
             if start.startswith((_FIRST, _GZIP)) or not start.lstrip().startswith(b"{"):

@@ -24,6 +24,7 @@ import pytest
 from attnbench.core.errors import Interrupted, UserError
 from attnbench.core.record import Measurement, Record, Run, Search
 from attnbench.results import run_file
+from attnbench.run.session import check_output_path
 from builders import case, ended, job, measurements, ok, run
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl*"))
@@ -417,6 +418,18 @@ def test_what_is_there_is_not_overwritten(path: Path) -> None:
     path.write_text("name: mine")
     with pytest.raises(UserError, match=r"choose another --out$"):  # it is no run file, and cannot be resumed
         run_file.RunFile.create(path, RUN)
+
+
+@pytest.mark.parametrize("name", ["pipe", "link", "/dev/null"])
+def test_a_pipe_or_a_device_is_refused_unread(tmp_path: Path, name: str) -> None:
+    """To read a pipe into which nobody writes takes for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    out = tmp_path / name
+    for refuse in (check_output_path, lambda path: run_file.RunFile.create(path, RUN)):
+        with pytest.raises(UserError, match=r"is no plain file, and a run is written to one; choose another --out$"):
+            refuse(out)
+    assert not run_file.begins_as_one(out)
 
 
 def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
