@@ -34,7 +34,7 @@ from typing import IO, Any
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.json import to_json
-from attnbench.core.record import Job, Record, Run
+from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.core.sizes import format_bytes
 from attnbench.core.text import count
 from attnbench.results import bounds, decode
@@ -299,7 +299,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
     if not first.endswith(b"\n"):
         raise _cut_off(path, content)
     run, records, repeated, unknown, rounds = _header(path, first), [], 0, 0, 0
-    planned = frozenset() if run.search else frozenset((job.case, job.backend) for job in run.plan)
+    planned = {} if run.search else {(job.case, job.backend): job.forecast for job in run.plan}
     for number, line in enumerate(lines, start=2):
         if line.startswith(_CONFLICT):
             raise _joined(path, number, line)
@@ -316,8 +316,8 @@ def read(path: Path) -> tuple[Run, list[str]]:
             record = decode.record(line)
             if record and record.status == "ok" and "time" not in record.measurements and not run.search:
                 raise ValueError("its status is ok, and it has no time")
-            if record and planned and (record.case, record.backend) not in planned:
-                raise ValueError("the run's plan has no such cell, so the line is another run's")
+            if record and planned:
+                _check_planned(record, planned)
             repeated += max(0, decode.samples(record) - len(line)) if record else 0
             if repeated > bounds.MOST_OF_FILE:
                 raise ValueError("the file repeats more samples than fit the memory")
@@ -355,6 +355,17 @@ def with_records(run: Run, records: Sequence[Record]) -> Run:
     replaced = (record for i, record in enumerate(records) if last[record.id] != i)
     kept = tuple(record for i, record in enumerate(records) if last[record.id] == i)
     return replace(run, records=kept, replaced=(*run.replaced, *replaced))
+
+
+def _check_planned(record: Record, planned: Mapping[tuple[Case, str], Forecast]) -> None:
+    """Raise ValueError for a record of another run: of another cell, or with a forecast from other rates of a device.
+
+    The seconds of a job are not compared: the first job of a round is forecast to take longer.
+    """
+    if not (plan := planned.get((record.case, record.backend))):
+        raise ValueError("the run's plan has no such cell, so the line is another run's")
+    if (had := record.forecast) and (had.call, had.nbytes) != (plan.call, plan.nbytes):
+        raise ValueError("the run's plan has another forecast of the cell, so the line is another run's")
 
 
 def _rounds(line: bytes, run: Run) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from attnbench.core.errors import Interrupted, UserError
-from attnbench.core.record import Measurement, Record, Run, Search
+from attnbench.core.record import Forecast, Measurement, Record, Run, Search
 from attnbench.results import run_file
 from attnbench.run.session import check_output_path
 from builders import case, ended, job, measurements, ok, run
@@ -194,6 +194,18 @@ def test_a_record_that_no_plan_holds_is_damage(path: Path) -> None:
     found, (problem,) = run_file.read(path)
     assert found.records == RECORDS
     assert problem.endswith("(ValueError: the run's plan has no such cell, so the line is another run's)")
+
+
+def test_records_of_another_run_of_the_same_cells_are_damage(tmp_path: Path) -> None:
+    """As where two files were joined without the second's first line; its forecasts are of the rates of its device."""
+    records = (*RECORDS[:2], replace(ok(CASES[0], "triton", 310.0), forecast=Forecast(9.0, 1e-3, 2**30)))
+    foreign = tuple(replace(record, forecast=Forecast(1.0, 1.1e-3, 2**30)) for record in RECORDS[:2])
+    path = tmp_path / "joined.jsonl"
+    path.write_bytes(run_file.encoded(replace(RUN, records=(*records, *foreign))))
+    found, problems = run_file.read(path)
+    assert found.records == records[1:], "what was measured again counts"
+    why = "ValueError: the run's plan has another forecast of the cell, so the line is another run's"
+    assert problems == [f"{path}:{number}: damaged line left out ({why})" for number in (5, 6)]
 
 
 @pytest.fixture
