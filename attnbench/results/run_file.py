@@ -49,6 +49,7 @@ MOST_BYTES, MOST_OF_LINE = 2**30, 2**25  # of a file, unpacked; of one of its li
 _PIECE = 2**18  # bytes read at once
 DAMAGED = "damaged line left out"
 MOST_DAMAGED = 1000  # lines of a file that is read
+MOST_OF_ROUNDS = 1000  # lines that plan rounds; attnbench writes one only where it raises the number, to 1000 at most
 MOST_UNKNOWN = 100_000  # lines of other types, which a newer attnbench may write
 _GZIP = b"\x1f\x8b"  # what a gzip file begins with
 _CONFLICT = (b"<<<<<<< ", b"=======\n", b">>>>>>> ", b"||||||| ")  # git's markers
@@ -298,7 +299,8 @@ def read(path: Path) -> tuple[Run, list[str]]:
     first = lines.readline()
     if not first.endswith(b"\n"):
         raise _cut_off(path, content)
-    run, records, repeated, unknown, rounds = _header(path, first), [], 0, 0, 0
+    run, records, repeated, unknown, rounds, of_rounds = _header(path, first), [], 0, 0, 0, 0
+    jobs = max(1, jobs_with(run, 1))  # of a round
     planned = {} if run.search else {(job.case, job.backend): job.forecast for job in run.plan}
     for number, line in enumerate(lines, start=2):
         if line.startswith(_CONFLICT):
@@ -311,7 +313,10 @@ def read(path: Path) -> tuple[Run, list[str]]:
             continue
         try:
             if line.startswith(_ROUNDS):
-                rounds = max(rounds, _rounds(line, run))
+                of_rounds += 1
+                if of_rounds > MOST_OF_ROUNDS:
+                    raise UserError(f"{path}: over {MOST_OF_ROUNDS:,} of its lines plan rounds; restore the file")
+                rounds = max(rounds, _rounds(line, MOST_JOBS // jobs))
                 continue
             record = decode.record(line)
             if record and record.status == "ok" and "time" not in record.measurements and not run.search:
@@ -368,10 +373,10 @@ def _check_planned(record: Record, planned: Mapping[tuple[Case, str], Forecast])
         raise ValueError("the run's plan has another forecast of the cell, so the line is another run's")
 
 
-def _rounds(line: bytes, run: Run) -> int:
+def _rounds(line: bytes, most: int) -> int:
     """Return how many rounds a line plans. Raises ValueError for more than a plan may have."""
     rounds = json.loads(line)["rounds"]
-    if not isinstance(rounds, int) or jobs_with(run, rounds) > MOST_JOBS:
+    if not isinstance(rounds, int) or rounds > most:
         raise ValueError("no number of rounds")
     return rounds
 

@@ -14,6 +14,7 @@ import resource
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -765,3 +766,26 @@ def test_a_line_of_more_rounds_plans_them_and_a_senseless_one_is_damage(path: Pa
     orders = [[j.case for j in found.plan if j.round == n] for n in range(3)]
     assert orders[1] != orders[2], "each round has an order of its own"
     assert len(run_file.missing(found)) == len(CASES) - len(RECORDS) + 2 * len(CASES)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_file_of_lines_that_plan_rounds_is_given_up(tmp_path: Path, rounds: int) -> None:
+    """Ten lines are read; attnbench never writes a million of them, and a long plan made each take milliseconds."""
+    long = run(RECORDS, plan=[job(c, f"b{n}") for n in range(2000) for c in CASES] + [*RUN.plan])
+    path = tmp_path / "run.jsonl"
+    line = b'{"type":"rounds","rounds":%d}\n' % rounds
+    path.write_bytes(run_file.encoded(long) + 10 * line)
+    assert len(run_file.read(path)[0].plan) == rounds * len(long.plan)
+    path.write_bytes(run_file.encoded(long) + 1_000_000 * line)
+    began = time.process_time()
+    with pytest.raises(UserError, match="over 1,000 of its lines plan rounds; restore the file"):
+        run_file.read(path)
+    assert time.process_time() - began < 5
+
+
+def test_a_run_without_a_plan_gets_no_endless_one(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(run_file.encoded(run(RECORDS, plan=[])) + b'{"type":"rounds","rounds":1000000000}\n')
+    found, (problem,) = run_file.read(path)
+    assert found.plan == ()
+    assert "damaged line left out (ValueError: no number of rounds)" in problem
