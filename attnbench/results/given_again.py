@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from dataclasses import replace
 from typing import TypeVar
 
 from attnbench.core import stats
@@ -16,29 +17,51 @@ DIGITS = 1e-6  # a baseline's figures have seven digits
 def without_copies(given: Iterable[tuple[K, Run]]) -> list[tuple[K, Run]]:
     """Return runs with what comes with them, each once; of a run and its baseline the run, which has the samples.
 
-    A run that is given again, as a copy, as its own baseline or beside its folder, would look like a second machine or
-    like rounds without noise.
+    A run that is given again, as a copy, as a part of itself, as its own baseline or beside its folder, would look like
+    a second machine or like rounds without noise. The whole takes the place of the first of its parts.
     """
     found: list[tuple[K, Run]] = []
     for beside, run in given:
-        twin = next((i for i, (_, other) in enumerate(found) if _is_the_same(run, other)), None)
-        if twin is None:
+        if any(_is_part(run, other) for _, other in found):
+            continue
+        parts = [i for i, (_, other) in enumerate(found) if _is_part(other, run)]
+        if parts:
+            found[parts[0]] = beside, run
+        else:
             found.append((beside, run))
-        elif found[twin][1].reduced:
-            found[twin] = beside, run
+        found = [one for i, one in enumerate(found) if i not in parts[1:]]
     return found
 
 
-def _is_the_same(run: Run, other: Run) -> bool:
-    """Return whether two are one run, of which a baseline keeps a part only: what it was measured on, and its times."""
-    if run.started != other.started:
+def _is_part(run: Run, whole: Run) -> bool:
+    """Return whether a run is the other, or what was measured of it when it was copied, or a baseline of it."""
+    if run.started != whole.started or (whole.reduced and not run.reduced):
         return False
-    if not (run.reduced or other.reduced):
-        return run == other
-    (suite, device, times), (other_suite, other_device, other_times) = _kept(run), _kept(other)
+    if not run.reduced:
+        return run.environment == whole.environment and _planned(run) == _planned(whole) and _is_within(run, whole)
+    (suite, device, times), (other_suite, other_device, other_times) = _kept(run), _kept(whole)
+    if whole.reduced and len(times) > len(other_times):
+        return False
     few, many = sorted((times, other_times), key=len)
     same = all(job in many and math.isclose(few[job], many[job], rel_tol=DIGITS) for job in few)
     return same and (suite, device) == (other_suite, other_device)
+
+
+def _planned(run: Run) -> Run:
+    """Return a run as it was before it was measured, without rounds that were added."""
+    return replace(run, plan=[job for job in run.plan if not job.round], records=(), replaced=())
+
+
+def _is_within(run: Run, whole: Run) -> bool:
+    """Return whether the other run has all records of a run. One without records is a part of none that has some."""
+    some, every = _recorded(run), _recorded(whole)
+    return some <= every and bool(some or not every)
+
+
+def _recorded(run: Run) -> Set[tuple[object, ...]]:
+    """Return what tells each record of a run from others: no errors, which may be NaN and then equal nothing."""
+    records = [(r, r.measurements.get("time")) for r in (*run.records, *run.replaced)]
+    return {(r.id, r.status, r.seconds, *(time.values if time else ())) for r, time in records}
 
 
 def _kept(run: Run) -> tuple[str, tuple[str, str | None], dict[str, float]]:

@@ -53,7 +53,7 @@ class Results:
 def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "exact") -> Results:
     """Read run files: a path, a pattern such as "results/*.jsonl" ("**" reaches into all folders), or several of these.
 
-    A run that is given several times, as through links, as a copy or as its own baseline, counts once.
+    A run that is given several times, as through links, as a copy, as a part or as its own baseline, counts once.
     `convention` says how FLOPs are counted: "exact" (unmasked pairs) or "fa" (as papers print: half for causal).
     Raises UserError for a pattern that fits no file, and for a file that is no run file.
     """

@@ -34,7 +34,7 @@ from typing import IO, Any
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.json import to_json
-from attnbench.core.record import Job, Record, Run
+from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.core.sizes import format_bytes
 from attnbench.core.text import count
 from attnbench.results import bounds, decode
@@ -49,6 +49,7 @@ MOST_BYTES, MOST_OF_LINE = 2**30, 2**25  # of a file, unpacked; of one of its li
 _PIECE = 2**18  # bytes read at once
 DAMAGED = "damaged line left out"
 MOST_DAMAGED = 1000  # lines of a file that is read
+MOST_OF_ROUNDS = 1000  # lines that plan rounds; attnbench writes one only where it raises the number, to 1000 at most
 MOST_UNKNOWN = 100_000  # lines of other types, which a newer attnbench may write
 _GZIP = b"\x1f\x8b"  # what a gzip file begins with
 _CONFLICT = (b"<<<<<<< ", b"=======\n", b">>>>>>> ", b"||||||| ")  # git's markers
@@ -235,6 +236,8 @@ def _not_created(path: Path, error: OSError) -> UserError:
 
 def there_already(path: Path) -> UserError:
     """Return the error for a new run whose file is there already."""
+    if path.exists() and not path.is_file():
+        return UserError(f"{path} is no plain file, and a run is written to one; choose another --out")
     again = f", or --resume {shlex.quote(str(path))}" if begins_as_one(path) else ""
     return UserError(f"{path} is there already and is not overwritten; choose another --out{again}")
 
@@ -296,8 +299,9 @@ def read(path: Path) -> tuple[Run, list[str]]:
     first = lines.readline()
     if not first.endswith(b"\n"):
         raise _cut_off(path, content)
-    run, records, repeated, unknown, rounds = _header(path, first), [], 0, 0, 0
-    planned = frozenset() if run.search else frozenset((job.case, job.backend) for job in run.plan)
+    run, records, repeated, unknown, rounds, of_rounds = _header(path, first), [], 0, 0, 0, 0
+    jobs = max(1, jobs_with(run, 1))  # of a round
+    planned = {} if run.search else {(job.case, job.backend): job.forecast for job in run.plan}
     for number, line in enumerate(lines, start=2):
         if line.startswith(_CONFLICT):
             raise _joined(path, number, line)
@@ -309,13 +313,16 @@ def read(path: Path) -> tuple[Run, list[str]]:
             continue
         try:
             if line.startswith(_ROUNDS):
-                rounds = max(rounds, _rounds(line, run))
+                of_rounds += 1
+                if of_rounds > MOST_OF_ROUNDS:
+                    raise UserError(f"{path}: over {MOST_OF_ROUNDS:,} of its lines plan rounds; restore the file")
+                rounds = max(rounds, _rounds(line, MOST_JOBS // jobs))
                 continue
             record = decode.record(line)
             if record and record.status == "ok" and "time" not in record.measurements and not run.search:
                 raise ValueError("its status is ok, and it has no time")
-            if record and planned and (record.case, record.backend) not in planned:
-                raise ValueError("the run's plan has no such cell, so the line is another run's")
+            if record and planned:
+                _check_planned(record, planned)
             repeated += max(0, decode.samples(record) - len(line)) if record else 0
             if repeated > bounds.MOST_OF_FILE:
                 raise ValueError("the file repeats more samples than fit the memory")
@@ -355,10 +362,21 @@ def with_records(run: Run, records: Sequence[Record]) -> Run:
     return replace(run, records=kept, replaced=(*run.replaced, *replaced))
 
 
-def _rounds(line: bytes, run: Run) -> int:
+def _check_planned(record: Record, planned: Mapping[tuple[Case, str], Forecast]) -> None:
+    """Raise ValueError for a record of another run: of another cell, or with a forecast from other rates of a device.
+
+    The seconds of a job are not compared: the first job of a round is forecast to take longer.
+    """
+    if not (plan := planned.get((record.case, record.backend))):
+        raise ValueError("the run's plan has no such cell, so the line is another run's")
+    if (had := record.forecast) and (had.call, had.nbytes) != (plan.call, plan.nbytes):
+        raise ValueError("the run's plan has another forecast of the cell, so the line is another run's")
+
+
+def _rounds(line: bytes, most: int) -> int:
     """Return how many rounds a line plans. Raises ValueError for more than a plan may have."""
     rounds = json.loads(line)["rounds"]
-    if not isinstance(rounds, int) or jobs_with(run, rounds) > MOST_JOBS:
+    if not isinstance(rounds, int) or rounds > most:
         raise ValueError("no number of rounds")
     return rounds
 
@@ -434,6 +452,8 @@ def unpacked(path: Path) -> tuple[bytes, list[str]]:
 def begins_as_one(path: Path) -> bool:
     """Return whether a file begins as one that `read` takes, plain or gzipped, or as one that was cut off."""
     try:
+        if not path.is_file():  # a pipe gives nothing until another process writes to it
+            return False
         with path.open("rb") as file:
             start = file.peek().removeprefix(codecs.BOM_UTF8)
             if start.startswith((_FIRST, _GZIP)) or not start.lstrip().startswith(b"{"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import itertools
+import math
 import os
 import re
 import subprocess
@@ -16,8 +18,9 @@ import pytest
 import attnbench
 from attnbench.analysis.baseline.reduce_run import reduced
 from attnbench.core.errors import EXIT_FAULT, UserError
+from attnbench.core.record import Accuracy, TensorError
 from attnbench.results import run_file
-from builders import CPU, case, ok, run
+from builders import CPU, case, ended, ok, run
 
 RECORDS = [ok(case(), "eager", 30.0), ok(case(), "triton", 300.0), ok(case(causal=True), "triton", 250.0)]
 
@@ -64,6 +67,33 @@ def test_a_run_counts_once_and_two_that_began_in_one_second_are_two(folder: Path
     for given in (f"{folder}/[0-2].*", [f"{folder}/[0-2].whole*", f"{folder}/[0-2].base"], f"{folder}/[0-2].whole*"):
         assert attnbench.load(given).runs == (*runs,)
     assert attnbench.load(f"{folder}/[0-2].base").runs == (*map(reduced, runs),)
+
+
+def test_a_copy_of_a_run_with_an_error_that_is_no_number_is_a_copy(folder: Path) -> None:
+    nan = Accuracy({"out": TensorError(math.nan, 0.001, 0.004, math.nan)}, 64, 4, ("out",))
+    for name in "xy":
+        one = run([*RECORDS[:2], replace(RECORDS[2], status="wrong", accuracy=nan)])
+        (folder / f"{name}.jsonl").write_bytes(run_file.encoded(one))
+    assert len(attnbench.load(f"{folder}/[xy].jsonl").runs) == 1
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(("early", "late", "whole", "other"))])
+def test_a_part_of_a_run_that_is_there_whole_is_left_out(folder: Path, order: tuple[str, ...]) -> None:
+    """As of a file that was cut, and of one that was copied before the run was resumed, and got more rounds."""
+    skip = ended(case(2048), "triton", "skipped", "no time left", resumable=True)
+    begun = run([*RECORDS, skip])
+    files = {
+        "early": (RECORDS[0], skip),
+        "late": RECORDS[1:],
+        "whole": (*RECORDS, skip, ok(case(2048), "triton", 260.0)),
+        "other": (ok(case(), "eager", 31.0),),
+    }
+    for number, name in enumerate(order):
+        content = run_file.encoded(replace(begun, records=files[name]))
+        more = b'{"type":"rounds","rounds":2}\n' if name == "whole" else b""
+        (folder / f"{number}.part").write_bytes(content + more)
+    found = [len(one.records) for one in attnbench.load(f"{folder}/*.part").runs]
+    assert found == ([1, 4] if order[0] == "other" else [4, 1])
 
 
 def test_a_file_whose_name_is_a_pattern_too(folder: Path) -> None:

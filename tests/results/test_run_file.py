@@ -14,6 +14,7 @@ import resource
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,9 @@ from typing import Any
 import pytest
 
 from attnbench.core.errors import Interrupted, UserError
-from attnbench.core.record import Measurement, Record, Run, Search
+from attnbench.core.record import Forecast, Measurement, Record, Run, Search
 from attnbench.results import run_file
+from attnbench.run.session import check_output_path
 from builders import case, ended, job, measurements, ok, run
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl*"))
@@ -193,6 +195,18 @@ def test_a_record_that_no_plan_holds_is_damage(path: Path) -> None:
     found, (problem,) = run_file.read(path)
     assert found.records == RECORDS
     assert problem.endswith("(ValueError: the run's plan has no such cell, so the line is another run's)")
+
+
+def test_records_of_another_run_of_the_same_cells_are_damage(tmp_path: Path) -> None:
+    """As where two files were joined without the second's first line; its forecasts are of the rates of its device."""
+    records = (*RECORDS[:2], replace(ok(CASES[0], "triton", 310.0), forecast=Forecast(9.0, 1e-3, 2**30)))
+    foreign = tuple(replace(record, forecast=Forecast(1.0, 1.1e-3, 2**30)) for record in RECORDS[:2])
+    path = tmp_path / "joined.jsonl"
+    path.write_bytes(run_file.encoded(replace(RUN, records=(*records, *foreign))))
+    found, problems = run_file.read(path)
+    assert found.records == records[1:], "what was measured again counts"
+    why = "ValueError: the run's plan has another forecast of the cell, so the line is another run's"
+    assert problems == [f"{path}:{number}: damaged line left out ({why})" for number in (5, 6)]
 
 
 @pytest.fixture
@@ -417,6 +431,18 @@ def test_what_is_there_is_not_overwritten(path: Path) -> None:
     path.write_text("name: mine")
     with pytest.raises(UserError, match=r"choose another --out$"):  # it is no run file, and cannot be resumed
         run_file.RunFile.create(path, RUN)
+
+
+@pytest.mark.parametrize("name", ["pipe", "link", "/dev/null"])
+def test_a_pipe_or_a_device_is_refused_unread(tmp_path: Path, name: str) -> None:
+    """To read a pipe into which nobody writes takes for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    out = tmp_path / name
+    for refuse in (check_output_path, lambda path: run_file.RunFile.create(path, RUN)):
+        with pytest.raises(UserError, match=r"is no plain file, and a run is written to one; choose another --out$"):
+            refuse(out)
+    assert not run_file.begins_as_one(out)
 
 
 def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
@@ -740,3 +766,26 @@ def test_a_line_of_more_rounds_plans_them_and_a_senseless_one_is_damage(path: Pa
     orders = [[j.case for j in found.plan if j.round == n] for n in range(3)]
     assert orders[1] != orders[2], "each round has an order of its own"
     assert len(run_file.missing(found)) == len(CASES) - len(RECORDS) + 2 * len(CASES)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_file_of_lines_that_plan_rounds_is_given_up(tmp_path: Path, rounds: int) -> None:
+    """Ten lines are read; attnbench never writes a million of them, and a long plan made each take milliseconds."""
+    long = run(RECORDS, plan=[job(c, f"b{n}") for n in range(2000) for c in CASES] + [*RUN.plan])
+    path = tmp_path / "run.jsonl"
+    line = b'{"type":"rounds","rounds":%d}\n' % rounds
+    path.write_bytes(run_file.encoded(long) + 10 * line)
+    assert len(run_file.read(path)[0].plan) == rounds * len(long.plan)
+    path.write_bytes(run_file.encoded(long) + 1_000_000 * line)
+    began = time.process_time()
+    with pytest.raises(UserError, match="over 1,000 of its lines plan rounds; restore the file"):
+        run_file.read(path)
+    assert time.process_time() - began < 5
+
+
+def test_a_run_without_a_plan_gets_no_endless_one(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(run_file.encoded(run(RECORDS, plan=[])) + b'{"type":"rounds","rounds":1000000000}\n')
+    found, (problem,) = run_file.read(path)
+    assert found.plan == ()
+    assert "damaged line left out (ValueError: no number of rounds)" in problem
