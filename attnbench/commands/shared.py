@@ -146,7 +146,7 @@ def read_runs_with_damage(paths: Sequence[Path]) -> tuple[list[tuple[Path, Run]]
 
 
 def _of_folder(folder: Path, damage: dict[Path, str]) -> list[tuple[Path, Run]]:
-    """Return the runs of a folder, and add to `damage` what cannot be read of its files. Raises UserError for none."""
+    """Return the runs of a folder, and add to `damage` what cannot be read. Raises UserError where there is none."""
     denied: list[OSError] = []
     there = (Path(at, name) for at, _, names in os.walk(folder, onerror=denied.append) for name in names)
     files = sorted(path for path in there if path.name.endswith(RUN_FILES) and path.is_file())
@@ -157,7 +157,7 @@ def _of_folder(folder: Path, damage: dict[Path, str]) -> list[tuple[Path, Run]]:
             found.append((path, run))
         except UserError as error:
             others[path] = str(error)
-    if denied and not found:
+    if others and not found:
         raise UserError(next(iter(others.values())))
     if not found:
         raise UserError(f"{folder} has no run file; attnbench run --out {folder}/NAME.jsonl writes one")
