@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from attnbench.core.errors import Interrupted, UserError, did_you_mean
 from attnbench.core.files import RUN_FILES, drop_rest, write_whole
-from attnbench.core.text import count, no_command, printable
+from attnbench.core.text import count, no_command, printable, without_long_words
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
@@ -43,7 +43,12 @@ def words(given: Iterable[str] | None) -> list[str]:
 
 
 def tell(line: str) -> None:
-    """Print a line on stderr, whatever the names in it are, if that can be."""
+    """Print a line on stderr, whatever the names in it are, if that can be.
+
+    A message, which begins with "attnbench: " and may quote a file, is shortened; a command to copy is not.
+    """
+    if line.startswith("attnbench: "):
+        line = without_long_words(line)
     try:
         print(no_command(printable(line)), file=sys.stderr, flush=True)
     except OSError:
@@ -156,7 +161,7 @@ def _of_folder(folder: Path, damage: dict[Path, str]) -> list[tuple[Path, Run]]:
             run, damage[path] = read_with_damage(path)
             found.append((path, run))
         except UserError as error:
-            others[path] = str(error)
+            others[path] = without_long_words(str(error))
     if others and not found:
         raise UserError(next(iter(others.values())))
     if not found:
