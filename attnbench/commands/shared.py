@@ -162,13 +162,15 @@ def _of_folder(folder: Path, damage: dict[Path, str]) -> list[tuple[Path, Run]]:
             found.append((path, run))
         except UserError as error:
             others[path] = without_long_words(str(error))
-    if others and not found:
+    more = f", and {len(others) - 1} more" if len(others) > 1 else ""
+    left_out = f"left out: {next(iter(others.values()))}{more}" if others else ""
+    if denied and not found:
         raise UserError(next(iter(others.values())))
     if not found:
-        raise UserError(f"{folder} has no run file; attnbench run --out {folder}/NAME.jsonl writes one")
-    if others:
-        more = f", and {len(others) - 1} more" if len(others) > 1 else ""
-        tell(f"attnbench: left out: {next(iter(others.values()))}{more}")
+        what = f" ({left_out})" if left_out else ""
+        raise UserError(f"{folder} has no run file; attnbench run --out {folder}/NAME.jsonl writes one{what}")
+    if left_out:
+        tell(f"attnbench: {left_out}")
     damage.update(others)
     return found
 
