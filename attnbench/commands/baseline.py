@@ -9,7 +9,8 @@ import typer
 
 from attnbench.analysis.baseline import FOLDER, MAIN
 from attnbench.commands import options, output
-from attnbench.commands.shared import read, tell
+from attnbench.commands.shared import read, read_with_damage, tell
+from attnbench.core.errors import UserError
 
 app = typer.Typer(
     help="Keep what gates compare with: small text files for git, one per name and GPU model.",
@@ -46,7 +47,9 @@ def save(
     from attnbench.analysis.baseline import baseline_files, document
 
     wanted = output_to.wanted()
-    whole = read(run)
+    whole, damage = read_with_damage(run)
+    if damage:
+        raise UserError(f"{run}: {damage}, and a baseline would lack what is lost; restore the file, or measure again")
     path, before = baseline_files.save(whole, name, folder, add)
     for line in document.doubts(whole, run):
         tell(f"attnbench: {line}")

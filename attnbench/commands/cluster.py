@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import live, read_runs, tell
+from attnbench.commands.shared import live, read_runs_with_damage, tell
 from attnbench.core.errors import UserError
 from attnbench.core.text import count
 
@@ -92,7 +92,7 @@ def run(
     runs = [unit.path for unit in found if unit.done]
     code = cluster.exit_code(found, plan.allow_wrong)
     if runs:
-        code = output.write(replace(document(_named(runs)), exit_code=code), wanted)
+        code = output.write(replace(document(*_named(runs)), exit_code=code), wanted)
     for unit in found:
         if unit.state == "lost":
             tell(f"attnbench: {unit.name} is lost: {unit.reason}")
@@ -117,29 +117,31 @@ def report(
     attnbench cluster report results/20260701-100000-cluster
     attnbench cluster report runs/*.jsonl --html acceptance.html
 
-    Exit code 0: no unit stands out; 1: a unit is an outlier, or measured nothing; 3: a unit is far off, but not apart
-    from the others, or too few units to judge any; 5: a wrong result, or a kernel that is not as declared.
+    Exit code 0: no unit stands out; 1: a unit is an outlier, or measured nothing, or its file is damaged; 3: a unit is
+    far off, but not apart from the others, or too few units to judge any; 5: a wrong result, or a kernel that is not as
+    declared.
     """
     wanted = output_to.wanted()
     from attnbench.analysis.cluster.document import document
 
-    runs = _named(results)
+    runs, damage = _named(results)
     if all(run.search for _, run in runs):
         raise UserError("searches of what fits say nothing of a unit's speed; give files of attnbench run")
     if searches := sum(run.search is not None for _, run in runs):
         tell(f"attnbench: left out: {count(searches, 'file')} of a search of what fits, which tells no unit's speed")
-    raise typer.Exit(output.write(document(runs), wanted))
+    raise typer.Exit(output.write(document(runs, damage), wanted))
 
 
-def _named(paths: Sequence[Path]) -> list[tuple[str, Run]]:
-    """Return the runs of files and folders, each with the name of its file, by which they are told apart."""
+def _named(paths: Sequence[Path]) -> tuple[list[tuple[str, Run]], dict[str, str]]:
+    """Return the runs of files and folders, each with the name of its file, and what cannot be read, by such names."""
     from attnbench.results import run_file
     from attnbench.results.run_setup import unique_labels
 
-    found = list(read_runs(paths))
-    folders = [[str(path.parent)] for path, _ in found]
-    names = unique_labels([run_file.name(path) for path, _ in found], folders, "{1}/{0}")
-    return [*zip(names, (run for _, run in found), strict=True)]
+    found, damage = read_runs_with_damage(paths)
+    files = [*dict.fromkeys([*(path for path, _ in found), *damage])]
+    labels = unique_labels([run_file.name(path) for path in files], [[str(path.parent)] for path in files], "{1}/{0}")
+    names = dict(zip(files, labels, strict=True))
+    return [(names[path], run) for path, run in found], {names[path]: what for path, what in damage.items()}
 
 
 def _plan(words: Sequence[str], out: Path | None, *, patience: str, **given: Any) -> Plan:

@@ -16,12 +16,12 @@ from attnbench.commands.shared import (
     command_line,
     live,
     one_of,
-    read_and_count,
-    read_runs,
+    read_runs_with_damage,
+    read_with_damage,
     tell,
     words,
 )
-from attnbench.core.errors import EXIT_CANNOT_WRITE, UserError
+from attnbench.core.errors import EXIT_CANNOT_WRITE, EXIT_INCONCLUSIVE, EXIT_PASS, UserError
 
 if TYPE_CHECKING:
     from attnbench.analysis.ab.settle import Request as Settle
@@ -220,23 +220,25 @@ def gate(
     from attnbench.analysis.baseline.baseline_files import pick
     from attnbench.analysis.gate.findings import judge
     from attnbench.analysis.gate.more_rounds import with_command
-    from attnbench.core.text import count, some
+    from attnbench.core.text import some
 
     request, settles = judging.request(), settling.request()
     wanted = output_to.wanted()
-    now, damaged = read_and_count(current)
+    now, damage = read_with_damage(current)
     chosen = [path for given in baseline for path in pick(given, now)]
     if chosen != baseline:
         tell(f"attnbench: baseline: {some(map(str, chosen))}")
-    runs = read_runs(chosen)
+    runs, of_baseline = read_runs_with_damage(chosen)
+    if of_baseline:
+        path, what = next(iter(of_baseline.items()))
+        raise UserError(f"{path}: {what}, and the baseline lacks what is lost; restore the file, or measure again")
     judgement = judge(runs[0][1], now, request, [run for _, run in runs[1:]])
     if any(path.resolve() == current.resolve() for path in chosen):
         tell(f"attnbench: {current} is judged against itself, which passes whatever it holds")
-    if damaged and (gone := judgement.only_missing()):
-        raise UserError(
-            f"{current}: {count(damaged, 'line')} of it cannot be read, and {some(gone)} may be among them; restore "
-            "the file, or measure again"
-        )
+    gone = judgement.only_missing()
+    if damage and request.missing == "fail" and (gone or judgement.exit_code in (EXIT_PASS, EXIT_INCONCLUSIVE)):
+        lost = some(gone) or "a wrong result"
+        raise UserError(f"{current}: {damage}, and {lost} may be in what is lost; restore the file, or measure again")
     interrupt = 0
     if settles:
         from attnbench.analysis.ab.settle import settle

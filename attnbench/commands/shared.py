@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from attnbench.core.errors import Interrupted, UserError, did_you_mean
 from attnbench.core.files import RUN_FILES, drop_rest, write_whole
-from attnbench.core.text import count, no_command, printable
+from attnbench.core.text import count, no_command, printable, without_long_words
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 L = TypeVar("L", bound="ProgressLine")
 W = TypeVar("W", bound=str)
 MOST_PROBLEMS = 20  # of a file that are printed, each on a line
+INTERRUPTED = "truncated last line dropped (an interrupted write)"  # a problem of a shorter run, and no damage
 
 
 def command_line() -> tuple[str, ...]:
@@ -42,7 +43,12 @@ def words(given: Iterable[str] | None) -> list[str]:
 
 
 def tell(line: str) -> None:
-    """Print a line on stderr, whatever the names in it are, if that can be."""
+    """Print a line on stderr, whatever the names in it are, if that can be.
+
+    A message, which begins with "attnbench: " and may quote a file, is shortened; a command to copy is not.
+    """
+    if line.startswith("attnbench: "):
+        line = without_long_words(line)
     try:
         print(no_command(printable(line)), file=sys.stderr, flush=True)
     except OSError:
@@ -87,11 +93,14 @@ def read(path: Path) -> Run:
 
     Raises UserError for no run file, and for one of whose records none can be read.
     """
-    return read_and_count(path)[0]
+    return read_with_damage(path)[0]
 
 
-def read_and_count(path: Path) -> tuple[Run, int]:
-    """Return what `read` does, and how many lines of the file are damaged."""
+def read_with_damage(path: Path) -> tuple[Run, str]:
+    """Return what `read` does, and what is lost of the file: "2 lines of it cannot be read"; "" of a whole file.
+
+    A file whose last write was interrupted is whole: its run is shorter.
+    """
     from attnbench.results import run_file
 
     run, problems = run_file.read(path)
@@ -99,10 +108,13 @@ def read_and_count(path: Path) -> tuple[Run, int]:
         tell(f"attnbench: {problem}")
     if (more := len(problems) - MOST_PROBLEMS) > 0:
         tell(f"attnbench: {path}: {count(more, 'more problem')}")
-    damaged = sum(run_file.DAMAGED in problem for problem in problems)
-    if damaged and not run.records:
+    lost = [problem for problem in problems if not problem.endswith(INTERRUPTED)]
+    if lost and not run.records:
         raise UserError(f"{path}: no record of it can be read; restore the file, or measure again")
-    return run, damaged
+    lines = sum(run_file.DAMAGED in problem for problem in lost)
+    if lines:
+        return run, f"{count(lines, 'line')} of it cannot be read"
+    return run, lost[0].removeprefix(f"{path}: ").partition(";")[0] if lost else ""
 
 
 def read_runs(paths: Sequence[Path]) -> list[tuple[Path, Run]]:
@@ -110,37 +122,56 @@ def read_runs(paths: Sequence[Path]) -> list[tuple[Path, Run]]:
 
     What is left out is said on stderr. Raises UserError for a folder without run files.
     """
+    return read_runs_with_damage(paths)[0]
+
+
+def read_runs_with_damage(paths: Sequence[Path]) -> tuple[list[tuple[Path, Run]], dict[Path, str]]:
+    """Return what `read_runs` does, and what cannot be read of each file that is not whole.
+
+    Those that are not among the runs are files of a folder that were left out, and folders in it.
+    """
     from attnbench.results.given_again import without_copies
     from attnbench.results.run_file import without_collector
 
     given: list[tuple[Path, Run]] = []
+    damage: dict[Path, str] = {}
     with without_collector():
         for path in paths:
-            given += _of_folder(path) if path.is_dir() else [(path, read(path))]
+            if path.is_dir():
+                given += _of_folder(path, damage)
+            else:
+                run, damage[path] = read_with_damage(path)
+                given.append((path, run))
         gc.freeze()  # the cyclic collector need not look at records
     found = without_copies(given)
     if again := len(given) - len(found):
         tell(f"attnbench: left out: {count(again, 'file')} of a run that was given already")
-    return found
+    copies = {path for path, _ in given} - {path for path, _ in found}
+    return found, {path: what for path, what in damage.items() if what and path not in copies}
 
 
-def _of_folder(folder: Path) -> list[tuple[Path, Run]]:
+def _of_folder(folder: Path, damage: dict[Path, str]) -> list[tuple[Path, Run]]:
+    """Return the runs of a folder, and add to `damage` what cannot be read. Raises UserError where there is none."""
     denied: list[OSError] = []
     there = (Path(at, name) for at, _, names in os.walk(folder, onerror=denied.append) for name in names)
     files = sorted(path for path in there if path.name.endswith(RUN_FILES) and path.is_file())
-    found, others = [], [UserError(f"{error.filename}: {error.strerror}") for error in denied]
+    found, others = [], {Path(error.filename): f"{error.filename}: {error.strerror}" for error in denied}
     for path in files:
         try:
-            found.append((path, read(path)))
+            run, damage[path] = read_with_damage(path)
+            found.append((path, run))
         except UserError as error:
-            others.append(error)
+            others[path] = without_long_words(str(error))
+    more = f", and {len(others) - 1} more" if len(others) > 1 else ""
+    left_out = f"left out: {next(iter(others.values()))}{more}" if others else ""
     if denied and not found:
-        raise others[0]
+        raise UserError(next(iter(others.values())))
     if not found:
-        raise UserError(f"{folder} has no run file; attnbench run --out {folder}/NAME.jsonl writes one")
-    if others:
-        more = f", and {len(others) - 1} more" if len(others) > 1 else ""
-        tell(f"attnbench: left out: {others[0]}{more}")
+        what = f" ({left_out})" if left_out else ""
+        raise UserError(f"{folder} has no run file; attnbench run --out {folder}/NAME.jsonl writes one{what}")
+    if left_out:
+        tell(f"attnbench: {left_out}")
+    damage.update(others)
     return found
 
 

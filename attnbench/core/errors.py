@@ -5,8 +5,8 @@
 | 0        | done; passed (check: right; doctor: fit, with or without warnings)                           |
 | 1        | a regression (gate, ab), BAD fails (bisect); nothing could be measured (run, step, profile),  |
 |          | recommended (recommend), tried (claims), used (env) or checked (check); a backend given up   |
-|          | (run) or a case failed (check); nothing fits (capacity); a device lost, or an outlier        |
-|          | (cluster); worse by more than --fail-on (history)                                            |
+|          | (run) or a case failed (check); nothing fits (capacity); a device lost, an outlier, or a     |
+|          | damaged file (cluster); worse by more than --fail-on (history)                                |
 | 2        | bad input, or output that cannot be written                                                  |
 | 3        | inconclusive (gate, ab); no commit found (bisect); unfit (doctor); too few units (cluster    |
 |          | report)                                                                                      |

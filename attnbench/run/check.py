@@ -109,9 +109,17 @@ def check(
 def _wrong_cases(file: Path, axes: Axes, trust: bool) -> tuple[Case, ...]:
     """Return the cases of the wrong results in a run file, those on these axes. Raises UserError without any.
 
-    And, unless `trust`, where their masks are code that the file names.
+    And where a line of the file cannot be read, which may be a wrong result; and, unless `trust`, where their masks are
+    code that the file names.
     """
-    found = dict.fromkeys(record.case for record in wrong_records(run_file.read(file)[0]))
+    run, problems = run_file.read(file)
+    if problems:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise UserError(
+            f"--wrong: {problems[0]}{more}; a wrong result may be lost there; restore the file, or delete what cannot "
+            f"be read and measure that again: {run_file.resume_command(run, file)}"
+        )
+    found = dict.fromkeys(record.case for record in wrong_records(run))
     cases = tuple(case for case in found if case.ranks == 1 and matches(axes, case))
     if not cases:
         raise UserError(f"--wrong: {file} has no wrong result" + (" of these cases on one device" if found else ""))

@@ -349,6 +349,25 @@ def test_the_advice_of_a_run_with_a_wrong_result_checks_the_same_cells_again(min
     assert "own.jsonl has no wrong result of these cases" in mine(*advice, "--pass", "bwd", code=2).err
 
 
+@pytest.mark.parametrize("end", ["\n", ""], ids=["a damaged line", "an interrupted write"])
+@pytest.mark.parametrize("readable", [0, 1])
+def test_a_wrong_result_that_cannot_be_read_is_not_passed_over(tool: Tool, readable: int, end: str) -> None:
+    options = ("--seqlen", "512,1k", "--headdim", "64", "--full", "--pass", "fwd", "--out", "own.jsonl")
+    tool("run", "--device", "fake", "-b", "fake", *options, fake="wrong@512 wrong@1k", code=5)
+    first, *records = (tool.folder / "own.jsonl").read_text().splitlines()
+    assert len(records) == 2
+    tool.write("own.jsonl", "\n".join([first, *records[:readable], records[readable][:-40]]) + end)
+    refused = tool(*FAKE, "--wrong", "own.jsonl", code=2)
+    assert f"own.jsonl:{readable + 2}: " in refused.err
+    assert refused.err.strip().endswith(
+        "a wrong result may be lost there; restore the file, or delete what cannot be read and measure that again: "
+        "attnbench run --resume own.jsonl"
+    )
+    tool.write("own.jsonl", "\n".join([first, *records[:readable], ""]))
+    tool("run", "--resume", "own.jsonl", fake="wrong@512 wrong@1k", code=5)
+    assert len(entries(tool(*FAKE, "--wrong", "own.jsonl", fake="wrong@512", code=5).out)) == 2
+
+
 def test_the_code_of_a_mask_that_a_file_names_is_run_with_trust_alone(mine: Tool) -> None:
     mine.write("near.py", "def near(b, h, q, k):\n    return q - k < 9\n")
     options = ("--device", "fake", "-b", "fake", "--mask", "./near.py:near", "--seqlen", "1k", "--pass", "fwd")

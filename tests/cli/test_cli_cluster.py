@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import signal
 import subprocess
@@ -126,6 +127,41 @@ def test_without_ray_a_line_says_how_to_get_it(tool: Tool) -> None:
     tool.write("path/ray.py", "raise ImportError('No module named ray')\n")
     path = f"{tool.folder / 'path'}:{Path(__file__).parents[2]}"
     assert "pip install 'attnbench[cluster]'" in tool(*RUN, code=2, PYTHONPATH=path).err
+
+
+@pytest.mark.parametrize("damage", ["empty", "first line", "all records", "one record", "cut gzip file"])
+def test_a_unit_whose_file_is_damaged_is_not_accepted(tool: Tool, damage: str) -> None:
+    folder = tool.folder / "units"
+    for name in ("n1", "n2", "n3", "n4"):
+        options = ("--device", "fake", "-b", "fake", *SMALL, "--seqlen", "2k,4k", "--out", f"units/{name}.jsonl")
+        tool("run", *options)
+    assert "NO UNIT STANDS OUT" in tool("cluster", "report", "units").out
+    first, *records = (folder / "n4.jsonl").read_text().splitlines()
+    bad = [record[:-40] for record in records]
+    lines = {
+        "empty": [],
+        "first line": [first[:-40], *records],
+        "all records": [first, *bad],
+        "one record": [first, *records[:-1], bad[-1]],
+        "cut gzip file": [],
+    }[damage]
+    (folder / "n4.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    if damage == "cut gzip file":
+        (folder / "n4.jsonl").unlink()
+        text = "\n".join([first, *records, ""]).encode()
+        (folder / "n4.jsonl.gz").write_bytes(gzip.compress(text, compresslevel=0)[: len(text) - len(records[-1]) // 2])
+    done = tool("cluster", "report", "units", "-f", "json=units.json", "-f", "table", code=1)
+    in_part = damage in ("one record", "cut gzip file")
+    assert f"{'Readable in part' if in_part else 'Not readable'}: n4. " in " ".join(done.out.split())
+    assert f"{'DAMAGED FILES' if in_part else 'MEASURED NOTHING'}: 1 of 4 units" in done.out
+    assert [*json.loads((tool.folder / "units.json").read_text())["damaged"]] == ["n4"]
+    if damage == "empty":
+        (tool.folder / "none").mkdir()
+        tool.write("none/n4.jsonl", "")
+        assert "n4.jsonl is not an attnbench run file (it is empty)" in tool("cluster", "report", "none", code=2).err
+    (folder / "copy").mkdir()
+    (folder / "copy" / "n4.jsonl").write_text("\n".join([first, *records, ""]))
+    tool("cluster", "report", "units/copy/n4.jsonl", *(f"units/{name}.jsonl" for name in ("n1", "n2", "n3")))
 
 
 def test_a_report_on_files_from_anywhere(tool: Tool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import subprocess
@@ -52,6 +53,12 @@ CASES: Sequence[tuple[str, str, int, str]] = (
     ("gate ok.jsonl damaged.jsonl", "", 2, "5 lines of it cannot be read, and fake 1k d128"),
     ("gate ok.jsonl damaged-slow.jsonl", "", 1, "FAIL: 1 missing, 1 regressed"),
     ("gate ok.jsonl damaged.jsonl --missing pass", "", 0, "(not counted: 1 missing)"),
+    ("gate ok.jsonl cut.jsonl.gz", "", 2, "the gzip file is cut off, and fake "),
+    ("gate ok.jsonl lost-round.jsonl", "", 2, "1 line of it cannot be read, and a wrong result may be in what is lost"),
+    ("gate damaged.jsonl ok.jsonl", "", 2, "damaged.jsonl: 5 lines of it cannot be read, and the baseline lacks"),
+    ("gate cut.jsonl.gz ok.jsonl", "", 2, "the gzip file is cut off, and the baseline lacks"),
+    ("gate ok.jsonl lost-round.jsonl one.jsonl", "", 2, "lost-round.jsonl: 1 line of it cannot be read"),
+    ("gate ok.jsonl interrupted.jsonl", "", 1, "FAIL: 1 missing"),
     ("gate ok.jsonl none-left.jsonl", "", 2, "no record of it can be read"),
     ("report none-left.jsonl", "", 2, "no record of it can be read"),
     ("claims --list --paper nsa", "", 0, ""),
@@ -129,6 +136,7 @@ CASES: Sequence[tuple[str, str, int, str]] = (
     ("cluster report wrong.jsonl", "", 5, "WRONG RESULTS"),
     ("cluster report none.jsonl", "", 2, "cannot read none.jsonl"),
     ("baseline save ok.jsonl", "", 0, "Commit it, then: attnbench gate baselines"),
+    ("baseline save damaged.jsonl", "", 2, "5 lines of it cannot be read, and a baseline would lack what is lost"),
     ("baseline save none.jsonl", "", 2, "cannot read none.jsonl"),
     ("capacity -b fake --device fake", "", 0, "Results: "),
     ("capacity -b fake --device fake --out c.jsonl", "wrong@8k", 5, "Results: "),
@@ -175,6 +183,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Tool:
         odd = (record.replace(*change) for record in records)
         texts = [o if not which or f'"seqlen_q":{which}' in o else r for o, r in zip(odd, records, strict=True)]
         tool.write(f"{name}.jsonl", "".join([head, *texts]))
+    whole = (tool.folder / "ok.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    cut = gzip.compress(whole, compresslevel=0)[: len(b"".join(lines[:3]))]  # within the second record
+    (tool.folder / "cut.jsonl.gz").write_bytes(cut)
+    (tool.folder / "lost-round.jsonl").write_bytes(b"".join([*lines[:-1], lines[-1][:-40], b"\n"]))
+    short = (tool.folder / "short.jsonl").read_bytes()
+    (tool.folder / "interrupted.jsonl").write_bytes(short + lines[-1][:-40])
     _commit(tool)
     return tool
 
@@ -202,7 +217,7 @@ def test_the_exit_code_and_the_last_line(command: str, fake: str, code: int, sai
     assert any(said in line for last in lasts for line in last), (done.out, done.err)
     if code == 2:
         lines = [line for line in done.err.splitlines() if line.startswith("attnbench: ")]
-        assert len([line for line in lines if "damaged line left out" not in line]) == 1
+        assert len([line for line in lines if not re.search("damaged line left out|lines before the cut", line)]) == 1
 
 
 def test_every_command_has_a_case() -> None:

@@ -259,6 +259,28 @@ def test_resume_repairs_a_truncated_last_line(tool: Tool, finished: str) -> None
     assert tool.stored().statuses == {**OTHERS, 4096: "ok"}
 
 
+@pytest.mark.parametrize("name", ["ab" * 50_000, "ab " * 50_000], ids=["a word", "words"])
+@pytest.mark.parametrize("place", ["measurement", "unit", "field of the case", "mask", "kernel"])
+def test_what_is_said_of_a_damaged_line_is_short_whatever_is_in_it(
+    tool: Tool, finished: str, place: str, name: str
+) -> None:
+    first, *lines = finished.splitlines()
+    record = json.loads(lines[0])
+    if place == "measurement":
+        record["measurements"][name] = {"unit": "s", "values": []}
+    elif place == "unit":
+        record["measurements"]["time"]["unit"] = name
+    elif place == "kernel":
+        record["kernels"] = {name: -1}
+    else:
+        record["case"] |= {"mask" if place == "mask" else name: name}
+    tool.write("run.jsonl", "\n".join([first, json.dumps(record), *lines[1:], ""]))
+    shown, resumed = tool("report", "run.jsonl"), tool("run", "--resume", "run.jsonl")
+    assert "run.jsonl:2: damaged line left out" in shown.err
+    assert "run.jsonl:2: damaged line left out" in resumed.err
+    assert max(map(len, (*shown.err.splitlines(), *resumed.err.splitlines()))) < 4200
+
+
 def test_a_damaged_line_is_reported_with_its_number_and_measured_again(tool: Tool, finished: str) -> None:
     tool.write("run.jsonl", finished)
     lines = (tool.folder / "run.jsonl").read_text().splitlines(keepends=True)

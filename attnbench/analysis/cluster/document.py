@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from attnbench.analysis.cautions import Rule, stated, when
@@ -46,28 +47,33 @@ OTHER_SETUP = (
 SHARED_WRONG = (EVERY_UNIT, ONLY_UNIT, COMMON_CARD, SAME_UNIT, OTHER_SETUP)  # what no other unit of a model has right
 
 
-def document(files: Sequence[tuple[str, Run]]) -> Document:
-    """Return the document of a cluster from runs, each with the name of its file."""
+def document(files: Sequence[tuple[str, Run]], damage: Mapping[str, str] = MappingProxyType({})) -> Document:
+    """Return the document of a cluster from runs, each with the name of its file.
+
+    `damage` says what cannot be read of files, by their names. One without a run is a unit that measured nothing.
+    """
     found = models(files)
     rows = [row for model in found for row in _data(model)]
-    units = count(len({unit.id for model in found for unit in model.units}), "unit")
+    unread = [name for name in damage if name not in dict(files)]
+    in_part = [name for name in damage if name in dict(files)]
+    units = count(len({unit.id for model in found for unit in model.units}) + len(unread), "unit")
     of_models = count(len({model.run.environment.device.name for model in found}), "model")
     setups = f", {len(found)} setups" if len(found) > 1 else ""
     return Document(
         command="cluster",
         title=f"Cluster of {units}",
-        answer=(*doubt([run for _, run in files]), *_answer(found)),
+        answer=(*doubt([run for _, run in files]), *_answer(found), *_damaged(unread, in_part)),
         machines=tuple(_machine(model) for model in found),
         blocks=tuple(_table(number, model) for number, model in enumerate(found, start=1)),
         cautions=stated(CAUTIONS, found),
         facts=stated(FACTS, found),
         notes=((Span(_note(found), "quiet"),),),
-        verdict=_verdict(found, f"of {units}, {of_models}{setups}"),
+        verdict=_verdict(found, f"of {units}, {of_models}{setups}", len(unread), len(in_part)),
         appendix=tuple(_figures(found)),
-        data={"units": rows, "models": [_model_data(model) for model in found]},
+        data={"units": rows, "models": [_model_data(model) for model in found], "damaged": dict(damage)},
         rows=rows,
         columns=tuple(dict.fromkeys(key for row in rows for key in row)),
-        exit_code=exit_code(found),
+        exit_code=exit_code(found, damaged=bool(damage)),
     )
 
 
@@ -85,14 +91,31 @@ def planned(devices: Sequence[tuple[str, str, str, str]], words: Sequence[str]) 
     )
 
 
-def _verdict(found: Sequence[Model], of: str) -> Verdict:
-    """Return the verdict with how many units it is of; `of` says how many there are."""
+def _damaged(unread: Sequence[str], in_part: Sequence[str]) -> Iterator[str]:
+    if unread:
+        yield (
+            f"Not readable: {some(unread)}. Each counts as a unit that measured nothing; restore the file, or measure "
+            "again."
+        )
+    if in_part:
+        yield (
+            f"Readable in part: {some(in_part)}. A wrong result may be in what is lost; restore the file, or measure "
+            "again."
+        )
+
+
+def _verdict(found: Sequence[Model], of: str, unread: int, in_part: int) -> Verdict:
+    """Return the verdict with how many units it is of.
+
+    `of` says how many there are, `unread` of how many nothing can be read, `in_part` how many files are damaged.
+    """
     units = [(model, unit) for model in found for unit in model.units]
     numbers = {
         "WRONG RESULTS": len({unit.id for _, unit in units if unit.wrong}),
         "KERNELS NOT AS DECLARED": len({unit.id for _, unit in units if unit.other_kernels}),
         "OUTLIERS": len({unit.id for model, unit in units if _is_slow(model, unit)}),
-        "MEASURED NOTHING": len({unit.id for _, unit in units if not unit.latencies}),
+        "MEASURED NOTHING": len({unit.id for _, unit in units if not unit.latencies}) + unread,
+        "DAMAGED FILES": in_part,
     }
     if bad := [f"{word}: {number}" for word, number in numbers.items() if number]:
         return Verdict(f"{', '.join(bad)} {of}", "bad")
@@ -109,12 +132,12 @@ def _judged(found: Sequence[Model]) -> set[str]:
     return {unit.id for model in found for unit in model.judged}
 
 
-def exit_code(found: Sequence[Model]) -> int:
-    """Return the exit code: wrong results and wrong kernels first, then a unit that is slower or measured nothing, then
-    one that may be slower than the others."""
+def exit_code(found: Sequence[Model], damaged: bool = False) -> int:
+    """Return the exit code: wrong results and wrong kernels first, then a unit that is slower or measured nothing, or
+    whose file is `damaged`, then one that may be slower than the others."""
     if any(unit.wrong or unit.other_kernels for model in found for unit in model.units):
         return EXIT_WRONG_RESULT
-    if any(_failed(model, unit) for model in found for unit in model.units):
+    if damaged or any(_failed(model, unit) for model in found for unit in model.units):
         return EXIT_NOTHING_MEASURED
     open_ = not _judged(found) or any(_may_be_slow(model, unit) for model in found for unit in model.units)
     return EXIT_INCONCLUSIVE if open_ else EXIT_DONE

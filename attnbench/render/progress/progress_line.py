@@ -11,7 +11,7 @@ from rich.text import Text
 
 from attnbench.core.files import drop_rest
 from attnbench.core.record import Job, Record, Run
-from attnbench.core.text import no_command, printable
+from attnbench.core.text import no_command, printable, without_long_words
 from attnbench.render.console import Console
 from attnbench.results import case_names, disturbed
 
@@ -81,7 +81,7 @@ class JobProgress(ProgressLine):
         self._print(Text().append(f"{command}  ", style="bold").append(", ".join(filter(None, facts))))
         self._print(Text(f"suite {suite}"))
         for note in notes:
-            self._print(Text(note, style="yellow"))
+            self._print(Text(without_long_words(note), style="yellow"))
         if paths:
             self._print(Text(f"writing {', '.join(map(str, paths))}", style="dim"))
 
