@@ -57,7 +57,7 @@ CASES: Sequence[tuple[str, str, int, str]] = (
     ("gate ok.jsonl lost-round.jsonl", "", 2, "1 line of it cannot be read, and a wrong result may be in what is lost"),
     ("gate damaged.jsonl ok.jsonl", "", 2, "damaged.jsonl: 5 lines of it cannot be read, and the baseline lacks"),
     ("gate cut.jsonl.gz ok.jsonl", "", 2, "the gzip file is cut off, and the baseline lacks"),
-    ("gate ok.jsonl lost-round.jsonl one.jsonl", "", 2, "lost-round.jsonl: 1 line of it cannot be read"),
+    ("gate one.jsonl lost-round.jsonl ok.jsonl", "", 2, "lost-round.jsonl: 1 line of it cannot be read"),
     ("gate ok.jsonl interrupted.jsonl", "", 1, "FAIL: 1 missing"),
     ("gate ok.jsonl none-left.jsonl", "", 2, "no record of it can be read"),
     ("report none-left.jsonl", "", 2, "no record of it can be read"),
