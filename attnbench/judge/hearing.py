@@ -191,6 +191,7 @@ class Hearing:
                 return accuracy, {}
             case "calls":
                 accuracy, number = judge.check_calls(self._calls)
+                self._calls, self._right = Calls(), None  # the last check: others need the memory
                 return accuracy, {"call": number}
         renewal = Renewal(judge.renewal_seed, request["count"])
         if what == "renewed":

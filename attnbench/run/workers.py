@@ -478,9 +478,10 @@ class WorkerPool:
 
     def _note_loaded(self, name: str, answer: Mapping[str, Any]) -> None:
         """Remember from the answer to "load" whether the backend starts a compiler, and which files it is made of."""
-        if answer["compiler"]:
+        if answer.get("compiler"):
             self.compilers.add(name)
-        self._note_files(name, answer["files"])
+        if isinstance(files := answer.get("files"), dict):
+            self._note_files(name, files)
 
     def _note_files(self, name: str, files: Mapping[str, str]) -> None:
         """Remember the hash of each file of a backend, by its path. Raises UserError where one was another before."""
