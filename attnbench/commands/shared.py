@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 L = TypeVar("L", bound="ProgressLine")
 W = TypeVar("W", bound=str)
 MOST_PROBLEMS = 20  # of a file that are printed, each on a line
-INTERRUPTED = "truncated last line dropped (an interrupted write)"  # a problem of a shorter run, and no damage
 
 
 def command_line() -> tuple[str, ...]:
@@ -108,7 +107,7 @@ def read_with_damage(path: Path) -> tuple[Run, str]:
         tell(f"attnbench: {problem}")
     if (more := len(problems) - MOST_PROBLEMS) > 0:
         tell(f"attnbench: {path}: {count(more, 'more problem')}")
-    lost = [problem for problem in problems if not problem.endswith(INTERRUPTED)]
+    lost = [problem for problem in problems if not problem.endswith(run_file.INTERRUPTED)]
     if lost and not run.records:
         raise UserError(f"{path}: no record of it can be read; restore the file, or measure again")
     lines = sum(run_file.DAMAGED in problem for problem in lost)

@@ -25,7 +25,8 @@ NEEDED = (  # what a neighbour of a person's file must not replace: torch, and w
 MODULE = "attnbench_own_"  # how the name of the module begins that is made of a person's file
 STANDARD = os.path.dirname(os.__file__)  # the folder of the standard library
 MAX_SWEEP = 64  # kernels of one sweep, each of which has a process
-_from_source: set[str] = set()  # folders whose modules are loaded so
+PACKAGES = ("site-packages", "dist-packages")  # folders of installed packages
+_from_source: set[str] = set()  # folders whose modules are loaded from their source
 LOADED: dict[str, bytes] = {}  # path of a person's file that was imported -> its source as it was then
 
 
@@ -45,7 +46,7 @@ def _load_from_source(folder: str) -> None:
 
     def finder(path: str) -> machinery.FileFinder:
         within = os.path.relpath(path, folder).split(os.sep)
-        if ".." in within or any(part.endswith("-packages") for part in within) or not os.path.isdir(path):
+        if {"..", *PACKAGES} & {*within} or not os.path.isdir(path):
             raise ImportError(path=path)
         return machinery.FileFinder(
             path,

@@ -112,7 +112,7 @@ class Calls:
     """
 
     first: Results | None = None
-    of_first: Accuracy | None = None  # where it is known
+    of_first: Accuracy | None = None  # the accuracy of the first, where it is known
     furthest: tuple[float, int, Results] | None = None
 
     def add(self, number: int, results: Results) -> None:

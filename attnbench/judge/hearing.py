@@ -41,7 +41,7 @@ class Hearing:
         self._launched: Inputs  # the inputs in shared memory
         self._results: list[dict[str, Tensor]] = []  # of calls, there too
         self._calls = Calls()
-        self._right: tuple[Results, Accuracy] | None = None  # the latest of the case's inputs that were right
+        self._right: tuple[Results, Accuracy] | None = None  # results on the case's inputs, and their accuracy
         self._dialog: Dialog | None = None  # the check that waits for a launch
 
     def begin(self, judges: Mapping[int, CaseJudge], *, lean: bool) -> None:

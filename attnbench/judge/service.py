@@ -51,7 +51,7 @@ from attnbench.judge.hearing import Hearing, use
 Judges = Mapping[int, CaseJudge]  # by head; of a case on one device one
 SWITCH = 2e-4  # seconds after which a thread that works ahead lets a worker's request pass
 MUCH = 2**30  # bytes that torch may keep on a GPU for this process
-FREEING = ("begin", "hard", "check", "launched")  # requests
+FREEING = ("begin", "hard", "check", "launched")  # requests after which torch may keep freed memory
 
 
 class JudgeService:

@@ -48,6 +48,7 @@ _RUN = re.compile(rb'"type"\s*:\s*"run"')  # in any spelling of a first line; wi
 MOST_BYTES, MOST_OF_LINE = 2**30, 2**25  # of a file, unpacked; of one of its lines
 _PIECE = 2**18  # bytes read at once
 DAMAGED = "damaged line left out"
+INTERRUPTED = "truncated last line dropped (an interrupted write)"  # no damage: the run is shorter
 MOST_DAMAGED = 1000  # lines of a file that is read
 MOST_OF_ROUNDS = 1000  # lines that plan rounds; attnbench writes one only where it raises the number, to 1000 at most
 MOST_UNKNOWN = 100_000  # lines of other types, which a newer attnbench may write
@@ -309,7 +310,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
             if _RUN.search(line):
                 raise _joined(path, number, line)
             if not gzip_cut_off:  # the last write did not finish
-                problems.append(f"{path}:{number}: truncated last line dropped (an interrupted write)")
+                problems.append(f"{path}:{number}: {INTERRUPTED}")
             continue
         try:
             if line.startswith(_ROUNDS):

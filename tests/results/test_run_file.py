@@ -1,52 +1,26 @@
-"""Run files as they are found: whole, cut short, damaged, newer, not ours; and disks that fill up."""
+"""Run files as they are found: whole, cut short, damaged, newer, not ours."""
 
 from __future__ import annotations
 
 import codecs
-import errno
 import gzip
-import io
 import json
 import math
-import os
 import re
-import resource
-import shutil
-import signal
-import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_run import CASES, RECORDS, RUN, gzipped
 
-from attnbench.core.errors import Interrupted, UserError
-from attnbench.core.record import Forecast, Measurement, Record, Run, Search
+from attnbench.core.errors import UserError
+from attnbench.core.record import Forecast, Measurement, Record, Run
 from attnbench.results import run_file
-from attnbench.run.session import check_output_path
 from builders import case, ended, job, measurements, ok, run
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl*"))
-CASES = [case(n, causal=c) for n in (1024, 2048, 4096) for c in (False, True)]
-RECORDS = (
-    ok(CASES[0], "triton", 300.0),
-    ok(CASES[1], "triton", 200.0, memory_peak=5),
-    ended(CASES[2], "triton", "oom", "MemoryError"),
-)
-RUN = run(RECORDS, plan=[job(c, "triton") for c in CASES], specs={"triton": "m:T"}, peak={"": 1e15}, argv=("run", "-b"))
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """A finished run file with three records."""
-    where = tmp_path / "results" / "run.jsonl"
-    file = run_file.RunFile.create(where, RUN)
-    for record in RECORDS:
-        file.append(record)
-    file.close()
-    return where
 
 
 def test_reads_back_what_was_written(path: Path) -> None:
@@ -54,14 +28,6 @@ def test_reads_back_what_was_written(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert [json.loads(line)["type"] for line in lines] == ["run", "record", "record", "record"]
     assert json.loads(lines[0])["schema"] == run_file.SCHEMA
-
-
-def test_each_record_is_on_disk_when_append_returns(tmp_path: Path) -> None:
-    file = run_file.RunFile.create(tmp_path / "run.jsonl", RUN)
-    for n, record in enumerate(RECORDS, start=1):
-        file.append(record)
-        assert run_file.read(file.path)[0].records == RECORDS[:n]
-    file.close()
 
 
 def test_a_truncated_last_line_is_dropped_and_said(path: Path) -> None:
@@ -73,14 +39,6 @@ def test_a_truncated_last_line_is_dropped_and_said(path: Path) -> None:
         assert found.records == RECORDS[:2]
         assert len(problems) == 1
         assert problems[0].startswith(f"{path}:4: truncated last line")
-
-
-def test_reopening_cuts_the_truncated_line_off(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20])
-    file = run_file.RunFile.reopen(path)
-    file.append(RECORDS[2])
-    file.close()
-    assert run_file.read(path) == (RUN, [])
 
 
 @pytest.mark.parametrize(
@@ -322,12 +280,6 @@ def test_an_empty_file_is_called_empty(path: Path) -> None:
         run_file.read(path)
 
 
-def gzipped(path: Path) -> Path:
-    packed = path.with_name(f"{path.name}.gz")
-    packed.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
-    return packed
-
-
 def test_a_gzipped_file_is_read_whatever_its_name(path: Path) -> None:
     packed = gzipped(path)
     odd = packed.with_name("odd.jsonl")
@@ -390,14 +342,6 @@ def test_a_huge_file_is_not_read_whole(path: Path) -> None:
         run_file.read(path)
 
 
-def test_a_gzipped_file_is_not_appended_to(path: Path) -> None:
-    packed = gzipped(path)
-    before = packed.read_bytes()
-    with pytest.raises(UserError, match=r"run.jsonl.gz is gzipped, and a run is written plain; gunzip .*run.jsonl.gz"):
-        run_file.RunFile.reopen(packed)
-    assert packed.read_bytes() == before
-
-
 def change_header(path: Path, **changes: object) -> None:
     first, rest = path.read_text().split("\n", 1)
     path.write_text(json.dumps({**json.loads(first), **changes}) + "\n" + rest)
@@ -421,122 +365,6 @@ def test_a_damaged_header_says_its_line(path: Path, changes: dict[str, object]) 
     change_header(path, **changes)
     with pytest.raises(UserError, match=r":1: damaged first line"):
         run_file.read(path)
-
-
-def test_what_is_there_is_not_overwritten(path: Path) -> None:
-    before = path.read_bytes()
-    with pytest.raises(UserError, match=r"is there already.*--resume"):
-        run_file.RunFile.create(path, RUN)
-    assert path.read_bytes() == before
-    path.write_text("name: mine")
-    with pytest.raises(UserError, match=r"choose another --out$"):  # it is no run file, and cannot be resumed
-        run_file.RunFile.create(path, RUN)
-
-
-@pytest.mark.parametrize("name", ["pipe", "link", "/dev/null"])
-def test_a_pipe_or_a_device_is_refused_unread(tmp_path: Path, name: str) -> None:
-    """To read a pipe into which nobody writes takes for ever."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("pipe")
-    out = tmp_path / name
-    for refuse in (check_output_path, lambda path: run_file.RunFile.create(path, RUN)):
-        with pytest.raises(UserError, match=r"is no plain file, and a run is written to one; choose another --out$"):
-            refuse(out)
-    assert not run_file.begins_as_one(out)
-
-
-def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for bad in (tmp_path / "file" / "run.jsonl", tmp_path / ("x" * 300)):
-        with pytest.raises(UserError, match=r"cannot write .*--out"):
-            run_file.RunFile.create(bad, RUN)
-    for bad, said in ((tmp_path, "is a folder; give its run files"), (tmp_path / "missing.jsonl", "cannot read")):
-        with pytest.raises(UserError, match=said):
-            run_file.read(bad)
-        with pytest.raises(UserError, match="cannot append to"):
-            run_file.RunFile.reopen(bad)
-
-
-def test_a_disk_that_is_full_from_the_start_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty file could not be resumed, and would stand in the way of the next run."""
-    path = tmp_path / "run.jsonl"
-    real = os.open
-
-    def limited(*of: Any, **more: Any) -> int:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-        return real(*of, **more)
-
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    monkeypatch.setattr(os, "open", limited)
-    was = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        with pytest.raises(UserError, match=r"File too large; choose another place with --out$"):
-            run_file.RunFile.create(path, RUN)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, was)
-    assert not [*tmp_path.iterdir()]
-
-
-def test_a_signal_during_creation_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*_: object) -> None:
-        raise Interrupted(15)
-
-    for place in ((os, "link"), (run_file, "_lock")):
-        monkeypatch.setattr(*place, stopped)
-        with pytest.raises(Interrupted):
-            run_file.RunFile.create(tmp_path / "run.jsonl", RUN)
-        assert not [*tmp_path.iterdir()]
-        monkeypatch.undo()
-
-
-def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr(os, "link", refused)
-    path = tmp_path / "run.jsonl"
-    run_file.RunFile.create(path, RUN).close()
-    assert [*tmp_path.iterdir()] == [path]
-    with pytest.raises(UserError, match="is there already"):
-        run_file.RunFile.create(path, RUN)
-
-
-@pytest.mark.parametrize(
-    ("happens", "said"),
-    [
-        (lambda path: path.unlink(), "deleted or moved"),
-        (lambda path: path.rename(path.with_name("elsewhere.jsonl")), "deleted or moved"),
-        (lambda path: path.parent.rename(path.parent.with_name(f"old {path.parent.name}")), "deleted or moved"),
-        (lambda path: shutil.copy(path, f"{path}.new") and os.replace(f"{path}.new", path), "replaced"),
-        (lambda path: os.truncate(path, 0), "changed"),
-    ],
-    ids=["deleted", "moved", "folder moved", "replaced", "rotated"],
-)
-def test_a_file_that_is_taken_away_ends_the_run_and_a_copy_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happens: Callable[[Path], None], said: str
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for late in (False, True):
-        path = tmp_path / ("late" if late else "early") / "run.jsonl"
-        file = run_file.RunFile.create(path, RUN)
-        file.append(RECORDS[0])
-        happens(path)
-        with pytest.raises(UserError, match=f"another program {said} {path} during") as error:
-            file.close() if late else file.append(RECORDS[1])
-        file.close()
-        copy = Path(str(error.value).removesuffix(" --trust").rpartition(" ")[2])
-        assert run_file.read(copy)[0].records == RECORDS[:1]
-
-
-def test_a_file_that_was_overwritten_is_told_at_the_end(path: Path) -> None:
-    file = run_file.RunFile.reopen(path)
-    file.append(RECORDS[0])
-    path.write_bytes(b"x" * path.stat().st_size)
-    with pytest.raises(UserError, match=f"another program changed {path} during") as error:
-        file.close()
-    copy = Path(str(error.value).removesuffix(" --trust").rpartition(" ")[2])
-    assert run_file.read(copy)[0].records == (*RECORDS[1:], RECORDS[0])
 
 
 @pytest.mark.parametrize("cut", [0, 1, 200], ids=["whole", "without its newline", "cut off"])
@@ -640,93 +468,6 @@ def test_a_unit_that_a_measurement_does_not_have_makes_its_line_a_damaged_one(pa
     found, (problem,) = run_file.read(path)
     assert found.records == RECORDS[:1]
     assert f"{name}: its unit is" in problem
-
-
-class FullDisk(io.FileIO):
-    """A file on a disk with so many bytes left: a short write, as the kernel does it, then ENOSPC."""
-
-    left = 0
-    code = errno.ENOSPC
-
-    def write(self, data: bytes) -> int:
-        if not self.left:
-            raise OSError(self.code, "No space left on device")
-        written = super().write(bytes(data)[: self.left])
-        self.left -= written
-        return written
-
-
-@pytest.mark.parametrize("left", [0, 1, 100])
-def test_a_full_disk_is_said_and_whole_lines_are_kept(path: Path, left: int) -> None:
-    disk = FullDisk(path, "r+b")
-    disk.seek(0, io.SEEK_END)
-    disk.left = left
-    before = path.read_bytes()
-    file = run_file.RunFile(path, disk)
-    with pytest.raises(UserError) as error:
-        file.append(ok(CASES[3], "triton", 1.0))
-    file.close()
-    assert "disk is full" in str(error.value)
-    assert f"attnbench run --resume {path}" in str(error.value)
-    assert path.read_bytes() == before
-    assert run_file.read(path) == (RUN, [])
-
-
-@pytest.mark.parametrize(
-    ("changes", "command"),
-    [
-        ({}, "attnbench run --resume {} --trust"),
-        ({"search": Search("seqlen", 1.0)}, "attnbench capacity --resume {} --trust"),
-        ({"turns": "ab"}, "start attnbench ab anew"),
-    ],
-)
-def test_a_full_disk_names_the_command_that_goes_on(path: Path, changes: dict[str, Any], command: str) -> None:
-    path.write_bytes(run_file.encoded(replace(RUN, records=(), specs={"mine": "/home/mine.py:f"}, **changes)))
-    with pytest.raises(UserError) as error, open_file(path, FullDisk(path, "a+b")) as file:
-        file.append(RECORDS[0])
-    assert str(error.value).endswith("make room, then " + command.format(path))
-
-
-def test_what_no_reader_takes_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "run.jsonl"
-    with pytest.raises(UserError, match=r"softcap: 1e\+31 is beyond what there can be"):
-        run_file.RunFile.create(path, replace(RUN, plan=(replace(RUN.plan[0], case=case(softcap=1e31)),)))
-    monkeypatch.setattr(run_file, "MOST_OF_LINE", 200)
-    with pytest.raises(UserError, match=r"the plan of .* jobs? takes .*; measure fewer cases or rounds at a time"):
-        run_file.RunFile.create(path, RUN)
-    assert not [*tmp_path.iterdir()]
-
-
-def test_short_writes_are_continued(tmp_path: Path) -> None:
-    class Slow(io.FileIO):
-        def write(self, data: bytes) -> int:
-            return super().write(bytes(data)[:50])
-
-    path = tmp_path / "run.jsonl"
-    run_file.RunFile.create(path, RUN).close()
-    file = run_file.RunFile(path, Slow(path, "a+b"))
-    file.append(RECORDS[0])
-    file.close()
-    assert run_file.read(path)[0].records == RECORDS[:1]
-
-
-def test_other_errors_of_the_disk_keep_their_words(path: Path) -> None:
-    disk = FullDisk(path, "a+b")
-    disk.code = errno.EIO
-    with pytest.raises(UserError, match=f"cannot write {path}: "), open_file(path, disk) as file:
-        file.append(RECORDS[0])
-    assert run_file.read(path) == (RUN, [])
-
-
-class open_file:  # noqa: N801
-    def __init__(self, path: Path, disk: io.FileIO) -> None:
-        self.file = run_file.RunFile(path, disk)
-
-    def __enter__(self) -> run_file.RunFile:
-        return self.file
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
 
 
 def with_records(*records: Record) -> Run:

@@ -65,11 +65,12 @@ Tensor.abs = torch.zeros_like
     "copies": "Tensor.copy_ = lambda to, of, *_: to.zero_()",
     "an operator": """
 import warnings
+from torch.library import Library
 warnings.simplefilter("ignore")  # of an operator that is overridden
-library = torch.library.Library("aten", "IMPL")
+aten = Library("aten", "IMPL")
 for device in ("CPU", "CUDA"):
-    library.impl("equal", lambda one, other: True, device)
-    library.impl("amax", lambda t, dim=(), keepdim=False: torch.zeros(()), device)
+    aten.impl("equal", lambda one, other: True, device)
+    aten.impl("amax", lambda t, dim=(), keepdim=False: torch.zeros(()), device)
 """,
     "a function mode": """
 class Mode(TorchFunctionMode):

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnbench.core.own_code import LOADED, MODULE, STANDARD
+from attnbench.core.own_code import LOADED, MODULE, PACKAGES, STANDARD
 
-PACKAGES = ("site-packages", "dist-packages")  # folders of installed packages
 INSTALLED = (*PACKAGES, "torchinductor_", ".cache")  # folders that begin so hold no own code
 MOST_NAMED = 50  # files that are looked at for import statements
 SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix", sys.prefix, sys.base_prefix)  # have the libraries of others

@@ -98,9 +98,10 @@ class EventTimer:
         self.best_clock = max(self.best_clock, min(found or 0.0, self.gauge.top_hz or math.inf))
 
     def _note_pace(self, seconds: float, *, is_known: bool) -> None:
-        """Note the host's time for one sample. It `is_known` of several; one alone may be ten times as slow as others.
+        """Note the host's time for one sample.
 
-        One alone in which the device caught up shows it too.
+        `is_known`: of a batch of several, or one in which the device caught up. Another sample alone may be ten times
+        as slow as those after it.
         """
         self._host_seconds = seconds if is_known else min(seconds, MAX_RISE * self._host_seconds)
 
