@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 CHUNK = 2**25  # score elements computed at once
 SUM_SECTION = 2048  # terms of a sum that are added by one multiprocessor
 ROW_RESULTS = ("out", "dq")  # results of which a row depends on that query row alone
+OF_MAXIMUM = "_of_maximum"  # ending of the name of a result's variance from a gradient through maxima of rows
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def _compute_reference(
     if hard or case.data in ("outliers", "decaying"):
         scores_in = (torch.float32, torch_dtype(case))
     scales = [fp8.descale(t) for t in (inputs.q, inputs.k, inputs.v)] if case.dtype == "fp8" else []
-    at = None if inputs.page_table is None else pages.key_places(case, inputs.page_table)
+    places = None if inputs.page_table is None else pages.key_places(case, inputs.page_table)
     group, count = s.nheads // s.nheads_k, sample.rows.shape[1]
     step = max(1, CHUNK // (group * s.seqlen_k * max(count, s.headdim, s.headdim_v)))
     parts = []
@@ -234,7 +235,7 @@ def _compute_reference(
         batch, head, rows = sample.batch[pairs], sample.head[pairs], sample.rows[pairs]
         q = rows_of(case, inputs.q, batch, head, rows)
         of_keys = zip((inputs.k, inputs.v), inputs.descale, strict=True)
-        k, v = (_keys_of(t, at, batch, head, factor) for t, factor in of_keys)
+        k, v = (_keys_of(t, places, batch, head, factor) for t, factor in of_keys)
         dout = rows_of(case, inputs.dout, batch, head, rows) if inputs.dout is not None else None
         options: dict[str, Any] = {"rows_only": rows_only, "kept": None if kept is None else kept[pairs]}
         if inputs.sink is not None:
@@ -249,8 +250,7 @@ def _compute_reference(
             k,
             v,
             dout,
-            storage=precise,
-            accumulate=precise,
+            _Arithmetic(precise, precise),
             scores_in=scores_in,
             found_out=None if out is None else rows_of(case, out, batch, head, rows),
             of_maximum=out is None and not scales,
@@ -258,16 +258,16 @@ def _compute_reference(
         )
         rounded = dict(exact)
         if out is None:
-            storage = torch_dtype(case)
+            at = _Arithmetic(torch_dtype(case), torch.float32)
             if scales:
                 q, k, v = (fp8.round_to_e4m3(t, scale) for t, scale in zip((q, k, v), scales, strict=True))
                 dout = None if dout is None else fp8.round_to_e5m2(dout)
-                storage, options["fp8_out"] = torch.float32, scales[2]  # out has the scale of v
-            rounded, _ = _attend(case, rows, q, k, v, dout, storage=storage, accumulate=torch.float32, **options)
+                at = _Arithmetic(torch.float32, torch.float32, fp8_out=scales[2])  # out has the scale of v
+            rounded, _ = _attend(case, rows, q, k, v, dout, at, **options)
         if "dsink" in exact:
             dsink.add(head, exact.pop("dsink"), rounded["dsink"], exact.pop("dsink_terms"))
         for name in ("dq", "dk"):
-            if (variance := exact.pop(f"{name}_of_maximum", None)) is not None:
+            if (variance := exact.pop(f"{name}{OF_MAXIMUM}", None)) is not None:
                 _add_profile(of_maximum, name, ErrorProfile.of(variance.sqrt()))
         for name, values in exact.items():
             _add_profile(eager, name, ErrorProfile.between(rounded[name], values))
@@ -300,6 +300,56 @@ def _add_profile(found: dict[str, ErrorProfile], name: str, errors: ErrorProfile
     found[name] = found[name].combined(errors) if name in found else errors
 
 
+@dataclass(frozen=True)
+class _Arithmetic:
+    """Dtypes of a computation: what it keeps is rounded to `storage`, and products are summed in `accumulate`.
+
+    As tensor cores do, so storage=bf16 gives what eager attention gives in bf16. With `fp8_out`, the factor of out in
+    e4m3, the probabilities and the gradient of the scores are rounded to 8 bits before they are multiplied, and so is
+    out where a backward reads it (core/fp8.py).
+    """
+
+    storage: torch.dtype
+    accumulate: torch.dtype
+    fp8_out: Tensor | None = None
+
+    def kept(self, t: Tensor) -> Tensor:
+        """Return a tensor rounded as it is kept, ready for a product."""
+        return t.to(self.storage).to(self.accumulate)
+
+    def times(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return (pairs, count, group, x) times (pairs, x, y), as it is kept."""
+        product = long_product(a.to(self.accumulate).flatten(1, 2), b).to(self.storage)
+        rows: Tensor = product.unflatten(1, (-1, a.shape[2]))
+        return rows
+
+    def summed(self, a: Tensor, b: Tensor) -> Tensor:
+        """Sum (pairs, count, group, keys) times (pairs, count, group, x) over count: (pairs, group, keys, x)."""
+        return a.to(self.accumulate).permute(0, 2, 3, 1) @ b.transpose(1, 2)
+
+
+class _Chunks:
+    """Results of chunks of rows, by name: those of rows are joined in dimension 1, the others are added up."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[Tensor]] = {}
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, found: Mapping[str, Tensor]) -> None:
+        """Take the results of a chunk, which may be changed."""
+        for name, t in found.items():
+            if name.removesuffix(OF_MAXIMUM) in ROW_RESULTS:
+                self._rows.setdefault(name, []).append(t)
+            else:
+                self._sums[name] = self._sums[name].add_(t) if name in self._sums else t
+
+    def together(self) -> dict[str, Tensor]:
+        """Return the results of all chunks."""
+        import torch
+
+        return {**{name: torch.cat(parts, dim=1) for name, parts in self._rows.items()}, **self._sums}
+
+
 def _attend(
     case: Case,
     rows: Tensor,
@@ -307,117 +357,90 @@ def _attend(
     k: Tensor,
     v: Tensor,
     dout: Tensor | None,
+    at: _Arithmetic,
     *,
-    storage: torch.dtype,
-    accumulate: torch.dtype,
     rows_only: bool,
     kept: Tensor | None,
     sink: Tensor | None = None,
     slopes: Tensor | None = None,
     scores_in: Sequence[torch.dtype | None] = (),
     found_out: Tensor | None = None,
-    fp8_out: Tensor | None = None,
     of_maximum: bool = False,
 ) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
-    """Compute attention of some key heads and their groups of query heads, rounding intermediates to `storage`.
+    """Compute attention of some key heads and their groups of query heads, in the dtypes of `at`.
 
     q: (pairs, count, group, headdim), k: (pairs, seqlen_k, headdim), v: (pairs, seqlen_k, headdim_v), dout and
-    found_out: (pairs, count, group, headdim_v), sink and ALiBi's slopes: (pairs, group). Products are summed in
-    `accumulate`, as tensor cores do, so storage=bf16 gives what eager attention gives in bf16. With `fp8_out`, the
-    factor of out in e4m3, the probabilities and the gradient of the scores are rounded to 8 bits before they are
-    multiplied, and so is out where a backward reads it (core/fp8.py). `found_out` is that of a kernel.
+    found_out: (pairs, count, group, headdim_v), sink and ALiBi's slopes: (pairs, group). `found_out` is that of a
+    kernel.
 
     Return the results ("out"; with dout also "dq", and "dk" and "dv" unless `rows_only`; with a sink also "dsink",
     (pairs, group), of these rows, and "dsink_terms", the squares that the rounding of out multiplies in it; with
-    `of_maximum` also "dq_of_maximum" and "dk_of_maximum", what `maximum_variances` says of dq and dk), and for each of
+    `of_maximum` also what `maximum_variances` says of dq and dk, by names with OF_MAXIMUM), and for each of
     `scores_in` their standard deviations from roundings (rounding.py).
     """
-    import torch
-
-    q, k, v = (t.to(storage).to(accumulate) for t in (q, k, v))
+    q, k, v = map(at.kept, (q, k, v))
     dropout_scale = 1 / (1 - case.dropout_p)  # factor on the probabilities that dropout keeps
     pairs, count, group, _ = q.shape
-    keys = k.shape[1]
-
-    def times(a: Tensor, b: Tensor) -> Tensor:
-        """Return (pairs, count, group, x) times (pairs, x, y), rounded to `storage`."""
-        product: Tensor = long_product(a.to(accumulate).flatten(1, 2), b).to(storage).unflatten(1, (-1, group))
-        return product
-
-    def summed(a: Tensor, b: Tensor) -> Tensor:
-        """Sum (pairs, count, group, keys) times (pairs, count, group, x) over count: (pairs, group, keys, x)."""
-        return a.to(accumulate).permute(0, 2, 3, 1) @ b.transpose(1, 2)
-
-    dk = torch.zeros(pairs, group, *k.shape[1:], dtype=accumulate, device=k.device) if not rows_only else None
-    dv = torch.zeros(pairs, group, *v.shape[1:], dtype=accumulate, device=v.device) if not rows_only else None
-    by_maximum: dict[str, list[Tensor]] = {"dq": [], "dk": []}
-    outs, dqs, dsinks = [], [], []
-    by_row: list[dict[str, list[Tensor]]] = [{} for _ in scores_in]  # variances
-    by_key: list[dict[str, Tensor]] = [{} for _ in scores_in]
-    step = max(1, CHUNK // (pairs * group * keys))
+    found, variances = _Chunks(), [_Chunks() for _ in scores_in]
+    step = max(1, CHUNK // (pairs * group * k.shape[1]))
     for start in range(0, count, step):
-        at = slice(start, start + step)
-        scores = scaled_scores(case, times(q[:, at], k.transpose(1, 2)))
+        part = slice(start, start + step)
+        scores = scaled_scores(case, at.times(q[:, part], k.transpose(1, 2)))
         if slopes is not None:
-            scores = scores - alibi_bias(case, rows[:, at], slopes).to(storage)
-        p = probabilities(case, rows[:, at], scores, sink)
-        p, of_sink = (p, None) if sink is None else (p[..., :-1], p[..., -1].to(accumulate))
-        dropped = None if kept is None else ~kept[:, at]
+            scores = scores - alibi_bias(case, rows[:, part], slopes).to(at.storage)
+        p = probabilities(case, rows[:, part], scores, sink)
+        p, of_sink = (p, None) if sink is None else (p[..., :-1], p[..., -1].to(at.accumulate))
+        dropped = None if kept is None else ~kept[:, part]
         weights = p if dropped is None else (p * dropout_scale).masked_fill(dropped, 0.0)
-        factors = weights if fp8_out is None else fp8.round_probabilities(weights)
-        outs.append(times(factors, v))
-        computed = Rows(q[:, at], scores, p, weights, outs[-1])
+        factors = weights if at.fp8_out is None else fp8.round_probabilities(weights)
+        out = at.times(factors, v)
+        found.add({"out": out})
+        computed = Rows(q[:, part], scores, p, weights, out)
         if dout is not None:
-            do_rows = dout[:, at].to(storage).to(accumulate)
-            dp = times(do_rows, v.transpose(1, 2)).to(accumulate)
+            do_rows = at.kept(dout[:, part])
+            dp = at.times(do_rows, v.transpose(1, 2)).to(at.accumulate)
             if dropped is not None:
                 dp = (dp * dropout_scale).masked_fill(dropped, 0.0)
-            p = p.to(accumulate)
-            slope = case.softmax_scale * (1 - (scores / case.softcap) ** 2 if case.softcap else 1)
-            pdp = (p * dp).sum(-1, keepdim=True)
-            if found_out is not None:
-                pdp = (do_rows * found_out[:, at].to(accumulate)).sum(-1, keepdim=True)
-            if fp8_out is not None:
-                pdp = (do_rows * fp8.round_to_e4m3(outs[-1], fp8_out)).sum(-1, keepdim=True)
-            ds = (p * (dp - pdp)).to(storage) * slope
-            if fp8_out is not None:
-                ds = fp8.round_to_e5m2(ds)
+            computed = replace(computed, dout=do_rows, dp=dp)
+            ds, pdp = _of_scores(case, computed, at, None if found_out is None else found_out[:, part])
+            dq = at.times(ds, k)
+            found.add({"dq": dq})
+            computed = replace(computed, dq=dq)
+            if not rows_only:
+                found.add({"dk": at.summed(ds, computed.q), "dv": at.summed(factors, do_rows)})
             if of_sink is not None:
-                terms = (do_rows * outs[-1]).square().sum(-1).sqrt()
-                dsinks.append((-of_sink * pdp[..., 0], of_sink * terms))
-            dqs.append(times(ds, k))
-            if dk is not None and dv is not None:
-                dk += summed(ds, q[:, at])
-                dv += summed(factors, do_rows)
-            computed = replace(computed, dout=do_rows, dp=dp, dq=dqs[-1])
+                terms = (of_sink * (do_rows * out).square().sum(-1).sqrt()).square()
+                found.add({"dsink": (-of_sink * pdp).sum(1), "dsink_terms": terms.sum(1)})
             if of_maximum:
-                for name, variance in maximum_variances(case, computed, k, rows_only=rows_only).items():
-                    by_maximum[name].append(variance)
-        for dtype, of_rows, of_keys in zip(scores_in, by_row, by_key, strict=True):
-            found = rounding_variances(case, computed, k, v, scores_in=dtype, rows_only=rows_only)
-            for name, variance in found.items():
-                if name in ROW_RESULTS:
-                    of_rows.setdefault(name, []).append(variance)
-                else:
-                    of_keys[name] = of_keys[name].add_(variance) if name in of_keys else variance
-    results = {"out": torch.cat(outs, dim=1)}
-    if dout is not None:
-        results["dq"] = torch.cat(dqs, dim=1)
-        for name, each in (("dk", dk), ("dv", dv)):
-            if each is not None:  # round for each query head, then sum over the group
-                results[name] = each.to(storage).to(accumulate).sum(1).to(storage)
-        if of_maximum:
-            results["dq_of_maximum"] = torch.cat(by_maximum["dq"], dim=1)
-        if by_maximum["dk"]:
-            results["dk_of_maximum"] = torch.stack(by_maximum["dk"]).sum(0)
-        if dsinks:
-            each, terms = (torch.cat(found, dim=1) for found in zip(*dsinks, strict=True))
-            results |= {"dsink": each.sum(1).to(storage), "dsink_terms": terms.square().sum(1)}
-    variances = (
-        {**{name: torch.cat(parts, dim=1) for name, parts in of_rows.items()}, **of_keys}
-        for of_rows, of_keys in zip(by_row, by_key, strict=True)
-    )
-    return results, [{name: t.clamp(min=0).sqrt() for name, t in found.items()} for found in variances]
+                by_maximum = maximum_variances(case, computed, k, rows_only=rows_only)
+                found.add({f"{name}{OF_MAXIMUM}": t for name, t in by_maximum.items()})
+        for dtype, of_dtype in zip(scores_in, variances, strict=True):
+            of_dtype.add(rounding_variances(case, computed, k, v, scores_in=dtype, rows_only=rows_only))
+    results = found.together()
+    for name in results.keys() & {"dk", "dv"}:  # round for each query head, then sum over the group
+        results[name] = at.kept(results[name]).sum(1).to(at.storage)
+    if "dsink" in results:
+        results["dsink"] = results["dsink"].to(at.storage)
+    return results, [{name: t.clamp(min=0).sqrt() for name, t in of.together().items()} for of in variances]
+
+
+def _of_scores(case: Case, rows: Rows, at: _Arithmetic, found_out: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the gradient of the products q k', (pairs, count, group, keys), and the row sums of P dP.
+
+    With the out of a kernel these sums are dout out', as a fused backward computes them.
+    """
+    assert rows.dout is not None
+    assert rows.dp is not None
+    p = rows.p.to(at.accumulate)
+    if found_out is not None:
+        pdp = (rows.dout * found_out.to(at.accumulate)).sum(-1)
+    elif at.fp8_out is not None:
+        pdp = (rows.dout * fp8.round_to_e4m3(rows.out, at.fp8_out)).sum(-1)
+    else:
+        pdp = (p * rows.dp).sum(-1)
+    slope = case.softmax_scale * (1 - (rows.scores / case.softcap) ** 2 if case.softcap else 1)
+    ds = (p * (rows.dp - pdp[..., None])).to(at.storage) * slope
+    return ds if at.fp8_out is None else fp8.round_to_e5m2(ds), pdp
 
 
 def scaled_scores(case: Case, products: Tensor) -> Tensor:
