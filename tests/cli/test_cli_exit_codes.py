@@ -1,4 +1,4 @@
-"""The exit code of every command, for each that docs/terms.md names, and what the last lines say of it."""
+"""The exit code of every command, for each that docs/ci.md names, and what the last lines say of it."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def commands_of_codes(file: str) -> dict[int, set[str]]:
     return {code: {word.split()[0] for word in text.split(", ") if word} & {*COMMANDS} for code, text in inside.items()}
 
 
-@pytest.mark.parametrize("file", ["attnbench/core/errors.py", "docs/terms.md", "docs/ci.md"])
+@pytest.mark.parametrize("file", ["attnbench/core/errors.py", "docs/ci.md"])
 def test_the_documents_say_what_the_codes_mean(file: str) -> None:
     """Each names the codes that are tried here, the same commands for each, and those that are tried."""
     found = commands_of_codes(file)

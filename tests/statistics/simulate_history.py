@@ -1,4 +1,4 @@
-"""How often `history` finds what is there, and what is not: seeded simulations, whose table docs/history.md has.
+"""How often `history` finds what is there, and what is not: seeded simulations, some in docs/history.md.
 
     python tests/statistics/simulate_history.py
 
