@@ -8,12 +8,13 @@ out, and searches (attnbench capacity), which time no cells. Those of unlike met
 are left out, whose communication is no card's. All figures are of the natural logarithm of a cell's latency in one
 round.
 
-- **processes**: the standard deviation between rounds and runs of one card: of each cell the variance, and the root of
-  their mean over cells, of the card where it is largest. Only cells of at most MOST_KERNELS kernels count: what moves a
-  kernel averages out over a call of many (eager, sdpa-math), and those repeat to 0.1 or 0.2 %. Cards of which fewer
-  than LEAST_CELLS were measured again do not count.
-- **units**: what cards of one model differ by beyond that, by the method where it is largest: the least standard
-  deviation with which 95 % of the differences between two cards are within 1.96 standard deviations. Of two cards the
+- **processes**: between rounds and runs of one card, the least standard deviation with which 95 % of the differences
+  between two of them are within 1.96 standard deviations, of the card where it is largest. Cells are unlike: some
+  repeat to 0.1 % and some to 1 %, so that a mean of their variances would cover less. Only cells of at most
+  MOST_KERNELS kernels count: what moves a kernel averages out over a call of many (eager, sdpa-math), and those repeat
+  to 0.1 or 0.2 %. Cards of which fewer than LEAST_CELLS were measured again do not count.
+- **units**: what cards of one model differ by beyond that, by the method where it is largest, by the same rule. Of two
+  cards the
   cells count that a comparison of them is of: in each case the fastest backend of those that both measured in one
   version. Each pair of cards counts alike. Kernels that keep a card busy run against its power limit, and there cards
   differ: by 1 to 1.5 % in cuDNN's, where slower kernels differ by half of that. A mean over all cells, most of which
@@ -92,16 +93,21 @@ def card(runs: Sequence[Run]) -> Measured:
     return Measured(runs, logs, kernels)
 
 
-def variances(one: Measured, most_kernels: float = MOST_KERNELS) -> list[float]:
-    """Return the variance between rounds and runs of each cell that has several."""
-    keys = (key for key, logs in one.logs.items() if len(logs) > 1 and one.kernels[key] <= most_kernels)
-    return [float(np.var(one.logs[key], ddof=1)) for key in keys]
+def differences(one: Measured, most_kernels: float = MOST_KERNELS) -> dict[Versioned, list[float]]:
+    """Return the differences between two rounds or runs, of each cell that has several."""
+    found = {key: logs for key, logs in one.logs.items() if len(logs) > 1 and one.kernels[key] <= most_kernels}
+    return {key: [a - b for a, b in itertools.combinations(logs, 2)] for key, logs in found.items()}
 
 
 def processes(cards: Iterable[Measured]) -> float:
-    """Return the standard deviation between processes of one card: that of the card where it is largest."""
-    means = (np.mean(found) for one in cards if len(found := variances(one)) >= LEAST_CELLS)
-    return math.sqrt(max(means, default=0.0))
+    """Return the standard deviation between processes of one card that covers COVERED of differences on any card."""
+    of_cards = (found for one in cards if len(found := differences(one)) >= LEAST_CELLS)
+    return max(map(_of_card, of_cards), default=0.0)
+
+
+def _of_card(of_cells: Mapping[Versioned, Sequence[float]]) -> float:
+    apart = [abs(difference) for of_cell in of_cells.values() for difference in of_cell]
+    return float(np.quantile(apart, COVERED)) / NORMAL / math.sqrt(2)
 
 
 def in_common(one: Measured, other: Measured) -> list[Versioned]:
@@ -174,17 +180,17 @@ def entry(by_method: Mapping[int, Sequence[Measured]]) -> tuple[float, float]:
     return of_processes, max(units(of_method, of_processes) for of_method in by_method.values())
 
 
-def three(differences: Iterable[float]) -> str:
+def three(found: Iterable[float]) -> str:
     """Return the median, the 95th percentile and the largest of absolute differences."""
-    return "{:.2%} median, {:.2%} p95, {:.2%} worst".format(*np.percentile(np.abs(list(differences)), (50, 95, 100)))
+    return "{:.2%} median, {:.2%} p95, {:.2%} worst".format(*np.percentile(np.abs(list(found)), (50, 95, 100)))
 
 
 def of_card(name: str, one: Measured) -> None:
     """Print how far the runs of one card lie apart."""
     for most, what in ((MOST_KERNELS, f"cells of at most {MOST_KERNELS} kernels"), (math.inf, "all cells")):
-        if found := variances(one, most):
-            print(f"{name}, {len(one.runs)} runs, {what}: {len(found)}, processes {math.sqrt(np.mean(found)):.2%}")
-    if moved := [a - b for logs in one.logs.values() for a, b in itertools.combinations(logs, 2)]:
+        if found := differences(one, most):
+            print(f"{name}, {len(one.runs)} runs, {what}: {len(found)}, processes {_of_card(found):.2%}")
+    if moved := [difference for of_cell in differences(one, math.inf).values() for difference in of_cell]:
         print(f"  two of its runs differ by {three(moved)}")
         share, half, both = covered(itertools.combinations(one.runs, 2))
         print(f"  {share:.1%} of these differences are within what is stated, ", end="")

@@ -44,16 +44,16 @@ def test_the_table_is_what_the_files_give(cards: dict[str, dict[int, list[spread
         assert entry.units == pytest.approx(found[1], abs=5e-5)
     numbers = {name: [[len(one.runs) for one in of] for of in by.values()] for name, by in cards.items()}
     assert {name: [sorted(of) for of in by] for name, by in numbers.items()} == {
-        "H100 SXM": [[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 4, 5, 5]],
-        "H200 SXM": [[1, 1, 1, 2], [1] * 17 + [2, 2, 2, 2, 3, 3, 4, 4, 5, 5, 5, 7, 7, 9, 9]],
+        "H100 SXM": [[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 4, 5, 5, 5]],
+        "H200 SXM": [[1, 1, 1, 2], [1] * 17 + [2, 2, 2, 2, 3, 3, 4, 4, 5, 5, 5, 5, 7, 7, 9, 9]],
     }
     assert {name: [spreads.compared(of) for of in by.values()] for name, by in cards.items()} == {
-        "H100 SXM": [13],
-        "H200 SXM": [4, 19],
+        "H100 SXM": [14],
+        "H200 SXM": [4, 20],
     }
-    assert ENTRY.source.startswith("ten runs on two cards; twenty-three cards, of two methods, against each other (")
+    assert ENTRY.source.startswith("fifteen runs on three cards; twenty-four cards, of two methods, against each other (")
     h100 = uncertainty.MEASURED["H100 SXM"].source
-    assert h100.startswith("five runs on one card; thirteen cards against each other (")
+    assert h100.startswith("ten runs on two cards; fourteen cards against each other (")
 
 
 def test_entries_are_of_known_devices() -> None:
@@ -65,7 +65,7 @@ def test_entries_are_of_known_devices() -> None:
 
 def repeated(cards: Iterable[spreads.Measured]) -> list[spreads.Measured]:
     """Return those of which enough cells were measured again to tell how far processes lie apart."""
-    return [one for one in cards if len(spreads.variances(one)) >= spreads.LEAST_CELLS]
+    return [one for one in cards if len(spreads.differences(one)) >= spreads.LEAST_CELLS]
 
 
 def read(name: str | Path) -> Run:
@@ -76,18 +76,18 @@ def test_pairs_of_fresh_runs_are_covered(cards: dict[str, dict[int, list[spreads
     """All pairs of five runs of each card, and of two by the method before."""
     every = [one for by_method in cards.values() for of_method in by_method.values() for one in of_method]
     several = repeated(every)
-    assert len(several) == 4
+    assert len(several) == 6
     for one in several:
         share, half, difference = spreads.covered(itertools.combinations(one.runs, 2))
         device = one.runs[0].environment.device
         print(f"{device}: {share:.1%} covered, median {half:.2%} of a figure, {difference:.2%} of a difference")
         assert share >= 0.93
-        assert half <= 0.01
+        assert half <= 0.012
 
 
 def test_the_noisier_card_makes_the_table(h200: list[spreads.Measured]) -> None:
-    """Made from the runs of the quieter of two cards alone, the entry would cover less than it states on the other."""
-    quiet, noisy = sorted(repeated(h200), key=lambda one: spreads.processes([one]))
+    """Made from the runs of the quietest card alone, the entry would cover less than it states on the noisiest."""
+    quiet, *_, noisy = sorted(repeated(h200), key=lambda one: spreads.processes([one]))
     shares = []
     for fitted, tried in ((quiet, noisy), (noisy, quiet)):
         other = replace(ENTRY, processes=spreads.processes([fitted]))
