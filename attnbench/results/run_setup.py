@@ -28,13 +28,14 @@ def seconds_started(run: Run) -> float | None:
 def setup(run: Run) -> dict[str, Any]:
     """Return what must be equal in two runs for their figures to stand in one table, by name; None where not known.
 
-    Free memory, quick readings and the unit of the device (`uuid`) do not count. An attention library has its own name.
+    Free memory, quick readings and the unit of the device (`uuid`) do not count. Memory counts as it is shown: a
+    CPU's changes by some KiB from boot to boot. An attention library has its own name.
     """
     environment, device = run.environment, run.environment.device
     return {
         "device kind": device.kind,
         "device name": device.name,
-        "device memory": device.memory,
+        "device memory": size(device.memory) if device.memory else None,
         "device threads": device.threads,
         "device instructions": device.instructions,
         "power_limit_w": environment.power_limit_w,
@@ -64,7 +65,7 @@ def differences(one: Run, other: Run) -> list[str]:
 
 def phrase(name: str, before: Any, after: Any) -> str:
     """Return a difference as messages say it."""
-    form = size if name == "device memory" else shortened if name.startswith(VARIABLE) else str
+    form = shortened if name.startswith(VARIABLE) else str
     was, now = ("not there" if value in (None, "") else form(value) for value in (before, after))
     return f"{name} was {was} and is {now}"
 
@@ -77,7 +78,7 @@ _TEXTS: Mapping[str, Callable[[Any], str]] = {
     "device threads": "{} threads".format,
     "device instructions": str,
     "variables": str,
-    "device memory": size,
+    "device memory": str,
     "timer": "timer {}".format,
     "l2": "L2 {}".format,
     "attnbench": "attnbench {}".format,

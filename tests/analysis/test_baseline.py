@@ -210,6 +210,13 @@ def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.Monke
         baseline_files.pick(folder, on(H200))
 
 
+def test_two_runs_of_one_second_are_two(tmp_path: Path) -> None:
+    """As of CPUs, which have no unit: jobs of a matrix may begin together."""
+    for first_call in (0.1, 0.2):
+        baseline_files.save(run(records(first_call=first_call)), "main", tmp_path, add=True)
+    assert len(baseline_files.pick(tmp_path, run(records()))) == 2
+
+
 def test_a_baseline_of_several_runs_grows_and_is_replaced_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,8 +79,7 @@ def _save(run: Run, path: Path, add: bool) -> tuple[Path, list[Run]]:
     _refuse_link(path)
     old = {file: _head(file, run) for file in _runs_of(path)}
     if add and old:
-        known = {(head.started, head.environment.device.uuid) for head in old.values()}
-        if (run.started, run.environment.device.uuid) in known:
+        if any(_is_same(run, file, head) for file, head in old.items()):
             raise UserError("that run is in the baseline already; measure again for one more")
         names = (f"{path.stem}+{re.sub(r'[^0-9T]', '', run.started)[:15]}{end}.jsonl" for end in ("", *range(MOST)))
         path = next(free for free in map(path.with_name, names) if not free.exists())
@@ -95,6 +94,14 @@ def _save(run: Run, path: Path, add: bool) -> tuple[Path, list[Run]]:
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another place with --dir") from None
     return path, [*old.values()]
+
+
+def _is_same(run: Run, file: Path, head: Run) -> bool:
+    """Whether a file of a baseline, with this head, holds a run. Two of a CPU may have begun in the same second."""
+    if (run.started, run.environment.device.uuid) != (head.started, head.environment.device.uuid):
+        return False
+    ours, theirs = ({r.id: r.measurements for r in of.records} for of in (reduced(run), run_file.read(file)[0]))
+    return ours == theirs
 
 
 def _refuse_link(path: Path) -> None:

@@ -13,11 +13,15 @@ from dataclasses import dataclass, replace
 
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.record import Run
-from attnbench.results.run_setup import VARIABLE, differing, phrase
+from attnbench.results.run_setup import VARIABLE, differing, phrase, setup
 from attnbench.run.shipped_backends import is_of_torch, may_use
 
 # The fields that are compared, and the name by which to expect a difference in each.
-_DEVICE = {"kind": "gpu", "name": "gpu", "memory": "gpu", "threads": "threads", "instructions": "instructions"}
+_DEVICE = {
+    **dict.fromkeys(("device kind", "device name", "device memory"), "gpu"),
+    "device threads": "threads",
+    "device instructions": "instructions",
+}
 _ENVIRONMENT = {  # beside the versions of torch and other libraries
     "attnbench": "attnbench",
     "cuda": "torch",  # CUDA comes with torch
@@ -54,7 +58,11 @@ class Difference:
 def differences(baseline: Run, current: Run) -> list[Difference]:
     """Return what differs between two runs: first the machine, then its software, then how it was measured."""
     ours, theirs = baseline.environment, current.environment
-    found = _of_fields(_DEVICE, ours.device, theirs.device, "device ") + _of_fields(_ENVIRONMENT, ours, theirs)
+    device = differing(
+        *({name: value for name, value in setup(run).items() if name in _DEVICE} for run in (baseline, current))
+    )
+    found = [Difference((_DEVICE[name],), phrase(name, *pair)) for name, pair in device.items()]
+    found += _of_fields(_ENVIRONMENT, ours, theirs)
     variables = differing(ours.variables, theirs.variables)
     found += [Difference((name,), phrase(f"{VARIABLE}{name}", *pair)) for name, pair in variables.items()]
     named = sorted({*baseline.versions} & {*current.versions})
@@ -142,10 +150,10 @@ def _is_of(backend: tuple[str, str], library: tuple[str | None, str | None]) -> 
     return all(names(text, version) for text, version in zip(backend, library, strict=True))
 
 
-def _of_fields(names: Mapping[str, str], ours: object, theirs: object, prefix: str = "") -> list[Difference]:
+def _of_fields(names: Mapping[str, str], ours: object, theirs: object) -> list[Difference]:
     """Return the differences in some fields of two objects. `names`: field -> the name by which to expect it."""
     return [
-        Difference((name,), phrase(prefix + field, getattr(ours, field), getattr(theirs, field)))
+        Difference((name,), phrase(field, getattr(ours, field), getattr(theirs, field)))
         for field, name in names.items()
         if getattr(ours, field) != getattr(theirs, field)
     ]
