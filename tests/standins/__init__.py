@@ -60,9 +60,3 @@ def install(
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(importlib.metadata, "requires", lambda _: None)
-
-
-def module(name: str, **contents: Any) -> ModuleType:
-    made = ModuleType(name)
-    vars(made).update(contents)
-    return made

@@ -34,8 +34,8 @@ def attend(
     seqlen_k - seqlen_q with `bottom_right`, else 0. A query that sees no key has out 0.
 
     ALiBi's `slopes` (nheads,) subtract slope * |j - i - shift| from the scores, or add slope * (j - i) where `signed`.
-    `change` is applied to the scores, (batch, nheads, seqlen_q, seqlen_k); it makes those of hidden pairs -inf. A `sink`
-    (nheads,) is one more score of each query of a head; lse counts it.
+    `change` is applied to the scores, (batch, nheads, seqlen_q, seqlen_k), and makes those of hidden pairs -inf. A
+    `sink` (nheads,) is one more score of each query of a head; lse counts it.
     """
     out_dtype = dtype or q.dtype
     group = q.shape[2] // k.shape[2]

@@ -41,7 +41,8 @@ def _unpadded_1(of: Any) -> Tensor:
 
 def version_1() -> dict[str, ModuleType]:
     unpadded = function(
-        f"q, k, v, {LENGTHS}, dropout_p, softmax_scale=None, causal=False, return_attn_probs=False, deterministic=False",
+        f"q, k, v, {LENGTHS}, dropout_p, softmax_scale=None, causal=False, return_attn_probs=False, "
+        "deterministic=False",
         _unpadded_1,
     )
     return modules({"flash_attn.flash_attn_interface": {"flash_attn_unpadded_func": unpadded}})

@@ -82,18 +82,18 @@ class BlockDiagonalGappyKeysMask(_Sequences):
 
 
 class PagedBlockDiagonalPaddedKeysMask(_Sequences):
-    of_cls: ClassVar[Band] = (None, None)
+    BAND: ClassVar[Band] = (None, None)
 
     @classmethod
     def from_seqlens(
         cls, q_seqlen: list[int], kv_seqlen: list[int], block_tables: Tensor, page_size: int, *, device: torch.device
     ) -> _Sequences:
         assert device == block_tables.device, "the default is a GPU where there is one"
-        return cls(q_seqlen, kv_seqlen, cls.of_cls, block_tables, page_size)
+        return cls(q_seqlen, kv_seqlen, cls.BAND, block_tables, page_size)
 
 
 class PagedBlockDiagonalCausalWithOffsetPaddedKeysMask(PagedBlockDiagonalPaddedKeysMask):
-    of_cls = (None, 0)
+    BAND = (None, 0)
 
 
 class Operator:
