@@ -128,14 +128,3 @@ def test_the_definition_is_evaluated_once_for_each_query_head(monkeypatch: pytes
     approximate_check.define(nsa.Nsa(), CASE, given, sample, selected)
     once = 2 * CASE.shape.nheads * CASE.shape.seqlen_q  # exact and in the case's dtype
     assert rows == {"compressed": once, "attended": 2 * once}  # the second is checkpointed
-
-
-def test_what_it_refuses() -> None:
-    refused = {
-        "power of two": replace(CASE, shape=Shape(1, 64, 64, 8, 1, 16, 16)),
-        "causal": replace(CASE, causal=False),
-        "as many queries": replace(CASE, shape=Shape(1, 64, 128, 16, 1, 16, 16)),
-        "fp32": replace(CASE, dtype="fp32"),
-    }
-    for reason, case in refused.items():
-        assert reason in str(backend("nsa").unsupported(case, HOPPER))
