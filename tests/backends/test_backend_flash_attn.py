@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.backends.flash_attn.fa4_mask import mask_mod
+from attnbench.backends.flash_attn.fa4_compiled import mask_mod
 from attnbench.core.case import Case, Shape
 from attnbench.judge import inputs
 from standins import flash_attn, install

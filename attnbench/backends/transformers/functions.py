@@ -27,7 +27,7 @@ from attnbench.backends.limits import TORCH_LIMITS
 from attnbench.backends.paste import Paste
 from attnbench.backends.pytorch import compiled, sdpa
 from attnbench.backends.pytorch.eager import eager_signature
-from attnbench.backends.shared.libraries import Library
+from attnbench.backends.shared.libraries import Library, probe_of_both
 from attnbench.backends.shared.masks import block_mask, visibility_mask
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace, cu_seqlens, torch_dtype
 from attnbench.core.case import ITEMSIZE, Case
@@ -59,20 +59,16 @@ class HuggingFace(Library):
 
     def probe(self) -> Probe:
         """Return the probe of transformers, with the library whose kernels it calls."""
-        found = super().probe()
-        return _both(found, self._library().probe()) if self._library and found.usable else found
+        library = self._library()
+        return probe_of_both(super().probe(), library.probe()) if library else super().probe()
 
     def installed(self) -> Probe | None:
-        found = super().installed()
-        if not self._library or not found or not found.usable:
-            return found
-        kernels = self._library().installed()
-        return _both(found, kernels) if kernels else None
+        library = self._library()
+        return probe_of_both(super().installed(), library.installed()) if library else super().installed()
 
-    @property
-    def _library(self) -> type[Library] | None:
-        """The library that transformers calls; None where it calls torch."""
-        return self.kernels_of if self.kernels_of and issubclass(self.kernels_of, Library) else None
+    def _library(self) -> Library | None:
+        """Return the library that transformers calls; None where it calls torch."""
+        return self.kernels_of() if self.kernels_of and issubclass(self.kernels_of, Library) else None
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         attend = self._function(case)
@@ -212,11 +208,6 @@ class Flex(compiled.Flex, HuggingFace):
 def as_one(case: Case) -> Case:
     """Return a case whose scores are those of all sequences of a ragged batch with each other, seen or not."""
     return replace(case, shape=case.extent, lengths=())
-
-
-def _both(found: Probe, kernels: Probe) -> Probe:
-    """Return the probe of transformers, which is usable, and of the library whose kernels it calls."""
-    return Probe(version=f"{found.version}, {kernels.version}") if kernels.usable else kernels
 
 
 def _layer_like(case: Case, implementation: str) -> Any:
