@@ -21,7 +21,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.base import autograd_prepared, scores_workspace
+from attnbench.backends.base import autograd_prepared, mask_workspace, scores_workspace
 from attnbench.backends.flash_attn.fa2 import FlashAttention2
 from attnbench.backends.limits import TORCH_LIMITS
 from attnbench.backends.paste import Paste
@@ -30,7 +30,7 @@ from attnbench.backends.pytorch.eager import eager_signature
 from attnbench.backends.shared.libraries import Library, probe_of_both
 from attnbench.backends.shared.masks import block_mask, visibility_mask
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace, cu_seqlens, torch_dtype
-from attnbench.core.case import ITEMSIZE, Case
+from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
@@ -139,11 +139,7 @@ class Sdpa(HuggingFace):
     kernels_of = sdpa.Choice
 
     def workspace(self, case: Case) -> Workspace:
-        if not case.is_ragged:
-            return super().workspace(case)
-        s = case.extent  # the mask, and the additive one that torch makes of it
-        nbytes = s.seqlen_q * s.seqlen_k * (1 + ITEMSIZE[case.dtype])
-        return Workspace(nbytes=nbytes, what="mask", passes=1.0, dense=True)
+        return mask_workspace(case) if case.is_ragged else super().workspace(case)
 
     def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
         unmasked = case.window_size == (None, None) and not case.is_ragged
