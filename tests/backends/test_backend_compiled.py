@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -128,49 +129,36 @@ def test_flex_flash_needs_flash_attn_4_and_its_option_in_torch(monkeypatch: pyte
     assert backend("flex-flash").probe().reason == "this torch's flex_attention has no BACKEND='FLASH'"
 
 
-@pytest.mark.parametrize("lengths", [(1, 9), (7, 7), (5, 9), (9, 5)])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [(None, None), (2, None), (None, 1), (2, 1), (0, 0)])
-def test_masks_are_those_of_the_reference(
-    lengths: tuple[int, int], causal: bool, window: tuple[int | None, int | None]
-) -> None:
-    case = Case(Shape(1, *lengths, 1, 1, 16, 16), "bf16", "fwd", causal, window)
-    exact = exactly(case, torch.arange(lengths[0]))
-    ours = visibility_mask(case, torch.device("cpu"))
-    assert bool(exact.all()) if ours is None else torch.equal(ours, exact)
-    assert (effective_window(case) == (None, None)) == (ours is None)
-    assert flash_window(case) == tuple(-1 if side is None else side for side in window)
+def _masked(lengths: Any, causal: bool, window: Any = (None, None), mask: str = "") -> Case:
+    """Return a case of one sequence, whose lengths are two numbers, or of a ragged batch."""
+    ragged = isinstance(lengths[0], tuple)
+    shape = Shape(*(sizes_of(lengths) if ragged else (1, *lengths)), 1, 1, 16, 16)
+    return Case(shape, "bf16", "fwd", causal, window, lengths=lengths if ragged else (), mask=mask)
 
 
-@pytest.mark.parametrize("lengths", [((2, 5, 5), (1, 9, 9)), ((1, 7, 7), (3, 1, 9), (1, 4, 8)), ((2, 1, 9), (1, 1, 4))])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [(None, None), (2, None), (2, 1), (0, 0)])
-def test_masks_of_ragged_batches_are_those_of_the_reference(
-    lengths: Any, causal: bool, window: tuple[int | None, int | None]
-) -> None:
-    case = Case(Shape(*sizes_of(lengths), 1, 1, 16, 16), "bf16", "fwd", causal, window, lengths=lengths)
+DENSE = [(1, 9), (7, 7), (5, 9), (9, 5)]
+RAGGED = [((2, 5, 5), (1, 9, 9)), ((1, 7, 7), (3, 1, 9), (1, 4, 8)), ((2, 1, 9), (1, 1, 4))]
+WINDOWS = [(None, None), (2, None), (None, 1), (2, 1), (0, 0)]
+MASKS = [_masked(*of) for of in itertools.product(DENSE + RAGGED, (False, True), WINDOWS)]
+for lengths in ((300, 300), (40, 300)):
+    MASKS += [_masked(lengths, True, mask=of) for of in ("prefix:100", "strided:64", "dilated:3", "random:0.3")]
+    MASKS += [_masked(lengths, True, (20, 0), "sink_tokens:4")]
+
+
+@pytest.mark.parametrize("case", MASKS)
+def test_masks_are_those_of_the_reference(case: Case) -> None:
     exact = exactly(case, torch.arange(case.extent.seqlen_q))
     ours, blocks = visibility_mask(case, torch.device("cpu")), block_mask(case, torch.device("cpu"))
-    assert ours is not None
-    assert blocks is not None
+    assert flash_window(case) == tuple(-1 if side is None else side for side in case.window_size)
+    if ours is None or blocks is None:
+        assert ours is blocks
+        assert bool(exact.all())
+        assert effective_window(case) == (None, None)
+        return
     assert torch.equal(ours, exact)
     i, j = (torch.arange(n) for n in exact.shape)
     assert torch.equal(blocks.mask_mod(torch.tensor(0), torch.tensor(0), i[:, None], j[None]), exact)
-
-
-@pytest.mark.parametrize("mask", ["prefix:100", "sink_tokens:4", "strided:64", "dilated:3", "random:0.3"])
-@pytest.mark.parametrize("lengths", [(300, 300), (40, 300)])
-def test_masks_by_name_are_those_of_the_reference(mask: str, lengths: tuple[int, int]) -> None:
-    window = (20, 0) if mask.startswith("sink") else (None, None)
-    case = Case(Shape(1, *lengths, 1, 1, 16, 16), "bf16", "fwd", True, window, mask=mask)
-    exact = exactly(case, torch.arange(lengths[0]))
-    ours, blocks = visibility_mask(case, torch.device("cpu")), block_mask(case, torch.device("cpu"))
-    assert ours is not None
-    assert blocks is not None
-    assert torch.equal(ours, exact)
-    i, j = (torch.arange(n) for n in exact.shape)
-    assert torch.equal(blocks.mask_mod(torch.tensor(0), torch.tensor(0), i[:, None], j[None]), exact)
-    rows, keys = (range(0, n, 128) for n in lengths)
+    rows, keys = (range(0, n, 128) for n in exact.shape)
     touched = sum(bool(exact[row : row + 128, key : key + 128].any()) for row in rows for key in keys)
     assert pairs_of_blocks(blocks) == touched * 128 * 128
 

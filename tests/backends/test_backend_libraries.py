@@ -38,14 +38,6 @@ def test_each_says_what_it_was_checked_against(name: str) -> None:
     assert "Checked against" in " ".join(str(sys.modules[type(made).__module__].__doc__).split())
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
-def test_the_reason_of_a_missing_library_is_one_line(name: str) -> None:
-    probe = backend(name).probe()
-    if not probe.usable:
-        assert "\n" not in str(probe.reason)
-        assert probe.install
-
-
 @pytest.mark.parametrize("metadata", [None, b"Name: a-kernels\n", b"Name: a-kernels\nVersion: 1\nAuthor: \xff\n"])
 def test_a_package_whose_metadata_tell_no_version_is_none(
     metadata: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
