@@ -97,21 +97,24 @@ _OF_ONE: Mapping[str, str] = {  # of one device
     "hf-flash_attention_2": "attnbench.backends.transformers.functions:Flash2",
     "hf-flex_attention": "attnbench.backends.transformers.functions:Flex",
 }
-BACKENDS: Mapping[str, str] = {
-    **_OF_ONE,
-    **{f"step-{name}": f"attnbench.backends.transformers.step:{kind}" for name, kind in _STEPS.items()},
-    **_RINGS,
-    **{name: _OF_ONE[name.removeprefix(ULYSSES)] for name in _ULYSSES},
+_APPROXIMATE: Mapping[str, str] = {  # near attention: docs/approximate.md
     "linformer": "attnbench.backends.approximate.linformer:Linformer",
     "streaming": "attnbench.backends.approximate.streaming:Streaming",
     "reformer": "attnbench.backends.approximate.reformer:Reformer",
     "block-topk": "attnbench.backends.approximate.block_topk:BlockTopk",
     "nsa": "attnbench.backends.approximate.nsa:Nsa",
     "sage": "attnbench.backends.approximate.sage:Sage",
+}
+APPROXIMATE = (*_APPROXIMATE,)
+BACKENDS: Mapping[str, str] = {
+    **_OF_ONE,
+    **{f"step-{name}": f"attnbench.backends.transformers.step:{kind}" for name, kind in _STEPS.items()},
+    **_RINGS,
+    **{name: _OF_ONE[name.removeprefix(ULYSSES)] for name in _ULYSSES},
+    **_APPROXIMATE,
     "fake": "attnbench.backends.fake:Fake",
 }
 
-APPROXIMATE = ("linformer", "streaming", "reformer", "block-topk", "nsa", "sage")  # near attention: docs/approximate.md
 NOT_BY_DEFAULT = frozenset({"fake", *STEPS, *SEVERAL, *APPROXIMATE})  # run only where named with --backend
 
 

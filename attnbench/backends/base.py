@@ -220,6 +220,13 @@ def autograd_prepared(
     )
 
 
+def mask_workspace(case: Case) -> Workspace:
+    """Return the workspace of a bool mask of every pair, and of the additive one that torch makes of it."""
+    s = case.extent
+    nbytes = s.seqlen_q * s.seqlen_k * (1 + ITEMSIZE[case.dtype])
+    return Workspace(nbytes=nbytes, what="mask", passes=1.0, dense=True)
+
+
 def scores_workspace(case: Case, *, copies_fwd: float, copies_bwd: float) -> Workspace:
     """Return the workspace of an implementation that writes the seqlen_q x seqlen_k score matrix to memory.
 

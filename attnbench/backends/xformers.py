@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
-HALF = ("bf16", "fp16")
 INSTALLED_FA3 = "@pip_pkg"  # in the name of an operator that runs the installed flash-attn 3, and no copy of xFormers
 MOST_CAUSAL = 16  # queries of a sequence of pages
 SPLITK_HEADDIMS = tuple((d, d) for d in (16, 32, 64, 128, 256))
@@ -72,7 +71,7 @@ class XFormers(Library):
     install = "pip install xformers  # its wheel is for CUDA 12; beside a CUDA 13 torch: attnbench env create xformers"
     min_version = "0.0.28"
     limits: ClassVar = Limits(
-        dtypes=(*HALF, "fp32"),
+        dtypes=("bf16", "fp16", "fp32"),
         headdim_v=True,
         window=True,
         dropout=True,
@@ -131,13 +130,10 @@ class XFormers(Library):
     def workspace(self, case: Case) -> Workspace:
         if not (case.alibi or case.mask):
             return super().workspace(case)
-        s = case.shape
-        if not case.alibi:  # one bias for all heads, beside the bool mask
-            nbytes = s.seqlen_q * s.seqlen_k * (ITEMSIZE[case.dtype] + 1)
-            return Workspace(nbytes=nbytes, what="bias", passes=1.0, dense=True)
-        # beside the float32 of which it is made
-        nbytes = s.nheads * s.seqlen_q * s.seqlen_k * (ITEMSIZE[case.dtype] + 2 * ITEMSIZE["fp32"])
-        return Workspace(nbytes=nbytes, what="bias", passes=1.0, dense=True)
+        # A bias of each head beside the float32 of which ALiBi is made, or one for all beside the bool mask.
+        s, size = case.shape, ITEMSIZE[case.dtype]
+        bytes_of_pair = s.nheads * (size + 2 * ITEMSIZE["fp32"]) if case.alibi else size + 1
+        return Workspace(nbytes=s.seqlen_q * s.seqlen_k * bytes_of_pair, what="bias", passes=1.0, dense=True)
 
     def _bias(self, case: Case, device: torch.device) -> Any:
         if case.alibi or case.mask:
@@ -164,20 +160,8 @@ class Cutlass(XFormers):
     paste = xformers_paste("cutlass")
     efficiency = 0.18
     operator = "cutlass"
-    limits: ClassVar = Limits(
-        dtypes=(*HALF, "fp32"),
-        capability=(5, 0),
-        capability_below=(9, 1),
-        bf16_capability=(8, 0),
-        headdim=(8, 65536),
-        headdim_v=True,
-        window=True,
-        dropout=True,
-        gqa_backward=False,
-        empty_rows=False,
-        alibi=True,
-        masks=True,
-        ragged=True,
+    limits: ClassVar = replace(
+        XFormers.limits, capability=(5, 0), capability_below=(9, 1), bf16_capability=(8, 0), headdim=(8, 65536)
     )
     forward_kernels = "fmha_cutlassF"
     backward_kernels = "fmha_cutlassB"
@@ -211,14 +195,8 @@ class Fa3(XFormers):
     operator_install = (
         "attnbench env create fa3 builds flash-attn 3 as a wheel; pip install --no-deps that wheel beside xformers"
     )
-    limits: ClassVar = Limits(
-        capability=(9, 0),
-        capability_below=(9, 1),
-        headdim=(32, 256),
-        headdim_v=True,
-        window=True,
-        gqa_backward=False,
-        ragged=True,
+    limits: ClassVar = replace(
+        Fa2.limits, capability=(9, 0), capability_below=(9, 1), headdim=(32, 256), headdim_v=True, dropout=False
     )
     forward_kernels = FlashAttention3.forward_kernels
     backward_kernels = FlashAttention3.backward_kernels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,11 +22,10 @@ from attnbench.backends.shared.masks import (
     visibility_mask,
 )
 from attnbench.core.case import Case, Shape, sizes_of
-from attnbench.core.machine import Device
 from attnbench.judge import inputs
 from attnbench.judge import visible_keys as exactly
 from standins import flash_attn, install
-from standins.contract import AMPERE, BLACKWELL, CASES, CPU, HOPPER, backend, cases, check
+from standins.contract import CASES, backend, cases, check
 
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
 
@@ -118,40 +118,6 @@ def test_the_graph_of_a_timed_backward_keeps_its_buffers(direction: str, donated
     assert torch._functorch.config.donated_buffer == donated
 
 
-def test_what_they_refuse() -> None:
-    for name in ("flex", "compile"):
-        made = backend(name)
-        assert made.unsupported(PLAIN, CPU) == "needs a CUDA GPU"
-        assert made.unsupported(replace(PLAIN, dropout_p=0.1), HOPPER) == "no dropout"
-        assert made.unsupported(replace(PLAIN, softcap=30.0, window_size=(8, None)), HOPPER) is None
-    assert "outside 16" in str(backend("flex").unsupported(replace(PLAIN, shape=Shape(1, 8, 8, 1, 1, 8, 8)), HOPPER))
-    small = replace(PLAIN, shape=Shape(1, 8, 8, 1, 1, 8, 8))
-    assert backend("compile").unsupported(small, HOPPER) is None
-
-
-@pytest.mark.parametrize(
-    ("change", "device", "reason"),
-    [
-        ({}, HOPPER, None),
-        ({}, AMPERE, "9.0 or newer"),
-        ({}, BLACKWELL, "below 10.0"),
-        ({"dtype": "fp32"}, HOPPER, "no fp32"),
-        ({"sink": True}, HOPPER, "its log-sum-exp, of which a sink is made, has no gradient"),
-        ({"page_size": 64}, HOPPER, "no cache of pages"),
-        ({"shape": Shape(1, 64, 64, 2, 2, 256, 256)}, HOPPER, None),
-        ({"shape": Shape(1, 64, 64, 2, 2, 256, 256), "causal": True}, HOPPER, "headdim 256 with a mask"),
-        ({"shape": Shape(1, 64, 64, 2, 1, 64, 128), "direction": "bwd"}, HOPPER, "its backward of grouped heads"),
-        ({"mask": "mine.py:documents@0"}, HOPPER, "reads tensors is asked for queries beyond the last"),
-        ({"mask": "random:0.1"}, HOPPER, "reads tensors"),
-        ({"mask": "random:0.1", "shape": Shape(1, 128, 200, 2, 2, 64, 64)}, HOPPER, None),
-        ({"mask": "strided:16"}, HOPPER, None),
-    ],
-)
-def test_what_flex_flash_refuses(change: dict[str, Any], device: Device, reason: str | None) -> None:
-    said = backend("flex-flash").unsupported(replace(PLAIN, **change), device)
-    assert (said is None) if reason is None else (said is not None and reason in said)
-
-
 def test_flex_flash_needs_flash_attn_4_and_its_option_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.nn.attention import flex_attention
 
@@ -163,49 +129,36 @@ def test_flex_flash_needs_flash_attn_4_and_its_option_in_torch(monkeypatch: pyte
     assert backend("flex-flash").probe().reason == "this torch's flex_attention has no BACKEND='FLASH'"
 
 
-@pytest.mark.parametrize("lengths", [(1, 9), (7, 7), (5, 9), (9, 5)])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [(None, None), (2, None), (None, 1), (2, 1), (0, 0)])
-def test_masks_are_those_of_the_reference(
-    lengths: tuple[int, int], causal: bool, window: tuple[int | None, int | None]
-) -> None:
-    case = Case(Shape(1, *lengths, 1, 1, 16, 16), "bf16", "fwd", causal, window)
-    exact = exactly(case, torch.arange(lengths[0]))
-    ours = visibility_mask(case, torch.device("cpu"))
-    assert bool(exact.all()) if ours is None else torch.equal(ours, exact)
-    assert (effective_window(case) == (None, None)) == (ours is None)
-    assert flash_window(case) == tuple(-1 if side is None else side for side in window)
+def _masked(lengths: Any, causal: bool, window: Any = (None, None), mask: str = "") -> Case:
+    """Return a case of one sequence, whose lengths are two numbers, or of a ragged batch."""
+    ragged = isinstance(lengths[0], tuple)
+    shape = Shape(*(sizes_of(lengths) if ragged else (1, *lengths)), 1, 1, 16, 16)
+    return Case(shape, "bf16", "fwd", causal, window, lengths=lengths if ragged else (), mask=mask)
 
 
-@pytest.mark.parametrize("lengths", [((2, 5, 5), (1, 9, 9)), ((1, 7, 7), (3, 1, 9), (1, 4, 8)), ((2, 1, 9), (1, 1, 4))])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [(None, None), (2, None), (2, 1), (0, 0)])
-def test_masks_of_ragged_batches_are_those_of_the_reference(
-    lengths: Any, causal: bool, window: tuple[int | None, int | None]
-) -> None:
-    case = Case(Shape(*sizes_of(lengths), 1, 1, 16, 16), "bf16", "fwd", causal, window, lengths=lengths)
+DENSE = [(1, 9), (7, 7), (5, 9), (9, 5)]
+RAGGED = [((2, 5, 5), (1, 9, 9)), ((1, 7, 7), (3, 1, 9), (1, 4, 8)), ((2, 1, 9), (1, 1, 4))]
+WINDOWS = [(None, None), (2, None), (None, 1), (2, 1), (0, 0)]
+MASKS = [_masked(*of) for of in itertools.product(DENSE + RAGGED, (False, True), WINDOWS)]
+for lengths in ((300, 300), (40, 300)):
+    MASKS += [_masked(lengths, True, mask=of) for of in ("prefix:100", "strided:64", "dilated:3", "random:0.3")]
+    MASKS += [_masked(lengths, True, (20, 0), "sink_tokens:4")]
+
+
+@pytest.mark.parametrize("case", MASKS)
+def test_masks_are_those_of_the_reference(case: Case) -> None:
     exact = exactly(case, torch.arange(case.extent.seqlen_q))
     ours, blocks = visibility_mask(case, torch.device("cpu")), block_mask(case, torch.device("cpu"))
-    assert ours is not None
-    assert blocks is not None
+    assert flash_window(case) == tuple(-1 if side is None else side for side in case.window_size)
+    if ours is None or blocks is None:
+        assert ours is blocks
+        assert bool(exact.all())
+        assert effective_window(case) == (None, None)
+        return
     assert torch.equal(ours, exact)
     i, j = (torch.arange(n) for n in exact.shape)
     assert torch.equal(blocks.mask_mod(torch.tensor(0), torch.tensor(0), i[:, None], j[None]), exact)
-
-
-@pytest.mark.parametrize("mask", ["prefix:100", "sink_tokens:4", "strided:64", "dilated:3", "random:0.3"])
-@pytest.mark.parametrize("lengths", [(300, 300), (40, 300)])
-def test_masks_by_name_are_those_of_the_reference(mask: str, lengths: tuple[int, int]) -> None:
-    window = (20, 0) if mask.startswith("sink") else (None, None)
-    case = Case(Shape(1, *lengths, 1, 1, 16, 16), "bf16", "fwd", True, window, mask=mask)
-    exact = exactly(case, torch.arange(lengths[0]))
-    ours, blocks = visibility_mask(case, torch.device("cpu")), block_mask(case, torch.device("cpu"))
-    assert ours is not None
-    assert blocks is not None
-    assert torch.equal(ours, exact)
-    i, j = (torch.arange(n) for n in exact.shape)
-    assert torch.equal(blocks.mask_mod(torch.tensor(0), torch.tensor(0), i[:, None], j[None]), exact)
-    rows, keys = (range(0, n, 128) for n in lengths)
+    rows, keys = (range(0, n, 128) for n in exact.shape)
     touched = sum(bool(exact[row : row + 128, key : key + 128].any()) for row in rows for key in keys)
     assert pairs_of_blocks(blocks) == touched * 128 * 128
 
@@ -222,30 +175,6 @@ def test_a_block_mask_that_is_built_compiled_is_the_same(monkeypatch: pytest.Mon
     assert compiled is not None
     assert torch.equal(plain.to_dense(), compiled.to_dense())
     assert masks.block_mask_workspace(case).nbytes < 2**20
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({}, None),
-        ({"page_size": 32}, None),
-        ({"page_size": 192}, None),
-        ({"page_size": 8}, "no pages of 8 tokens, only multiples of 16"),
-        ({"page_size": 48}, "pages of 48 tokens: 16, 32 or multiples of 64, and of 128 for 128 queries and more"),
-        ({"shape": Shape(3, 1, 600, 6, 2, 64, 64)}, "pages of 16 tokens: 16, 32"),
-        ({"shape": Shape(3, 1, 600, 6, 2, 64, 64), "page_size": 256}, None),
-        ({"shape": Shape(1, 200, 600, 4, 2, 64, 64)}, "pages of 16 tokens: 16, 32"),
-        ({"shape": Shape(1, 200, 600, 4, 2, 64, 64), "page_size": 128}, None),
-        ({"append": True}, "its call does not append to the cache"),
-        ({"cache_dtype": "fp8"}, "no fp8 cache for bf16 queries"),
-    ],
-)
-def test_pages_of_flex(change: dict[str, Any], reason: str | None) -> None:
-    said = backend("flex").unsupported(replace(CASES["pages-16-decode"], **change), HOPPER)
-    assert (said is None) if reason is None else (said is not None and reason in said)
-    assert backend("flex").unsupported(CASES["pages-256-beside"], HOPPER) == (
-        "its pages are read with as many queries in each sequence only"
-    )
 
 
 @pytest.mark.parametrize("key", ["decode", "unlike", "speculative"])
@@ -265,16 +194,3 @@ def test_the_mask_of_pages_is_exact(key: str) -> None:
             wanted = torch.zeros(len(keys), dtype=torch.bool)
             wanted[places[: length - case.shape.seqlen_q + 1 + i]] = True
             assert torch.equal(mask.mask_mod(b, 0, i, keys) & dense[b, 0], wanted)
-
-
-@pytest.mark.usefixtures("compile_calls")
-@pytest.mark.parametrize("fault", ["order", "neighbour"])
-@pytest.mark.parametrize("key", ["decode", "unlike", "speculative"])
-def test_a_mask_of_other_pages_is_wrong(key: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnbench.backends.pytorch import compiled
-
-    right = compiled.paged_block_mask
-    turned = {"order": lambda t: t.flip(1), "neighbour": lambda t: t.roll(1, 0)}[fault]
-    monkeypatch.setattr(compiled, "paged_block_mask", lambda case, table: right(case, turned(table)))
-    with pytest.raises(AssertionError):
-        check(backend("flex"), CASES[f"pages-16-{key}"])

@@ -13,14 +13,13 @@ from torch.nn.attention import SDPBackend
 from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.judge import inputs
 from standins import torch_attention
-from standins.contract import CPU, HOPPER, UNLIKE, backend, cases, check, shared
+from standins.contract import UNLIKE, backend, cases, check
 
 CHOICES = {
     "sdpa-flash": SDPBackend.FLASH_ATTENTION,
     "sdpa-efficient": SDPBackend.EFFICIENT_ATTENTION,
     "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-SERVED = shared.LENGTHS["served"]
 
 
 def ragged(lengths: Any = UNLIKE, nheads_k: int = 4, causal: bool = False, **fields: Any) -> Case:
@@ -54,26 +53,3 @@ def test_the_kernel_gets_offsets_as_they_are_made(name: str, monkeypatch: pytest
     prepared.launch()
     prepared.launch()
     assert seen[0].data_ptr() == seen[1].data_ptr()
-
-
-@pytest.mark.parametrize(
-    ("name", "case", "reason"),
-    [
-        ("sdpa-flash", ragged(causal=True), None),
-        ("sdpa-flash", ragged(SERVED), None),
-        ("sdpa-flash", ragged(SERVED, causal=True), "causal for seqlen_q == seqlen_k in each sequence only"),
-        ("sdpa-flash", ragged(((1, 1, 9), (2, 1, 7)), causal=True), None),
-        ("sdpa-efficient", ragged(nheads_k=2), "no grouped heads"),
-        ("sdpa-cudnn", ragged(nheads_k=2), "nested tensors has no grouped heads"),
-        ("sdpa-math", ragged(dtype="fp32", direction="bwd"), None),
-        ("sdpa-math", ragged(causal=True), "math has no causal mask of nested tensors"),
-    ],
-)
-def test_what_it_refuses(name: str, case: Case, reason: str | None) -> None:
-    said = backend(name).unsupported(case, HOPPER)
-    assert (said is None) if reason is None else (said is not None and reason in said)
-
-
-def test_on_a_cpu_math_alone_computes_them() -> None:
-    assert backend("sdpa-math").unsupported(ragged(), CPU) is None
-    assert backend("sdpa-flash").unsupported(ragged(), CPU) == "no ragged batches"

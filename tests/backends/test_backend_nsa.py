@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from attnbench import judge
@@ -60,52 +58,6 @@ def test_blocks_that_are_not_the_best_are_wrong(monkeypatch: pytest.MonkeyPatch)
     assert "it selected a candidate" in problem()
 
 
-LONG = replace(CASE, shape=Shape(1, 640, 640, 16, 1, 16, 16), direction="fwd")  # of 10 blocks 4 are selected
-
-
-def twice(chosen: Tensor) -> Tensor:
-    """Return blocks with a query's first in the place of its last."""
-    return torch.cat([chosen[..., :-1], chosen[..., :1]], dim=-1)
-
-
-def later(chosen: Tensor) -> Tensor:
-    """Return blocks with the last ones, which come later, where a query sees fewer than 4."""
-    return torch.where(chosen < 0, torch.arange(6, 10, dtype=chosen.dtype), chosen)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [(twice, "it selected a candidate twice for one query"), (later, "it selected a candidate that is hidden")],
-)
-def test_blocks_that_no_query_may_select(
-    change: Callable[[Tensor], Tensor], reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nsa, "SELECTED", 4)
-    right = fla.parallel_nsa_topk
-    monkeypatch.setattr(
-        sys.modules["fla.ops.nsa.parallel"],
-        "parallel_nsa_topk",
-        lambda *args, **options: change(right(*args, **options)),
-    )
-    given = inputs.make(LONG, "cpu", seed=0)
-    prepared = backend("nsa").prepare(LONG, given)
-    check = judge.make_check(LONG, given, 0, backend("nsa"))
-    assert reason in check.check_first(prepared.canonical(prepared.launch())).problem()
-
-
-@pytest.mark.parametrize("launched", [1, 3, 5])
-def test_another_number_of_blocks_than_the_definition_selects(launched: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of most probability, so that each is rightly chosen; what is computed is what is named."""
-    given = inputs.make(LONG, "cpu", seed=0)
-    prepared = backend("nsa").prepare(LONG, given)
-    monkeypatch.setattr(nsa, "SELECTED", launched)
-    results = prepared.canonical(prepared.launch())
-    monkeypatch.setattr(nsa, "SELECTED", 4)
-    problem = judge.make_check(LONG, given, 0, backend("nsa")).check_first(results).problem()
-    assert f"it selected {launched} candidate" in problem
-    assert "for one query, and its definition selects 4" in problem
-
-
 def test_the_definition_is_evaluated_once_for_each_query_head(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 64k tokens and 16 query heads, a backward of all of them for each took minutes."""
     rows = {"compressed": 0, "attended": 0}
@@ -128,14 +80,3 @@ def test_the_definition_is_evaluated_once_for_each_query_head(monkeypatch: pytes
     approximate_check.define(nsa.Nsa(), CASE, given, sample, selected)
     once = 2 * CASE.shape.nheads * CASE.shape.seqlen_q  # exact and in the case's dtype
     assert rows == {"compressed": once, "attended": 2 * once}  # the second is checkpointed
-
-
-def test_what_it_refuses() -> None:
-    refused = {
-        "power of two": replace(CASE, shape=Shape(1, 64, 64, 8, 1, 16, 16)),
-        "causal": replace(CASE, causal=False),
-        "as many queries": replace(CASE, shape=Shape(1, 64, 128, 16, 1, 16, 16)),
-        "fp32": replace(CASE, dtype="fp32"),
-    }
-    for reason, case in refused.items():
-        assert reason in str(backend("nsa").unsupported(case, HOPPER))

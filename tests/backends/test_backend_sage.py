@@ -74,18 +74,6 @@ def checked(made: Backend, case: Case, given: Inputs | None = None) -> tuple[Acc
     return check.check_first(prepared.canonical(prepared.launch())), check.approximation
 
 
-def test_what_it_refuses() -> None:
-    made = backend("sage")
-    refused = {
-        "forward only": Case(PLAIN.shape, "bf16", "bwd"),
-        "whole blocks of 64": Case(Shape(1, 100, 100, 2, 2, 64, 64), "bf16", "fwd"),
-        "not bottom-right aligned": Case(Shape(1, 64, 128, 2, 2, 64, 64), "bf16", "fwd", True),
-    }
-    for reason, case in refused.items():
-        assert reason in str(made.unsupported(case, HOPPER))
-    assert made.unsupported(Case(Shape(1, 100, 100, 2, 2, 64, 64), "bf16", "fwd", True), HOPPER) is None
-
-
 def test_rounding() -> None:
     t = torch.randn(200, 8, dtype=torch.float64)
     found = rounded(t, 64)

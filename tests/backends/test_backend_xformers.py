@@ -13,16 +13,12 @@ import torch
 from attnbench.backends.xformers import reason_of_refusal
 from attnbench.core.backend import Unsupported
 from attnbench.core.case import Case, Shape
-from attnbench.core.machine import Device
 from attnbench.judge import inputs
 from standins import flash_attn, install, xformers
-from standins.contract import AMPERE, BLACKWELL, CASES, HOPPER, TURING, backend, cases, check
+from standins.contract import HOPPER, backend, cases, check
 
 NAMES = ("xformers", "xformers-cutlass", "xformers-fa2", "xformers-fa3", "xformers-splitk")
 PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
-RAGGED = replace(PLAIN, shape=Shape(2, 64, 64, 2, 2, 64, 64), lengths=((1, 32, 48), (1, 64, 64)))
-MORE_QUERIES = replace(PLAIN, shape=Shape(2, 64, 64, 2, 2, 64, 64), lengths=((1, 64, 48), (1, 64, 64)), causal=True)
-GROUPED = Shape(1, 64, 64, 4, 2, 64, 64)
 
 
 @pytest.fixture
@@ -115,41 +111,6 @@ def test_with_flash_attn_4_but_without_flash_attn_2(monkeypatch: pytest.MonkeyPa
     assert "--python xformers=PATH" in probe.install
 
 
-@pytest.mark.parametrize(
-    ("name", "case", "device", "reason"),
-    [
-        ("xformers", replace(PLAIN, softcap=30.0), HOPPER, "no softcap"),
-        ("xformers", replace(PLAIN, dtype="fp32", dropout_p=0.1), HOPPER, None),
-        ("xformers", replace(PLAIN, shape=GROUPED), HOPPER, None),
-        ("xformers", replace(PLAIN, shape=GROUPED, direction="bwd"), HOPPER, "grouped heads are forward only"),
-        ("xformers-cutlass", replace(PLAIN, dtype="fp16"), TURING, None),
-        ("xformers-cutlass", PLAIN, TURING, "no bf16 below compute capability 8.0, this GPU has 7.5"),
-        ("xformers-cutlass", PLAIN, BLACKWELL, "below 9.1"),
-        ("xformers-cutlass", replace(PLAIN, causal=True, window_size=(8, 0)), HOPPER, None),
-        ("xformers-cutlass", replace(PLAIN, causal=True, window_size=(8, 0), direction="bwd"), HOPPER, "forward only"),
-        ("xformers-cutlass", replace(PLAIN, window_size=(8, 8)), HOPPER, "causal and forward only"),
-        ("xformers-cutlass", replace(PLAIN, shape=Shape(1, 64, 32, 2, 2, 64, 64), causal=True), HOPPER, "no defined"),
-        ("xformers-fa2", replace(PLAIN, dtype="fp32"), HOPPER, "no fp32"),
-        ("xformers-fa2", replace(PLAIN, window_size=(8, 8)), HOPPER, None),
-        ("xformers-fa2", replace(RAGGED, window_size=(8, 8)), HOPPER, "windows of ragged batches are causal"),
-        ("xformers-fa2", replace(RAGGED, causal=True, window_size=(8, 0)), HOPPER, None),
-        ("xformers-fa2", MORE_QUERIES, HOPPER, "needs seqlen_q <= seqlen_k in each sequence"),
-        ("xformers-cutlass", replace(RAGGED, causal=True, direction="bwd"), HOPPER, None),
-        ("xformers-splitk", RAGGED, HOPPER, None),
-        ("xformers-splitk", replace(RAGGED, causal=True), HOPPER, "causal for a single query only"),
-        ("xformers-fa3", PLAIN, AMPERE, "9.0 or newer"),
-        ("xformers-fa3", replace(PLAIN, dropout_p=0.1), HOPPER, "no dropout"),
-        ("xformers-splitk", replace(PLAIN, causal=True), HOPPER, "causal for a single query only"),
-        ("xformers-splitk", replace(PLAIN, shape=Shape(1, 1, 64, 2, 2, 64, 64), causal=True), HOPPER, None),
-        ("xformers-splitk", replace(PLAIN, direction="bwd"), HOPPER, "forward only"),
-        ("xformers-splitk", replace(PLAIN, shape=Shape(1, 64, 64, 2, 2, 96, 96)), HOPPER, "headdim 96"),
-    ],
-)
-def test_what_it_refuses(name: str, case: Case, device: Device, reason: str | None) -> None:
-    said = backend(name).unsupported(case, device)
-    assert (said is None) if reason is None else (said is not None and reason in said)
-
-
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("name", ["xformers", "xformers-fa2"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
@@ -186,46 +147,3 @@ def test_reason_of_refusal() -> None:
         "No operator found\n`fa2F` is not supported because:\n    a\n    b\n`cutlassF` is not supported because:\n    c"
     )
     assert reason_of_refusal(message) == "xFormers refuses; fa2F: a, b; cutlassF: c"
-
-
-@pytest.mark.parametrize(
-    ("key", "reason"),
-    [
-        ("pages-64-decode", None),
-        ("pages-256-unlike", None),
-        ("pages-64-speculative", None),
-        ("pages-64-full", None),
-        ("pages-16-decode", "no pages of 16 tokens, only multiples of 64"),
-        ("pages-64-chunk", "causal over pages with at most 16 queries in each sequence"),
-        ("pages-64-beside", "causal over pages with as many queries in each sequence only"),
-        ("pages-64-decode-append", "its call does not append to the cache"),
-        ("pages-64-decode-fp8", "no fp8 cache for bf16 queries"),
-        ("pages-64-window", "no sliding window"),
-        ("pages-64-mla", "no latent rows (MLA with absorbed weights)"),
-    ],
-)
-def test_pages_of_splitk(key: str, reason: str | None) -> None:
-    assert backend("xformers-splitk").unsupported(CASES[key], HOPPER) == reason
-    assert backend("xformers-fa2").unsupported(CASES["pages-256-decode"], HOPPER) == "no cache of pages"
-
-
-@pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize("key", ["decode", "unlike", "speculative"])
-@pytest.mark.parametrize("fault", ["order", "neighbour", "one less", "one more", "causal"])
-def test_another_mask_of_pages_is_wrong(key: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = CASES[f"pages-64-{key}"]
-    if fault == "causal" and key != "speculative":
-        pytest.skip("of one query each")
-    mask, more = xformers.PagedBlockDiagonalPaddedKeysMask, {"one less": -1, "one more": 1}.get(fault, 0)
-    right = mask.from_seqlens.__func__  # type: ignore[attr-defined]
-    turned = {"order": lambda t: t.flip(1), "neighbour": lambda t: t.roll(1, 0)}.get(fault, lambda t: t)
-
-    def wrong(cls: type, queries: list[int], keys: list[int], table: torch.Tensor, *rest: int, **options: Any) -> Any:
-        made = right(cls, queries, [n + more for n in keys], turned(table), *rest, **options)
-        if fault == "causal":
-            made.band = (None, None) if made.band == (None, 0) else (None, 0)
-        return made
-
-    monkeypatch.setattr(mask, "from_seqlens", classmethod(wrong))
-    with pytest.raises((AssertionError, RuntimeError)):
-        check(backend("xformers-splitk"), case)

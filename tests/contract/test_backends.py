@@ -549,8 +549,10 @@ def test_results(backend: Backend, case: Case) -> None:
     if case.has_backward:
         assert prepared.forward is not None, "without it the memory that the forward keeps is not measured"
         prepared.forward()
+    if prepared.plan is not None:
+        prepared.plan()
     again = check.check_restored(prepared.canonical(prepared.launch()))
-    assert again.ok, f"second launch: {again.problem()}"
+    assert again.ok, f"second launch, planned again: {again.problem()}"
     pages.appender(case, before)()
     assert inputs.first_changed(given, before) is None, "launching changed an input"
     assert not any(t.requires_grad for t in given.values.values()), "preparing changed an input"

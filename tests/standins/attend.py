@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,12 +21,10 @@ def attend(
     right: int | None = None,
     bottom_right: bool = True,
     softcap: float = 0.0,
-    bias: Tensor | None = None,
     slopes: Tensor | None = None,
     signed: bool = False,
     change: Callable[[Tensor], Tensor] | None = None,
     sink: Tensor | None = None,
-    visible: Tensor | None = None,
     dropout_p: float = 0.0,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -36,8 +34,8 @@ def attend(
     seqlen_k - seqlen_q with `bottom_right`, else 0. A query that sees no key has out 0.
 
     ALiBi's `slopes` (nheads,) subtract slope * |j - i - shift| from the scores, or add slope * (j - i) where `signed`.
-    `change` is applied to the scores, (batch, nheads, seqlen_q, seqlen_k). A `sink` (nheads,) is one more score of each
-    query of a head; lse counts it. A query sees only what is `visible`, (batch or 1, heads or 1, seqlen_q, seqlen_k).
+    `change` is applied to the scores, (batch, nheads, seqlen_q, seqlen_k), and makes those of hidden pairs -inf. A
+    `sink` (nheads,) is one more score of each query of a head; lse counts it.
     """
     out_dtype = dtype or q.dtype
     group = q.shape[2] // k.shape[2]
@@ -45,8 +43,6 @@ def attend(
     scores = torch.einsum("bihd,bjhd->bhij", q, k) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    if bias is not None:
-        scores = scores + bias
     i, j = (torch.arange(n, device=q.device) for n in scores.shape[-2:])
     distance = j[None, :] - i[:, None] - (len(j) - len(i) if bottom_right else 0)
     if slopes is not None:
@@ -54,15 +50,12 @@ def attend(
         scores = scores + slopes[:, None, None] * (j[None, :] - i[:, None] if signed else -distance.abs())
     if change is not None:
         scores = change(scores)
-    seen = torch.ones_like(distance, dtype=torch.bool)
     if left is not None:
-        seen &= distance >= -left
+        scores = scores.masked_fill(distance < -left, -math.inf)
     if right is not None:
-        seen &= distance <= right
-    if visible is not None:
-        seen = seen & visible
-    hidden, blind = ~seen, ~seen.any(-1, keepdim=True)
-    scores = scores.masked_fill(hidden, -math.inf).masked_fill(blind, 0.0)
+        scores = scores.masked_fill(distance > right, -math.inf)
+    blind = (scores == -math.inf).all(-1, keepdim=True)
+    scores = scores.masked_fill(blind, 0.0)
     p, lse = torch.softmax(scores, dim=-1), torch.logsumexp(scores, dim=-1)
     if sink is not None:
         check(sink.shape == q.shape[2:3], "a sink of each head")
@@ -78,27 +71,64 @@ def attend_varlen(
 ) -> Tensor:
     """Return out for packed tensors (total, nheads, headdim), one sequence after the other between the starts.
 
-    The starts must be int32 from 0 to the totals, and the longest lengths Python's int and the true ones, as where a
-    library reserves shared memory or a grid by them.
+    The starts must be int32 from 0 to the totals, and the longest lengths Python's int and the true ones.
     """
     check(starts_q.dtype == torch.int32 == starts_k.dtype, "cu_seqlens must be int32")
-    check(starts_q.shape == starts_k.shape, "cu_seqlens_q and cu_seqlens_k must have shape (batch_size + 1,)")
-    edges_q, edges_k = starts_q.tolist(), starts_k.tolist()
-    check((edges_q[0], edges_k[0]) == (0, 0), "cu_seqlens must begin with 0")
-    check((edges_q[-1], edges_k[-1]) == (len(q), len(k)), "cu_seqlens must end with the totals")
-    for edges, longest in ((edges_q, max_q), (edges_k, max_k)):
-        assert type(longest) is int
-        assert longest == max(end - start for start, end in itertools.pairwise(edges))
-    outs = []
-    for (a, b), (c, d) in zip(itertools.pairwise(edges_q), itertools.pairwise(edges_k), strict=True):
-        outs.append(attend(q[None, a:b], k[None, c:d], v[None, c:d], **options)[0][0])
+    check((int(starts_q[-1]), int(starts_k[-1])) == (len(q), len(k)), "cu_seqlens must end with the totals")
+    for starts, longest in ((starts_q, max_q), (starts_k, max_k)):
+        check(type(longest) is int and longest == int(starts.diff().max()), "the longest sequence")
+    edges = zip(itertools.pairwise(starts_q.tolist()), itertools.pairwise(starts_k.tolist()), strict=True)
+    outs = [attend(q[None, a:b], k[None, c:d], v[None, c:d], **options)[0][0] for (a, b), (c, d) in edges]
     return torch.cat(outs)
+
+
+def attend_paged(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    page_table: Tensor,
+    seqlens_k: Tensor,
+    *,
+    starts_q: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """Return out for caches (pages, page_size, nheads_k, headdim), sequence by sequence, in the shape of q.
+
+    q is (sequences, seqlen_q, nheads, headdim), or (total_q, nheads, headdim) between `starts_q`.
+    """
+    check(page_table.dtype == torch.int32 == seqlens_k.dtype, "page table and lengths must be int32")
+    queries = q if starts_q is None else q.split(starts_q.diff().tolist())
+    outs = []
+    for mine, pages, length in zip(queries, page_table.long(), seqlens_k.tolist(), strict=True):
+        used = pages[: -(-length // k.shape[1])]
+        keys, values = (cache[used].flatten(0, 1)[None, :length] for cache in (k, v))
+        outs.append(attend(mine[None], keys, values, **options)[0])
+    return torch.cat(outs) if starts_q is None else torch.cat(outs, dim=1)[0]
+
+
+def append_paged(
+    k: Tensor, v: Tensor, new_k: Tensor, new_v: Tensor, page_table: Tensor, seqlens: Tensor, starts: Sequence[int]
+) -> None:
+    """Write new keys and values, (total, nheads_k, headdim) between the starts, behind those of each sequence."""
+    for i, (a, b) in enumerate(itertools.pairwise(starts)):
+        places = torch.arange(int(seqlens[i]), int(seqlens[i]) + b - a)
+        pages = page_table[i, places // k.shape[1]].long()
+        for cache, new in ((k, new_k), (v, new_v)):
+            cache[pages, places % k.shape[1]] = new[a:b]
 
 
 def opened(window: tuple[int, int]) -> tuple[int | None, int | None]:
     """Return a window of flash-attn with None instead of -1 for a side without a limit."""
     left, right = window
     return (None if left < 0 else left, None if right < 0 else right)
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """Return the slopes of ALiBi's paper, as cuDNN, FlashInfer and Transformer Engine compute them."""
+    n = 2 ** int(math.log2(heads))
+    return torch.tensor(
+        [2 ** (-8 * i / n) for i in range(1, 1 + n)] + [2 ** (-4 * i / n) for i in range(1, 2 * (heads - n), 2)]
+    )
 
 
 def check(condition: bool, message: str) -> None:
@@ -110,50 +140,3 @@ def check(condition: bool, message: str) -> None:
 def check_half(*tensors: Tensor) -> None:
     check(all(t.dtype == tensors[0].dtype for t in tensors), "query, key and value must have the same dtype")
     check(tensors[0].dtype in (torch.float16, torch.bfloat16), "FlashAttention only support fp16 and bf16 data type")
-
-
-def attend_paged(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    page_table: Tensor,
-    seqlens_k: Tensor,
-    *,
-    starts_q: Tensor | None = None,
-    descale: tuple[Tensor, Tensor] | None = None,
-    **options: Any,
-) -> Tensor:
-    """Return out for caches (pages, page_size, nheads_k, headdim), sequence by sequence, in the shape of q.
-
-    q is (sequences, seqlen_q, nheads, headdim), or (total_q, nheads, headdim) between `starts_q`. `descale` are the
-    factors of k and v for each sequence, (sequences,).
-    """
-    check(page_table.dtype == torch.int32 == seqlens_k.dtype, "page table and lengths must be int32")
-    check(
-        page_table.ndim == 2 and seqlens_k.shape == page_table.shape[:1], "a page table and a length for each sequence"
-    )
-    check(k.shape[:-1] == v.shape[:-1] and k.ndim == 4, "caches must be (pages, page_size, nheads_k, headdim)")
-    edges = range(len(q) + 1) if starts_q is None else starts_q.tolist()
-    check(len(edges) == len(page_table) + 1, "as many sequences of queries as of pages")
-    outs, size = [], k.shape[1]
-    for i, (a, b) in enumerate(itertools.pairwise(edges)):
-        length = int(seqlens_k[i])
-        check(0 < length <= page_table.shape[1] * size, "a length that the pages do not hold")
-        pages = page_table[i, : -(-length // size)].long()
-        keys, values = (cache[pages].flatten(0, 1)[None, :length] for cache in (k, v))
-        if descale is not None:
-            keys, values = keys.float() * descale[0][i], values.float() * descale[1][i]
-        queries = q[a:b] if starts_q is None else q[None, a:b]
-        outs.append(attend(queries, keys, values, **options)[0])
-    return torch.cat(outs) if starts_q is None else torch.cat(outs, dim=1)[0]
-
-
-def append_paged(
-    k: Tensor, v: Tensor, new_k: Tensor, new_v: Tensor, page_table: Tensor, seqlens: Tensor, starts: list[int]
-) -> None:
-    """Write new keys and values, (total, nheads_k, headdim) between the starts, behind those of each sequence."""
-    for i, (a, b) in enumerate(itertools.pairwise(starts)):
-        places = torch.arange(int(seqlens[i]), int(seqlens[i]) + b - a)
-        pages = page_table[i, places // k.shape[1]].long()
-        for cache, new in ((k, new_k), (v, new_v)):
-            cache[pages, places % k.shape[1]] = new[a:b]

@@ -21,7 +21,6 @@ from attnbench.core.machine import Device
 from contract.pairwise import every_pair_of_several
 
 HOPPER = Device("cuda", 0, "NVIDIA H200", 2**37, 2**37, (9, 0))
-TURING = Device("cuda", 0, "Tesla T4", 2**34, 2**34, (7, 5))
 AMPERE = Device("cuda", 0, "NVIDIA A100", 2**35, 2**35, (8, 0))
 ADA = Device("cuda", 0, "NVIDIA L40S", 2**35, 2**35, (8, 9))
 BLACKWELL = Device("cuda", 0, "NVIDIA B200", 2**37, 2**37, (10, 0))

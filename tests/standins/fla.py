@@ -7,7 +7,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from standins import module
+from standins import modules
 
 VERSIONS = {"fla-core": "0.6.0"}
 
@@ -86,13 +86,12 @@ class ParallelNSAFunction:
         return torch.einsum("bthc,bchd->bthd", p, vf).to(q.dtype)
 
 
-def version_0_6_0() -> dict[str, ModuleType | None]:
-    names = ("fla", "fla.ops", "fla.ops.nsa", "fla.ops.utils")
-    return {
-        **{name: module(name) for name in names},
-        "fla.ops.nsa.parallel": module(
-            "parallel", ParallelNSAFunction=ParallelNSAFunction, parallel_nsa_topk=parallel_nsa_topk
-        ),
-        "fla.ops.nsa.compression": module("compression", parallel_nsa_compression=parallel_nsa_compression),
-        "fla.ops.utils.pooling": module("pooling", mean_pooling=mean_pooling),
-    }
+def version_0_6_0() -> dict[str, ModuleType]:
+    parallel = {"ParallelNSAFunction": ParallelNSAFunction, "parallel_nsa_topk": parallel_nsa_topk}
+    return modules(
+        {
+            "fla.ops.nsa.parallel": parallel,
+            "fla.ops.nsa.compression": {"parallel_nsa_compression": parallel_nsa_compression},
+            "fla.ops.utils.pooling": {"mean_pooling": mean_pooling},
+        }
+    )

@@ -7,86 +7,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from standins.attend import attend_paged, attend_varlen, check, check_half
+from standins import function
+from standins.attend import attend_paged, attend_varlen, check, check_half, opened
 
 
-def varlen_attn_2_11(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    return_aux: Any = None,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-) -> Tensor:
-    """Compute it as torch 2.11's does, whose causal mask is a window whose right side is 0."""
-    assert scale is not None
-    assert type(window_size) is tuple
-    check_half(query, key, value)
-    left, right = (None if side < 0 else side for side in window_size)
-    return attend_varlen(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale=scale, left=left, right=right)
+def _varlen(of: Any) -> Tensor:
+    """Compute it as torch does, whose causal mask is a window whose right side is 0."""
+    check_half(of.query, of.key, of.value)
+    left, right = opened(of.window_size)
+    options: dict[str, Any] = {"scale": of.scale, "left": left, "right": right}
+    if getattr(of, "block_table", None) is not None:
+        check(of.key.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
+        check((of.max_q, of.max_k) == (int(of.cu_seq_q.diff().max()), int(of.seqused_k.max())), "the longest sequence")
+        options["starts_q"] = of.cu_seq_q
+        return attend_paged(of.query, of.key, of.value, of.block_table, of.seqused_k, **options)
+    lengths = (of.cu_seq_q, of.cu_seq_k, of.max_q, of.max_k)
+    return attend_varlen(of.query, of.key, of.value, *lengths, **options)
 
 
-def varlen_attn_2_13(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    enable_gqa: bool = False,
-    seqused_k: Tensor | None = None,
-    block_table: Tensor | None = None,
-    num_splits: int | None = None,
-    **options: Any,
-) -> Tensor:
-    if not enable_gqa and query.shape[1] != key.shape[-2]:
-        raise ValueError("Expect query and key/value to have the same number of heads")
-    if block_table is None:
-        return varlen_attn_2_11(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, **options)
-    check_half(query, key, value)
-    check(key.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
-    check(seqused_k is not None, "Requires seqused_k")
-    assert seqused_k is not None
-    assert max_q == int(cu_seq_q.diff().max())
-    assert max_k == int(seqused_k.max())
-    left, right = (None if side < 0 else side for side in options.get("window_size", (-1, -1)))
-    starts = {"starts_q": cu_seq_q, "scale": options["scale"]}
-    return attend_paged(query, key, value, block_table, seqused_k, left=left, right=right, **starts)
+def _with_groups(of: Any) -> Tensor:
+    check(of.enable_gqa or of.query.shape[1] == of.key.shape[-2], "query and key/value must have the same heads")
+    return _varlen(of)
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, starts: tuple[Any, ...], causal: bool, scale: float | None) -> Tensor:
-    assert scale is not None
-    right = 0 if causal else None
-    return attend_varlen(q, k, v, *starts, scale=scale, right=right, bottom_right=False)
+VARLEN = "query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)"
+varlen_attn_2_11 = function(VARLEN, _varlen)
+varlen_attn_2_13 = function(
+    f"{VARLEN}, enable_gqa=False, seqused_k=None, block_table=None, num_splits=None", _with_groups
+)
 
 
-def flash_attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Any, cu_k: Any, max_q: Any, max_k: Any, p: float, causal: bool,
-    debug: bool, *, scale: float | None = None, **_: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    out = _forward(q, k, v, (cu_q, cu_k, max_q, max_k), causal, scale)
-    return out, *(torch.empty(0) for _ in range(4))
+def _forward(of: Any) -> Tensor:
+    """Compute attention of packed sequences with a causal mask that is aligned top-left."""
+    q, k, v = (t.flatten(0, -3) for t in (of.q, of.k, of.v))
+    options: dict[str, Any] = {"scale": of.scale, "right": 0 if of.causal else None, "bottom_right": False}
+    out = attend_varlen(q, k, v, of.cu_q, of.cu_k, of.max_q, of.max_k, **options)
+    return out.view(*of.q.shape[:-1], -1)
 
 
-def efficient_attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: None, cu_q: Any, cu_k: Any, max_q: Any, max_k: Any, p: float,
-    custom_mask_type: int, compute_log_sumexp: bool = False, *, scale: float | None = None, **_: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    out = _forward(q[0], k[0], v[0], (cu_q, cu_k, max_q, max_k), custom_mask_type == 1, scale)
-    return out[None], torch.empty(0), torch.empty(0), torch.empty(0), max_q, max_k
+def _empty(number: int) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(0) for _ in range(number))
 
 
-def cudnn_attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: None, cu_q: Any, cu_k: Any, max_q: Any, max_k: Any,
-    compute_log_sumexp: bool, p: float = 0.0, causal: bool = False, debug: bool = False, *,
-    scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
-    out = _forward(q, k, v, (cu_q, cu_k, max_q, max_k), causal, scale)
-    return out, torch.empty(0), cu_q, cu_k, max_q, max_k, *(torch.empty(0) for _ in range(3))
+LENGTHS = "cu_q, cu_k, max_q, max_k"
+flash_attention_forward = function(
+    f"q, k, v, {LENGTHS}, p, causal, debug, *, scale=None, **_", lambda of: (_forward(of), *_empty(4))
+)
+efficient_attention_forward = function(
+    f"q, k, v, bias, {LENGTHS}, p, causal, compute_log_sumexp=False, *, scale=None, **_",  # 0 or 1: a kind of mask
+    lambda of: (_forward(of), *_empty(3), of.max_q, of.max_k),
+)
+cudnn_attention_forward = function(
+    f"q, k, v, bias, {LENGTHS}, compute_log_sumexp, p=0.0, causal=False, debug=False, *, scale=None",
+    lambda of: (_forward(of), *_empty(1), of.cu_q, of.cu_k, of.max_q, of.max_k, *_empty(3)),
+)

@@ -101,6 +101,16 @@ def block_means(t: Tensor, block: int) -> Tensor:
     return means
 
 
+def in_selected_blocks(selected: Tensor, rows: Tensor, keys: int, block: int) -> Tensor:
+    """Return which of the keys lie in the blocks that these rows of `selected` (..., kept) name, -1 for none."""
+    import torch
+
+    blocks = -(-keys // block)
+    chosen = torch.zeros(len(selected), blocks + 1, dtype=torch.bool, device=selected.device)
+    chosen.scatter_(1, selected.masked_fill(selected < 0, blocks), True)
+    return chosen[rows][..., torch.arange(keys, device=selected.device) // block]
+
+
 def gathered(t: Tensor, heads: Tensor, places: Tensor) -> Tensor:
     """Return rows of t (heads, rows, ...) at places of heads, both (...) or such that they broadcast.
 

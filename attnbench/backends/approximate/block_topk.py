@@ -16,6 +16,7 @@ from attnbench.backends.approximate.base import (
     block_means,
     gathered,
     in_blocks,
+    in_selected_blocks,
     kept_keys,
     positions,
     selecting_prepared,
@@ -76,11 +77,8 @@ class BlockTopk(Approximate):
         import torch
 
         assert selected is not None  # (query blocks, kept), -1 where there are fewer
-        blocks = -(-len(k) // BLOCK)
-        chosen = torch.zeros(len(selected), blocks + 1, dtype=torch.bool, device=k.device)
-        chosen.scatter_(1, selected.masked_fill(selected < 0, blocks), True)
+        seen = in_selected_blocks(selected, rows // BLOCK, len(k), BLOCK)
         keys = torch.arange(len(k), device=k.device)
-        seen = chosen[rows // BLOCK][:, keys // BLOCK]
         return seen & (keys <= positions(case, rows)[..., None]) if case.causal else seen
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from attnbench.backends.approximate.base import Approximate, block_means, selecting_prepared
+from attnbench.backends.approximate.base import Approximate, block_means, in_selected_blocks, selecting_prepared
 from attnbench.backends.limits import Limits
 from attnbench.backends.shared.libraries import Library
 from attnbench.core.backend import Prepared, Workspace
@@ -92,11 +92,8 @@ class Nsa(Approximate, Library):
         import torch
 
         assert selected is not None  # (seqlen, SELECTED), -1 where there are fewer blocks
-        blocks = -(-len(k) // BLOCK)
-        chosen = torch.zeros(len(q), blocks + 1, dtype=torch.bool, device=k.device)
-        chosen.scatter_(1, selected.masked_fill(selected < 0, blocks), True)
-        keys = torch.arange(len(k), device=k.device)
-        return chosen[rows][..., keys // BLOCK] & (keys <= rows[..., None])
+        seen = in_selected_blocks(selected, rows, len(k), BLOCK)
+        return seen & (torch.arange(len(k), device=k.device) <= rows[..., None])
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from fla.ops.nsa.compression import parallel_nsa_compression

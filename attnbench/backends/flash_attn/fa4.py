@@ -4,8 +4,8 @@ It compiles on the first call. It shares the namespace `flash_attn` with flash-a
 `import xformers.ops` fails. An open side of a window is None, as in attnbench, its causal mask is aligned
 bottom-right, and it returns (out, lse). Its call for variable lengths reads a cache of pages, too. It does not split
 the keys of a sequence, for which it has no kernel on Hopper (num_splits is 1). Its `learnable_sink` is a natural
-logarithm that softmax_scale does not multiply (softmax.py, apply_learnable_sink). ALiBi is a function of scores
-(fa4_alibi.py), a mask by name a function of pairs beside lists of blocks (fa4_mask.py).
+logarithm that softmax_scale does not multiply (softmax.py, apply_learnable_sink). ALiBi is a function of scores, a
+mask by name a function of pairs beside lists of blocks (fa4_compiled.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import Order, autograd_prepared
-from attnbench.backends.flash_attn.fa4_alibi import score_mods
-from attnbench.backends.flash_attn.fa4_mask import mask_mod, mask_options, pairs_of_lists
+from attnbench.backends.flash_attn.fa4_compiled import mask_mod, mask_options, pairs_of_lists, score_mods
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import BSHD, PAGES, PAGES_THD, THD, Paste
 from attnbench.backends.shared.libraries import VARLEN, Library, varlen_options
@@ -95,7 +94,9 @@ class FlashAttention4(Library):
             "softcap": case.softcap,
         }
         if case.alibi:
-            options |= _alibi(case, inputs.q.device)
+            score_mod, score_mod_bwd = score_mods()
+            options |= {"score_mod": score_mod, "score_mod_bwd": score_mod_bwd}
+            options["aux_tensors"] = [slopes(case, inputs.q.device)]
         if case.is_paged:
             return _prepare_paged(case, inputs, options)
         make = varlen_options if case.is_ragged else mask_options if case.mask else None
@@ -116,11 +117,6 @@ class FlashAttention4(Library):
 
         order: Order = "thd" if case.is_ragged else "bshd"
         return autograd_prepared(case, inputs, call, order, strided=True, plan=plan, pairs=pairs)
-
-
-def _alibi(case: Case, device: torch.device) -> dict[str, Any]:
-    forward, backward = score_mods()
-    return {"score_mod": forward, "score_mod_bwd": backward, "aux_tensors": [slopes(case, device)]}
 
 
 def _prepare_paged(case: Case, inputs: Inputs, options: dict[str, Any]) -> Prepared:

@@ -243,17 +243,7 @@ class Decode(FlashInfer):
         alibi='pos_encoding_mode="ALIBI"',
     )
     efficiency = 0.45
-    limits: ClassVar = Limits(
-        headdim_pairs=PAGED_HEADDIMS,
-        backward=False,
-        window=True,
-        softcap=True,
-        alibi=True,
-        ragged=True,
-        page_sizes=(1,),
-        cache_dtypes=("fp8",),
-        append=True,
-    )
+    limits: ClassVar = replace(FlashInfer.limits, headdim_pairs=PAGED_HEADDIMS, sink=False, masks=False, latent=False)
     forward_kernels = "BatchDecodeWithPagedKVCacheKernel"
 
     def unsupported(self, case: Case, device: Device) -> str | None:
@@ -274,18 +264,8 @@ class Fa3(FlashInfer):
     paste = flashinfer_paste("fa3")
     efficiency = 0.75
     backend = "fa3"
-    limits: ClassVar = Limits(
-        capability=(9, 0),
-        capability_below=(9, 1),
-        headdim_pairs=HEADDIMS,
-        backward=False,
-        window=True,
-        softcap=True,
-        sink=True,
-        ragged=True,
-        page_sizes=(1,),  # fp8 caches for fp8 queries only
-        append=True,
-        latent=True,
+    limits: ClassVar = replace(  # fp8 caches for fp8 queries only
+        FlashInfer.limits, capability=(9, 0), capability_below=(9, 1), alibi=False, masks=False, cache_dtypes=()
     )
     forward_kernels = r"\bPrefillWithKVCacheKernel"
     latent_kernels = "BatchMLAPageAttentionHopperKernel"
@@ -368,44 +348,16 @@ class TrtLlm(FlashInfer):
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch
 
-        hopper = torch.cuda.get_device_capability(inputs.q.device)[0] == HOPPER
-        return self._fmha_v2(case, inputs) if hopper else self._trtllm_gen(case, inputs)
-
-    def _fmha_v2(self, case: Case, inputs: Inputs) -> Prepared:
-        from flashinfer.prefill import trtllm_fmha_v2_prefill
-
-        s = case.shape
-        windowed = case.window_size[0] is not None
-        mask = "sliding_window" if windowed else "causal" if case.causal and s.seqlen_q > 1 else "padding"
+        device = inputs.q.device
         sink = None if inputs.sink is None else inputs.sink.float()
-        options = self._options_of_both(case, inputs) | {"mask_mode": mask, "sinks": sink}
+        make = _fmha_v2 if torch.cuda.get_device_capability(device)[0] == HOPPER else _trtllm_gen
+        attention = make(case, sink, self._options_of_both(case, inputs))
 
         def call(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
-            out: Tensor = trtllm_fmha_v2_prefill((q, k, v), "SEPARATE_Q_K_V", **options)
-            return out
+            return attention(q, k, v)
 
-        return _with_copy(sink, autograd_prepared(case, inputs, call, "thd", plan=self._plan(case, inputs)))
-
-    def _trtllm_gen(self, case: Case, inputs: Inputs) -> Prepared:
-        from flashinfer.prefill import trtllm_ragged_attention_deepseek
-
-        sink = None if inputs.sink is None else inputs.sink.float()
-        options = self._options_of_both(case, inputs) | {
-            "attention_sinks": sink,
-            "o_sf_scale": 1.0,
-            "enable_pdl": None,
-            "is_causal": case.causal,
-            "return_lse": False,
-        }
-
-        def call(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
-            out: Tensor = trtllm_ragged_attention_deepseek(q, k, v, **options)
-            return out
-
-        return _with_copy(sink, autograd_prepared(case, inputs, call, "thd", plan=self._plan(case, inputs)))
-
-    def _plan(self, case: Case, inputs: Inputs) -> Callable[[], object] | None:
-        return functools.partial(self._batch, case, inputs.q.device) if case.is_ragged else None
+        plan = functools.partial(self._batch, case, device) if case.is_ragged else None
+        return _with_copy(sink, autograd_prepared(case, inputs, call, "thd", plan=plan))
 
     def _batch(self, case: Case, device: torch.device) -> dict[str, Any]:
         queries, keys = host_cu_seqlens(case)
@@ -430,6 +382,24 @@ class TrtLlm(FlashInfer):
             "batch_size": s.batch,
             "window_left": flash_window(case)[0],
         }
+
+
+Attention = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
+
+
+def _fmha_v2(case: Case, sink: Tensor | None, options: dict[str, Any]) -> Attention:
+    from flashinfer.prefill import trtllm_fmha_v2_prefill
+
+    windowed, causal = case.window_size[0] is not None, case.causal and case.shape.seqlen_q > 1
+    options |= {"mask_mode": "sliding_window" if windowed else "causal" if causal else "padding", "sinks": sink}
+    return lambda *qkv: trtllm_fmha_v2_prefill(qkv, "SEPARATE_Q_K_V", **options)
+
+
+def _trtllm_gen(case: Case, sink: Tensor | None, options: dict[str, Any]) -> Attention:
+    from flashinfer.prefill import trtllm_ragged_attention_deepseek
+
+    options |= {"attention_sinks": sink, "is_causal": case.causal, "return_lse": False}
+    return functools.partial(trtllm_ragged_attention_deepseek, o_sf_scale=1.0, enable_pdl=None, **options)
 
 
 def _with_copy(sink: Tensor | None, prepared: Prepared) -> Prepared:

@@ -26,6 +26,7 @@ from attnbench.backends.flash_attn.fa4 import FlashAttention4, hopper_refusal
 from attnbench.backends.limits import TORCH_LIMITS, Limits, has_empty_rows
 from attnbench.backends.paste import BHSD, Paste
 from attnbench.backends.pytorch.eager import eager_paste
+from attnbench.backends.shared.libraries import probe_of_both
 from attnbench.backends.shared.masks import (
     BLOCK_Q,
     block_mask,
@@ -197,13 +198,10 @@ class FlexFlash(Flex):
         if "FLASH" not in known:
             reason = "this torch's flex_attention has no BACKEND='FLASH'"
             return Probe(reason=reason, install="pip install 'torch>=2.11'")
-        return Probe(version=f"{super().probe().version}, {library.version}")
+        return probe_of_both(super().probe(), library)
 
     def installed(self) -> Probe | None:
-        library = FlashAttention4().installed()
-        if not library or not library.usable:
-            return library
-        return Probe(version=f"{BackendBase.probe(self).version}, {library.version}")
+        return probe_of_both(BackendBase.probe(self), FlashAttention4().installed())
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if case.sink:

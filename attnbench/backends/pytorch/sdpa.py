@@ -25,14 +25,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.base import BackendBase, autograd_prepared, scores_workspace
+from attnbench.backends.base import BackendBase, autograd_prepared, mask_workspace, scores_workspace
 from attnbench.backends.limits import TORCH_LIMITS, Limits
 from attnbench.backends.paste import BHSD, THD, Paste
 from attnbench.backends.pytorch.nested import nested_prepared, nested_refusal
 from attnbench.backends.shared.masks import effective_window, mask_plan, visibility_mask
 from attnbench.core.backend import Prepared, Unsupported, Workspace
 from attnbench.core.captured_stderr import captured_stderr
-from attnbench.core.case import ITEMSIZE, Case
+from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
@@ -96,12 +96,7 @@ class Sdpa(BackendBase):
         return limits.refusal(case, device) or nested_refusal(case)
 
     def workspace(self, case: Case) -> Workspace:
-        if not case.mask:
-            return super().workspace(case)
-        s = case.shape  # the mask, and the additive one that torch makes of it
-        return Workspace(
-            nbytes=s.seqlen_q * s.seqlen_k * (1 + ITEMSIZE[case.dtype]), what="mask", passes=1.0, dense=True
-        )
+        return mask_workspace(case) if case.mask else super().workspace(case)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch

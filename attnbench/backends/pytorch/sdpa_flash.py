@@ -23,7 +23,7 @@ from attnbench.backends.pytorch.sdpa import (
     Flash,
     sdpa_paste,
 )
-from attnbench.backends.shared.libraries import Library, flash_workspace, version_numbers
+from attnbench.backends.shared.libraries import Library, flash_workspace, probe_of_both, version_numbers
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -66,13 +66,10 @@ class SdpaFlash(Flash):
             said = " ".join(str(error).split())[:200] or type(error).__name__
             reason = f"torch cannot put {library.version} behind SDPA: {said}"
             return Probe(reason=reason, install=self.direct.install)
-        return Probe(version=f"{super().probe().version}, {library.version}")
+        return probe_of_both(super().probe(), library)
 
     def installed(self) -> Probe | None:
-        library = self.direct.installed()
-        if not library or not library.usable:
-            return library
-        return Probe(version=f"{super().probe().version}, {library.version}")
+        return probe_of_both(super().probe(), self.direct.installed())
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if device.capability is not None and device.capability[0] not in (9, 10):

@@ -20,6 +20,7 @@ from attnbench.backends.limits import Limits
 from attnbench.backends.paste import PAGES_THD, THD, Paste
 from attnbench.backends.pytorch.sdpa import CUDNN_KERNELS, EFFICIENT_KERNELS
 from attnbench.backends.shared.libraries import flash_workspace, version_numbers
+from attnbench.backends.shared.masks import flash_window
 from attnbench.core.backend import Prepared, Probe, Unsupported, Workspace, cu_seqlens
 from attnbench.core.case import Case
 
@@ -74,13 +75,14 @@ class TorchVarlen(BackendBase):
         from torch.nn.attention.varlen import varlen_attn
 
         known = inspect.signature(varlen_attn).parameters
+        left, right = flash_window(case)
         plan = functools.partial(_lengths, case, inputs.q.device)
         options: dict[str, Any] = {
             **plan(),
             "max_q": case.shape.seqlen_q,
             "max_k": case.shape.seqlen_k,
             "scale": case.softmax_scale,
-            "window_size": _window(case),
+            "window_size": (left, 0 if case.causal else right),  # causal is a window that ends at the query
         }
         if "enable_gqa" in known:
             options["enable_gqa"] = case.shape.nheads != case.shape.nheads_k
@@ -100,11 +102,3 @@ def _lengths(case: Case, device: torch.device) -> dict[str, Tensor]:
     cu_seq_q, cu_seq_k = cu_seqlens(case, device)
     offsets = {"cu_seq_q": cu_seq_q, "cu_seq_k": cu_seq_k}
     return offsets | {"seqused_k": cu_seq_k.diff()} if case.is_paged else offsets
-
-
-def _window(case: Case) -> tuple[int, int]:
-    """Return the window, -1 for an open side. Causal is a window that ends at the query."""
-    left, right = case.window_size
-    if case.causal:
-        right = 0
-    return (-1 if left is None else left, -1 if right is None else right)

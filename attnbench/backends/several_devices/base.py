@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 
+def _of_inner(name: str) -> Any:
+    """Return the attribute of that name of the backend that computes on each device."""
+    return property(lambda backend: getattr(backend.on_one, name))
+
+
 class SeveralDevices(BackendBase):
     """A method that splits a sequence over the ranks, around the backend `inner` that computes on each."""
 
@@ -42,29 +47,9 @@ class SeveralDevices(BackendBase):
         assert isinstance(found, BackendBase)
         return found
 
-    @property
-    def efficiency(self) -> float:  # type: ignore[override]
-        return self.on_one.efficiency
-
-    @property
-    def starts_compiler(self) -> bool:  # type: ignore[override]
-        return self.on_one.starts_compiler
-
-    @property
-    def runtime_checker(self) -> str:  # type: ignore[override]
-        return self.on_one.runtime_checker
-
-    @property
-    def probe_imports(self) -> bool:  # type: ignore[override]
-        return self.on_one.probe_imports
-
-    @property
-    def distributions(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.on_one.distributions
-
-    @property
-    def uses(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.on_one.uses
+    efficiency, starts_compiler, runtime_checker, probe_imports, distributions, uses = map(
+        _of_inner, ("efficiency", "starts_compiler", "runtime_checker", "probe_imports", "distributions", "uses")
+    )
 
     def probe(self) -> Probe:
         return self.on_one.probe()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from attnbench.backends.several_devices.base import RingAttention
-from attnbench.backends.shared.libraries import Library
+from attnbench.backends.shared.libraries import Library, probe_of_both
 from attnbench.core.backend import Probe
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -42,11 +42,10 @@ class RingFlashAttention(RingAttention):
         return (*self.on_one.distributions, *Package.distributions)
 
     def probe(self) -> Probe:
-        return _both(self.on_one.probe(), Package().probe())
+        return probe_of_both(Package().probe(), self.on_one.probe())
 
     def installed(self) -> Probe | None:
-        kernel, package = self.on_one.installed(), Package().installed()
-        return _both(kernel, package) if kernel and package else None
+        return probe_of_both(Package().installed(), self.on_one.installed())
 
     def cannot_split(self, case: Case, device: Device) -> str | None:
         s = case.shape
@@ -75,10 +74,3 @@ class RingFlashAttention(RingAttention):
         finally:
             for name in names:
                 setattr(RingComm, name, usual[name])
-
-
-def _both(kernel: Probe, package: Probe) -> Probe:
-    """Return the probe of two things that are both needed."""
-    if not kernel.usable:
-        return kernel
-    return Probe(version=f"{package.version}, {kernel.version}") if package.usable else package

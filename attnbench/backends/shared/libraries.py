@@ -11,7 +11,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnbench.backends.base import BackendBase
 from attnbench.core.backend import Probe, Workspace, cu_seqlens
@@ -79,6 +79,17 @@ class Library(BackendBase):
 
     def workspace(self, case: Case) -> Workspace:
         return flash_workspace(case)
+
+
+P = TypeVar("P", Probe, Probe | None)
+
+
+def probe_of_both(own: P, kernels: P) -> P:
+    """Return the probe of what needs two things: that of the first which is not usable, else the versions of both."""
+    for found in (own, kernels):
+        if found is None or not found.usable:
+            return found
+    return Probe(version=", ".join(str(found.version) for found in (own, kernels) if found))
 
 
 def probe_triton(oldest: str, *modules: str) -> Probe:

@@ -14,10 +14,10 @@ updates none.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.cudnn.fp8 import fp8_refusal, in_8_bits
-from attnbench.backends.limits import Limits
+from attnbench.backends.cudnn.fp8 import CudnnFp8, fp8_refusal, in_8_bits
 from attnbench.backends.paste import BSHD, Paste
 from attnbench.backends.transformer_engine.dot_product import CALL, Fused, call_module, dot_product_attention
 from attnbench.core import fp8
@@ -45,15 +45,7 @@ class Fp8(Fused):
     paste = Paste((), {"fp8": PASTE}, full='attn_mask_type="no_mask"', causal='attn_mask_type="causal"')
     efficiency = 1.1
     min_version = "2.20"  # of the names that are imported here
-    limits: ClassVar = Limits(
-        dtypes=("fp8",),
-        capability=(9, 0),
-        headdim=(16, 256),
-        headdim_multiple=16,
-        headdim_v=True,
-        unequal_causal=False,
-        empty_rows=False,
-    )
+    limits: ClassVar = replace(CudnnFp8.limits, unequal_causal=False)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):

@@ -21,16 +21,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.base import autograd_prepared, scores_workspace
+from attnbench.backends.base import autograd_prepared, mask_workspace, scores_workspace
 from attnbench.backends.flash_attn.fa2 import FlashAttention2
 from attnbench.backends.limits import TORCH_LIMITS
 from attnbench.backends.paste import Paste
 from attnbench.backends.pytorch import compiled, sdpa
 from attnbench.backends.pytorch.eager import eager_signature
-from attnbench.backends.shared.libraries import Library
+from attnbench.backends.shared.libraries import Library, probe_of_both
 from attnbench.backends.shared.masks import block_mask, visibility_mask
 from attnbench.core.backend import Prepared, Probe, Signature, Workspace, cu_seqlens, torch_dtype
-from attnbench.core.case import ITEMSIZE, Case
+from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
@@ -59,20 +59,16 @@ class HuggingFace(Library):
 
     def probe(self) -> Probe:
         """Return the probe of transformers, with the library whose kernels it calls."""
-        found = super().probe()
-        return _both(found, self._library().probe()) if self._library and found.usable else found
+        library = self._library()
+        return probe_of_both(super().probe(), library.probe()) if library else super().probe()
 
     def installed(self) -> Probe | None:
-        found = super().installed()
-        if not self._library or not found or not found.usable:
-            return found
-        kernels = self._library().installed()
-        return _both(found, kernels) if kernels else None
+        library = self._library()
+        return probe_of_both(super().installed(), library.installed()) if library else super().installed()
 
-    @property
-    def _library(self) -> type[Library] | None:
-        """The library that transformers calls; None where it calls torch."""
-        return self.kernels_of if self.kernels_of and issubclass(self.kernels_of, Library) else None
+    def _library(self) -> Library | None:
+        """Return the library that transformers calls; None where it calls torch."""
+        return self.kernels_of() if self.kernels_of and issubclass(self.kernels_of, Library) else None
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         attend = self._function(case)
@@ -143,11 +139,7 @@ class Sdpa(HuggingFace):
     kernels_of = sdpa.Choice
 
     def workspace(self, case: Case) -> Workspace:
-        if not case.is_ragged:
-            return super().workspace(case)
-        s = case.extent  # the mask, and the additive one that torch makes of it
-        nbytes = s.seqlen_q * s.seqlen_k * (1 + ITEMSIZE[case.dtype])
-        return Workspace(nbytes=nbytes, what="mask", passes=1.0, dense=True)
+        return mask_workspace(case) if case.is_ragged else super().workspace(case)
 
     def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
         unmasked = case.window_size == (None, None) and not case.is_ragged
@@ -212,11 +204,6 @@ class Flex(compiled.Flex, HuggingFace):
 def as_one(case: Case) -> Case:
     """Return a case whose scores are those of all sequences of a ragged batch with each other, seen or not."""
     return replace(case, shape=case.extent, lengths=())
-
-
-def _both(found: Probe, kernels: Probe) -> Probe:
-    """Return the probe of transformers, which is usable, and of the library whose kernels it calls."""
-    return Probe(version=f"{found.version}, {kernels.version}") if kernels.usable else kernels
 
 
 def _layer_like(case: Case, implementation: str) -> Any:

@@ -159,8 +159,6 @@ def varlen_problem(
         raise ValueError(
             f"cu_seqlens_q and cu_seqlens_k differ in length: {cu_seqlens[0].numel()} and {cu_seqlens[1].numel()}"
         )
-    if min(max_seqlens) < 1:
-        raise ValueError(f"max_seqlen_q and max_seqlen_k must be at least 1, got {max_seqlens[0]} and {max_seqlens[1]}")
     sizes = (cu_seqlens[0].numel() - 1, *max_seqlens)
     options |= {"cu_seqlens_q": cu_seqlens[0], "cu_seqlens_k": cu_seqlens[1]}
     return _make_problem(q, sizes, causal, window_size, **options)
@@ -208,8 +206,6 @@ def paged_problem(
     batch = len(seqlens_k)
     if page_table.shape[0] != batch or len(cu_seqlens_q) != batch + 1:
         raise ValueError(f"{batch} seqlens_k, {len(cu_seqlens_q)} cu_seqlens_q and {page_table.shape[0]} rows of pages")
-    if min(max_seqlens) < 1:
-        raise ValueError(f"max_seqlen_q and max_seqlen_k must be at least 1, got {max_seqlens[0]} and {max_seqlens[1]}")
     options |= {"cu_seqlens_q": cu_seqlens_q, "descale": None}
     return _make_problem(q, (batch, *max_seqlens), causal, window_size, **options)
 
@@ -228,6 +224,9 @@ def _make_problem(
     named_mask: NamedMask | None = None,
     **sequences: Tensor,
 ) -> Problem:
+    batch, seqlen_q, seqlen_k = sizes
+    if min(seqlen_q, seqlen_k) < 1:
+        raise ValueError(f"max_seqlen_q and max_seqlen_k must be at least 1, got {seqlen_q} and {seqlen_k}")
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     if not scale > 0:
         # The kernels take the maximum of a row before they scale it, which needs a positive factor.
@@ -250,7 +249,6 @@ def _make_problem(
         found = (tuple(alibi_slopes.shape), alibi_slopes.dtype, alibi_slopes.device)
         if found != (tuple(q.shape[-2:-1]), torch.float32, q.device):
             raise ValueError(f"alibi_slopes must be ({q.shape[-2]},) torch.float32 on {q.device}, got {found}")
-    batch, seqlen_q, seqlen_k = sizes
     if named_mask is not None and (named_mask.lengths != (seqlen_q, seqlen_k) or q.dtype == FLOAT8):
         raise ValueError(
             f"named_mask must be for {seqlen_q} queries and {seqlen_k} keys, and not with {FLOAT8}; it is for "

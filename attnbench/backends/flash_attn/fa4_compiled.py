@@ -1,15 +1,20 @@
-"""Masks by name in flash-attn 4: lists of the blocks that it visits, and a `mask_mod` in CuTe DSL.
+"""What is compiled into flash-attn 4's kernels, in CuTe DSL: ALiBi as a `score_mod`, a mask by name as a `mask_mod`.
 
-A call gets lists for each block of queries, and for its backward for each block of keys: of the blocks of which every
-pair is seen, and of those of which some are, where the kernel asks the `mask_mod`. Lists are ascending: the kernels go
-from the end, and hide keys beyond the last in the first block that they take (block_sparse_utils.py). Beside a
-`mask_mod` they have neither causal nor a window, so that it holds these too.
+ALiBi is as score_mod_alibi of flash-attention's tests/cute/score_mod_definitions.py, with slopes that are given, and
+the place of a query counted from the end of its sequence. Arguments have the names by which the library passes them.
+
+A mask by name comes with lists of the blocks that a kernel visits. A call gets lists for each block of queries, and for
+its backward for each block of keys: of the blocks of which every pair is seen, and of those of which some are, where
+the kernel asks the `mask_mod`. Lists are ascending: the kernels go from the end, and hide keys beyond the last in the
+first block that they take (block_sparse_utils.py). Beside a `mask_mod` they have neither causal nor a window, so that
+it holds these too.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -114,3 +119,27 @@ def mask_mod(case: Case) -> Callable[..., Any]:
 
     found: Callable[..., Any] = sees if mask.kept_blocks(1) is None else sees_blocks
     return found
+
+
+@functools.cache
+def score_mods() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return `score_mod` and `score_mod_bwd`, which want the slopes, (nheads,) in float32, as `aux_tensors`."""
+    import cutlass
+    from cutlass import cute
+    from cutlass._mlir.dialects import math as mlir_math
+
+    @cute.jit
+    def subtract_alibi(score, b_idx, h_idx, q_idx, kv_idx, seqlen_info, aux_tensors):  # noqa: ARG001
+        """Return a scaled score less slope * distance. With aux_tensors a call has one score, and so one head."""
+        slope = cute.make_rmem_tensor(1, cutlass.Float32)
+        slope[0] = aux_tensors[0][h_idx[0]]
+        shift = cute.full_like(q_idx, seqlen_info.seqlen_k - seqlen_info.seqlen_q)
+        behind = q_idx + shift - kv_idx
+        distance = cute.TensorSSA(mlir_math.absi(behind), behind.shape, behind.dtype)
+        return score - slope.load() * distance.to(cutlass.Float32)
+
+    @cute.jit
+    def same_gradient(grad, score, b_idx, h_idx, q_idx, kv_idx, seqlen_info, aux_tensors):  # noqa: ARG001
+        return grad
+
+    return subtract_alibi, same_gradient
