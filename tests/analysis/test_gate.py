@@ -14,10 +14,9 @@ import pytest
 from attnbench.analysis.gate import run_differences
 from attnbench.analysis.gate.document import sentence
 from attnbench.analysis.gate.findings import Judgement, Request, judge
-from attnbench.analysis.gate.hypothesis_tests import Decision
 from attnbench.analysis.gate.margins import DEFAULT, Margins
 from attnbench.analysis.gate.rounds import round_values
-from attnbench.analysis.gate.verdicts import interval
+from attnbench.analysis.gate.verdicts import Decision, interval
 from attnbench.core.errors import UserError
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record, Run

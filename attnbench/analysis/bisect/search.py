@@ -23,8 +23,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from attnbench.analysis.gate.hypothesis_tests import EQUIVALENCE, FDR, Decision
-from attnbench.analysis.gate.verdicts import Finding
+from attnbench.analysis.gate.hypothesis_tests import EQUIVALENCE, FDR
+from attnbench.analysis.gate.verdicts import Decision, Finding
 from attnbench.core.record import Run
 from attnbench.run.commits import Commit
 

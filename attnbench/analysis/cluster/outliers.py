@@ -26,6 +26,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from scipy import special  # type: ignore[import-untyped]
+
 from attnbench.core import stats
 from attnbench.results.noise import Prior, moderated
 from attnbench.results.uncertainty import FREEDOM, MEDIAN
@@ -64,8 +67,6 @@ def judge(figures: Sequence[float], table: float, tests: int) -> Judgement | Non
     """
     if len(figures) < LEAST:
         return None
-    from scipy import special  # type: ignore[import-untyped]
-
     # Units come in lots, so a table's entry may be half or twice what these differ by, also where it was measured.
     prior = Prior(max(table, LEAST_NOISE) ** 2, FREEDOM)
     own = OWN_FREEDOM * (len(figures) - 1)
@@ -90,8 +91,6 @@ def _apart(distances: Sequence[float], level: float, far: float) -> float:
 
 def qn(values: Sequence[float]) -> float:
     """Return Rousseeuw and Croux's Qn: the standard deviation from the first quartile of all distances."""
-    import numpy as np
-
     n = len(values)
     half = n // 2 + 1
     ordered = np.sort(np.asarray(values, float))

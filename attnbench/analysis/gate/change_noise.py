@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from attnbench.analysis.gate.rounds import Rounds
 from attnbench.analysis.gate.run_effects import TIMES_A_JUMP, run_effects
 from attnbench.analysis.gate.two_speeds import CHANCE, jump, largest_possible, rounds_that_tell
@@ -45,8 +47,6 @@ def estimated(tests: Sequence[Rounds], share: float) -> Noise:
 
     Tests of one family estimate their noise together. Raises ValueError where a side has no round.
     """
-    import numpy as np
-
     n, m = (np.array([*map(len, side)]) for side in zip(*((t.before, t.current) for t in tests), strict=True))
     paired = np.array([t.paired for t in tests])
     change, variance, freedom = _changes(tests, n, m, paired)
@@ -108,8 +108,6 @@ def _changes(tests: Sequence[Rounds], n: Any, m: Any, paired: Any) -> tuple[Floa
 
     The variance is pooled over both sides; of a paired test it is that of one pair's difference.
     """
-    import numpy as np
-
     if not (n.all() and m.all()):
         raise ValueError("a round is needed on either side")
     change, variance = np.zeros((2, len(tests)))
@@ -145,8 +143,6 @@ def _of_unlike_sides(
 
     Where several runs of a baseline have most rounds, a current run that is less steady would look as steady as they.
     """
-    import numpy as np
-
     own = np.array([np.var(t.current, ddof=1) if len(t.current) > 1 else 0.0 for t in tests])
     own, of_own = moderated(own, m - 1.0, prior_from_variances(own, m - 1.0))
     worse = (own > variance) & np.array([bool(t.earlier) for t in tests])
@@ -190,8 +186,6 @@ def error_of(
     Of the rounds (variance of one), which more rounds lessen, and of parts that they do not: between runs, of the two
     values that an instrument rounded to its steps, and of what all cells have in common.
     """
-    import numpy as np
-
     rounds = variance * weight
     total = rounds + between + tick**2 / 6 + common
     unsure = rounds**2 / np.maximum(freedom, 1.0) + between**2 / np.maximum(of_between, 1.0) + common**2 / of_common
@@ -200,8 +194,6 @@ def error_of(
 
 def weight_of(n: Any, m: Any, paired: Any) -> Floats:
     """Return the variance of a change over that of one round, or of one pair's difference."""
-    import numpy as np
-
     found: Floats = np.where(paired, 1 / n, 1 / n + 1 / m)
     return found
 
@@ -211,6 +203,4 @@ def freedom_of(n: Any, m: Any, paired: Any, runs: Any = 1) -> Any:
 
     `n` rounds of the baseline in so many `runs`, and `m` of the current run.
     """
-    import numpy as np
-
     return np.where(paired, n - 1, n - runs + m - 1)

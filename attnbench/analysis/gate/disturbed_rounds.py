@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from scipy import special  # type: ignore[import-untyped]
+
 from attnbench.core import stats
 
 CHANCE = 0.001
@@ -33,8 +35,6 @@ def disturbed_rounds(cells: Sequence[Mapping[int, float]], margins: Sequence[flo
             apart.update(n for n, value in values.items() if abs(value - middle) > margin / 2)
     if not apart:
         return {}
-    from scipy import special  # type: ignore[import-untyped]
-
     rounds = len({n for values in cells for n in values})
     found = {
         n: number

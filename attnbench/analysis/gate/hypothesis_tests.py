@@ -44,16 +44,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy import special  # type: ignore[import-untyped]
 
 from attnbench.analysis.gate.change_noise import Noise, error_of, estimated, freedom_of, weight_of
 from attnbench.analysis.gate.rounds import Rounds
+from attnbench.analysis.gate.verdicts import Decision, Verdict
 
 if TYPE_CHECKING:
     from attnbench.results.noise import Floats
-
-Verdict = Literal["improved", "unchanged", "regressed", "inconclusive"]
 
 FDR = 0.01
 EQUIVALENCE = 0.05
@@ -63,28 +64,6 @@ POWER = 0.80  # the probability with which the rounds that are asked for would d
 MORE_ROUNDS = (*range(1, 21), 25, 30, 40, 50, 70, 100)  # numbers of additional rounds that may be asked for
 
 
-@dataclass(frozen=True)
-class Decision:
-    """The verdict on one metric of one cell. Figures are relative: a change of 0.01 is 1 % worse.
-
-    Where nothing is known of the noise, `low`, `high` and `noise` are None.
-    """
-
-    verdict: Verdict
-    change: float
-    low: float | None  # the ends of the interval that decided
-    high: float | None
-    noise: float | None  # standard deviation of one round, or of the difference of one pair
-    more: int | None = None  # if inconclusive: rounds a side to add; None where even 100 would hardly decide
-    more_current: int | None = None  # the same, of rounds that are added to the current run alone
-    between: float = 0.0  # standard deviation of a change between runs, beyond what rounds show
-    jumping: int = 0  # if these many cells with two speeds are why it is inconclusive
-    level: float | None = None  # confidence of the interval; None where it is exact
-    jumped: int = 0  # if these many cells that differ as much between runs of the baseline are
-    slow_rounds: int = 0  # if it lies within the margin, and these many rounds do not
-    in_common: float | None = None  # what all cells moved by, if that is why no more rounds would decide
-
-
 def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] = ()) -> list[Decision]:
     """Return one decision for each test, in order; each depends on the others.
 
@@ -92,9 +71,6 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     Tests that an earlier look has `settled` contribute to the common noise and count as hypotheses, but are not
     rejected again. Raises ValueError where a side has no round.
     """
-    import numpy as np
-    from scipy import special  # type: ignore[import-untyped]
-
     if not tests:
         return []
     seen = estimated(tests, share)
@@ -230,8 +206,6 @@ def _step_up(p: Floats, family: Any, rate: float) -> tuple[Any, Floats]:
 
     `family` marks the tests that can err; a test without noise (its p is 0 or 1) is decided by itself.
     """
-    import numpy as np
-
     ordered = np.sort(p[family])
     m = len(ordered)
     passing = np.flatnonzero(ordered * m <= rate * np.arange(1, m + 1))
@@ -266,9 +240,6 @@ def _more_rounds(
     With `of_current` they are added to the current run alone. This holds if the change stays as it is. `distance`: of
     the change from the margin, a logarithm; `parts`: those of error_of. None: too many, or it lies on the other side.
     """
-    import numpy as np
-    from scipy import special
-
     more = np.array(MORE_ROUNDS)
     of_baseline = 0 * more if of_current else more
     n, m, paired, distance, tail = (column[:, None] for column in (n, m, paired, distance, tail))

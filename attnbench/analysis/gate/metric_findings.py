@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attnbench.analysis.gate.disturbed_rounds import disturbed_rounds
-from attnbench.analysis.gate.hypothesis_tests import MORE_ROUNDS, Decision, decide
+from attnbench.analysis.gate.hypothesis_tests import MORE_ROUNDS, decide
 from attnbench.analysis.gate.margins import RULES, Margins
 from attnbench.analysis.gate.repeated_looks import decide_in_looks
 from attnbench.analysis.gate.rounds import Rounds, round_values, timer_tick
-from attnbench.analysis.gate.verdicts import Finding, signed
+from attnbench.analysis.gate.verdicts import Decision, Finding, signed
 from attnbench.core import stats
 from attnbench.core.formats import percent
 from attnbench.core.text import count, listed

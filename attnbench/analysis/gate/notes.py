@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from attnbench.analysis.gate.margins import TIMED, Margins
+from attnbench.analysis.gate.margins import ROUNDS, TIMED, Margins
 from attnbench.analysis.gate.run_effects import SEVERAL
 from attnbench.analysis.gate.verdicts import Finding, signed
 from attnbench.core import stats
@@ -17,7 +17,6 @@ from attnbench.results import run_file, uncertainty
 from attnbench.results.cells import Cell
 from attnbench.results.run_setup import seconds_started
 
-ROUNDS = 5  # a side, for which docs/gate.md states the error rates
 ALIKE = 1.1  # how far ceilings of quiet runs lie apart at most
 OLD = 90  # days
 TOGETHER = 10  # cells, from which on a change that they have in common is worth a note

@@ -32,8 +32,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from attnbench.analysis.gate.hypothesis_tests import Decision, decide
+from attnbench.analysis.gate.hypothesis_tests import decide
 from attnbench.analysis.gate.rounds import Rounds
+from attnbench.analysis.gate.verdicts import Decision
 from attnbench.run.ab.schedule import LOOKS
 
 MIN_PAIRS = 3  # to judge noise; with two, simulations with ten times the noise had more than 1 % false alarms

@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from attnbench.results.noise import (
     CELL_FREEDOM,
     MIN_SCATTER,
@@ -59,8 +61,6 @@ def run_effects(tests: Sequence[Rounds], change: Floats, rounds: Floats, noise: 
 
     `change` of each cell, its variance as its `rounds` show it, and the variance of one round (`noise`).
     """
-    import numpy as np
-
     controls = np.array([test.control for test in tests])
     controlled = bool(controls.sum() >= MIN_SCATTER)
     reference = controls if controlled else np.ones(len(tests), bool)
@@ -106,8 +106,6 @@ def _variance_of_levels(tests: Sequence[Rounds], reference: Any, number: int, no
     A round's level is the median of the cells that have all rounds of its run. Of one round a side none is seen: the
     variance is the median cell's.
     """
-    import numpy as np
-
     squares, freedom = 0.0, 0
     of_cells = [test for test, chosen in zip(tests, reference, strict=True) if chosen]
     for run in (*range(number), None):
@@ -121,8 +119,6 @@ def _variance_of_levels(tests: Sequence[Rounds], reference: Any, number: int, no
 
 def _means(tests: Sequence[Rounds], number: int) -> tuple[Floats, Floats]:
     """Return the mean of each run of each cell, NaN where it has none, and the number of its rounds."""
-    import numpy as np
-
     means, counts = np.full((len(tests), number), np.nan), np.zeros((len(tests), number))
     for i, test in enumerate(tests):
         for run, values in enumerate(test.runs):
@@ -133,8 +129,6 @@ def _means(tests: Sequence[Rounds], number: int) -> tuple[Floats, Floats]:
 
 def _jumps(own: Floats, counts: Floats, runs: Any, noise: Floats) -> dict[str, Any]:
     """Return the largest difference of a run from the cell's other runs that rounds do not explain, and of how many."""
-    import numpy as np
-
     others = counts.sum(axis=1, keepdims=True) - counts
     size = np.abs(own) * (runs / np.maximum(runs - 1, 1))[:, None]
     error = np.sqrt(noise[:, None] * (1 / np.maximum(counts, 1) + 1 / np.maximum(others, 1)))
