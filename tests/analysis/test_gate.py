@@ -406,7 +406,7 @@ def test_an_open_first_call_does_not_hold_up_the_gate() -> None:
 
 @pytest.mark.parametrize(
     ("before", "after", "said"),
-    [(1, 1, "says nothing of the noise"), (5, 1, "taken to be the other's"), (1, 5, "taken to be the other's")],
+    [(1, 1, "says nothing of the noise"), (5, 1, "taken from the other side's"), (1, 5, "taken from the other side's")],
 )
 def test_one_round_says_how_weak_it_is(before: int, after: int, said: str) -> None:
     judgement = gate(rounds(n=before), rounds(n=after))

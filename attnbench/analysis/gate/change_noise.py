@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,17 +29,17 @@ class Noise:
     weight: Floats  # the variance of the change over that of one round
     variance: Floats  # of one round, or of the difference of one pair
     freedom: Floats  # its degrees of freedom; 0 where nothing is known
-    exact: Any  # whether the observed change is the true one
     tick: Floats  # of the timer
     between: Floats  # the variance of a change between runs, beyond what rounds show
     of_between: Floats  # its degrees of freedom
     common: Floats  # what all cells changed by
-    controlled: Any  # whether backends that nothing can have changed show it
     joined: Floats  # the variance between runs of what all cells have in common
-    of_joined: Floats  # its degrees of freedom
     largest: Floats  # the largest change that differences between runs of the baseline explain
+    of_joined: Floats  # the degrees of freedom of `joined`
+    exact: Any  # whether the observed change is the true one
+    controlled: Any  # whether backends that nothing can have changed show what is common
     jumped: Any  # cells that show such differences
-    jumping: Mapping[int, tuple[int, int]]  # test -> cells of two speeds, and the rounds that would tell
+    jumping: dict[int, tuple[int, int]]  # test -> cells of two speeds, and the rounds that would tell
 
 
 def estimated(tests: Sequence[Rounds], share: float) -> Noise:
@@ -47,17 +47,14 @@ def estimated(tests: Sequence[Rounds], share: float) -> Noise:
 
     Tests of one family estimate their noise together. Raises ValueError where a side has no round.
     """
+    number = len(tests)
     n, m = (np.array([*map(len, side)]) for side in zip(*((t.before, t.current) for t in tests), strict=True))
-    paired = np.array([t.paired for t in tests])
+    paired, tick = np.array([t.paired for t in tests]), np.array([t.tick for t in tests])
     change, variance, freedom = _changes(tests, n, m, paired)
     weight = weight_of(n, m, paired)
-    tick = np.array([t.tick for t in tests])
     variance = np.where(freedom > 0, np.maximum(variance, tick**2 / 12), variance)
-    between, of_between, common, joined, largest = np.zeros((5, len(tests)))
-    of_joined = np.ones(len(tests))
-    exact, controlled = np.zeros((2, len(tests)), bool)
-    jumping: dict[int, tuple[int, int]] = {}
-    jumped = np.zeros(len(tests), int)
+    rest: Any = (*np.zeros((5, number)), np.ones(number), *np.zeros((2, number), bool), np.zeros(number, int), {})
+    found = Noise(n, m, paired, change, weight, variance, freedom, tick, *rest)
     families = np.array([t.family for t in tests])
     for family in np.unique(families):
         of = np.flatnonzero(families == family)
@@ -66,10 +63,10 @@ def estimated(tests: Sequence[Rounds], share: float) -> Noise:
         variance[of], freedom[of] = moderated(variance[of], freedom[of], prior)
         # Without noise the observed change is the true one: a metric whose rounds all tie. That is known only from
         # several rounds, or for a metric that has no noise.
-        exact[of] = (several | (not family)) & (variance[of] <= TIE)
+        found.exact[of] = (several | (not family)) & (variance[of] <= TIE)
         if family:
             cells = [i for i in of[several].tolist() if not tests[i].cached]
-            jumping |= _jumping(tests, cells, change.tolist(), CHANCE * share)
+            found.jumping.update(_jumping(tests, cells, change.tolist(), CHANCE * share))
         alone = of[(freedom[of] > 0) & ~paired[of]]
         if family and alone.size:
             some = [tests[i] for i in alone]
@@ -77,30 +74,11 @@ def estimated(tests: Sequence[Rounds], share: float) -> Noise:
             variance[alone], freedom[alone] = _of_unlike_sides(some, n[alone], m[alone], noise, freedom[alone])
             rounds = variance[alone] * weight[alone] + tick[alone] ** 2 / 6
             seen = run_effects(some, change[alone], rounds, noise)
-            between[alone], of_between[alone] = seen.between, seen.freedom
-            common[alone], controlled[alone] = seen.common, seen.controlled
-            joined[alone], of_joined[alone] = seen.common_variance, seen.common_freedom
-            largest[alone], jumped[alone] = TIMES_A_JUMP * seen.largest, seen.jumped
-    return Noise(
-        n,
-        m,
-        paired,
-        change,
-        weight,
-        variance,
-        freedom,
-        exact,
-        tick,
-        between,
-        of_between,
-        common,
-        controlled,
-        joined,
-        of_joined,
-        largest,
-        jumped,
-        jumping,
-    )
+            found.between[alone], found.of_between[alone] = seen.between, seen.freedom
+            found.common[alone], found.controlled[alone] = seen.common, seen.controlled
+            found.joined[alone], found.of_joined[alone] = seen.common_variance, seen.common_freedom
+            found.largest[alone], found.jumped[alone] = TIMES_A_JUMP * seen.largest, seen.jumped
+    return found
 
 
 def _changes(tests: Sequence[Rounds], n: Any, m: Any, paired: Any) -> tuple[Floats, Floats, Floats]:

@@ -51,7 +51,7 @@ from scipy import special  # type: ignore[import-untyped]
 
 from attnbench.analysis.gate.change_noise import Noise, error_of, estimated, freedom_of, weight_of
 from attnbench.analysis.gate.rounds import Rounds
-from attnbench.analysis.gate.verdicts import Decision, Verdict
+from attnbench.analysis.gate.verdicts import Decision
 
 if TYPE_CHECKING:
     from attnbench.results.noise import Floats
@@ -121,76 +121,35 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     lower, upper = np.where(crosses, (np.minimum(lower, 0.0), np.maximum(upper, 0.0)), (lower, upper))
     called = [regressed & ~crosses, improved & ~crosses, unchanged]
     verdicts = np.select(called, ["regressed", "improved", "unchanged"], "inconclusive")
-    low, high = np.expm1(lower), np.expm1(np.minimum(upper, 700.0))
 
-    undecided = np.flatnonzero((verdicts == "inconclusive") & known & going)
+    is_open = verdicts == "inconclusive"
+    undecided = np.flatnonzero(is_open & known & going)
     beyond, sign = np.abs(change) > margin, np.sign(change)
     distance = np.where(beyond, np.minimum(np.abs(change), sign * net) - margin, margin - np.maximum(highest, -lowest))
     as_it_is = np.where(beyond & ~seen.controlled, np.abs(change) - margin, -1.0)
     routes = [(distance, parts), (as_it_is, (*parts, seen.joined, seen.of_joined))]
     more, current = _rounds_to_add(seen, undecided, tail, routes)
-    common = (distance <= 0) & (np.abs(seen.common) > margin / 3)
+    together = is_open & (distance <= 0) & (np.abs(seen.common) > margin / 3)
+    none = np.array(None)
     columns = {
         "verdict": verdicts,
         "change": np.expm1(change),
-        "low": low,
-        "high": high,
-        "noise": np.sqrt(seen.variance),
-        "known": known,
-        "exact": exact,
-        "tail": tail,
-        "off": off,
-        "common": common,
-        "slow": slow * within,
+        "low": np.where(known, np.expm1(lower), none),
+        "high": np.where(known, np.expm1(np.minimum(upper, 700.0)), none),
+        "noise": np.where(known, np.sqrt(seen.variance), none),
+        "level": np.where(known & ~exact, 1 - 2 * tail, none),
+        "between": np.sqrt(seen.between),
+        "jumped": np.where(is_open & off, seen.jumped, 0),
+        "slow_rounds": np.where(is_open & within, slow, 0),
+        "in_common": np.where(together, np.expm1(seen.common), none),
     }
-    figures = zip(*(column.tolist() for column in columns.values()), strict=True)
-    return [
-        _decision(seen, i, more.get(i), current.get(i), **dict(zip(columns, of, strict=True)))
-        for i, of in enumerate(figures)
-    ]
-
-
-def _decision(
-    seen: Noise,
-    i: int,
-    more: int | None,
-    more_current: int | None,
-    *,
-    verdict: Verdict,
-    change: float,
-    low: float,
-    high: float,
-    noise: float,
-    known: bool,
-    exact: bool,
-    tail: float,
-    off: bool,
-    common: bool,
-    slow: int,
-) -> Decision:
-    """Return the decision of test `i`. Why it is not decided is told of an inconclusive one alone.
-
-    `more`, `more_current`: rounds to add to both sides, and to the current run alone. `known`: whether the noise is.
-    `tail`: the error rate beyond each end of the interval. `off`: it lies beyond the margin by no more than runs of the
-    baseline differ. `common`: all cells moved together. `slow`: rounds beyond the margin where the cell is within it.
-    """
-    is_open = verdict == "inconclusive"
-    jumping, to_add = seen.jumping.get(i, (0, more))
-    return Decision(
-        verdict,
-        change,
-        low if known else None,
-        high if known else None,
-        noise if known else None,
-        more=to_add,
-        more_current=None if jumping or seen.paired[i] else more_current,
-        between=math.sqrt(seen.between[i]),
-        jumping=jumping,
-        level=None if exact or not known else 1 - 2 * tail,
-        jumped=int(seen.jumped[i]) if off and is_open else 0,
-        slow_rounds=slow if is_open else 0,
-        in_common=math.expm1(seen.common[i]) if common and is_open else None,
-    )
+    decisions = []
+    for i, figures in enumerate(zip(*(column.tolist() for column in columns.values()), strict=True)):
+        jumping, to_add = seen.jumping.get(i, (0, more.get(i)))
+        of_current = None if jumping or seen.paired[i] else current.get(i)
+        named = dict(zip(columns, figures, strict=True))
+        decisions.append(Decision(**named, more=to_add, more_current=of_current, jumping=jumping))
+    return decisions
 
 
 def _slow_rounds(test: Rounds, change: float) -> int:

@@ -117,12 +117,10 @@ def _one_round(judged: Sequence[Finding]) -> str:
     halves = [math.log1p(high) - math.log1p(change) for high, change in intervals]
     half = stats.median(halves)
     known = f"no better than a factor of {FAR}" if half > math.log(FAR) else percent(half)
-    known = f"the typical change is known to {known}"
-    if any(max(f.rounds) > 1 for f in judged):
-        return f"One side has one round only, so its noise is taken to be the other's; {known}. Run --rounds {ROUNDS}."
+    noise = "the other side's" if any(max(f.rounds) > 1 for f in judged) else "how differently the cells changed"
     return (
-        "One round a side is weak: noise is taken from how differently the cells changed, a disturbed cell cannot be "
-        f"told from a changed one, and {known}. Run both with --rounds {ROUNDS}."
+        f"One round is weak: its noise is taken from {noise}, a disturbed cell cannot be told from a changed one, and "
+        f"the typical change is known to {known}. Run both with --rounds {ROUNDS}."
     )
 
 
