@@ -150,7 +150,7 @@ def test_the_document_has_the_table_and_the_sentence(monkeypatch: pytest.MonkeyP
     case = builders.case()
     plain = profile.Profile("mine", "events", "cold", (1.3e-3,), 0.1, memory_peak=0)
     pool = WorkerPool({"mine": "mine.py:f"}, {})
-    found, notes = profile.add_counters([plain], pool, case, builders.H200, lambda _: None)
+    found, notes = profile.add(profile.COUNTERS, [plain], pool, case, builders.H200, lambda _: None)
     assert notes == ()
     outcome = profile.Outcome(builders.environment(builders.H200), case, None, tuple(found))
     raw = io.StringIO()
@@ -165,11 +165,3 @@ def test_the_document_has_the_table_and_the_sentence(monkeypatch: pytest.MonkeyP
     assert "counters that ncu does not give here: FMA, ALU, shared memory and L1, L2, HBM, warps in flight" in text
     data = document(outcome).data
     assert json.loads(json.dumps(data))["profiles"][0]["counters"][0]["values"]["tensor"] == pytest.approx(0.625)
-
-
-def test_without_ncu_there_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu, "find", lambda: None)
-    plain = profile.Profile("mine", "events", "cold", (1.3e-3,), 0.1, memory_peak=0)
-    pool = WorkerPool({"mine": "mine.py:f"}, {})
-    found, notes = profile.add_counters([plain], pool, builders.case(), builders.H200, lambda _: None)
-    assert (found, notes) == ([plain], (f"counters: {ncu.MISSING}",))

@@ -33,18 +33,10 @@ from attnbench.results.disturbed import doubt
 from attnbench.results.run_setup import differences
 
 EVERY_UNIT = "Wrong on every unit that measured it, so rather the kernel: {}."
-ONLY_UNIT = "Wrong on the only unit that measured it, so kernel or card: {}. Measure on another."
-COMMON_CARD = (
-    "Wrong on every unit that measured it, which have a card in common, so kernel or card: {}. Measure on another."
+NOT_KNOWN = (
+    "Wrong, and right on no other card of the same setup, so the kernel, the card or its software: {}. Measure on "
+    "another card, set up alike."
 )
-SAME_UNIT = (
-    "Wrong in one run and right in another of the same unit, so kernel, card or software: {}. Measure on another."
-)
-OTHER_SETUP = (
-    "Wrong on some units and right on others, whose setup differs, so the unit, the software or the kernel: {}. "
-    "Measure them with one setup."
-)
-SHARED_WRONG = (EVERY_UNIT, ONLY_UNIT, COMMON_CARD, SAME_UNIT, OTHER_SETUP)  # what no other unit of a model has right
 
 
 def document(files: Sequence[tuple[str, Run]], damage: Mapping[str, str] = MappingProxyType({})) -> Document:
@@ -203,16 +195,14 @@ def _shared_wrong(found: Sequence[Model]) -> Iterator[str]:
     """Yield what is said of wrong results that no other unit of the same model and setup computed right."""
     units = [(model, unit) for model in found for unit in model.units]
     shared = [(unit, cell) for model, unit in units for cell in unit.wrong if cell not in model.alone_wrong(unit)]
-    cells: dict[str, set[str]] = {sentence: set() for sentence in SHARED_WRONG}
+    cells: dict[str, set[str]] = {EVERY_UNIT: set(), NOT_KNOWN: set()}
     for key, places in grouped(shared, lambda pair: pair[1].key).items():
-        name, where = places[0][1].name, {unit.id: unit.where(cell) for unit, cell in reversed(places)}
-        if right := frozenset[str]().union(*(model.right(key) for model in found)):
-            cells[SAME_UNIT if right <= where.keys() else OTHER_SETUP].add(name)
-        elif len(where) == 1:
-            cells[ONLY_UNIT].add(f"{name} on {some(where.values())}")
+        name = places[0][1].name
+        in_common = frozenset.intersection(*(unit.cards(cell) for unit, cell in places))
+        if in_common or any(model.right(key) for model in found):
+            cells[NOT_KNOWN].add(f"{name} on {some(dict.fromkeys(unit.where(cell) for unit, cell in places))}")
         else:
-            common = frozenset.intersection(*(unit.cards(cell) for unit, cell in places))
-            cells[COMMON_CARD if common else EVERY_UNIT].add(name)
+            cells[EVERY_UNIT].add(name)
     for sentence, names in cells.items():
         if names:
             yield sentence.format(some(sorted(names)))
@@ -222,19 +212,13 @@ def _not_judged(found: Sequence[Model]) -> Iterator[str]:
     """Yield what is said of the units that measured something and are not judged."""
     judged = _judged(found)
     apart = [{unit.id for unit in model.units if unit.latencies} - judged for model in found]
-    groups = [units for units in apart if units]
-    number = len(set[str]().union(*groups))
+    number = len(set[str]().union(*apart))
     units = count(number, "unit")
+    alike = f"no {LEAST} are of one model and were measured alike, on the same cells"
     if number and judged:
-        yield f"Not judged: {units}, of which no {LEAST} are of one model and were measured alike, on the same cells."
-    elif number >= LEAST or (number == 2 and len(groups) > 1):
-        yield (
-            f"These {units} are no cluster, and no outlier can be named: no {LEAST} of them are of one model and were "
-            "measured alike, on the same cells."
-        )
+        yield f"Not judged: {units}, of which {alike}."
     elif number:
-        what = "of two that differ nobody knows which is off" if number == 2 else "it stands alone"
-        yield f"No outlier can be named among {units}: {what}."
+        yield f"No outlier can be named among {units}: {alike}."
 
 
 def _machine(model: Model) -> Machine:
