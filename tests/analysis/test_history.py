@@ -14,10 +14,9 @@ import pytest
 from attnbench.analysis.history.acknowledged import Acknowledgement, acknowledged
 from attnbench.analysis.history.change_points import LEAST_NOISE, Levels, levels
 from attnbench.analysis.history.change_tests import LEAST, judged
-from attnbench.analysis.history.chosen_runs import of_branch, since
 from attnbench.analysis.history.document import Request, document
 from attnbench.analysis.history.findings import Trend, trends
-from attnbench.analysis.history.series import Series, series
+from attnbench.analysis.history.series import Series, of_branch, series, since
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
 from attnbench.render import json_and_csv, markdown

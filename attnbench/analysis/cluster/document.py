@@ -72,35 +72,28 @@ def document(files: Sequence[tuple[str, Run]], damage: Mapping[str, str] = Mappi
 def planned(devices: Sequence[tuple[str, str, str, str]], words: Sequence[str]) -> Document:
     """Return the document of a dry run, from the file, node, device and attnbench of each device."""
     headings = ("file", "node", "device", "attnbench")
+    rows = [dict(zip(headings, device, strict=True)) for device in devices]
     return Document(
         command="cluster",
         title="What would be measured",
         answer=(f"{count(len(devices), 'device')}, each by: attnbench run {' '.join(words)}",),
         blocks=(Table("devices", tuple(map(Column, headings)), tuple(devices)),),
-        data=[dict(zip(headings, device, strict=True)) for device in devices],
-        rows=[dict(zip(headings, device, strict=True)) for device in devices],
+        data=rows,
+        rows=rows,
         columns=headings,
     )
 
 
 def _damaged(unread: Sequence[str], in_part: Sequence[str]) -> Iterator[str]:
+    again = "restore the file, or measure again."
     if unread:
-        yield (
-            f"Not readable: {some(unread)}. Each counts as a unit that measured nothing; restore the file, or measure "
-            "again."
-        )
+        yield f"Not readable: {some(unread)}. Each counts as a unit that measured nothing; {again}"
     if in_part:
-        yield (
-            f"Readable in part: {some(in_part)}. A wrong result may be in what is lost; restore the file, or measure "
-            "again."
-        )
+        yield f"Readable in part: {some(in_part)}. A wrong result may be in what is lost; {again}"
 
 
 def _verdict(found: Sequence[Model], of: str, unread: int, in_part: int) -> Verdict:
-    """Return the verdict with how many units it is of.
-
-    `of` says how many there are, `unread` of how many nothing can be read, `in_part` how many files are damaged.
-    """
+    """Return the verdict `of` so many units; of `unread` nothing can be read, `in_part` files are damaged."""
     units = [(model, unit) for model in found for unit in model.units]
     numbers = {
         "WRONG RESULTS": len({unit.id for _, unit in units if unit.wrong}),
@@ -129,14 +122,10 @@ def exit_code(found: Sequence[Model], damaged: bool = False) -> int:
     whose file is `damaged`, then one that may be slower than the others."""
     if any(unit.wrong or unit.other_kernels for model in found for unit in model.units):
         return EXIT_WRONG_RESULT
-    if damaged or any(_failed(model, unit) for model in found for unit in model.units):
+    if damaged or any(not unit.latencies or _is_slow(model, unit) for model in found for unit in model.units):
         return EXIT_NOTHING_MEASURED
     open_ = not _judged(found) or any(_may_be_slow(model, unit) for model in found for unit in model.units)
     return EXIT_INCONCLUSIVE if open_ else EXIT_DONE
-
-
-def _failed(model: Model, unit: Unit) -> bool:
-    return not unit.latencies or _is_slow(model, unit)
 
 
 def _is_slow(model: Model, unit: Unit) -> bool:
@@ -232,27 +221,13 @@ def _limits(threshold: float) -> str:
 
 
 def _table(number: int, model: Model) -> Table:
-    headings = (
-        "unit",
-        "UUID",
-        *model.families,
-        "cells",
-        "SM clock",
-        "mem clock",
-        "cap",
-        "temp.",
-        "limits",
-        "ECC",
-        "wrong",
-        "other kernel",
-    )
+    facts = ("cells", "SM clock", "mem clock", "cap", "temp.", "limits", "ECC", "wrong", "other kernel")
+    headings = ("unit", "UUID", *model.families, *facts)
     rows = [_row(model, unit) for unit in sorted(model.units, key=lambda unit: _rank(model, unit))]
     keep = [i for i, _ in enumerate(headings) if i == 0 or any(row[i] not in ("", "0") for row in rows)]
     columns = [Column(h, "left" if h in ("unit", "UUID", "limits") else "right", wrap=h == "limits") for h in headings]
     compared = sum(map(len, model.families.values()))
-    note = f"Latency over the median of the model, the median over the {count(compared, 'cell')} of a family."
-    if len(model.families) > 1:
-        note = f"Latency over the median of the model, the median over the cells of each family; {compared} cells."
+    note = f"Latency over the median of the model, the median over the cells of each family; {count(compared, 'cell')}."
     return Table(
         f"units-{number}",
         tuple(columns[i] for i in keep),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from attnbench.analysis.cautions import Places, Rule, in_cells, stated, when
 from attnbench.analysis.gate.margins import RULES
 from attnbench.analysis.gate.verdicts import signed
 from attnbench.analysis.history.acknowledged import Acknowledgement
-from attnbench.analysis.history.change_tests import FALSE_ALARM, LEAST, MIN_RUNS, MOST
+from attnbench.analysis.history.change_tests import FALSE_ALARM, LEAST, MIN_RUNS
 from attnbench.analysis.history.events import Event, events, named
 from attnbench.analysis.history.findings import Trend, trends
 from attnbench.analysis.history.series import DEFAULT, in_order, without_figure
@@ -45,7 +44,6 @@ from attnbench.results.run_setup import seconds_started
 
 UNKNOWN = "unknown"
 TOGETHER = 0.5  # of the cells of a unit: where so many change at once, it is rather the machine than the code
-SEEN = 0.3  # an autocorrelation that is said
 FIT = "attnbench doctor says whether the machine is fit."
 
 
@@ -64,15 +62,13 @@ class Request:
         return sorted(worse, key=lambda trend: -trend.change)
 
 
-def history(runs: Sequence[Run], request: Request) -> list[Trend]:
-    """Return what each cell does in each metric. Raises UserError without ruptures, where a cell changed."""
-    return trends(runs, request.join_units, request.metrics, request.acknowledged)
-
-
 def document(runs: Sequence[Run], request: Request | None = None, every: bool = False) -> Document:
-    """Return the document of a history. `every`: with the cells that did not change."""
+    """Return the document of a history. `every`: with the cells that did not change.
+
+    Raises UserError without ruptures, where a cell changed.
+    """
     request = request or Request()
-    found = history(runs, request)
+    found = trends(runs, request.join_units, request.metrics, request.acknowledged)
     shown = [trend for trend in found if every or trend.changed or trend.accepted]
     shown.sort(key=lambda trend: -abs(trend.change))
     changed = events(found)
@@ -190,43 +186,29 @@ def _events_table(changed: Sequence[Event], found: Sequence[Trend]) -> Iterator[
     rows: list[tuple[Entry, ...]] = []
     lines: list[Line] = []
     for event in changed:
-        who = some(event.cells, 2)
-        unit, with_it = (event.device,) if several else (), "; ".join(event.with_it)
+        who, with_it, middle = some(event.cells, 2), "; ".join(event.with_it), signed(event.middle)
+        unit = (event.device,) if several else ()
         cells = f"{len({trend.series.cell for trend, _ in event.changes})} of {event.judged}"
-        either = str(event.between) if event.between else ""
-        rows.append(
-            (
-                _date(event.bad),
-                _commits(event.good, event.bad),
-                either,
-                *unit,
-                cells,
-                signed(event.middle),
-                who,
-                with_it,
-            )
-        )
+        place = _date(event.bad), _commits(event.good, event.bad), str(event.between or "")
+        rows.append((*place, *unit, cells, middle, who, with_it))
         told = ", ".join((_place(event.good, event.bad, event.between), *unit))
-        lines += [(Span(f"{told}: {cells} cells, {signed(event.middle)}"),)]
-        lines += [(Span("; ".join(filter(None, (who, with_it)))),)]
-    headings = (
-        "first bad run",
-        "good..bad",
-        "either",
-        *(("unit",) if several else ()),
-        "cells",
-        "median change",
-        "which",
+        lines += [(Span(f"{told}: {cells} cells, {middle}"),), (Span("; ".join(filter(None, (who, with_it)))),)]
+    columns = (
+        Column("first bad run", wrap=False),
+        Column("good..bad", wrap=False),
+        Column("either", "right", wrap=False),
+        *((Column("unit", wrap=False),) if several else ()),
+        Column("cells", "right", wrap=False),
+        Column("median change", "right", wrap=False),
+        Column("which"),
+        Column("what else changed then"),
     )
-    right = ("either", "cells", "median change")
-    columns = [Column(h, "right" if h in right else "left", wrap=h == "which") for h in headings]
-    columns.append(Column("what else changed then"))
     note = (
         "good..bad: the last run that is surely before the step and the first that is surely after it, as git bisect "
+        "wants them; either: runs between these that may be before or after it."
     )
-    note += "wants them; either: runs between these that may be before or after it."
     narrow = Paragraphs(tuple(lines), "Steps", indent=4)
-    yield Table("steps", tuple(columns), tuple(rows), title="Steps", note=note, narrow=narrow)
+    yield Table("steps", columns, tuple(rows), title="Steps", note=note, narrow=narrow)
 
 
 def _cells_table(shown: Sequence[Trend], found: Sequence[Trend]) -> Iterator[Table]:
@@ -247,13 +229,13 @@ def _cells_table(shown: Sequence[Trend], found: Sequence[Trend]) -> Iterator[Tab
         ends = (METRICS[trend.series.metric].format(value) for value in _ends(trend))
         rows.append((trend.name, *metric, *unit, str(len(trend.series.points)), *ends, change, "; ".join(how), least))
     left = ("cell", *(("metric",) if metrics else ()), *(("unit",) if several else ()))
-    columns = [Column(h, wrap=False) for h in left]
-    columns += [Column(h, "right", wrap=False) for h in ("runs", "first", "latest", "change")]
-    columns += [Column("how"), Column("least seen", "right", wrap=False)]
-    note = (
-        "First and latest are levels. Least seen: the step in the middle of the runs that is found in 95 % of series."
+    columns = (
+        *(Column(heading, wrap=False) for heading in left),
+        *(Column(heading, "right", wrap=False) for heading in ("runs", "first", "latest", "change")),
+        *(Column("how"), Column("least seen", "right", wrap=False)),
     )
-    yield Table("cells", tuple(columns), tuple(rows), title="Cells", note=note)
+    note = "First, latest: levels. Least seen: the step in the middle of the runs that is found in 95 % of series."
+    yield Table("cells", columns, tuple(rows), title="Cells", note=note)
 
 
 def _ends(trend: Trend) -> tuple[float, float]:
@@ -280,13 +262,7 @@ def _acknowledged_table(found: Sequence[Trend]) -> Iterator[Table]:
             change = signed(changes[run]) if run in changes else "creep"
             rows.append((trend.name, trend.series.metric, _when(trend.run(run)), change, entry.reason))
     if rows:
-        columns = (
-            Column("cell", wrap=False),
-            Column("metric"),
-            Column("run"),
-            Column("change", "right"),
-            Column("why"),
-        )
+        columns = Column("cell", wrap=False), Column("metric"), Column("run"), Column("change", "right"), Column("why")
         yield Table("acknowledged", columns, tuple(rows), title="Acknowledged")
 
 
@@ -330,21 +306,6 @@ def _new(told: Told) -> Places:
     return _in(new, first=new and f"{named(new[0])}, {_pending(new[0])}")
 
 
-def _drifting(told: Told) -> Places:
-    """Return in which metrics runs resemble the run before, of those in which nothing was told."""
-    seen = {trend.series.metric for trend in told.found if trend.levels and trend.levels.changes}
-    seen -= {trend.series.metric for trend in told.found if trend.alike}
-    drifting = {
-        t.series.metric: min(t.correlation, MOST) for t in told.found if t.series.metric not in seen and _drifts(t)
-    }
-    return when(drifting, said=", ".join(f"{value:.1f} in {metric}" for metric, value in drifting.items()))
-
-
-def _drifts(trend: Trend) -> bool:
-    """Return whether the runs of a cell's unit resemble the run before more than chance explains."""
-    return trend.levels is not None and trend.correlation > max(SEEN, 2 / math.sqrt(trend.levels.runs))
-
-
 def _together(told: Told) -> Iterator[dict[str, Any]]:
     for event in told.events:
         if len(event.changes) > 1 and event.share >= TOGETHER:
@@ -384,12 +345,6 @@ CAUTIONS: Sequence[Rule[Told]] = (
         "{cells} may have changed: {names}.",
         "As much is seen where each run resembles the one before, as on a machine that drifts: no verdict.",
         "More runs tell, or attnbench ab on the commits before and after.",
-    ),
-    Rule(
-        _drifting,
-        "Runs resemble the run before: an autocorrelation of {said}, in the median cell.",
-        "A machine that drifts shows that, and so do changes of most cells; only larger changes are told.",
-        FIT,
     ),
     Rule(
         _together,
@@ -468,7 +423,6 @@ def _rows(found: Sequence[Trend]) -> Iterator[dict[str, Any]]:
     for trend in found:
         levels = trend.levels
         for place, point in enumerate(trend.series.points):
-            level = max(i for i, start in enumerate(levels.starts) if start <= place) if levels else None
             yield {
                 "device": trend.series.device,
                 "backend": trend.series.backend,
@@ -479,7 +433,7 @@ def _rows(found: Sequence[Trend]) -> Iterator[dict[str, Any]]:
                 "metric": trend.series.metric,
                 "value": point.value,
                 "ci": point.half,
-                "level": levels.levels[level] if levels and level is not None else None,
+                "level": levels and levels.levels[levels.level_of(place)],
                 "change_here": bool(levels and place in levels.starts[1:]),
             }
 
