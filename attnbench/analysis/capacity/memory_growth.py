@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 FLOOR = 1e-6  # mean squared relative residual, below which a better fit means nothing (rounding to blocks)
 VISIBLE = 0.1  # share of the memory at the largest size, from which the quadratic term names the growth
 
@@ -39,37 +41,17 @@ def fit_growth(points: Sequence[tuple[int, float]]) -> Growth | None:
     points = sorted(dict(points).items())
     if len(points) < 3:
         return None
-    largest = points[-1][0]
+    sizes, values = np.array(points, float).T
+    largest, number = points[-1][0], len(points)
+    columns = (sizes[:, None] / largest) ** np.arange(3) / values[:, None]
     fits = []
     for terms in itertools.chain.from_iterable(itertools.combinations(range(3), n) for n in (1, 2, 3)):
-        if len(terms) >= len(points):
-            continue
-        rows = [[(size / largest) ** power / value for power in terms] for size, value in points]
-        found = _least_squares(rows)
-        if found is None or min(found) < 0:
-            continue
-        residuals = [sum(x * f for x, f in zip(row, found, strict=True)) - 1 for row in rows]
-        mean = sum(r * r for r in residuals) / len(points) + FLOOR
-        score = len(points) * math.log(mean) + len(terms) * math.log(len(points))
-        fits.append((score, dict(zip(terms, found, strict=True))))
-    if not fits:
-        return None
-    terms_of = min(fits, key=lambda fit: fit[0])[1]
-    a, b, c = (terms_of.get(power, 0.0) / largest**power for power in range(3))
+        own = columns[:, terms]
+        found, _, rank, _ = np.linalg.lstsq(own, np.ones(number))
+        if len(terms) < number and rank == len(terms) and min(found) >= 0:
+            mean = float(np.mean((own @ found - 1) ** 2)) + FLOOR
+            score = number * math.log(mean) + len(terms) * math.log(number)
+            fits.append((score, dict(zip(terms, found.tolist(), strict=True))))
+    _, best = min(fits, key=lambda fit: fit[0])
+    a, b, c = (best.get(power, 0.0) / largest**power for power in range(3))
     return Growth(a, b, c, largest)
-
-
-def _least_squares(rows: Sequence[Sequence[float]]) -> list[float] | None:
-    """Return x that makes each row times x as near to 1 as can be; None where the rows do not tell."""
-    n = len(rows[0])
-    m = [[sum(r[i] * r[j] for r in rows) for j in range(n)] + [sum(r[i] for r in rows)] for i in range(n)]
-    for i in range(n):
-        pivot = max(range(i, n), key=lambda k: abs(m[k][i]))
-        m[i], m[pivot] = m[pivot], m[i]
-        if not m[i][i]:
-            return None
-        for k in range(n):
-            if k != i:
-                factor = m[k][i] / m[i][i]
-                m[k] = [x - factor * y for x, y in zip(m[k], m[i], strict=True)]
-    return [m[i][n] / m[i][i] for i in range(n)]
