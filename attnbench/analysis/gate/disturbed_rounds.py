@@ -1,12 +1,9 @@
-"""Rounds in which something else disturbed many cells, which a reader is told of first.
+"""Rounds in which something else disturbed many cells, which a reader is told of first (docs/gate.md).
 
 A value lies apart where it is further from the median of its cell's rounds than half the cell's margin. If the rounds
 of a run are alike, such values fall on them by chance: of k in n rounds, one round has Binomial(k, 1/n). A round that
-has more, with a probability below CHANCE for all rounds of the run together (Bonferroni), was disturbed. What a cell
-does by itself (two speeds, a rare slow process) spreads over the rounds and is left to the variance.
-
-No round is left out: a build that is slow in some of its processes would pass. What such a round makes doubtful stays
-inconclusive, until it is measured again.
+has more, with a probability below CHANCE for all rounds of the run together (Bonferroni), was disturbed. None is left
+out: a build that is slow in some of its processes would pass.
 """
 
 from __future__ import annotations
