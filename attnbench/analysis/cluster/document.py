@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from attnbench.analysis.cautions import Rule, stated, when
 from attnbench.analysis.cluster.findings import Family, Model, Unit, models
 from attnbench.analysis.cluster.outliers import FALSE_ALARM, LEAST, TAIL
 from attnbench.analysis.gate.verdicts import signed
@@ -17,6 +16,7 @@ from attnbench.core.groups import grouped
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
 from attnbench.render.document import (
+    Caution,
     Column,
     Document,
     Dot,
@@ -57,8 +57,8 @@ def document(files: Sequence[tuple[str, Run]], damage: Mapping[str, str] = Mappi
         answer=(*doubt([run for _, run in files]), *_answer(found), *_damaged(unread, in_part)),
         machines=tuple(_machine(model) for model in found),
         blocks=tuple(_table(number, model) for number, model in enumerate(found, start=1)),
-        cautions=stated(CAUTIONS, found),
-        facts=stated(FACTS, found),
+        cautions=tuple(_cautions(found)),
+        facts=tuple(_facts(found)),
         notes=((Span(_note(found), "quiet"),),),
         verdict=_verdict(found, f"of {units}, {of_models}{setups}", len(unread), len(in_part)),
         appendix=tuple(_figures(found)),
@@ -282,84 +282,53 @@ def _readings(unit: Unit) -> dict[str, Any]:
     }
 
 
-def _memory_errors(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
+def _cautions(found: Sequence[Model]) -> Iterator[Caution]:
+    first_of = {model.run.environment.device.name: model for model in reversed(found)}  # which has the most units
     for model in found:
-        names = [unit.name for unit in model.units if any(record.ecc_errors for record in unit.records)]
-        yield from when(names, names=some(names))
-
-
-def _not_pooled(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
-    first = {model.run.environment.device.name: model for model in reversed(found)}
+        if names := [unit.name for unit in model.units if any(record.ecc_errors for record in unit.records)]:
+            yield Caution(
+                f"Uncorrected memory errors (ECC) on {some(names)}.",
+                "What such a unit computes cannot be trusted.",
+                "Reset it, test its memory, and replace it if they come again.",
+            )
     for model in found:
-        most = first[model.run.environment.device.name]
-        if model is not most:
-            names, what = [unit.name for unit in model.units], differences(most.run, model.run)[:3]
-            yield {"units": count(len(most.units), "unit"), "names": some(names), "what": "; ".join(what)}
-
-
-def _measured_again(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
+        first = first_of[model.run.environment.device.name]
+        if model is not first:
+            what = "; ".join(differences(first.run, model.run)[:3])
+            yield Caution(
+                f"Not pooled with {count(len(first.units), 'unit')} of the same model: "
+                f"{some(unit.name for unit in model.units)}: {what}.",
+                "Figures of unlike setups are not comparable.",
+                "Set them up alike, and measure them again.",
+            )
     for model in found:
-        again = [f"{unit.files[0]} ({len(unit.runs)} files)" for unit in model.units if len(unit.runs) > 1]
-        yield from when(again, names=some(again))
-
-
-def _without_uuid(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
-    for model in found:
+        if again := [f"{unit.files[0]} ({len(unit.runs)} files)" for unit in model.units if len(unit.runs) > 1]:
+            yield Caution(
+                f"Measured more than once, by the UUID: {some(again)}.",
+                "The files of a unit are joined; where each file was to be of another GPU, one was left out.",
+            )
         unknown = [unit.name for unit in model.units if not unit.uuid]
-        yield from when(len(unknown) > 1, names=some(unknown))
-
-
-def _lacking(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
-    for model in found:
+        if len(unknown) > 1:
+            yield Caution(
+                f"Without a UUID, so that two of them may be one unit: {some(unknown)}.",
+                "Each file counts as a unit of its own.",
+            )
         compared = {key for keys in model.families.values() for key in keys}
-        short = [unit.name for unit in model.units if unit.latencies and not compared <= {*unit.latencies}]
-        yield from when(short, names=some(short))
+        if short := [unit.name for unit in model.units if unit.latencies and not compared <= {*unit.latencies}]:
+            yield Caution(f"Some cells have no figure on {some(short)}.", todo="attnbench report FILE says why.")
 
 
-def _limits_of_models(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
+def _facts(found: Sequence[Model]) -> Iterator[Caution]:
     for model in found:
         for family, judged in model.judgements.items():
             if judged:
-                told = {"model": model, "family": family, "units": count(len(model.units), "unit")}
-                told |= {"deviation": percent(judged.deviation), "own": percent(judged.own_share)}
                 far = "" if judged.far == judged.threshold else f"is far off beyond {_limits(judged.far)}, and "
-                limits, slower = _limits(judged.threshold), percent(stats.expm1(judged.found))
-                yield {**told, "far": far, "limits": limits, "slower": slower}
-
-
-CAUTIONS: Sequence[Rule[Sequence[Model]]] = (
-    Rule(
-        _memory_errors,
-        "Uncorrected memory errors (ECC) on {names}.",
-        "What such a unit computes cannot be trusted.",
-        "Reset it, test its memory, and replace it if they come again.",
-    ),
-    Rule(
-        _not_pooled,
-        "Not pooled with {units} of the same model: {names}: {what}.",
-        "Figures of unlike setups are not comparable.",
-        "Set them up alike, and measure them again.",
-    ),
-    Rule(
-        _measured_again,
-        "Measured more than once, by the UUID: {names}.",
-        "The files of a unit are joined; where each file was to be of another GPU, one was left out.",
-    ),
-    Rule(
-        _without_uuid,
-        "Without a UUID, so that two of them may be one unit: {names}.",
-        "Each file counts as a unit of its own.",
-    ),
-    Rule(_lacking, "Some cells have no figure on {names}.", todo="attnbench report FILE says why."),
-)
-FACTS: Sequence[Rule[Sequence[Model]]] = (
-    Rule(
-        _limits_of_models,
-        "{model.label}, {family}: units differ by {deviation} (standard deviation, {own} from these units, the rest "
-        "from the table: {model.spread}).",
-        "With {units} one {far}stands out beyond {limits}; one that is slower by {slower} stands out 19 times of 20.",
-    ),
-)
+                yield Caution(
+                    f"{model.label}, {family}: units differ by {percent(judged.deviation)} (standard deviation, "
+                    f"{percent(judged.own_share)} from these units, the rest from the table: {model.spread}).",
+                    f"With {count(len(model.units), 'unit')} one {far}stands out beyond {_limits(judged.threshold)}; "
+                    f"one that is slower by {percent(stats.expm1(judged.found))} stands out 19 times of 20.",
+                )
 
 
 def _note(found: Sequence[Model]) -> str:

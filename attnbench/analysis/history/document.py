@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.analysis.cautions import Places, Rule, in_cells, stated, when
 from attnbench.analysis.gate.margins import RULES
 from attnbench.analysis.gate.verdicts import signed
 from attnbench.analysis.history.acknowledged import Acknowledgement
@@ -22,6 +21,7 @@ from attnbench.core.groups import grouped
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
 from attnbench.render.document import (
+    Caution,
     Column,
     Document,
     Dot,
@@ -79,7 +79,7 @@ def document(runs: Sequence[Run], request: Request | None = None, every: bool = 
         answer=(*disturbed.doubt(runs), *_answer(found)),
         machines=tuple(_machines(found)),
         blocks=(*_events_table(changed, found), *_cells_table(shown, found), *_acknowledged_table(found)),
-        cautions=stated(CAUTIONS, Told(runs, found, changed, request)),
+        cautions=tuple(_cautions(runs, found, changed, request)),
         notes=((Span(_note(found), "quiet"),),),
         verdict=_verdict(request, found),
         appendix=(Section("figures", "Figures over date", tuple(map(_plot, shown))),) if shown else (),
@@ -95,8 +95,7 @@ def _verdict(request: Request, found: Sequence[Trend]) -> Verdict | None:
         return None
     limit = percent(request.fail_on)
     if worse := request.failing(found):
-        cells = count(len({trend.series.cell for trend in worse}), "cell")
-        return Verdict(f"FAIL: {cells} worse by more than {limit}: {some([named(trend) for trend in worse])}", "bad")
+        return Verdict(f"FAIL: {_cells(worse)} worse by more than {limit}: {some(map(named, worse))}", "bad")
     return Verdict(f"PASS: no cell is shown to be worse by more than {limit}", "good")
 
 
@@ -266,99 +265,61 @@ def _acknowledged_table(found: Sequence[Trend]) -> Iterator[Table]:
         yield Table("acknowledged", columns, tuple(rows), title="Acknowledged")
 
 
-@dataclass(frozen=True)
-class Told:
-    """What a history tells: of which runs, what each cell does, the events, and what was asked for."""
-
-    runs: Sequence[Run]
-    found: Sequence[Trend]
-    events: Sequence[Event]
-    request: Request
+def _cells(trends: Iterable[Trend]) -> str:
+    """Return how many cells some series are of."""
+    return count(len({trend.series.cell for trend in trends}), "cell")
 
 
-def _in(trends: Iterable[Trend], **values: Any) -> Places:
-    """Return one place for some trends, none for none: how many {cells} they are of, and some {names}."""
-    trends = list(trends)
-    cells = count(len({trend.series.cell for trend in trends}), "cell")
-    return when(trends, cells=cells, names=some([named(trend) for trend in trends]), **values)
-
-
-def _lost(told: Told) -> Places:
-    """Return the cells that had a figure, and were wrong or failed in the latest run."""
-    had = {(trend.series.device, trend.series.backend, trend.series.case) for trend in told.found}
-    of_latest = without_figure(told.runs, told.request.join_units)
-    lost = [cell for device, cell in of_latest if (device, cell.backend, cell.case) in had]
-    names = [f"{full_name(cell.backend, cell.case)} ({case_names.ENDINGS[cell.status]})" for cell in lost]
-    return in_cells(lost, have="has" if len(lost) == 1 else "have", endings=some(names))
-
-
-def _short(told: Told) -> Places:
-    cells = {trend.series.cell for trend in told.found}
-    units = Counter(cell[1:] for cell in cells)
-    short = [trend for trend in told.found if not trend.levels]
-    several = not told.request.join_units and any(units[trend.series.cell[1:]] > 1 for trend in short)
-    todo = "--join-units takes all units of a model for one." if several else ""
-    return _in(short, of=len(cells), todo=todo)
-
-
-def _new(told: Told) -> Places:
-    new = [trend for trend in told.found if trend.pending]
-    return _in(new, first=new and f"{named(new[0])}, {_pending(new[0])}")
-
-
-def _together(told: Told) -> Iterator[dict[str, Any]]:
-    for event in told.events:
+def _cautions(
+    runs: Sequence[Run], found: Sequence[Trend], changed: Sequence[Event], request: Request
+) -> Iterator[Caution]:
+    cells = {trend.series.cell for trend in found}
+    latest = without_figure(runs, request.join_units)
+    if lost := [cell for device, cell in latest if (device, cell.backend, cell.case) in cells]:
+        endings = some(f"{full_name(cell.backend, cell.case)} ({case_names.ENDINGS[cell.status]})" for cell in lost)
+        have = "has" if len(lost) == 1 else "have"
+        yield Caution(
+            f"{count(len(lost), 'cell')} with a history {have} no figure in the latest run: {endings}.",
+            "What is said above ends before it.",
+            "attnbench report of that run says why.",
+        )
+    if short := [trend for trend in found if not trend.levels]:
+        units = Counter(cell[1:] for cell in cells)
+        several = not request.join_units and any(units[trend.series.cell[1:]] > 1 for trend in short)
+        yield Caution(
+            f"{_cells(short)} of {len(cells)} have fewer than {MIN_RUNS} runs of one unit and method.",
+            "Of so few no change can be told.",
+            "--join-units takes all units of a model for one." if several else "",
+        )
+    if new := [trend for trend in found if trend.pending]:
+        first = f"{named(new[0])}, {_pending(new[0])}"
+        yield Caution(
+            f"{_cells(new)} may have begun another level in the latest runs: {first}.",
+            f"A level has {LEAST} runs or more; fewer may be bad runs.",
+            "The next runs tell.",
+        )
+    if alike := [trend for trend in found if trend.alike]:
+        yield Caution(
+            f"{_cells(alike)} may have changed: {some(map(named, alike))}.",
+            "As much is seen where each run resembles the one before, as on a machine that drifts: no verdict.",
+            "More runs tell, or attnbench ab on the commits before and after.",
+        )
+    for event in changed:
         if len(event.changes) > 1 and event.share >= TOGETHER:
-            with_it = f"Between these runs {'; '.join(event.with_it)}." if event.with_it else FIT
-            cells = len({trend.series.cell for trend, _ in event.changes})
+            number = len({trend.series.cell for trend, _ in event.changes})
             place = _place(event.good, event.bad, event.between)
-            yield {"cells": cells, "judged": event.judged, "place": place, "todo": with_it}
-
-
-def _unused(told: Told) -> Places:
-    used = {entry for trend in told.found for _, entry in trend.accepted}
-    unused = [str(entry) for entry in told.request.acknowledged if entry not in used]
-    return when(unused, entries=count(len(unused), "acknowledgement"), names=some(unused))
-
-
-CAUTIONS: Sequence[Rule[Told]] = (
-    Rule(
-        _lost,
-        "{cells} with a history {have} no figure in the latest run: {endings}.",
-        "What is said above ends before it.",
-        "attnbench report of that run says why.",
-    ),
-    Rule(
-        _short,
-        f"{{cells}} of {{of}} have fewer than {MIN_RUNS} runs of one unit and method.",
-        "Of so few no change can be told.",
-        "{todo}",
-    ),
-    Rule(
-        _new,
-        "{cells} may have begun another level in the latest runs: {first}.",
-        f"A level has {LEAST} runs or more; fewer may be bad runs.",
-        "The next runs tell.",
-    ),
-    Rule(
-        lambda told: _in(trend for trend in told.found if trend.alike),
-        "{cells} may have changed: {names}.",
-        "As much is seen where each run resembles the one before, as on a machine that drifts: no verdict.",
-        "More runs tell, or attnbench ab on the commits before and after.",
-    ),
-    Rule(
-        _together,
-        "{cells} of {judged} cells changed together {place}.",
-        "That is rather the machine or its software than one kernel.",
-        "{todo}",
-    ),
-    Rule(
-        _unused,
-        "{entries} fit no change: {names}.",
-        "No cell of that name has a step that may be at that run.",
-        "Remove them, or correct them.",
-    ),
-)
+            yield Caution(
+                f"{number} of {event.judged} cells changed together {place}.",
+                "That is rather the machine or its software than one kernel.",
+                f"Between these runs {'; '.join(event.with_it)}." if event.with_it else FIT,
+            )
+    used = {entry for trend in found for _, entry in trend.accepted}
+    if unused := [str(entry) for entry in request.acknowledged if entry not in used]:
+        yield Caution(
+            f"{count(len(unused), 'acknowledgement')} fit no change: {some(unused)}.",
+            "No cell of that name has a step that may be at that run.",
+            "Remove them, or correct them.",
+        )
 
 
 def _note(found: Sequence[Trend]) -> str:
