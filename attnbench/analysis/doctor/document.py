@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from attnbench.analysis.doctor.check_facts import (
+from attnbench.analysis.doctor.checks import (
+    LEVELS,
+    Finding,
+    Level,
     difference_in_words,
-    facts_of_aa_test,
-    facts_of_machine,
+    findings_of_aa_test,
+    findings_of_machine,
     interval_in_words,
+    unfit,
 )
-from attnbench.analysis.doctor.checks import LEVELS, Finding, Level, judge
 from attnbench.analysis.doctor.resolution import CONFIDENCE, POWER, ROUNDS, resolutions, worst
 from attnbench.core.errors import EXIT_DONE, EXIT_UNFIT
 from attnbench.core.formats import percent
@@ -35,7 +38,7 @@ VERDICTS: Mapping[Level, str] = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the doctor found. `facts` are those of check_facts.facts_of_machine, as they were read."""
+    """What the doctor found. `facts` are those of checks.findings_of_machine, as they were read."""
 
     environment: Environment
     facts: Mapping[str, Any]
@@ -54,11 +57,11 @@ class Diagnosis:
 
 def diagnose(found: Examination) -> Diagnosis:
     """Return the diagnosis of a machine that was examined."""
-    findings = judge(facts_of_machine(found.environment, found.facts))
+    findings = [*findings_of_machine(found.environment, found.facts)]
     if found.refusal:
-        findings.append(Finding("A/A test", "unfit", found.refusal, "attnbench backends says what each needs"))
+        findings.append(unfit("A/A test", found.refusal, "attnbench backends says what each needs"))
     if found.aa_test:
-        findings += judge(facts_of_aa_test(found.aa_test))
+        findings += findings_of_aa_test(found.aa_test)
     return Diagnosis(found.environment, found.facts, tuple(findings), found.aa_test)
 
 
