@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from attnbench.analysis.gate.margins import RULES
@@ -338,42 +339,37 @@ def _note(found: Sequence[Trend]) -> str:
 
 
 def _plot(trend: Trend) -> Plot:
-    """Return the values of a series over the date, with intervals and levels."""
-    points, form = trend.series.points, METRICS[trend.series.metric].format
-    dates = [seconds_started(point.run) for point in points]
-    first, last = dates[0], dates[-1]
-    by_date = first is not None and last is not None and last > first and None not in dates
-    places = [
-        ((date or 0.0) - (first or 0.0)) / ((last or 1.0) - (first or 0.0)) if by_date else i / max(1, len(points) - 1)
-        for i, date in enumerate(dates)
-    ]
-    halves = [point.half or 0.0 for point in points]
-    low = min(point.value * stats.exp(-half) for point, half in zip(points, halves, strict=True))
-    high = max(point.value * stats.exp(half) for point, half in zip(points, halves, strict=True))
+    """Return the values of a series over the date, or over the runs without one, with intervals and levels."""
+    points, levels, form = trend.series.points, trend.levels, METRICS[trend.series.metric].format
+    xs: Sequence[float] = [date for point in points if (date := seconds_started(point.run)) is not None]
+    if len(xs) < len(points) or xs[0] == xs[-1]:
+        xs = range(len(points))
+    places = [(x - xs[0]) / ((xs[-1] - xs[0]) or 1) for x in xs]
+    factors = [stats.exp(point.half or 0.0) for point in points]
+    ends = [(point.value / factor, point.value * factor) for point, factor in zip(points, factors, strict=True)]
+    low, high = min(map(min, ends)), max(map(max, ends))
     room = 0.05 * (high - low) or 0.05 * high
-    bottom, height = low - room, high - low + 2 * room
 
-    def at(seconds: float) -> float:
-        return (seconds - bottom) / height
+    def at(value: float) -> float:
+        return (value - low + room) / (high - low + 2 * room)
 
     dots = tuple(
         Dot(
             place,
             at(point.value),
-            at(point.value * stats.exp(-half)) if half else None,
-            at(point.value * stats.exp(half)) if half else None,
+            at(least) if point.half else None,
+            at(most) if point.half else None,
             tip=f"{_when(point.run)}: {form(point.value)}",
         )
-        for place, point, half in zip(places, points, halves, strict=True)
+        for place, point, (least, most) in zip(places, points, ends, strict=True)
     )
-    levels = trend.levels
-    ends = (*levels.starts[1:], len(points)) if levels else ()
-    lines = zip(levels.starts, ends, levels.levels, strict=True) if levels else ()
+    starts = pairwise((*levels.starts, len(points))) if levels else ()
+    lines = zip(starts, levels.levels, strict=True) if levels else ()
     title = f"{named(trend)}, {trend.series.device}: {signed(trend.change) if trend.changed else 'no change'}"
     return Plot(
         title,
         dots,
-        tuple((places[start], places[end - 1], at(level)) for start, end, level in lines),
+        tuple((places[start], places[end - 1], at(level)) for (start, end), level in lines),
         ((0.0, points[0].run.started[:10]), (1.0, points[-1].run.started[:10])),
         ((at(low), form(low)), (at(high), form(high))),
     )
