@@ -20,7 +20,7 @@ from attnbench.core.text import count, listed
 from attnbench.results.case_names import full_name
 from attnbench.results.cells import Cell, Key
 
-CHANCE = 0.001
+CHANCE = 0.001  # of a run whose rounds are alike, to have a round that is called disturbed
 MIN_ROUNDS = 3  # of two rounds that differ none is the disturbed one
 
 

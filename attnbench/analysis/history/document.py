@@ -188,7 +188,7 @@ def _events_table(changed: Sequence[Event], found: Sequence[Trend]) -> Iterator[
     for event in changed:
         who, with_it, middle = some(event.cells, 2), "; ".join(event.with_it), signed(event.middle)
         unit = (event.device,) if several else ()
-        cells = f"{len({trend.series.cell for trend, _ in event.changes})} of {event.judged}"
+        cells = f"{event.number} of {event.judged}"
         place = _date(event.bad), _commits(event.good, event.bad), str(event.between or "")
         rows.append((*place, *unit, cells, middle, who, with_it))
         told = ", ".join((_place(event.good, event.bad, event.between), *unit))
@@ -306,11 +306,10 @@ def _cautions(
             "More runs tell, or attnbench ab on the commits before and after.",
         )
     for event in changed:
-        if len(event.changes) > 1 and event.share >= TOGETHER:
-            number = len({trend.series.cell for trend, _ in event.changes})
+        if len(event.changes) > 1 and event.number >= TOGETHER * event.judged:
             place = _place(event.good, event.bad, event.between)
             yield Caution(
-                f"{number} of {event.judged} cells changed together {place}.",
+                f"{event.number} of {event.judged} cells changed together {place}.",
                 "That is rather the machine or its software than one kernel.",
                 f"Between these runs {'; '.join(event.with_it)}." if event.with_it else FIT,
             )
