@@ -1,9 +1,9 @@
 """What all rounds of a run have in common, so that no number of rounds shows it: of all cells together, and of a cell.
 
-**All cells together.** Another day, a warmer room or a change of the code moves them; the median change of the cells is
-what they have in common. Of the controls, where there are enough: cells of backends that no difference between the runs
-concerns, so that the code cannot have moved them. How much it may be by itself, the baseline's runs show. With fewer
-than SEVERAL runs it is taken to be as much as single rounds differ by as a whole, as what moves rounds moves runs.
+docs/gate.md ("What rounds cannot show") has the idea.
+
+**All cells together.** The median change of the cells, or of the controls, where there are enough. How much it may be
+by itself, the baseline's runs show; with fewer than SEVERAL it is taken to be as much as single rounds differ by.
 
 **One cell.** The variance of a cell's mean between the baseline's runs, less the common part, with as many degrees of
 freedom as there are runs after the first, moderated by that of all cells (results/noise.py). The prior has FREEDOM
@@ -11,8 +11,8 @@ degrees of freedom at most: cells of one backend may move together, and then the
 baseline of one run the scatter of the changes takes its place (`noise.between_runs`); of the controls where there are
 enough, as changes of the code would be taken for noise.
 
-**Jumps.** Where a cell of the baseline's runs is off by more than its rounds explain, another cell may be in the next
-run. A change is no larger than such a jump unless it is TIMES_A_JUMP the largest that was seen.
+**Jumps.** A change is no larger than a difference between the baseline's runs that rounds do not explain, unless it is
+TIMES_A_JUMP the largest that was seen.
 """
 
 from __future__ import annotations

@@ -1,23 +1,20 @@
 """Whether anything changed in the cells of a unit: two tests, and a cell has changed where both say so.
 
-Both look for the description that leaves least of a cell's squared logarithms: a step at any run, a stretch of runs at
-another level, or a line over the runs. A level lasts for LEAST runs or longer.
+docs/history.md has the idea. Both look for the description that leaves least of a cell's squared logarithms: a step at
+any run, a stretch of runs at another level, or a line over the runs. A level lasts for LEAST runs or longer.
 
-**Runs in another order.** Where nothing changes with time, any order of the runs is as likely as the one seen. So the
-runs are put in random order, all cells of the unit and all metrics together, since cells share what a run is like (its
-speed, its day). A cell must be described better than the best described of all cells is in all but FALSE_ALARM of these
-orders (Westfall and Young, "Resampling-Based Multiple Testing", 1993, their maxT; with stretches as in Olshen et al.,
-"Circular binary segmentation", Biostatistics 5(4), 2004). That holds whatever the noise: with heavy tails, with runs of
-two speeds. It needs as many runs as have enough orders: ten for a step.
+**Runs in another order.** The runs are put in random order, all cells of the unit and all metrics together, since cells
+share what a run is like. A cell must be described better than the best described of all cells is in all but FALSE_ALARM
+of these orders (Westfall and Young, "Resampling-Based Multiple Testing", 1993, their maxT; with stretches as in Olshen
+et al., "Circular binary segmentation", Biostatistics 5(4), 2004). That holds whatever the noise.
 
-**Runs that resemble the run before.** A machine that drifts is no such case: its runs look like steps. So a step must
-also be more likely than noise of which each run keeps the share rho of what the last one was off by (AR(1)). Both are
-fitted by least squares for each rho up to a limit, whose greatest likelihoods are compared. The critical ratio is the
-largest of simulated series with rho up to that limit, for FALSE_ALARM over all cells (Bonferroni). The limit
-is the autocorrelation of the median cell, corrected for what a short series hides (Kendall, "Note on bias in the
-estimation of autocorrelation", Biometrika 41, 1954), plus its standard error. So where most cells stay alike, a step of
-one has its full weight, and where all move at once it must be told from a drift by its size alone. Where the median of
-the cells itself passes both tests (then rho may be up to MOST), its change is taken out before the limit is found.
+**Runs that resemble the run before.** A step must also be more likely than noise of which each run keeps the share rho
+of what the last one was off by (AR(1)). Both are fitted by least squares for each rho up to a limit, whose greatest
+likelihoods are compared. The critical ratio is the largest of simulated series with rho up to that limit, for
+FALSE_ALARM over all cells (Bonferroni). The limit is the autocorrelation of the median cell, corrected for what a short
+series hides (Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954), plus its standard
+error. Where the median of the cells itself passes both tests (then rho may be up to MOST), its change is taken out
+before the limit is found.
 """
 
 from __future__ import annotations
