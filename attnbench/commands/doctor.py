@@ -24,8 +24,7 @@ def doctor(
     Changes nothing and needs no root. Exit code 0: fit, with or without warnings; 3: unfit.
     """
     wanted = output_to.wanted()
-    from attnbench.analysis.doctor.diagnose import diagnose
-    from attnbench.analysis.doctor.document import document
+    from attnbench.analysis.doctor.document import diagnose, document
     from attnbench.render.progress.progress_line import ProgressLine
     from attnbench.run.doctor import examine
 

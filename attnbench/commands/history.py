@@ -67,10 +67,9 @@ def history(
     """
     from attnbench.analysis.gate.margins import parse
     from attnbench.analysis.history.acknowledged import acknowledged as read_acknowledged
-    from attnbench.analysis.history.chosen_runs import of_branch
-    from attnbench.analysis.history.chosen_runs import since as from_then_on
     from attnbench.analysis.history.document import Request, document
-    from attnbench.analysis.history.series import DEFAULT
+    from attnbench.analysis.history.series import DEFAULT, of_branch
+    from attnbench.analysis.history.series import since as from_then_on
 
     wanted = output_to.wanted()
     request = Request(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -15,3 +15,18 @@ def grouped(things: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for thing in things:
         found.setdefault(key(thing), []).append(thing)
     return found
+
+
+def in_common(some: Sequence[Collection[str]], every: Iterable[Collection[str]]) -> tuple[list[str], int]:
+    """Return the words that all of `some` have, in the order of the first, and how many of `every` have them all.
+
+    Words without which it would be as many are left out, the last ones first.
+    """
+    words = [word for word in next(iter(some), ()) if all(word in one for one in some)]
+    others = [{*one} for one in every]
+    alike = sum(one.issuperset(words) for one in others)
+    for word in words[::-1]:
+        fewer = [other for other in words if other != word]
+        if sum(one.issuperset(fewer) for one in others) == alike:
+            words = fewer
+    return words, alike

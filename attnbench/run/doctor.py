@@ -29,7 +29,7 @@ IMPLEMENTATIONS = {"cuda": ("sdpa-flash", "sdpa-efficient", "eager"), "cpu": ("e
 class Examination:
     """What was read of a machine, and the A/A test, or why there is none.
 
-    `facts` are as analysis/doctor/check_facts.facts_of_machine takes them.
+    `facts` are as analysis/doctor/checks.findings_of_machine takes them.
     """
 
     environment: Environment

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest import mock
 
-from attnbench.analysis.doctor.check_facts import facts_of_aa_test, facts_of_machine
-from attnbench.analysis.doctor.checks import Finding, judge
+from attnbench.analysis.doctor.checks import Finding, findings_of_aa_test, findings_of_machine
 from attnbench.run.aa_test import AATest, CaseReadings, aa_test_cases
 from attnbench.worker import machine_facts
 from attnbench.worker.measure import nvml as nvml_module
@@ -88,7 +87,7 @@ def changed(part: str, **changes: Any) -> dict[str, Any]:
 
 def judged(found: dict[str, Any], **changes: Any) -> list[Finding]:
     packages = {"triton": "3.5.0"}
-    return judge(facts_of_machine(environment(H200, **{"packages": packages, **changes}), found))
+    return [*findings_of_machine(environment(H200, **{"packages": packages, **changes}), found)]
 
 
 def complaints(findings: list[Finding]) -> list[tuple[str, str]]:
@@ -104,7 +103,7 @@ def aa_test(*differences: float, **changes: Any) -> AATest:
 
 def judged_test(test: AATest) -> list[Finding]:
     """Return what the checks find in an A/A test."""
-    return judge(facts_of_aa_test(test))
+    return [*findings_of_aa_test(test)]
 
 
 QUIET = (0.001, -0.001, 0.002, -0.002, 0.0005, -0.0005, 0.001, -0.001)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import random
 import shutil
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import test_ab
 
 import worker_here
 from attnbench.analysis.bisect import run_bisect
 from attnbench.analysis.bisect.document import document
 from attnbench.analysis.bisect.run_bisect import Outcome, Request, bisect
-from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_WRONG_RESULT, Interrupted, UserError
+from attnbench.core.errors import EXIT_INTERRUPTED, EXIT_WRONG_RESULT, UserError
 from attnbench.core.json import to_json
-from attnbench.core.record import Job, Record, Run
 from attnbench.render import json_and_csv, terminal
 from attnbench.run import device_probe, workers
 from attnbench.run.ab import in_turns
@@ -50,32 +49,13 @@ class Here(worker_here.Here):
         return super().answer(request)
 
 
-class Watcher:
-    """Records what it is told, and can interrupt a turn."""
+class Watcher(test_ab.Watcher):
+    """Counts the turns of all A/Bs."""
 
-    def __init__(self, interrupt_at: int = 0) -> None:
-        self.lines: list[str] = []
-        self.turns = 0
-        self.interrupt_at = interrupt_at
+    def tell(self, text: str) -> None: ...
 
-    def say(self, text: str) -> None: ...
-
-    def tell(self, text: str) -> None:
-        self.lines.append(text)
-
-    def begun(self, a: Run, b: Run, cells: int, paths: Sequence[Path], notes: Sequence[str]) -> None:
-        assert cells == 1
-
-    def turn(self, number: int, side: str, jobs: int, open_cells: int, left: float) -> None:
-        self.turns += 1
-        if self.turns == self.interrupt_at:
-            raise Interrupted(signal.SIGINT)
-
-    def started(self, job: Job) -> None: ...
-
-    def ended(self, job: Job, record: Record) -> None: ...
-
-    def looked(self, pairs: int, settled: int, open_cells: int) -> None: ...
+    def turn(self, number: int, *what: Any, **more: Any) -> None:
+        super().turn(len(self.turns) + 1, *what, **more)
 
 
 @pytest.fixture(autouse=True)

@@ -76,11 +76,11 @@ def wrong_by(share: float, which: Case, **more: Any) -> Record:
     [
         (
             [wrong_by(1.28, case(dtype="bf16"))],
-            "at most 28% over the limit: more likely rounding than a bug, as of sums",
+            "at most 28% over the limit: more likely rounding than a bug; in fp32 (--dtype",
         ),
         (
             [wrong_by(1.28, case(dtype="bf16")), ok(case(dtype="fp32"), "mine", 1.0)],
-            "kept in 16 bits; in fp32 it is right",
+            "than a bug; in fp32 it is right",
         ),
         ([wrong_by(1.28, case(dtype="bf16")), wrong_by(1.5, case(2))], "mine is WRONG in 2 of 2 cases"),
         ([wrong_by(1.28, case(dtype="bf16"), flaws=("a row is stale",))], "mine is WRONG in 1 of 1 case"),

@@ -13,8 +13,7 @@ from healthy_h200 import HOST, QUIET, aa_test, facts, judged, judged_test
 from rich.console import Console
 
 from attnbench.analysis.doctor.checks import Finding
-from attnbench.analysis.doctor.diagnose import Diagnosis, diagnose
-from attnbench.analysis.doctor.document import document
+from attnbench.analysis.doctor.document import Diagnosis, diagnose, document
 from attnbench.analysis.doctor.resolution import worst
 from attnbench.core.errors import UserError
 from attnbench.render import json_and_csv, terminal

@@ -10,12 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attnbench.analysis.gate.disturbed_rounds import disturbed_rounds
 from attnbench.analysis.gate.findings import Judgement, Request, judge
-from attnbench.analysis.gate.hypothesis_tests import Decision, decide
+from attnbench.analysis.gate.hypothesis_tests import decide
 from attnbench.analysis.gate.margins import UNITS, Margins, between_units
+from attnbench.analysis.gate.metric_findings import disturbed_rounds
 from attnbench.analysis.gate.rounds import Rounds, smallest_tick
 from attnbench.analysis.gate.two_speeds import CHANCE, Jump, chance, jump, largest_possible, rounds_that_tell
+from attnbench.analysis.gate.verdicts import Decision
 from attnbench.core.record import Record, Run
 from attnbench.results import run_file
 from attnbench.results.noise import MIN_SCATTER, between_runs

@@ -110,7 +110,3 @@ def test_cells_with_few_pairs_leave_the_noise_of_the_others_alone() -> None:
 def test_what_lies_at_the_margin_is_looked_at_to_the_end() -> None:
     decision, n = decide_in_looks([cell(0.03, noise=0.01)])[0]
     assert (decision.verdict, n) == ("inconclusive", LOOKS[-1])
-
-
-def test_nothing_to_decide() -> None:
-    assert decide_in_looks([]) == []

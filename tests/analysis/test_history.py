@@ -14,10 +14,9 @@ import pytest
 from attnbench.analysis.history.acknowledged import Acknowledgement, acknowledged
 from attnbench.analysis.history.change_points import LEAST_NOISE, Levels, levels
 from attnbench.analysis.history.change_tests import LEAST, judged
-from attnbench.analysis.history.chosen_runs import of_branch, since
 from attnbench.analysis.history.document import Request, document
 from attnbench.analysis.history.findings import Trend, trends
-from attnbench.analysis.history.series import Series, series
+from attnbench.analysis.history.series import Series, of_branch, series, since
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
 from attnbench.render import json_and_csv, markdown
@@ -94,25 +93,6 @@ def test_what_ends_slower_is_not_called_faster() -> None:
         trend = Trend(Series("", "fa2", case(4096), "latency", ()), got)
         if trend.moved and abs(ends) > 0.03:
             assert trend.change * ends > 0
-
-
-def test_a_machine_that_drifts_or_has_two_speeds_shows_no_change() -> None:
-    """1 % of histories; of all kinds of noise and with a share for each: statistics/simulate_history.py."""
-    rng = np.random.default_rng(0)
-    for _ in range(15):
-        drift = rng.normal(0, NOISE, 24)
-        for at in range(1, 24):
-            drift[at] += 0.8 * drift[at - 1]
-        slow = 0.05 * (rng.random(24) < 0.3)
-        for shared in (drift, slow):
-            unit = rng.normal(0, NOISE, (10, 24))
-            unit[:5] += shared
-            assert not judged([unit], [LEAST_NOISE])[0].changed.any()
-
-
-def test_where_nothing_changes_nothing_is_found() -> None:
-    """1 % of histories of ten cells: of 300 cells none is expected. The whole table: statistics/simulate_history.py."""
-    assert not any(found([0.0] * runs, seed).changes for runs in (10, 12, 20) for seed in range(30))
 
 
 def test_one_bad_run_is_no_change() -> None:

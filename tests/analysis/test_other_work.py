@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from healthy_h200 import HOST
 
-from attnbench.analysis.doctor.check_facts import facts_of_machine
-from attnbench.analysis.doctor.checks import judge
+from attnbench.analysis.doctor.checks import findings_of_machine
 from attnbench.core.other_work import is_too_busy, refusal
 from builders import CPU, H200, environment
 
@@ -26,6 +25,6 @@ def test_a_gpu_is_refused_and_a_cpu_is_not() -> None:
 @pytest.mark.parametrize("load", [0.2, 0.5, 0.74, 0.76, 2.0])
 def test_a_cpu_is_loaded_where_the_doctor_calls_it_unfit(load: float) -> None:
     host = {**HOST, "cores": 10, "load": 10 * load}
-    found = judge(facts_of_machine(environment(CPU), {"asked": "cpu", "host": host}))
+    found = findings_of_machine(environment(CPU), {"asked": "cpu", "host": host})
     (finding,) = [one for one in found if one.check == "load"]
     assert is_too_busy(replace(CPU, busy=load)) == (finding.level == "unfit")

@@ -229,7 +229,8 @@ def count(monkeypatch: pytest.MonkeyPatch, found: str | None, answers: dict[str,
     monkeypatch.setattr(ncu, "find", lambda: found)
     monkeypatch.setattr(ncu, "measure", measure)
     pool = WorkerPool(dict.fromkeys(answers, EAGER), {"b": "/py"})
-    return profile.add_traffic([one(name) for name in answers], pool, builders.case(), builders.H200, lambda _: None)
+    given = [one(name) for name in answers]
+    return profile.add(profile.TRAFFIC, given, pool, builders.case(), builders.H200, lambda _: None)
 
 
 def test_traffic_is_counted_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +260,8 @@ def test_a_report_is_one_more_file_that_was_kept(tmp_path: Path, monkeypatch: py
     files = profile.kept_files(tmp_path, names)
     pool = WorkerPool(dict.fromkeys(names, EAGER), {"b": "/py"})
     given = [one(name, kept={"trace": "t"}) for name in names]
-    profiles, notes = profile.add_report("ncu", given, pool, builders.case(), builders.H200, files, lambda _: None)
+    report = profile.report("ncu", files)
+    profiles, notes = profile.add(report, given, pool, builders.case(), builders.H200, lambda _: None)
     assert [p.kept.get("ncu") for p in profiles] == [str(files["a"]["ncu"]), str(files["b"]["ncu"]), None]
     assert all(p.kept["trace"] == "t" for p in profiles)
     assert notes == ("ncu-rep of c: out of memory",)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from test_ab import OWN, Here, Watcher
@@ -16,7 +17,7 @@ from attnbench.analysis.baseline.reduce_run import reduced
 from attnbench.analysis.gate import findings as gate_findings
 from attnbench.analysis.gate import run_differences
 from attnbench.analysis.gate.document import document_of
-from attnbench.core.record import Job, Record, Run
+from attnbench.core.record import Run
 from attnbench.render import terminal
 from attnbench.results import run_file
 from attnbench.run import device_probe, run_suite, workers
@@ -25,18 +26,6 @@ from attnbench.run.suite import parse_options
 CODE = OWN.replace("self.speed =", "exec(os.environ.get('TOLD', '')); self.speed =")
 CODE = f"import os{CODE}"  # what TOLD says is not seen in the source
 BASE, NOW = Path("base.jsonl"), Path("now.jsonl")
-
-
-class Observer:
-    def say(self, text: str, *, also_in_a_pipe: bool = False) -> None: ...
-
-    def planned(
-        self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str], limit: float | None = None
-    ) -> None: ...
-
-    def started(self, job: Job) -> None: ...
-
-    def ended(self, job: Job, record: Record) -> None: ...
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +42,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def measured(backends: Sequence[str], out: Path, rounds: int) -> Run:
     axes = {"seqlen": "512,2k", "headdim": "128", "causal": False, "direction": "fwd"}
     settings = parse_options({"axes": axes, "backends": list(backends)})
-    run_suite.run_suite(run_suite.Request(settings=settings, device="fake", rounds=rounds, out=out), Observer())
+    run_suite.run_suite(run_suite.Request(settings=settings, device="fake", rounds=rounds, out=out), mock.Mock())
     return run_file.read(out)[0]
 
 

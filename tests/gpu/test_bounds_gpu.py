@@ -11,7 +11,7 @@ from pathlib import Path
 import ncu_request
 import pytest
 
-from attnbench.analysis.profile.bounds import findings, sentence
+from attnbench.analysis.profile.bounds import sentence
 from attnbench.core.errors import EXIT_WRONG_RESULT
 from attnbench.core.json import to_json
 from attnbench.run.profile import counters, ncu
@@ -24,16 +24,16 @@ pytestmark = [
 ]
 
 PLANTED = Path(__file__).with_name("planted_kernels.py")
-FOUND = {  # in the order of TOGETHER: what is planted, the rule that finds it, words of its sentence
-    "spills": ("spills", "of spilled registers are read back"),
-    "few_blocks": ("few blocks", "8 blocks for"),
-    "memory": ("bound by a unit", "bound by HBM"),
-    "exp": ("bound by a unit", "bound by exp"),
-    "products": ("bound by a unit", "bound by tensor cores"),
-    "multiplies": ("bound by a unit", "bound by FMA"),
-    "shares": ("bound by on-chip memory", "bound by shared memory"),
-    "chases": ("waits", "warps wait for long scoreboard"),
-    "tail": ("tail", "1.1 waves: the last leaves 44"),
+FOUND = {  # in the order of TOGETHER: what is planted, words of the sentence
+    "spills": "of spilled registers are read back",
+    "few_blocks": "8 blocks for",
+    "memory": "bound by HBM",
+    "exp": "bound by exp",
+    "products": "bound by tensor cores",
+    "multiplies": "bound by FMA",
+    "shares": "bound by shared memory",
+    "chases": "warps wait for long scoreboard",
+    "tail": "1.1 waves: the last leaves 44",
 }
 
 
@@ -47,10 +47,10 @@ def test_what_bounds_a_kernel_is_named() -> None:
         pytest.skip(str(reason))
     assert len(kernels) == len(FOUND), [kernel.name for kernel in kernels]
     wrong = []
-    for (name, (rule, words)), kernel in zip(FOUND.items(), kernels, strict=True):
+    for (name, words), kernel in zip(FOUND.items(), kernels, strict=True):
         said = sentence(kernel, multiprocessors)
         print(f"{name}: {said} {json.dumps(to_json(kernel))}")
-        wrong += [name] if rule not in findings(kernel, multiprocessors) or words not in said else []
+        wrong += [name] if words not in said else []
     assert not wrong
 
 

@@ -1,15 +1,15 @@
-"""An experiment on real GPUs: the error rates of `attnbench gate` with nothing changed and with known slowdowns.
+"""An experiment on a real GPU: the error rates of `attnbench gate` with nothing changed and with known slowdowns.
 
-    python tests/statistics/h200_experiment.py DIR [--minutes 9] [--gpus 0,1,2]
+    python tests/statistics/h200_experiment.py DIR [--minutes 9] [--device cuda:1]
 
 It measures the suite ci on one backend twenty times as it is, and once for each slowdown that planted.py puts into it.
 Then it judges the unchanged runs in disjoint pairs, and each slowed run against the unchanged ones. DIR holds one file
 for each run, so the experiment can be stopped at any time; call it again until it says that all runs are there. The
-tables, also in DIR/tables.md, are of the runs that are there. One more run is the suite as it ships, for its time
-(DIR/times.jsonl). On a host of several GPUs each measures a share of the runs; only runs of one unit are compared.
+tables, also in DIR/tables.md, are of the runs that are there; only runs of one unit are compared. One more run is the
+suite as it ships, for its time (DIR/times.jsonl).
 
 To try it without an H200: --device fake --base fake, or --device cpu --base sdpa-flash. On an H200 a run takes 58 to
-84 s, so 24 runs on three of them take 10 minutes.
+84 s, so 24 runs take half an hour.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -58,26 +56,15 @@ class Experiment:
     alike: int  # runs without a slowdown
     slowdowns: tuple[float, ...]  # 0.02 is 2 %
     margins: tuple[float, ...]
-    gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them; "" leaves the variable as it is
-
-    def lanes(self) -> list[list[str]]:
-        """Return the names of each GPU's runs in the order of measuring.
-
-        A slowed run comes after an unchanged one, so that an early stop leaves runs of all kinds. Unchanged runs come
-        in pairs, and both runs of a pair go to one GPU.
-        """
-        gpus = len(self.gpus)
-        slowed = [slow(s) for s in self.slowdowns]
-        mixed = []
-        for gpu in range(gpus):
-            alike = [f"alike-{i:02}" for i in range(self.alike) if i // 2 % gpus == gpu]
-            mixed.append([name for two in itertools.zip_longest(alike, slowed[gpu::gpus]) for name in two if name])
-        if self.suite == "ci":
-            min(mixed, key=len).append(SHIPPED)
-        return mixed
 
     def names(self) -> list[str]:
-        return [name for lane in self.lanes() for name in lane]
+        """Return the runs in the order of measuring: a slowed one comes after an unchanged one.
+
+        So an early stop leaves runs of all kinds.
+        """
+        alike = [f"alike-{i:02}" for i in range(self.alike)]
+        mixed = itertools.zip_longest(alike, map(slow, self.slowdowns))
+        return [*(name for two in mixed for name in two if name), *([SHIPPED] if self.suite == "ci" else [])]
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.jsonl"
@@ -88,49 +75,37 @@ def slow(share: float) -> str:
 
 
 def measure(experiment: Experiment, minutes: float) -> list[str]:
-    """Measure the missing runs on all GPUs at the same time, within the minutes. Return the names of those left."""
+    """Measure the missing runs within the minutes. Return the names of those left."""
     experiment.folder.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + 60 * minutes
-    with ThreadPoolExecutor(len(experiment.gpus)) as pool:
-        lanes = pool.map(partial(_lane, experiment, end), experiment.gpus, experiment.lanes())
-    return [name for left in lanes for name in left]
-
-
-def _lane(experiment: Experiment, end: float, gpu: str, names: Sequence[str]) -> list[str]:
-    left, longest = [name for name in names if not _whole(experiment.path(name))], 0.0
+    left = [name for name in experiment.names() if not _whole(experiment.path(name))]
+    end, longest = time.monotonic() + 60 * minutes, 0.0
     while left and time.monotonic() + longest < end:
         began = time.monotonic()
-        resumed = _measure(experiment, left[0], gpu, names[0])
+        _measure(experiment, left[0])
         took = time.monotonic() - began
         longest = max(longest, took)
         with (experiment.folder / "times.jsonl").open("a") as file:
-            file.write(json.dumps({"run": left[0], "seconds": round(took, 1), "resumed": resumed}) + "\n")
-        print(f"{left.pop(0)}: {took:.1f} s{', resumed' if resumed else ''}; {len(left)} left", flush=True)
+            file.write(json.dumps({"run": left[0], "seconds": round(took, 1)}) + "\n")
+        print(f"{left.pop(0)}: {took:.1f} s; {len(left)} left", flush=True)
     return left
 
 
-def _measure(experiment: Experiment, name: str, gpu: str, first: str) -> bool:
-    """Measure one run, slowed by shares of what the run `first` took. Return whether it was resumed."""
+def _measure(experiment: Experiment, name: str) -> None:
+    """Measure one run, slowed by a share of what the first run took."""
     path, share = experiment.path(name), dict(zip(map(slow, experiment.slowdowns), experiment.slowdowns, strict=True))
+    path.unlink(missing_ok=True)  # of a run that was stopped
     plan = experiment.folder / f"{name}.plan.json"
-    resumed = path.is_file()
-    if not resumed:
-        cycles = _cycles(experiment.path(first), share[name]) if name in share else {}
-        plan.write_text(json.dumps({"base": experiment.base, "share": share.get(name, 0.0), "cycles": cycles}))
-    command = [sys.executable, "-m", "attnbench", "run"]
-    if resumed:
-        command += ["--resume", str(path), "--trust"]
-    else:
-        command += ["--suite", experiment.suite, "--rounds", str(experiment.rounds), "--device", experiment.device]
-        command += ["--out", str(path), *(() if name == SHIPPED else ("--backend", "planted:Planted"))]
+    cycles = _cycles(experiment.path(experiment.names()[0]), share[name]) if name in share else {}
+    plan.write_text(json.dumps({"base": experiment.base, "share": share.get(name, 0.0), "cycles": cycles}))
+    command = [sys.executable, "-m", "attnbench", "run", "--suite", experiment.suite, "--device", experiment.device]
+    command += ["--rounds", str(experiment.rounds), "--out", str(path)]
+    command += () if name == SHIPPED else ("--backend", "planted:Planted")
     path_of_planted = os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": path_of_planted, VARIABLE: str(plan)}
-    env |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
-    with path.with_suffix(".log").open("a") as log:
+    with path.with_suffix(".log").open("w") as log:
         done = subprocess.run(command, env=env, stdout=log, stderr=log)
     if done.returncode:
         raise SystemExit(f"{name}: attnbench run ended with {done.returncode}; see {path.with_suffix('.log')}")
-    return resumed
 
 
 def _cycles(first: Path, share: float) -> dict[str, int]:
@@ -202,17 +177,8 @@ def _noise(runs: Runs, units: Sequence[Sequence[str]]) -> Iterator[str]:
 def _slowed(experiment: Experiment, runs: Runs, alike: Sequence[str]) -> Iterator[str]:
     yield "\n## Slowed, latency, cells over gates\n"
     yield "The baseline is the run measured before it, then each run without a slowdown in turn (not independent).\n"
-    headings = (
-        "planted",
-        "read: median, range",
-        "margin",
-        "against",
-        "cells",
-        "found",
-        "inconclusive",
-        "missed",
-        "other",
-    )
+    figures = ("cells", "found", "inconclusive", "missed", "other")
+    headings = ("planted", "read: median, range", "margin", "against", *figures)
     yield from _row(*headings)
     yield from _row(*("---:",) * len(headings))
     for share in experiment.slowdowns:
@@ -261,13 +227,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--alike", type=int, default=2 * WANTED, help="runs without a slowdown")
     parser.add_argument("--slowdowns", default="2,5,10", help="per cent")
     parser.add_argument("--margins", default="1,3,5", help="per cent")
-    parser.add_argument("--gpus", default="", help="as CUDA_VISIBLE_DEVICES names them; the first one without")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no run that would not end within these")
     given = vars(parser.parse_args(argv))
     minutes = given.pop("minutes")
     for name in ("slowdowns", "margins"):
         given[name] = tuple(float(word) / 100 for word in given[name].split(","))
-    experiment = Experiment(**{**given, "gpus": tuple(given["gpus"].split(","))})
+    experiment = Experiment(**given)
     left = measure(experiment, minutes)
     text = "\n".join(tables(experiment)) + "\n"
     (experiment.folder / "tables.md").write_text(text)

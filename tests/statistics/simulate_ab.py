@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from h200_noise import draw, draw_first_calls
 from other_noise import LATENCY, NONE, Other, add
-from simulate_gate import KINDS, simulated_run
+from simulate_gate import KINDS, both, simulated_run
 
 from attnbench.analysis.gate.findings import Request, judge
 from attnbench.analysis.gate.margins import DEFAULT, Margins
@@ -150,16 +150,12 @@ def main() -> None:
         if asked.only not in what:
             continue
         decider = by_records if "records" in what else by_values
-        both = [simulate(kind, scenario, asked.runs, decider) for kind in KINDS]
-        shown = [_both([r.false_alarms for r in both]), _both([r.inconclusive for r in both]), "", ""]
+        rates = [simulate(kind, scenario, asked.runs, decider) for kind in KINDS]
+        shown = [both(r.false_alarms for r in rates), both(r.inconclusive for r in rates), "", ""]
         if scenario.changed:
-            shown[2:] = [_both([r.regressed for r in both]), _both([r.unchanged for r in both])]
-        pairs = " / ".join(f"{r.longest:.1f} ({r.typical:.1f})" for r in both)
+            shown[2:] = [both(r.regressed for r in rates), both(r.unchanged for r in rates)]
+        pairs = " / ".join(f"{r.longest:.1f} ({r.typical:.1f})" for r in rates)
         print(f"| {what} | {' | '.join(shown)} | {pairs} |", flush=True)
-
-
-def _both(shares: Sequence[float]) -> str:
-    return " / ".join(f"{100 * share:.3g} %" for share in shares)
 
 
 if __name__ == "__main__":

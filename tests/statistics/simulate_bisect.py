@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from h200_noise import draw
-from simulate_gate import KINDS
+from simulate_gate import KINDS, both
 
 from attnbench.analysis.bisect.run_bisect import Bisection, Outcome, Request
 from attnbench.analysis.bisect.search import Step
@@ -131,12 +131,9 @@ def main() -> None:
     print("| :--- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for what, scenario in SCENARIOS.items():
         if asked.only in what:
-            both = [simulate(kind, scenario, asked.runs) for kind in KINDS]
-            shares = [
-                " / ".join(f"{100 * getattr(rates, name):.3g} %" for rates in both)
-                for name in ("right", "wrong", "within", "missed")
-            ]
-            means = [" / ".join(f"{getattr(rates, name):.1f}" for rates in both) for name in ("steps", "pairs")]
+            rates = [simulate(kind, scenario, asked.runs) for kind in KINDS]
+            shares = [both(getattr(of, name) for of in rates) for name in ("right", "wrong", "within", "missed")]
+            means = [" / ".join(f"{getattr(of, name):.1f}" for of in rates) for name in ("steps", "pairs")]
             print(f"| {what} | {' | '.join((*shares, *means))} |", flush=True)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -215,10 +215,10 @@ def main() -> None:
     for what, scenario in SCENARIOS.items():
         if asked.only not in what:
             continue
-        both = [simulate(kind, scenario, asked.runs, by_records if "records" in what else by_values) for kind in KINDS]
-        shown = [_both([r.false_alarms for r in both]), _both([r.inconclusive for r in both])]
+        rates = [simulate(kind, scenario, asked.runs, by_records if "records" in what else by_values) for kind in KINDS]
+        shown = [both(r.false_alarms for r in rates), both(r.inconclusive for r in rates)]
         if scenario.changed:
-            shown += [_both([r.regressed for r in both]), _both([r.unchanged for r in both])]
+            shown += [both(r.regressed for r in rates), both(r.unchanged for r in rates)]
         print(f"| {what} | {' | '.join([*shown, '', ''][:4])} |", flush=True)
 
 
@@ -234,7 +234,8 @@ def _print_between(gates: int, only: str) -> None:
             print(f"| {what} | {' | '.join(f'{100 * share:.3g} %' for share in shares)} |", flush=True)
 
 
-def _both(shares: Sequence[float]) -> str:
+def both(shares: Iterable[float]) -> str:
+    """Return the shares of both kinds of noise, as tables have them."""
     return " / ".join(f"{100 * share:.3g} %" for share in shares)
 
 

@@ -20,7 +20,7 @@ from h200_noise import draw, measured
 from other_noise import Other, add
 from simulate_ab import Scenario as Turns
 from simulate_ab import by_values as decide_turns
-from simulate_gate import KINDS, Scenario, by_values
+from simulate_gate import KINDS, Scenario, both, by_values
 
 from attnbench.run.ab.schedule import order
 
@@ -87,10 +87,10 @@ def main() -> None:
     for what, scenario in SCENARIOS.items():
         if asked.only not in what:
             continue
-        both = [simulate(kind, scenario, asked.runs) for kind in KINDS]
+        counts = [simulate(kind, scenario, asked.runs) for kind in KINDS]
         for i, way in enumerate(WAYS):
             names = ("false", "open", *(("regressed", "unchanged") if scenario.changed else ()))
-            shares = [" / ".join(f"{100 * of[i][name] / asked.runs:.3g} %" for of in both) for name in names]
+            shares = [both(of[i][name] / asked.runs for of in counts) for name in names]
             shares += [""] * (4 - len(shares))
             print(f"| {'' if i else what} | {way} | {' | '.join(shares)} |", flush=True)
 

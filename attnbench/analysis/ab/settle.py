@@ -27,6 +27,7 @@ from attnbench.analysis.gate.findings import Judgement
 from attnbench.analysis.gate.verdicts import Finding, in_order
 from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_BY_SIGNAL, UserError
+from attnbench.core.groups import grouped
 from attnbench.core.record import Forecast, Job, Run
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count, some
@@ -125,44 +126,22 @@ def settle(
     return settled, outcome.exit_code if outcome.exit_code in EXIT_BY_SIGNAL else 0
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """What of a gate is measured in turns, of which builds."""
+def _measurable(
+    sides: tuple[_Side, _Side], names: Sequence[str], request: Request
+) -> tuple[tuple[dict[str, Loaded], dict[str, Loaded]], list[str], str]:
+    """Return of either side what the open backends are loaded from, which of them can be measured, and why not others.
 
-    sides: tuple[_Side, _Side]
-    loaded: tuple[dict[str, Loaded], dict[str, Loaded]]  # of either side: backend -> what it is loaded from
-    names: list[str]  # the backends
-    open: frozenset[Open]  # of these
-    without: str  # why others are not measured
-
-    @property
-    def cells(self) -> dict[Case, list[str]]:
-        """Each case with patterns of its backends."""
-        found: dict[Case, list[str]] = {}
-        for case, backend in dict.fromkeys((case, backend) for case, backend, _ in sorted(self.open, key=str)):
-            found.setdefault(case, []).append(glob.escape(backend))
-        return found
-
-
-def _chosen(judgement: Judgement, wanted: Collection[Open], files: tuple[Path, Path], request: Request) -> _Wanted:
-    """Return what can be measured of what is open. Raises UserError where nothing can."""
-    if judgement.baseline.turns or judgement.current.turns:
-        raise UserError("the two are an A/B; start attnbench ab anew, for longer")
-    if any(case.ranks > 1 for case, *_ in wanted):
-        raise UserError("ab measures on one device, and the open cells are of several")
-    sides = (
-        _Side("--a", "the baseline", judgement.baseline, files[0], request.a),
-        _Side("--b", "the current run", judgement.current, files[1], request.b),
-    )
-    names = sorted({backend for _, backend, _ in wanted})
-    controls = run_differences.controls(judgement.baseline, judgement.current)
+    Raises UserError where none can.
+    """
+    before, now = (side.run for side in sides)
+    controls = run_differences.controls(before, now)
     loaded = _loaded(sides, names, controls)
     alike = [name for name in names if name not in controls and _is_one_build(*(of.get(name) for of in loaded))]
-    without = _why_not(judgement.baseline, alike, request) if alike else ""
-    names = [name for name in names if name not in alike]
-    if not names or (alike and {*names} <= controls):  # controls alone decide nothing
+    without = _why_not(before, alike, request) if alike else ""
+    apart = [name for name in names if name not in alike]
+    if not apart or (alike and {*apart} <= controls):  # controls alone decide nothing
         raise UserError(without)
-    return _Wanted(sides, loaded, names, frozenset(one for one in wanted if one[1] in names), without)
+    return loaded, apart, without
 
 
 def _in_turns(
@@ -177,21 +156,31 @@ def _in_turns(
 
     Raises UserError where none can, or a build is not that of its run.
     """
-    deadline, current = clock() + request.time_limit, judgement.current
-    chosen = _chosen(judgement, wanted, files, request)
-    sides, names, cells = chosen.sides, chosen.names, chosen.cells
+    deadline, before, current = clock() + request.time_limit, judgement.baseline, judgement.current
+    if before.turns or current.turns:
+        raise UserError("the two are an A/B; start attnbench ab anew, for longer")
+    if any(case.ranks > 1 for case, *_ in wanted):
+        raise UserError("ab measures on one device, and the open cells are of several")
+    sides = (
+        _Side("--a", "the baseline", before, files[0], request.a),
+        _Side("--b", "the current run", current, files[1], request.b),
+    )
+    loaded, names, without = _measurable(sides, sorted({backend for _, backend, _ in wanted}), request)
+    left = frozenset(one for one in wanted if one[1] in names)
+    backends = grouped(dict.fromkeys((case, backend) for case, backend, _ in sorted(left, key=str)), lambda one: one[0])
+    cells = {case: [glob.escape(backend) for _, backend in own] for case, own in backends.items()}
     if not request.trust:
-        _check_trust(sides, chosen.loaded, names, cells)
-    both = [_build(side, {name: of[name] for name in names}) for side, of in zip(sides, chosen.loaded, strict=True)]
+        _check_trust(sides, loaded, names, cells)
+    both = [_build(side, {name: of[name] for name in names}) for side, of in zip(sides, loaded, strict=True)]
     out = _folder(files[1])
     check_files(out)
     watcher.say("reading the device")
     here = environments(str(current.environment.device), sorted({case.dtype for case in cells}), both, False)
-    metrics = tuple(name for name in judgement.request.metrics if any(name == metric for *_, metric in chosen.open))
+    metrics = tuple(name for name in judgement.request.metrics if any(name == metric for *_, metric in left))
     sustained = current.policy.sustained_s if {*metrics} & {"sustained_latency", "joules"} else 0.0
     policy = replace(current.policy, sustained_s=sustained, cross_check=0.0)
-    backends = {*judgement.baseline.versions, *current.versions}
-    expect = tuple(d.names[0] for d in judgement.expected if d.names[0] not in backends)
+    versions = {*before.versions, *current.versions}
+    expect = tuple(d.names[0] for d in judgement.expected if d.names[0] not in versions)
     asked = run_ab.Request(
         sides[0].given or str(files[0]),
         sides[1].given or str(files[1]),
@@ -201,11 +190,11 @@ def _in_turns(
         argv=request.argv,
     )
     resolved = Resolved(current.suite, tuple(cells), tuple(names), policy, None)
-    limits = run_ab.Limits(chosen.open, cells, lambda a, b: _check_builds(sides, (a, b)))
+    limits = run_ab.Limits(left, cells, lambda a, b: _check_builds(sides, (a, b)))
     outcome = run_ab.measure(asked, resolved, both, here, deadline, watcher, clock, limits)
     if outcome.judgement and outcome.judgement.refused:
         raise UserError("; ".join(d.what for d in outcome.judgement.refused))
-    return outcome, chosen.without
+    return outcome, without
 
 
 def _loaded(

@@ -1,9 +1,5 @@
 """The `baseline` command: the runs that gates compare with, kept in git, one file for each name and GPU model.
 
-    reduce_run.py       a run with only what a gate reads of it
-    baseline_files.py   where the files are, and which one belongs to a run
-    document.py         the documents of `baseline save`, `list` and `show`
-
 A baseline is a run file, baselines/NAME/GPU.jsonl, so all that reads run files reads it. docs/ci.md is the guide.
 """
 

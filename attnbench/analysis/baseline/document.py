@@ -9,7 +9,7 @@ from typing import Any
 
 from attnbench.analysis.baseline.baseline_files import Baseline
 from attnbench.analysis.gate.cell_states import state
-from attnbench.analysis.gate.notes import ROUNDS
+from attnbench.analysis.gate.margins import ROUNDS
 from attnbench.core import formats, stats
 from attnbench.core.record import Run
 from attnbench.core.text import count, some

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from attnbench.analysis.bisect.run_bisect import Outcome
@@ -27,7 +26,8 @@ def document(outcome: Outcome) -> Document:
     """Return what a bisection has found."""
     runs = [step.run for step in outcome.every if step.run]
     rows = [_row(step) for step in outcome.every]
-    answer = (*doubt(runs), *_answer(outcome))
+    said, verdict = _told(outcome)
+    answer = (*doubt(runs), *said)
     good = outcome.commits[0].short
     return Document(
         command="bisect",
@@ -39,7 +39,7 @@ def document(outcome: Outcome) -> Document:
         notes=((Span(MORE.format(good=good, threshold=signed(outcome.threshold)[1:]), "quiet"),),)
         if outcome.threshold
         else (),
-        verdict=_verdict(outcome),
+        verdict=verdict,
         data=_data(outcome, answer, rows),
         rows=rows,
         columns=COLUMNS,
@@ -59,50 +59,46 @@ def _change(step: Step | None) -> str:
     return f"{signed(step.decision.change)} ({interval(step.decision)})"
 
 
-def _answer(outcome: Outcome) -> Iterator[str]:
-    whole, last = outcome.whole, outcome.last
-    good, bad = outcome.commits[0], outcome.commits[-1]
+def _told(outcome: Outcome) -> tuple[list[str], Verdict]:
+    """Return the answer in sentences, and the verdict."""
+    whole, last, ended = outcome.whole, outcome.last, outcome.ended
+    good, bad = outcome.commits[0].short, outcome.commits[-1].short
     margin = percent(outcome.request.margin)
+    unknown = Verdict(f"UNDECIDED: it is not known whether BAD is slower than GOOD by more than {margin}", "warning")
     if whole is None:
-        yield f"Nothing is known yet: {good.short} and {bad.short} were not compared."
-    elif whole.decision is None:
-        yield f"{bad.short} cannot be compared with {good.short}: {whole.reason}."
-    elif whole.verdict == "not slow":
-        yield f"There is nothing to find: {bad.short} is not slower than {good.short} by {margin}: {_change(whole)}."
-    elif whole.verdict == "undecided":
-        yield (
-            f"It is not decided whether {bad.short} is slower than {good.short} by more than {margin}: "
-            f"{_change(whole)}. A longer --time-limit or another --margin may decide it."
-        )
-    else:
-        yield f"{_cell(outcome)}: {bad.short} is slower than {good.short} by {_change(whole)}."
-        before, after = outcome.commits[outcome.low], outcome.commits[outcome.high]
-        if last is None or last.decision is None or (outcome.ended and not outcome.confirmed):
-            if outcome.ended:
-                how = {"time": f"The time limit of {format_duration(outcome.request.time_limit)} was up"}
-                yield f"{how.get(outcome.ended, 'Interrupted')}: it is {_which(outcome)}."
-            else:
-                yield f"It is {_which(outcome)}: {last.reason if last else 'all others were skipped'}."
-        elif outcome.confirmed:
-            many = outcome.high - outcome.low
-            who = (
-                after.title if outcome.found else f"{_which(outcome)}, or {'both' if many == 2 else 'several'} together"
-            )
-            yield (
-                f"{capitalized(who, [after.short])} made it slower by {_change(last)} against {before.short}, the last "
-                "that is not slow."
-            )
-            yield _how_sure(outcome)
-        else:
-            why = "the slowdown is spread over several commits, or one of the A/Bs is wrong"
-            if last.verdict == "undecided":
-                why = (
-                    f"it is not decided whether that is more than {signed(last.margin)[1:]}; --time-limit may be short"
-                )
-            yield (
-                f"{after.title} is the first that is slow, but against {before.short}, the last that is not, it is "
-                f"{_change(last)}: {why}."
-            )
+        return [f"Nothing is known yet: {good} and {bad} were not compared."], unknown
+    if whole.decision is None:
+        said = f"{bad} cannot be compared with {good}: {whole.reason}."
+        return [said], Verdict(f"NOT COMPARED: {whole.reason}", "bad")
+    if whole.verdict == "not slow":
+        said = f"There is nothing to find: {bad} is not slower than {good} by {margin}: {_change(whole)}."
+        return [said], Verdict(f"NOTHING TO FIND: BAD is not slower than GOOD by {margin}", "warning")
+    if whole.verdict == "undecided":
+        said = f"It is not decided whether {bad} is slower than {good} by more than {margin}: {_change(whole)}."
+        return [f"{said} A longer --time-limit or another --margin may decide it."], unknown
+    slower = f"{_cell(outcome)}: {bad} is slower than {good} by {_change(whole)}."
+    before, after = outcome.commits[outcome.low].short, outcome.commits[outcome.high]
+    left = Verdict(f"UNDECIDED: it is {_which(outcome)}", "warning")
+    if outcome.confirmed:
+        many = outcome.high - outcome.low
+        who = after.title if outcome.found else f"{_which(outcome)}, or {'both' if many == 2 else 'several'} together"
+        made = f"{capitalized(who, [after.short])} made it slower by {_change(last)} against {before}"
+        if outcome.found and last and last.decision:
+            sure = f"{signed(last.decision.change)}, with a probability of at least {_probability(outcome):.0%}"
+            left = Verdict(f"FOUND: {after.short}, {sure}", "good")
+        return [slower, f"{made}, the last that is not slow.", _how_sure(outcome)], left
+    if ended:
+        limit = format_duration(outcome.request.time_limit)
+        how = f"The time limit of {limit} was up" if ended == "time" else "Interrupted"
+        return [slower, f"{how}: it is {_which(outcome)}."], left
+    if last is None or last.decision is None:
+        return [slower, f"It is {_which(outcome)}: {last.reason if last else 'all others were skipped'}."], left
+    why = "the slowdown is spread over several commits, or one of the A/Bs is wrong"
+    if last.verdict == "undecided":
+        why = f"it is not decided whether that is more than {signed(last.margin)[1:]}; --time-limit may be short"
+    said = f"{after.title} is the first that is slow, but against {before}, the last that is not, it is {_change(last)}"
+    shared = "UNDECIDED: no one commit is shown to hold half of the slowdown"
+    return [slower, f"{said}: {why}."], Verdict(shared, "warning")
 
 
 def _which(outcome: Outcome) -> str:
@@ -132,23 +128,6 @@ def _probability(outcome: Outcome) -> float:
 def _all_right(outcome: Outcome) -> float:
     """Return the least probability that no A/B is wrong."""
     return max(0.0, 1 - sum(step.error for step in outcome.every))
-
-
-def _verdict(outcome: Outcome) -> Verdict:
-    if outcome.found:
-        change = signed(outcome.last.decision.change) if outcome.last and outcome.last.decision else ""
-        sure = f"{change}, with a probability of at least {_probability(outcome):.0%}"
-        return Verdict(f"FOUND: {outcome.commits[outcome.high].short}, {sure}", "good")
-    if outcome.whole and not outcome.whole.decision:
-        return Verdict(f"NOT COMPARED: {outcome.whole.reason}", "bad")
-    margin = percent(outcome.request.margin)
-    if outcome.whole and outcome.whole.verdict == "not slow":
-        return Verdict(f"NOTHING TO FIND: BAD is not slower than GOOD by {margin}", "warning")
-    if outcome.threshold is None:
-        return Verdict(f"UNDECIDED: it is not known whether BAD is slower than GOOD by more than {margin}", "warning")
-    if outcome.last and outcome.last.decision and not outcome.confirmed and not outcome.ended:
-        return Verdict("UNDECIDED: no one commit is shown to hold half of the slowdown", "warning")
-    return Verdict(f"UNDECIDED: it is {_which(outcome)}", "warning")
 
 
 def _table(outcome: Outcome) -> Table:

@@ -1,19 +1,7 @@
 """Which commit is measured next, and what the A/Bs say together. Nothing here measures or waits.
 
-**The question.** The first A/B, of BAD against GOOD, shows that there is a difference, and how large it is. A commit is
-slow where it is slower than GOOD by more than half of that (of the logarithm of the ratio), and by no more than the
-difference is certain to be. The A/B of a commit against GOOD with this threshold as its margin tells: regressed is
-slow; unchanged or improved is not slow; all else decides nothing, and the commit is skipped, as one is that does not
-build. Halving leads to a pair of commits, the last that is not slow and the first that is slow.
-
-**The answer** rests on one more A/B, of the first slow commit against the last one that is not, again with the
-threshold as its margin. It is measured when the pair is known, so its error rate is not spent by the search: whichever
-pair the search has led to, the A/B calls a commit slower than the one before it by more than the threshold, where it is
-not, with the probability FDR at most. At most one commit can hold more than half of a difference, unless others made
-the cell faster. An error of the search leads to a pair that this A/B does not confirm, and so to no answer.
-
-That all A/Bs are right at once, so that the commit is also the first to be slow, has at least the probability 1 less
-the sum of all their error rates (Bonferroni).
+docs/bisect.md has the method and its probabilities: halving by A/Bs against GOOD, then one A/B of the pair left.
+At most one commit can hold more than half of a difference, unless others made the cell faster.
 """
 
 from __future__ import annotations
@@ -23,8 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from attnbench.analysis.gate.hypothesis_tests import EQUIVALENCE, FDR, Decision
-from attnbench.analysis.gate.verdicts import Finding
+from attnbench.analysis.gate.hypothesis_tests import EQUIVALENCE, FDR
+from attnbench.analysis.gate.verdicts import Decision, Finding
 from attnbench.core.record import Run
 from attnbench.run.commits import Commit
 

@@ -55,11 +55,7 @@ def document(runs: Sequence[Run], allow_wrong: bool = False) -> Document:
         blocks=tuple(_tables(found)),
         reasons=tuple(_reasons(found)),
         cautions=tuple(
-            Caution(
-                f"{_who(of)} is WRONG at {_size(of, of.next)}{_in_memory(of)}: {of.reason}",
-                "Sizes beyond it do not count as fitting.",
-            )
-            for of in wrong
+            Caution(f"{_stopped(of)} is WRONG: {of.reason}", "Sizes beyond it do not count as fitting.") for of in wrong
         ),
         notes=((Span(NOTE, "quiet"),),),
         appendix=(Section("memory", "Memory over size", plots),) if plots else (),
@@ -284,11 +280,13 @@ def _reasons(found: Sequence[Finding]) -> Iterator[Reason]:
     """Yield what stopped each search; searches that stopped for one reason share a line."""
     stopped = [of for of in found if of.reason and of.limit != "wrong"]
     for (limit, reason), alike in grouped(stopped, lambda of: (of.limit, of.reason)).items():
-        named = (
-            f"{_who(of)}{f' at {_size(of, of.next)}' if of.next and limit != 'refused' else ''}{_in_memory(of)}"
-            for of in alike
-        )
-        yield Reason(limit, some(named), reason)
+        yield Reason(limit, some(map(_stopped, alike)), reason)
+
+
+def _stopped(of: Finding) -> str:
+    """Return which search it is, and the size that stopped it."""
+    at = f" at {_size(of, of.next)}" if of.next and of.limit != "refused" else ""
+    return f"{_who(of)}{at}{_in_memory(of)}"
 
 
 def _plot(of: Finding) -> Plot | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from attnbench.core.case import Case
+from attnbench.core.groups import in_common
 from attnbench.core.sizes import format_size
 from attnbench.core.text import listed
 from attnbench.results import case_names
@@ -17,21 +18,12 @@ def common_factor(bad: Sequence[Case], right: Sequence[Case]) -> str:
 
     "" where there are no such properties, where most cases that have them are right, and for too few cases.
     """
-    tried = [{*_properties(case)} for case in (*bad, *right)]
-    common = [name for name in _properties(bad[0]) if all(name in of for of in tried[: len(bad)])] if bad else []
-    alike = _number_with(common, tried)
+    tried = [[*_properties(case)] for case in (*bad, *right)]
+    common, alike = in_common(tried[: len(bad)], tried)
     if len(bad) < FEW or len(tried) - alike < FEW or 2 * len(bad) < alike:
         return ""
-    for name in reversed(common):  # those that the others imply
-        others = [other for other in common if other != name]
-        if _number_with(others, tried) == alike:
-            common = others
     share = f"all {alike}" if alike == len(bad) else f"{len(bad)} of the {alike}"
     return f"{share} that are {listed(common)}, none of the {len(tried) - alike} others"
-
-
-def _number_with(names: Sequence[str], tried: Sequence[set[str]]) -> int:
-    return sum(of.issuperset(names) for of in tried)
 
 
 def _properties(case: Case) -> Iterator[str]:

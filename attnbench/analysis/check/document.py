@@ -215,18 +215,15 @@ def _nearness(records: Sequence[Record]) -> str:
     A bug is as far off in fp32, where a rounding is thousands of times smaller.
     """
     wrong = [record for record in records if record.status == "wrong"]
-    shares = [_largest_share(record.accuracy) for record in wrong]
-    if not wrong or max(shares) >= NEAR:
+    worst = max((_largest_share(record.accuracy) for record in wrong), default=math.inf)
+    if worst >= NEAR:
         return ""
-    percent = math.ceil(round(100 * max(shares), 3)) - 100
-    over = f", at most {percent}% over the limit: more likely rounding than a bug"
-    right = {record.case for record in records if record.status == "ok"}
+    over = f", at most {math.ceil(round(100 * worst, 3)) - 100}% over the limit: more likely rounding than a bug"
     if any(record.case.dtype == "fp32" for record in wrong):
         return over
-    over += ", as of sums over chunks that are kept in 16 bits"
-    if all(replace(record.case, dtype="fp32") in right for record in wrong):
-        return f"{over}; in fp32 it is right"
-    return f"{over}; in fp32 (--dtype fp32) a bug stays, and rounding does not"
+    right = {record.case for record in records if record.status == "ok"}
+    is_right = all(replace(record.case, dtype="fp32") in right for record in wrong)
+    return f"{over}; in fp32 {'it is right' if is_right else '(--dtype fp32) a bug stays, and rounding does not'}"
 
 
 def _largest_share(accuracy: Accuracy | None) -> float:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from attnbench.analysis.cautions import Rule, stated, when
 from attnbench.analysis.cluster.findings import Family, Model, Unit, models
 from attnbench.analysis.cluster.outliers import FALSE_ALARM, LEAST, TAIL
 from attnbench.analysis.gate.verdicts import signed
@@ -17,6 +16,7 @@ from attnbench.core.groups import grouped
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
 from attnbench.render.document import (
+    Caution,
     Column,
     Document,
     Dot,
@@ -33,18 +33,10 @@ from attnbench.results.disturbed import doubt
 from attnbench.results.run_setup import differences
 
 EVERY_UNIT = "Wrong on every unit that measured it, so rather the kernel: {}."
-ONLY_UNIT = "Wrong on the only unit that measured it, so kernel or card: {}. Measure on another."
-COMMON_CARD = (
-    "Wrong on every unit that measured it, which have a card in common, so kernel or card: {}. Measure on another."
+NOT_KNOWN = (
+    "Wrong, and right on no other card of the same setup, so the kernel, the card or its software: {}. Measure on "
+    "another card, set up alike."
 )
-SAME_UNIT = (
-    "Wrong in one run and right in another of the same unit, so kernel, card or software: {}. Measure on another."
-)
-OTHER_SETUP = (
-    "Wrong on some units and right on others, whose setup differs, so the unit, the software or the kernel: {}. "
-    "Measure them with one setup."
-)
-SHARED_WRONG = (EVERY_UNIT, ONLY_UNIT, COMMON_CARD, SAME_UNIT, OTHER_SETUP)  # what no other unit of a model has right
 
 
 def document(files: Sequence[tuple[str, Run]], damage: Mapping[str, str] = MappingProxyType({})) -> Document:
@@ -65,8 +57,8 @@ def document(files: Sequence[tuple[str, Run]], damage: Mapping[str, str] = Mappi
         answer=(*doubt([run for _, run in files]), *_answer(found), *_damaged(unread, in_part)),
         machines=tuple(_machine(model) for model in found),
         blocks=tuple(_table(number, model) for number, model in enumerate(found, start=1)),
-        cautions=stated(CAUTIONS, found),
-        facts=stated(FACTS, found),
+        cautions=tuple(_cautions(found)),
+        facts=tuple(_facts(found)),
         notes=((Span(_note(found), "quiet"),),),
         verdict=_verdict(found, f"of {units}, {of_models}{setups}", len(unread), len(in_part)),
         appendix=tuple(_figures(found)),
@@ -80,35 +72,28 @@ def document(files: Sequence[tuple[str, Run]], damage: Mapping[str, str] = Mappi
 def planned(devices: Sequence[tuple[str, str, str, str]], words: Sequence[str]) -> Document:
     """Return the document of a dry run, from the file, node, device and attnbench of each device."""
     headings = ("file", "node", "device", "attnbench")
+    rows = [dict(zip(headings, device, strict=True)) for device in devices]
     return Document(
         command="cluster",
         title="What would be measured",
         answer=(f"{count(len(devices), 'device')}, each by: attnbench run {' '.join(words)}",),
         blocks=(Table("devices", tuple(map(Column, headings)), tuple(devices)),),
-        data=[dict(zip(headings, device, strict=True)) for device in devices],
-        rows=[dict(zip(headings, device, strict=True)) for device in devices],
+        data=rows,
+        rows=rows,
         columns=headings,
     )
 
 
 def _damaged(unread: Sequence[str], in_part: Sequence[str]) -> Iterator[str]:
+    again = "restore the file, or measure again."
     if unread:
-        yield (
-            f"Not readable: {some(unread)}. Each counts as a unit that measured nothing; restore the file, or measure "
-            "again."
-        )
+        yield f"Not readable: {some(unread)}. Each counts as a unit that measured nothing; {again}"
     if in_part:
-        yield (
-            f"Readable in part: {some(in_part)}. A wrong result may be in what is lost; restore the file, or measure "
-            "again."
-        )
+        yield f"Readable in part: {some(in_part)}. A wrong result may be in what is lost; {again}"
 
 
 def _verdict(found: Sequence[Model], of: str, unread: int, in_part: int) -> Verdict:
-    """Return the verdict with how many units it is of.
-
-    `of` says how many there are, `unread` of how many nothing can be read, `in_part` how many files are damaged.
-    """
+    """Return the verdict `of` so many units; of `unread` nothing can be read, `in_part` files are damaged."""
     units = [(model, unit) for model in found for unit in model.units]
     numbers = {
         "WRONG RESULTS": len({unit.id for _, unit in units if unit.wrong}),
@@ -137,14 +122,10 @@ def exit_code(found: Sequence[Model], damaged: bool = False) -> int:
     whose file is `damaged`, then one that may be slower than the others."""
     if any(unit.wrong or unit.other_kernels for model in found for unit in model.units):
         return EXIT_WRONG_RESULT
-    if damaged or any(_failed(model, unit) for model in found for unit in model.units):
+    if damaged or any(not unit.latencies or _is_slow(model, unit) for model in found for unit in model.units):
         return EXIT_NOTHING_MEASURED
     open_ = not _judged(found) or any(_may_be_slow(model, unit) for model in found for unit in model.units)
     return EXIT_INCONCLUSIVE if open_ else EXIT_DONE
-
-
-def _failed(model: Model, unit: Unit) -> bool:
-    return not unit.latencies or _is_slow(model, unit)
 
 
 def _is_slow(model: Model, unit: Unit) -> bool:
@@ -203,16 +184,14 @@ def _shared_wrong(found: Sequence[Model]) -> Iterator[str]:
     """Yield what is said of wrong results that no other unit of the same model and setup computed right."""
     units = [(model, unit) for model in found for unit in model.units]
     shared = [(unit, cell) for model, unit in units for cell in unit.wrong if cell not in model.alone_wrong(unit)]
-    cells: dict[str, set[str]] = {sentence: set() for sentence in SHARED_WRONG}
+    cells: dict[str, set[str]] = {EVERY_UNIT: set(), NOT_KNOWN: set()}
     for key, places in grouped(shared, lambda pair: pair[1].key).items():
-        name, where = places[0][1].name, {unit.id: unit.where(cell) for unit, cell in reversed(places)}
-        if right := frozenset[str]().union(*(model.right(key) for model in found)):
-            cells[SAME_UNIT if right <= where.keys() else OTHER_SETUP].add(name)
-        elif len(where) == 1:
-            cells[ONLY_UNIT].add(f"{name} on {some(where.values())}")
+        name = places[0][1].name
+        in_common = frozenset.intersection(*(unit.cards(cell) for unit, cell in places))
+        if in_common or any(model.right(key) for model in found):
+            cells[NOT_KNOWN].add(f"{name} on {some(dict.fromkeys(unit.where(cell) for unit, cell in places))}")
         else:
-            common = frozenset.intersection(*(unit.cards(cell) for unit, cell in places))
-            cells[COMMON_CARD if common else EVERY_UNIT].add(name)
+            cells[EVERY_UNIT].add(name)
     for sentence, names in cells.items():
         if names:
             yield sentence.format(some(sorted(names)))
@@ -222,19 +201,13 @@ def _not_judged(found: Sequence[Model]) -> Iterator[str]:
     """Yield what is said of the units that measured something and are not judged."""
     judged = _judged(found)
     apart = [{unit.id for unit in model.units if unit.latencies} - judged for model in found]
-    groups = [units for units in apart if units]
-    number = len(set[str]().union(*groups))
+    number = len(set[str]().union(*apart))
     units = count(number, "unit")
+    alike = f"no {LEAST} are of one model and were measured alike, on the same cells"
     if number and judged:
-        yield f"Not judged: {units}, of which no {LEAST} are of one model and were measured alike, on the same cells."
-    elif number >= LEAST or (number == 2 and len(groups) > 1):
-        yield (
-            f"These {units} are no cluster, and no outlier can be named: no {LEAST} of them are of one model and were "
-            "measured alike, on the same cells."
-        )
+        yield f"Not judged: {units}, of which {alike}."
     elif number:
-        what = "of two that differ nobody knows which is off" if number == 2 else "it stands alone"
-        yield f"No outlier can be named among {units}: {what}."
+        yield f"No outlier can be named among {units}: {alike}."
 
 
 def _machine(model: Model) -> Machine:
@@ -248,27 +221,13 @@ def _limits(threshold: float) -> str:
 
 
 def _table(number: int, model: Model) -> Table:
-    headings = (
-        "unit",
-        "UUID",
-        *model.families,
-        "cells",
-        "SM clock",
-        "mem clock",
-        "cap",
-        "temp.",
-        "limits",
-        "ECC",
-        "wrong",
-        "other kernel",
-    )
+    facts = ("cells", "SM clock", "mem clock", "cap", "temp.", "limits", "ECC", "wrong", "other kernel")
+    headings = ("unit", "UUID", *model.families, *facts)
     rows = [_row(model, unit) for unit in sorted(model.units, key=lambda unit: _rank(model, unit))]
     keep = [i for i, _ in enumerate(headings) if i == 0 or any(row[i] not in ("", "0") for row in rows)]
     columns = [Column(h, "left" if h in ("unit", "UUID", "limits") else "right", wrap=h == "limits") for h in headings]
     compared = sum(map(len, model.families.values()))
-    note = f"Latency over the median of the model, the median over the {count(compared, 'cell')} of a family."
-    if len(model.families) > 1:
-        note = f"Latency over the median of the model, the median over the cells of each family; {compared} cells."
+    note = f"Latency over the median of the model, the median over the cells of each family; {count(compared, 'cell')}."
     return Table(
         f"units-{number}",
         tuple(columns[i] for i in keep),
@@ -323,84 +282,53 @@ def _readings(unit: Unit) -> dict[str, Any]:
     }
 
 
-def _memory_errors(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
+def _cautions(found: Sequence[Model]) -> Iterator[Caution]:
+    first_of = {model.run.environment.device.name: model for model in reversed(found)}  # which has the most units
     for model in found:
-        names = [unit.name for unit in model.units if any(record.ecc_errors for record in unit.records)]
-        yield from when(names, names=some(names))
-
-
-def _not_pooled(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
-    first = {model.run.environment.device.name: model for model in reversed(found)}
+        if names := [unit.name for unit in model.units if any(record.ecc_errors for record in unit.records)]:
+            yield Caution(
+                f"Uncorrected memory errors (ECC) on {some(names)}.",
+                "What such a unit computes cannot be trusted.",
+                "Reset it, test its memory, and replace it if they come again.",
+            )
     for model in found:
-        most = first[model.run.environment.device.name]
-        if model is not most:
-            names, what = [unit.name for unit in model.units], differences(most.run, model.run)[:3]
-            yield {"units": count(len(most.units), "unit"), "names": some(names), "what": "; ".join(what)}
-
-
-def _measured_again(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
+        first = first_of[model.run.environment.device.name]
+        if model is not first:
+            what = "; ".join(differences(first.run, model.run)[:3])
+            yield Caution(
+                f"Not pooled with {count(len(first.units), 'unit')} of the same model: "
+                f"{some(unit.name for unit in model.units)}: {what}.",
+                "Figures of unlike setups are not comparable.",
+                "Set them up alike, and measure them again.",
+            )
     for model in found:
-        again = [f"{unit.files[0]} ({len(unit.runs)} files)" for unit in model.units if len(unit.runs) > 1]
-        yield from when(again, names=some(again))
-
-
-def _without_uuid(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
-    for model in found:
+        if again := [f"{unit.files[0]} ({len(unit.runs)} files)" for unit in model.units if len(unit.runs) > 1]:
+            yield Caution(
+                f"Measured more than once, by the UUID: {some(again)}.",
+                "The files of a unit are joined; where each file was to be of another GPU, one was left out.",
+            )
         unknown = [unit.name for unit in model.units if not unit.uuid]
-        yield from when(len(unknown) > 1, names=some(unknown))
-
-
-def _lacking(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
-    for model in found:
+        if len(unknown) > 1:
+            yield Caution(
+                f"Without a UUID, so that two of them may be one unit: {some(unknown)}.",
+                "Each file counts as a unit of its own.",
+            )
         compared = {key for keys in model.families.values() for key in keys}
-        short = [unit.name for unit in model.units if unit.latencies and not compared <= {*unit.latencies}]
-        yield from when(short, names=some(short))
+        if short := [unit.name for unit in model.units if unit.latencies and not compared <= {*unit.latencies}]:
+            yield Caution(f"Some cells have no figure on {some(short)}.", todo="attnbench report FILE says why.")
 
 
-def _limits_of_models(found: Sequence[Model]) -> Iterator[dict[str, Any]]:
+def _facts(found: Sequence[Model]) -> Iterator[Caution]:
     for model in found:
         for family, judged in model.judgements.items():
             if judged:
-                told = {"model": model, "family": family, "units": count(len(model.units), "unit")}
-                told |= {"deviation": percent(judged.deviation), "own": percent(judged.own_share)}
                 far = "" if judged.far == judged.threshold else f"is far off beyond {_limits(judged.far)}, and "
-                limits, slower = _limits(judged.threshold), percent(stats.expm1(judged.found))
-                yield {**told, "far": far, "limits": limits, "slower": slower}
-
-
-CAUTIONS: Sequence[Rule[Sequence[Model]]] = (
-    Rule(
-        _memory_errors,
-        "Uncorrected memory errors (ECC) on {names}.",
-        "What such a unit computes cannot be trusted.",
-        "Reset it, test its memory, and replace it if they come again.",
-    ),
-    Rule(
-        _not_pooled,
-        "Not pooled with {units} of the same model: {names}: {what}.",
-        "Figures of unlike setups are not comparable.",
-        "Set them up alike, and measure them again.",
-    ),
-    Rule(
-        _measured_again,
-        "Measured more than once, by the UUID: {names}.",
-        "The files of a unit are joined; where each file was to be of another GPU, one was left out.",
-    ),
-    Rule(
-        _without_uuid,
-        "Without a UUID, so that two of them may be one unit: {names}.",
-        "Each file counts as a unit of its own.",
-    ),
-    Rule(_lacking, "Some cells have no figure on {names}.", todo="attnbench report FILE says why."),
-)
-FACTS: Sequence[Rule[Sequence[Model]]] = (
-    Rule(
-        _limits_of_models,
-        "{model.label}, {family}: units differ by {deviation} (standard deviation, {own} from these units, the rest "
-        "from the table: {model.spread}).",
-        "With {units} one {far}stands out beyond {limits}; one that is slower by {slower} stands out 19 times of 20.",
-    ),
-)
+                yield Caution(
+                    f"{model.label}, {family}: units differ by {percent(judged.deviation)} (standard deviation, "
+                    f"{percent(judged.own_share)} from these units, the rest from the table: {model.spread}).",
+                    f"With {count(len(model.units), 'unit')} one {far}stands out beyond {_limits(judged.threshold)}; "
+                    f"one that is slower by {percent(stats.expm1(judged.found))} stands out 19 times of 20.",
+                )
 
 
 def _note(found: Sequence[Model]) -> str:

@@ -1,23 +1,19 @@
-"""How far a unit must lie from the median of its model to be an outlier among so many.
+"""How far a unit must lie from the median of its model to be an outlier among so many (docs/cluster.md).
 
 **What units differ by** is a standard deviation of the logarithm of a unit's latency. Its variance is moderated
 (results/noise.py) from two sources: the table (results/spreads.json: units, and beside them what other processes on the
 card would find), and the units themselves, by Qn (Rousseeuw and Croux, "Alternatives to the Median Absolute Deviation",
-JASA 88, 1993), which up to half of them may spoil. With three units it is the table's, with hundreds their own.
+JASA 88, 1993).
 
 **Far off** is what lies beyond Student's t at FALSE_ALARM over all units, families of cells and both directions
-(Bonferroni), times that deviation; the median of the model is not known exactly either, which widens it. That is right
-for units whose differences are normal. Where a few always differ more (a heavy tail), one of them is likely far off.
+(Bonferroni), times that deviation; the median of the model is not known exactly either, which widens it.
 
 **An outlier** is far off and apart from the others: so many times as far from the median as the farthest unit that is
 no outlier, that a tail as heavy as that of Student's t with TAIL degrees of freedom shows it in FALSE_ALARM of reports.
 Where P(distance > x) falls as x^-TAIL, as that tail does, or faster, the largest distance is r times the second with a
 probability of at most r^-TAIL, as the logarithms of such distances are exponential (Renyi; David and Nagaraja, "Order
 Statistics", 3rd ed. 2003, section 2.5). No scale is needed for it, and two groups of units are not apart. The farthest
-of few units lie where the tail does not fall so fast yet, which n / (n - 2) allows for (simulated). At most a quarter
-of the units are outliers: more are another kind of unit.
-
-Two units that differ tell nothing of which is off: LEAST units are needed.
+of few units lie where the tail does not fall so fast yet, which n / (n - 2) allows for (simulated).
 """
 
 from __future__ import annotations
@@ -25,6 +21,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from scipy import special  # type: ignore[import-untyped]
 
 from attnbench.core import stats
 from attnbench.results.noise import Prior, moderated
@@ -64,8 +63,6 @@ def judge(figures: Sequence[float], table: float, tests: int) -> Judgement | Non
     """
     if len(figures) < LEAST:
         return None
-    from scipy import special  # type: ignore[import-untyped]
-
     # Units come in lots, so a table's entry may be half or twice what these differ by, also where it was measured.
     prior = Prior(max(table, LEAST_NOISE) ** 2, FREEDOM)
     own = OWN_FREEDOM * (len(figures) - 1)
@@ -90,8 +87,6 @@ def _apart(distances: Sequence[float], level: float, far: float) -> float:
 
 def qn(values: Sequence[float]) -> float:
     """Return Rousseeuw and Croux's Qn: the standard deviation from the first quartile of all distances."""
-    import numpy as np
-
     n = len(values)
     half = n // 2 + 1
     ordered = np.sort(np.asarray(values, float))

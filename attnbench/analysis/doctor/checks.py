@@ -1,22 +1,24 @@
-"""The table of the doctor's checks: what makes a machine unfit to measure, or its figures doubtful.
-
-To add a check, add one entry to CHECKS: its name, the fact that it reads, and its rules, of which the first that holds
-gives the finding. check_facts.py lists the facts. Texts are templates of str.format over the facts.
+"""The doctor's checks: what makes a machine unfit to measure, or its figures doubtful.
 
 A warning is what spoils some figures, or makes them hard to repeat on another machine. Unfit is what makes figures
 wrong, or figures of something else than what was to be measured: another process that computes, broken memory, a clock
 that heat holds down, noise that hides the differences that one looks for.
+
+Facts are as worker/machine_facts.py and run/host_facts.py read them; one that a machine does not tell is None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
+from attnbench.analysis.doctor.resolution import ROUNDS, Resolution, resolutions, worst
+from attnbench.core.formats import percent, times
+from attnbench.core.machine import Device, Environment
 from attnbench.core.other_work import BUSY, LOADED, OVERLOADED
+from attnbench.core.sizes import format_duration
+from attnbench.run.aa_test import MIN_TURNS, AATest, case_label
 
 Level = Literal["ok", "warning", "unfit"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -26,6 +28,13 @@ SAME_CLOCK = 0.015  # of each other; a cold H100 runs at 1995 MHz where NVML say
 HOT, TOO_HOT = 15.0, 5.0  # degrees below where the clock is lowered, while the GPU is all but idle
 THROTTLED = frozenset({"hardware slowdown", "thermal", "hardware thermal", "power brake"})  # by heat, or by the supply
 COARSE, USELESS = 0.03, 0.10  # smallest difference over rounds; kernels worth comparing differ by no more
+NEGLIGIBLE = 0.002  # a difference between two processes that no comparison minds
+MOST_TIMES = 100  # a larger factor is noise and not read as a figure
+
+NOT_TOLD = "not told here"
+IDLE = "while next to nothing runs"
+END_OTHERS = "wait for its end, or choose another GPU with --device"
+RESET = "reset the GPU (nvidia-smi -r); have it replaced if they come back"
 
 
 @dataclass(frozen=True)
@@ -38,201 +47,285 @@ class Finding:
     todo: str = ""
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A level of a check: what was found, what to do, and when it holds.
+def ok(check: str, found: str) -> Finding:
+    """Return a finding that is as it should be."""
+    return Finding(check, "ok", found)
 
-    `when` is asked with the facts as attributes. None in its place: the rule holds where the fact that the check reads
-    is None, as this machine does not tell it. No other rule is asked then; a check without such a rule says NOT_TOLD.
+
+def warning(check: str, found: str, todo: str) -> Finding:
+    """Return a finding that spoils some figures."""
+    return Finding(check, "warning", found, todo)
+
+
+def unfit(check: str, found: str, todo: str) -> Finding:
+    """Return a finding that spoils them all."""
+    return Finding(check, "unfit", found, todo)
+
+
+def findings_of_machine(environment: Environment, read: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield what the checks find of a machine.
+
+    read: "asked" (the device asked for), "host", and on a GPU either "nvml" (None where it does not answer) and
+    "instruments", or "broken" (why the GPU could not be examined).
     """
+    device, host, nvml = environment.device, read["host"], read.get("nvml")
+    if device.kind == "fake":
+        yield ok("device", "simulated: only the A/A test applies")
+        return
+    yield _software(environment, nvml and nvml["cuda"])
+    if device.kind == "cpu":
+        yield _no_gpu(environment, unseen=read["asked"] == "auto" and host["nvidia_driver"])
+    elif "broken" in read:
+        yield unfit("GPU", read["broken"], "look at it with nvidia-smi; reset it, or restart the machine")
+    else:
+        if nvml is None:
+            yield warning(
+                "NVML",
+                "does not answer: clocks, power, heat, memory errors and other processes stay unseen",
+                "pip install nvidia-ml-py; start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+            )
+        else:
+            yield ok("NVML", "answers")
+            yield from _clocks(nvml)
+            yield _power(nvml["power_limit"], nvml["power_default"])
+            yield _others(nvml["processes"])
+            yield from _memory(nvml)
+            yield from _heat(nvml)
+        yield from _instruments(read["instruments"])
+    yield from _host(host, device)
 
-    level: Level
-    found: str
-    todo: str = ""
-    when: Callable[[Any], Any] | None = lambda _: True
+
+def _software(environment: Environment, driver_cuda: str | None) -> Finding:
+    """Return what is found of versions; `driver_cuda` is the newest CUDA that the driver supports."""
+    on_gpu, torch_cuda = environment.device.kind == "cuda", environment.cuda
+    parts = [
+        f"driver {environment.driver}{f' (CUDA {driver_cuda})' if driver_cuda else ''}" if on_gpu else "",
+        f"torch {environment.torch}{f' (CUDA {torch_cuda})' if on_gpu else ''}",
+        *(f"{name} {version}" for name, version in environment.packages.items()),
+        f"Python {environment.python}",
+    ]
+    software = ", ".join(filter(None, parts))
+    majors = [int(version.partition(".")[0]) for version in (driver_cuda, torch_cuda) if version]
+    if len(majors) == 2 and majors[0] < majors[1]:
+        return warning("software", f"the driver is older than torch's CUDA: {software}", "update the driver")
+    if on_gpu and "triton" not in environment.packages:
+        return warning("software", f"no triton: {software}", "pip install triton, for the kernels that need it")
+    return ok("software", software)
 
 
-def judge(facts: Mapping[str, Any]) -> list[Finding]:
-    """Return the findings of all checks whose fact is there, in the order of CHECKS."""
-    attributes, findings = SimpleNamespace(**facts), []
-    for (check, fact), rules in CHECKS.items():
-        if fact in facts:
-            asked = [rule for rule in rules if (rule.when is None) == (facts[fact] is None)] or [NOT_TOLD]
-            rule = next(rule for rule in asked if rule.when is None or rule.when(attributes))
-            findings.append(Finding(check, rule.level, rule.found.format(**facts), rule.todo.format(**facts)))
-    return findings
-
-
-ok, warning, unfit = partial(Rule, "ok"), partial(Rule, "warning"), partial(Rule, "unfit")
-NOT_TOLD = ok("not told here", when=None)  # for a fact that is None, where the check has no rule for it
-CLOCK = "{clock:.0f} of {clock_max:.0f} MHz while next to nothing runs"
-GAUGE = "counts {clock_held:.0f} MHz over a second (NVML: {clock_told:.0f})"
-HEAT = "{temperature:.0f} C while next to nothing runs, {temperature_margin:.0f} below where the clock is lowered"
-LIMITS = "{limits}, while next to nothing runs"
-LOAD = "{load:.1f} on {cores} cores over the last minute"
-TOO_FEW_CPUS = "{cpu_limit:g} CPUs for {threads} threads, which are stopped again and again"
-RESOLUTION = "one reading each tells {one_reading_tells} apart, {rounds} rounds {rounds_tell} ({case})"
-UNRESOLVED = "not comparable: " + RESOLUTION
-END_OTHERS = "wait for its end, or choose another GPU with --device"
-REPLACE = "reset the GPU (nvidia-smi -r); have it replaced if they come back"
-COOL = "let it cool down, and look at its cooling"
-SETTINGS = "look at cooling, supply and settings: nvidia-smi -q -d PERFORMANCE"
-END_LOAD = "wait a minute, or end what runs; top shows it"
-FIND_CAUSE = "find what disturbs it, then run doctor again"
-
-# (name of the check, the fact that it reads): its rules
-CHECKS: Mapping[tuple[str, str], tuple[Rule, ...]] = {
-    ("device", "simulated"): (ok("simulated: only the A/A test applies"),),
-    ("software", "software"): (
-        warning("the driver is older than torch's CUDA: {software}", "update the driver", lambda f: f.driver_too_old),
-        warning("no triton: {software}", "pip install triton, for the kernels that need it", lambda f: f.no_triton),
-        ok("{software}"),
-    ),
-    ("GPU", "gpu_unseen"): (
-        warning(
-            "an NVIDIA driver is there, but torch {torch} sees no GPU, so this is about the CPU",
+def _no_gpu(environment: Environment, *, unseen: bool) -> Finding:
+    """Return what is found where the CPU is measured; `unseen`: torch cannot use a GPU that is there."""
+    if unseen:
+        return warning(
+            "GPU",
+            f"an NVIDIA driver is there, but torch {environment.torch} sees no GPU, so this is about the CPU",
             "install a torch with CUDA, or say --device cpu if that is meant",
-            when=lambda f: f.gpu_unseen,
-        ),
-        ok("not measured, so what asks NVML, CUDA's instruments and L2 does not apply"),
-    ),
-    ("GPU", "broken"): (unfit("{broken}", "look at it with nvidia-smi; reset it, or restart the machine"),),
-    ("NVML", "nvml"): (
-        warning(
-            "does not answer: clocks, power, heat, memory errors and other processes stay unseen",
-            "pip install nvidia-ml-py; start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
-            when=None,
-        ),
-        ok("answers"),
-    ),
-    ("persistence", "persistence"): (
-        ok("on", when=lambda f: f.persistence),
-        warning("off: the driver starts anew for each run", "sudo nvidia-smi -pm 1"),
-    ),
-    ("SM clock", "clock"): (
-        warning(
-            CLOCK + "; application clock lowered to {clock_application:.0f} MHz, {clock_default:.0f} by default",
-            "figures are of that clock; sudo nvidia-smi -rac resets it",
-            when=lambda f: 0 < f.clock_application < f.clock_default,
-        ),
-        ok(CLOCK, when=lambda f: f.clock >= SLOW_CLOCK * f.clock_max),
-        warning(CLOCK + " ({slow_because})", "figures are of that clock; sudo nvidia-smi -rgc, unless it is meant"),
-    ),
-    ("clock gauge", "gauge_fault"): (
-        warning(
-            "{gauge_fault}",
-            "NVML's clock counts, which lags, and every burst is followed by a pause; torch 2.9 can compile the gauge",
-            when=lambda f: f.gauge_fault,
-        ),
-        ok("counts {clock_held:.0f} MHz over a second", when=lambda f: not f.clock_told),
-        ok(GAUGE, when=lambda f: abs(f.clock_held / f.clock_told - 1) <= SAME_CLOCK),
-        warning(GAUGE, "one of the two is wrong: do not trust -m clock_held, cycles, and what marks cells ~"),
-    ),
-    ("power limit", "power_limit"): (
-        ok("{power_limit:.0f} W", when=lambda f: f.power_default is None),
-        ok(
-            "{power_limit:.0f} W, raised from {power_default:.0f}",
-            when=lambda f: f.power_limit > 1.01 * f.power_default,
-        ),
-        ok("{power_limit:.0f} W, the default", when=lambda f: f.power_limit >= 0.99 * f.power_default),
-        warning(
-            "{power_limit:.0f} W, lowered from {power_default:.0f}: heavy cells are slower than on others of its kind",
-            "sudo nvidia-smi -pl {power_default:.0f}, if it may draw that much",
-        ),
-    ),
-    ("other processes", "others"): (
-        unfit("one computes, the GPU {busy:.0%} busy with it: {who}", END_OTHERS, lambda f: (f.busy or 0) > BUSY),
-        ok("none", when=lambda f: not f.others),
-        warning("{others}; whether they compute is not told, but holding memory", END_OTHERS, lambda f: f.busy is None),
-        warning("{others}; computing nothing now, but holding memory", END_OTHERS),
-    ),
-    ("MIG", "mig"): (
-        ok("not on this GPU", when=None),
-        ok("off", when=lambda f: not f.mig),
-        warning(
-            "on: figures are of a slice, and other slices share its power and clock",
-            "compare with the same slice only, or have an administrator turn it off",
-        ),
-    ),
-    ("memory errors", "ecc"): (
-        ok("not counted: no ECC on this GPU", when=None),
-        unfit("{ecc_errors} uncorrected since the driver was loaded", REPLACE, lambda f: f.ecc_errors),
-        unfit("a memory row could not be remapped", "have the GPU replaced", lambda f: f.rows.get("failed")),
-        warning("a memory row waits to be remapped", "reset the GPU: nvidia-smi -r", lambda f: f.rows.get("pending")),
-        warning("ECC is off, so none is seen", "sudo nvidia-smi -e 1, then restart the machine", lambda f: not f.ecc),
-        ok("none uncorrected, ECC on{earlier_errors}", when=lambda f: f.ecc_pending is not False),
-        warning("ECC is on, but off after the next restart", "sudo nvidia-smi -e 1"),
-    ),
-    ("temperature", "temperature"): (
-        ok("{temperature:.0f} C", when=lambda f: f.temperature_margin is None),
-        unfit(HEAT, COOL, when=lambda f: f.temperature_margin < TOO_HOT),
-        warning(HEAT, COOL, when=lambda f: f.temperature_margin < HOT),
-        ok("{temperature:.0f} C, {temperature_margin:.0f} below where the clock is lowered"),
-    ),
-    ("throttling", "reasons"): (
-        ok("none", when=lambda f: not f.reasons),
-        unfit(LIMITS, SETTINGS, when=lambda f: THROTTLED & set(f.reasons)),
-        warning(LIMITS, SETTINGS),
-    ),
-    ("instruments", "trivial_kernel"): (ok("a trivial kernel takes {trivial_kernel}"),),
-    ("instruments", "events_error"): (
-        unfit("events does not work: {events_error}", "nothing can be timed; look at the GPU with nvidia-smi"),
-    ),
-    ("instruments", "cupti_error"): (
-        warning(
-            "cupti does not work: {cupti_error}",
+        )
+    return ok("GPU", "not measured, so what asks NVML, CUDA's instruments and L2 does not apply")
+
+
+def _clocks(nvml: Mapping[str, Any]) -> Iterator[Finding]:
+    on = nvml["persistence"]
+    if on is None or on:
+        yield ok("persistence", NOT_TOLD if on is None else "on")
+    else:
+        yield warning("persistence", "off: the driver starts anew for each run", "sudo nvidia-smi -pm 1")
+    names = ("clock", "clock_held", "clock_told", "clock_max", "clock_application", "clock_default")
+    read, held, told, most, application, default = ((nvml[name] or 0) / 1e6 for name in names)  # MHz
+    clock = held or read
+    said = f"{clock:.0f} of {most:.0f} MHz {IDLE}"
+    if not most or not clock:
+        yield ok("SM clock", NOT_TOLD)
+    elif 0 < application < default:
+        said += f"; application clock lowered to {application:.0f} MHz, {default:.0f} by default"
+        yield warning("SM clock", said, "figures are of that clock; sudo nvidia-smi -rac resets it")
+    elif clock >= SLOW_CLOCK * most:
+        yield ok("SM clock", said)
+    else:
+        said += f" ({', '.join(nvml['reasons'] or ()) or 'locked, as it seems'})"
+        yield warning("SM clock", said, "figures are of that clock; sudo nvidia-smi -rgc, unless it is meant")
+    gauge = f"counts {held:.0f} MHz over a second"
+    if nvml["gauge_fault"]:
+        todo = (
+            "NVML's clock counts, which lags, and every burst is followed by a pause; torch 2.9 can compile the gauge"
+        )
+        yield warning("clock gauge", nvml["gauge_fault"], todo)
+    elif not told or abs(held / told - 1) <= SAME_CLOCK:
+        yield ok("clock gauge", f"{gauge} (NVML: {told:.0f})" if told else gauge)
+    else:
+        todo = "one of the two is wrong: do not trust -m clock_held, cycles, and what marks cells ~"
+        yield warning("clock gauge", f"{gauge} (NVML: {told:.0f})", todo)
+
+
+def _power(limit: float | None, default: float | None) -> Finding:
+    if limit is None:
+        return ok("power limit", NOT_TOLD)
+    if default is None or limit >= 0.99 * default:
+        more = "" if default is None else f", raised from {default:.0f}" if limit > 1.01 * default else ", the default"
+        return ok("power limit", f"{limit:.0f} W{more}")
+    said = f"{limit:.0f} W, lowered from {default:.0f}: heavy cells are slower than on others of its kind"
+    return warning("power limit", said, f"sudo nvidia-smi -pl {default:.0f}, if it may draw that much")
+
+
+def _others(seen: Mapping[str, Any]) -> Finding:
+    busy, others, unnamed = seen["busy"], ", ".join(seen["others"]), (seen["count"] or 0) - 1
+    if not seen["named"] and unnamed > 0:
+        others = f"{unnamed} that cannot be named here (a container)"
+    if (busy or 0) > BUSY:
+        who = ", ".join(seen["computing"]) or others or "not in NVML's list"
+        return unfit("other processes", f"one computes, the GPU {busy:.0%} busy with it: {who}", END_OTHERS)
+    if not others:
+        return ok("other processes", "none" if busy is not None or seen["named"] else NOT_TOLD)
+    computing = "whether they compute is not told" if busy is None else "computing nothing now"
+    return warning("other processes", f"{others}; {computing}, but holding memory", END_OTHERS)
+
+
+def _memory(nvml: Mapping[str, Any]) -> Iterator[Finding]:
+    if nvml["mig"]:
+        said = "on: figures are of a slice, and other slices share its power and clock"
+        yield warning("MIG", said, "compare with the same slice only, or have an administrator turn it off")
+    else:
+        yield ok("MIG", "not on this GPU" if nvml["mig"] is None else "off")
+    check, rows, ever = "memory errors", nvml["rows"] or {}, nvml["ecc_errors_ever"]
+    if nvml["ecc"] is None:
+        yield ok(check, "not counted: no ECC on this GPU")
+    elif nvml["ecc_errors"]:
+        yield unfit(check, f"{nvml['ecc_errors']} uncorrected since the driver was loaded", RESET)
+    elif rows.get("failed"):
+        yield unfit(check, "a memory row could not be remapped", "have the GPU replaced")
+    elif rows.get("pending"):
+        yield warning(check, "a memory row waits to be remapped", "reset the GPU: nvidia-smi -r")
+    elif not nvml["ecc"]:
+        yield warning(check, "ECC is off, so none is seen", "sudo nvidia-smi -e 1, then restart the machine")
+    elif nvml["ecc_pending"] is False:
+        yield warning(check, "ECC is on, but off after the next restart", "sudo nvidia-smi -e 1")
+    else:
+        remapped = rows.get("corrected", 0) + rows.get("uncorrected", 0)
+        earlier = f", {ever} uncorrected in its life" if ever else ""
+        yield ok(check, f"none uncorrected, ECC on{earlier}{f', {remapped} rows remapped' if remapped else ''}")
+
+
+def _heat(nvml: Mapping[str, Any]) -> Iterator[Finding]:
+    temperature, margin = nvml["temperature"], nvml["temperature_margin"]
+    if temperature is None or margin is None:
+        yield ok("temperature", NOT_TOLD if temperature is None else f"{temperature:.0f} C")
+    elif margin >= HOT:
+        yield ok("temperature", f"{temperature:.0f} C, {margin:.0f} below where the clock is lowered")
+    else:
+        said = f"{temperature:.0f} C {IDLE}, {margin:.0f} below where the clock is lowered"
+        level: Level = "unfit" if margin < TOO_HOT else "warning"
+        yield Finding("temperature", level, said, "let it cool down, and look at its cooling")
+    if reasons := nvml["reasons"]:
+        level = "unfit" if THROTTLED & {*reasons} else "warning"
+        todo = "look at cooling, supply and settings: nvidia-smi -q -d PERFORMANCE"
+        yield Finding("throttling", level, f"{', '.join(reasons)}, {IDLE}", todo)
+    else:
+        yield ok("throttling", NOT_TOLD if reasons is None else "none")
+
+
+def _instruments(instruments: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield what the instruments read of a trivial kernel, their errors, and where L2 was not as it was to be."""
+    works = {name: found for name, found in instruments.items() if "error" not in found}
+    if works:
+        readings = (f"{found['seconds'] * 1e6:.1f} us by {name}" for name, found in works.items())
+        yield ok("instruments", f"a trivial kernel takes {', '.join(readings)}")
+    for name, make, todo in (
+        ("events", unfit, "nothing can be timed; look at the GPU with nvidia-smi"),
+        (
+            "cupti",
+            warning,
             "what ran cannot be proved; end other profilers (nsys, ncu, DCGM), and see that torch finds libcupti",
         ),
-    ),
-    ("instruments", "graph_error"): (
-        warning("graph does not work: {graph_error}", "--timer graph is refused, and cross-checks do without it"),
-    ),
-    ("L2", "l2_wrong"): (
-        ok("cold when it is to be, and warm when it is to be", when=lambda f: not f.l2_wrong),
-        warning("{l2_wrong}", "cells will say unproven; see that nothing else runs on the GPU"),
-    ),
-    ("load", "load"): (
-        ok("not told here", when=None),
-        unfit(LOAD, END_LOAD, when=lambda f: f.on_cpu and f.load_share > OVERLOADED),
-        warning(LOAD, END_LOAD, when=lambda f: f.load_share > (LOADED if f.on_cpu else OVERLOADED)),
-        ok(LOAD),
-    ),
-    ("CPU governor", "governor"): (
-        ok("not told here, as in most virtual machines", when=None),
-        ok("{governor}", when=lambda f: not f.on_cpu or f.governor == "performance"),
-        warning("{governor}", "sudo cpupower frequency-set -g performance"),
-    ),
-    ("container limit", "cpu_limit"): (
-        ok("none", when=None),
-        ok("{cpu_limit:g} CPUs", when=lambda f: f.cpu_limit >= f.threads),
-        warning(TOO_FEW_CPUS, "set OMP_NUM_THREADS={whole_cpus}, or raise it", when=lambda f: f.on_cpu),
-        warning(TOO_FEW_CPUS, "raise it to 2 CPUs or more"),
-    ),
-    # What the A/A test shows of the machine.
-    ("A/A test", "failure"): (
-        unfit("{backend} against itself: {failure}", "attnbench run -b {backend} says more; mend that first"),
-    ),
-    ("other processes", "others_in_test"): (unfit("computed during the A/A test: {others_in_test}", END_OTHERS),),
-    ("memory errors", "errors_in_test"): (unfit("{errors_in_test} uncorrected during the A/A test", REPLACE),),
-    ("throttling", "throttled"): (warning("{throttled} during the A/A test", "look at cooling and supply"),),
-    ("host", "host_bound"): (warning("the GPU waited for it during the A/A test", "end what else the host does"),),
-    ("A/A test", "differing"): (
-        ok("{backend} against itself: no difference of {visible} or more", when=lambda f: not f.differing),
-        warning(
-            "{backend} against itself: two processes differ in {differing}",
-            "trust no such difference from one round; measure with --rounds {rounds}",
-        ),
-    ),
-    ("resolution", "turns_needed"): (
-        warning(
-            "not known: {turns} turns in {duration} where {turns_needed} are needed",
-            "run it without --quick, on an idle machine",
-        ),
-    ),
-    ("resolution", "by_rounds"): (
-        ok("readings repeat exactly, so that any difference shows", when=lambda f: f.by_one_reading == 0),
-        ok(RESOLUTION, when=lambda f: f.by_rounds <= COARSE),
-        warning(RESOLUTION, FIND_CAUSE, when=lambda f: f.by_rounds <= USELESS),
-        unfit(UNRESOLVED, FIND_CAUSE),
-    ),
-}
+        ("graph", warning, "--timer graph is refused, and cross-checks do without it"),
+    ):
+        if name not in works:
+            yield make("instruments", f"{name} does not work: {instruments[name]['error']}", todo)
+    l2 = [(name, to_be, found.get(f"l2_{to_be}")) for name, found in works.items() for to_be in ("cold", "warm")]
+    if wrong := [f"{is_} instead of {to_be} by {name}" for name, to_be, is_ in l2 if is_ not in (None, to_be)]:
+        yield warning("L2", ", ".join(wrong), "cells will say unproven; see that nothing else runs on the GPU")
+    elif any(state for *_, state in l2):
+        yield ok("L2", "cold when it is to be, and warm when it is to be")
+
+
+def _host(host: Mapping[str, Any], device: Device) -> Iterator[Finding]:
+    on_cpu, cores, load, limit = device.kind == "cpu", host["cores"] or 1, host["load"], host["cpu_limit"]
+    share = (load or 0.0) / cores
+    said = NOT_TOLD if load is None else f"{load:.1f} on {cores} cores over the last minute"
+    if share > (LOADED if on_cpu else OVERLOADED):
+        level: Level = "unfit" if on_cpu and share > OVERLOADED else "warning"
+        yield Finding("load", level, said, "wait a minute, or end what runs; top shows it")
+    else:
+        yield ok("load", said)
+    governor = ", ".join(host["governors"])
+    if on_cpu and governor not in ("", "performance"):
+        yield warning("CPU governor", governor, "sudo cpupower frequency-set -g performance")
+    else:
+        yield ok("CPU governor", governor or "not told here, as in most virtual machines")
+    threads = device.threads or 2
+    if limit is None or limit >= threads:
+        yield ok("container limit", "none" if limit is None else f"{limit:g} CPUs")
+    else:
+        said = f"{limit:g} CPUs for {threads} threads, which are stopped again and again"
+        fewer = f"set OMP_NUM_THREADS={max(1, int(limit))}, or raise it"
+        yield warning("container limit", said, fewer if on_cpu else "raise it to 2 CPUs or more")
+
+
+def findings_of_aa_test(test: AATest) -> Iterator[Finding]:
+    """Yield what an A/A test shows: what happened meanwhile, how its processes differ, and what it can resolve."""
+    name, against = "A/A test", f"{test.backend} against itself"
+    if test.failed:
+        said = f"{against}: {case_label(test.failed.case)} ended as {test.failed.status}: {test.failed.reason}"
+        yield unfit(name, said, f"attnbench run -b {test.backend} says more; mend that first")
+        return
+    if test.others:
+        yield unfit("other processes", f"computed during the A/A test: {', '.join(test.others)}", END_OTHERS)
+    if test.ecc_errors:
+        yield unfit("memory errors", f"{test.ecc_errors} uncorrected during the A/A test", RESET)
+    if throttled := [limit for limit in test.limits if limit in THROTTLED]:
+        yield warning("throttling", f"{', '.join(throttled)} during the A/A test", "look at cooling and supply")
+    if test.host_bound:
+        yield warning("host", "the GPU waited for it during the A/A test", "end what else the host does")
+    found = worst(test)
+    if found is None:
+        turns = f"{min(len(c.a) for c in test.cases)} turns in {format_duration(test.seconds)}"
+        todo = "run it without --quick, on an idle machine"
+        yield warning("resolution", f"not known: {turns} where {MIN_TURNS} are needed", todo)
+        return
+    every = resolutions(test)
+    if apart := [(case, r) for case, r in every if r.differs and abs(r.difference) >= NEGLIGIBLE]:
+        differing = ", ".join(f"{case_label(case)} by {interval_in_words(r)}" for case, r in apart)
+        todo = f"trust no such difference from one round; measure with --rounds {ROUNDS}"
+        yield warning(name, f"{against}: two processes differ in {differing}", todo)
+    else:
+        visible = max(NEGLIGIBLE, *((r.high - r.low) / 2 for _, r in every))
+        yield ok(name, f"{against}: no difference of {percent(visible)} or more")
+    case, r = found
+    one, rounds = difference_in_words(r.by_one_reading), difference_in_words(r.by_rounds)
+    said = f"one reading each tells {one} apart, {ROUNDS} rounds {rounds} ({case_label(case)})"
+    if r.by_one_reading == 0:
+        yield ok("resolution", "readings repeat exactly, so that any difference shows")
+    elif r.by_rounds <= COARSE:
+        yield ok("resolution", said)
+    else:
+        todo = "find what disturbs it, then run doctor again"
+        useless = r.by_rounds > USELESS
+        yield unfit("resolution", f"not comparable: {said}", todo) if useless else warning("resolution", said, todo)
+
+
+def difference_in_words(fraction: float) -> str:
+    """Return a relative difference as per cent, from twice as much on as a factor: 3%, 2.5x, over 100x.
+
+    It is the exponential of a standard deviation of logarithms, so on a machine that disturbs every reading (one turn
+    ten times as long as another) it has no end.
+    """
+    if fraction < 1:
+        return percent(fraction)
+    return times(1 + fraction) if fraction < MOST_TIMES - 1 else f"over {MOST_TIMES}x"
+
+
+def interval_in_words(resolution: Resolution) -> str:
+    """Return the difference of the two processes with its interval: "+1% (+0.8% to +1.2%)"."""
+    values = (resolution.difference, resolution.low, resolution.high)
+    signs = ("-" if value < 0 else "" if value >= 1 else "+" for value in values)
+    difference, low, high = (f"{sign}{difference_in_words(abs(v))}" for sign, v in zip(signs, values, strict=True))
+    return f"{difference} ({low} to {high})"

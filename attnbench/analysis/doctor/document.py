@@ -1,20 +1,31 @@
-"""The document of a diagnosis: a table of findings, the table of the A/A test, the verdict, and all facts as data."""
+"""A diagnosis, and its document: a table of findings, that of the A/A test, the verdict, and all facts as data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from attnbench.analysis.doctor.check_facts import difference_in_words, interval_in_words
-from attnbench.analysis.doctor.checks import Level
-from attnbench.analysis.doctor.diagnose import Diagnosis
+from attnbench.analysis.doctor.checks import (
+    LEVELS,
+    Finding,
+    Level,
+    difference_in_words,
+    findings_of_aa_test,
+    findings_of_machine,
+    interval_in_words,
+    unfit,
+)
 from attnbench.analysis.doctor.resolution import CONFIDENCE, POWER, ROUNDS, resolutions, worst
+from attnbench.core.errors import EXIT_DONE, EXIT_UNFIT
 from attnbench.core.formats import percent
 from attnbench.core.json import to_json
+from attnbench.core.machine import Environment
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import count
 from attnbench.render.document import Column, Document, Line, Machine, Span, Table, Verdict
 from attnbench.run.aa_test import AATest, case_label
+from attnbench.run.doctor import Examination
 
 Mark = Literal["good", "warning", "bad"]  # of a Span, and of a Verdict
 MARKS: Mapping[Level, Mark] = {"ok": "good", "warning": "warning", "unfit": "bad"}
@@ -23,6 +34,35 @@ VERDICTS: Mapping[Level, str] = {
     "warning": "fit to measure, with warnings",
     "unfit": "unfit to measure",
 }
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the doctor found. `facts` are those of checks.findings_of_machine, as they were read."""
+
+    environment: Environment
+    facts: Mapping[str, Any]
+    findings: tuple[Finding, ...]
+    aa_test: AATest | None = None
+
+    @property
+    def level(self) -> Level:
+        """The worst level of all findings."""
+        return max((f.level for f in self.findings), key=LEVELS.index, default="ok")
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_UNFIT if self.level == "unfit" else EXIT_DONE
+
+
+def diagnose(found: Examination) -> Diagnosis:
+    """Return the diagnosis of a machine that was examined."""
+    findings = [*findings_of_machine(found.environment, found.facts)]
+    if found.refusal:
+        findings.append(unfit("A/A test", found.refusal, "attnbench backends says what each needs"))
+    if found.aa_test:
+        findings += findings_of_aa_test(found.aa_test)
+    return Diagnosis(found.environment, found.facts, tuple(findings), found.aa_test)
 
 
 def document(diagnosis: Diagnosis) -> Document:

@@ -41,6 +41,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from scipy import special  # type: ignore[import-untyped]
+
 from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.run.aa_test import MIN_TURNS, AATest
@@ -71,8 +73,6 @@ def resolve(differences: Sequence[float], cases: int = 1) -> Resolution:
 
     Raises ValueError for fewer turns.
     """
-    from scipy import special  # type: ignore[import-untyped]
-
     n = len(differences)
     if n < MIN_TURNS:
         raise ValueError(f"at least {MIN_TURNS} turns are needed, got {n}")
@@ -110,8 +110,6 @@ def noncentrality(freedom: float) -> float:
 
     The tail beyond -t is negligible and left out.
     """
-    from scipy import special
-
     threshold = special.stdtrit(freedom, (1 + CONFIDENCE) / 2)
     return float(special.nctdtrinc(freedom, 1 - POWER, threshold))
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from attnbench.analysis.gate.repeated_looks import MIN_PAIRS
-from attnbench.analysis.gate.run_differences import Difference
 from attnbench.analysis.gate.verdicts import Finding
 from attnbench.core.record import WRONG, Run
 from attnbench.core.text import count, some
@@ -57,11 +56,6 @@ def before_the_first_look(findings: Sequence[Finding]) -> tuple[list[Finding], l
 def under_test(a: Run, b: Run) -> list[str]:
     """Return the backends that the two runs load from different code, or run in different interpreters."""
     return [name for name in a.specs if name in b.specs and _build(a, name) != _build(b, name)]
-
-
-def names_under_test(found: Sequence[Difference], backends: Sequence[str]) -> set[str]:
-    """Return the names of the differences that are what is under test: the backends and the libraries they report."""
-    return {name for d in found if {*d.names} & {*backends} for name in d.names}
 
 
 def heading(a: Run, b: Run) -> tuple[str, ...]:

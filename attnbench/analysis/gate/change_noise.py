@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from attnbench.analysis.gate.rounds import Rounds
 from attnbench.analysis.gate.run_effects import TIMES_A_JUMP, run_effects
@@ -27,17 +29,17 @@ class Noise:
     weight: Floats  # the variance of the change over that of one round
     variance: Floats  # of one round, or of the difference of one pair
     freedom: Floats  # its degrees of freedom; 0 where nothing is known
-    exact: Any  # whether the observed change is the true one
     tick: Floats  # of the timer
     between: Floats  # the variance of a change between runs, beyond what rounds show
     of_between: Floats  # its degrees of freedom
     common: Floats  # what all cells changed by
-    controlled: Any  # whether backends that nothing can have changed show it
     joined: Floats  # the variance between runs of what all cells have in common
-    of_joined: Floats  # its degrees of freedom
     largest: Floats  # the largest change that differences between runs of the baseline explain
+    of_joined: Floats  # the degrees of freedom of `joined`
+    exact: Any  # whether the observed change is the true one
+    controlled: Any  # whether backends that nothing can have changed show what is common
     jumped: Any  # cells that show such differences
-    jumping: Mapping[int, tuple[int, int]]  # test -> cells of two speeds, and the rounds that would tell
+    jumping: dict[int, tuple[int, int]]  # test -> cells of two speeds, and the rounds that would tell
 
 
 def estimated(tests: Sequence[Rounds], share: float) -> Noise:
@@ -45,19 +47,14 @@ def estimated(tests: Sequence[Rounds], share: float) -> Noise:
 
     Tests of one family estimate their noise together. Raises ValueError where a side has no round.
     """
-    import numpy as np
-
+    number = len(tests)
     n, m = (np.array([*map(len, side)]) for side in zip(*((t.before, t.current) for t in tests), strict=True))
-    paired = np.array([t.paired for t in tests])
+    paired, tick = np.array([t.paired for t in tests]), np.array([t.tick for t in tests])
     change, variance, freedom = _changes(tests, n, m, paired)
     weight = weight_of(n, m, paired)
-    tick = np.array([t.tick for t in tests])
     variance = np.where(freedom > 0, np.maximum(variance, tick**2 / 12), variance)
-    between, of_between, common, joined, largest = np.zeros((5, len(tests)))
-    of_joined = np.ones(len(tests))
-    exact, controlled = np.zeros((2, len(tests)), bool)
-    jumping: dict[int, tuple[int, int]] = {}
-    jumped = np.zeros(len(tests), int)
+    rest: Any = (*np.zeros((5, number)), np.ones(number), *np.zeros((2, number), bool), np.zeros(number, int), {})
+    found = Noise(n, m, paired, change, weight, variance, freedom, tick, *rest)
     families = np.array([t.family for t in tests])
     for family in np.unique(families):
         of = np.flatnonzero(families == family)
@@ -66,10 +63,10 @@ def estimated(tests: Sequence[Rounds], share: float) -> Noise:
         variance[of], freedom[of] = moderated(variance[of], freedom[of], prior)
         # Without noise the observed change is the true one: a metric whose rounds all tie. That is known only from
         # several rounds, or for a metric that has no noise.
-        exact[of] = (several | (not family)) & (variance[of] <= TIE)
+        found.exact[of] = (several | (not family)) & (variance[of] <= TIE)
         if family:
             cells = [i for i in of[several].tolist() if not tests[i].cached]
-            jumping |= _jumping(tests, cells, change.tolist(), CHANCE * share)
+            found.jumping.update(_jumping(tests, cells, change.tolist(), CHANCE * share))
         alone = of[(freedom[of] > 0) & ~paired[of]]
         if family and alone.size:
             some = [tests[i] for i in alone]
@@ -77,30 +74,11 @@ def estimated(tests: Sequence[Rounds], share: float) -> Noise:
             variance[alone], freedom[alone] = _of_unlike_sides(some, n[alone], m[alone], noise, freedom[alone])
             rounds = variance[alone] * weight[alone] + tick[alone] ** 2 / 6
             seen = run_effects(some, change[alone], rounds, noise)
-            between[alone], of_between[alone] = seen.between, seen.freedom
-            common[alone], controlled[alone] = seen.common, seen.controlled
-            joined[alone], of_joined[alone] = seen.common_variance, seen.common_freedom
-            largest[alone], jumped[alone] = TIMES_A_JUMP * seen.largest, seen.jumped
-    return Noise(
-        n,
-        m,
-        paired,
-        change,
-        weight,
-        variance,
-        freedom,
-        exact,
-        tick,
-        between,
-        of_between,
-        common,
-        controlled,
-        joined,
-        of_joined,
-        largest,
-        jumped,
-        jumping,
-    )
+            found.between[alone], found.of_between[alone] = seen.between, seen.freedom
+            found.common[alone], found.controlled[alone] = seen.common, seen.controlled
+            found.joined[alone], found.of_joined[alone] = seen.common_variance, seen.common_freedom
+            found.largest[alone], found.jumped[alone] = TIMES_A_JUMP * seen.largest, seen.jumped
+    return found
 
 
 def _changes(tests: Sequence[Rounds], n: Any, m: Any, paired: Any) -> tuple[Floats, Floats, Floats]:
@@ -108,8 +86,6 @@ def _changes(tests: Sequence[Rounds], n: Any, m: Any, paired: Any) -> tuple[Floa
 
     The variance is pooled over both sides; of a paired test it is that of one pair's difference.
     """
-    import numpy as np
-
     if not (n.all() and m.all()):
         raise ValueError("a round is needed on either side")
     change, variance = np.zeros((2, len(tests)))
@@ -145,8 +121,6 @@ def _of_unlike_sides(
 
     Where several runs of a baseline have most rounds, a current run that is less steady would look as steady as they.
     """
-    import numpy as np
-
     own = np.array([np.var(t.current, ddof=1) if len(t.current) > 1 else 0.0 for t in tests])
     own, of_own = moderated(own, m - 1.0, prior_from_variances(own, m - 1.0))
     worse = (own > variance) & np.array([bool(t.earlier) for t in tests])
@@ -190,8 +164,6 @@ def error_of(
     Of the rounds (variance of one), which more rounds lessen, and of parts that they do not: between runs, of the two
     values that an instrument rounded to its steps, and of what all cells have in common.
     """
-    import numpy as np
-
     rounds = variance * weight
     total = rounds + between + tick**2 / 6 + common
     unsure = rounds**2 / np.maximum(freedom, 1.0) + between**2 / np.maximum(of_between, 1.0) + common**2 / of_common
@@ -200,8 +172,6 @@ def error_of(
 
 def weight_of(n: Any, m: Any, paired: Any) -> Floats:
     """Return the variance of a change over that of one round, or of one pair's difference."""
-    import numpy as np
-
     found: Floats = np.where(paired, 1 / n, 1 / n + 1 / m)
     return found
 
@@ -211,6 +181,4 @@ def freedom_of(n: Any, m: Any, paired: Any, runs: Any = 1) -> Any:
 
     `n` rounds of the baseline in so many `runs`, and `m` of the current run.
     """
-    import numpy as np
-
     return np.where(paired, n - 1, n - runs + m - 1)

@@ -18,7 +18,7 @@ from attnbench.core.errors import (
     EXIT_WRONG_RESULT,
 )
 from attnbench.core.formats import percent
-from attnbench.core.groups import grouped
+from attnbench.core.groups import grouped, in_common
 from attnbench.core.record import Run
 from attnbench.core.text import count
 from attnbench.render.characters import HELD_DOWN
@@ -143,21 +143,9 @@ def _parts(findings: Sequence[Finding], judgement: Judgement) -> list[str]:
 
 
 def _pattern(names: Collection[str], every: Collection[str]) -> str:
-    """Return the words that cells have in common and no other cell has together, as "triton bwd"; "" if there are none.
-
-    Words without which it would be the same cells are left out, the last ones first.
-    """
-    words = {name: {*name.split()} for name in every}
-    telling = [word for word in next(iter(names)).split() if all(word in words[name] for name in names)]
-    for word in telling[::-1]:
-        fewer = [other for other in telling if other != word]
-        if _having(fewer, words) == _having(telling, words):
-            telling = fewer
-    return " ".join(telling) if _having(telling, words) == {*names} else ""
-
-
-def _having(some: Collection[str], words: Mapping[str, Collection[str]]) -> set[str]:
-    return {name for name, own in words.items() if all(word in own for word in some)}
+    """Return the words that cells have in common and no other cell has together, as "triton bwd"; else ""."""
+    words, alike = in_common([name.split() for name in names], [name.split() for name in every])
+    return " ".join(words) if alike == len(names) else ""
 
 
 def headline(judgement: Judgement) -> str:
@@ -316,15 +304,7 @@ def _difference_data(found: Sequence[Difference]) -> list[dict[str, Any]]:
 
 
 def _finding_data(f: Finding) -> dict[str, Any]:
-    figures = {
-        "change": "change",
-        "low": "low",
-        "high": "high",
-        "level": "level",
-        "noise": "noise",
-        "more_rounds": "more",
-        "more_rounds_of_current": "more_current",
-    }
+    d = f.decision
     return {
         "case": f.case.key,
         "backend": f.backend,
@@ -335,7 +315,9 @@ def _finding_data(f: Finding) -> dict[str, Any]:
         "current": f.current,
         "rounds": list(f.rounds),
         "margin": f.margin,
-        **{name: getattr(f.decision, field, None) for name, field in figures.items()},
+        **{name: getattr(d, name, None) for name in ("change", "low", "high", "level", "noise")},
+        "more_rounds": d and d.more,
+        "more_rounds_of_current": d and d.more_current,
         "held_down": f.held_down,
         "in_turns": f.in_turns,
         "reason": f.reason,

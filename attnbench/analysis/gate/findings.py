@@ -190,7 +190,7 @@ def split_differences(
     run_differences.check_names(expect, (baseline, current))
     found = run_differences.differences(baseline, current)
     if ab_files.in_turns(baseline, current):
-        builds = ab_files.under_test(baseline, current)
-        expect = [*expect, *ab_files.names_under_test(found, builds)]
+        builds = {*ab_files.under_test(baseline, current)}
+        expect = [*expect, *(name for d in found if builds & {*d.names} for name in d.names)]
     expected, refused, idle = run_differences.split(found, expect)
     return expected, refused, idle, run_differences.told(found, expected)

@@ -1,10 +1,7 @@
-"""First calls that are not judged, as caches of compiled kernels may have been empty on one side only.
+"""First calls that are not judged, as caches of compiled kernels may have been empty on one side only (docs/gate.md).
 
-A first call that finds its kernel in a cache takes a fraction of one that compiles, and a run does not say which it
-was. The first round of a run may fill the caches for the others, which pairs of rounds allow for. In a fresh container,
-or where a folder was emptied, the caches are empty in all rounds: then the first calls of a backend are slower
-together, and no round is quick. That is also how a kernel looks that compiles longer in each process, so nothing is
-decided. With --fresh-caches on both sides every first call compiles, and is judged.
+A run does not say whether a first call found its kernel in a cache. Where caches were empty in all rounds, the first
+calls of a backend are slower together, and no round is quick; a kernel that compiles longer looks the same.
 """
 
 from __future__ import annotations

@@ -44,16 +44,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy import special  # type: ignore[import-untyped]
 
 from attnbench.analysis.gate.change_noise import Noise, error_of, estimated, freedom_of, weight_of
 from attnbench.analysis.gate.rounds import Rounds
+from attnbench.analysis.gate.verdicts import Decision
 
 if TYPE_CHECKING:
     from attnbench.results.noise import Floats
-
-Verdict = Literal["improved", "unchanged", "regressed", "inconclusive"]
 
 FDR = 0.01
 EQUIVALENCE = 0.05
@@ -63,28 +64,6 @@ POWER = 0.80  # the probability with which the rounds that are asked for would d
 MORE_ROUNDS = (*range(1, 21), 25, 30, 40, 50, 70, 100)  # numbers of additional rounds that may be asked for
 
 
-@dataclass(frozen=True)
-class Decision:
-    """The verdict on one metric of one cell. Figures are relative: a change of 0.01 is 1 % worse.
-
-    Where nothing is known of the noise, `low`, `high` and `noise` are None.
-    """
-
-    verdict: Verdict
-    change: float
-    low: float | None  # the ends of the interval that decided
-    high: float | None
-    noise: float | None  # standard deviation of one round, or of the difference of one pair
-    more: int | None = None  # if inconclusive: rounds a side to add; None where even 100 would hardly decide
-    more_current: int | None = None  # the same, of rounds that are added to the current run alone
-    between: float = 0.0  # standard deviation of a change between runs, beyond what rounds show
-    jumping: int = 0  # if these many cells with two speeds are why it is inconclusive
-    level: float | None = None  # confidence of the interval; None where it is exact
-    jumped: int = 0  # if these many cells that differ as much between runs of the baseline are
-    slow_rounds: int = 0  # if it lies within the margin, and these many rounds do not
-    in_common: float | None = None  # what all cells moved by, if that is why no more rounds would decide
-
-
 def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] = ()) -> list[Decision]:
     """Return one decision for each test, in order; each depends on the others.
 
@@ -92,9 +71,6 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     Tests that an earlier look has `settled` contribute to the common noise and count as hypotheses, but are not
     rejected again. Raises ValueError where a side has no round.
     """
-    import numpy as np
-    from scipy import special  # type: ignore[import-untyped]
-
     if not tests:
         return []
     seen = estimated(tests, share)
@@ -145,76 +121,35 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     lower, upper = np.where(crosses, (np.minimum(lower, 0.0), np.maximum(upper, 0.0)), (lower, upper))
     called = [regressed & ~crosses, improved & ~crosses, unchanged]
     verdicts = np.select(called, ["regressed", "improved", "unchanged"], "inconclusive")
-    low, high = np.expm1(lower), np.expm1(np.minimum(upper, 700.0))
 
-    undecided = np.flatnonzero((verdicts == "inconclusive") & known & going)
+    is_open = verdicts == "inconclusive"
+    undecided = np.flatnonzero(is_open & known & going)
     beyond, sign = np.abs(change) > margin, np.sign(change)
     distance = np.where(beyond, np.minimum(np.abs(change), sign * net) - margin, margin - np.maximum(highest, -lowest))
     as_it_is = np.where(beyond & ~seen.controlled, np.abs(change) - margin, -1.0)
     routes = [(distance, parts), (as_it_is, (*parts, seen.joined, seen.of_joined))]
     more, current = _rounds_to_add(seen, undecided, tail, routes)
-    common = (distance <= 0) & (np.abs(seen.common) > margin / 3)
+    together = is_open & (distance <= 0) & (np.abs(seen.common) > margin / 3)
+    none = np.array(None)
     columns = {
         "verdict": verdicts,
         "change": np.expm1(change),
-        "low": low,
-        "high": high,
-        "noise": np.sqrt(seen.variance),
-        "known": known,
-        "exact": exact,
-        "tail": tail,
-        "off": off,
-        "common": common,
-        "slow": slow * within,
+        "low": np.where(known, np.expm1(lower), none),
+        "high": np.where(known, np.expm1(np.minimum(upper, 700.0)), none),
+        "noise": np.where(known, np.sqrt(seen.variance), none),
+        "level": np.where(known & ~exact, 1 - 2 * tail, none),
+        "between": np.sqrt(seen.between),
+        "jumped": np.where(is_open & off, seen.jumped, 0),
+        "slow_rounds": np.where(is_open & within, slow, 0),
+        "in_common": np.where(together, np.expm1(seen.common), none),
     }
-    figures = zip(*(column.tolist() for column in columns.values()), strict=True)
-    return [
-        _decision(seen, i, more.get(i), current.get(i), **dict(zip(columns, of, strict=True)))
-        for i, of in enumerate(figures)
-    ]
-
-
-def _decision(
-    seen: Noise,
-    i: int,
-    more: int | None,
-    more_current: int | None,
-    *,
-    verdict: Verdict,
-    change: float,
-    low: float,
-    high: float,
-    noise: float,
-    known: bool,
-    exact: bool,
-    tail: float,
-    off: bool,
-    common: bool,
-    slow: int,
-) -> Decision:
-    """Return the decision of test `i`. Why it is not decided is told of an inconclusive one alone.
-
-    `more`, `more_current`: rounds to add to both sides, and to the current run alone. `known`: whether the noise is.
-    `tail`: the error rate beyond each end of the interval. `off`: it lies beyond the margin by no more than runs of the
-    baseline differ. `common`: all cells moved together. `slow`: rounds beyond the margin where the cell is within it.
-    """
-    is_open = verdict == "inconclusive"
-    jumping, to_add = seen.jumping.get(i, (0, more))
-    return Decision(
-        verdict,
-        change,
-        low if known else None,
-        high if known else None,
-        noise if known else None,
-        more=to_add,
-        more_current=None if jumping or seen.paired[i] else more_current,
-        between=math.sqrt(seen.between[i]),
-        jumping=jumping,
-        level=None if exact or not known else 1 - 2 * tail,
-        jumped=int(seen.jumped[i]) if off and is_open else 0,
-        slow_rounds=slow if is_open else 0,
-        in_common=math.expm1(seen.common[i]) if common and is_open else None,
-    )
+    decisions = []
+    for i, figures in enumerate(zip(*(column.tolist() for column in columns.values()), strict=True)):
+        jumping, to_add = seen.jumping.get(i, (0, more.get(i)))
+        of_current = None if jumping or seen.paired[i] else current.get(i)
+        named = dict(zip(columns, figures, strict=True))
+        decisions.append(Decision(**named, more=to_add, more_current=of_current, jumping=jumping))
+    return decisions
 
 
 def _slow_rounds(test: Rounds, change: float) -> int:
@@ -230,8 +165,6 @@ def _step_up(p: Floats, family: Any, rate: float) -> tuple[Any, Floats]:
 
     `family` marks the tests that can err; a test without noise (its p is 0 or 1) is decided by itself.
     """
-    import numpy as np
-
     ordered = np.sort(p[family])
     m = len(ordered)
     passing = np.flatnonzero(ordered * m <= rate * np.arange(1, m + 1))
@@ -266,9 +199,6 @@ def _more_rounds(
     With `of_current` they are added to the current run alone. This holds if the change stays as it is. `distance`: of
     the change from the margin, a logarithm; `parts`: those of error_of. None: too many, or it lies on the other side.
     """
-    import numpy as np
-    from scipy import special
-
     more = np.array(MORE_ROUNDS)
     of_baseline = 0 * more if of_current else more
     n, m, paired, distance, tail = (column[:, None] for column in (n, m, paired, distance, tail))

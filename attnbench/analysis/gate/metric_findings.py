@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from attnbench.analysis.gate.disturbed_rounds import disturbed_rounds
-from attnbench.analysis.gate.hypothesis_tests import MORE_ROUNDS, Decision, decide
+from scipy import special  # type: ignore[import-untyped]
+
+from attnbench.analysis.gate.hypothesis_tests import MORE_ROUNDS, decide
 from attnbench.analysis.gate.margins import RULES, Margins
 from attnbench.analysis.gate.repeated_looks import decide_in_looks
 from attnbench.analysis.gate.rounds import Rounds, round_values, timer_tick
-from attnbench.analysis.gate.verdicts import Finding, signed
+from attnbench.analysis.gate.verdicts import Decision, Finding, signed
 from attnbench.core import stats
 from attnbench.core.formats import percent
 from attnbench.core.text import count, listed
 from attnbench.results.case_names import full_name
 from attnbench.results.cells import Cell, Key
+
+CHANCE = 0.001  # of a run whose rounds are alike, to have a round that is called disturbed
+MIN_ROUNDS = 3  # of two rounds that differ none is the disturbed one
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,31 @@ def _disturbed(metric: str, both: Sequence[_Pair]) -> list[str]:
                 f"More rounds tell: attnbench run --resume FILE --rounds {more}."
             )
     return notes
+
+
+def disturbed_rounds(cells: Sequence[Mapping[int, float]], margins: Sequence[float]) -> dict[int, int]:
+    """Return round -> in how many cells it lies apart, of the rounds of a run in which something disturbed many cells.
+
+    `cells`: the logarithms of one metric by round, of each cell; `margins`: of each cell, relative. A value lies apart
+    where it is further from the median of its cell's rounds than half the margin. If the rounds of a run are alike,
+    such values fall on them by chance: of k in n rounds, one round has Binomial(k, 1/n). A round that has more, with a
+    probability below CHANCE for all rounds together (Bonferroni), was disturbed. Where half of the rounds or more would
+    be, none is. No round is left out for it: a build that is slow in some of its processes would pass.
+    """
+    apart: Counter[int] = Counter()
+    for values, margin in zip(cells, margins, strict=True):
+        if len(values) >= MIN_ROUNDS:
+            middle = stats.median([*values.values()])
+            apart.update(n for n, value in values.items() if abs(value - middle) > margin / 2)
+    if not apart:
+        return {}
+    rounds = len({n for values in cells for n in values})
+    found = {
+        n: number
+        for n, number in sorted(apart.items())
+        if special.bdtrc(number - 1, apart.total(), 1 / rounds) <= CHANCE / rounds
+    }
+    return found if 2 * len(found) < rounds else {}
 
 
 def _test(metric: str, values: tuple[list[float], list[float]], margin: float, paired: bool, smallest: float) -> Rounds:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attnbench.analysis.gate import run_differences
 from attnbench.analysis.gate.findings import Judgement
-from attnbench.analysis.gate.notes import ROUNDS
+from attnbench.analysis.gate.margins import ROUNDS
 from attnbench.analysis.gate.verdicts import Finding
 from attnbench.core.errors import EXIT_INCONCLUSIVE
 from attnbench.core.text import count

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from attnbench.analysis.gate.margins import TIMED, Margins
+from attnbench.analysis.gate.margins import ROUNDS, TIMED, Margins
 from attnbench.analysis.gate.run_effects import SEVERAL
 from attnbench.analysis.gate.verdicts import Finding, signed
 from attnbench.core import stats
@@ -17,7 +17,6 @@ from attnbench.results import run_file, uncertainty
 from attnbench.results.cells import Cell
 from attnbench.results.run_setup import seconds_started
 
-ROUNDS = 5  # a side, for which docs/gate.md states the error rates
 ALIKE = 1.1  # how far ceilings of quiet runs lie apart at most
 OLD = 90  # days
 TOGETHER = 10  # cells, from which on a change that they have in common is worth a note
@@ -35,49 +34,43 @@ def approximations(cells: Iterable[Cell]) -> list[str]:
     ]
 
 
-def unmeasured(findings: Sequence[Finding]) -> list[str]:
-    """Return one line that counts the cells for which an A/B had no time."""
-    names = [f.name for f in findings if f.unmeasured]
-    if not names:
-        return []
-    number = count(len(names), "cell")
-    return [f"{number} left out for want of time, which is no pass: {some(names)}; give a longer --time-limit."]
+def unmeasured(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield one line that counts the cells for which an A/B had no time."""
+    if names := [f.name for f in findings if f.unmeasured]:
+        left = f"{count(len(names), 'cell')} left out for want of time, which is no pass"
+        yield f"{left}: {some(names)}; give a longer --time-limit."
 
 
-def timed(findings: Sequence[Finding], in_turns: bool, burst: float) -> list[str]:
-    """Return notes on the latencies, or cycles: one round, a common change, clocks that were held down.
+def timed(findings: Sequence[Finding], in_turns: bool, burst: float) -> Iterator[str]:
+    """Yield notes on the latencies, or cycles: one round, a common change, clocks that were held down.
 
     `burst`: seconds after which the clock was measured. Within a longer call it moves, so cycles mean less there.
     """
-    notes = []
     judged = [f for f in findings if f.metric in TIMED and f.decision]
     if not in_turns and any(1 in f.rounds for f in judged):
-        notes.append(_one_round(judged))
+        yield _one_round(judged)
     if changes := _changes(judged):
-        low, middle, high = changes
+        low, middle, high = map(signed, changes)
         if in_turns or not _moved(judged):
-            line = f"Of {len(judged)} cells the median {judged[0].metric} changed by {signed(middle)}, "
-            notes.append(line + f"the middle half by {signed(low)} to {signed(high)}.")
-        notes += _between_runs(judged, stats.median([f.margin or 0.0 for f in judged]))
-    held = [f for f in judged if f.held_down]
-    if held:
+            what = f"Of {len(judged)} cells the median {judged[0].metric} changed by {middle}"
+            yield f"{what}, the middle half by {low} to {high}."
+        yield from _between_runs(judged, stats.median([f.margin or 0.0 for f in judged]))
+    if held := [f for f in judged if f.held_down]:
         line = f"~ {count(len(held), 'cell')}: a limit held the clock below its best, so latency is the machine's too"
         short = any(f.baseline is not None and f.baseline < burst for f in held)
-        notes.append(line + ("; --metric cycles compares without the clock." if short else "."))
-    return notes
+        yield line + ("; --metric cycles compares without the clock." if short else ".")
 
 
-def moved_together(findings: Sequence[Finding]) -> list[str]:
-    """Return a note where nearly all cells became slower together, or faster, for the first lines."""
+def moved_together(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield a note where nearly all cells became slower together, or faster, for the first lines."""
     judged = [f for f in findings if f.metric in TIMED and f.decision]
-    if not _moved(judged):
-        return []
-    low, middle, high = _changes(judged)
-    return [
-        f"Nearly all of {len(judged)} cells moved together: the median {judged[0].metric} by {signed(middle)}, the "
-        f"middle half by {signed(low)} to {signed(high)}. The machine is as likely the cause (clock, power, load) as "
-        "the code: measure the baseline again and gate anew."
-    ]
+    if _moved(judged):
+        low, middle, high = map(signed, _changes(judged))
+        yield (
+            f"Nearly all of {len(judged)} cells moved together: the median {judged[0].metric} by {middle}, the middle "
+            f"half by {low} to {high}. The machine is as likely the cause (clock, power, load) as the code: measure "
+            "the baseline again and gate anew."
+        )
 
 
 def _changes(judged: Sequence[Finding]) -> tuple[float, ...]:
@@ -94,17 +87,16 @@ def _moved(judged: Sequence[Finding]) -> bool:
     return low * high > 0 and abs(middle) > stats.median([f.margin or 0.0 for f in judged]) / 3
 
 
-def _between_runs(judged: Sequence[Finding], margin: float) -> list[str]:
-    """Return a note on cells that differ between the runs by more than their rounds explain."""
+def _between_runs(judged: Sequence[Finding], margin: float) -> Iterator[str]:
+    """Yield a note on cells that differ between the runs by more than their rounds explain."""
     between = max(f.decision.between for f in judged if f.decision)
-    if between < margin / 10:
-        return []
-    return [
-        f"Cells differ between the runs by {percent(between)} (standard deviation) more than their rounds do, some "
-        "slower and some faster: either most cells changed, or any two runs on this machine differ so. The verdicts "
-        "allow for it. More rounds do not lessen it; more runs of the baseline (baseline save --add) do, and attnbench "
-        "ab, which measures in turns."
-    ]
+    if between >= margin / 10:
+        yield (
+            f"Cells differ between the runs by {percent(between)} (standard deviation) more than their rounds do, some "
+            "slower and some faster: either most cells changed, or any two runs on this machine differ so. The "
+            "verdicts allow for it. More rounds do not lessen it; more runs of the baseline (baseline save --add) do, "
+            "and attnbench ab, which measures in turns."
+        )
 
 
 def _one_round(judged: Sequence[Finding]) -> str:
@@ -118,87 +110,80 @@ def _one_round(judged: Sequence[Finding]) -> str:
     halves = [math.log1p(high) - math.log1p(change) for high, change in intervals]
     half = stats.median(halves)
     known = f"no better than a factor of {FAR}" if half > math.log(FAR) else percent(half)
-    known = f"the typical change is known to {known}"
-    if any(max(f.rounds) > 1 for f in judged):
-        return f"One side has one round only, so its noise is taken to be the other's; {known}. Run --rounds {ROUNDS}."
+    noise = "the other side's" if any(max(f.rounds) > 1 for f in judged) else "how differently the cells changed"
     return (
-        "One round a side is weak: noise is taken from how differently the cells changed, a disturbed cell cannot be "
-        f"told from a changed one, and {known}. Run both with --rounds {ROUNDS}."
+        f"One round is weak: its noise is taken from {noise}, a disturbed cell cannot be told from a changed one, and "
+        f"the typical change is known to {known}. Run both with --rounds {ROUNDS}."
     )
 
 
-def runs(number: int, controls: Collection[str]) -> list[str]:
-    """Return what shows how whole runs differ: runs of the baseline, and backends that nothing can have changed."""
+def runs(number: int, controls: Collection[str]) -> Iterator[str]:
+    """Yield what shows how whole runs differ: runs of the baseline, and backends that nothing can have changed."""
     beside = f"the latency of {some(sorted(controls))}, which the same torch brings" if controls else ""
     if number >= SEVERAL:
         also = f" and {beside}" if beside else ""
-        return [
-            f"How whole runs differ is estimated from {number} runs of the baseline{also}; the verdicts allow for it."
-        ]
-    few = "One run" if number == 1 else "Two runs"
-    alone = f"; {beside}, shows a part of it" if beside else ""
-    return [
-        f"{few} of the baseline cannot show how whole runs differ{alone}. {SEVERAL} runs can: "
-        "attnbench baseline save RUN --add."
-    ]
+        yield f"How whole runs differ is estimated from {number} runs of the baseline{also}; the verdicts allow for it."
+    else:
+        few = "One run" if number == 1 else "Two runs"
+        alone = f"; {beside}, shows a part of it" if beside else ""
+        yield (
+            f"{few} of the baseline cannot show how whole runs differ{alone}. {SEVERAL} runs can: "
+            "attnbench baseline save RUN --add."
+        )
 
 
-def repeated(side: str, run: Run) -> list[str]:
-    """Return a note on rounds of which cells were measured again after they worked; the later figures count."""
-    again = Counter(record.round for record in run.replaced if record.status == "ok")
-    told = [f"round {n} in {count(number, 'cell')}" for n, number in sorted(again.items())]
-    what = f"The {side} has figures that were measured again, of which the later count"
-    return [f"{what}: {', '.join(told)}."] if told else []
+def repeated(side: str, run: Run) -> Iterator[str]:
+    """Yield a note on rounds of which cells were measured again after they worked; the later figures count."""
+    if again := Counter(record.round for record in run.replaced if record.status == "ok"):
+        told = ", ".join(f"round {n} in {count(number, 'cell')}" for n, number in sorted(again.items()))
+        yield f"The {side} has figures that were measured again, of which the later count: {told}."
 
 
-def incomplete(side: str, run: Run) -> list[str]:
-    """Return a note on a run that was interrupted. A saved baseline has no plan, and an A/B no further one."""
+def incomplete(side: str, run: Run) -> Iterator[str]:
+    """Yield a note on a run that was interrupted. A saved baseline has no plan, and an A/B no further one."""
     left = run_file.missing(run)
-    if not left or run.turns:
-        return []
-    number = f"{len(left)} of {count(len(run.plan), 'planned job')}"
-    return [f"The {side} is incomplete: {number} not measured. Finish it with attnbench run --resume, and gate again."]
+    if left and not run.turns:
+        number = f"{len(left)} of {count(len(run.plan), 'planned job')}"
+        yield f"The {side} is incomplete: {number} not measured. Finish it with attnbench run --resume, and gate again."
 
 
-def units(margins: Margins, baseline: Run, current: Run) -> list[str]:
-    """Return a note on runs of two units of one GPU model, or of which it is not known whether they are of two."""
+def units(margins: Margins, baseline: Run, current: Run) -> Iterator[str]:
+    """Yield a note on runs of two units of one GPU model, or of which it is not known whether they are of two."""
     if not margins.units:
-        return []
+        return
     sides = {"baseline": baseline.environment.device.uuid, "current run": current.environment.device.uuid}
     unknown = [side for side, uuid in sides.items() if uuid is None]
     whose = "The runs are of two units of this GPU model"
     if unknown:
         whose = f"The runs may be of two units of this GPU model, as the {unknown[0]} has no UUID"
-    return [
+    yield (
         f"{whose}, and cells of two units differ by up to {percent(margins.units)}, which no round shows "
         f"({uncertainty.spread(current.environment.device)}). A smaller margin of latency counts as that; for a "
         f"smaller one measure the baseline on this unit{'' if unknown else ' too'}."
-    ]
+    )
 
 
-def age(baseline: Run, current: Run) -> list[str]:
-    """Return a note on a baseline that was measured long before the current run."""
+def age(baseline: Run, current: Run) -> Iterator[str]:
+    """Yield a note on a baseline that was measured long before the current run."""
     then, now = seconds_started(baseline), seconds_started(current)
     days = 0 if then is None or now is None else int((now - then) / 86400)
-    if days < OLD:
-        return []
-    return [
-        f"The baseline is of {baseline.started[:10]}, {days} days before the current run: a driver, a compile cache or "
-        "a card may have changed unseen since. Measure it again."
-    ]
+    if days >= OLD:
+        yield (
+            f"The baseline is of {baseline.started[:10]}, {days} days before the current run: a driver, a compile "
+            "cache or a card may have changed unseen since. Measure it again."
+        )
 
 
-def ceilings(before: Iterable[Cell], after: Iterable[Cell]) -> list[str]:
-    """Return a note where a matmul or a copy, which no change of a kernel touches, was not as fast in both runs."""
+def ceilings(before: Iterable[Cell], after: Iterable[Cell]) -> Iterator[str]:
+    """Yield a note where a matmul or a copy, which no change of a kernel touches, was not as fast in both runs."""
     then, now = (_ceilings(cells) for cells in (before, after))
     ratios = {name: now[name] / then[name] for name in then if name in now}
-    if all(1 / ALIKE < ratio < ALIKE for ratio in ratios.values()):
-        return []
-    said = ", ".join(f"{name} {ratio:.2g}x" for name, ratio in ratios.items())
-    return [
-        f"What no kernel changes was not as fast in the current run as in the baseline: {said}. So one of them was "
-        "disturbed, or the machine is another; measure both again with nothing else running."
-    ]
+    if not all(1 / ALIKE < ratio < ALIKE for ratio in ratios.values()):
+        said = ", ".join(f"{name} {ratio:.2g}x" for name, ratio in ratios.items())
+        yield (
+            f"What no kernel changes was not as fast in the current run as in the baseline: {said}. So one of them was "
+            "disturbed, or the machine is another; measure both again with nothing else running."
+        )
 
 
 def _ceilings(cells: Iterable[Cell]) -> dict[str, float]:

@@ -1,12 +1,8 @@
 """The statistics of `attnbench ab`: two builds measured in turns and judged after some pairs of rounds, until decided.
 
-**Pairs.** Round i of one side and round i of the other ran next to each other, in turns A B, B A, B A, A B, ... (the
-Thue-Morse sequence). Their difference is one value: slow drift is in both and cancels, and over four pairs the order of
-the turns cancels drift that is linear or quadratic. The pairs' differences are compared with the margin by Student's t,
-as hypothesis_tests.py says.
-
-**Looks.** The cells that are not settled are judged after each number of pairs in LOOKS. Seven looks give chance seven
-tries, so each look spends a seventh of the error rates of hypothesis_tests.py:
+docs/ab.md has the method: a pair's difference is one value, compared with the margin by Student's t as
+hypothesis_tests.py says, and the cells that are not settled are judged after each number of pairs in LOOKS. Each look
+spends a seventh of the error rates:
 
 - the false discovery rate: a look finds its regressions by Benjamini and Hochberg's step-up procedure at FDR / 7 over
   all cells and metrics of the A/B; the settled ones are counted as hypotheses that cannot be rejected any more. The
@@ -19,12 +15,9 @@ tries, so each look spends a seventh of the error rates of hypothesis_tests.py:
 This is a spending function (Lan and DeMets, Biometrika 70(3), 1983) used with Bonferroni's inequality in place of the
 joint distribution of the looks, which cannot be computed for a moderated variance of few pairs. That costs more pairs
 near the margin, and holds for any dependence (Jennison and Turnbull, "Group Sequential Methods with Applications to
-Clinical Trials", 2000). A look may be moved for a reason that does not depend on the figures: where the time is up or a
-person ends the A/B, the next look is taken with the pairs that are there.
+Clinical Trials", 2000). A look may be moved for a reason that does not depend on the figures, as where the time is up.
 
-A cell is **settled** when it is regressed, improved or unchanged; its figures are those of that look, and it is not
-measured any more. The variances of settled cells stay in the common prior. After one or two pairs no noisy metric is
-judged.
+The figures of a settled cell are those of its look; its variance stays in the common prior.
 """
 
 from __future__ import annotations
@@ -32,8 +25,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from attnbench.analysis.gate.hypothesis_tests import Decision, decide
+from attnbench.analysis.gate.hypothesis_tests import decide
 from attnbench.analysis.gate.rounds import Rounds
+from attnbench.analysis.gate.verdicts import Decision
 from attnbench.run.ab.schedule import LOOKS
 
 MIN_PAIRS = 3  # to judge noise; with two, simulations with ten times the noise had more than 1 % false alarms

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from attnbench.analysis.gate.margins import TIMED
 from attnbench.results.cells import Cell
 
@@ -53,8 +55,6 @@ def smallest_tick(cells: Iterable[Sequence[float]]) -> float:
     Readings that differ by less than a millionth differ by rounding. A timer without steps has a smallest difference
     too, but far below its noise, so that it does not count.
     """
-    import numpy as np
-
     smallest = np.inf
     for readings in cells:
         found = np.unique(readings)

@@ -1,9 +1,9 @@
 """What all rounds of a run have in common, so that no number of rounds shows it: of all cells together, and of a cell.
 
-**All cells together.** Another day, a warmer room or a change of the code moves them; the median change of the cells is
-what they have in common. Of the controls, where there are enough: cells of backends that no difference between the runs
-concerns, so that the code cannot have moved them. How much it may be by itself, the baseline's runs show. With fewer
-than SEVERAL runs it is taken to be as much as single rounds differ by as a whole, as what moves rounds moves runs.
+docs/gate.md ("What rounds cannot show") has the idea.
+
+**All cells together.** The median change of the cells, or of the controls, where there are enough. How much it may be
+by itself, the baseline's runs show; with fewer than SEVERAL it is taken to be as much as single rounds differ by.
 
 **One cell.** The variance of a cell's mean between the baseline's runs, less the common part, with as many degrees of
 freedom as there are runs after the first, moderated by that of all cells (results/noise.py). The prior has FREEDOM
@@ -11,8 +11,8 @@ degrees of freedom at most: cells of one backend may move together, and then the
 baseline of one run the scatter of the changes takes its place (`noise.between_runs`); of the controls where there are
 enough, as changes of the code would be taken for noise.
 
-**Jumps.** Where a cell of the baseline's runs is off by more than its rounds explain, another cell may be in the next
-run. A change is no larger than such a jump unless it is TIMES_A_JUMP the largest that was seen.
+**Jumps.** A change is no larger than a difference between the baseline's runs that rounds do not explain, unless it is
+TIMES_A_JUMP the largest that was seen.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from attnbench.results.noise import (
     CELL_FREEDOM,
@@ -59,8 +61,6 @@ def run_effects(tests: Sequence[Rounds], change: Floats, rounds: Floats, noise: 
 
     `change` of each cell, its variance as its `rounds` show it, and the variance of one round (`noise`).
     """
-    import numpy as np
-
     controls = np.array([test.control for test in tests])
     controlled = bool(controls.sum() >= MIN_SCATTER)
     reference = controls if controlled else np.ones(len(tests), bool)
@@ -106,8 +106,6 @@ def _variance_of_levels(tests: Sequence[Rounds], reference: Any, number: int, no
     A round's level is the median of the cells that have all rounds of its run. Of one round a side none is seen: the
     variance is the median cell's.
     """
-    import numpy as np
-
     squares, freedom = 0.0, 0
     of_cells = [test for test, chosen in zip(tests, reference, strict=True) if chosen]
     for run in (*range(number), None):
@@ -121,8 +119,6 @@ def _variance_of_levels(tests: Sequence[Rounds], reference: Any, number: int, no
 
 def _means(tests: Sequence[Rounds], number: int) -> tuple[Floats, Floats]:
     """Return the mean of each run of each cell, NaN where it has none, and the number of its rounds."""
-    import numpy as np
-
     means, counts = np.full((len(tests), number), np.nan), np.zeros((len(tests), number))
     for i, test in enumerate(tests):
         for run, values in enumerate(test.runs):
@@ -133,8 +129,6 @@ def _means(tests: Sequence[Rounds], number: int) -> tuple[Floats, Floats]:
 
 def _jumps(own: Floats, counts: Floats, runs: Any, noise: Floats) -> dict[str, Any]:
     """Return the largest difference of a run from the cell's other runs that rounds do not explain, and of how many."""
-    import numpy as np
-
     others = counts.sum(axis=1, keepdims=True) - counts
     size = np.abs(own) * (runs / np.maximum(runs - 1, 1))[:, None]
     error = np.sqrt(noise[:, None] * (1 / np.maximum(counts, 1) + 1 / np.maximum(others, 1)))

@@ -1,18 +1,11 @@
 """Cells that run at one of two speeds, which each process draws anew: what they say of cells that seem to have changed.
 
-A cell whose rounds jump shows it, and its variance keeps it from being judged. By chance, though, all rounds of the
-baseline draw one speed and all of the current run the other: with p the probability of the slower one that is
-
-    p^m (1 - p)^n    for n and m rounds, at most 2^-(n + m) for n = m,
-
-and then nothing tells it from a cell that changed. Ten such cells and five rounds give 1 % of gates a false regression,
-whatever the test; six rounds 0.24 %. So where cells of a gate are seen to jump, the sum of these probabilities is the
-rate of such regressions. Where it exceeds CHANCE, changes as large as the jumps that are seen stay inconclusive. The
-largest jump may not be among the k seen: the end of a uniform distribution is estimated by their largest and a kth
-of it more (Goodman, "Serial Number Analysis", JASA 47, 1952).
-
-Speeds that differ by process: Mytkowicz et al., "Producing Wrong Data Without Doing Anything Obviously Wrong!", ASPLOS
-2009.
+By chance all n rounds of the baseline draw one speed and all m of the current run the other, with the probability
+p^m (1 - p)^n for p of the slower one; nothing then tells the cell from one that changed (docs/gate.md, "Cells with
+two speeds"). Where the sum of these probabilities over the cells that are seen to jump exceeds CHANCE, changes as large
+as the jumps stay inconclusive. The largest jump may not be among the k seen: the end of a uniform distribution is
+estimated by their largest and a kth of it more (Goodman, "Serial Number Analysis", JASA 47, 1952). Speeds that differ
+by process: Mytkowicz et al., "Producing Wrong Data Without Doing Anything Obviously Wrong!", ASPLOS 2009.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from attnbench.analysis.gate.hypothesis_tests import Decision
 from attnbench.analysis.gate.margins import RULES
 from attnbench.core import stats
 from attnbench.core.case import Case
@@ -19,6 +18,28 @@ Verdict = Literal[
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # the most severe first
 _METRICS = (None, *RULES)  # in the order of a report
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The verdict on one metric of one cell. Figures are relative: a change of 0.01 is 1 % worse.
+
+    Where nothing is known of the noise, `low`, `high` and `noise` are None.
+    """
+
+    verdict: Verdict
+    change: float
+    low: float | None  # the ends of the interval that decided
+    high: float | None
+    noise: float | None  # standard deviation of one round, or of the difference of one pair
+    more: int | None = None  # if inconclusive: rounds a side to add; None where even 100 would hardly decide
+    more_current: int | None = None  # the same, of rounds that are added to the current run alone
+    between: float = 0.0  # standard deviation of a change between runs, beyond what rounds show
+    jumping: int = 0  # if these many cells with two speeds are why it is inconclusive
+    level: float | None = None  # confidence of the interval; None where it is exact
+    jumped: int = 0  # if these many cells that differ as much between runs of the baseline are
+    slow_rounds: int = 0  # if it lies within the margin, and these many rounds do not
+    in_common: float | None = None  # what all cells moved by, if that is why no more rounds would decide
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+from scipy import stats as distributions  # type: ignore[import-untyped]
+
 from attnbench.analysis.history.change_tests import FALSE_ALARM, LEAST, MIN_RUNS
 from attnbench.core import stats
 from attnbench.core.errors import UserError
@@ -121,9 +124,6 @@ def levels(
     """
     if len(values) < MIN_RUNS:
         return None
-    import numpy as np
-    from scipy import stats as distributions  # type: ignore[import-untyped]
-
     variance, freedom = moderated(own_variance(values), _FREEDOM * (len(values) - 1), prior)
     noise = max(math.sqrt(variance * (1 + kept)) / (1 - kept), least)
     scaled = np.log(values) / noise
@@ -173,8 +173,6 @@ def own_variance(seconds: Sequence[float]) -> float:
 
 def _found(scaled: Floats, critical: float) -> list[int]:
     """Return the runs at which PELT has steps. Raises UserError without ruptures."""
-    import numpy as np
-
     try:
         import ruptures
     except ImportError as error:
@@ -204,8 +202,6 @@ def _settled(scaled: Floats, steps: Sequence[int]) -> tuple[list[int], list[tupl
 
 def _place(scaled: Floats, before: int, step: int, after: int) -> tuple[int, int, int]:
     """Return where the step between two runs fits best, and the earliest and latest place that it may be at."""
-    import numpy as np
-
     low, high = _middles(scaled[before:after], [0, step - before])
     own = scaled[before:after]
     off = [abs(own - middle) for middle in (low, high)]
@@ -217,8 +213,6 @@ def _place(scaled: Floats, before: int, step: int, after: int) -> tuple[int, int
 
 
 def _middles(scaled: Floats, starts: Sequence[int]) -> list[float]:
-    import numpy as np
-
     return [float(np.median(scaled[start:end])) for start, end in pairwise((*starts, len(scaled)))]
 
 
@@ -227,8 +221,6 @@ def _pending(scaled: Floats, described: Floats, start: int, critical: float, noi
 
     They must begin with a jump, larger than any other by what noise explains: a drift has none.
     """
-    import numpy as np
-
     off = scaled - described
     jumps = abs(np.diff(scaled))
     for number in range(LEAST - 1, 0, -1):
@@ -242,8 +234,6 @@ def _pending(scaled: Floats, described: Floats, start: int, critical: float, noi
 
 def _error(of: Floats) -> float:
     """Return the sum of squared errors, in units of the noise."""
-    import numpy as np
-
     return float((np.clip(of, -_FAR, _FAR) ** 2).sum())
 
 
@@ -251,9 +241,6 @@ def _creep(scaled: Floats, starts: Sequence[int]) -> tuple[float, float] | None:
     """Return the line that describes a series with steps better: its start and slope a run, in units of the noise."""
     if len(starts) < 2:
         return None
-    import numpy as np
-    from scipy import stats as distributions
-
     runs, middles = np.arange(len(scaled)), _middles(scaled, starts)
     slope, start, *_ = distributions.theilslopes(scaled, runs)
     steps = np.repeat(middles, np.diff([*starts, len(scaled)]))

@@ -1,23 +1,20 @@
 """Whether anything changed in the cells of a unit: two tests, and a cell has changed where both say so.
 
-Both look for the description that leaves least of a cell's squared logarithms: a step at any run, a stretch of runs at
-another level, or a line over the runs. A level lasts for LEAST runs or longer.
+docs/history.md has the idea. Both look for the description that leaves least of a cell's squared logarithms: a step at
+any run, a stretch of runs at another level, or a line over the runs. A level lasts for LEAST runs or longer.
 
-**Runs in another order.** Where nothing changes with time, any order of the runs is as likely as the one seen. So the
-runs are put in random order, all cells of the unit and all metrics together, since cells share what a run is like (its
-speed, its day). A cell must be described better than the best described of all cells is in all but FALSE_ALARM of these
-orders (Westfall and Young, "Resampling-Based Multiple Testing", 1993, their maxT; with stretches as in Olshen et al.,
-"Circular binary segmentation", Biostatistics 5(4), 2004). That holds whatever the noise: with heavy tails, with runs of
-two speeds. It needs as many runs as have enough orders: ten for a step.
+**Runs in another order.** The runs are put in random order, all cells of the unit and all metrics together, since cells
+share what a run is like. A cell must be described better than the best described of all cells is in all but FALSE_ALARM
+of these orders (Westfall and Young, "Resampling-Based Multiple Testing", 1993, their maxT; with stretches as in Olshen
+et al., "Circular binary segmentation", Biostatistics 5(4), 2004). That holds whatever the noise.
 
-**Runs that resemble the run before.** A machine that drifts is no such case: its runs look like steps. So a step must
-also be more likely than noise of which each run keeps the share rho of what the last one was off by (AR(1)). Both are
-fitted by least squares for each rho up to a limit, whose greatest likelihoods are compared. The critical ratio is the
-largest of simulated series with rho up to that limit, for FALSE_ALARM over all cells (Bonferroni). The limit
-is the autocorrelation of the median cell, corrected for what a short series hides (Kendall, "Note on bias in the
-estimation of autocorrelation", Biometrika 41, 1954), plus its standard error. So where most cells stay alike, a step of
-one has its full weight, and where all move at once it must be told from a drift by its size alone. Where the median of
-the cells itself passes both tests (then rho may be up to MOST), its change is taken out before the limit is found.
+**Runs that resemble the run before.** A step must also be more likely than noise of which each run keeps the share rho
+of what the last one was off by (AR(1)). Both are fitted by least squares for each rho up to a limit, whose greatest
+likelihoods are compared. The critical ratio is the largest of simulated series with rho up to that limit, for
+FALSE_ALARM over all cells (Bonferroni). The limit is the autocorrelation of the median cell, corrected for what a short
+series hides (Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954), plus its standard
+error. Where the median of the cells itself passes both tests (then rho may be up to MOST), its change is taken out
+before the limit is found.
 """
 
 from __future__ import annotations
@@ -28,13 +25,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import NDArray
 
+if TYPE_CHECKING:
     from attnbench.results.noise import Floats
 
-    Bools = NDArray[numpy.bool_]
+Bools = NDArray[np.bool_]
 
 LEAST = 3  # runs of a level
 FALSE_ALARM = 0.01  # of a history without changes, all its cells together
@@ -64,8 +61,6 @@ def judged(metrics: Sequence[Floats], least: Sequence[float], groups: int = 1) -
 
     `least` is for each metric the noise that a run has at least; so many `groups` are told together.
     """
-    import numpy as np
-
     runs = metrics[0].shape[1]
     level = FALSE_ALARM / groups
     tried = _models(runs)
@@ -117,8 +112,6 @@ class _Model:
 @lru_cache(8)
 def _models(runs: int) -> tuple[_Model, ...]:
     """Return the models of so many runs, of each rho from 0 to MOST."""
-    import numpy as np
-
     at, stride = np.arange(runs), math.ceil(runs / EDGES)
     shapes = [at >= start for start in range(LEAST, runs - LEAST + 1)]
     edges = range(LEAST, runs - LEAST + 1, stride)
@@ -138,7 +131,6 @@ def _models(runs: int) -> tuple[_Model, ...]:
 
 def _order_matters(metrics: Sequence[Floats], floors: Sequence[float], level: float) -> list[Bools]:
     """Return for each series of each metric whether the order of the runs is another than chance explains."""
-    import numpy as np
 
     def ratios(rows: Floats, floor: float) -> Floats:
         whole, left = model.errors(rows)
@@ -165,8 +157,6 @@ def _order_matters(metrics: Sequence[Floats], floors: Sequence[float], level: fl
 
 def _likelier(rows: Floats, limit: float, floor: float) -> tuple[Floats, Floats]:
     """Return by how much likelier a change is than none (twice the logarithm), with rho up to `limit`, and its rho."""
-    import numpy as np
-
     runs = rows.shape[-1]
     none, changed = [], []
     for model in _up_to(limit, runs):
@@ -184,8 +174,6 @@ def _up_to(limit: float, runs: int) -> Iterator[_Model]:
 
 def _correlation(rows: Floats, floor: float, changes: int = 0) -> float:
     """Return the autocorrelation of the median series, without the bias of short ones from which changes were taken."""
-    import numpy as np
-
     runs = rows.shape[-1]
     centred = rows - rows.mean(axis=1, keepdims=True)
     squares = (centred**2).sum(axis=1)
@@ -210,7 +198,6 @@ def _critical(runs: int, limit: float, level: float) -> float:
 @lru_cache(32)
 def _simulated(runs: int, limit: float) -> float:
     """Return the ratio that _TAIL of series is beyond; that of normal values falls off as Student's t from there."""
-    import numpy as np
 
     def of(rho: float) -> float:
         return float(np.quantile(_likelier(_noise(runs, rho), limit, 0.0)[0], 1 - _TAIL))
@@ -220,8 +207,6 @@ def _simulated(runs: int, limit: float) -> float:
 
 def _noise(runs: int, rho: float, number: int = _SERIES) -> Floats:
     """Return series of noise of which each run keeps rho of what the last one was off by."""
-    import numpy as np
-
     drawn = np.random.default_rng(0).normal(size=(number, runs))
     for run in range(1, runs):
         drawn[:, run] = rho * drawn[:, run - 1] + math.sqrt(1 - rho**2) * drawn[:, run]
@@ -231,8 +216,6 @@ def _noise(runs: int, rho: float, number: int = _SERIES) -> Floats:
 @lru_cache(32)
 def _detectable(runs: int, limit: float, level: float) -> float:
     """Return the step in the middle of the runs that 95 % of series show, in standard deviations of a run."""
-    import numpy as np
-
     noise, critical = _noise(runs, 0.0, 200), _critical(runs, limit, level)
     for size in np.geomspace(1, 100, 60):
         stepped = noise + size * (np.arange(runs) >= runs // 2)

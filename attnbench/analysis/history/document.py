@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from attnbench.analysis.cautions import Places, Rule, in_cells, stated, when
 from attnbench.analysis.gate.margins import RULES
 from attnbench.analysis.gate.verdicts import signed
 from attnbench.analysis.history.acknowledged import Acknowledgement
-from attnbench.analysis.history.change_tests import FALSE_ALARM, LEAST, MIN_RUNS, MOST
+from attnbench.analysis.history.change_tests import FALSE_ALARM, LEAST, MIN_RUNS
 from attnbench.analysis.history.events import Event, events, named
 from attnbench.analysis.history.findings import Trend, trends
 from attnbench.analysis.history.series import DEFAULT, in_order, without_figure
@@ -23,6 +22,7 @@ from attnbench.core.groups import grouped
 from attnbench.core.record import Run
 from attnbench.core.text import count, some
 from attnbench.render.document import (
+    Caution,
     Column,
     Document,
     Dot,
@@ -45,7 +45,6 @@ from attnbench.results.run_setup import seconds_started
 
 UNKNOWN = "unknown"
 TOGETHER = 0.5  # of the cells of a unit: where so many change at once, it is rather the machine than the code
-SEEN = 0.3  # an autocorrelation that is said
 FIT = "attnbench doctor says whether the machine is fit."
 
 
@@ -64,15 +63,13 @@ class Request:
         return sorted(worse, key=lambda trend: -trend.change)
 
 
-def history(runs: Sequence[Run], request: Request) -> list[Trend]:
-    """Return what each cell does in each metric. Raises UserError without ruptures, where a cell changed."""
-    return trends(runs, request.join_units, request.metrics, request.acknowledged)
-
-
 def document(runs: Sequence[Run], request: Request | None = None, every: bool = False) -> Document:
-    """Return the document of a history. `every`: with the cells that did not change."""
+    """Return the document of a history. `every`: with the cells that did not change.
+
+    Raises UserError without ruptures, where a cell changed.
+    """
     request = request or Request()
-    found = history(runs, request)
+    found = trends(runs, request.join_units, request.metrics, request.acknowledged)
     shown = [trend for trend in found if every or trend.changed or trend.accepted]
     shown.sort(key=lambda trend: -abs(trend.change))
     changed = events(found)
@@ -83,7 +80,7 @@ def document(runs: Sequence[Run], request: Request | None = None, every: bool = 
         answer=(*disturbed.doubt(runs), *_answer(found)),
         machines=tuple(_machines(found)),
         blocks=(*_events_table(changed, found), *_cells_table(shown, found), *_acknowledged_table(found)),
-        cautions=stated(CAUTIONS, Told(runs, found, changed, request)),
+        cautions=tuple(_cautions(runs, found, changed, request)),
         notes=((Span(_note(found), "quiet"),),),
         verdict=_verdict(request, found),
         appendix=(Section("figures", "Figures over date", tuple(map(_plot, shown))),) if shown else (),
@@ -99,8 +96,7 @@ def _verdict(request: Request, found: Sequence[Trend]) -> Verdict | None:
         return None
     limit = percent(request.fail_on)
     if worse := request.failing(found):
-        cells = count(len({trend.series.cell for trend in worse}), "cell")
-        return Verdict(f"FAIL: {cells} worse by more than {limit}: {some([named(trend) for trend in worse])}", "bad")
+        return Verdict(f"FAIL: {_cells(worse)} worse by more than {limit}: {some(map(named, worse))}", "bad")
     return Verdict(f"PASS: no cell is shown to be worse by more than {limit}", "good")
 
 
@@ -190,43 +186,29 @@ def _events_table(changed: Sequence[Event], found: Sequence[Trend]) -> Iterator[
     rows: list[tuple[Entry, ...]] = []
     lines: list[Line] = []
     for event in changed:
-        who = some(event.cells, 2)
-        unit, with_it = (event.device,) if several else (), "; ".join(event.with_it)
-        cells = f"{len({trend.series.cell for trend, _ in event.changes})} of {event.judged}"
-        either = str(event.between) if event.between else ""
-        rows.append(
-            (
-                _date(event.bad),
-                _commits(event.good, event.bad),
-                either,
-                *unit,
-                cells,
-                signed(event.middle),
-                who,
-                with_it,
-            )
-        )
+        who, with_it, middle = some(event.cells, 2), "; ".join(event.with_it), signed(event.middle)
+        unit = (event.device,) if several else ()
+        cells = f"{event.number} of {event.judged}"
+        place = _date(event.bad), _commits(event.good, event.bad), str(event.between or "")
+        rows.append((*place, *unit, cells, middle, who, with_it))
         told = ", ".join((_place(event.good, event.bad, event.between), *unit))
-        lines += [(Span(f"{told}: {cells} cells, {signed(event.middle)}"),)]
-        lines += [(Span("; ".join(filter(None, (who, with_it)))),)]
-    headings = (
-        "first bad run",
-        "good..bad",
-        "either",
-        *(("unit",) if several else ()),
-        "cells",
-        "median change",
-        "which",
+        lines += [(Span(f"{told}: {cells} cells, {middle}"),), (Span("; ".join(filter(None, (who, with_it)))),)]
+    columns = (
+        Column("first bad run", wrap=False),
+        Column("good..bad", wrap=False),
+        Column("either", "right", wrap=False),
+        *((Column("unit", wrap=False),) if several else ()),
+        Column("cells", "right", wrap=False),
+        Column("median change", "right", wrap=False),
+        Column("which"),
+        Column("what else changed then"),
     )
-    right = ("either", "cells", "median change")
-    columns = [Column(h, "right" if h in right else "left", wrap=h == "which") for h in headings]
-    columns.append(Column("what else changed then"))
     note = (
         "good..bad: the last run that is surely before the step and the first that is surely after it, as git bisect "
+        "wants them; either: runs between these that may be before or after it."
     )
-    note += "wants them; either: runs between these that may be before or after it."
     narrow = Paragraphs(tuple(lines), "Steps", indent=4)
-    yield Table("steps", tuple(columns), tuple(rows), title="Steps", note=note, narrow=narrow)
+    yield Table("steps", columns, tuple(rows), title="Steps", note=note, narrow=narrow)
 
 
 def _cells_table(shown: Sequence[Trend], found: Sequence[Trend]) -> Iterator[Table]:
@@ -247,13 +229,13 @@ def _cells_table(shown: Sequence[Trend], found: Sequence[Trend]) -> Iterator[Tab
         ends = (METRICS[trend.series.metric].format(value) for value in _ends(trend))
         rows.append((trend.name, *metric, *unit, str(len(trend.series.points)), *ends, change, "; ".join(how), least))
     left = ("cell", *(("metric",) if metrics else ()), *(("unit",) if several else ()))
-    columns = [Column(h, wrap=False) for h in left]
-    columns += [Column(h, "right", wrap=False) for h in ("runs", "first", "latest", "change")]
-    columns += [Column("how"), Column("least seen", "right", wrap=False)]
-    note = (
-        "First and latest are levels. Least seen: the step in the middle of the runs that is found in 95 % of series."
+    columns = (
+        *(Column(heading, wrap=False) for heading in left),
+        *(Column(heading, "right", wrap=False) for heading in ("runs", "first", "latest", "change")),
+        *(Column("how"), Column("least seen", "right", wrap=False)),
     )
-    yield Table("cells", tuple(columns), tuple(rows), title="Cells", note=note)
+    note = "First, latest: levels. Least seen: the step in the middle of the runs that is found in 95 % of series."
+    yield Table("cells", columns, tuple(rows), title="Cells", note=note)
 
 
 def _ends(trend: Trend) -> tuple[float, float]:
@@ -280,130 +262,64 @@ def _acknowledged_table(found: Sequence[Trend]) -> Iterator[Table]:
             change = signed(changes[run]) if run in changes else "creep"
             rows.append((trend.name, trend.series.metric, _when(trend.run(run)), change, entry.reason))
     if rows:
-        columns = (
-            Column("cell", wrap=False),
-            Column("metric"),
-            Column("run"),
-            Column("change", "right"),
-            Column("why"),
-        )
+        columns = Column("cell", wrap=False), Column("metric"), Column("run"), Column("change", "right"), Column("why")
         yield Table("acknowledged", columns, tuple(rows), title="Acknowledged")
 
 
-@dataclass(frozen=True)
-class Told:
-    """What a history tells: of which runs, what each cell does, the events, and what was asked for."""
-
-    runs: Sequence[Run]
-    found: Sequence[Trend]
-    events: Sequence[Event]
-    request: Request
+def _cells(trends: Iterable[Trend]) -> str:
+    """Return how many cells some series are of."""
+    return count(len({trend.series.cell for trend in trends}), "cell")
 
 
-def _in(trends: Iterable[Trend], **values: Any) -> Places:
-    """Return one place for some trends, none for none: how many {cells} they are of, and some {names}."""
-    trends = list(trends)
-    cells = count(len({trend.series.cell for trend in trends}), "cell")
-    return when(trends, cells=cells, names=some([named(trend) for trend in trends]), **values)
-
-
-def _lost(told: Told) -> Places:
-    """Return the cells that had a figure, and were wrong or failed in the latest run."""
-    had = {(trend.series.device, trend.series.backend, trend.series.case) for trend in told.found}
-    of_latest = without_figure(told.runs, told.request.join_units)
-    lost = [cell for device, cell in of_latest if (device, cell.backend, cell.case) in had]
-    names = [f"{full_name(cell.backend, cell.case)} ({case_names.ENDINGS[cell.status]})" for cell in lost]
-    return in_cells(lost, have="has" if len(lost) == 1 else "have", endings=some(names))
-
-
-def _short(told: Told) -> Places:
-    cells = {trend.series.cell for trend in told.found}
-    units = Counter(cell[1:] for cell in cells)
-    short = [trend for trend in told.found if not trend.levels]
-    several = not told.request.join_units and any(units[trend.series.cell[1:]] > 1 for trend in short)
-    todo = "--join-units takes all units of a model for one." if several else ""
-    return _in(short, of=len(cells), todo=todo)
-
-
-def _new(told: Told) -> Places:
-    new = [trend for trend in told.found if trend.pending]
-    return _in(new, first=new and f"{named(new[0])}, {_pending(new[0])}")
-
-
-def _drifting(told: Told) -> Places:
-    """Return in which metrics runs resemble the run before, of those in which nothing was told."""
-    seen = {trend.series.metric for trend in told.found if trend.levels and trend.levels.changes}
-    seen -= {trend.series.metric for trend in told.found if trend.alike}
-    drifting = {
-        t.series.metric: min(t.correlation, MOST) for t in told.found if t.series.metric not in seen and _drifts(t)
-    }
-    return when(drifting, said=", ".join(f"{value:.1f} in {metric}" for metric, value in drifting.items()))
-
-
-def _drifts(trend: Trend) -> bool:
-    """Return whether the runs of a cell's unit resemble the run before more than chance explains."""
-    return trend.levels is not None and trend.correlation > max(SEEN, 2 / math.sqrt(trend.levels.runs))
-
-
-def _together(told: Told) -> Iterator[dict[str, Any]]:
-    for event in told.events:
-        if len(event.changes) > 1 and event.share >= TOGETHER:
-            with_it = f"Between these runs {'; '.join(event.with_it)}." if event.with_it else FIT
-            cells = len({trend.series.cell for trend, _ in event.changes})
+def _cautions(
+    runs: Sequence[Run], found: Sequence[Trend], changed: Sequence[Event], request: Request
+) -> Iterator[Caution]:
+    cells = {trend.series.cell for trend in found}
+    latest = without_figure(runs, request.join_units)
+    if lost := [cell for device, cell in latest if (device, cell.backend, cell.case) in cells]:
+        endings = some(f"{full_name(cell.backend, cell.case)} ({case_names.ENDINGS[cell.status]})" for cell in lost)
+        have = "has" if len(lost) == 1 else "have"
+        yield Caution(
+            f"{count(len(lost), 'cell')} with a history {have} no figure in the latest run: {endings}.",
+            "What is said above ends before it.",
+            "attnbench report of that run says why.",
+        )
+    if short := [trend for trend in found if not trend.levels]:
+        units = Counter(cell[1:] for cell in cells)
+        several = not request.join_units and any(units[trend.series.cell[1:]] > 1 for trend in short)
+        yield Caution(
+            f"{_cells(short)} of {len(cells)} have fewer than {MIN_RUNS} runs of one unit and method.",
+            "Of so few no change can be told.",
+            "--join-units takes all units of a model for one." if several else "",
+        )
+    if new := [trend for trend in found if trend.pending]:
+        first = f"{named(new[0])}, {_pending(new[0])}"
+        yield Caution(
+            f"{_cells(new)} may have begun another level in the latest runs: {first}.",
+            f"A level has {LEAST} runs or more; fewer may be bad runs.",
+            "The next runs tell.",
+        )
+    if alike := [trend for trend in found if trend.alike]:
+        yield Caution(
+            f"{_cells(alike)} may have changed: {some(map(named, alike))}.",
+            "As much is seen where each run resembles the one before, as on a machine that drifts: no verdict.",
+            "More runs tell, or attnbench ab on the commits before and after.",
+        )
+    for event in changed:
+        if len(event.changes) > 1 and event.number >= TOGETHER * event.judged:
             place = _place(event.good, event.bad, event.between)
-            yield {"cells": cells, "judged": event.judged, "place": place, "todo": with_it}
-
-
-def _unused(told: Told) -> Places:
-    used = {entry for trend in told.found for _, entry in trend.accepted}
-    unused = [str(entry) for entry in told.request.acknowledged if entry not in used]
-    return when(unused, entries=count(len(unused), "acknowledgement"), names=some(unused))
-
-
-CAUTIONS: Sequence[Rule[Told]] = (
-    Rule(
-        _lost,
-        "{cells} with a history {have} no figure in the latest run: {endings}.",
-        "What is said above ends before it.",
-        "attnbench report of that run says why.",
-    ),
-    Rule(
-        _short,
-        f"{{cells}} of {{of}} have fewer than {MIN_RUNS} runs of one unit and method.",
-        "Of so few no change can be told.",
-        "{todo}",
-    ),
-    Rule(
-        _new,
-        "{cells} may have begun another level in the latest runs: {first}.",
-        f"A level has {LEAST} runs or more; fewer may be bad runs.",
-        "The next runs tell.",
-    ),
-    Rule(
-        lambda told: _in(trend for trend in told.found if trend.alike),
-        "{cells} may have changed: {names}.",
-        "As much is seen where each run resembles the one before, as on a machine that drifts: no verdict.",
-        "More runs tell, or attnbench ab on the commits before and after.",
-    ),
-    Rule(
-        _drifting,
-        "Runs resemble the run before: an autocorrelation of {said}, in the median cell.",
-        "A machine that drifts shows that, and so do changes of most cells; only larger changes are told.",
-        FIT,
-    ),
-    Rule(
-        _together,
-        "{cells} of {judged} cells changed together {place}.",
-        "That is rather the machine or its software than one kernel.",
-        "{todo}",
-    ),
-    Rule(
-        _unused,
-        "{entries} fit no change: {names}.",
-        "No cell of that name has a step that may be at that run.",
-        "Remove them, or correct them.",
-    ),
-)
+            yield Caution(
+                f"{event.number} of {event.judged} cells changed together {place}.",
+                "That is rather the machine or its software than one kernel.",
+                f"Between these runs {'; '.join(event.with_it)}." if event.with_it else FIT,
+            )
+    used = {entry for trend in found for _, entry in trend.accepted}
+    if unused := [str(entry) for entry in request.acknowledged if entry not in used]:
+        yield Caution(
+            f"{count(len(unused), 'acknowledgement')} fit no change: {some(unused)}.",
+            "No cell of that name has a step that may be at that run.",
+            "Remove them, or correct them.",
+        )
 
 
 def _note(found: Sequence[Trend]) -> str:
@@ -422,42 +338,37 @@ def _note(found: Sequence[Trend]) -> str:
 
 
 def _plot(trend: Trend) -> Plot:
-    """Return the values of a series over the date, with intervals and levels."""
-    points, form = trend.series.points, METRICS[trend.series.metric].format
-    dates = [seconds_started(point.run) for point in points]
-    first, last = dates[0], dates[-1]
-    by_date = first is not None and last is not None and last > first and None not in dates
-    places = [
-        ((date or 0.0) - (first or 0.0)) / ((last or 1.0) - (first or 0.0)) if by_date else i / max(1, len(points) - 1)
-        for i, date in enumerate(dates)
-    ]
-    halves = [point.half or 0.0 for point in points]
-    low = min(point.value * stats.exp(-half) for point, half in zip(points, halves, strict=True))
-    high = max(point.value * stats.exp(half) for point, half in zip(points, halves, strict=True))
+    """Return the values of a series over the date, or over the runs without one, with intervals and levels."""
+    points, levels, form = trend.series.points, trend.levels, METRICS[trend.series.metric].format
+    xs: Sequence[float] = [date for point in points if (date := seconds_started(point.run)) is not None]
+    if len(xs) < len(points) or xs[0] == xs[-1]:
+        xs = range(len(points))
+    places = [(x - xs[0]) / ((xs[-1] - xs[0]) or 1) for x in xs]
+    factors = [stats.exp(point.half or 0.0) for point in points]
+    ends = [(point.value / factor, point.value * factor) for point, factor in zip(points, factors, strict=True)]
+    low, high = min(map(min, ends)), max(map(max, ends))
     room = 0.05 * (high - low) or 0.05 * high
-    bottom, height = low - room, high - low + 2 * room
 
-    def at(seconds: float) -> float:
-        return (seconds - bottom) / height
+    def at(value: float) -> float:
+        return (value - low + room) / (high - low + 2 * room)
 
     dots = tuple(
         Dot(
             place,
             at(point.value),
-            at(point.value * stats.exp(-half)) if half else None,
-            at(point.value * stats.exp(half)) if half else None,
+            at(least) if point.half else None,
+            at(most) if point.half else None,
             tip=f"{_when(point.run)}: {form(point.value)}",
         )
-        for place, point, half in zip(places, points, halves, strict=True)
+        for place, point, (least, most) in zip(places, points, ends, strict=True)
     )
-    levels = trend.levels
-    ends = (*levels.starts[1:], len(points)) if levels else ()
-    lines = zip(levels.starts, ends, levels.levels, strict=True) if levels else ()
+    starts = pairwise((*levels.starts, len(points))) if levels else ()
+    lines = zip(starts, levels.levels, strict=True) if levels else ()
     title = f"{named(trend)}, {trend.series.device}: {signed(trend.change) if trend.changed else 'no change'}"
     return Plot(
         title,
         dots,
-        tuple((places[start], places[end - 1], at(level)) for start, end, level in lines),
+        tuple((places[start], places[end - 1], at(level)) for (start, end), level in lines),
         ((0.0, points[0].run.started[:10]), (1.0, points[-1].run.started[:10])),
         ((at(low), form(low)), (at(high), form(high))),
     )
@@ -468,7 +379,6 @@ def _rows(found: Sequence[Trend]) -> Iterator[dict[str, Any]]:
     for trend in found:
         levels = trend.levels
         for place, point in enumerate(trend.series.points):
-            level = max(i for i, start in enumerate(levels.starts) if start <= place) if levels else None
             yield {
                 "device": trend.series.device,
                 "backend": trend.series.backend,
@@ -479,7 +389,7 @@ def _rows(found: Sequence[Trend]) -> Iterator[dict[str, Any]]:
                 "metric": trend.series.metric,
                 "value": point.value,
                 "ci": point.half,
-                "level": levels.levels[level] if levels and level is not None else None,
+                "level": levels and levels.levels[levels.level_of(place)],
                 "change_here": bool(levels and place in levels.starts[1:]),
             }
 

@@ -34,9 +34,9 @@ class Event:
         return list(dict.fromkeys(named(trend) for trend, _ in self.changes))
 
     @property
-    def share(self) -> float:
-        """The share of the unit's cells that changed."""
-        return len({trend.series.cell for trend, _ in self.changes}) / self.judged
+    def number(self) -> int:
+        """How many of the unit's cells changed."""
+        return len({trend.series.cell for trend, _ in self.changes})
 
     @property
     def with_it(self) -> list[str]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from attnbench.analysis.gate.margins import RULES
 from attnbench.analysis.history.acknowledged import Acknowledgement, is_named
 from attnbench.analysis.history.change_points import LEAST_NOISE, Change, Levels, Pending, levels, prior_of
@@ -114,8 +116,6 @@ def _of_group(
     of: Sequence[Series], groups: int, cells: int, acknowledged: Sequence[Acknowledgement]
 ) -> dict[Series, Trend]:
     """Return what the series of one group do, each of MIN_RUNS runs or more."""
-    import numpy as np
-
     runs = {id(point.run): point.run for one in of for point in one.points}
     place = {run: number for number, run in enumerate(id(run) for run in in_order([*runs.values()]))}
     by_metric = grouped(of, lambda one: one.metric)

@@ -1,13 +1,17 @@
-"""Runs as series: a metric of one cell on one unit, from run to run."""
+"""Which runs a history is of, and these as series: a metric of one cell on one unit, from run to run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 
 from attnbench.analysis.gate.margins import RULES
+from attnbench.analysis.history.acknowledged import is_named
 from attnbench.core.case import Case
+from attnbench.core.errors import UserError
 from attnbench.core.record import Run
+from attnbench.core.text import some
 from attnbench.results.cells import Cell, cells
 from attnbench.results.run_setup import seconds_started, unique_labels
 
@@ -72,6 +76,33 @@ def without_figure(runs: Sequence[Run], join_units: bool = False) -> list[tuple[
     label = {id(run): label for label, run in latest.items()}
     tried = (cell for cell in cells([*latest.values()]) if cell.status not in ("ok", "skipped"))
     return [(label[id(cell.run)], cell) for cell in tried]
+
+
+def of_branch(runs: Sequence[Run], branch: str) -> list[Run]:
+    """Return the runs of a branch. Raises UserError where there is none."""
+    found = [run for run in runs if run.environment.branch == branch]
+    if not found:
+        known = sorted({run.environment.branch for run in runs if run.environment.branch})
+        others = f"there are runs of {some(known)}" if known else "no run says of which branch it is"
+        raise UserError(f"--branch: no run of {branch}; {others}")
+    return found
+
+
+def since(runs: Sequence[Run], text: str) -> list[Run]:
+    """Return the runs from a date on, or from the first run of a commit on. Raises UserError where there is none."""
+    ordered = in_order(runs)
+    first = next((place for place, run in enumerate(ordered) if is_named(run, text)), None)
+    if first is not None:
+        return ordered[first:]
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UserError(f"--since: {text} is neither a date (2026-11-01) nor the commit of a run") from None
+    least = (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+    found = [run for run in ordered if (seconds_started(run) or 0.0) >= least]
+    if not found:
+        raise UserError(f"--since: no run was started since {text}; the last one was at {ordered[-1].started}")
+    return found
 
 
 def in_order(runs: Sequence[Run]) -> list[Run]:

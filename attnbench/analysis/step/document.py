@@ -5,10 +5,9 @@ CSV and JSON have a row for each implementation of each step, in s, bytes and ra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attnbench.analysis.cautions import Places, Rule, stated, when
 from attnbench.analysis.report.machine_summary import machines
 from attnbench.analysis.report.reasons import reasons
 from attnbench.analysis.step.findings import FASTER, Timed, amdahl, timed_steps
@@ -18,7 +17,7 @@ from attnbench.core.formats import duration, percent, share, size, times, whole_
 from attnbench.core.record import Run
 from attnbench.core.sizes import format_size
 from attnbench.core.text import listed, some
-from attnbench.render.document import Column, Document, Entry, Span, Table
+from attnbench.render.document import Caution, Column, Document, Entry, Span, Table
 from attnbench.results import case_names, disturbed
 from attnbench.results.cells import Cell, contest_of, why_no_winner
 from attnbench.results.cells import cells as cells_of
@@ -52,7 +51,7 @@ def document(runs: Sequence[Run]) -> Document:
         machines=tuple(machines(cells)),
         blocks=tuple(_table(number, device, case, own) for number, ((device, case), own) in enumerate(steps.items())),
         reasons=tuple(reasons(cells)),
-        cautions=stated(CAUTIONS, steps),
+        cautions=tuple(_cautions(steps)),
         notes=((Span(MFU, "quiet"),),) if steps else (),
         data={"answer": answer, "steps": rows},
         rows=rows,
@@ -130,40 +129,26 @@ def _signed(off: float) -> str:
     return f"{'+' if off > 0 else '-'}{percent(abs(off))}"
 
 
-Steps = Mapping[tuple[str, Case], Sequence[Timed]]
+def _cautions(steps: Mapping[tuple[str, Case], Sequence[Timed]]) -> Iterator[Caution]:
+    every = [(timed, own[0]) for own in steps.values() for timed in own]
+    if waiting := [_label(timed) for timed, _ in every if any(row.host_bound for row in timed.cell.ok)]:
+        yield Caution(
+            f"The host launched too slowly in {some(waiting)}.",
+            "The device waited for it (idle), and a faster kernel does not shorten that.",
+            "Give a larger --batch or --seqlen.",
+        )
+    offs = [(timed, timed.off(first) or 0.0) for timed, first in every]
+    if unlike := [f"{_label(timed)} ({_signed(off)})" for timed, off in offs if abs(off) > AGREES]:
+        yield Caution(
+            f"The prediction is off by more than {percent(AGREES)} of the step in {some(unlike)}.",
+            "Something beside attention and waiting differs: the clock, or memory traffic.",
+            "Compare `attnbench report --cell`, or measure more rounds.",
+        )
 
 
 def _label(timed: Timed) -> str:
     step = timed.cell.case.model_step
     return f"{timed.cell.backend} {step.title if step else ''}"
-
-
-def _waiting(steps: Steps) -> Places:
-    every = [timed for own in steps.values() for timed in own]
-    names = [_label(timed) for timed in every if any(row.host_bound for row in timed.cell.ok)]
-    return when(names, names=some(names))
-
-
-def _unlike(steps: Steps) -> Places:
-    offs = [(timed, timed.off(own[0]) or 0.0) for own in steps.values() for timed in own]
-    names = [f"{_label(timed)} ({_signed(off)})" for timed, off in offs if abs(off) > AGREES]
-    return when(names, names=some(names))
-
-
-CAUTIONS: Sequence[Rule[Steps]] = (
-    Rule(
-        _waiting,
-        "The host launched too slowly in {names}.",
-        "The device waited for it (idle), and a faster kernel does not shorten that.",
-        "Give a larger --batch or --seqlen.",
-    ),
-    Rule(
-        _unlike,
-        f"The prediction is off by more than {percent(AGREES)} of the step in {{names}}.",
-        "Something beside attention and waiting differs: the clock, or memory traffic.",
-        "Compare `attnbench report --cell`, or measure more rounds.",
-    ),
-)
 
 
 def _row(cell: Cell, own: Sequence[Timed]) -> dict[str, Any]:

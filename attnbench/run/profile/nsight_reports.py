@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,28 +26,30 @@ class Report:
     what: str
     missing: str  # why there is none where the tool is not on PATH
     opened: str  # the program that shows it
-    options: Callable[[Path], Sequence[str]]
-
-
-def _ncu_options(file: Path) -> Sequence[str]:
-    left_alone = ("--cache-control", "none", "--clock-control", "none")  # as in ncu.py
-    wanted = ("--set", "full", "--profile-from-start", "off", "--target-processes", "all")
-    return (*wanted, *left_alone, "--force-overwrite", "--export", str(file))
-
-
-def _nsys_options(file: Path) -> Sequence[str]:
-    wanted = ("--trace=cuda,nvtx,osrt", "--capture-range=cudaProfilerApi", "--capture-range-end=stop")
-    return ("profile", *wanted, "--force-overwrite=true", f"--output={file}")
+    options: Sequence[str]
 
 
 REPORTS: Mapping[str, Report] = {
-    "ncu": Report("ncu-rep", "Nsight Compute's report", ncu.MISSING, "ncu-ui", _ncu_options),
+    "ncu": Report(
+        "ncu-rep",
+        "Nsight Compute's report",
+        ncu.MISSING,
+        "ncu-ui",
+        (
+            *("--set", "full", "--profile-from-start", "off", "--target-processes", "all", "--force-overwrite"),
+            *("--cache-control", "none", "--clock-control", "none"),  # as in ncu.py
+            *("--export", "{file}"),
+        ),
+    ),
     "nsys": Report(
         "nsys-rep",
         "Nsight Systems' report",
         "no nsys on PATH; it comes with NVIDIA Nsight Systems",
         "nsys-ui",
-        _nsys_options,
+        (
+            *("profile", "--trace=cuda,nvtx,osrt", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"),
+            *("--force-overwrite=true", "--output={file}"),
+        ),
     ),
 }
 
@@ -61,6 +63,6 @@ def write(tool: str, file: Path, python: str | None, request: Mapping[str, Any])
     if program is None:
         raise ncu.NotCounted(REPORTS[tool].missing)
     launch = isolated_command("attnbench.worker.ncu_launch", json.dumps(request), python=python)
-    said = ncu.execute([program, *REPORTS[tool].options(file), *launch])
+    said = ncu.execute([program, *(option.format(file=file) for option in REPORTS[tool].options), *launch])
     if not file.exists():
         raise ncu.NotCounted(ncu.why_no_figures(said.splitlines(), tool))

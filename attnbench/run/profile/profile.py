@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +74,8 @@ class Profile:
     times: tuple[float, ...]
     first_call: float
     memory_peak: int  # bytes that one call adds
-    ceilings: Mapping[str, float] = field(
-        default_factory=dict
-    )  # "matmul" FLOP/s, "copy" bytes/s, "exp" 1/s, just before
+    # reached just before: FLOP/s by "matmul", bytes/s by "copy", 1/s by "exp"
+    ceilings: Mapping[str, float] = field(default_factory=dict)
     version: str | None = None
     wrong: str | None = None  # why its results, or what ran, are not what they should be
     limits: tuple[str, ...] = ()
@@ -140,8 +138,7 @@ def profile(
     keep: the folder for a Chrome trace, a flame graph and an nsys-rep of each. traffic: whether to count the HBM
     traffic too, by ncu, where that is installed. counters: whether to read the other counters by it, and with `keep` to
     write an ncu-rep. pythons: NAME=PATH, the interpreters of backends. allow_busy: whether other processes may use the
-    GPU. Raises UserError, before anything starts where
-    it can, for what a person can mend.
+    GPU. Raises UserError, before anything starts where it can, for what a person can mend.
     """
     first, *others = parse_devices(device)
     if not settings.backends:
@@ -169,15 +166,13 @@ def profile(
             notes += (RANKS_NOTE,)
         if here.kind == "cpu":
             notes += (CPU_NOTE,)
-        elif case.ranks == 1:
-            for add, is_wanted in ((add_traffic, traffic), (add_counters, counters)):
-                if is_wanted and profiles:
-                    profiles, problems = add(profiles, pool, case, here, say)
-                    notes += problems
-            for tool in nsight_reports.REPORTS:
-                if files and profiles and (counters or tool != "ncu"):
-                    profiles, problems = add_report(tool, profiles, pool, case, here, files, say)
-                    notes += problems
+        elif case.ranks == 1 and profiles:
+            additions = [addition for addition, is_wanted in ((TRAFFIC, traffic), (COUNTERS, counters)) if is_wanted]
+            tools = [tool for tool in nsight_reports.REPORTS if files and (counters or tool != "ncu")]
+            additions += [report(tool, files) for tool in tools]
+            for addition in additions:
+                profiles, problems = add(addition, profiles, pool, case, here, say)
+                notes += problems
     return Outcome(
         session.environment, case, roofline(case, here, profiles), tuple(profiles), refused, notes, tuple(wrong)
     )
@@ -279,94 +274,74 @@ def profile_backends(
         if "refused" in found:
             refused[name] = found["refused"]
         else:
-            written = {
-                kind: path for kind, path in keep.items() if os.path.isfile(path)
-            }  # torch says nothing if it cannot
+            # torch does not say that it could not write
+            written = {kind: path for kind, path in keep.items() if os.path.isfile(path)}
             own = {"backend": name, "version": probes[name].version, "kept": written}
             profiles.append(from_json(Profile, {**found, **own}))
     return profiles, refused, wrong
 
 
-def add_traffic(
-    profiles: Sequence[Profile], pool: WorkerPool, case: Case, device: Device, say: Callable[[str], Any]
-) -> tuple[list[Profile], tuple[str, ...]]:
-    """Return the profiles with the traffic that ncu counted, and notes on why there is none."""
+@dataclass(frozen=True)
+class Addition:
+    """What a tool of NVIDIA's adds to each profile when the workers have ended."""
 
-    def count(tool: str, one: Profile, request: Mapping[str, Any]) -> Profile:
-        say(f"counting the bytes that {one.backend} moves (ncu)")
-        return replace(one, traffic=ncu.measure(tool, pool.interpreters.get(one.backend), request))
-
-    return _by_ncu("HBM traffic", count, profiles, pool, case, device)
+    what: str  # as notes call it
+    says: str  # while it runs, of a backend
+    take: Callable[[Profile, str | None, Mapping[str, Any]], Profile]  # (a profile, its Python, what ncu_launch takes)
 
 
-def add_report(
-    tool: str,
-    profiles: Sequence[Profile],
-    pool: WorkerPool,
-    case: Case,
-    device: Device,
-    files: Mapping[str, Mapping[str, Path]],
-    say: Callable[[str], Any],
-) -> tuple[list[Profile], tuple[str, ...]]:
-    """Return the profiles with the report that a tool of NVIDIA's wrote of each, and notes on why it did not."""
+def _ncu() -> str:
+    if (tool := ncu.find()) is None:
+        raise ncu.NotCounted(ncu.MISSING)
+    return tool
 
-    def write(one: Profile, request: Mapping[str, Any]) -> Profile:
+
+TRAFFIC = Addition(
+    "HBM traffic",
+    "counting the bytes that {} moves (ncu)",
+    lambda one, python, request: replace(one, traffic=ncu.measure(_ncu(), python, request)),
+)
+COUNTERS = Addition(
+    "counters",
+    "reading the counters of the kernels of {} (ncu)",
+    lambda one, python, request: replace(one, counters=unit_counters.measure(_ncu(), python, request)),
+)
+
+
+def report(tool: str, files: Mapping[str, Mapping[str, Path]]) -> Addition:
+    """Return the report that a tool of NVIDIA's writes of each backend."""
+
+    def write(one: Profile, python: str | None, request: Mapping[str, Any]) -> Profile:
         path = files[one.backend][tool]
-        say(f"writing {path.name}")
-        nsight_reports.write(tool, path, pool.interpreters.get(one.backend), request)
+        nsight_reports.write(tool, path, python, request)
         return replace(one, kept={**one.kept, tool: str(path)})
 
-    return _for_each(nsight_reports.REPORTS[tool].suffix, write, profiles, pool, case, device)
+    suffix = nsight_reports.REPORTS[tool].suffix
+    return Addition(suffix, f"writing the {suffix} of {{}}", write)
 
 
-def add_counters(
-    profiles: Sequence[Profile], pool: WorkerPool, case: Case, device: Device, say: Callable[[str], Any]
-) -> tuple[list[Profile], tuple[str, ...]]:
-    """Return the profiles with how busy each unit was in each kernel, by ncu, and notes on why that is not known."""
-
-    def count(tool: str, one: Profile, request: Mapping[str, Any]) -> Profile:
-        say(f"reading the counters of the kernels of {one.backend} (ncu)")
-        return replace(one, counters=unit_counters.measure(tool, pool.interpreters.get(one.backend), request))
-
-    return _by_ncu("counters", count, profiles, pool, case, device)
-
-
-def _by_ncu(
-    what: str,
-    count: Callable[[str, Profile, Mapping[str, Any]], Profile],
+def add(
+    addition: Addition,
     profiles: Sequence[Profile],
     pool: WorkerPool,
     case: Case,
     device: Device,
+    say: Callable[[str], Any],
 ) -> tuple[list[Profile], tuple[str, ...]]:
-    """Return the profiles with what `count` adds to each by ncu, and notes on why it does not."""
-    tool = ncu.find()
-    if tool is None:
-        return list(profiles), (f"{what}: {ncu.MISSING}",)
-    return _for_each(what, partial(count, tool), profiles, pool, case, device)
-
-
-def _for_each(
-    what: str,
-    count: Callable[[Profile, Mapping[str, Any]], Profile],
-    profiles: Sequence[Profile],
-    pool: WorkerPool,
-    case: Case,
-    device: Device,
-) -> tuple[list[Profile], tuple[str, ...]]:
-    """Return the profiles with what `count` adds to each, and notes on why it does not.
+    """Return the profiles with what an addition adds to each, and notes on why it does not.
 
     What hinders one backend mostly hinders all, and is said once.
     """
-    counted: list[Profile] = []
+    found: list[Profile] = []
     problems: dict[str, str] = {}  # reason -> the first backend that it hindered
     for one in profiles:
         name = one.backend
+        request = {"name": name, "spec": pool.specs[name], "case": to_json(case), "device": to_json(device)}
+        say(addition.says.format(name))
         try:
-            request = {"name": name, "spec": pool.specs[name], "case": to_json(case), "device": to_json(device)}
-            counted.append(count(one, request))
+            found.append(addition.take(one, pool.interpreters.get(name), request))
         except ncu.NotCounted as error:
             problems.setdefault(str(error), name)
-            counted.append(one)
-    who = "" if len(problems) == 1 and all(a is b for a, b in zip(counted, profiles, strict=True)) else " of {}"
-    return counted, tuple(f"{what}{who.format(name)}: {reason}" for reason, name in problems.items())
+            found.append(one)
+    who = "" if len(problems) == 1 and all(a is b for a, b in zip(found, profiles, strict=True)) else " of {}"
+    return found, tuple(f"{addition.what}{who.format(name)}: {reason}" for reason, name in problems.items())
