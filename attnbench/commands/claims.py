@@ -54,7 +54,7 @@ def claims(given: Options) -> None:
     if given.results and given.listed:
         raise UserError("--list shows what is claimed, and run files judge it; leave out one of them")
     if given.results or given.listed:
-        given.refuse_measuring("sustained")
+        given.refuse_measuring("sustained", where="with run files or --list")
 
     from attnbench.analysis.claims.claim_file import load, selected, suite_of
     from attnbench.analysis.claims.document import document, listing

@@ -286,10 +286,10 @@ class ShortRun(OnDevice):
         given: dict[str, Any] = {"pythons": tuple(self.python or ()), "argv": command_line(), **more}
         return Request(suite, settings, self.device, self.rounds, self.out, allow_busy=self.allow_busy, **given)
 
-    def refuse_measuring(self, *more: str) -> None:
+    def refuse_measuring(self, *more: str, where: str = "with run files") -> None:
         """Raise UserError where options of measuring, or these fields, are given beside run files."""
         if idle := changed(self, [*more, *(field.name for field in dataclasses.fields(WholeRun))]):
-            raise UserError(f"{' and '.join(idle)}: of measuring; with run files nothing is measured, leave it out")
+            raise UserError(f"{' and '.join(idle)}: of measuring; {where} nothing is measured, leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,18 +22,13 @@ from attnbench.core.record import Forecast, Job, Measurement, Record, Run
 from attnbench.results import bounds
 from attnbench.results.repeated import Repeated
 
-
-class SecondRun(Exception):
-    """Raised for a line that begins another run."""
-
-
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised for what is no value of ours
 
 
 def record(line: bytes) -> Record | None:
     """Return the record of a line, or None for a line of a type that is not known.
 
-    Raises SecondRun for the first line of a run, and one of DAMAGE for a damaged line.
+    Raises one of DAMAGE for a damaged line.
     """
     try:
         found = _RECORD.decode(line)
@@ -45,19 +40,13 @@ def record(line: bytes) -> Record | None:
         if read := _record_by_core_json(line):
             bounds.check_record(read)
         return read
-    if not _is_record(found.type):
+    if found.type != "record":
         return None
     told = zip(_HINTS, msgspec.structs.astuple(found), strict=False)
     values: dict[str, Any] = {name: intern(value) if type(value) is str else value for name, value in told}
     read = Record(**{**values, "case": known, "measurements": measurements, "kernels": kernels})
     bounds.check_without_samples(read)
     return read
-
-
-def _is_record(type_of_line: Any) -> bool:
-    if type_of_line == "run":
-        raise SecondRun
-    return bool(type_of_line == "record")
 
 
 def samples(record: Record) -> int:
@@ -204,7 +193,7 @@ def _jobs(plan: bytes) -> tuple[Job, ...]:
 
 def _record_by_core_json(line: bytes) -> Record | None:
     data = json.loads(line.decode("utf-8-sig", "surrogatepass"))  # of bytes it would take UTF-16 too
-    if not _is_record(data.pop("type")):
+    if data.pop("type") != "record":
         return None
     found = data.get("measurements")
     if isinstance(found, Mapping):

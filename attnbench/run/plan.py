@@ -32,7 +32,7 @@ LONG_CALL = 0.15  # seconds, from which fewer calls are made to check a cell (wo
 TOO_LOW = 2.0  # how many times as long as forecast a run may take
 ROOM = 1.2  # of a time limit over the forecast, as advice
 CONTEXT = 6 * 2**28  # bytes of a worker's CUDA context, libraries, profiler and buffer to flush L2
-SHARED = 3 * 2**30  # bytes of inputs and results that the judge shares with workers of a group (run/workers.py)
+TOGETHER = 0.1  # of a device's free memory, which jobs that are measured together may take by their forecasts
 
 Problem = tuple[Any, ...]  # a case without its pass
 
@@ -67,7 +67,7 @@ def make_plan(
     """
     jobs: list[Job] = []
     workers = 1 + len(answers) * len({case.ranks for case in cases})  # and the judge
-    beside = CONTEXT * workers + (SHARED if len(answers) > 1 else 0)
+    beside = CONTEXT * workers + (int(TOGETHER * device.free) if len(answers) > 1 else 0)
     free = device.free - beside if device.kind == "cuda" else device.free
     for round_ in range(rounds):
         order = random.Random(f"{policy.seed}/{round_}")
