@@ -11,7 +11,7 @@ import typer
 
 from attnbench.commands import options
 from attnbench.commands.gate import GateOutput, HowToJudge, write
-from attnbench.commands.shared import command_line, live, tell
+from attnbench.commands.shared import live, tell
 
 builds = options.Panel("The two builds", 1)
 
@@ -54,18 +54,12 @@ def ab(given: Options) -> None:
 
     judged_by = given.judged_by()
     wanted = given.wanted()
-    request = run_ab.Request(
-        a=given.a,
-        b=given.b,
+    request = options.request(
+        run_ab.Request,
+        given,
         judged_by=judged_by,
-        suite=given.suite,
         settings=options.settings(given, policy={"seed": given.seed}),
-        device=given.device,
         time_limit=parse_duration(given.time_limit, "--time-limit"),
-        pythons=tuple(given.python or ()),
-        out=given.out,
-        allow_busy=given.allow_busy,
-        argv=command_line(),
     )
     with live(AbProgress, "anything was measured") as watcher:
         outcome = run_ab.ab(request, watcher)

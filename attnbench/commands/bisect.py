@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import command_line, live, one_of, tell, words
+from attnbench.commands.shared import live, one_of, tell, words
 
 builds = options.Panel("The commits and their builds")
 
@@ -64,23 +64,15 @@ def bisect(given: Options) -> None:
     from attnbench.render.progress.bisect_progress import BisectProgress
 
     wanted = given.wanted()
-    request = run_bisect.Request(
-        commits=given.commits,
-        cell=given.cell,
-        code=given.code,
-        python=given.python,
-        build=given.build,
+    request = options.request(
+        run_bisect.Request,
+        given,
         build_limit=parse_duration(given.build_limit, "--build-limit"),
         metric=one_of("--metric", given.metric, METRICS),
         margin=parse(given.margin, "--margin"),
         expect=tuple(words([given.expect])),
-        suite=given.suite,
         settings=options.settings(given, time_limit=None, policy={"seed": given.seed}),
-        device=given.device,
         time_limit=parse_duration(given.time_limit, "--time-limit"),
-        out=given.out,
-        argv=command_line(),
-        allow_busy=given.allow_busy,
     )
     with live(BisectProgress, "anything was measured") as watcher:
         outcome = run_bisect.bisect(request, watcher)

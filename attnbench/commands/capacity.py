@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, live, one_of, read_runs, results_line, tell
+from attnbench.commands.shared import live, one_of, read_runs, results_line, tell
 from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -128,18 +128,8 @@ def _searched(given: Options) -> Recording:
     from attnbench.run import capacity as searches
 
     limit = parse_duration(given.time_limit, "--time-limit") if given.time_limit else None
-    request = searches.Request(
-        options.settings(given, time_limit=None),
-        _search(given),
-        given.device,
-        limit,
-        tuple(given.python or ()),
-        given.out,
-        given.dry_run,
-        command_line(),
-        given.allow_busy,
-        given.trust,
-    )
+    settings = options.settings(given, time_limit=None)
+    request = options.request(searches.Request, given, settings=settings, search=_search(given), time_limit=limit)
     with live(ProgressLine, "anything was measured") as line:
         if given.resume:
             ended = searches.resume(given.resume, request, line.say)

@@ -67,11 +67,12 @@ def claims(given: Options) -> None:
 
     from attnbench.analysis.report import planned
     from attnbench.core.sizes import parse_duration
-    from attnbench.run.suite import parse_options
+    from attnbench.run.run_suite import Request
 
     seconds = 0.0 if given.sustained == "0" else parse_duration(given.sustained, "--sustained")
-    settings = parse_options({"time_limit": given.time_limit})
-    outcome = measured(given.request(suite_of(claimed, seconds), settings), "claims")
+    settings = options.settings(given, backends=None)
+    request = options.request(Request, given, suite=suite_of(claimed, seconds), settings=settings)
+    outcome = measured(request, "claims")
     shown = planned.document(outcome.run) if given.dry_run else document(claimed, [outcome.run])
     code = output.write(shown, wanted)
     raise typer.Exit(outcome.gravest or code)

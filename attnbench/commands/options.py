@@ -23,8 +23,7 @@ from attnbench.core.errors import UserError
 from attnbench.core.models import PHASES
 
 if TYPE_CHECKING:
-    from attnbench.run.run_suite import Request
-    from attnbench.run.suite import Settings, Suite
+    from attnbench.run.suite import Settings
 
 O = TypeVar("O")  # noqa: E741
 
@@ -144,6 +143,14 @@ def changed(given: Any, names: Iterable[str]) -> dict[str, Any]:
         elif value not in (field.default, [], None):
             found[str(field.metadata["info"](field.name).default)] = value  # where typer keeps the first flag
     return found
+
+
+def request(kind: type[O], given: Any, **more: Any) -> O:
+    """Return a request to measure: it takes over the options that are fields of it too; `more` are its other fields."""
+    own = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
+    own = {**own, "pythons": own.get("python"), "argv": command_line(), **more}
+    values = {field.name: own.get(field.name) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: tuple(of) if isinstance(of, list) else of for name, of in values.items() if of is not None})
 
 
 def metrics(panel: Panel, known: Callable[[], Iterable[str]], help: str) -> Any:
@@ -279,13 +286,6 @@ class ShortRun(OnDevice):
     rounds: int = how("N", "Measure everything N times, each time in new processes: fewer ties.", 1)
     out: Path | None = out()
 
-    def request(self, suite: str | Suite, settings: Settings, **more: Any) -> Request:
-        """Return what is to be measured; `more` are fields of a Request."""
-        from attnbench.run.run_suite import Request
-
-        given: dict[str, Any] = {"pythons": tuple(self.python or ()), "argv": command_line(), **more}
-        return Request(suite, settings, self.device, self.rounds, self.out, allow_busy=self.allow_busy, **given)
-
     def refuse_measuring(self, *more: str, where: str = "with run files") -> None:
         """Raise UserError where options of measuring, or these fields, are given beside run files."""
         if idle := changed(self, [*more, *(field.name for field in dataclasses.fields(WholeRun))]):
@@ -298,10 +298,6 @@ class WholeRun(ShortRun):
 
     allow_wrong: bool = allow_wrong()
     dry_run: bool = dry_run()
-
-    def request(self, suite: str | Suite, settings: Settings, **more: Any) -> Request:
-        """Return what is to be measured."""
-        return super().request(suite, settings, allow_wrong=self.allow_wrong, dry_run=self.dry_run, **more)
 
 
 SETTINGS = {"backend": "backends", "model": "models"} | {  # fields of options -> of a suite's settings

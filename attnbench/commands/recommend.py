@@ -88,7 +88,9 @@ def _with_latencies(runs: Sequence[Run]) -> Sequence[Run]:
 
 def _measured(given: Options, settings: Settings) -> Outcome:
     """Measure a short run; stderr says what goes on, and which file it wrote."""
-    outcome = measured(given.request(given.suite, settings, allow_wrong=True))
+    from attnbench.run.run_suite import Request
+
+    outcome = measured(options.request(Request, given, settings=settings, allow_wrong=True))
     if outcome.exit_code in EXIT_BY_SIGNAL:
         file = shlex.quote(str(outcome.path))
         tell(f"Interrupted; attnbench run --resume {file} goes on, attnbench recommend {file} follows")

@@ -109,14 +109,8 @@ def run(given: Options) -> None:
     from attnbench.render.progress.run_progress import RunProgress
     from attnbench.run import run_suite as runs
 
-    request = given.request(
-        given.suite,
-        options.settings(given, policy=given.policy),
-        resume=given.resume,
-        trust=given.trust,
-        again=tuple(given.again or ()),
-        peak=tuple(given.peak or ()),
-    )
+    settings = options.settings(given, policy=given.policy)
+    request = options.request(runs.Request, given, settings=settings)
     with live(RunProgress, "anything was measured") as progress:
         outcome = runs.run_suite(request, progress)
     if given.dry_run:

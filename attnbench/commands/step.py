@@ -81,15 +81,17 @@ def step(given: Options) -> None:
 
     from attnbench.analysis.report import planned
     from attnbench.backends import STEPS
+    from attnbench.run.run_suite import Request
     from attnbench.run.step_axes import step_blocks
-    from attnbench.run.suite import Suite, parse_options
+    from attnbench.run.suite import Suite
 
     phases = [one_of("--phase", name, PHASES) for name in dict.fromkeys(words([given.phase]))]
     models = [name.lower() for name in given.models]
     blocks = step_blocks(models, phases, given.seqlen, given.batch, given.dtype, given.layers)
     backends = _backends(given.backend) if given.backend else None
-    settings = parse_options({"time_limit": given.time_limit, "backends": backends})
-    outcome = measured(given.request(Suite(name="step", backends=[*STEPS], cases=blocks), settings), "step")
+    settings = options.settings(given, backends=backends)
+    suite = Suite(name="step", backends=[*STEPS], cases=blocks)
+    outcome = measured(options.request(Request, given, suite=suite, settings=settings), "step")
     code = output.write(planned.document(outcome.run) if given.dry_run else document([outcome.run]), wanted)
     raise typer.Exit(outcome.gravest or code)
 

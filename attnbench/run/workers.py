@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -525,13 +525,3 @@ def checked(record: Record) -> Record:
 def has_nvidia_gpu() -> bool:
     """Whether the NVIDIA driver of Linux is loaded. Does not open the device."""
     return Path("/dev/nvidiactl").exists()
-
-
-@contextlib.contextmanager
-def closing_workers(*pools: WorkerPool) -> Iterator[None]:
-    """At the end of the block, however it ends, kill the workers of all pools."""
-    try:
-        yield
-    finally:
-        for pool in pools:
-            pool.close()

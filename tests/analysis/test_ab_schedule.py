@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +106,18 @@ def test_it_has_all_options_with_which_run_chooses_what_to_measure_and_where() -
         assert _option(ours[name]) == _option(theirs[name])
 
 
-def test_a_group_of_options_reaches_the_command_as_one_value() -> None:
-    @options.grouped
-    def command(*, what: options.WhatToMeasure, n: int = 1) -> None:
-        found.append((what, n))
+@dataclass(frozen=True, kw_only=True)
+class Options(options.WhatToMeasure):
+    number: int = options.how("N", "A number.", 1)
 
-    found: list[tuple[options.WhatToMeasure, int]] = []
-    given = {name: p.default for name, p in inspect.signature(command).parameters.items()}
-    command(**{**given, "seqlen": "1k", "n": 2})
-    assert found == [(options.WhatToMeasure(axes={"seqlen": "1k"}), 2)]
+
+def test_the_options_reach_the_command_as_one_value() -> None:
+    @options.command
+    def command(given: Options) -> None:
+        found.append(given)
+
+    found: list[Options] = []
+    values = {name: p.default for name, p in inspect.signature(command).parameters.items()}
+    command(**{**values, "seqlen": "1k", "number": 2})
+    assert found == [Options(axes={"seqlen": "1k"}, number=2)]
+    assert options.changed(found[0], ("axes", "number", "suite")) == {"--seqlen": "1k", "--number": 2}
