@@ -44,11 +44,12 @@ def test_a_truncated_last_line_is_dropped_and_said(path: Path) -> None:
     "damage",
     [
         *(b"{", b"\xff\xfe\x00", b"", b"[]", b"null", b'{"case": 3}', b'{"type": "record", "case": {"shape": 1}}'),
+        b'{"type":"note"} {"type":"note"}',
         b"[" * 200_000 + b"]" * 200_000,
         b'{"type":"record","case":' + b'{"a":' * 200_000 + b"1" + b"}" * 200_001,
         b'{"type":"record","x":' + b"[" * 900 + b"]" * 900 + b"}",
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_a_damaged_line_is_left_out_with_its_number(path: Path, damage: bytes) -> None:
     lines = path.read_bytes().split(b"\n")
@@ -71,38 +72,6 @@ def test_a_record_with_a_sample_that_is_no_number_is_left_out_with_one_line(path
     assert found.records == RECORDS
     (problem,) = problems
     assert f"time: {number:g} s is nothing that can be measured" in problem
-
-
-@pytest.mark.parametrize(
-    ("damage", "why"),
-    [
-        ('"values":["five"]', 'values: "five" is no number'),
-        ('"values":"123"', 'values: "123" is no list'),
-        ('"values":[true]', "values: true is no number"),
-        ('"runs":[[5.0,"x"]]', 'runs: "x" is no number of samples'),
-    ],
-)
-def test_a_measurement_of_another_type_makes_its_line_a_damaged_one(path: Path, damage: str, why: str) -> None:
-    path.write_text(path.read_text().replace('"unit":"B","values":[5.0]', f'"unit":"B",{damage}'))
-    found, (problem,) = run_file.read(path)
-    assert found.records == (RECORDS[0], RECORDS[2])
-    assert problem.startswith(f"{path}:3: damaged line left out (ValueError: ")
-    assert problem.endswith(f"{why})")
-    assert [j.case for j in run_file.missing(found)] == CASES[1:2] + CASES[3:]  # --resume measures it again
-
-
-@pytest.mark.parametrize("sample", [1e308, -1e308, 5e-324, 0.0, -1.0])
-@pytest.mark.parametrize("name", ["time", "first_call"])
-def test_a_sample_that_nothing_can_have_measured_makes_its_line_a_damaged_one(
-    path: Path, name: str, sample: float
-) -> None:
-    """The formulas of metrics would overflow."""
-    odd = replace(RECORDS[1], measurements=measurements(**{"time": (1e-3,), name: (1e-3, sample)}))
-    path.write_bytes(run_file.encoded(replace(RUN, records=(RECORDS[0], odd))))
-    found, (problem,) = run_file.read(path)
-    assert found.records == RECORDS[:1]
-    why = f"{name}: {sample:g} s is nothing that can be measured"
-    assert problem == f"{path}:3: damaged line left out (ValueError: {why})"
 
 
 @pytest.mark.parametrize("depth", [900, 100_000])
@@ -190,29 +159,6 @@ def test_damage_is_reported_by_its_line_wherever_it_is(tmp_path: Path, real: lis
     assert len(found.records) == len(real) - 2 - 5  # neither the header nor the empty line; five are no records
     errors = [error.max_error for r in found.records if r.accuracy for error in r.accuracy.errors.values()]
     assert errors.count(math.inf) == 1
-
-
-@pytest.mark.parametrize("glue", [b"", b" "])
-def test_two_records_in_one_line_are_none(tmp_path: Path, real: list[bytes], glue: bytes) -> None:
-    path = tmp_path / "joined.jsonl"
-    path.write_bytes(b"\n".join(real))
-    whole = run_file.read(path)[0].records
-    real[5:8] = [real[5] + glue + real[6], b"", real[7]]
-    path.write_bytes(b"\n".join(real))
-    found, problems = run_file.read(path)
-    assert [p.partition(" (")[0] for p in problems] == [f"{path}:{n}: damaged line left out" for n in (6, 7)]
-    assert found.records == (*whole[:4], *whole[6:])
-
-
-def test_a_record_in_two_lines_is_none(tmp_path: Path, real: list[bytes]) -> None:
-    path = tmp_path / "two.jsonl"
-    path.write_bytes(b"\n".join(real))
-    whole = run_file.read(path)[0].records
-    real[7:8] = real[7].replace(b'"case":', b'"case":\n', 1).split(b"\n")
-    path.write_bytes(b"\n".join(real))
-    found, problems = run_file.read(path)
-    assert [p.partition(" (")[0] for p in problems] == [f"{path}:{n}: damaged line left out" for n in (8, 9)]
-    assert found.records == (*whole[:6], *whole[7:])
 
 
 def test_a_file_of_few_records_or_none(tmp_path: Path, real: list[bytes]) -> None:
