@@ -140,7 +140,7 @@ def changed(given: Any, names: Iterable[str]) -> dict[str, Any]:
         value = getattr(given, field.name)
         if "axes" in field.metadata:
             found |= {f"--{AXES[name].option}": inner for name, inner in value.items()}
-        elif value not in (field.default, [], None):
+        elif value not in (field.default, [], (), None):
             found[str(field.metadata["info"](field.name).default)] = value  # where typer keeps the first flag
     return found
 
