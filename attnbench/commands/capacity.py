@@ -47,7 +47,7 @@ class Options(output.Output, options.OnDevice, options.WhichModel):
         "Names, patterns, your own code ./file.py:function. Default: every backend that works here."
     )
     of: str = options.shape("NAME", "What grows: seqlen or batch.", "seqlen", autocompletion=complete.one(OF))
-    axes: Mapping[str, Any] = options.OfAxes(helps=HELPS).field
+    axes: Mapping[str, Any] = options.axes(helps=HELPS)
     call_limit: str = options.how("TIME", "A size is too slow where one call takes longer.", "10s")
     memory: str | None = options.how(
         "SIZE", "Search what fits in so much of each device: 24g, 512m; on a CPU the check is in it. Default: all."

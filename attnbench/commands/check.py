@@ -33,7 +33,7 @@ class Options(output.Output, options.OnDevice):
         autocompletion=complete.several(complete.backends),
     )
     backend: list[str] | None = options.backend("The same.", options.plain)
-    axes: Mapping[str, Any] = options.OfAxes(cases, HELPS).field
+    axes: Mapping[str, Any] = options.axes(cases, HELPS)
     wrong: Path | None = cases("FILE", "In their place, the cases of the wrong results in this run file.")
     trust: bool = options.trust()
     timeout: str = options.how("TIME", "Of one case: 30s, 5m; its process is then killed.", "60s")

@@ -61,33 +61,23 @@ how = Panel("How to measure", 3)
 files = Panel("Files and output", 4)
 
 
-@dataclass(frozen=True)
-class OfAxes:
-    """The options of axes, as the field of a dataclass that maps those axes that are given to their values.
+def axes(panel: Panel = shape, helps: Mapping[str, str] | None = None, *, one: bool = False) -> Any:
+    """Return the field of the options of axes, which maps the axes that are given to their values.
 
-    `helps` are the axes and their help where it is not the table's; without any they are all that have an option.
+    `helps` are the axes and their help where it is not the table's; without any they are all that have an option. With
+    `one` an option takes one value, and no list.
     """
-
-    panel: Panel = shape
-    helps: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    one: bool = False  # an option takes one value, and no list
-
-    @property
-    def field(self) -> Any:
-        """The field."""
-        return dataclasses.field(default_factory=dict, metadata={"place": self.panel.place, "axes": self})
-
-    def parameters(self) -> Iterable[inspect.Parameter]:
-        """Yield the option of each axis as a command has it."""
-        for name in [*self.helps] or [name for name, axis in AXES.items() if axis.has_option]:
-            axis = AXES[name]
-            settings: dict[str, Any] = {"help": self.helps.get(name) or (axis.one if self.one else axis.help)}
-            if not axis.switch:
-                settings["metavar"] = axis.metavar.removesuffix("S") if self.one else axis.metavar
-            if axis.words:
-                settings["autocompletion"] = (complete.one if self.one else complete.several)(axis.words)
-            option = typer.Option(axis.switch or f"--{axis.option}", rich_help_panel=self.panel.title, **settings)
-            yield _parameter(name, bool | None if axis.switch else str | None, option, None)
+    helps, parameters = helps or {name: "" for name, axis in AXES.items() if axis.has_option}, []
+    for name, help in helps.items():
+        axis = AXES[name]
+        settings: dict[str, Any] = {"help": help or (axis.one if one else axis.help), "rich_help_panel": panel.title}
+        if not axis.switch:
+            settings["metavar"] = axis.metavar.removesuffix("S") if one else axis.metavar
+        if axis.words:
+            settings["autocompletion"] = (complete.one if one else complete.several)(axis.words)
+        kind: Any = bool | None if axis.switch else str | None
+        parameters.append(_parameter(name, kind, typer.Option(axis.switch or f"--{axis.option}", **settings), None))
+    return dataclasses.field(default_factory=dict, metadata={"place": panel.place, "axes": parameters})
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -112,9 +102,9 @@ def _fields(options: Any) -> list[dataclasses.Field[Any]]:
     return sorted(dataclasses.fields(options), key=lambda field: int(field.metadata.get("place", 0)))
 
 
-def _parameters(field: dataclasses.Field[Any], kind: Any) -> Iterable[inspect.Parameter]:
+def _parameters(field: dataclasses.Field[Any], kind: Any) -> list[inspect.Parameter]:
     if "axes" in field.metadata:
-        return field.metadata["axes"].parameters()  # type: ignore[no-any-return]
+        return list(field.metadata["axes"])
     info = field.metadata["info"](field.name) if "info" in field.metadata else None
     return [_parameter(field.name, kind, info, field.default)]
 
@@ -127,8 +117,9 @@ def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Paramet
 
 def made(options: type[O], values: Mapping[str, Any]) -> O:
     """Return the options of a command with the values of its parameters."""
-    own = {field.name: values[field.name] for field in _fields(options) if field.name in values}
-    if any("axes" in field.metadata for field in _fields(options)):
+    fields = [field.name for field in _fields(options)]
+    own = {name: values[name] for name in fields if name in values}
+    if "axes" in fields:
         own["axes"] = {name: value for name, value in values.items() if name in AXES and value is not None}
     return options(**own)
 
@@ -246,7 +237,7 @@ class WhatToMeasure:
         "Names, patterns such as sdpa-*, and !name to leave one out. Your own code: ./file.py:function or "
         "pkg.mod:object, also './file.py:f\\[block=64,128]'. Default: every backend that works here."
     )
-    axes: Mapping[str, Any] = OfAxes().field
+    axes: Mapping[str, Any] = axes()
     tokens: str | None = shape("SIZE", "Tokens in a batch: the batch size is tokens / seqlen. Default: 16k.")
 
 

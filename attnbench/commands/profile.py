@@ -20,7 +20,7 @@ class Options(output.Output, options.OnDevice):
     """The options of the command."""
 
     backend: list[str] | None = options.backend("One, or several side by side: eager,triton.", case)
-    axes: Mapping[str, Any] = options.OfAxes(case, one=True).field
+    axes: Mapping[str, Any] = options.axes(case, one=True)
     device: str = options.device("auto, cuda:N or cpu; with --ranks cuda:0-3 too.")
     ncu: bool = options.how.flag(
         "HBM traffic by Nsight Compute (where on PATH).", "--ncu/--no-ncu", default=True, show_default=False
