@@ -61,7 +61,7 @@ def bisect(given: Options) -> None:
     from attnbench.analysis.bisect.document import document
     from attnbench.analysis.gate.margins import parse
     from attnbench.core.sizes import parse_duration
-    from attnbench.render.progress.bisect_progress import BisectProgress
+    from attnbench.render.progress.ab_progress import BisectProgress
 
     wanted = given.wanted()
     request = options.request(

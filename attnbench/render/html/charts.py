@@ -35,18 +35,6 @@ _OF_RATE = {  # metrics that say something of cases only whose usual metric is t
     "tflops": ("tflops", "utilization", "utilization_clock", "tflops_per_watt"),
     "gbps": ("gbps", "bandwidth_utilization"),
 }
-_OF_EVERY_OBJECT = {  # Object.prototype, ECMA-262 20.1.3
-    *(
-        "constructor",
-        "hasOwnProperty",
-        "isPrototypeOf",
-        "propertyIsEnumerable",
-        "toLocaleString",
-        "toString",
-        "valueOf",
-    ),
-    *("__proto__", "__defineGetter__", "__defineSetter__", "__lookupGetter__", "__lookupSetter__"),
-}
 QUANTILES = (0, 10, 90, 100)  # of the samples, each a field such as "p10"
 
 # Of case_names.AXES. In every title:
@@ -119,7 +107,7 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
     common = [_said(axis, cells[0]) for axis in of_cells if axis not in title_parts] if cells else []
     by_roof = grouped(cells, lambda c: _title(c, roof_parts))
     return Charts(
-        backends=tuple(map(_drawn, sorted({c.backend_name for c in cells}, key=case_names.backend_rank))),
+        backends=tuple(sorted({c.backend_name for c in cells}, key=case_names.backend_rank)),
         panels=tuple(panels),
         common=", ".join(filter(None, common)),
         rows=tuple(rows),
@@ -127,14 +115,6 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
         convention=cells[0].source.convention if cells else "exact",
         note=note,
     )
-
-
-def _drawn(backend: str) -> str:
-    """Return a backend's name as figures have it: "toString()" for a name that every object of JavaScript has.
-
-    Vega draws no bar under such a name.
-    """
-    return f"{backend}()" if backend in _OF_EVERY_OBJECT else backend
 
 
 def _said(axis: str, cell: Cell) -> str:
@@ -192,7 +172,7 @@ def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row
     row = {
         "case": cell.name,
         "device": cell.device,
-        "backend": _drawn(cell.backend_name),
+        "backend": cell.backend_name,
         "dtype": case.dtype,
         "headdim": case_names.headdim(case),
         "mask": case_names.mask(case),
