@@ -32,7 +32,7 @@ LONG_CALL = 0.15  # seconds, from which fewer calls are made to check a cell (wo
 TOO_LOW = 2.0  # how many times as long as forecast a run may take
 ROOM = 1.2  # of a time limit over the forecast, as advice
 CONTEXT = 6 * 2**28  # bytes of a worker's CUDA context, libraries, profiler and buffer to flush L2
-TOGETHER = 0.1  # of a device's free memory, which jobs that are measured together may take by their forecasts
+TOGETHER = 0.1  # of a device's free memory: what jobs that are measured together take by their forecasts at most
 
 Problem = tuple[Any, ...]  # a case without its pass
 
