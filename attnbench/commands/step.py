@@ -89,7 +89,7 @@ def step(given: Options) -> None:
     models = [name.lower() for name in given.models]
     blocks = step_blocks(models, phases, given.seqlen, given.batch, given.dtype, given.layers)
     backends = _backends(given.backend) if given.backend else None
-    settings = options.settings(given, backends=backends)
+    settings = options.settings(given, backends=backends, phase=None)
     suite = Suite(name="step", backends=[*STEPS], cases=blocks)
     outcome = measured(options.request(Request, given, suite=suite, settings=settings), "step")
     code = output.write(planned.document(outcome.run) if given.dry_run else document([outcome.run]), wanted)

@@ -267,7 +267,7 @@ def _steps(
             size = bracket(outcomes).stops
             if size is None or not _lacked_memory(found[size]):
                 return
-            if size in confirmed or _times(records, found[size]) > 1:
+            if size in confirmed or sum(record.id == found[size].id for record in records) > 1:
                 return
             pool.close_worker(first.backend)
             is_fresh = True
@@ -296,11 +296,6 @@ def _steps(
 def _lacked_memory(record: Record) -> bool:
     """Whether the call, or its check, found no memory, as in a process that keeps what earlier steps have freed."""
     return record.status == "oom" or NO_ROOM_TO_CHECK in (record.reason or "")
-
-
-def _times(records: Sequence[Record], of: Record) -> int:
-    """Return how often the case of a record was tried on its backend."""
-    return sum(record.id == of.id for record in records)
 
 
 def _end(records: Sequence[Record], job: Job, search: Search | None) -> str:

@@ -116,9 +116,6 @@ class Session:
         assert self._device_probe is not None
         self._device_probe.open_judge(self.device)
 
-    def _start_judge(self, python: str | None) -> WorkerProcess:
-        return WorkerProcess(python or self._python, self.pool.variables)
-
     def have_judged(self) -> None:
         """Let the worker that has looked at the device, as far as that is wanted, be the judge of others' results.
 
@@ -126,7 +123,8 @@ class Session:
         """
         if self.device.kind != "fake":
             worker = self._device_probe.take_worker() if self._device_probe else None
-            self.pool.judge = Judge(self.device, worker, self._start_judge)
+            start = partial(WorkerProcess, variables=self.pool.variables)
+            self.pool.judge = Judge(self.device, worker, lambda python: start(python or self._python))
             self.pool.judge.open()
 
     def close_device_probe(self) -> None:
