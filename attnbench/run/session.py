@@ -123,8 +123,9 @@ class Session:
         """
         if self.device.kind != "fake":
             worker = self._device_probe.take_worker() if self._device_probe else None
-            start = partial(WorkerProcess, variables=self.pool.variables)
-            self.pool.judge = Judge(self.device, worker, lambda python: start(python or self._python))
+            self.pool.judge = Judge(
+                self.device, worker, lambda python: WorkerProcess(python or self._python, self.pool.variables)
+            )
             self.pool.judge.open()
 
     def close_device_probe(self) -> None:
