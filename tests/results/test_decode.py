@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from multiplied import multiply
 
 from attnbench.core.errors import UserError
 from attnbench.core.json import from_json, to_json
@@ -305,16 +304,6 @@ def test_a_new_file_is_of_schema_2_and_half_as_long(tmp_path: Path) -> None:
     file.close()
     assert run_file.read(file.path) == (run, [])
     assert file.path.stat().st_size < 0.6 * len(run_file.unpacked(source)[0])
-
-
-def test_multiplied_runs_are_real_ones(tmp_path: Path) -> None:
-    path = tmp_path / "many.jsonl"
-    multiply(next(path for path in RESULTS if "default" in path.stem), path, 700, rounds=2)
-    run, problems = run_file.read(path)
-    assert not problems
-    assert len(run.records) == 700
-    assert len({r.id for r in run.records}) == 700
-    assert run_file.missing(run) == [j for j, r in zip(run.plan, run.records, strict=True) if r.resumable]
 
 
 def test_the_unit_of_each_measurement_that_is_made_is_known() -> None:
