@@ -191,9 +191,9 @@ def device(help: str = "auto, cuda:N, cpu, or fake (a simulated GPU, to try the 
     return how("DEVICE", help, "auto", autocompletion=complete.one(("auto", "cpu", "cuda", "fake")))
 
 
-def python(help: str = "Run a backend in an interpreter of its own: fa4=/opt/fa4/bin/python.") -> Any:
+def python() -> Any:
     """Return the field of --python."""
-    return how("NAME=PATH", help)
+    return how("NAME=PATH", "Run a backend in an interpreter of its own: fa4=/opt/fa4/bin/python.")
 
 
 def seed() -> Any:

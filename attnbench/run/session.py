@@ -46,7 +46,6 @@ class Session:
         device: str | None,
         chosen: Chosen | None = None,
         *,
-        python: str | None = None,
         with_torch: bool = True,
         allow_busy: bool = False,
         variables: Mapping[str, str] | None = None,
@@ -59,11 +58,8 @@ class Session:
         self.pool = WorkerPool({}, variables=variables or {})
         self.probes: Mapping[str, Probe] = {}
         self._device = device
-        self._look = partial(
-            DeviceProbe, python=python, with_torch=with_torch, allow_busy=allow_busy, variables=variables
-        )
+        self._look = partial(DeviceProbe, with_torch=with_torch, allow_busy=allow_busy, variables=variables)
         self._device_probe: DeviceProbe | None = None
-        self._python = python
         if chosen:
             self.choose(chosen)
 
@@ -123,9 +119,8 @@ class Session:
         """
         if self.device.kind != "fake":
             worker = self._device_probe.take_worker() if self._device_probe else None
-            self.pool.judge = Judge(
-                self.device, worker, lambda python: WorkerProcess(python or self._python, self.pool.variables)
-            )
+            start = partial(WorkerProcess, variables=self.pool.variables)
+            self.pool.judge = Judge(self.device, worker, start)
             self.pool.judge.open()
 
     def close_device_probe(self) -> None:
