@@ -8,11 +8,12 @@ options of axes are those of the table, core/axes.py.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -85,17 +86,23 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     Those of one panel are together, in the order of the fields.
     """
-    options = get_type_hints(function)["given"]
+    options = inspect.get_annotations(function, eval_str=True)["given"]
 
     def with_options(**values: Any) -> None:
         function(made(options, values))
 
-    kinds = get_type_hints(options)
+    kinds = {name: kind for base in reversed(options.__mro__) for name, kind in _kinds(base).items()}
     parameters = [of for field in _fields(options) for of in _parameters(field, kinds[field.name])]
     with_options.__name__, with_options.__doc__ = function.__name__, function.__doc__
     with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return with_options
+
+
+@functools.cache
+def _kinds(options: Any) -> Mapping[str, Any]:
+    """Return the types of a dataclass's own fields: many inherit it, and to evaluate them takes a while."""
+    return inspect.get_annotations(options, eval_str=True)
 
 
 def _fields(options: Any) -> list[dataclasses.Field[Any]]:
