@@ -26,7 +26,7 @@ from attnbench.core.models import PHASES
 if TYPE_CHECKING:
     from attnbench.run.suite import Settings
 
-O = TypeVar("O")  # noqa: E741
+G = TypeVar("G")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def axes(panel: Panel = shape, helps: Mapping[str, str] | None = None, *, one: b
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a command for typer, whose parameters are the fields of the dataclass that the function takes.
+    """Return a command for typer, whose parameters are the fields of the dataclass that the function takes as `given`.
 
     Those of one panel are together, in the order of the fields.
     """
@@ -122,7 +122,7 @@ def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Paramet
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def made(options: type[O], values: Mapping[str, Any]) -> O:
+def made(options: type[G], values: Mapping[str, Any]) -> G:
     """Return the options of a command with the values of its parameters."""
     fields = [field.name for field in _fields(options)]
     own = {name: values[name] for name in fields if name in values}
@@ -143,7 +143,7 @@ def changed(given: Any, names: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def request(kind: type[O], given: Any, **more: Any) -> O:
+def request(kind: type[G], given: Any, **more: Any) -> G:
     """Return a request to measure: it takes over the options that are fields of it too; `more` are its other fields."""
     own = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
     own = {**own, "pythons": own.get("python"), "argv": command_line(), **more}
