@@ -9,7 +9,7 @@ import typer
 
 from attnbench.analysis.baseline import FOLDER, MAIN
 from attnbench.commands import options, output
-from attnbench.commands.shared import read, read_with_damage, tell
+from attnbench.commands.shared import read_with_damage, tell
 from attnbench.core.errors import UserError
 
 app = typer.Typer(
@@ -86,5 +86,5 @@ def show(given: ShowOptions) -> None:
     from attnbench.analysis.baseline import baseline_files, document
 
     wanted = given.wanted()
-    runs = {one.path: read(one.path) for one in baseline_files.named(given.name, given.folder)}
+    runs = {one.path: read_with_damage(one.path)[0] for one in baseline_files.named(given.name, given.folder)}
     raise typer.Exit(output.write(document.shown(runs), wanted))
