@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from attnbench.commands import options
 from attnbench.commands.gate import GateOutput, HowToJudge, write
-from attnbench.commands.shared import command_line, live, tell
+from attnbench.commands.shared import live, tell
 
-BUILDS = "The two builds"
-builds = partial(typer.Option, rich_help_panel=BUILDS)
+builds = options.Panel("The two builds", 1)
 
 
-@options.grouped
-def ab(
-    *,
-    a: Annotated[
-        str,
-        builds(
-            "--a",
-            metavar="BUILD",
-            help="The baseline: a Python that has it (/venvs/main/bin/python), or code: a backend's name, "
-            "./file.py:function, pkg.mod:object.",
-        ),
-    ],
-    b: Annotated[str, builds("--b", metavar="BUILD", help="What to judge: a Python or code, as --a.")],
-    what: options.WhatToMeasure,
-    python: Annotated[
-        list[str] | None, options.python(help="The Python of --a or --b, where they are code.", rich_help_panel=BUILDS)
-    ] = None,
-    device: options.Device = "auto",
-    time_limit: Annotated[str, options.time_limit(help="90s, 10m, 1h for all of it.")] = "10m",
-    seed: options.Seed = None,
-    allow_busy: options.AllowBusy = False,
-    judging: HowToJudge,
-    output_to: GateOutput,
-    out: Annotated[
-        Path | None, options.out(help="For a.jsonl and b.jsonl; two new files in results/ by default.", metavar="DIR")
-    ] = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Options(GateOutput, HowToJudge, options.WhatToMeasure):
+    """The options of the command."""
+
+    a: str = builds(
+        "BUILD",
+        "The baseline: a Python that has it (/venvs/main/bin/python), or code: a backend's name, ./file.py:function, "
+        "pkg.mod:object.",
+        dataclasses.MISSING,
+    )
+    b: str = builds("BUILD", "What to judge: a Python or code, as --a.", dataclasses.MISSING)
+    python: list[str] | None = builds("NAME=PATH", "The Python of --a or --b, where they are code.")
+    device: str = options.device()
+    time_limit: str = options.how("TIME", "90s, 10m, 1h for all of it.", "10m")
+    seed: int | None = options.seed()
+    allow_busy: bool = options.allow_busy()
+    out: Path | None = options.out("For a.jsonl and b.jsonl; two new files in results/ by default.", "DIR")
+
+
+@options.command
+def ab(given: Options) -> None:
     """Measure two builds in turns, A B B A, in fresh processes, until every cell is settled; then judge as gate does.
 
     Drift of the machine is in both and cancels. What -b names may differ; all else must be alike, or named by --expect.
@@ -58,31 +51,24 @@ def ab(
     from attnbench.analysis.ab import run_ab
     from attnbench.core.sizes import parse_duration
     from attnbench.render.progress.ab_progress import AbProgress
-    from attnbench.run.suite import parse_options
 
-    judged_by = judging.request()
-    wanted = output_to.wanted()
-    request = run_ab.Request(
-        a=a,
-        b=b,
+    judged_by = given.judged_by()
+    wanted = given.wanted()
+    request = options.request(
+        run_ab.Request,
+        given,
         judged_by=judged_by,
-        suite=what.suite,
-        settings=parse_options({**what.settings, "time_limit": time_limit, "policy": {"seed": seed}}),
-        device=device,
-        time_limit=parse_duration(time_limit, "--time-limit"),
-        pythons=tuple(python or ()),
-        out=out,
-        allow_busy=allow_busy,
-        argv=command_line(),
+        settings=options.settings(given, policy={"seed": given.seed}),
+        time_limit=parse_duration(given.time_limit, "--time-limit"),
     )
     with live(AbProgress, "anything was measured") as watcher:
         outcome = run_ab.ab(request, watcher)
     code = 0
     if outcome.judgement:
-        code = write(outcome.judgement, wanted, output_to.every, "ab")
+        code = write(outcome.judgement, wanted, given.every, "ab")
     else:
         tell("attnbench: interrupted before a pair of turns was measured")
     if outcome.paths and outcome.judgement:
-        again = ["attnbench", "gate", *map(str, outcome.paths), *judging.given()]
+        again = ["attnbench", "gate", *map(str, outcome.paths), *given.again()]
         tell(f"Judge again: {shlex.join(again)}")
     raise typer.Exit(outcome.exit_code or code)

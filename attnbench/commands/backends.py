@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,52 +16,47 @@ from attnbench.core.errors import UserError
 if TYPE_CHECKING:
     from attnbench.render.document import Document
 
-supports = partial(typer.Option, rich_help_panel="The support matrix")
+supports = options.Panel("The support matrix", 4)
 
 
-@options.grouped
-def backends(
-    *,
-    python: options.Python = None,
-    matrix: Annotated[
-        bool, supports("--matrix", metavar="", help="What each supports, on GPUs that need not be here.")
-    ] = False,
-    gpu: Annotated[
-        list[str] | None,
-        supports(
-            metavar="NAMES",
-            help="h100, a100, hopper, sm_90, cpu: feature by feature there.",
-            autocompletion=complete.several(complete.gpus),
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, supports("--device", metavar="DEVICE", help="The same for a device here: auto, cuda:N.")
-    ] = None,
-    into: Annotated[
-        Path | None, supports(metavar="FILE", help="Renew the matrix that a markdown file holds between its marks.")
-    ] = None,
-    output_to: output.Output,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Options(output.Output):
+    """The options of the command."""
+
+    python: list[str] | None = options.python()
+    matrix: bool = supports.flag("What each supports, on GPUs that need not be here.")
+    gpu: list[str] | None = supports(
+        "NAMES",
+        "h100, a100, hopper, sm_90, cpu: feature by feature there.",
+        autocompletion=complete.several(complete.gpus),
+    )
+    device: str | None = supports("DEVICE", "The same for a device here: auto, cuda:N.")
+    into: Path | None = supports("FILE", "Renew the matrix that a markdown file holds between its marks.")
+
+
+@options.command
+def backends(given: Options) -> None:
     """List the attention implementations: version, or why one cannot be used here and what would install it.
 
     attnbench backends
     attnbench backends --matrix                         # which runs on which generation of GPUs
     attnbench backends --matrix --gpu h100,rtx-4090     # dtypes, head dims, masks, ... with the reasons
     """
-    wanted = output_to.wanted()
-    if into and (python or gpu or device):
+    wanted = given.wanted()
+    if given.into and options.changed(given, ("python", "gpu", "device")):
         raise UserError(
             "--into renews the matrix of a document, which has GPUs of its own; leave out the other options"
         )
-    if python and (matrix or gpu or device):
+    if given.python and options.changed(given, ("matrix", "gpu", "device")):
         raise UserError("--python: the matrix asks no library, so that it needs no interpreter; leave it out")
-    if into:
+    if given.into:
         from attnbench.analysis.backends import support_document
 
-        support_document.put_into(into)
-        print(f"{into}: the support matrix by architecture, and by feature on {support_document.DOCUMENTED}")
+        support_document.put_into(given.into)
+        print(f"{given.into}: the support matrix by architecture, and by feature on {support_document.DOCUMENTED}")
         return
-    found = _support(gpu or (), device) if matrix or gpu or device else _here(python or ())
+    asks_matrix = options.changed(given, ("matrix", "gpu", "device"))
+    found = _support(given.gpu or (), given.device) if asks_matrix else _here(given.python or ())
     raise typer.Exit(output.write(found, wanted))
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from attnbench.analysis.baseline import FOLDER, MAIN
 from attnbench.commands import options, output
-from attnbench.commands.shared import read, read_with_damage, tell
+from attnbench.commands.shared import read_with_damage, tell
 from attnbench.core.errors import UserError
 
 app = typer.Typer(
@@ -18,26 +18,36 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-Folder = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where baselines are kept.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(output.Output):
+    """The options of all of its commands."""
+
+    folder: Path = options.plain("DIR", "Where baselines are kept.", FOLDER, "--dir")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveOptions(Options):
+    """The options of `attnbench baseline save`."""
+
+    run: Path = options.argument("RUN", "The run file, of attnbench run --rounds 5.")
+    name: str = options.plain("NAME", "What it is the baseline of: a branch, a release.", MAIN)
+    add: bool = options.plain.flag(
+        "One run more of the baseline: three show what runs differ by. Else it replaces all."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions(Options):
+    """The options of `attnbench baseline show`."""
+
+    name: str = options.argument("NAME", "A baseline's name.", MAIN)
 
 
 @app.command()
-@options.grouped
-def save(
-    *,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run file, of attnbench run --rounds 5.")],
-    name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="What it is the baseline of: a branch, a release.")
-    ] = MAIN,
-    folder: Folder = FOLDER,
-    add: Annotated[
-        bool,
-        typer.Option(
-            "--add", help="One run more of the baseline: three show what runs differ by. Else it replaces all."
-        ),
-    ] = False,
-    output_to: output.Output,
-) -> None:
+@options.command
+def save(given: SaveOptions) -> None:
     """Save a run as the baseline for its GPU model, in place of the last one. To be committed.
 
     attnbench run --suite ci --rounds 5 --out main.jsonl && attnbench baseline save main.jsonl
@@ -46,44 +56,35 @@ def save(
     """
     from attnbench.analysis.baseline import baseline_files, document
 
-    wanted = output_to.wanted()
+    wanted, run = given.wanted(), given.run
     whole, damage = read_with_damage(run)
     if damage:
         raise UserError(f"{run}: {damage}, and a baseline would lack what is lost; restore the file, or measure again")
-    path, before = baseline_files.save(whole, name, folder, add)
+    path, before = baseline_files.save(whole, given.name, given.folder, given.add)
     for line in document.doubts(whole, run):
         tell(f"attnbench: {line}")
     raise typer.Exit(output.write(document.saved(path, whole, before), wanted))
 
 
 @app.command("list")
-@options.grouped
-def list_(
-    *,
-    folder: Folder = FOLDER,
-    output_to: output.Output,
-) -> None:
+@options.command
+def list_(given: Options) -> None:
     """List the baselines: GPU, suite, when and with what they were measured."""
     from attnbench.analysis.baseline import baseline_files, document
 
-    wanted = output_to.wanted()
-    raise typer.Exit(output.write(document.listed(baseline_files.found(folder), folder), wanted))
+    wanted = given.wanted()
+    raise typer.Exit(output.write(document.listed(baseline_files.found(given.folder), given.folder), wanted))
 
 
 @app.command()
-@options.grouped
-def show(
-    *,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A baseline's name.")] = MAIN,
-    folder: Folder = FOLDER,
-    output_to: output.Output,
-) -> None:
+@options.command
+def show(given: ShowOptions) -> None:
     """Show a baseline on every GPU it has: how it was measured, its figures, and how far its rounds differ.
 
     attnbench baseline show main
     """
     from attnbench.analysis.baseline import baseline_files, document
 
-    wanted = output_to.wanted()
-    runs = {one.path: read(one.path) for one in baseline_files.named(name, folder)}
+    wanted = given.wanted()
+    runs = {one.path: read_with_damage(one.path)[0] for one in baseline_files.named(given.name, given.folder)}
     raise typer.Exit(output.write(document.shown(runs), wanted))

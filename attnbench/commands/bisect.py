@@ -2,71 +2,49 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import command_line, live, one_of, tell, words
+from attnbench.commands.shared import live, one_of, tell, words
 
-builds = partial(typer.Option, rich_help_panel="The commits and their builds")
+builds = options.Panel("The commits and their builds")
 
 METRICS = ("latency", "cycles")
 
 
-@options.grouped
-def bisect(
-    *,
-    commits: Annotated[
-        str,
-        typer.Argument(metavar="GOOD..BAD", help="The last commit that is known as fast, and one that is slow."),
-    ],
-    cell: Annotated[
-        str,
-        builds(metavar="NAME", help="The cell, as the gate prints it, or a glob that fits it alone: '* 4k d128 *'."),
-    ] = "*",
-    build: Annotated[
-        str,
-        builds(
-            metavar="COMMAND", help="For a shell, in a worktree of each commit; where it fails, the commit is skipped."
-        ),
-    ] = "",
-    python: Annotated[
-        str,
-        builds(metavar="PATH", help="The Python that it leaves in the worktree, v/bin/python; -b says what it runs."),
-    ] = "",
-    code: Annotated[
-        str,
-        builds(metavar="FILE.py:FUNCTION", help="In place of --python: code in the worktree, which needs no build."),
-    ] = "",
-    build_limit: Annotated[str, builds(metavar="TIME", help="Of one build.")] = "1h",
-    metric: Annotated[
-        str,
-        options.how(
-            "--metric", "-m", metavar="NAME", help="latency, or cycles (latency times clock), free of the clock."
-        ),
-    ] = "latency",
-    margin: Annotated[str, options.how(metavar="CHANGE", help="BAD must be slower than GOOD by more.")] = "1%",
-    expect: Annotated[
-        str, options.how(metavar="NAMES", help="What is meant to differ between the builds, as in gate: torch.")
-    ] = "",
-    what: options.WhatToMeasure,
-    device: options.Device = "auto",
-    time_limit: Annotated[str, options.time_limit(help="Of all A/Bs together; builds do not count.")] = "1h",
-    seed: options.Seed = None,
-    allow_busy: options.AllowBusy = False,
-    output_to: output.Output,
-    out: Annotated[
-        Path | None,
-        options.out(
-            help="For the run files; a new folder in results/ by default. A/Bs that are there already are not measured "
-            "again, so the same command with it goes on after an interruption.",
-            metavar="DIR",
-        ),
-    ] = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Options(output.Output, options.WhatToMeasure):
+    """The options of the command."""
+
+    commits: str = options.argument("GOOD..BAD", "The last commit that is known as fast, and one that is slow.")
+    cell: str = builds("NAME", "The cell, as the gate prints it, or a glob that fits it alone: '* 4k d128 *'.", "*")
+    build: str = builds(
+        "COMMAND", "For a shell, in a worktree of each commit; where it fails, the commit is skipped.", ""
+    )
+    python: str = builds("PATH", "The Python that it leaves in the worktree, v/bin/python; -b says what it runs.", "")
+    code: str = builds("FILE.py:FUNCTION", "In place of --python: code in the worktree, which needs no build.", "")
+    build_limit: str = builds("TIME", "Of one build.", "1h")
+    metric: str = options.how(
+        "NAME", "latency, or cycles (latency times clock), free of the clock.", "latency", "--metric", "-m"
+    )
+    margin: str = options.how("CHANGE", "BAD must be slower than GOOD by more.", "1%")
+    expect: str = options.how("NAMES", "What is meant to differ between the builds, as in gate: torch.", "")
+    device: str = options.device()
+    time_limit: str = options.how("TIME", "Of all A/Bs together; builds do not count.", "1h")
+    seed: int | None = options.seed()
+    allow_busy: bool = options.allow_busy()
+    out: Path | None = options.out(
+        "For the run files; a new folder in results/ by default. A/Bs that are there already are not measured again, "
+        "so the same command with it goes on after an interruption.",
+        "DIR",
+    )
+
+
+@options.command
+def bisect(given: Options) -> None:
     """Find the commit that made a cell slower: A/Bs of commits along first parents, halving from GOOD to BAD.
 
     Each commit is built by your command in a worktree of its own, and measured in turns with GOOD as ab does. A commit
@@ -83,27 +61,18 @@ def bisect(
     from attnbench.analysis.bisect.document import document
     from attnbench.analysis.gate.margins import parse
     from attnbench.core.sizes import parse_duration
-    from attnbench.render.progress.bisect_progress import BisectProgress
-    from attnbench.run.suite import parse_options
+    from attnbench.render.progress.ab_progress import BisectProgress
 
-    wanted = output_to.wanted()
-    request = run_bisect.Request(
-        commits=commits,
-        cell=cell,
-        code=code,
-        python=python,
-        build=build,
-        build_limit=parse_duration(build_limit, "--build-limit"),
-        metric=one_of("--metric", metric, METRICS),
-        margin=parse(margin, "--margin"),
-        expect=tuple(words([expect])),
-        suite=what.suite,
-        settings=parse_options({**what.settings, "policy": {"seed": seed}}),
-        device=device,
-        time_limit=parse_duration(time_limit, "--time-limit"),
-        out=out,
-        argv=command_line(),
-        allow_busy=allow_busy,
+    wanted = given.wanted()
+    request = options.request(
+        run_bisect.Request,
+        given,
+        build_limit=parse_duration(given.build_limit, "--build-limit"),
+        metric=one_of("--metric", given.metric, METRICS),
+        margin=parse(given.margin, "--margin"),
+        expect=tuple(words([given.expect])),
+        settings=options.settings(given, time_limit=None, policy={"seed": given.seed}),
+        time_limit=parse_duration(given.time_limit, "--time-limit"),
     )
     with live(BisectProgress, "anything was measured") as watcher:
         outcome = run_bisect.bisect(request, watcher)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, live, one_of, read_runs, results_line, tell
+from attnbench.commands.shared import live, one_of, read_runs, results_line, tell
 from attnbench.core.errors import UserError
 
 if TYPE_CHECKING:
-    from attnbench.core.record import Run, Search
+    from attnbench.core.record import Search
+    from attnbench.run.session import Recording
 
 OF = ("seqlen", "batch")
 HELPS = {  # of axes
@@ -32,53 +33,35 @@ HELPS = {  # of axes
 }
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """The options that choose the cases."""
-
-    backend: Annotated[
-        list[str] | None,
-        options.backend(
-            help="Names, patterns, your own code ./file.py:function. Default: every backend that works here."
-        ),
-    ] = None
-    of: Annotated[
-        str, options.shape(metavar="NAME", help="What grows: seqlen or batch.", autocompletion=complete.one(OF))
-    ] = "seqlen"
-    axes: Annotated[Mapping[str, Any], options.OfAxes(helps=HELPS)] = field(default_factory=dict)
+CASES = ("backend", "of", "axes", "model", "tp", "phase")  # fields of the options that choose what is searched
 
 
-@options.grouped
-def capacity(
-    *,
-    results: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN|DIR", help="Files of earlier searches, to show; nothing is run.")
-    ] = None,
-    what: Shapes,
-    which: options.WhichModel,
-    call_limit: Annotated[
-        str, options.how(metavar="TIME", help="A size is too slow where one call takes longer.")
-    ] = "10s",
-    memory: Annotated[
-        str | None,
-        options.how(
-            metavar="SIZE",
-            help="Search what fits in so much of each device: 24g, 512m; on a CPU the check is in it. Default: all.",
-        ),
-    ] = None,
-    time_limit: Annotated[
-        str | None, options.time_limit(help="Begin no step after this time, as in 10m; --resume goes on.")
-    ] = None,
-    device: options.Device = "auto",
-    python: options.Python = None,
-    allow_wrong: options.AllowWrong = False,
-    allow_busy: options.AllowBusy = False,
-    dry_run: Annotated[bool, options.dry_run(help="Show where each search would start; run nothing.")] = False,
-    out: options.Out = None,
-    resume: Annotated[Path | None, options.resume(help="Go on with the searches of a file that are not done.")] = None,
-    trust: options.Trust = False,
-    output_to: output.Output,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Options(output.Output, options.OnDevice, options.WhichModel):
+    """The options of the command."""
+
+    results: list[Path] | None = options.argument(
+        "RUN|DIR", "Files of earlier searches, to show; nothing is run.", None
+    )
+    backend: list[str] | None = options.backend(
+        "Names, patterns, your own code ./file.py:function. Default: every backend that works here."
+    )
+    of: str = options.shape("NAME", "What grows: seqlen or batch.", "seqlen", autocompletion=complete.one(OF))
+    axes: Mapping[str, Any] = options.axes(helps=HELPS)
+    call_limit: str = options.how("TIME", "A size is too slow where one call takes longer.", "10s")
+    memory: str | None = options.how(
+        "SIZE", "Search what fits in so much of each device: 24g, 512m; on a CPU the check is in it. Default: all."
+    )
+    time_limit: str | None = options.how("TIME", "Begin no step after this time, as in 10m; --resume goes on.")
+    allow_wrong: bool = options.allow_wrong()
+    trust: bool = options.trust()
+    dry_run: bool = options.dry_run("Show where each search would start; run nothing.")
+    out: Path | None = options.out()
+    resume: Path | None = options.files("FILE", "Go on with the searches of a file that are not done.")
+
+
+@options.command
+def capacity(given: Options) -> None:
     """Find the longest sequence, or the largest batch, that fits and is right, by backend, pass and dtype.
 
     Sizes are doubled and bisected to a sixteenth of an octave (4.4 %), each checked against the reference. What stops
@@ -94,42 +77,37 @@ def capacity(
     Exit code 0: done; 1: nothing fits, or nothing could be run; 2: bad input, or output that cannot be written; 5: a
     wrong result; 129, 130, 143: hung up, interrupted, terminated; --resume goes on.
     """
-    wanted = output_to.wanted()
+    wanted = given.wanted()
     from attnbench.analysis.capacity.document import document, plan_document
-    from attnbench.core.sizes import parse_duration
 
-    measuring = resume or out or dry_run or python or time_limit or memory or device != "auto" or call_limit != "10s"
-    if results and (measuring or what != Shapes() or which != options.WhichModel()):
+    measuring = ("resume", "out", "dry_run", "python", "time_limit", "memory", "device", "call_limit")
+    if given.results and options.changed(given, (*CASES, *measuring)):
         raise UserError("with files of earlier searches nothing is run; leave out the options of a search")
-    limit = parse_duration(time_limit, "--time-limit") if time_limit else None
-    interrupt = 0
-    if results:
-        runs = [run for _, run in read_runs(results)]
+    if given.resume and options.changed(given, (*CASES, "out", "memory", "call_limit")):
+        raise UserError(f"--resume uses the settings of {given.resume}; leave out the others")
+    if given.results:
+        runs, interrupt = [run for _, run in read_runs(given.results)], 0
     else:
-        if resume and (out or what != Shapes() or which.model or memory or call_limit != "10s"):
-            raise UserError(f"--resume uses the settings of {resume}; leave out the others")
-        search = _search(what, which, parse_duration(call_limit, "--call-limit"), memory)
-        run, interrupt = _searched(
-            what, which, search, device, limit, python or [], out, resume, dry_run, allow_busy, trust
-        )
-        runs = [run]
-    code = output.write(plan_document(runs[0]) if dry_run else document(runs, allow_wrong), wanted)
+        ended = _searched(given)
+        runs, interrupt = [ended.measured], ended.interrupt
+    code = output.write(plan_document(runs[0]) if given.dry_run else document(runs, given.allow_wrong), wanted)
     raise typer.Exit(interrupt or code)
 
 
-def _search(what: Shapes, which: options.WhichModel, call_limit: float, memory: str | None) -> Search:
+def _search(given: Options) -> Search:
     """Return what is searched. Raises UserError for options that do not go together."""
     from attnbench.core.record import Search
+    from attnbench.core.sizes import parse_duration
 
-    of = one_of("--of", what.of, OF)
-    if of == "seqlen" and "seqlen" in what.axes:
-        raise UserError("--seqlen: the length is what is searched; give --of batch to search the batch")
-    if of == "batch" and "batch" in what.axes:
-        raise UserError("--batch: it is what is searched; give --of seqlen to search the length")
-    if call_limit <= 0:
+    of = one_of("--of", given.of, OF)
+    if of in given.axes:
+        other = "batch" if of == "seqlen" else "seqlen"
+        said = {"seqlen": "the length", "batch": "the batch"}
+        raise UserError(f"--{of}: {said[of]} is what is searched; give --of {other} to search {said[other]}")
+    if (call_limit := parse_duration(given.call_limit, "--call-limit")) <= 0:
         raise UserError("--call-limit: it is not above 0")
-    named = f"{which.model} {which.phase or 'prefill'}" if which.model else ""
-    return Search("batch" if of == "batch" else "seqlen", call_limit, _parse_bytes(memory), named)
+    named = f"{given.model} {given.phase or 'prefill'}" if given.model else ""
+    return Search("batch" if of == "batch" else "seqlen", call_limit, _parse_bytes(given.memory), named)
 
 
 def _parse_bytes(text: str | None) -> int | None:
@@ -143,37 +121,22 @@ def _parse_bytes(text: str | None) -> int | None:
     return int(number[:9]) * units[unit]
 
 
-def _searched(
-    what: Shapes,
-    which: options.WhichModel,
-    search: Search,
-    device: str,
-    time_limit: float | None,
-    python: list[str],
-    out: Path | None,
-    resume: Path | None,
-    dry_run: bool,
-    allow_busy: bool,
-    trust: bool,
-) -> tuple[Run, int]:
-    """Search, or go on with a search; return its run, and the exit code of an interrupt, else 0."""
+def _searched(given: Options) -> Recording:
+    """Search, or go on with a search."""
+    from attnbench.core.sizes import parse_duration
     from attnbench.render.progress.progress_line import ProgressLine
     from attnbench.run import capacity as searches
-    from attnbench.run.suite import parse_options
 
-    settings = parse_options({"backends": what.backend, "axes": what.axes, **which.settings})
+    limit = parse_duration(given.time_limit, "--time-limit") if given.time_limit else None
+    settings = options.settings(given, time_limit=None)
+    request = options.request(searches.Request, given, settings=settings, search=_search(given), time_limit=limit)
     with live(ProgressLine, "anything was measured") as line:
-        if resume:
-            ended = searches.resume(
-                resume, line.say, time_limit=time_limit, dry_run=dry_run, allow_busy=allow_busy, trust=trust
-            )
+        if given.resume:
+            ended = searches.resume(given.resume, request, line.say)
         else:
-            request = searches.Request(
-                settings, search, device, time_limit, tuple(python), out, dry_run, command_line(), allow_busy
-            )
             ended = searches.search_capacity(request, line.say)
-    if not dry_run:
+    if not given.dry_run:
         tell(results_line(ended.path))
     if ended.interrupt:
         tell(f"attnbench: interrupted; attnbench capacity --resume {shlex.quote(str(ended.path))} goes on")
-    return ended.measured, ended.interrupt
+    return ended

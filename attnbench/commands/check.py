@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import live
 
-cases = partial(typer.Option, rich_help_panel="The cases (each option replaces what they have)")
-
-
+cases = options.Panel("The cases (each option replaces what they have)")
 HELPS = {  # of axes
     "dtype": "bf16,fp16 by default; on a CPU fp32,bf16.",
     "direction": "fwd,bwd by default; also fwd_bwd.",
@@ -25,38 +22,25 @@ HELPS = {  # of axes
 }
 
 
-@dataclass(frozen=True)
-class Cases:
-    """The options that choose the cases."""
+@dataclass(frozen=True, kw_only=True)
+class Options(output.Output, options.OnDevice):
+    """The options of the command."""
 
-    axes: Annotated[Mapping[str, Any], options.OfAxes(cases, HELPS)] = field(default_factory=dict)
+    what: list[str] | None = options.argument(
+        "BACKENDS",
+        "Your own code, ./file.py:function\\[block_m=64,128] or pkg.mod:object; names, patterns.",
+        None,
+        autocompletion=complete.several(complete.backends),
+    )
+    backend: list[str] | None = options.backend("The same.", options.plain)
+    axes: Mapping[str, Any] = options.axes(cases, HELPS)
+    wrong: Path | None = cases("FILE", "In their place, the cases of the wrong results in this run file.")
+    trust: bool = options.trust()
+    timeout: str = options.how("TIME", "Of one case: 30s, 5m; its process is then killed.", "60s")
 
 
-@options.grouped
-def check(
-    *,
-    what: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="BACKENDS",
-            help="Your own code, ./file.py:function\\[block_m=64,128] or pkg.mod:object; names, patterns.",
-            autocompletion=complete.several(complete.backends),
-        ),
-    ] = None,
-    backend: Annotated[list[str] | None, options.backend(help="The same.", rich_help_panel=None)] = None,
-    chosen: Cases,
-    wrong: Annotated[
-        Path | None, cases(metavar="FILE", help="In their place, the cases of the wrong results in this run file.")
-    ] = None,
-    trust: options.Trust = False,
-    device: options.Device = "auto",
-    timeout: Annotated[
-        str, options.how(metavar="TIME", help="Of one case: 30s, 5m; its process is then killed.")
-    ] = "60s",
-    allow_busy: options.AllowBusy = False,
-    python: options.Python = None,
-    output_to: output.Output,
-) -> None:
+@options.command
+def check(given: Options) -> None:
     """Say whether a kernel is right: small shapes that tell, against the reference and tolerance of `run`, no timing.
 
     attnbench check ./mine.py:attention
@@ -67,27 +51,26 @@ def check(
     function says that it does not support a case by raising NotImplementedError. After Ctrl-C (130) it shows what it
     has found.
     """
-    wanted = output_to.wanted()
+    wanted = given.wanted()
     from attnbench.analysis.check.document import document
     from attnbench.core.sizes import parse_duration
     from attnbench.render.progress.progress_line import ProgressLine
     from attnbench.run.check import check as checked
-    from attnbench.run.suite import parse_options
 
-    seconds = parse_duration(timeout, "--timeout")
+    seconds = parse_duration(given.timeout, "--timeout")
     # Nothing is timed, so threads that wait may sleep. Beside other work those that spin cost four times the time.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with live(ProgressLine, "the check was complete") as line:
         run, interrupt = checked(
-            [*(what or ()), *(backend or ())],
-            parse_options({"axes": chosen.axes}),
+            [*(given.what or ()), *(given.backend or ())],
+            options.settings(given, backends=None),
             line.say,
-            wrong=wrong,
-            trust=trust,
-            device=device,
+            wrong=given.wrong,
+            trust=given.trust,
+            device=given.device,
             timeout=seconds,
-            pythons=python or (),
-            allow_busy=allow_busy,
+            pythons=given.python or (),
+            allow_busy=given.allow_busy,
         )
     code = output.write(document(run), wanted)
     raise typer.Exit(interrupt or code)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -28,36 +28,26 @@ app = typer.Typer(
 ONE_FILE = ("out", "resume", "again")  # options of attnbench run that are of one run file
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(output.Output):
+    """The options of `attnbench cluster run` beside those of `attnbench run`."""
+
+    context: typer.Context
+    address: str | None = options.plain(
+        "HOST:PORT", "The head of a Ray cluster. Default: RAY_ADDRESS, else this machine alone."
+    )
+    one_per_model: bool = options.plain.flag("Measure one GPU of each model only.")
+    at_once: int = options.plain(
+        "N", "GPUs of a node measured at the same time; they share its CPUs and power.", 1, min=1
+    )
+    patience: str = options.plain("TIME", "How long to wait for a node that died to come back.", "2m")
+    out: Path | None = options.out("The folder of the run files. Default: results/DATE-TIME-cluster.", "DIR")
+    dry_run: bool = options.dry_run("Show which devices would be measured, and with what.")
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-@options.grouped
-def run(
-    *,
-    context: typer.Context,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="The head of a Ray cluster. Default: RAY_ADDRESS, else this machine alone.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, options.out(help="The folder of the run files. Default: results/DATE-TIME-cluster.", metavar="DIR")
-    ] = None,
-    one_per_model: Annotated[
-        bool, typer.Option("--one-per-model", metavar="", help="Measure one GPU of each model only.")
-    ] = False,
-    at_once: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, help="GPUs of a node measured at the same time; they share its CPUs and power."
-        ),
-    ] = 1,
-    patience: Annotated[
-        str, typer.Option(metavar="TIME", help="How long to wait for a node that died to come back.")
-    ] = "2m",
-    dry_run: Annotated[bool, options.dry_run(help="Show which devices would be measured, and with what.")] = False,
-    output_to: output.Output,
-) -> None:
+@options.command
+def run(given: RunOptions) -> None:
     """Measure every GPU of a Ray cluster with the same suite; all other options are those of `attnbench run`.
 
     Each node is reserved as a whole, and its GPUs are measured one after the other, each by a plain `attnbench run` in
@@ -71,12 +61,12 @@ def run(
     Exit code 0: all measured; 1: a device is lost, or nothing could be measured on it; 2: bad input; 5: a wrong result;
     130: interrupted, the files are kept. Outliers are judged by `attnbench cluster report DIR`.
     """
-    wanted = output_to.wanted()
-    plan = _plan(context.args, out, one_per_model=one_per_model, at_once=at_once, patience=patience)
+    wanted, dry_run = given.wanted(), given.dry_run
+    plan = _plan(given)
     from attnbench.render.progress.cluster_progress import ClusterProgress
     from attnbench.run import cluster
 
-    with live(ClusterProgress, "anything was measured") as progress, cluster.connected(address):
+    with live(ClusterProgress, "anything was measured") as progress, cluster.connected(given.address):
         found, notes = cluster.units(plan, progress)
         if not dry_run:
             progress.planned(found, plan.out, notes)
@@ -100,15 +90,16 @@ def run(
     raise typer.Exit(code)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(output.Output):
+    """The options of `attnbench cluster report`."""
+
+    results: list[Path] = options.argument("RUN|DIR", "Run files, one per GPU, or folders with them.")
+
+
 @app.command()
-@options.grouped
-def report(
-    *,
-    results: Annotated[
-        list[Path], typer.Argument(metavar="RUN|DIR", help="Run files, one per GPU, or folders with them.")
-    ],
-    output_to: output.Output,
-) -> None:
+@options.command
+def report(given: ReportOptions) -> None:
     """Judge each GPU against the median of its model: which are slower than units differ by, and which are wrong?
 
     The files are those of `attnbench run`, however they were made: by `cluster run`, srun, or a Kubernetes Job. A file
@@ -121,10 +112,10 @@ def report(
     far off, but not apart from the others, or too few units to judge any; 5: a wrong result, or a kernel that is not as
     declared.
     """
-    wanted = output_to.wanted()
+    wanted = given.wanted()
     from attnbench.analysis.cluster.document import document
 
-    runs, damage = _named(results)
+    runs, damage = _named(given.results)
     if all(run.search for _, run in runs):
         raise UserError("searches of what fits say nothing of a unit's speed; give files of attnbench run")
     if searches := sum(run.search is not None for _, run in runs):
@@ -144,43 +135,43 @@ def _named(paths: Sequence[Path]) -> tuple[list[tuple[str, Run]], dict[str, str]
     return [(names[path], run) for path, run in found], {names[path]: what for path, what in damage.items()}
 
 
-def _plan(words: Sequence[str], out: Path | None, *, patience: str, **given: Any) -> Plan:
+def _plan(given: RunOptions) -> Plan:
     """Return the checked plan: the words are read by the parser of `attnbench run`. Raises UserError."""
     from attnbench.commands.command_line import command_line
+    from attnbench.commands.run import Options
     from attnbench.core.sizes import parse_duration
     from attnbench.run.cluster import Plan
     from attnbench.run.select import parse_device, select_backends
     from attnbench.run.session import check_output_path
-    from attnbench.run.suite import load_suite, parse_options, resolve_suite_for
+    from attnbench.run.suite import load_suite, resolve_suite_for
 
     program: Any = typer.main.get_command(command_line("run"))
-    params = program.commands["run"].make_context("attnbench run", [*words]).params
-    for name in ONE_FILE:
-        if params[name]:
-            raise UserError(f"--{name} is of a single run file; go on with one by attnbench run --resume FILE there")
-    device = parse_device(params["device"])
+    words = given.context.args
+    of_run = options.made(Options, program.commands["run"].make_context("attnbench run", [*words]).params)
+    if one := next(iter(options.changed(of_run, ONE_FILE)), None):
+        raise UserError(f"{one} is of a single run file; go on with one by attnbench run --resume FILE there")
+    device = parse_device(of_run.device)
     if device.startswith("cuda:"):
         raise UserError(f"--device {device}: every GPU is measured; leave it out, or give cpu")
     device = "cuda" if device == "auto" else device
-    what, which = options.made(options.WhatToMeasure, params), options.made(options.WhichModel, params)
-    settings = parse_options({**what.settings, **which.settings, "time_limit": params["time_limit"]})
-    for resolved in resolve_suite_for(load_suite(what.suite), device, settings):
+    for resolved in resolve_suite_for(load_suite(of_run.suite), device, options.settings(of_run)):
         select_backends(resolved.backends, min(case.ranks for case in resolved.cases))
-    folder = out or Path("results") / f"{datetime.now():%Y%m%d-%H%M%S}-cluster"
+    folder = given.out or Path("results") / f"{datetime.now():%Y%m%d-%H%M%S}-cluster"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--out: {folder} is there already and is not empty; choose another folder")
     check_output_path(folder / "node.jsonl")
-    kept = ["--trust", *(["--allow-wrong"] if params["allow_wrong"] else [])]  # the files are the driver's own
-    kept += ["--time-limit", params["time_limit"]] if params["time_limit"] else []
-    own = [] if params["device"] != "auto" else ["--device", device]
+    kept = ["--trust", *(["--allow-wrong"] if of_run.allow_wrong else [])]  # the files are the driver's own
+    kept += ["--time-limit", of_run.time_limit] if of_run.time_limit else []
+    own = [] if of_run.device != "auto" else ["--device", device]
     return Plan(
         words=(*words, *own),
         resume_words=tuple(kept),
         device=device,
         out=folder,
-        patience=parse_duration(patience, "--patience"),
-        allow_wrong=params["allow_wrong"],
-        **given,
+        patience=parse_duration(given.patience, "--patience"),
+        allow_wrong=of_run.allow_wrong,
+        one_per_model=given.one_per_model,
+        at_once=given.at_once,
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -29,57 +29,37 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "md", "html", "json", "junit", "github")
 
-what = partial(typer.Option, rich_help_panel="What to compare")
-matters = partial(typer.Option, rich_help_panel="What counts as a change")
+what = options.Panel("What to compare")
+matters = options.Panel("What counts as a change")
+when_open = options.Panel("What stays open")
 
 
-def _metrics() -> Iterable[str]:
-    from attnbench.analysis.gate.margins import RULES
-
-    return RULES
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HowToJudge:
     """The options of `attnbench gate` and `attnbench ab` that say what to compare, and what counts as a change."""
 
-    metric: Annotated[
-        list[str] | None,
-        options.metric_option(
-            _metrics,
-            rich_help_panel="What to compare",
-            help="latency,memory_peak,relative_error,first_call by default; cycles (latency times clock) is free of "
-            "the clock; -m help lists them all.",
-        ),
-    ] = None
-    expect: Annotated[
-        list[str] | None,
-        what(metavar="NAMES", help="What is meant to differ: torch, driver, gpu, a backend or library (fa2, triton)."),
-    ] = None
-    margin: Annotated[
-        list[str] | None,
-        matters(
-            metavar="[METRIC=]MARGIN",
-            help="The change that matters: 3% (of latency, the default), relative_error=20%.",
-        ),
-    ] = None
-    margins: Annotated[
-        Path | None, matters(metavar="FILE", help="YAML: margins per metric, and per cell (docs/gate.md).")
-    ] = None
-    inconclusive: Annotated[
-        str, matters(metavar="pass|fail", help="Whether inconclusive cells make the gate end with exit code 3 (fail).")
-    ] = "fail"
-    missing: Annotated[
-        str,
-        matters(metavar="pass|fail", help="Whether a cell that the current run lacks counts as a regression (fail)."),
-    ] = "fail"
+    metric: list[str] | None = options.metrics(
+        what,
+        options.gate_metrics,
+        "latency,memory_peak,relative_error,first_call by default; cycles (latency times clock) is free of the clock; "
+        "-m help lists them all.",
+    )
+    expect: list[str] | None = what(
+        "NAMES", "What is meant to differ: torch, driver, gpu, a backend or library (fa2, triton)."
+    )
+    margin: list[str] | None = matters(
+        "[METRIC=]MARGIN", "The change that matters: 3% (of latency, the default), relative_error=20%."
+    )
+    margins: Path | None = matters("FILE", "YAML: margins per metric, and per cell (docs/gate.md).")
+    inconclusive: str = matters(
+        "pass|fail", "Whether inconclusive cells make the gate end with exit code 3 (fail).", "fail"
+    )
+    missing: str = matters(
+        "pass|fail", "Whether a cell that the current run lacks counts as a regression (fail).", "fail"
+    )
+    allow_wrong: bool = matters.flag("A wrong result is expected, unless it was right before. Exit code 5 otherwise.")
 
-    allow_wrong: Annotated[
-        bool,
-        matters("--allow-wrong", help="A wrong result is expected, unless it was right before. Exit code 5 otherwise."),
-    ] = False
-
-    def request(self) -> Request:
+    def judged_by(self) -> Request:
         """Return what the options ask a gate for. Raises UserError for unknown names and wrong margins."""
         from attnbench.analysis.gate.findings import CHOICES, Request
         from attnbench.analysis.gate.margins import DEFAULT, margins
@@ -93,33 +73,24 @@ class HowToJudge:
             self.allow_wrong,
         )
 
-    def given(self) -> list[str]:
+    def again(self) -> list[str]:
         """Return the options that were given, for a command line."""
-        found = []
-        for option in fields(self):
-            value = getattr(self, option.name)
-            if value is True:
-                found.append(f"--{option.name.replace('_', '-')}")
-            elif value not in (option.default, []):
-                found += [f"--{option.name}={one}" for one in (value if isinstance(value, list) else [value])]
-        return found
+        given = options.changed(self, [field.name for field in fields(HowToJudge)])
+        each = (
+            (option, one) for option, value in given.items() for one in (value if isinstance(value, list) else [value])
+        )
+        return [option if one is True else f"{option}={one}" for option, one in each]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GateOutput(output.Output):
     """Where the judgement is written, also as JUnit XML and GitHub's annotations."""
 
-    format: Annotated[
-        list[str] | None,
-        output.option(
-            "--format",
-            "-f",
-            metavar="FORMAT[=FILE]",
-            help="table (default), md, html, json, junit, github (annotations and step summary; added by itself where "
-            "GitHub runs it). Several may be given, each to a file: -f junit=gate.xml.",
-        ),
-    ] = None
-    every: Annotated[bool, output.option("--all", metavar="", help="List what is unchanged too.")] = False
+    format: list[str] | None = output.formats(
+        "table (default), md, html, json, junit, github (annotations and step summary; added by itself where GitHub "
+        "runs it). Several may be given, each to a file: -f junit=gate.xml."
+    )
+    every: bool = options.files.flag("List what is unchanged too.", "--all")
 
     def wanted(self, known: Sequence[str] = FORMATS) -> list[tuple[str, Path | None]]:
         """Return what is to be written, as Output.wanted does; GitHub's annotations may be printed beside a table.
@@ -127,8 +98,8 @@ class GateOutput(output.Output):
         In a GitHub workflow they are added where a table is printed.
         """
         formats = self.format or []
-        others = output.Output([text for text in formats if text != "github"], self.html, self.json)
-        wanted = others.wanted(known)
+        others = [text for text in formats if text != "github"]
+        wanted = output.Output(format=others, html=self.html, json=self.json).wanted(known)
         if "github" in formats:
             if ("table", None) in wanted and "table" not in formats:  # nobody asked for the table
                 wanted.remove(("table", None))
@@ -138,49 +109,35 @@ class GateOutput(output.Output):
         return wanted
 
 
-when_open = partial(typer.Option, rich_help_panel="What stays open")
+@dataclass(frozen=True, kw_only=True)
+class Options(GateOutput, HowToJudge):
+    """The options of `attnbench gate`: beside those, what it measures of what it leaves open."""
 
+    baseline: list[Path] = options.argument(
+        "BASELINE...",
+        "What to compare with: run files, a baseline's name, or a folder of baselines. Three runs show what runs "
+        "differ by.",
+    )
+    current: Path = options.argument("CURRENT", "The run file to judge.")
+    settle: str | None = when_open(
+        "TIME",
+        "Measure what is inconclusive in turns against the baseline's build, as attnbench ab does, for this time at "
+        "most, as in 5m.",
+    )
+    a: str | None = when_open(
+        "BUILD",
+        "With --settle: the baseline's build, a Python that has it or FILE.py:function. Default: what the baseline "
+        "names.",
+    )
+    b: str | None = when_open("BUILD", "With --settle: the build of CURRENT. Default: what CURRENT names.")
+    trust: bool = when_open.flag(
+        "With --settle: run the code and interpreters that the run files name, also where none would be chosen here."
+    )
 
-@dataclass(frozen=True)
-class HowToSettle:
-    """The options of `attnbench gate` that measure what it leaves open."""
-
-    settle: Annotated[
-        str | None,
-        when_open(
-            metavar="TIME",
-            help="Measure what is inconclusive in turns against the baseline's build, as attnbench ab does, for this "
-            "time at most, as in 5m.",
-        ),
-    ] = None
-    a: Annotated[
-        str | None,
-        when_open(
-            "--a",
-            metavar="BUILD",
-            help="With --settle: the baseline's build, a Python that has it or FILE.py:function. Default: what the "
-            "baseline names.",
-        ),
-    ] = None
-    b: Annotated[
-        str | None,
-        when_open("--b", metavar="BUILD", help="With --settle: the build of CURRENT. Default: what CURRENT names."),
-    ] = None
-    trust: Annotated[
-        bool,
-        when_open(
-            "--trust",
-            metavar="",
-            help="With --settle: run the code and interpreters that the run files name, also where none would be "
-            "chosen here.",
-        ),
-    ] = False
-
-    def request(self) -> Settle | None:
+    def settles(self) -> Settle | None:
         """Return what is asked for; None without --settle. Raises UserError for a wrong time or build."""
-        given = {"--a": self.a, "--b": self.b, "--trust": self.trust}
         if self.settle is None:
-            if idle := [option for option, value in given.items() if value]:
+            if idle := [*options.changed(self, ("a", "b", "trust"))]:
                 raise UserError(f"{idle[0]} is of what --settle measures; add --settle TIME, as in 5m")
             return None
         from attnbench.analysis.ab.settle import Request
@@ -191,22 +148,8 @@ class HowToSettle:
         return asked
 
 
-@options.grouped
-def gate(
-    *,
-    baseline: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="BASELINE...",
-            help="What to compare with: run files, a baseline's name, or a folder of baselines. Three runs show what "
-            "runs differ by.",
-        ),
-    ],
-    current: Annotated[Path, typer.Argument(metavar="CURRENT", help="The run file to judge.")],
-    judging: HowToJudge,
-    settling: HowToSettle,
-    output_to: GateOutput,
-) -> None:
+@options.command
+def gate(given: Options) -> None:
     """Judge a run against a baseline, cell by cell: improved, unchanged, regressed, or too noisy to tell.
 
     Measure both with --rounds 5. Exit code 0: pass; 1: regression; 2: bad input; 3: inconclusive; 4: not comparable;
@@ -222,11 +165,11 @@ def gate(
     from attnbench.analysis.gate.more_rounds import with_command
     from attnbench.core.text import some
 
-    request, settles = judging.request(), settling.request()
-    wanted = output_to.wanted()
+    request, settles = given.judged_by(), given.settles()
+    wanted, current = given.wanted(), given.current
     now, damage = read_with_damage(current)
-    chosen = [path for given in baseline for path in pick(given, now)]
-    if chosen != baseline:
+    chosen = [path for name in given.baseline for path in pick(name, now)]
+    if chosen != given.baseline:
         tell(f"attnbench: baseline: {some(map(str, chosen))}")
     runs, of_baseline = read_runs_with_damage(chosen)
     if of_baseline:
@@ -247,8 +190,8 @@ def gate(
         path = next(path for path, run in runs if run is judgement.baseline)
         with live(AbProgress, "anything was settled") as watcher:
             judgement, interrupt = settle(judgement, (path, current), settles, watcher)
-    again = () if settles else ("attnbench", "gate", *map(str, (*baseline, current)), *judging.given())
-    code = write(with_command(judgement, current, again), wanted, output_to.every)
+    again = () if settles else ("attnbench", "gate", *map(str, (*given.baseline, current)), *given.again())
+    code = write(with_command(judgement, current, again), wanted, given.every)
     raise typer.Exit(interrupt or code)
 
 

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
 
 import typer
 
 from attnbench.commands import complete, options, output
 
 
-@options.grouped
-def models(
-    *,
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="Show this model in full.", autocompletion=complete.one(complete.models)),
-    ] = None,
-    output_to: output.Output,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Options(output.Output):
+    """The options of the command."""
+
+    name: str | None = options.argument(
+        "NAME", "Show this model in full.", None, autocompletion=complete.one(complete.models)
+    )
+
+
+@options.command
+def models(given: Options) -> None:
     """List the models whose attention `attnbench run --model` measures, or show one in full with its source.
 
     attnbench models
     attnbench models gpt-oss-120b       # heads, windows, sinks, and what of it cannot be measured yet
     attnbench models -f csv
     """
-    wanted = output_to.wanted()
+    wanted = given.wanted()
     from attnbench.analysis.models import document
     from attnbench.core.models import MODELS, find
 
-    shown = document.listed([*MODELS.values()]) if name is None else document.in_full(find(name))
+    shown = document.listed([*MODELS.values()]) if given.name is None else document.in_full(find(given.name))
     raise typer.Exit(output.write(shown, wanted))

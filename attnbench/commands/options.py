@@ -1,93 +1,158 @@
-"""Groups of options: a group is a dataclass, and `grouped` makes it options of a command.
+"""Options: those of a command are the fields of a dataclass, and `command` makes them parameters for typer.
 
-The options of axes are those of the table, core/axes.py.
+A field is declared by the panel of --help that shows it: `seed: int | None = how("N", "The seed of the inputs.")`.
+Options that several commands have are in dataclasses that theirs inherit, or in functions that return a field. The
+options of axes are those of the table, core/axes.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from attnbench.commands import complete
-from attnbench.commands.shared import one_of, words
+from attnbench.commands.shared import command_line, one_of, words
 from attnbench.core.axes import AXES
+from attnbench.core.errors import UserError
 from attnbench.core.models import PHASES
+
+if TYPE_CHECKING:
+    from attnbench.run.suite import Settings
 
 G = TypeVar("G")
 
-shape = partial(typer.Option, rich_help_panel="What to measure (lists multiply; each option replaces the suite's)")
-how = partial(typer.Option, rich_help_panel="How to measure")
-files = partial(typer.Option, rich_help_panel="Files and output")
-# Options of several commands, each with a help of its own
-backend = partial(shape, "--backend", "-b", metavar="NAMES", autocompletion=complete.several(complete.backends))
-device = partial(how, "--device", metavar="DEVICE", autocompletion=complete.one(("auto", "cpu", "cuda", "fake")))
-python = partial(how, "--python", metavar="NAME=PATH")
-time_limit = partial(how, "--time-limit", metavar="TIME")
-out = partial(files, "--out", metavar="FILE")
-resume = partial(files, "--resume", metavar="FILE")
-dry_run = partial(files, "--dry-run", metavar="")
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel of --help. Called, it declares an option in it."""
+
+    title: str | None
+    place: int = 2  # the panel of the lowest comes first; those of one place are in the order of fields
+
+    def __call__(self, metavar: str, help: str, default: Any = None, *names: str, **more: Any) -> Any:
+        """Return the field of an option. `names` are its flags, where the field's name is not the only one."""
+
+        def info(name: str) -> Any:
+            flags = names or (f"--{name.replace('_', '-')}",)
+            return typer.Option(*flags, metavar=metavar, help=help, rich_help_panel=self.title, **more)
+
+        return dataclasses.field(default=default, metadata={"place": self.place, "info": info})
+
+    def flag(self, help: str, *names: str, default: bool = False, **more: Any) -> Any:
+        """Return the field of an option without a value."""
+        return self("", help, default, *names, **more)
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command for typer in which each parameter that is a group of options is replaced by the group's fields.
+def argument(metavar: str, help: str, default: Any = dataclasses.MISSING, **more: Any) -> Any:
+    """Return the field of an argument, which a person must give where it has no default."""
+    info = typer.Argument(metavar=metavar, help=help, **more)
+    return dataclasses.field(default=default, metadata={"place": 0, "info": lambda _: info})
 
-    The command itself gets the group with the values that were given. A group is a dataclass with options for fields.
+
+plain = Panel(None, 1)
+shape = Panel("What to measure (lists multiply; each option replaces the suite's)")
+how = Panel("How to measure", 3)
+files = Panel("Files and output", 4)
+
+
+def axes(panel: Panel = shape, helps: Mapping[str, str] | None = None, *, one: bool = False) -> Any:
+    """Return the field of the options of axes, which maps the axes that are given to their values.
+
+    `helps` are the axes and their help where it is not the table's; without any they are all that have an option. With
+    `one` an option takes one value, and no list.
     """
-    groups: dict[str, Any] = {}
-    parameters = []
-    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
-        if dataclasses.is_dataclass(parameter.annotation):
-            groups[name] = parameter.annotation
-            parameters += [option for options in _fields(groups[name]).values() for option in options]
-        else:
-            parameters.append(parameter)
-
-    def with_groups(**given: Any) -> None:
-        for name, group in groups.items():
-            own = {option.name for options in _fields(group).values() for option in options}
-            given[name] = made(group, {name: given.pop(name) for name in own & given.keys()})
-        command(**given)
-
-    with_groups.__name__, with_groups.__doc__ = command.__name__, command.__doc__
-    with_groups.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    with_groups.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return with_groups
+    helps, parameters = helps or {name: "" for name, axis in AXES.items() if axis.has_option}, []
+    for name, help in helps.items():
+        axis = AXES[name]
+        settings: dict[str, Any] = {"help": help or (axis.one if one else axis.help), "rich_help_panel": panel.title}
+        if not axis.switch:
+            settings["metavar"] = axis.metavar.removesuffix("S") if one else axis.metavar
+        if axis.words:
+            settings["autocompletion"] = (complete.one if one else complete.several)(axis.words)
+        kind: Any = bool | None if axis.switch else str | None
+        parameters.append(_parameter(name, kind, typer.Option(axis.switch or f"--{axis.option}", **settings), None))
+    return dataclasses.field(default_factory=dict, metadata={"place": panel.place, "axes": parameters})
 
 
-def _fields(group: Any) -> dict[str, list[inspect.Parameter]]:
-    """Return field -> its options, of a group."""
-    types = get_type_hints(group, include_extras=True)
-    found = {}
-    for field in dataclasses.fields(group):
-        said = types[field.name].__metadata__[0]
-        if isinstance(said, OfAxes):
-            found[field.name] = [said.parameter(name) for name in said.names]
-        else:
-            kind, default = inspect.Parameter.KEYWORD_ONLY, field.default
-            found[field.name] = [inspect.Parameter(field.name, kind, default=default, annotation=types[field.name])]
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a command for typer, whose parameters are the fields of the dataclass that the function takes as `given`.
+
+    Those of one panel are together, in the order of the fields.
+    """
+    options = inspect.get_annotations(function, eval_str=True)["given"]
+
+    def with_options(**values: Any) -> None:
+        function(made(options, values))
+
+    kinds = {name: kind for base in reversed(options.__mro__) for name, kind in _kinds(base).items()}
+    parameters = [of for field in _fields(options) for of in _parameters(field, kinds[field.name])]
+    with_options.__name__, with_options.__doc__ = function.__name__, function.__doc__
+    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return with_options
+
+
+@functools.cache
+def _kinds(options: Any) -> Mapping[str, Any]:
+    """Return the types of a dataclass's own fields: many inherit it, and to evaluate them takes a while."""
+    return inspect.get_annotations(options, eval_str=True)
+
+
+def _fields(options: Any) -> list[dataclasses.Field[Any]]:
+    return sorted(dataclasses.fields(options), key=lambda field: int(field.metadata.get("place", 0)))
+
+
+def _parameters(field: dataclasses.Field[Any], kind: Any) -> list[inspect.Parameter]:
+    if "axes" in field.metadata:
+        return list(field.metadata["axes"])
+    info = field.metadata["info"](field.name) if "info" in field.metadata else None
+    return [_parameter(field.name, kind, info, field.default)]
+
+
+def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
+    default = inspect.Parameter.empty if default is dataclasses.MISSING else default
+    annotation = Annotated[kind, info] if info else kind
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def made(options: type[G], values: Mapping[str, Any]) -> G:
+    """Return the options of a command with the values of its parameters."""
+    fields = [field.name for field in _fields(options)]
+    own = {name: values[name] for name in fields if name in values}
+    if "axes" in fields:
+        own["axes"] = {name: value for name, value in values.items() if name in AXES and value is not None}
+    return options(**own)
+
+
+def changed(given: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return option -> its value, of those fields with these names that have another value than by default."""
+    found: dict[str, Any] = {}
+    for field in (field for field in dataclasses.fields(given) if field.name in {*names}):
+        value = getattr(given, field.name)
+        if "axes" in field.metadata:
+            found |= {f"--{AXES[name].option}": inner for name, inner in value.items()}
+        elif value not in (field.default, [], (), None):
+            found[str(field.metadata["info"](field.name).default)] = value  # where typer keeps the first flag
     return found
 
 
-def made(group: type[G], given: Mapping[str, Any]) -> G:
-    """Return a group of the values of some options; others that are given are left out."""
-    values: dict[str, Any] = {}
-    for name, options in _fields(group).items():
-        found = {option.name: given[option.name] for option in options if option.name in given}
-        if [option.name for option in options] != [name]:
-            values[name] = {axis: value for axis, value in found.items() if value is not None}
-        elif found:
-            values[name] = found[name]
-    return group(**values)
+def request(kind: type[G], given: Any, **more: Any) -> G:
+    """Return a request to measure: it takes over the options that are fields of it too; `more` are its other fields."""
+    own = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
+    own = {**own, "pythons": own.get("python"), "argv": command_line(), **more}
+    values = {field.name: own.get(field.name) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: tuple(of) if isinstance(of, list) else of for name, of in values.items() if of is not None})
 
 
-def metric_option(known: Callable[[], Iterable[str]], **settings: Any) -> Any:
-    """Return the option --metric of a command that takes the metrics `known`; its value is a list of their names.
+def metrics(panel: Panel, known: Callable[[], Iterable[str]], help: str) -> Any:
+    """Return the field of the option --metric of a command that takes the metrics `known`: a list of their names.
 
     With `-m help` it lists them and ends the command, whatever else is given.
     """
@@ -103,139 +168,143 @@ def metric_option(known: Callable[[], Iterable[str]], **settings: Any) -> Any:
             raise typer.Exit
         return [one_of("--metric", name, tuple(metrics)) for name in dict.fromkeys(asked)]
 
-    return typer.Option(
-        "--metric",
-        "-m",
-        metavar="NAMES",
-        callback=names,
-        is_eager=True,  # before a missing argument is said
-        autocompletion=complete.several(lambda: (*known(), "help")),
-        **settings,
+    completion = complete.several(lambda: (*known(), "help"))
+    # eager: before a missing argument is said
+    return panel("NAMES", help, None, "--metric", "-m", callback=names, is_eager=True, autocompletion=completion)
+
+
+def gate_metrics() -> Iterable[str]:
+    """Return the metrics that a gate judges, and whose history can be followed."""
+    from attnbench.analysis.gate.margins import RULES
+
+    return RULES
+
+
+# Options of several commands.
+
+
+def suite(default: str, help: str) -> Any:
+    """Return the field of --suite."""
+    return shape("NAME|FILE", help, default, autocompletion=complete.one(complete.suites))
+
+
+def backend(help: str, panel: Panel = shape) -> Any:
+    """Return the field of --backend."""
+    return panel("NAMES", help, None, "--backend", "-b", autocompletion=complete.several(complete.backends))
+
+
+def device(help: str = "auto, cuda:N, cpu, or fake (a simulated GPU, to try the commands).") -> Any:
+    """Return the field of --device."""
+    return how("DEVICE", help, "auto", autocompletion=complete.one(("auto", "cpu", "cuda", "fake")))
+
+
+def python() -> Any:
+    """Return the field of --python."""
+    return how("NAME=PATH", "Run a backend in an interpreter of its own: fa4=/opt/fa4/bin/python.")
+
+
+def seed() -> Any:
+    """Return the field of --seed."""
+    return how("N", "The seed of the inputs and of the order of the jobs.")
+
+
+def allow_busy() -> Any:
+    """Return the field of --allow-busy."""
+    return how.flag("Measure also on a GPU that other processes use; what is shown then says first not to believe it.")
+
+
+def allow_wrong() -> Any:
+    """Return the field of --allow-wrong."""
+    return how.flag("End with exit code 0 even if a result is wrong. It is 5 otherwise.")
+
+
+def trust() -> Any:
+    """Return the field of --trust."""
+    return how.flag(
+        "Run the code and interpreters that the given run file names, also where none would be chosen here."
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class OfAxes:
-    """Marks a field of a group that stands for the options of axes: a mapping of the axes that are given.
-
-    `helps` are the axes and their help where it is not the table's; without any they are all that have an option.
-    """
-
-    option: Callable[..., Any] = shape
-    helps: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    one: bool = False  # an option takes one value, and no list
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The axes that are options."""
-        return [*self.helps] or [name for name, axis in AXES.items() if axis.has_option]
-
-    def parameter(self, name: str) -> inspect.Parameter:
-        """Return the option of an axis as a command has it."""
-        axis = AXES[name]
-        settings: dict[str, Any] = {"help": self.helps.get(name) or (axis.one if self.one else axis.help)}
-        if not axis.switch:
-            settings["metavar"] = axis.metavar.removesuffix("S") if self.one else axis.metavar
-        if axis.words:
-            settings["autocompletion"] = (complete.one if self.one else complete.several)(axis.words)
-        kind: Any = bool | None if axis.switch else str | None
-        annotation = Annotated[kind, self.option(axis.switch or f"--{axis.option}", **settings)]
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+def out(help: str = "The run file to write. Default: a new file in results/.", metavar: str = "FILE") -> Any:
+    """Return the field of --out."""
+    return files(metavar, help)
 
 
-@dataclasses.dataclass(frozen=True)
+def dry_run(help: str = "Show the plan and how long it would take. Measures and writes nothing.") -> Any:
+    """Return the field of --dry-run."""
+    return files.flag(help)
+
+
+@dataclass(frozen=True, kw_only=True)
 class WhatToMeasure:
     """The options that choose what to measure."""
 
-    suite: Annotated[
-        str,
-        shape(
-            metavar="NAME|FILE",
-            help="A shipped suite (`attnbench suites` lists them), or a YAML file of your own.",
-            autocompletion=complete.one(complete.suites),
-        ),
-    ] = "default"
-    backend: Annotated[
-        list[str] | None,
-        backend(
-            help="Names, patterns such as sdpa-*, and !name to leave one out. Your own code: ./file.py:function or "
-            "pkg.mod:object, also './file.py:f\\[block=64,128]'. Default: every backend that works here."
-        ),
-    ] = None
-    axes: Annotated[Mapping[str, Any], OfAxes()] = dataclasses.field(default_factory=dict)
-    tokens: Annotated[
-        str | None, shape(metavar="SIZE", help="Tokens in a batch: the batch size is tokens / seqlen. Default: 16k.")
-    ] = None
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The part of a suite that these options replace, for run.suite.parse_options."""
-        return {"backends": self.backend, "tokens": self.tokens, "axes": self.axes}
+    suite: str = suite("default", "A shipped suite (`attnbench suites` lists them), or a YAML file of your own.")
+    backend: list[str] | None = backend(
+        "Names, patterns such as sdpa-*, and !name to leave one out. Your own code: ./file.py:function or "
+        "pkg.mod:object, also './file.py:f\\[block=64,128]'. Default: every backend that works here."
+    )
+    axes: Mapping[str, Any] = axes()
+    tokens: str | None = shape("SIZE", "Tokens in a batch: the batch size is tokens / seqlen. Default: 16k.")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WhichModel:
     """The options that take heads, dims and windows from models."""
 
-    model: Annotated[
-        str | None,
-        shape(
-            "--model",
-            metavar="NAMES",
-            help="Heads, head dims, windows and softcap of models: llama-3.1-8b,gemma-2-9b; `attnbench models` lists "
-            "them. Each kind of layer is a case.",
-            autocompletion=complete.several(complete.models),
-        ),
-    ] = None
-    tp: Annotated[
-        int | None, shape("--tp", metavar="N", help="With --model: the heads of one of N devices (tensor parallel).")
-    ] = None
-    phase: Annotated[
-        str | None,
-        shape(
-            "--phase",
-            metavar="NAME",
-            help="With --model: prefill (default: as many queries as keys, forward), decode (one query, batch 1 unless "
-            "--batch is given), mixed (a chunk of 2k of one sequence beside decoding), train (forward and backward).",
-            autocompletion=complete.one(PHASES),
-        ),
-    ] = None
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The part of a suite that these options replace, for run.suite.parse_options."""
-        return {"models": self.model, "tp": self.tp, "phase": self.phase}
+    model: str | None = shape(
+        "NAMES",
+        "Heads, head dims, windows and softcap of models: llama-3.1-8b,gemma-2-9b; `attnbench models` lists them. Each "
+        "kind of layer is a case.",
+        autocompletion=complete.several(complete.models),
+    )
+    tp: int | None = shape("N", "With --model: the heads of one of N devices (tensor parallel).")
+    phase: str | None = shape(
+        "NAME",
+        "With --model: prefill (default: as many queries as keys, forward), decode (one query, batch 1 unless --batch "
+        "is given), mixed (a chunk of 2k of one sequence beside decoding), train (forward and backward).",
+        autocompletion=complete.one(PHASES),
+    )
 
 
-AllowBusy = Annotated[
-    bool,
-    how(
-        "--allow-busy",
-        metavar="",
-        help="Measure also on a GPU that other processes use; what is shown then says first not to believe it.",
-    ),
-]
-AllowWrong = Annotated[
-    bool, how("--allow-wrong", metavar="", help="End with exit code 0 even if a result is wrong. It is 5 otherwise.")
-]
-Trust = Annotated[
-    bool,
-    how(
-        "--trust",
-        metavar="",
-        help="Run the code and interpreters that the given run file names, also where none would be chosen here.",
-    ),
-]
-Device = Annotated[str, device(help="auto, cuda:N, cpu, or fake (a simulated GPU, to try the commands).")]
-Python = Annotated[
-    list[str] | None, python(help="Run a backend in an interpreter of its own: fa4=/opt/fa4/bin/python.")
-]
-TimeLimit = Annotated[
-    str | None, time_limit(help="Stop after this time, as in 90s or 10m; attnbench run --resume goes on.")
-]
-Rounds = Annotated[
-    int, how("--rounds", metavar="N", help="Measure everything N times, each time in new processes: fewer ties.")
-]
-Seed = Annotated[int | None, how("--seed", metavar="N", help="The seed of the inputs and of the order of the jobs.")]
-Out = Annotated[Path | None, out(help="The run file to write. Default: a new file in results/.")]
-DryRun = Annotated[bool, dry_run(help="Show the plan and how long it would take. Measures and writes nothing.")]
+@dataclass(frozen=True, kw_only=True)
+class OnDevice:
+    """The options of commands that start workers on a device."""
+
+    device: str = device()
+    python: list[str] | None = python()
+    allow_busy: bool = allow_busy()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortRun(OnDevice):
+    """The options of commands that measure a suite, or show run files."""
+
+    time_limit: str | None = how("TIME", "Stop after this time, as in 90s or 10m; attnbench run --resume goes on.")
+    rounds: int = how("N", "Measure everything N times, each time in new processes: fewer ties.", 1)
+    out: Path | None = out()
+
+    def refuse_measuring(self, *more: str, where: str = "with run files") -> None:
+        """Raise UserError where options of measuring, or these fields, are given beside run files."""
+        if idle := changed(self, [*more, *(field.name for field in dataclasses.fields(WholeRun))]):
+            raise UserError(f"{' and '.join(idle)}: of measuring; {where} nothing is measured, leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeRun(ShortRun):
+    """The options of commands that measure a suite, which may also show the plan alone."""
+
+    allow_wrong: bool = allow_wrong()
+    dry_run: bool = dry_run()
+
+
+SETTINGS = {"backend": "backends", "model": "models"} | {  # fields of options -> of a suite's settings
+    name: name for name in ("tokens", "axes", "tp", "phase", "time_limit")
+}
+
+
+def settings(given: Any, **replaced: Any) -> Settings:
+    """Return the part of a suite that options replace; `replaced` are settings that are not as the options say."""
+    from attnbench.run.suite import parse_options
+
+    return parse_options({to: getattr(given, of) for of, to in SETTINGS.items() if hasattr(given, of)} | replaced)

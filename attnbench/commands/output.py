@@ -7,12 +7,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from attnbench.commands.options import files
 from attnbench.commands.shared import one_of, put, tell
 from attnbench.core.errors import EXIT_CANNOT_WRITE, EXIT_DONE, UserError
 from attnbench.core.files import RUN_FILES
@@ -26,28 +24,21 @@ PROGRAMS = (b"\x7fELF", b"#!")  # how an interpreter or another program begins
 Wanted = Sequence[tuple[str, "Path | None"]]  # (format, its file; None for standard output)
 Writers = Mapping[str, "Callable[[], str | bytes]"]  # formats of a command's own
 
-option = partial(typer.Option, rich_help_panel="Files and output")
+
+def formats(help: str) -> Any:
+    """Return the field of --format."""
+    return files("FORMAT[=FILE]", help, None, "--format", "-f")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Output:
     """The options that say in which formats and where a command writes its document."""
 
-    format: Annotated[
-        list[str] | None,
-        option(
-            "--format",
-            "-f",
-            metavar="FORMAT[=FILE]",
-            help="table (default), md, html, json, csv. Several may be given, all but one to a file: -f md=report.md.",
-        ),
-    ] = None
-    html: Annotated[
-        Path | None, option("--html", metavar="FILE", help="Short for -f html=FILE: a page of its own.")
-    ] = None
-    json: Annotated[
-        bool, option("--json", metavar="", help="Short for -f json: everything, for programs, on stdout.")
-    ] = False
+    format: list[str] | None = formats(
+        "table (default), md, html, json, csv. Several may be given, all but one to a file: -f md=report.md."
+    )
+    html: Path | None = files("FILE", "Short for -f html=FILE: a page of its own.")
+    json: bool = files.flag("Short for -f json: everything, for programs, on stdout.")
 
     def wanted(self, known: Sequence[str] = FORMATS) -> list[tuple[str, Path | None]]:
         """Return what is to be written: (format, file, or None for standard output), one of them to standard output.

@@ -3,68 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from attnbench.commands import options, output
 from attnbench.commands.shared import live
 
-CASE = "The case (one value each)"
+case = options.Panel("The case (one value each)")
 
 
-@dataclass(frozen=True)
-class OneCase:
-    """The options that choose the case and the backends."""
+@dataclass(frozen=True, kw_only=True)
+class Options(output.Output, options.OnDevice):
+    """The options of the command."""
 
-    backend: Annotated[
-        list[str] | None, options.backend(help="One, or several side by side: eager,triton.", rich_help_panel=CASE)
-    ] = None
-    axes: Annotated[Mapping[str, Any], options.OfAxes(partial(typer.Option, rich_help_panel=CASE), one=True)] = field(
-        default_factory=dict
+    backend: list[str] | None = options.backend("One, or several side by side: eager,triton.", case)
+    axes: Mapping[str, Any] = options.axes(case, one=True)
+    device: str = options.device("auto, cuda:N or cpu; with --ranks cuda:0-3 too.")
+    ncu: bool = options.how.flag(
+        "HBM traffic by Nsight Compute (where on PATH).", "--ncu/--no-ncu", default=True, show_default=False
+    )
+    counters: bool = options.how.flag(
+        "How busy each unit was in each kernel, and what bounds it (Nsight Compute; half a minute a backend).",
+        "--counters/--no-counters",
+        show_default=False,
+    )
+    keep: Path | None = options.files(
+        "DIR",
+        "Write there a Chrome trace of one call (https://ui.perfetto.dev), with pyinstrument a flame graph of the "
+        "host's work, with nsys an nsys-rep, and with --counters an ncu-rep.",
     )
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The part of a suite that these options replace, for run.suite.parse_options."""
-        return {"backends": self.backend, "axes": self.axes}
 
-
-@options.grouped
-def profile(
-    *,
-    case: OneCase,
-    device: Annotated[str, options.device(help="auto, cuda:N or cpu; with --ranks cuda:0-3 too.")] = "auto",
-    ncu: Annotated[
-        bool,
-        options.how(
-            "--ncu/--no-ncu", metavar="", show_default=False, help="HBM traffic by Nsight Compute (where on PATH)."
-        ),
-    ] = True,
-    counters: Annotated[
-        bool,
-        options.how(
-            "--counters/--no-counters",
-            metavar="",
-            show_default=False,
-            help="How busy each unit was in each kernel, and what bounds it (Nsight Compute; half a minute a backend).",
-        ),
-    ] = False,
-    allow_busy: options.AllowBusy = False,
-    python: options.Python = None,
-    keep: Annotated[
-        Path | None,
-        options.files(
-            metavar="DIR",
-            help="Write there a Chrome trace of one call (https://ui.perfetto.dev), with pyinstrument a flame graph of "
-            "the host's work, with nsys an nsys-rep, and with --counters an ncu-rep.",
-        ),
-    ] = None,
-    output_to: output.Output,
-) -> None:
+@options.command
+def profile(given: Options) -> None:
     """Profile one call: its kernels on a timeline, its memory, how close to the roofline, what it moves through HBM.
 
     attnbench profile -b triton --seqlen 8k --causal --keep traces/
@@ -74,22 +48,21 @@ def profile(
 
     Exit code 0: done; 1: there is no profile; 2: bad input, or output that cannot be written; 5: a result is wrong.
     """
-    wanted = output_to.wanted()
+    wanted = given.wanted()
     from attnbench.analysis.profile.document import document
     from attnbench.render.progress.progress_line import ProgressLine
     from attnbench.run.profile import profile as profiles
-    from attnbench.run.suite import parse_options
 
-    settings = parse_options(case.settings)
+    settings = options.settings(given)
     with live(ProgressLine, "the profile was complete") as line:
         outcome = profiles.profile(
             settings,
             line.say,
-            device=device,
-            keep=keep,
-            traffic=ncu,
-            counters=counters,
-            pythons=python or (),
-            allow_busy=allow_busy,
+            device=given.device,
+            keep=given.keep,
+            traffic=given.ncu,
+            counters=given.counters,
+            pythons=given.python or (),
+            allow_busy=given.allow_busy,
         )
     raise typer.Exit(output.write(document(outcome), wanted))

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, measured, read_runs, tell
+from attnbench.commands import options, output
+from attnbench.commands.shared import measured, read_runs, tell
 from attnbench.core.errors import EXIT_BY_SIGNAL, UserError
 
 if TYPE_CHECKING:
@@ -20,48 +20,22 @@ if TYPE_CHECKING:
     from attnbench.run.run_suite import Outcome
     from attnbench.run.suite import Settings
 
-SUITE = "quick"
+
+@dataclass(frozen=True, kw_only=True)
+class Options(output.Output, options.ShortRun, options.WhichModel, options.WhatToMeasure):
+    """The options of the command: those of a short run, of which some also choose among what run files have."""
+
+    results: list[Path] | None = options.argument(
+        "RUN|DIR", "Run files, or folders; without any a short run is measured.", None
+    )
+    suite: str = options.suite("quick", "Of the short run: a shipped suite, or a YAML file of your own.")
+    every: bool = options.files.flag(
+        "In table all machines, cases and columns, as md, html, json and csv have them.", "--all"
+    )
 
 
-@dataclass(frozen=True)
-class Shapes(options.WhatToMeasure):
-    """What to recommend for: the shapes of a short run, or those of the run files that are asked for."""
-
-    suite: Annotated[
-        str,
-        options.shape(
-            metavar="NAME|FILE",
-            help="Of the short run: a shipped suite, or a YAML file of your own.",
-            autocompletion=complete.one(complete.suites),
-        ),
-    ] = SUITE
-
-
-@options.grouped
-def recommend(
-    *,
-    results: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="RUN|DIR", help="Run files, or folders; without any a short run is measured."),
-    ] = None,
-    what: Shapes,
-    which: options.WhichModel,
-    device: options.Device = "auto",
-    time_limit: options.TimeLimit = None,
-    rounds: options.Rounds = 1,
-    allow_busy: options.AllowBusy = False,
-    python: options.Python = None,
-    out: options.Out = None,
-    every: Annotated[
-        bool,
-        options.files(
-            "--all",
-            metavar="",
-            help="In table all machines, cases and columns, as md, html, json and csv have them.",
-        ),
-    ] = False,
-    output_to: output.Output,
-) -> None:
+@options.command
+def recommend(given: Options) -> None:
     """Say which backend to use: the fastest right one by case, its gain over PyTorch's default, the code to paste.
 
     From run files, of which the options choose cases and backends, it needs no GPU. Without files it measures the
@@ -77,33 +51,24 @@ def recommend(
     Exit code 0: done; 1: nothing can be recommended; 2: bad input, or output that cannot be written; 129, 130, 143:
     hung up, interrupted, terminated.
     """
-    wanted = output_to.wanted()
-    from attnbench.run.suite import parse_options
-
-    measuring: dict[str, object] = {
-        "--suite": what.suite != SUITE,
-        "--tokens": what.tokens,
-        "--device": device != "auto",
-    }
-    measuring |= {"--time-limit": time_limit, "--rounds": rounds != 1, "--python": python, "--out": out}
-    measuring |= {"--allow-busy": allow_busy}
-    if results and (given := [name for name, is_given in measuring.items() if is_given]):
-        raise UserError(f"{' and '.join(given)}: of a short run; with run files nothing is measured, leave it out")
-    settings = parse_options({**what.settings, **which.settings, "time_limit": time_limit})
-    outcome = None if results else _measured(what.suite, settings, device, rounds, out, python or (), allow_busy)
-    runs = [outcome.run] if outcome else _with_latencies([run for _, run in read_runs(results or ())])
+    wanted = given.wanted()
+    if given.results:
+        given.refuse_measuring("suite", "tokens")
+    settings = options.settings(given)
+    outcome = None if given.results else _measured(given, settings)
+    runs = [outcome.run] if outcome else _with_latencies([run for _, run in read_runs(given.results or ())])
     from attnbench.analysis.recommend.asked_for import asked_for, competing
     from attnbench.analysis.recommend.document import document
     from attnbench.core.models import find
     from attnbench.results.cells import cells as cells_of
 
     cells, competes = cells_of(runs, by_machine=True), competing(None)
-    if results:
+    if given.results:
         cells = asked_for(cells, settings)
-        competes = competing(what.backend, cells)
+        competes = competing(given.backend, cells)
     models = [*map(find, settings.models or ())]
     made = partial(document, cells, competes, models, settings.tp or 1, outcome.path if outcome else None)
-    shown = made(every=every)
+    shown = made(every=given.every)
     tables = [(name, path) for name, path in wanted if name == "table"]
     others = [(name, path) for name, path in wanted if name != "table"]
     codes = [output.write(made(), others) if others else 0, output.write(shown, tables)]
@@ -121,30 +86,11 @@ def _with_latencies(runs: Sequence[Run]) -> Sequence[Run]:
     return found
 
 
-def _measured(
-    suite: str,
-    settings: Settings,
-    device: str,
-    rounds: int,
-    out: Path | None,
-    python: Sequence[str],
-    allow_busy: bool,
-) -> Outcome:
+def _measured(given: Options, settings: Settings) -> Outcome:
     """Measure a short run; stderr says what goes on, and which file it wrote."""
     from attnbench.run.run_suite import Request
 
-    request = Request(
-        suite,
-        settings,
-        device,
-        rounds,
-        out,
-        pythons=tuple(python),
-        allow_wrong=True,
-        allow_busy=allow_busy,
-        argv=command_line(),
-    )
-    outcome = measured(request)
+    outcome = measured(options.request(Request, given, settings=settings, allow_wrong=True))
     if outcome.exit_code in EXIT_BY_SIGNAL:
         file = shlex.quote(str(outcome.path))
         tell(f"Interrupted; attnbench run --resume {file} goes on, attnbench recommend {file} follows")

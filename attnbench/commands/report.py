@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import typer
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 TRACKERS = ("parquet", "pytest-benchmark", "bmf", "github-action-benchmark")  # render/export/trackers.py
 
-files = partial(typer.Option, rich_help_panel="Files and output")
-
 
 def _metrics() -> Iterable[str]:
     from attnbench.results.metrics import METRICS
@@ -32,75 +30,82 @@ def _metrics() -> Iterable[str]:
     return METRICS
 
 
-@dataclass(frozen=True)
-class ReportOutput(output.Output):
-    """Where a report is written, also in the formats of other tools."""
+@dataclass(frozen=True, kw_only=True)
+class Options(output.Output):
+    """The options of the command."""
 
-    format: Annotated[
-        list[str] | None,
-        files(
-            "--format",
-            "-f",
-            metavar="FORMAT[=FILE]",
-            help="table (default), md, html; csv, json, parquet (one row per cell and round); pytest-benchmark, bmf "
-            "(Bencher), github-action-benchmark. Several may be given, all but one to a file: -f md=report.md.",
-        ),
-    ] = None
-    html: Annotated[
-        Path | None, files("--html", metavar="FILE", help="Figures, a table to filter and every warning on one page.")
-    ] = None
+    results: list[Path] | None = options.argument("RUN|DIR", "Run files, or folders: all run files in them.", None)
+    metric: list[str] | None = options.metrics(options.plain, _metrics, "tflops, latency, ...; -m help lists them all.")
+    by: str | None = options.plain(
+        "AXIS", "What the columns are: backend (default for up to nine), seqlen, headdim, dtype, pass, ..."
+    )
+    cell: str | None = options.plain(
+        "NAME", "Single cells in full, by a part of the name, words of it, or a glob: 'triton 16k d128 causal fwd'."
+    )
+    model: str | None = options.plain(
+        "NAME",
+        "The attention of all layers of a model in one step, of cells that `run --model` measured.",
+        autocompletion=complete.one(complete.models),
+    )
+    tp: int | None = options.plain("N", "With --model: on one of N devices.")
+    flops_convention: str = options.plain(
+        "NAME", "exact (unmasked pairs) or fa (as papers print: half for causal).", "exact"
+    )
+    every: bool = options.plain.flag("Every table, however many there are.", "--all")
+    format: list[str] | None = output.formats(
+        "table (default), md, html; csv, json, parquet (one row per cell and round); pytest-benchmark, bmf (Bencher), "
+        "github-action-benchmark. Several may be given, all but one to a file: -f md=report.md."
+    )
+    html: Path | None = options.files("FILE", "Figures, a table to filter and every warning on one page.")
+    png: Path | None = options.files("FILE", "One figure, for slides.")
+    svg: Path | None = options.files("FILE", "One figure, for papers.")
+    figure: str | None = options.files(
+        "NAME", "Of --png and --svg: throughput (default), utilization, speedup, latency, memory, ..."
+    )
+    panel: str | None = options.files("WORDS", 'Of --png and --svg: "d128 causal", those panels alone.')
+
+    @property
+    def pictures(self) -> dict[str, Path]:
+        """The pictures to draw: "png" and "svg", whichever have a file."""
+        return {kind: file for kind, file in (("png", self.png), ("svg", self.svg)) if file}
+
+    def wanted(self, known: Sequence[str] = (*output.FORMATS, *TRACKERS)) -> list[tuple[str, Path | None]]:
+        """Return what is written. With --html, --png or --svg only what is asked for is printed."""
+        found = super().wanted(known)
+        written = [file for _, file in found]
+        for kind, picture in self.pictures.items():
+            output.check_file(f"--{kind} {picture}", picture, written)
+            written.append(picture)
+        printed = self.json or any("=" not in text for text in self.format or ())
+        return found if printed or not (self.html or self.pictures) else [one for one in found if one[1]]
+
+    def check_together(self, formats: Set[str]) -> None:
+        """Raise UserError for options of which one says nothing beside another."""
+
+        def refuse(why: str, *names: str, more: Sequence[str] = ()) -> None:
+            if given := [*options.changed(self, names), *more]:
+                raise UserError(f"{' and '.join(given)}: {why}")
+
+        tables = ("metric", "by", "every")
+        for_tools = [f"-f {name}" for name in TRACKERS if name in formats]
+        if not self.pictures:
+            refuse("only --png and --svg draw a single figure; add --svg FILE or --png FILE", "figure", "panel")
+        if self.cell is not None:
+            why = "not with --cell, which shows single cells in full; leave one of them out"
+            refuse(why, *tables, "png", "svg", more=for_tools)
+        if self.model is not None:
+            why = "not with --model, which shows steps of a model; leave one of them out"
+            refuse(why, *tables, "png", "svg", "cell", more=for_tools)
+        elif self.tp is not None:
+            raise UserError("--tp is of a model; name one with --model NAME (`attnbench models` lists them)")
+        if not formats & {"table", "md"}:
+            refuse("for tables only (--format table, md); everything else has every metric and cell", *tables)
+        if not self.results:
+            raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
 
 
-@options.grouped
-def report(
-    *,
-    results: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN|DIR", help="Run files, or folders: all run files in them.")
-    ] = None,
-    metric: Annotated[
-        list[str] | None, options.metric_option(_metrics, help="tflops, latency, ...; -m help lists them all.")
-    ] = None,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AXIS",
-            help="What the columns are: backend (default for up to nine), seqlen, headdim, dtype, pass, ...",
-        ),
-    ] = None,
-    cell: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Single cells in full, by a part of the name, words of it, or a glob: 'triton 16k d128 causal fwd'.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The attention of all layers of a model in one step, of cells that `run --model` measured.",
-            autocompletion=complete.one(complete.models),
-        ),
-    ] = None,
-    tp: Annotated[int | None, typer.Option(metavar="N", help="With --model: on one of N devices.")] = None,
-    flops_convention: Annotated[
-        str, typer.Option(metavar="NAME", help="exact (unmasked pairs) or fa (as papers print: half for causal).")
-    ] = "exact",
-    every: Annotated[bool, typer.Option("--all", metavar="", help="Every table, however many there are.")] = False,
-    output_to: ReportOutput,
-    png: Annotated[Path | None, files("--png", metavar="FILE", help="One figure, for slides.")] = None,
-    svg: Annotated[Path | None, files("--svg", metavar="FILE", help="One figure, for papers.")] = None,
-    figure: Annotated[
-        str | None,
-        files(
-            metavar="NAME",
-            help="Of --png and --svg: throughput (default), utilization, speedup, latency, memory, ...",
-        ),
-    ] = None,
-    panel: Annotated[
-        str | None, files(metavar="WORDS", help='Of --png and --svg: "d128 causal", those panels alone.')
-    ] = None,
-) -> None:
+@options.command
+def report(given: Options) -> None:
     """Show results that were measured before, here or elsewhere, one run or several side by side; needs no GPU.
 
     attnbench report results/*.jsonl
@@ -112,57 +117,37 @@ def report(
     """
     from attnbench.core.flops import Convention
 
-    convention: Convention = one_of("--flops-convention", flops_convention, get_args(Convention))
+    convention: Convention = one_of("--flops-convention", given.flops_convention, get_args(Convention))
     from attnbench.analysis.report.grids import BY, BY_OPTION, LINES
 
-    columns = BY_OPTION.get(by, by) if by is not None else None
+    columns = BY_OPTION.get(given.by, given.by) if given.by is not None else None
     if columns is not None:
         one_of("--by", columns, BY)
-    wanted = _wanted(output_to, bool(png or svg))
+    wanted = given.wanted()
     formats = {name for name, _ in wanted}
-    pictures = {"--png": png, "--svg": svg}
-    written = [file for _, file in wanted]
-    for option, picture in pictures.items():
-        if picture:
-            output.check_file(f"{option} {picture}", picture, written)
-            written.append(picture)
-    if not (png or svg) and (given := _given({"--figure": figure, "--panel": panel})):
-        raise UserError(f"{given}: only --png and --svg draw a single figure; add --svg FILE or --png FILE")
-    tables = {"--metric": metric or None, "--by": by, "--all": every or None}
-    for_tools = {f"-f {name}": name for name in formats & {*TRACKERS}}
-    if cell is not None and (given := _given({**tables, **pictures, **for_tools})):
-        raise UserError(f"{given}: not with --cell, which shows single cells in full; leave one of them out")
-    if model is not None and (given := _given({**tables, **pictures, **for_tools, "--cell": cell})):
-        raise UserError(f"{given}: not with --model, which shows steps of a model; leave one of them out")
-    if model is None and tp is not None:
-        raise UserError("--tp is of a model; name one with --model NAME (`attnbench models` lists them)")
-    if not formats & {"table", "md"} and (given := _given(tables)):
-        raise UserError(f"{given}: for tables only (--format table, md); everything else has every metric and cell")
-    if not results:
-        raise UserError("give run files to report on, as in attnbench report results/*.jsonl")
-    read = read_runs(results)
-    results, runs = [path for path, _ in read], [run for _, run in read]
+    given.check_together(formats)
+    read = read_runs(given.results or ())
     from attnbench.results.cells import cells as cells_of
 
-    one = cell is not None or model is not None
-    own = None if one or metric or by or every or png or svg else _own_document(runs)
+    chosen = options.changed(given, ("cell", "model", "metric", "by", "every", "png", "svg"))
+    own = None if chosen else _own_document([run for _, run in read])
     if own is None:
         read = _with_cells(read, tell_all=bool(formats & {"table", "md", "html"}))
-        results, runs = [path for path, _ in read], [run for _, run in read]
+    results, runs = [path for path, _ in read], [run for _, run in read]
     cells = cells_of(runs, convention)
-    if cell is not None:
+    if given.cell is not None:
         from attnbench.analysis.report import one_cell
 
-        raise typer.Exit(output.write(one_cell.document(one_cell.select(cells, cell)), wanted))
-    if model is not None:
+        raise typer.Exit(output.write(one_cell.document(one_cell.select(cells, given.cell)), wanted))
+    if given.model is not None:
         from attnbench.analysis.models import step_document
         from attnbench.core.models import find
 
-        found = find(model)
-        found.heads(of := 1 if tp is None else tp)
+        found = find(given.model)
+        found.heads(of := 1 if given.tp is None else given.tp)
         raise typer.Exit(output.write(step_document.document(cells, found, of), wanted))
-    if png or svg:
-        _draw(cells, {"png": png, "svg": svg}, figure, panel or "")
+    if given.pictures:
+        _draw(cells, given.pictures, given.figure, given.panel or "")
     if not wanted:
         return
     from attnbench.analysis.report.document import complete, document
@@ -170,8 +155,8 @@ def report(
 
     shown = Document("report", "")  # of rows and of other tools' formats alone: they need no tables
     if formats & {"table", "md", "html"}:
-        lines = math.inf if every else LINES
-        shown = own or document(cells, runs, metrics=metric or [], by=columns, lines=lines, files=results)
+        lines = math.inf if given.every else LINES
+        shown = own or document(cells, runs, metrics=given.metric or [], by=columns, lines=lines, files=results)
     shown = complete(shown, formats - {"html"} if own else formats, cells, runs, results)
     raise typer.Exit(output.write(replace(shown, exit_code=EXIT_DONE), wanted, _trackers(formats, cells)))
 
@@ -231,18 +216,6 @@ def _with_cells(read: list[tuple[Path, Run]], *, tell_all: bool) -> list[tuple[P
     return kept
 
 
-def _wanted(output_to: ReportOutput, drawn: bool) -> Sequence[tuple[str, Path | None]]:
-    """Return what is written (Output.wanted). With --html, --png or --svg only what is asked for is printed."""
-    found = output_to.wanted((*output.FORMATS, *TRACKERS))
-    printed = output_to.json or any("=" not in text for text in output_to.format or ())
-    return found if printed or not (output_to.html or drawn) else [one for one in found if one[1]]
-
-
-def _given(options: Mapping[str, Any]) -> str:
-    """Return the names of the options that were given, for an error line."""
-    return " and ".join(name for name, value in options.items() if value is not None)
-
-
 def _trackers(formats: Set[str], cells: Sequence[Cell]) -> output.Writers:
     """Return what writes those of the formats that are for other tools; what these would not notice goes to stderr."""
     wanted = [format for format in TRACKERS if format in formats]
@@ -255,7 +228,7 @@ def _trackers(formats: Set[str], cells: Sequence[Cell]) -> output.Writers:
     return {format: partial(trackers.content, format, cells) for format in wanted}
 
 
-def _draw(cells: Sequence[Cell], pictures: Mapping[str, Path | None], figure: str | None, panel: str) -> None:
+def _draw(cells: Sequence[Cell], pictures: Mapping[str, Path], figure: str | None, panel: str) -> None:
     """Write one figure as PNG and SVG, whichever have a file; by default the rate over the length."""
     from attnbench.render.html import image
     from attnbench.render.html.charts import charts
@@ -265,6 +238,5 @@ def _draw(cells: Sequence[Cell], pictures: Mapping[str, Path | None], figure: st
         rates = {row["unit"] for row in drawn.rows}
         figure = "bandwidth" if rates == {"GB/s"} else "throughput"
     for kind, path in pictures.items():
-        if path is not None:
-            image.save(path, kind, drawn, figure, panel)
-            print(printable(f"{kind}: {path}"))
+        image.save(path, kind, drawn, figure, panel)
+        print(printable(f"{kind}: {path}"))

@@ -3,82 +3,74 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import command_line, jobs_left, live, results_line
+from attnbench.commands.shared import jobs_left, live, results_line
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_WRONG_RESULT
 
 if TYPE_CHECKING:
     from attnbench.render.console import Console
     from attnbench.run.run_suite import Outcome
 
-instruments = partial(typer.Option, rich_help_panel="Instruments")
+instruments = options.Panel("Instruments", 3)
 
 
-@dataclass(frozen=True)
-class HowToTime:
-    """The options of a run's policy."""
+@dataclass(frozen=True, kw_only=True)
+class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatToMeasure):
+    """The options of the command."""
 
-    timeout: Annotated[
-        str | None,
-        options.how(metavar="TIME", help="Stop a job that takes longer, and 5 times its forecast. Default: 2m."),
-    ] = None
-    max_seconds: Annotated[
-        str | None,
-        options.how(
-            metavar="TIME",
-            help="Most time spent sampling a cell, once it has --min-samples. Default: 0.2s, or the suite's.",
-        ),
-    ] = None
-    min_samples: Annotated[
-        int | None,
-        options.how(
-            metavar="N",
-            help="Fewest samples of a cell. Default: 10. Of calls of 5 to 15 ms six tenths of it where they agree, of "
-            "longer ones at most 6, over 50 ms 3.",
-        ),
-    ] = None
-    warmup: Annotated[
-        str | None, options.how(metavar="TIME", help="Least time of calls before the first sample. Default: 0.015s.")
-    ] = None
-    fresh_caches: Annotated[
-        bool,
-        options.how(
-            "--fresh-caches", help="Measure each cell in a new process with empty compile caches: cold first calls."
-        ),
-    ] = False
-    seed: options.Seed = None
-    timer: Annotated[
-        str | None,
-        instruments(
-            metavar="NAME",
-            help="events (default): CUDA events around each call. graph: replays of a CUDA graph. cupti: the time in "
-            "which kernels ran.",
-        ),
-    ] = None
-    l2: Annotated[
-        str | None,
-        instruments("--l2", metavar="STATE", help="The L2 cache before each sample: cold (default, flushed) or warm."),
-    ] = None
-    cross_check: Annotated[
-        bool,
-        instruments("--cross-check", help="Measure a quarter of the cells with all three timers, and compare these."),
-    ] = False
-    sustained: Annotated[
-        str | None,
-        instruments(
-            metavar="TIME",
-            help="Measure each cell also without pauses, for example for 10s, until power and clock are steady.",
-        ),
-    ] = None
-    isolate_power: Annotated[
-        bool, instruments("--isolate-power", help="Wait before each cell until clock and power have recovered.")
-    ] = False
+    time_limit: str | None = options.how(
+        "TIME",
+        "Stop after this time, as in 90s, 10m or 1h30m. Whole cases are left out, the most costly first, and --resume "
+        "measures them; on a CPU the longest sequences are left out.",
+    )
+    rounds: int = options.how(
+        "N",
+        "Measure everything N times, each time in new processes. With --resume: N times in all, so that a finished run "
+        "gets more rounds.",
+        1,
+    )
+    timeout: str | None = options.how("TIME", "Stop a job that takes longer, and 5 times its forecast. Default: 2m.")
+    max_seconds: str | None = options.how(
+        "TIME", "Most time spent sampling a cell, once it has --min-samples. Default: 0.2s, or the suite's."
+    )
+    min_samples: int | None = options.how(
+        "N",
+        "Fewest samples of a cell. Default: 10. Of calls of 5 to 15 ms six tenths of it where they agree, of longer "
+        "ones at most 6, over 50 ms 3.",
+    )
+    warmup: str | None = options.how("TIME", "Least time of calls before the first sample. Default: 0.015s.")
+    fresh_caches: bool = options.how.flag(
+        "Measure each cell in a new process with empty compile caches: cold first calls."
+    )
+    seed: int | None = options.seed()
+    peak: list[str] | None = options.how(
+        "DTYPE=TFLOPS", "The datasheet peak of a GPU that attnbench does not know, as in bf16=989."
+    )
+    trust: bool = options.trust()
+    timer: str | None = instruments(
+        "NAME",
+        "events (default): CUDA events around each call. graph: replays of a CUDA graph. cupti: the time in which "
+        "kernels ran.",
+    )
+    l2: str | None = instruments("STATE", "The L2 cache before each sample: cold (default, flushed) or warm.")
+    cross_check: bool = instruments.flag("Measure a quarter of the cells with all three timers, and compare these.")
+    sustained: str | None = instruments(
+        "TIME", "Measure each cell also without pauses, for example for 10s, until power and clock are steady."
+    )
+    isolate_power: bool = instruments.flag("Wait before each cell until clock and power have recovered.")
+    resume: Path | None = options.files(
+        "FILE",
+        "Measure what this run file lacks, with the options that it was started with but its time limit. --rounds N "
+        "adds rounds.",
+    )
+    again: list[int] | None = options.files(
+        "ROUND", "With --resume: measure this round anew, as gate asks for a disturbed one. Repeatable."
+    )
 
     @property
     def policy(self) -> dict[str, Any]:
@@ -98,58 +90,8 @@ class HowToTime:
         }
 
 
-@options.grouped
-def run(
-    *,
-    what: options.WhatToMeasure,
-    which: options.WhichModel,
-    device: options.Device = "auto",
-    timing: HowToTime,
-    time_limit: Annotated[
-        str | None,
-        options.time_limit(
-            help="Stop after this time, as in 90s, 10m or 1h30m. Whole cases are left out, the most costly first, and "
-            "--resume measures them; on a CPU the longest sequences are left out."
-        ),
-    ] = None,
-    rounds: Annotated[
-        int,
-        options.how(
-            metavar="N",
-            help="Measure everything N times, each time in new processes. With --resume: N times in all, so that a "
-            "finished run gets more rounds.",
-        ),
-    ] = 1,
-    python: options.Python = None,
-    peak: Annotated[
-        list[str] | None,
-        options.how(
-            "--peak",
-            metavar="DTYPE=TFLOPS",
-            help="The datasheet peak of a GPU that attnbench does not know, as in bf16=989.",
-        ),
-    ] = None,
-    allow_wrong: options.AllowWrong = False,
-    allow_busy: options.AllowBusy = False,
-    out: options.Out = None,
-    resume: Annotated[
-        Path | None,
-        options.resume(
-            help="Measure what this run file lacks, with the options that it was started with but its time limit. "
-            "--rounds N adds rounds."
-        ),
-    ] = None,
-    trust: options.Trust = False,
-    again: Annotated[
-        list[int] | None,
-        options.files(
-            metavar="ROUND",
-            help="With --resume: measure this round anew, as gate asks for a disturbed one. Repeatable.",
-        ),
-    ] = None,
-    dry_run: options.DryRun = False,
-    output_to: output.Output,
-) -> None:
+@options.command
+def run(given: Options) -> None:
     """Measure every attention implementation that works here, over your shapes; save the figures and show them.
 
     attnbench run --seqlen 1k-64k
@@ -163,30 +105,15 @@ def run(
     Exit code 0: done; 1: nothing could be measured; 2: bad input, or output that cannot be written; 5: a wrong result,
     unless --allow-wrong is given; 129, 130, 143: hung up, interrupted, terminated (--resume goes on).
     """
-    wanted = output_to.wanted()
+    wanted = given.wanted()
     from attnbench.render.progress.run_progress import RunProgress
     from attnbench.run import run_suite as runs
-    from attnbench.run.suite import parse_options
 
-    request = runs.Request(
-        suite=what.suite,
-        settings=parse_options({**what.settings, **which.settings, "time_limit": time_limit, "policy": timing.policy}),
-        device=device,
-        rounds=rounds,
-        out=out,
-        resume=resume,
-        trust=trust,
-        again=tuple(again or ()),
-        dry_run=dry_run,
-        pythons=tuple(python or ()),
-        peak=tuple(peak or ()),
-        allow_wrong=allow_wrong,
-        allow_busy=allow_busy,
-        argv=command_line(),
-    )
+    settings = options.settings(given, policy=given.policy)
+    request = options.request(runs.Request, given, settings=settings)
     with live(RunProgress, "anything was measured") as progress:
         outcome = runs.run_suite(request, progress)
-    if dry_run:
+    if given.dry_run:
         from attnbench.analysis.report import planned
 
         raise typer.Exit(output.write(planned.document(outcome.run), wanted))

@@ -87,18 +87,11 @@ def measured(request: Request, command: str = "") -> Outcome:
     return outcome
 
 
-def read(path: Path) -> Run:
-    """Return the run of a file; what is wrong with single lines goes to stderr.
-
-    Raises UserError for no run file, and for one of whose records none can be read.
-    """
-    return read_with_damage(path)[0]
-
-
 def read_with_damage(path: Path) -> tuple[Run, str]:
-    """Return what `read` does, and what is lost of the file: "2 lines of it cannot be read"; "" of a whole file.
+    """Return the run of a file, and what is lost of it: "2 lines of it cannot be read"; "" of a whole file.
 
-    A file whose last write was interrupted is whole: its run is shorter.
+    What is wrong with single lines goes to stderr. A file whose last write was interrupted is whole: its run is
+    shorter. Raises UserError for no run file, and for one of whose records none can be read.
     """
     from attnbench.results import run_file
 

@@ -4,85 +4,56 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import (
-    command_line,
-    measured,
-    one_of,
-    read_runs,
-    words,
-)
+from attnbench.commands.shared import measured, one_of, read_runs, words
 from attnbench.core.errors import UserError
 from attnbench.core.files import RUN_FILES
 from attnbench.core.step import PHASES
-from attnbench.core.text import listed
 
-if TYPE_CHECKING:
-    from attnbench.run.run_suite import Outcome
-    from attnbench.run.suite import Suite
-
-what = partial(typer.Option, rich_help_panel="Which step")
+which = options.Panel("Which step")
 
 
-@options.grouped
-def step(
-    *,
-    models: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="MODEL|RUN|DIR",
-            help="Models to build: llama-3.1-8b, mistral-7b, qwen3-8b, gemma-2-9b, gpt-oss-20b, deepseek-v3, tiny. Or "
-            "run files of steps, or folders of them, to show them again.",
-            autocompletion=complete.one(complete.step_models),
-        ),
-    ],
-    phase: Annotated[
-        str,
-        what(
-            metavar="NAMES",
-            help="prefill (all tokens, logits of the last), decode (one token after the others), train (forward, loss, "
-            "backward; no optimiser).",
-            autocompletion=complete.several(PHASES),
-        ),
-    ] = "prefill",
-    seqlen: Annotated[
-        str, what(metavar="SIZES", help="Tokens of a sequence: 4k or 1k,8k; in decode those seen.")
-    ] = "4k",
-    batch: Annotated[str, what(metavar="SIZES", help="Sequences.")] = "1",
-    layers: Annotated[
-        int | None,
-        what(metavar="N", help="Layers to keep. Default: as many as 8 GB of weights have, at least one of each kind."),
-    ] = None,
-    dtype: Annotated[
-        str, what(metavar="NAMES", help="bf16,fp16,fp32.", autocompletion=complete.several(("bf16", "fp16", "fp32")))
-    ] = "bf16",
-    backend: Annotated[
-        list[str] | None,
-        what(
-            "--backend",
-            "-b",
-            metavar="NAMES",
-            help="Implementations: eager, sdpa, sdpa-math, sdpa-efficient, sdpa-flash, sdpa-cudnn, flash_attention_2, "
-            "flash_attention_3, flash_attention_4, flex_attention, or patterns. Default: all that work here.",
-            autocompletion=complete.several(complete.step_backends),
-        ),
-    ] = None,
-    device: options.Device = "auto",
-    time_limit: options.TimeLimit = None,
-    rounds: options.Rounds = 1,
-    python: options.Python = None,
-    allow_wrong: options.AllowWrong = False,
-    allow_busy: options.AllowBusy = False,
-    out: options.Out = None,
-    dry_run: options.DryRun = False,
-    output_to: output.Output,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Options(output.Output, options.WholeRun):
+    """The options of the command."""
+
+    models: list[str] = options.argument(
+        "MODEL|RUN|DIR",
+        "Models to build: llama-3.1-8b, mistral-7b, qwen3-8b, gemma-2-9b, gpt-oss-20b, deepseek-v3, tiny. Or run files "
+        "of steps, or folders of them, to show them again.",
+        autocompletion=complete.one(complete.step_models),
+    )
+    phase: str = which(
+        "NAMES",
+        "prefill (all tokens, logits of the last), decode (one token after the others), train (forward, loss, "
+        "backward; no optimiser).",
+        "prefill",
+        autocompletion=complete.several(PHASES),
+    )
+    seqlen: str = which("SIZES", "Tokens of a sequence: 4k or 1k,8k; in decode those seen.", "4k")
+    batch: str = which("SIZES", "Sequences.", "1")
+    layers: int | None = which(
+        "N", "Layers to keep. Default: as many as 8 GB of weights have, at least one of each kind."
+    )
+    dtype: str = which("NAMES", "bf16,fp16,fp32.", "bf16", autocompletion=complete.several(("bf16", "fp16", "fp32")))
+    backend: list[str] | None = which(
+        "NAMES",
+        "Implementations: eager, sdpa, sdpa-math, sdpa-efficient, sdpa-flash, sdpa-cudnn, flash_attention_2, "
+        "flash_attention_3, flash_attention_4, flex_attention, or patterns. Default: all that work here.",
+        None,
+        "--backend",
+        "-b",
+        autocompletion=complete.several(complete.step_backends),
+    )
+
+
+@options.command
+def step(given: Options) -> None:
     """Measure a step of a whole model with each attention of Hugging Face transformers: what a faster kernel is worth.
 
     The model is built from published sizes with random weights; nothing is downloaded. Shown are the step, tokens/s,
@@ -96,36 +67,33 @@ def step(
     Exit code 0: done; 1: nothing was measured; 2: bad input, or output that cannot be written; 5: a wrong result,
     unless --allow-wrong is given; 129, 130, 143: hung up, interrupted, terminated.
     """
-    wanted = output_to.wanted()
-    runs = [Path(name) for name in models if _is_of_runs(name)]
-    given = {"--out": out, "--python": python, "--time-limit": time_limit, "--dry-run": dry_run, "--layers": layers}
-    given |= {
-        "--rounds": rounds != 1,
-        "--device": device != "auto",
-        "--backend": backend,
-        "--phase": phase != "prefill",
-        "--allow-busy": allow_busy,
-    }
-    given |= {"--seqlen": seqlen != "4k", "--batch": batch != "1", "--dtype": dtype != "bf16"}
-    given |= {"--allow-wrong": allow_wrong}
-    if runs and (len(runs) < len(models) or (measuring := [option for option, value in given.items() if value])):
-        also = "models" if len(runs) < len(models) else listed(measuring)
-        raise UserError(f"{also}: of measuring; with run files nothing is measured")
+    wanted = given.wanted()
+    runs = [Path(name) for name in given.models if _is_of_runs(name)]
+    if runs:
+        if len(runs) < len(given.models):
+            raise UserError("models: of measuring; with run files nothing is measured")
+        given.refuse_measuring("phase", "seqlen", "batch", "layers", "dtype", "backend")
 
     from attnbench.analysis.step.document import document
 
-    outcome = None
-    if not runs:
-        suite = _suite(models, phase, seqlen, batch, dtype, layers)
-        names = _backends(backend) if backend else None
-        outcome = _measured(suite, names, time_limit, device, rounds, python, out, dry_run, allow_wrong, allow_busy)
-        if dry_run:
-            from attnbench.analysis.report import planned
+    if runs:
+        raise typer.Exit(output.write(document([run for _, run in read_runs(runs)]), wanted))
 
-            raise typer.Exit(output.write(planned.document(outcome.run), wanted))
-    found = [outcome.run] if outcome else [run for _, run in read_runs(runs)]
-    code = output.write(document(found), wanted)
-    raise typer.Exit((outcome and outcome.gravest) or code)
+    from attnbench.analysis.report import planned
+    from attnbench.backends import STEPS
+    from attnbench.run.run_suite import Request
+    from attnbench.run.step_axes import step_blocks
+    from attnbench.run.suite import Suite
+
+    phases = [one_of("--phase", name, PHASES) for name in dict.fromkeys(words([given.phase]))]
+    models = [name.lower() for name in given.models]
+    blocks = step_blocks(models, phases, given.seqlen, given.batch, given.dtype, given.layers)
+    backends = _backends(given.backend) if given.backend else None
+    settings = options.settings(given, backends=backends, phase=None)
+    suite = Suite(name="step", backends=[*STEPS], cases=blocks)
+    outcome = measured(options.request(Request, given, suite=suite, settings=settings), "step")
+    code = output.write(planned.document(outcome.run) if given.dry_run else document([outcome.run]), wanted)
+    raise typer.Exit(outcome.gravest or code)
 
 
 def _is_of_runs(name: str) -> bool:
@@ -133,17 +101,6 @@ def _is_of_runs(name: str) -> bool:
     from attnbench.core.models import MODELS, TINY
 
     return name.endswith(RUN_FILES) or (Path(name).is_dir() and name.lower() not in (*MODELS, TINY.name))
-
-
-def _suite(models: Sequence[str], phase: str, seqlen: str, batch: str, dtype: str, layers: int | None) -> Suite:
-    """Return the suite of some steps. Raises UserError."""
-    from attnbench.backends import STEPS
-    from attnbench.run.step_axes import step_blocks
-    from attnbench.run.suite import Suite
-
-    phases = [one_of("--phase", name, PHASES) for name in dict.fromkeys(words([phase]))]
-    blocks = step_blocks([name.lower() for name in models], phases, seqlen, batch, dtype, layers)
-    return Suite(name="step", backends=[*STEPS], cases=blocks)
 
 
 def _backends(given: Sequence[str]) -> list[str]:
@@ -161,37 +118,3 @@ def _backends(given: Sequence[str]) -> list[str]:
         else:
             found += named or [word]
     return list(dict.fromkeys(found))
-
-
-def _measured(
-    suite: Suite,
-    backends: Sequence[str] | None,
-    time_limit: str | None,
-    device: str,
-    rounds: int,
-    python: Sequence[str] | None,
-    out: Path | None,
-    dry_run: bool,
-    allow_wrong: bool,
-    allow_busy: bool,
-) -> Outcome:
-    """Measure steps; stderr says what goes on, which file it wrote, and what is left."""
-    from attnbench.core.sizes import parse_duration
-    from attnbench.run.run_suite import Request
-    from attnbench.run.suite import parse_options
-
-    if time_limit:
-        parse_duration(time_limit, "--time-limit")
-    request = Request(
-        suite,
-        parse_options({"time_limit": time_limit, "backends": ",".join(backends) if backends else None}),
-        device,
-        rounds,
-        out,
-        dry_run=dry_run,
-        pythons=tuple(python or ()),
-        allow_wrong=allow_wrong,
-        allow_busy=allow_busy,
-        argv=command_line(),
-    )
-    return measured(request, "step")

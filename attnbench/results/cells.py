@@ -214,27 +214,17 @@ class Cell:
         added = stats.median([row.added for row in self.ok]) if rounds else 0.0
         return uncertainty(rounds, self.source.spread, self.source.prior if len(rounds) > 1 else None, added)
 
-    @cached_property
-    def sustained_uncertainty(self) -> Uncertainty | None:
-        """The uncertainty of the latency without pauses; None where that was not measured."""
-        if self.is_disturbed:
-            return None
-        rounds = [*self.rounds("sustained_latency").values()]
-        return of_sustained(rounds, self.source.spread, self.source.prior if len(rounds) > 1 else None)
-
-    @cached_property
-    def energy_uncertainty(self) -> Uncertainty | None:
-        """The uncertainty of the energy of one call; None where it was not measured, or nothing can be said of it."""
-        if self.is_disturbed:
-            return None
-        rounds, errors = [*self.rounds("joules").values()], [*self.rounds("power_error").values()]
-        return of_energy(rounds, errors, self.source.spread, self.source.prior if len(rounds) > 1 else None)
-
     def uncertainty_of(self, metric: str) -> Uncertainty | None:
         """Return what is known of how sure `latency`, `sustained_latency` or `joules` is, by parts."""
-        known = {"sustained_latency": "sustained_uncertainty", "joules": "energy_uncertainty"}
-        found: Uncertainty | None = getattr(self, known.get(metric, "uncertainty"))
-        return found
+        if metric not in ("sustained_latency", "joules"):
+            return self.uncertainty
+        if self.is_disturbed:
+            return None
+        rounds = [*self.rounds(metric).values()]
+        spread, prior = self.source.spread, self.source.prior if len(rounds) > 1 else None
+        if metric == "joules":
+            return of_energy(rounds, [*self.rounds("power_error").values()], spread, prior)
+        return of_sustained(rounds, spread, prior)
 
     def half_interval(self, metric: str) -> float | None:
         """Return the uncertainty of `latency`, `sustained_latency` or `joules`; None where nothing can be said of it.

@@ -50,8 +50,7 @@ _PIECE = 2**18  # bytes read at once
 DAMAGED = "damaged line left out"
 INTERRUPTED = "truncated last line dropped (an interrupted write)"  # no damage: the run is shorter
 MOST_DAMAGED = 1000  # lines of a file that is read
-MOST_OF_ROUNDS = 1000  # lines that plan rounds; attnbench writes one only where it raises the number, to 1000 at most
-MOST_UNKNOWN = 100_000  # lines of other types, which a newer attnbench may write
+MOST_OTHERS = 100_000  # lines that are no records: of rounds, and of types that a newer attnbench may write
 _GZIP = b"\x1f\x8b"  # what a gzip file begins with
 _CONFLICT = (b"<<<<<<< ", b"=======\n", b">>>>>>> ", b"||||||| ")  # git's markers
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -300,46 +299,33 @@ def read(path: Path) -> tuple[Run, list[str]]:
     first = lines.readline()
     if not first.endswith(b"\n"):
         raise _cut_off(path, content)
-    run, records, repeated, unknown, rounds, of_rounds = _header(path, first), [], 0, 0, 0, 0
+    run, records, repeated, others, rounds = _header(path, first), list[Record](), 0, 0, 0
     jobs = max(1, jobs_with(run, 1))  # of a round
     planned = {} if run.search else {(job.case, job.backend): job.forecast for job in run.plan}
     for number, line in enumerate(lines, start=2):
-        if line.startswith(_CONFLICT):
+        if line.startswith(_CONFLICT) or _RUN.search(line):
             raise _joined(path, number, line)
-        if not line.endswith(b"\n"):
-            if _RUN.search(line):
-                raise _joined(path, number, line)
-            if not gzip_cut_off:  # the last write did not finish
-                problems.append(f"{path}:{number}: {INTERRUPTED}")
-            continue
+        if not line.endswith(b"\n"):  # the last write did not finish
+            problems += [] if gzip_cut_off else [f"{path}:{number}: {INTERRUPTED}"]
+            break
+        record = None
         try:
             if line.startswith(_ROUNDS):
-                of_rounds += 1
-                if of_rounds > MOST_OF_ROUNDS:
-                    raise UserError(f"{path}: over {MOST_OF_ROUNDS:,} of its lines plan rounds; restore the file")
                 rounds = max(rounds, _rounds(line, MOST_JOBS // jobs))
-                continue
-            record = decode.record(line)
-            if record and record.status == "ok" and "time" not in record.measurements and not run.search:
-                raise ValueError("its status is ok, and it has no time")
-            if record and planned:
-                _check_planned(record, planned)
-            repeated += max(0, decode.samples(record) - len(line)) if record else 0
-            if repeated > bounds.MOST_OF_FILE:
-                raise ValueError("the file repeats more samples than fit the memory")
-        except decode.SecondRun:
-            raise _joined(path, number, line) from None
+            elif record := decode.record(line):
+                _check_of_run(record, run, planned)
+                repeated += max(0, decode.samples(record) - len(line))
+                if repeated > bounds.MOST_OF_FILE:
+                    raise ValueError("the file repeats more samples than fit the memory")
+                records.append(record)
         except decode.DAMAGE as error:
-            if _RUN.search(line):  # it stands behind the last line of the first run
-                raise _joined(path, number, line) from None
             problems.append(f"{path}:{number}: {DAMAGED} ({type(error).__name__}: {error})")
             if len(problems) > MOST_DAMAGED:
                 raise UserError(f"{path}: over {MOST_DAMAGED:,} of its lines are damaged; restore the file") from None
         else:
-            records += [record] if record else []
-            unknown += record is None
-            if unknown > MOST_UNKNOWN:
-                raise UserError(f"{path}: over {MOST_UNKNOWN:,} of its lines are of types that attnbench does not know")
+            others += record is None
+            if others > MOST_OTHERS:
+                raise UserError(f"{path}: over {MOST_OTHERS:,} of its lines are no records; restore the file")
     run = with_rounds(run, rounds)
     if planned and not run.turns:  # whose plans hold the first round
         most = run.planned_rounds
@@ -363,11 +349,16 @@ def with_records(run: Run, records: Sequence[Record]) -> Run:
     return replace(run, records=kept, replaced=(*run.replaced, *replaced))
 
 
-def _check_planned(record: Record, planned: Mapping[tuple[Case, str], Forecast]) -> None:
-    """Raise ValueError for a record of another run: of another cell, or with a forecast from other rates of a device.
+def _check_of_run(record: Record, run: Run, planned: Mapping[tuple[Case, str], Forecast]) -> None:
+    """Raise ValueError for a record without its time, and for one of another run.
 
-    The seconds of a job are not compared: the first job of a round is forecast to take longer.
+    Another run has other cells, or forecasts from other rates of a device. The seconds of a job are not compared: the
+    first job of a round is forecast to take longer.
     """
+    if record.status == "ok" and "time" not in record.measurements and not run.search:
+        raise ValueError("its status is ok, and it has no time")
+    if not planned:
+        return
     if not (plan := planned.get((record.case, record.backend))):
         raise ValueError("the run's plan has no such cell, so the line is another run's")
     if (had := record.forecast) and (had.call, had.nbytes) != (plan.call, plan.nbytes):

@@ -62,6 +62,7 @@ class Request:
     dry_run: bool = False
     argv: tuple[str, ...] = ()
     allow_busy: bool = False  # search also on a GPU that other processes use
+    trust: bool = False  # of a file that is resumed, run the code and the interpreters, whatever they are
 
 
 NOT_TRIED = "not tried: one call is forecast to take"
@@ -157,32 +158,24 @@ def search_capacity(request: Request, say: Say) -> Recording:
         return _measured(create(planned, request.out), session, request.time_limit, say)
 
 
-def resume(
-    path: Path,
-    say: Say,
-    *,
-    time_limit: float | None = None,
-    dry_run: bool = False,
-    allow_busy: bool = False,
-    trust: bool = False,
-) -> Recording:
+def resume(path: Path, request: Request, say: Say) -> Recording:
     """Go on with the searches of a run file that are not done. Raises UserError where that cannot be.
 
-    With `trust` the code and the interpreters that the file names are run, whatever they are.
+    Of the request its time limit counts, and what it allows.
     """
     old, _ = run_file.read(path)
     if old.search is None:
         raise UserError(f"{path} is no file of attnbench capacity; attnbench run --resume {shlex.quote(str(path))}")
-    if dry_run or all(is_done(old.records, job, old.search) for job in old.plan):
-        return Recording(old, path=None if dry_run else path)
-    recording = reopen(path, old, trust=trust)
+    if request.dry_run or all(is_done(old.records, job, old.search) for job in old.plan):
+        return Recording(old, path=None if request.dry_run else path)
+    recording = reopen(path, old, trust=request.trust)
     chosen = Chosen(old.specs, old.interpreters)
-    with Session(str(old.environment.device), chosen, allow_busy=allow_busy) as session:
+    with Session(str(old.environment.device), chosen, allow_busy=request.allow_busy) as session:
         say(f"importing {', '.join(old.specs)}")
         session.describe_again(old, path, "start a new search")
         session.close_device_probe()
         session.load_again(old, path)
-        return _measured(recording, session, time_limit, say)
+        return _measured(recording, session, request.time_limit, say)
 
 
 def _cases(request: Request, kind: str) -> tuple[Case, ...]:
@@ -274,7 +267,7 @@ def _steps(
             size = bracket(outcomes).stops
             if size is None or not _lacked_memory(found[size]):
                 return
-            if size in confirmed or _times(records, found[size]) > 1:
+            if size in confirmed or sum(record.id == found[size].id for record in records) > 1:
                 return
             pool.close_worker(first.backend)
             is_fresh = True
@@ -303,11 +296,6 @@ def _steps(
 def _lacked_memory(record: Record) -> bool:
     """Whether the call, or its check, found no memory, as in a process that keeps what earlier steps have freed."""
     return record.status == "oom" or NO_ROOM_TO_CHECK in (record.reason or "")
-
-
-def _times(records: Sequence[Record], of: Record) -> int:
-    """Return how often the case of a record was tried on its backend."""
-    return sum(record.id == of.id for record in records)
 
 
 def _end(records: Sequence[Record], job: Job, search: Search | None) -> str:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attnbench.backends import BACKENDS
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.json import to_json
 from attnbench.core.machine import Environment
 from attnbench.run import host_facts
 from attnbench.run.aa_test import PAIR, AATest, aa_test_cases, run_aa_test
-from attnbench.run.select import Chosen, backend_spec, parse_device
+from attnbench.run.select import Chosen, parse_device
 from attnbench.run.session import Session
 
 SECONDS, QUICK_SECONDS = 120.0, 20.0  # of the A/A test
@@ -72,7 +73,7 @@ def _load_implementation(session: Session, cases: Sequence[Case]) -> tuple[str, 
     names = (*PAIR, EXAMINER) if session.device.kind == "cuda" else PAIR
     backend, reason = "", None
     for backend in IMPLEMENTATIONS[session.device.kind]:
-        session.choose(Chosen(dict.fromkeys(names, backend_spec(backend))))
+        session.choose(Chosen(dict.fromkeys(names, BACKENDS[backend])))
         session.load()
         answers = session.survey(cases)
         reason = next((answer.reason for of_one in answers.values() for answer in of_one if answer.reason), None)

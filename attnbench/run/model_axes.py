@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from attnbench.core.axes import AXES
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.models import PHASES, Layers, Model, Phase, find
 from attnbench.core.sizes import parse_size, parse_sizes
 from attnbench.run.axes import LATENT_SCALE, Axes, overlay
 
-FIXED: Mapping[str, str] = {  # fields of Axes that a model or its phase sets -> the options that set them
-    "headdim": "--headdim",
-    "nheads": "--nheads",
-    "nheads_k": "--nheads-k",
-    "causal": "--causal and --full",
-    "window": "--window",
-    "softcap": "--softcap",
-    "softmax_scale": "--softmax-scale",
-    "sink": "--sink",
-    "latent": "--latent",
-    "seqlen_q": "--seqlen-q",
-    "direction": "--pass",
-    "lengths": "--lengths",
-}
 _BY_PHASE = ("seqlen_q", "direction", "lengths")
+FIXED = (  # the axes that a model or its phase sets
+    *("headdim", "nheads", "nheads_k", "causal", "window", "softcap", "softmax_scale", "sink", "latent"),
+    *_BY_PHASE,
+)
 CHUNK = 2048  # queries of the prefill in a mixed step, as servers have it by default or near it
 MIXED_BATCH = 32  # sequences of a mixed step where --batch is not given: one that is filled, the others decode
 
@@ -39,11 +30,10 @@ def parse_phase(text: str | None) -> Phase:
 
 def check_not_both(given: Axes) -> None:
     """Raise UserError where axes that a model sets are given beside it."""
-    both = [option for name, option in FIXED.items() if getattr(given, name) is not None]
-    if both:
-        ours = [FIXED[name] for name in _BY_PHASE]
-        by = "--phase sets" if all(option in ours for option in both) else "--model sets"
-        raise UserError(f"{', '.join(both)}: {by} this; leave it out, or leave out --model")
+    if both := [name for name in FIXED if getattr(given, name) is not None]:
+        options = ", ".join(AXES[name].switch or f"--{AXES[name].option}" for name in both)
+        by = "--phase sets" if {*both} <= {*_BY_PHASE} else "--model sets"
+        raise UserError(f"{options}: {by} this; leave it out, or leave out --model")
 
 
 def model_axes(names: Sequence[str], tp: int | None, phase: str | None, below: Axes, given: Axes) -> list[Axes]:

@@ -208,14 +208,11 @@ class WorkerProcess:
     def _death(self) -> WorkerDied:
         """Return how it ended."""
         code = self._process.wait()
-        limit = _cpu_seconds_allowed()
         if code == -getattr(signal, "SIGKILL", 9):  # which Windows lacks
             if _killed_for_memory() > self._killed_for_memory:
                 return WorkerOutOfMemory("the system had no memory left and killed the worker")
-            if not limit:
-                return WorkerDied("the worker was killed (SIGKILL; often the system ran out of memory)")
-        if limit and code in (-signal.SIGKILL, -signal.SIGXCPU):
-            return WorkerDied(f"the worker was killed at its limit of {limit} s of CPU time (ulimit -t)")
+            why = "often the system ran out of memory, or a limit of CPU time was reached"
+            return WorkerDied(f"the worker was killed (SIGKILL; {why})")
         if code == -signal.SIGABRT and "bad_alloc" in (self.stderr_tail() or ""):
             return WorkerOutOfMemory("the worker crashed (SIGABRT): std::bad_alloc, no memory left")
         if code < 0:
@@ -253,16 +250,6 @@ def _killed_for_memory() -> int:
         return int(dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines()).get("oom_kill", 0))
     except (OSError, ValueError):
         return 0
-
-
-def _cpu_seconds_allowed() -> int | None:
-    """Return the CPU time that a limit allows each process, if children that have ended took so much; else None."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    limit, taken = resource.getrlimit(resource.RLIMIT_CPU)[0], resource.getrusage(resource.RUSAGE_CHILDREN)
-    return limit if 0 < limit <= taken.ru_utime + taken.ru_stime + 1 else None  # clocks of the kernel differ a little
 
 
 def isolated_command(module: str, *arguments: str, python: str | None = None) -> list[str]:

@@ -13,7 +13,7 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Run
 from attnbench.core.sizes import format_size
 from attnbench.results import case_names
-from attnbench.run.select import available_backends
+from attnbench.run.select import is_user_code
 
 FLAGS = tuple(name for name in case_names.EXTRAS if AXES[name].switch)  # axes whose options take no value
 _VALUED = [name for name in ("window", "mask", *case_names.EXTRAS) if AXES[name].has_option and name not in FLAGS]
@@ -37,7 +37,7 @@ def cell_command(run: Run, backend: str, case: Case) -> str:
     interpreter if one was chosen, how the run was timed, and its number of rounds.
     """
     kind, spec = run.environment.device.kind, run.specs.get(backend, "")
-    own = _is_own(backend, spec)
+    own = bool(spec) and is_user_code(spec)
     split = "ulysses-" if own and backend.startswith("ulysses-") else ""
     name = split + as_written(spec) if own else backend.removeprefix("step-") if case.step else backend
     words = [*shlex.split(run_command([case])), "-b", name]
@@ -47,11 +47,6 @@ def cell_command(run: Run, backend: str, case: Case) -> str:
     if (rounds := run.planned_rounds) > 1:
         words += ["--rounds", str(rounds)]
     return shlex.join(words if case.step else [*words, *_how(run.policy)])
-
-
-def _is_own(backend: str, spec: str) -> bool:
-    """Return whether a backend is a person's code, which has its name in that run only."""
-    return bool(spec) and not spec.startswith("attnbench.") and available_backends().get(backend) != spec
 
 
 def _how(policy: Policy) -> Iterator[str]:

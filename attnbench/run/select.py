@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attnbench import backends
+from attnbench.backends import present_spec as present_spec
 from attnbench.core import masks
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
@@ -119,16 +120,6 @@ def _meant(word: str, usual: Sequence[str], known: Mapping[str, str]) -> str:
 def available_backends() -> dict[str, str]:
     """Return every backend that can be named, shipped or from an installed package: name -> "module:object"."""
     return backends.available()
-
-
-def backend_spec(name: str) -> str:
-    """Return the "module:object" of a backend that ships with attnbench. Raises KeyError for any other name."""
-    return backends.BACKENDS[name]
-
-
-def present_spec(name: str, spec: str) -> str:
-    """Return the "module:object" of a backend of a run file, which may name a module of ours that has moved since."""
-    return backends.present_spec(name, spec)
 
 
 def is_user_code(spec: str) -> bool:

@@ -46,7 +46,6 @@ class Session:
         device: str | None,
         chosen: Chosen | None = None,
         *,
-        python: str | None = None,
         with_torch: bool = True,
         allow_busy: bool = False,
         variables: Mapping[str, str] | None = None,
@@ -59,11 +58,8 @@ class Session:
         self.pool = WorkerPool({}, variables=variables or {})
         self.probes: Mapping[str, Probe] = {}
         self._device = device
-        self._look = partial(
-            DeviceProbe, python=python, with_torch=with_torch, allow_busy=allow_busy, variables=variables
-        )
+        self._look = partial(DeviceProbe, with_torch=with_torch, allow_busy=allow_busy, variables=variables)
         self._device_probe: DeviceProbe | None = None
-        self._python = python
         if chosen:
             self.choose(chosen)
 
@@ -116,9 +112,6 @@ class Session:
         assert self._device_probe is not None
         self._device_probe.open_judge(self.device)
 
-    def _start_judge(self, python: str | None) -> WorkerProcess:
-        return WorkerProcess(python or self._python, self.pool.variables)
-
     def have_judged(self) -> None:
         """Let the worker that has looked at the device, as far as that is wanted, be the judge of others' results.
 
@@ -126,7 +119,8 @@ class Session:
         """
         if self.device.kind != "fake":
             worker = self._device_probe.take_worker() if self._device_probe else None
-            self.pool.judge = Judge(self.device, worker, self._start_judge)
+            start = partial(WorkerProcess, variables=self.pool.variables)
+            self.pool.judge = Judge(self.device, worker, start)
             self.pool.judge.open()
 
     def close_device_probe(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -41,8 +41,8 @@ from attnbench.run.rank_workers import RankWorkers
 SLOW_START = 10.0  # seconds of importing, after which a person is told which backends have not finished
 COLD_TIMEOUT = 900.0  # seconds for a job that may have all its kernels to compile; FlashInfer's take minutes
 CEILINGS_EVERY = 60.0  # seconds between two readings of the device's ceilings for a dtype, by any worker
-TOGETHER = 12  # workers of a group at most
-TOGETHER_BYTES = 0.1  # of a device's free memory, which the jobs of a group may take by their forecasts
+MOST_TOGETHER = 12  # workers of a group
+TOGETHER = 0.1  # of a device's free memory, which the jobs of a group may take by their forecasts
 TOGETHER_CALL = 0.02  # seconds of a call; longer ones keep the device busy, so that nothing is gained
 LOOK_EVERY = 60.0  # seconds between two looks at what others do on a GPU; each takes a second or two
 
@@ -242,7 +242,7 @@ class WorkerPool:
         return (
             device.kind == "cuda"
             and policy.caches == "kept"
-            and len(jobs) <= TOGETHER
+            and len(jobs) <= MOST_TOGETHER
             and len({of.backend for of in jobs}) == len(jobs)
             and {(of.case, of.round) for of in jobs} == {(job.case, job.round)}
             and is_judged_beside(job.case)
@@ -250,7 +250,7 @@ class WorkerPool:
             and not job.case.dropout_p
             and all(self.specs.get(of.backend) in backends.BACKENDS.values() for of in jobs)
             and all(of.forecast.call <= TOGETHER_CALL for of in jobs)
-            and sum(of.forecast.nbytes for of in jobs) <= TOGETHER_BYTES * device.free
+            and sum(of.forecast.nbytes for of in jobs) <= TOGETHER * device.free
         )
 
     def measure_together(
@@ -526,13 +526,3 @@ def checked(record: Record) -> Record:
 def has_nvidia_gpu() -> bool:
     """Whether the NVIDIA driver of Linux is loaded. Does not open the device."""
     return Path("/dev/nvidiactl").exists()
-
-
-@contextlib.contextmanager
-def closing_workers(*pools: WorkerPool) -> Iterator[None]:
-    """At the end of the block, however it ends, kill the workers of all pools."""
-    try:
-        yield
-    finally:
-        for pool in pools:
-            pool.close()

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from attnbench.commands import options
-from attnbench.commands.ab import ab
-from attnbench.commands.run import run as run_command
-from attnbench.core.axes import AXES
 from attnbench.core.errors import UserError
 from attnbench.run.ab.builds import builds
 from attnbench.run.ab.schedule import LOOKS, affordable, order, to_look
@@ -89,28 +83,3 @@ def test_an_interpreter_by_its_name_on_the_path(tmp_path: Path, monkeypatch: pyt
 def test_what_is_neither_is_said(a: str) -> None:
     with pytest.raises(UserError, match="is no interpreter"):
         builds(a, sys.executable, ["fa2"])
-
-
-def _option(parameter: inspect.Parameter) -> tuple[Any, dict[str, Any]]:
-    """Return the type of an option, and the settings that typer has of it: names, help, panel, whether it completes."""
-    annotation = parameter.annotation
-    settings = vars(annotation.__metadata__[0])
-    return annotation.__origin__, {**settings, "autocompletion": bool(settings["autocompletion"])}
-
-
-def test_it_has_all_options_with_which_run_chooses_what_to_measure_and_where() -> None:
-    ours, theirs = inspect.signature(ab).parameters, inspect.signature(run_command).parameters
-    for name in ("suite", "backend", "tokens", "device", *(name for name in AXES if name != "step")):
-        assert ours[name].default == theirs[name].default
-        assert _option(ours[name]) == _option(theirs[name])
-
-
-def test_a_group_of_options_reaches_the_command_as_one_value() -> None:
-    @options.grouped
-    def command(*, what: options.WhatToMeasure, n: int = 1) -> None:
-        found.append((what, n))
-
-    found: list[tuple[options.WhatToMeasure, int]] = []
-    given = {name: p.default for name, p in inspect.signature(command).parameters.items()}
-    command(**{**given, "seqlen": "1k", "n": 2})
-    assert found == [(options.WhatToMeasure(axes={"seqlen": "1k"}), 2)]

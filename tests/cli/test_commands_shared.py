@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tool import Tool
 
+from attnbench.commands import options
 from attnbench.commands.shared import command_line
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -34,3 +37,20 @@ def test_every_command_that_reads_run_files_takes_a_folder(tool: Tool, command: 
     of_folder, of_files = (tool(*command.split(), *given, "-f", "md", code=None) for given in (["here"], there))
     assert of_folder.code in (0, 3), of_folder.err
     assert of_folder.out.replace("here/", "") == of_files.out.replace(f"{RESULTS}/", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(options.WhatToMeasure):
+    number: int = options.how("N", "A number.", 1)
+
+
+def test_the_options_reach_the_command_as_one_value() -> None:
+    @options.command
+    def command(given: Options) -> None:
+        found.append(given)
+
+    found: list[Options] = []
+    values = {name: p.default for name, p in inspect.signature(command).parameters.items()}
+    command(**{**values, "seqlen": "1k", "number": 2})
+    assert found == [Options(axes={"seqlen": "1k"}, number=2)]
+    assert options.changed(found[0], ("axes", "number", "suite")) == {"--seqlen": "1k", "--number": 2}

@@ -20,8 +20,8 @@ import builders
 from attnbench.core.errors import UserError
 from attnbench.core.record import Approximation, Record
 from attnbench.render.html import figures, image, palette, vega_spec
-from attnbench.render.html.charts import METRICS, Charts, charts
-from attnbench.results import metrics, run_file
+from attnbench.render.html.charts import Charts, charts
+from attnbench.results import run_file
 from attnbench.results.cells import cells
 from builders import case, ended, measurements, ok, run
 
@@ -355,10 +355,6 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"cannot write .*: (Not a directory|File exists)"):
         image.save(tmp_path / "file" / "a.svg", "svg", small_charts(), "speedup")
-
-
-def test_shown_metrics_exist() -> None:
-    assert set(METRICS) <= set(metrics.METRICS)
 
 
 def test_the_fastest_is_marked_where_a_table_has_a_star() -> None:

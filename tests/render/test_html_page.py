@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from hand_made import everywhere
-from report_pages import data, field, page, small
+from report_pages import data, page, small
 
 from attnbench.core.errors import UserError
 from attnbench.render.document import (
@@ -39,7 +39,7 @@ from attnbench.render.html import html_page
 from attnbench.render.html.charts import Charts, charts
 from attnbench.results import run_file
 from attnbench.results.cells import cells
-from builders import case, ended, ok, run
+from builders import run
 from hostile import live
 
 ASSETS = Path(html_page.__file__).parent / "assets"
@@ -276,13 +276,6 @@ def test_the_libraries_are_the_published_ones() -> None:
     assert {name: hashlib.sha256((ASSETS / name).read_bytes()).hexdigest() for name in CHECKSUMS} == CHECKSUMS
     for name in CHECKSUMS:
         assert "</script" not in (ASSETS / name).read_text(encoding="utf-8").lower()
-
-
-def test_what_a_library_said_cannot_break_out_of_the_page() -> None:
-    evil = "</script><script>alert(1)</script><!-- & ' \""
-    text = page(run([ended(case(), "eager", "failed", evil), ok(case(), "triton", 400)], argv=("run", "'", evil)))
-    assert "<script>alert" not in text
-    assert field("reason", data(text))[0] == " ".join(evil.split())
 
 
 def test_it_says_how_to_do_it_again_and_on_what() -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from multiplied import multiply
 
 from attnbench.core.errors import UserError
 from attnbench.core.json import from_json, to_json
@@ -160,6 +159,7 @@ MEASUREMENT = {
     '"runs":5': "runs: no list of [value, times]",
     '"runs":[5.0]': "runs: no list of [value, times]",
     '"runs":[[5.0]]': "runs: no list of [value, times]",
+    '"values":7,"runs":[[1.0,2]]': "measurements: time: values: 7 is no list",
     '"runs":[["x",2]]': 'measurements: time: values: "x" is no number',
 }
 
@@ -270,15 +270,6 @@ def test_a_first_line_with_a_number_that_nobody_can_have_planned_is_refused(plac
             run_file.read(path)
 
 
-@pytest.mark.parametrize("damage", [b'"runs":[5.0]', b'"runs":7', b'"values":7,"runs":[[1.0,2]]'])
-def test_what_is_no_list_of_samples_is_damage(damage: bytes) -> None:
-    line = text({"type": "record", **to_json(Record(case(), "triton", 0, "ok"))})[:-1]
-    with pytest.raises(decode.DAMAGE):
-        decode.record(line + b',"measurements":{"time":{"unit":"s",' + damage + b"}}}")
-    with pytest.raises(decode.DAMAGE):
-        decode.record(line + b',"measurements":[1]}')
-
-
 def test_a_case_is_one_object_for_all_its_records() -> None:
     line = next(lines(LATEST))
     first, second = decode.record(line), decode.record(line)
@@ -313,16 +304,6 @@ def test_a_new_file_is_of_schema_2_and_half_as_long(tmp_path: Path) -> None:
     file.close()
     assert run_file.read(file.path) == (run, [])
     assert file.path.stat().st_size < 0.6 * len(run_file.unpacked(source)[0])
-
-
-def test_multiplied_runs_are_real_ones(tmp_path: Path) -> None:
-    path = tmp_path / "many.jsonl"
-    multiply(next(path for path in RESULTS if "default" in path.stem), path, 700, rounds=2)
-    run, problems = run_file.read(path)
-    assert not problems
-    assert len(run.records) == 700
-    assert len({r.id for r in run.records}) == 700
-    assert run_file.missing(run) == [j for j, r in zip(run.plan, run.records, strict=True) if r.resumable]
 
 
 def test_the_unit_of_each_measurement_that_is_made_is_known() -> None:

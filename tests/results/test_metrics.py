@@ -134,21 +134,22 @@ def test_the_roofline_counts_exact_flops_whatever_the_convention() -> None:
     assert value("tflops", fa) > 10 * value("tflops", exact)
 
 
-def test_state_of_the_gpu() -> None:
-    taken = measurements(
-        time=1e-6,
-        enqueue=(5e-6, 7e-6, 6e-6),
-        clock_held=(1.98e9, 1.9e9, 1.8e9),
-        clock_mem=3.2e9,
-        temperature=(40, 44),
-    )
-    r = record(measurements=taken)
-    found = {name: value(name, r) for name in METRICS}
-    assert found["enqueue"] == 6e-6
-    assert (found["clock_held"], found["clock_sm"], found["clock_mem"]) == (1.9e9, None, 3.2e9)
-    assert found["temperature"] == 42
-    assert found["drift"] == 0
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("memory_driver", "memory_saved", "memory_peak"),  # the most
+        *("enqueue", "first_call", "plan", "clock_held", "clock_sm", "clock_mem", "temperature", "cores_left"),
+    ],
+)
+def test_what_a_row_has_of_a_measurement(name: str) -> None:
+    r = record(measurements={"time": Measurement("s", (1e-6,)), name: Measurement("", (2.0, 7.0, 3.0))})
+    assert value(name, r) == (7.0 if name.startswith("memory") else 3.0)
+    assert value(name, record((1e-6,))) is None
+
+
+def test_drift() -> None:
     assert value("drift", record((2e-6,) * 10 + (1e-6,) * 20)) == pytest.approx(-0.5)
+    assert value("drift", record((1e-6,))) == 0
 
 
 def test_sustained_and_its_energy() -> None:
@@ -222,30 +223,13 @@ def test_the_launch_gap_is_of_the_same_calls() -> None:
     assert value("launch_gap", r) == pytest.approx(2e-6)
 
 
-def test_memory_clock_first_call_error() -> None:
-    measured = {
-        "memory_peak": Measurement("B", (100.0, 300.0)),
-        "memory_driver": Measurement("B", (400.0,)),
-        "memory_saved": Measurement("B", (0.0,)),
-        "first_call": Measurement("s", (1.5,)),
-        "plan": Measurement("s", (3e-4, 1e-4, 2e-4)),
-        "clock_sm": Measurement("Hz", (1.4e9, 1.6e9)),
-    }
+def test_errors_are_those_of_the_worst_result() -> None:
     accuracy = Accuracy(
         {"dq": TensorError(0.1, 0.1, 0.4, 0.02), "dk": TensorError(0.3, 0.1, 0.4, 0.01)}, rows=1, heads=1
     )
-    r = record((1e-6,), measurements=measured, accuracy=accuracy)
-    found = {name: value(name, r) for name in METRICS}
-    assert found["memory_peak"] == 300
-    assert found["memory_driver"] == 400
-    assert found["memory_saved"] == 0
-    assert found["first_call"] == 1.5
-    assert found["plan"] == 2e-4
-    assert found["clock_sm"] == 1.5e9
-    assert found["error"] == pytest.approx(0.75)
-    assert found["relative_error"] == 0.02
-    assert found["latency"] is None
-    assert found["tflops"] is None
+    assert value("error", record((1e-6,), accuracy=accuracy)) == pytest.approx(0.75)
+    assert value("relative_error", record((1e-6,), accuracy=accuracy)) == 0.02
+    assert [value(name, record(measurements={})) for name in ("latency", "tflops", "error")] == [None] * 3
 
 
 @pytest.mark.parametrize("status", ["skipped", "wrong", "wrong-kernel", "oom", "failed", "timeout"])

@@ -56,7 +56,7 @@ def test_the_uncertainty_without_pauses() -> None:
     (cell,) = cells([run([a_cell("fa4", 1.0, 1.3)])])
     assert cell.half_interval("sustained_latency") == pytest.approx(((NORMAL * 0.0037) ** 2 + STEADY**2) ** 0.5)
     (cell,) = cells([run([a_cell("fa4", 1.0, 1.3, i) for i in range(3)])])
-    known = cell.sustained_uncertainty
+    known = cell.uncertainty_of("sustained_latency")
     assert known
     assert (known.rounds, known.within) == (3, None)
 
@@ -73,7 +73,7 @@ def test_the_uncertainty_of_energy_is_that_of_time_and_power() -> None:
     assert cell.half_interval("joules") is None
     assert cell.half_interval("sustained_latency") is not None
     (cell,) = cells([run([a_reading(watts, 0.01, i) for i, watts in enumerate((600, 630, 615))])])
-    known, of_time = cell.energy_uncertainty, cell.sustained_uncertainty
+    known, of_time = cell.uncertainty_of("joules"), cell.uncertainty_of("sustained_latency")
     assert known
     assert of_time
     assert (known.rounds, known.within) == (3, None)

@@ -100,13 +100,6 @@ def test_a_signal_while_a_worker_is_put_away(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of a process")
-def test_a_limit_of_cpu_time_is_named() -> None:
-    limited = ["sh", "-c", 'ulimit -t 1; exec "$@"', "sh", sys.executable, "-c", ASKS, "while True: pass", "60"]
-    done = subprocess.run(limited, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "asks\nthe worker was killed at its limit of 1 s of CPU time (ulimit -t)\n", done.stderr
-
-
 def test_a_worker_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long request does not fit the pipe."""
     monkeypatch.setattr(process, "START_TIMEOUT", 0.2)

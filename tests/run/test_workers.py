@@ -295,7 +295,8 @@ def test_what_a_kernel_breaks_of_python_costs_no_answer(new_pool: NewPool, seqle
 
 
 def test_what_the_system_killed_for_lack_of_memory_is_oom(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed, kills = (iter((7, 8, 8)), "the worker was killed (SIGKILL; often the system ran out of memory)")
+    why = "often the system ran out of memory, or a limit of CPU time was reached"
+    killed, kills = iter((7, 8, 8)), f"the worker was killed (SIGKILL; {why})"
     pool = new_pool(own="Own")
     monkeypatch.setattr(process, "_killed_for_memory", lambda: 7)
     (other,) = run(pool, job(6, "own"))

@@ -51,7 +51,9 @@ def test_the_table_is_what_the_files_give(cards: dict[str, dict[int, list[spread
         "H100 SXM": [14],
         "H200 SXM": [4, 20],
     }
-    assert ENTRY.source.startswith("fifteen runs on three cards; twenty-four cards, of two methods, against each other (")
+    assert ENTRY.source.startswith(
+        "fifteen runs on three cards; twenty-four cards, of two methods, against each other ("
+    )
     h100 = uncertainty.MEASURED["H100 SXM"].source
     assert h100.startswith("ten runs on two cards; fourteen cards against each other (")
 

@@ -28,7 +28,7 @@ from attnbench.run.select import available_backends, parse_device, select_backen
 from attnbench.run.suite import Settings, load_suite, resolve_suite_for
 
 if TYPE_CHECKING:
-    from attnbench.render.progress.bisect_progress import BisectProgress
+    from attnbench.render.progress.ab_progress import BisectProgress
 
 SIGNALLED = 128  # and the number of a signal are the exit code
 MOST = 200  # cells among which a close name is looked for

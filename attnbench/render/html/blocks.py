@@ -26,7 +26,7 @@ from attnbench.render.document import (
     Steps,
     Table,
 )
-from attnbench.render.html.elements import Markup, Part, element, filled, items, joined, lines, row, scrolling, section
+from attnbench.render.html.elements import Markup, Part, element, filled, items, joined, lines, scrolling, section
 from attnbench.render.html.palette import SERIES, color
 from attnbench.render.html.plots import plot
 
@@ -73,7 +73,7 @@ def _paragraphs(found: Paragraphs) -> Markup:
 
 def _pairs(found: Pairs) -> Markup:
     rows = (
-        row(element("th", label, scope="row"), element("td", value), filled("td", meaning, class_="quiet"))
+        element("tr", element("th", label, scope="row"), element("td", value), filled("td", meaning, class_="quiet"))
         for label, value, meaning in found.rows
     )
     return element("table", element("tbody", *rows), class_="pairs")
@@ -85,10 +85,13 @@ def _pairs(found: Pairs) -> Markup:
 def _table(table: Table) -> Markup:
     headings = (element("th", column.heading, scope="col", class_=_classes(column)) for column in table.columns)
     rows = (
-        row(*(_entry(entry, column, i) for i, (entry, column) in enumerate(zip(entries, table.columns, strict=True))))
+        element(
+            "tr",
+            *(_entry(entry, column, i) for i, (entry, column) in enumerate(zip(entries, table.columns, strict=True))),
+        )
         for entries in table.rows
     )
-    found = element("table", element("thead", row(*headings)), element("tbody", lines(*rows)), class_="text")
+    found = element("table", element("thead", element("tr", *headings)), element("tbody", lines(*rows)), class_="text")
     shown = scrolling(found, table.title or table.name)
     if narrow := table.narrow:
         if isinstance(narrow, Table):  # with one note and footnotes for both
@@ -179,9 +182,9 @@ def _grid(grid: Grid, names: Sequence[str]) -> Markup:
     for label, entries in grid.rows:
         by_name = dict(zip(grid.columns, entries, strict=True))
         cells = (_figure(by_name[name]) if name in by_name else element("td") for name in names)
-        rows.append(row(element("th", label, scope="row"), *cells))
+        rows.append(element("tr", element("th", label, scope="row"), *cells))
     corner = element("th", grid.corner, scope="col", class_="quiet")
-    return element("tbody", lines(row(title), row(corner, *headings), *rows))
+    return element("tbody", lines(element("tr", title), element("tr", corner, *headings), *rows))
 
 
 def _figure(entry: Figure | Ending) -> Markup:

@@ -70,11 +70,6 @@ def section(id: str, heading: str, *inside: str, class_: str | None = None) -> P
     return Part(element("section", title, *inside, id=id, class_=class_, aria_labelledby=named), id, heading)
 
 
-def row(*cells: Markup) -> Markup:
-    """Return a row of a table."""
-    return element("tr", *cells)
-
-
 def items(found: Iterable[str], tag: str = "ul", class_: str | None = None) -> Markup:
     """Return a list of items, or nothing where there are none; `tag` "ol" numbers them."""
     return filled(tag, *(element("li", item) for item in found), class_=class_)

@@ -1,4 +1,7 @@
-"""The progress of an A/B on stderr: one line drawn anew; in a pipe, a plain line for each turn and each judgement."""
+"""The progress of an A/B, and of a bisection by A/Bs, on stderr: one line drawn anew.
+
+In a pipe it is a plain line for each turn, each judgement and each build.
+"""
 
 from __future__ import annotations
 
@@ -67,3 +70,17 @@ class AbProgress(JobProgress):
             line.append(self._name(self._running), style="cyan")
         left = format_duration(round(max(0.0, self._deadline - time.monotonic())))
         return self._fitted(line.append(f"  {self._counts()}, {left} left", style="dim"))
+
+
+class BisectProgress(AbProgress):
+    """The progress of a bisection, as analysis/bisect/run_bisect.py tells of it."""
+
+    def begun(self, a: Run, b: Run, cells: int, paths: Sequence[Path], notes: Sequence[str]) -> None:
+        """Take the beginning of an A/B. The machine is said at the first one alone."""
+        if not self.files:
+            super().begun(a, b, cells, paths, notes)
+        self._cells, self._settled, self.files = cells, 0, paths
+
+    def tell(self, text: str) -> None:
+        """Print a line that stays."""
+        self._print(Text(text))
