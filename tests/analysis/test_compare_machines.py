@@ -77,7 +77,7 @@ def test_files_of_one_model_are_one_machine_whatever_their_software() -> None:
         machine, _ = made(*files, a_run(H100))
         ((_, cell),) = machine.cells.items()
         assert cell.value("tflops") == pytest.approx(600)
-        assert (machine.run.method, machine.pooled.older) == (2, {"triton": 3})
+        assert (machine.run.method, machine.older) == (2, {"triton": 3})
         assert machine.run.versions == {"triton": "3.7"}
     assert made(old, a_run(H100))[0].run.method == 1
     (left_out,) = [

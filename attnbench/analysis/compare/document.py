@@ -1,8 +1,7 @@
 """A comparison as a document: the answer, the machines, the tables, what to doubt, and the same for other programs.
 
 CSV has a row for each cell and machine, JSON the same rows and all that is derived. Seconds, watts and fractions are
-not scaled; tflops is TFLOP/s, gbps GB/s. `ratio` is how many times as fast the machine is as the reference in the same
-cell by like kernels, with the ends of its 95 % interval and what that is from. What is not known is None.
+not scaled; tflops is TFLOP/s, gbps GB/s. `ratio` is to the reference in the same cell by like kernels.
 """
 
 from __future__ import annotations

@@ -147,19 +147,11 @@ class Comparison:
         pair = self.reference.sustained, machine.sustained
         return _fastest_ratio(*pair, [case]) if all(case in one.fastest for one in pair) else None
 
-    @cached_property
-    def _ratios(self) -> dict[tuple[str, Key], Ratio | None]:
-        """The ratios of same_ratio that were asked for."""
-        return {}
-
     def same_ratio(self, machine: Machine, key: Key) -> Ratio | None:
         """Return the ratio of a machine in one cell in bursts; None unless both have it, and ran like kernels."""
-        if (machine.label, key) not in self._ratios:
-            pair = self.reference, machine
-            known = all(key in one.log_rounds for one in pair) and not unlike_kernels(pair, key)
-            ratio = speed_ratio(self.reference, equal_weights([key]), machine) if known else None
-            self._ratios[machine.label, key] = ratio
-        return self._ratios[machine.label, key]
+        pair = self.reference, machine
+        known = all(key in one.log_rounds for one in pair) and not unlike_kernels(pair, key)
+        return speed_ratio(self.reference, equal_weights([key]), machine) if known else None
 
     @cached_property
     def unlike(self) -> Mapping[Key, str]:
@@ -181,28 +173,20 @@ class Comparison:
         return not changed and not any(setup_differs(first, other) for other in others)
 
     @cached_property
-    def _releases(self) -> Mapping[str, Mapping[str, str]]:
-        """Backend -> label -> what of its versions differs between machines; only backends where something does."""
-        found = {}
-        for backend in dict.fromkeys(backend for machine in self.machines for _, backend in machine.log_rounds):
-            said = {m.label: m.run.versions[backend].split(", ") for m in self.machines if backend in m.run.versions}
-            common_parts = set.intersection(*map(set, said.values())) if said else set()
-            own = {
-                label: ", ".join(part for part in parts if part not in common_parts) for label, parts in said.items()
-            }
-            if any(own.values()):
-                found[backend] = own
-        return found
+    def _versioned(self) -> Mapping[tuple[str, str], str]:
+        """(Backend, its version on a machine) -> its name, with what of the version differs between machines."""
+        return case_names.by_version(pair for machine in self.machines for pair in machine.run.versions.items())
 
     @cached_property
     def of_unlike_code(self) -> tuple[str, ...]:
         """The backends of which not all machines ran one version, as where the source of a person's code changed."""
-        return tuple(sorted({backend for _, backend in self.cells} & {*self._releases}, key=case_names.backend_rank))
+        unlike = {backend for (backend, _), name in self._versioned.items() if name != backend}
+        return tuple(sorted(unlike & {backend for _, backend in self.cells}, key=case_names.backend_rank))
 
     def backend_name(self, backend: str, *machines: Machine) -> str:
         """Return a backend as a table names it: with its release on the machines where machines have different ones."""
-        of = self._releases.get(backend, {})
-        releases = dict.fromkeys(filter(None, (of.get(machine.label) for machine in machines)))
+        names = (self._versioned.get((backend, m.run.versions.get(backend, "")), backend) for m in machines)
+        releases = dict.fromkeys(filter(None, (name.removeprefix(backend)[2:-1] for name in names)))
         return f"{backend} ({' / '.join(releases)})" if releases else backend
 
     def offer(self, label: str) -> Offer | None:

@@ -1,13 +1,4 @@
-"""--price NAME=PRICE: what a machine's device costs, by the hour or to buy.
-
-    h200=3.40/h             rent, power included; also /d, /mo, /y
-    h200=32000/4y           bought, and used for 4 years; 32000/20000h: for the hours of work that it will do
-    h200=32000              bought; what it costs an hour is left open
-    h200=280000/8gpu/4y     of a host with 8 GPUs, so an eighth for each
-
-A currency is a sign or three letters, before or after the amount: "€3.40/h", "3.40 CHF/h"; without one it is "$". All
-prices of a comparison have one currency. money.py has the formulas.
-"""
+"""--price NAME=PRICE: what a machine's device costs, by the hour or to buy; docs/compare.md has the forms."""
 
 from __future__ import annotations
 

@@ -6,35 +6,17 @@
       - {name: prefill 8k, weight: 70%, seqlen: 8k, causal: true, pass: fwd, headdim: 128}
       - {name: training 4k, weight: 30%, seqlen: 4k, pass: [fwd, bwd], backend: "sdpa-*"}
 
-A part has the axes of a suite. It is one call of each case that fits them, but of no step of a whole model, whose time
-is not attention's alone: its time t is the sum of their times, its work W the sum of their FLOPs. Each machine runs
-each case with its fastest backend, or with the fastest of those that the part's `backend` names.
+docs/compare.md says what a part, a weight, a token and a device are. A machine takes T = sum of n t for the workload,
+with n, how often a part is called (its share over its time on the reference, or over its FLOPs), and t, the sum of its
+cases' times.
 
-- **time**: the weight is the part's share s of the time that the workload takes on the reference machine. Another
-  machine takes T = sum of s t / t_ref of that time for the same work, so it is 1 / T times as fast: the harmonic mean
-  of the parts' ratios, weighted by s.
-- **work**: the weight is the part's share f of all FLOPs. A machine takes T = sum of f t / W seconds a FLOP, and the
-  ratio is that of two such times. It does not depend on the reference.
+**The interval of a ratio**: the logarithm of T changes with those of its cells' latencies in proportion to their shares
+of T, which are their weights in speed_ratio.py. By time, n contains the reference's own times: T_ref is 1, and the
+reference's cells have the weights that the parts have on the other machine.
 
-- **calls**: the weight is how often the part is called. T = sum of n t does not depend on the reference.
-
-Each is a ratio of total times for one mix of work, which is what is waited and paid for; a geometric mean of ratios
-is no ratio of times. Smith, "Characterizing Computer Performance with a Single Number", CACM 31(10), 1988.
-
-**The interval of the ratio**: with n, how often each part is called (its share over its time on the reference, or over
-its FLOPs), a machine takes T = sum of n t. The logarithm of T changes with those of its cells' latencies in proportion
-to their shares of T; these are their weights in speed_ratio.py. By time, n contains the reference's own times: T_ref is
-1, and the reference's cells have the weights that the parts have on the other machine.
-
-**Tokens**: a call takes batch x seqlen_q tokens through the attention of one layer; of a part with forward calls these
-alone count, as its backward calls are of the same tokens. A token of the workload takes T times `layers` (1 if the file
-does not say) over the tokens of all calls, or over `tokens` where the file says how many all calls give. It is the time
-of attention alone.
-
-**Devices**: a call of several ranks keeps each of its devices busy for its time t, and so does a layer whose heads are
-divided among several (`tp` of requests in words). Speed and tokens a second are by t: of all these devices together.
-FLOP/s, watts, work per joule and money are by device-seconds, the sum of n t times the devices: of one device. Their
-ratio has the same interval but for the weights, which are shares of device-seconds.
+**Devices**: a call of several ranks keeps each of its devices busy for its time, and so does a layer whose heads are
+divided among several (`tp` of requests in words). Speed and tokens a second are by T, of all these devices together.
+FLOP/s, watts, work per joule and money are of one device, by device-seconds: the sum of n t times the devices.
 """
 
 from __future__ import annotations
