@@ -64,13 +64,11 @@ def _phrases(
     of_own = next((one for one in figures if one.what == main.what and not one.shared), main)
     own = machine_figures(found, of_own, 1, costs)
     out = untried(found, main.what)
-    counted = [case for case in out if case in main.chosen[0]] if main.shared and of_own is main else []
     yield (
         rf"{OWN} {TIMES}(?: over (\d+) cases?)?",
         [*_three(ratio(found, of_own, 1, of_own.chosen[0])), len(of_own.chosen[0])],
     )
-    yield r"(\d+) cases? counts? with shared backends alone(?:,| and)", [len(counted)]
-    yield r"(\d+) cases? (?:is|are) (?:not in it|in no total), as", [len(out) - len(counted)]
+    yield r"(\d+) cases? (?:is|are) in no total of own fastest backends, as", [len(out)]
     for of in figures:
         if of.what != main.what and of.shared == main.shared:
             pace = "in bursts" if of.what == "latency" else "without pauses"

@@ -28,13 +28,9 @@ if TYPE_CHECKING:
 
 OWN = "each machine's own fastest backend"
 BY_CHANCE = 0.05  # of 95 % intervals that lack the truth
-SOMETHING_ELSE = (
-    "but they differ by more than {}: something else may have changed, such as {}software, the clock, other work on "
-    "the machine or the code that was measured"
-)
-OF_UNLIKE_CODE = (
-    "and they differ by more than {}, by that code or something else, such as {}software, the clock or other work on "
-    "the machine"
+CHANGED = (
+    "but they differ by more than {}: something may have changed, such as {}software, the clock, other work on the "
+    "machine or the code that was measured"
 )
 MOST_NAMED = 3  # backends that a machine lacks, and kinds of cases whose longest context is told
 
@@ -87,7 +83,7 @@ def _speed(c: Comparison) -> str:
         said.append(f"with {OWN} {_short(own, c)}{over}")
     elif not main.shared:
         said.append("no backend was measured on all of them")
-    said += [_untried(c, own), *_lacking(c)]
+    said += [_untried(c), *_lacking(c)]
     if other := c.beside(sustained=not main.sustained, shared=main.shared):
         over = "" if c.workload else f" over {count(len(other.cases), 'case')}"
         said.append(f"{other.pace} {_short(other, c)}{over}")
@@ -170,18 +166,11 @@ def _units(c: Comparison) -> str:
     return ", one unit of each measured" if single and not all(m.same_card(c.reference) for m in c.others) else ""
 
 
-def _untried(c: Comparison, own: Figures | None) -> str:
+def _untried(c: Comparison) -> str:
     """Return how many cases no total of own backends holds, and why; "" if none is left out."""
-    if not c.untried:
-        return ""
-    counted = len({*c.untried} & {*c.main.cases}) if c.main.shared and not own else 0
-    left = len(c.untried) - counted
-    with_shared = f"{count(counted, 'case')} {'counts' if counted == 1 else 'count'} with shared backends alone"
-    without = f"{count(left, 'case')} {'is' if left == 1 else 'are'} {'not in it' if own else 'in no total'}"
-    why = f"a machine did not try what is fastest on {'the other' if len(c.machines) == 2 else 'another'}"
-    if any(key in c.unlike for machine in c.machines for case in c.untried if (key := machine.fastest.get(case))):
-        why += ", or ran it by unlike kernels"
-    return f"{listed([with_shared] * (counted > 0) + [without] * (left > 0))}, as {why}"
+    number = len(c.untried)
+    left = f"{count(number, 'case')} {'is' if number == 1 else 'are'} in no total of own fastest backends"
+    return f"{left}, as a machine did not try what is fastest on another, or by unlike kernels" if number else ""
 
 
 def _lacking(c: Comparison) -> Iterator[str]:
@@ -395,7 +384,7 @@ def _one_model(c: Comparison) -> str:
     ratios = _ratios(c.main, c)
     if apart > math.ceil(BY_CHANCE * len(of_cells)) or any(not ratio.overlaps(EXACTLY_ONE) for ratio, _ in ratios):
         unit = "the unit, " if any(card.uuid is None for card in cards) else ""
-        because = (OF_UNLIKE_CODE if code else SOMETHING_ELSE).format(why, unit)
+        because = CHANGED.format(why, unit)
     elif all(ratio.low is None for ratio, _ in ratios):
         because = f"and how much of what sets them apart is {why} is not known"
     else:
