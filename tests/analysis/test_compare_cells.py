@@ -1,4 +1,4 @@
-"""What machines have in common and what each lacks; the longest sequence; power; the spread between runs."""
+"""What machines have in common and what each lacks; the longest sequence; power."""
 
 from __future__ import annotations
 
@@ -382,25 +382,6 @@ def test_what_no_device_can_reach_is_no_figure() -> None:
     (missing,) = got.missing
     assert (missing.machine, missing.backend) == ("H200", "eager")
     assert missing.reason == "its rate is above what the device can do"
-
-
-def test_runs_of_one_model_are_set_against_each_other() -> None:
-    runs = [run([ok(case(), "fa3", speed), ok(case(2048), "fa3", 4 * speed)]) for speed in (200, 204, 196)]
-    paths = [Path(f"{i}.jsonl") for i in range(4)]
-    got = compare(paths, [*runs, run([ok(case(), "fa3", 100)], device=H100)])
-    (spread,) = got.spreads
-    assert spread.files == ("0.jsonl", "1.jsonl", "2.jsonl")
-    assert spread.tflops == pytest.approx((400, 408, 392))
-    assert spread.cells == 2
-    assert spread.units is None  # the files do not say
-    assert [m.label for m in got.machines] == ["H200", "H100"]
-
-
-def test_units_are_told_apart_where_files_name_theirs() -> None:
-    known = [replace(H200, uuid=uuid) for uuid in ("a", "b", "a")]
-    runs = [run([ok(case(), "fa3", 500)], device=device) for device in known]
-    (spread,) = compare([Path(f"{i}.jsonl") for i in range(3)], runs).spreads
-    assert spread.units == 2
 
 
 def decode(seqlen: int = 8192, batch: int = 16) -> Case:

@@ -101,7 +101,6 @@ def _data(c: Comparison, warnings: Sequence[str], cells: Sequence[Mapping[str, A
         "untried": [case.key for case in c.untried],
         "missing": c.missing,
         "longest": [{"cases": of.cases, "backend": of.backend, "machines": [*of.fits.values()]} for of in c.longest],
-        "units": c.spreads,
         "left_out": {path.name: why for path, why in c.left_out.items()},
         "machines_left_out": c.machines_left_out,
         "warnings": warnings,

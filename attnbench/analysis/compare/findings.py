@@ -22,10 +22,8 @@ from attnbench.analysis.compare.like_kernels import shared_cells, unlike_kernels
 from attnbench.analysis.compare.longest_sequence import LongestSequence, longest_sequences
 from attnbench.analysis.compare.machines import (
     Machine,
-    files_by_setup,
     is_own_kernel,
     left_out,
-    machine_of,
     machines,
     parse_names,
     reference,
@@ -34,29 +32,15 @@ from attnbench.analysis.compare.machines import (
 from attnbench.analysis.compare.money import Offer, energy_costs, for_the_money, worth_below
 from attnbench.analysis.compare.prices import Price, parse_prices
 from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_ratio
-from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
 from attnbench.results import case_names
 from attnbench.results.cells import Key
-from attnbench.results.run_setup import setup_texts
-from attnbench.results.together import together
 
 if TYPE_CHECKING:
     from attnbench.analysis.compare.requests import Requests
     from attnbench.analysis.compare.workload import MeasuredWorkload, Workload
-
-
-@dataclass(frozen=True)
-class UnitSpread:
-    """Run files of one model with the same power limit and software, over the cells that all measured."""
-
-    model: str  # with its power limit
-    files: tuple[str, ...]
-    units: int | None  # how many measured them; None where a file does not name its unit
-    tflops: tuple[float, ...]  # a geometric mean for each file
-    cells: int
 
 
 @dataclass(frozen=True)
@@ -72,7 +56,6 @@ class Comparison:
     missing: tuple[MissingCells, ...]
     longest: tuple[LongestSequence, ...]  # by backend
     longest_of_any: tuple[LongestSequence, ...]  # with any backend
-    spreads: tuple[UnitSpread, ...]
     left_out: Mapping[Path, str]  # files that say nothing for a comparison, with why
     machines_left_out: Mapping[str, str]  # those that have no case in common with those that are compared, with why
 
@@ -284,7 +267,6 @@ def compare(
         missing=tuple(missing_cells(found)),
         longest=tuple(longest_sequences(found)),
         longest_of_any=tuple(longest_sequences(found, by_backend=False)),
-        spreads=tuple(unit_spreads(found)),
         left_out=left_out(paths, runs, bool(names)),
         machines_left_out=without,
     )
@@ -299,26 +281,3 @@ def _workload(text: str) -> Workload | Requests:
     if not text.strip():
         raise UserError(f"--workload is empty; name a file, or write {requests.EXAMPLE!r}")
     return requests.parse(text) if requests.is_in_words(text) else workload.load(Path(text))
-
-
-def unit_spreads(machines: Sequence[Machine]) -> list[UnitSpread]:
-    """Return the spread of every model that several files with common cells measured: units differ, and so do runs."""
-    found = []
-    for files in files_by_setup(file for machine in machines for file in machine.files):
-        beside = together(file.run for file in files)
-        each = [machine_of(file.path.name, [file], beside) for file in files]
-        shared = shared_cells(each) if len(files) > 1 else []
-        rates = ([rate for machine in each if (rate := machine.tflops(key))] for key in shared)
-        known = [of for of in rates if len(of) == len(each)]  # approximations have none
-        if known:
-            uuids = {card.uuid for machine in each for card in machine.cards}
-            found.append(
-                UnitSpread(
-                    model=f"{each[0].environment.device.name} {setup_texts(each[0].run)['power_limit_w']}".strip(),
-                    files=tuple(file.path.name for file in files),
-                    units=None if None in uuids else len(uuids),
-                    tflops=tuple(map(stats.geomean, zip(*known, strict=True))),
-                    cells=len(known),
-                )
-            )
-    return found

@@ -311,18 +311,6 @@ def _by_model(files: Iterable[File], labels: Mapping[Path, str]) -> list[list[Fi
     return groups
 
 
-def files_by_setup(files: Iterable[File]) -> list[list[File]]:
-    """Return the files in groups between whose setups nothing differs."""
-    groups: list[list[File]] = []
-    for file in files:
-        group = next((group for group in groups if not setup_differs(group[0].run, file.run)), None)
-        if group:
-            group.append(file)
-        else:
-            groups.append([file])
-    return groups
-
-
 def parse_names(options: Iterable[str], paths: Sequence[Path]) -> dict[Path, str]:
     """Return path -> label of --name FILE=LABEL; FILE is a path as given, its name, or that without its ending."""
     found: dict[Path, str] = {}

@@ -14,7 +14,6 @@ from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.longest_sequence import LongestSequence
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio
-from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.formats import digits, duration, percent, share
 from attnbench.core.text import count, listed
@@ -30,7 +29,7 @@ MOST_CASES = 500  # listed unless --all was given
 MOST_MISSING = 100  # rows of what machines lack, likewise
 MOST_COLUMNS = 4  # machines as columns; with more, no page is wide enough
 NO_TOTAL = "; so the case is in no total of own fastest backends"
-_TEXT = {"machine", "figures", "with", "part", "case", "cases of", "cell", "model", "backend", "backends", "why"}
+_TEXT = {"machine", "figures", "with", "part", "case", "cases of", "cell", "backend", "backends", "why"}
 _LONG_TEXT = {"where", "reason"}  # text too
 
 
@@ -49,7 +48,6 @@ def tables(c: Comparison, every: bool = False) -> list[Table]:
         *([_cells(c)] if every else []),
         _missing(c, every),
         _longest(c),
-        _spreads(c),
     ]
     return [table for table in found if table.rows]
 
@@ -356,28 +354,6 @@ def _longest(c: Comparison) -> Table:
 
     fits = _MachineColumn("longest", "{}", fit)
     return _by_machine(c, table, limited, [fits])
-
-
-def _spreads(c: Comparison) -> Table:
-    rows = []
-    for spread in c.spreads:
-        least, median, most = min(spread.tflops), stats.median(spread.tflops), max(spread.tflops)
-        rows.append(
-            {
-                "model": spread.model,
-                "files": str(len(spread.files)),
-                "units": _or_nothing(spread.units, str),
-                "cells": str(spread.cells),
-                "least TFLOP/s": digits(least),
-                "median": digits(median),
-                "most": digits(most),
-                "apart": percent((most - least) / median),
-            }
-        )
-    note = "Run files of one model, power limit and software against each other, over the same cells."
-    if any(spread.units is None for spread in c.spreads):
-        note += " Some do not name the unit that measured them: these may be several units, or runs of one."
-    return _table("units", "Spread between runs of one model", rows, note)
 
 
 def _table(name: str, title: str, rows: Sequence[Mapping[str, str]], note: str = "") -> Table:
