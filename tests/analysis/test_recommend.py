@@ -170,9 +170,9 @@ def test_what_stands_in_a_table_says_why_there_is_no_backend_to_use() -> None:
 
     skipped = ended(CASE, "sdpa", "skipped", "--time-limit 1s leaves no time for it")
     wrong = ended(CASE, "triton", "wrong", "out is off by 3")
-    assert shown(skipped) == Span("not measured", "warning")
-    assert shown(skipped, ended(CASE, "eager", "oom", "needs 90 GiB")) == Span("out of memory", "warning")
-    assert shown(skipped, wrong) == Span("nothing right", "bad")
+    assert shown(skipped) == Span("nothing: skip", "warning")
+    assert shown(skipped, ended(CASE, "eager", "oom", "needs 90 GiB")) == Span("nothing: OOM", "warning")
+    assert shown(skipped, wrong) == Span("nothing: WRONG", "bad")
 
 
 def test_backends_that_were_not_asked_for_do_not_compete_but_compare() -> None:

@@ -47,14 +47,13 @@ from attnbench.core.groups import grouped
 from attnbench.core.models import Model
 from attnbench.core.record import WRONG, Status
 from attnbench.core.text import count, listed, merged, one_line, some, template
-from attnbench.render.document import NOTHING_MEASURED, Code, Column, Document, Entry, Span, Table
+from attnbench.render.document import NOTHING_MEASURED, Code, Column, Document, Entry, Span, Style, Table
 from attnbench.results import case_names, disturbed
 from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Cell, machine_of, runs_of
 from attnbench.results.export_rows import CASE_COLUMNS, case_columns
 from attnbench.results.metrics import METRICS
 
-SAME = "the default"
 MOST_CODES = 8  # blocks of code; a reader wants those of a few cases, and JSON has all
 FEW_CODES, FEW_REASONS, FEW_CAUTIONS = 2, 4, 3  # on a screen
 COLUMNS = (
@@ -65,17 +64,8 @@ COLUMNS = (
 SIZES = ("batch", "heads", "dtype")
 FIGURES = ("latency", "speed", "gain", "memory")
 COLUMNS_OF_TABLE = (
-    "case",
-    *SIZES,
-    "use",
-    "gain",
-    "95 %",
-    "default",
-    "latency",
-    "speed",
-    "memory",
-    "run",
-    "alike with it",
+    *("case", *SIZES, "use", "gain", "95 %", "default"),
+    *("latency", "speed", "memory", "run", "alike with it"),
 )
 # Columns that a narrow terminal may leave out in the short form, the most needed first
 LESS_NEEDED = ("95 %", "alike with it", "batch", "heads", "default", "memory", "speed", "run")
@@ -88,12 +78,6 @@ ENDED: Mapping[Status, str] = {  # as a sentence says why a backend has no figur
     "timeout": "took too long",
     "oom": "ran out of memory",
     "skipped": "was skipped",
-}
-_NO_FIGURE: Mapping[Status, str] = {  # as a table says why a case has no candidate
-    "failed": "each failed",
-    "timeout": "out of time",
-    "oom": "out of memory",
-    "skipped": "not measured",
 }
 MORE = "What to doubt in the figures of a run: attnbench report FILE. How to read this: docs/recommend.md."
 
@@ -413,7 +397,7 @@ def _entries(problem: Problem, short: bool) -> dict[str, Entry]:
     if rate is not None:
         found["speed"] = f"{METRICS[metric].format(rate)} {METRICS[metric].unit}".strip()
     if use is default:
-        found["gain"] = Span(SAME, "quiet")
+        found["gain"] = Span("the default", "quiet")
     elif problem.gain:
         found["gain"] = times(problem.gain.value) if short else _gain_text(problem.gain)
         found["95 %"] = _interval_text(problem.gain) if short else ""
@@ -429,11 +413,8 @@ def _no_use(problem: Problem) -> Span:
     """Return what stands where a backend to use would: why there is none."""
     if problem.candidates:
         return Span("not comparable" if problem.is_incomparable else "hardly known", "warning")
-    if problem.ending == "ok":
-        return Span("nothing that is ranked", "warning")
-    if problem.ending in WRONG:
-        return Span("nothing right", "bad")
-    return Span(_NO_FIGURE[problem.ending or "skipped"], "warning")
+    style: Style = "bad" if problem.ending in WRONG else "warning"
+    return Span(f"nothing: {case_names.ENDINGS.get(problem.ending or 'skipped', 'not ranked')}", style)
 
 
 def _note(own: Sequence[Problem], short: bool) -> str:
