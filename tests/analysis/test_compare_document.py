@@ -7,8 +7,6 @@ import io
 import json
 import re
 from dataclasses import replace
-from html import unescape
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,7 @@ from attnbench.analysis.compare.findings import Comparison, compare
 from attnbench.analysis.compare.tables import tables
 from attnbench.core.machine import Device
 from attnbench.core.record import Run
-from attnbench.render import json_and_csv, markdown, terminal
-from attnbench.render.document import Table
+from attnbench.render import json_and_csv, terminal
 from attnbench.render.html import html_page
 from builders import H200, case, ended, environment, ok, run
 
@@ -270,48 +267,6 @@ def test_where_intervals_are_from_is_said() -> None:
     assert "from rounds, and where a cell has only one from the samples of a single round (H200)" in said
     said = warnings(compare([Path("a"), Path("b")], [single, a_run(H100, 1.0, rounds=1)]))[0]
     assert said.startswith("Intervals are 95 % from the samples of a single round (H200, H100)")
-
-
-def test_markdown_tables_cannot_be_broken_by_reasons(comparison: Comparison) -> None:
-    out = markdown.render(document(comparison, every=True))
-    found = [table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", out, re.MULTILINE)]
-    assert len(found) == len(tables(comparison, every=True))
-    for table in found:
-        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1, table
-    assert "<script>" not in out
-
-
-def forms(table: Any) -> int:
-    """Return how many tables a page has for one: a form for narrow windows stands beside it, and so on."""
-    return 1 + forms(table.narrow) if isinstance(table, Table) else 0
-
-
-def test_the_page_stands_alone_and_every_table_has_its_headings(comparison: Comparison) -> None:
-    page = html_page.render(document(comparison, every=True))
-    assert not re.search(r"<script|<link|<img|url\(|https?:", page)
-    assert "default-src 'none'" in unescape(page)
-
-    class Parser(HTMLParser):
-        open: list[str] = []  # noqa: RUF012
-        tags: list[str] = []  # noqa: RUF012
-
-        def handle_starttag(self, tag: str, attrs: Any) -> None:
-            self.tags.append(tag)
-            if tag not in ("meta",):
-                self.open.append(tag)
-            assert not tag.startswith("h2") or self.open[-2] == "section", attrs
-
-        def handle_endtag(self, tag: str) -> None:
-            assert self.open.pop() == tag
-
-    parser = Parser()
-    parser.feed(page)
-    assert parser.open == []
-    assert parser.tags.count("table") == sum(map(forms, tables(comparison, every=True)))
-    names = re.findall(r'href="#([\w-]+)"', page)
-    assert len(names) > len(tables(comparison, every=True))
-    for name in names:
-        assert f'id="{name}"' in page
 
 
 def test_csv_has_a_row_a_cell_and_machine(comparison: Comparison) -> None:

@@ -136,10 +136,6 @@ def test_a_step_of_a_model_is_a_kind_of_its_own_name() -> None:
     assert "over 2 model steps (geometric mean)" in answer(got)[0]
 
 
-def test_alike_files_alone_stand_each_for_itself() -> None:
-    assert labels(a_run(), a_run()) == ["H200 #1", "H200 #2"]
-
-
 def test_a_name_joins_and_parts() -> None:
     lab = {Path("0.jsonl"): "lab", Path("1.jsonl"): "lab", Path("2.jsonl"): "cloud"}
     assert [(m.label, len(m.files)) for m in made(*[a_run()] * 3, names=lab)] == [("lab", 2), ("cloud", 1)]
@@ -184,15 +180,6 @@ def test_the_reference_is_the_first_or_the_one_named() -> None:
 def test_a_part_of_a_name_is_whole_words() -> None:
     found = made(a_run(), a_run(H100), a_run(replace(H200, name="NVIDIA GH200 480GB")))
     assert [m.label for m in named(found, "h200", "--to")] == ["H200"]
-
-
-def test_prices() -> None:
-    found = made(a_run(), a_run(H100))
-    by_hour = prices.parse_prices(["h200=3.40/h", "H100 = $2/hr"], found)
-    assert {label: (p.amount, p.hours, p.bought) for label, p in by_hour.items()} == {
-        "H200": (3.40, 1.0, False),
-        "H100 80GB HBM3": (2.0, 1.0, False),
-    }
 
 
 @pytest.mark.parametrize(

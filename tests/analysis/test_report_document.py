@@ -63,30 +63,6 @@ def test_golden_at_60_columns() -> None:
     assert max(map(len, text.splitlines())) <= 60
 
 
-def test_narrower_still() -> None:
-    text = shown([run(forwards())], 40)
-    tables = text[: text.index("WRONG  ")]
-    for figure in ("32.1 3%", "141 14%", "245 25%", "*414 42%", "339 34%", "*621 63%"):
-        assert tables.count(figure) == 2
-    assert max(map(len, text.splitlines())) <= 40
-
-
-def test_a_pipe_gets_no_escape_codes_and_ascii_gets_ascii() -> None:
-    assert "\x1b" not in shown([run(forwards())])
-    failed = ended(case(4096), "fa4", "failed", "5 × 3 — \x1b[31mred\x1b[0m")
-    text = shown([run([*forwards(), failed])], encoding="ascii")
-    assert "-----" in text
-    assert "5 ? 3 ? red" in text
-
-
-def test_no_color_keeps_the_figures_and_the_star(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    stream = io.StringIO()
-    terminal.render(Console(file=stream, width=100, force_terminal=True), report([run(forwards())]))
-    assert "*414" in stream.getvalue()
-    assert "\x1b[3" not in stream.getvalue()  # bold and dim may stay
-
-
 def test_colour_marks_best_and_wrong() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=100, force_terminal=True, color_system="standard")
