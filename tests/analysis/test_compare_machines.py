@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnbench.analysis.compare import prices
+from attnbench.analysis.compare import money
 from attnbench.analysis.compare.answer import answer
 from attnbench.analysis.compare.cautions import cautions
 from attnbench.analysis.compare.findings import compare
@@ -202,7 +202,7 @@ def test_a_part_of_a_name_is_whole_words() -> None:
 def test_what_a_price_may_be(
     text: str, amount: float, gpus: int, hours: float | None, bought: bool, shown: str
 ) -> None:
-    name, price = prices.parse_price(f"x={text}")
+    name, price = money.parse_price(f"x={text}")
     assert (name, price.amount, price.gpus, price.hours, price.bought) == ("x", amount, gpus, hours, bought)
     assert str(price) == shown
 
@@ -210,7 +210,7 @@ def test_what_a_price_may_be(
 @given(st.text(alphabet="0123456789._,/ $€gpuhydmoCHF=-en", max_size=24))
 def test_any_text_is_a_price_that_can_be_computed_with_or_an_error(text: str) -> None:
     try:
-        _, price = prices.parse_price(f"x={text}")
+        _, price = money.parse_price(f"x={text}")
     except UserError:
         return
     found = Offer(price, 0.0)
@@ -220,13 +220,13 @@ def test_any_text_is_a_price_that_can_be_computed_with_or_an_error(text: str) ->
 
 
 def test_a_price_without_a_currency_has_that_of_the_others() -> None:
-    found = prices.parse_prices(["h200=3/h", "h100=€2/h"], made(a_run(), a_run(H100)))
+    found = money.parse_prices(["h200=3/h", "h100=€2/h"], made(a_run(), a_run(H100)))
     assert {str(price) for price in found.values()} == {"€3.00/h", "€2.00/h"}
 
 
 def test_a_whole_name_goes_before_a_part_of_it() -> None:
     found = made(a_run(), a_run(power_limit_w=500.0))
-    got = prices.parse_prices(["h200=3/h", "h200 500 W=2/h"], found)
+    got = money.parse_prices(["h200=3/h", "h200 500 W=2/h"], found)
     assert {label: price.amount for label, price in got.items()} == {"H200 700 W": 3.0, "H200 500 W": 2.0}
 
 
@@ -256,10 +256,10 @@ def test_a_whole_name_goes_before_a_part_of_it() -> None:
 def test_prices_that_cannot_be_are_one_line(options: list[str], said: str | None) -> None:
     found = made(a_run(), a_run(H100))
     if said is None:
-        assert prices.parse_prices(options, found)["H200"].amount == 300
+        assert money.parse_prices(options, found)["H200"].amount == 300
         return
     with pytest.raises(UserError, match=said):
-        prices.parse_prices(options, found)
+        money.parse_prices(options, found)
 
 
 def warnings(*runs: Run) -> list[str]:
@@ -324,7 +324,7 @@ def test_a_clock_held_down_is_a_warning() -> None:
 
 
 def offer(text: str, energy: float = 0.0) -> Offer:
-    return Offer(prices.parse_price(f"x={text}")[1], energy)
+    return Offer(money.parse_price(f"x={text}")[1], energy)
 
 
 def test_what_a_dollar_buys() -> None:

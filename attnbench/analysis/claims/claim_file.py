@@ -1,4 +1,4 @@
-"""Claims as data: what a source printed, of which setting, and how exactly it can be read. docs/claims.md has a file."""
+"""Claims as data: what a source printed, of which setting, and how exactly it can be read (docs/claims.md)."""
 
 from __future__ import annotations
 

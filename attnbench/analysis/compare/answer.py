@@ -14,7 +14,7 @@ from attnbench.analysis.compare.common_cells import common
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.longest_sequence import Fit
-from attnbench.analysis.compare.prices import Price
+from attnbench.analysis.compare.money import Price
 from attnbench.analysis.compare.speed_ratio import EXACTLY_ONE, Ratio
 from attnbench.core import stats
 from attnbench.core.formats import digits, percent

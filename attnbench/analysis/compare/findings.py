@@ -29,8 +29,7 @@ from attnbench.analysis.compare.machines import (
     reference,
     setup_differs,
 )
-from attnbench.analysis.compare.money import Offer, energy_costs, for_the_money, worth_below
-from attnbench.analysis.compare.prices import Price, parse_prices
+from attnbench.analysis.compare.money import Offer, Price, energy_costs, for_the_money, parse_prices, worth_below
 from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_ratio
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
