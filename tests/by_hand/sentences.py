@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from .audit import Audit
-from .comparison import Figures, Offer, kind, machine_figures, powered, ratio, untried
+from .comparison import Figures, Offer, machine_figures, powered, ratio, untried
 from .machines import Machine
 from .ratios import Ratio
 
@@ -56,11 +56,6 @@ def _phrases(
         cases = [case for case, key in main.chosen[0].items() if cells[key].case.is_decode == is_decode]
         if cases:
             yield rf"{what} {TIMES} \((\d+) cases?\)", [*_three(ratio(found, main, 1, cases)), len(cases)]
-    kinds: dict[str, list[str]] = {}
-    for case, key in main.chosen[0].items():
-        kinds.setdefault(kind(cells[key], several_dtypes=True), []).append(case)
-    each = [ratio(found, main, 1, cases).value for cases in kinds.values()]
-    yield rf"by kind of case from ({NUMBER})x .*? to ({NUMBER})x", [min(each), max(each)]
     of_own = next((one for one in figures if one.what == main.what and not one.shared), main)
     own = machine_figures(found, of_own, 1, costs)
     out = untried(found, main.what)

@@ -74,9 +74,9 @@ def _speed(c: Comparison) -> str:
         no_other = f"No machine but {c.reference.label} can run all of the workload {c.workload.name!r}"
         of_reference = "; ".join(filter(None, [no_other, _stand_ins(c), _tokens_a_second(c)]))
         return " ".join([f"{of_reference}.", *c.workload.notes])
-    said = [f"{_compared(ratios, c.reference.label)} {_over(main)}{_units(c)}", _stand_ins(c), _tokens_a_second(c)]
+    said = [f"{_compared(ratios, c.reference.label)} {_over(main)}", _stand_ins(c), _tokens_a_second(c)]
     if not c.workload and len(ratios) == 1:
-        said += [_decode_apart(main, ratios[0][1]), _extremes(main, ratios[0][1])]
+        said.append(_decode_apart(main, ratios[0][1]))
     own = c.beside(sustained=main.sustained, shared=False)
     if own:
         over = "" if c.workload or {*own.cases} == {*main.cases} else f" over {count(len(own.cases), 'case')}"
@@ -160,12 +160,6 @@ def _over(figures: Figures) -> str:
     return f"{figures.pace}, {over} with {backends}"
 
 
-def _units(c: Comparison) -> str:
-    """Return that one unit of each model was measured, as far as the files tell; the interval holds what units add."""
-    single = all(len(m.cards) == 1 and (m.environment.device.uuid or len(m.files) == 1) for m in c.machines)
-    return ", one unit of each measured" if single and not all(m.same_card(c.reference) for m in c.others) else ""
-
-
 def _untried(c: Comparison) -> str:
     """Return how many cases no total of own backends holds, and why; "" if none is left out."""
     number = len(c.untried)
@@ -206,16 +200,6 @@ def _decode_apart(figures: Figures, label: str) -> str:
     each = ((decode, "decode"), (others, "the others"))
     texts = [f"{what} {ratio_text(figures.of(of).ratio(label))} ({count(len(of), 'case')})" for of, what in each]
     return f"of these {' and '.join(texts)}"
-
-
-def _extremes(figures: Figures, label: str) -> str:
-    """Return the kinds of cases in which a machine gains least and most; "" where none differs."""
-    found = [(ratio.value, name, ratio) for name, of in figures.kinds.items() if (ratio := of.ratio(label))]
-    ranked = sorted(found, key=lambda one: one[0])
-    if len(ranked) < 2 or ranked[0][2].overlaps(ranked[-1][2]):
-        return ""
-    (low, least, _), (high, most, _) = ranked[0], ranked[-1]
-    return f"by kind of case from {ratio_digits(low)}x ({least}) to {ratio_digits(high)}x ({most})"
 
 
 # ---- Money and power.
@@ -323,27 +307,15 @@ def _tokens(c: Comparison) -> str:
 
 
 def _longest(c: Comparison) -> str:
-    """Return the longest context of each machine in the kinds of cases in which memory refused one."""
-    everything = [of for of in c.longest_of_any if all(of.fits.values())]
-    if told := [of for of in everything if of.limited]:
-        shown = told[-MOST_NAMED:]
-        text = length_text(fit for of in shown for fit in of.fits.values())
-        fits = ((of.cases, (f"{label} {fit_text(fit, text)}" for label, fit in of.fits.items())) for of in shown)
-        each = "; ".join(f"{cases}: {', '.join(own)}" for cases, own in fits)
-        more = f" and {count(len(told) - MOST_NAMED, 'more kind')} of cases below" if len(told) > MOST_NAMED else ""
-        return (
-            f"Longest context measured, of one layer, with any backend that "
-            f"{'both' if len(c.machines) == 2 else 'all'} tried: {each}{more}."
-        )
-    if not any(file.run.search for machine in c.machines for file in machine.files):
-        return ""  # nobody looked for the longest
-    longest = max((min(fit.longest or 0 for fit in of.fits.values() if fit) for of in everything), default=0)
-    text = length_text([Fit(longest, None)])
-    return (
-        f"Longest context, of one layer: at least {text(longest)} on each, where memory was no limit."
-        if longest
-        else ""
-    )
+    """Return the longest context of each machine in the kinds of cases in which memory refused one; "" without any."""
+    told = [of for of in c.longest_of_any if of.limited and all(of.fits.values())]
+    shown = told[-MOST_NAMED:]
+    text = length_text(fit for of in shown for fit in of.fits.values())
+    fits = ((of.cases, (f"{label} {fit_text(fit, text)}" for label, fit in of.fits.items())) for of in shown)
+    each = "; ".join(f"{cases}: {', '.join(own)}" for cases, own in fits)
+    more = f" and {count(len(told) - MOST_NAMED, 'more kind')} of cases below" if len(told) > MOST_NAMED else ""
+    tried = f"any backend that {'both' if len(c.machines) == 2 else 'all'} tried"
+    return f"Longest context measured, of one layer, with {tried}: {each}{more}." if told else ""
 
 
 def length_text(fits: Iterable[Fit | None]) -> Callable[[int], str]:
