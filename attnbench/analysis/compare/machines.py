@@ -108,11 +108,6 @@ class Machine:
         """Return whether both were measured on one card alone, as far as the files tell."""
         return len(self.cards | other.cards) == 1
 
-    def version(self, key: Key) -> Version:
-        """Return the measuring method of a cell, and the version of its backend."""
-        row = self.cells[key].ok[0]
-        return version_of(row.source.run, row.record)
-
     @cached_property
     def planned(self) -> frozenset[Key]:
         """The cells that its runs planned."""

@@ -115,7 +115,7 @@ def _other_default(of: Recommended) -> Places:
 
 def _alike_kernels(of: Recommended) -> Places:
     def is_alike(problem: Problem) -> bool:
-        return bool(problem.use and problem.default and problem.use.kernels == problem.default.kernels != set())
+        return bool(problem.use and problem.default and problem.use.kernels == problem.default.kernels != frozenset())
 
     same = [problem for problem in of.answered if problem.gain and is_alike(problem)]
     return _in(same, some_used=some(dict.fromkeys(problem.use.backend for problem in same if problem.use)))
