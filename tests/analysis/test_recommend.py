@@ -674,8 +674,3 @@ def test_a_loss_is_no_gain() -> None:
     assert "But PyTorch's default (sdpa) is faster: they are 0.500x as fast in the geometric mean of 2 cases" in told(
         shown
     )
-
-
-def test_cases_of_one_name_are_told_apart_where_nothing_is_recommended() -> None:
-    found = [ended(case(4096, batch=batch), "triton", "oom", "out of memory") for batch in (1, 64)]
-    assert "2 cases (4k d128 full fwd, batch 1, 4k d128 full fwd, batch 64)" in told(document(cells([run(found)])))
