@@ -79,11 +79,8 @@ def _phrases(
         yield rf"below [$]({NUMBER})(?:/h)? \([$]({NUMBER}) to [$]({NUMBER})\)", [values[name] for name in ends]
     yield rf"B is worth it below {TIMES} of the price of A", _three(speed)
     values = machine_figures(found, powered(figures), 1, costs)
-    if values["tflops_per_watt"]:
-        home = machine_figures(found, powered(figures), 0, costs)["tflops_per_watt"]
-        of_energy = [values[name] for name in ("per_watt_ratio", "per_watt_ratio_low", "per_watt_ratio_high")]
-        phrase = rf"per watt(?:, without pauses,)? B gives {TIMES} of A: ({NUMBER}) against ({NUMBER})"
-        yield phrase, [*of_energy, values["tflops_per_watt"], home]
+    of_energy = [values[name] for name in ("per_watt_ratio", "per_watt_ratio_low", "per_watt_ratio_high")]
+    yield rf"per watt(?:, without pauses,)? B gives {TIMES} of A", of_energy
 
 
 def _three(of: Ratio) -> list[float]:

@@ -213,64 +213,27 @@ def _money(c: Comparison) -> str:
         if c.prices:
             said.append(f"{c.reference.label} has no price: --price {c.reference.label.lower()}=...")
     of = c.powered
-    ratios = {machine.label: of.per_watt(machine.label) for machine in c.others}
-    per_watt = {label: of.tflops_per_watt(label) for label in c.labels}
     what = "per watt" if of is c.main else f"per watt, {of.pace},"
-    said.append(_given(what, per_watt, "TFLOP/s/W", c, ratios))
+    said.append(_gives(what, {machine.label: of.per_watt(machine.label) for machine in c.others}, c))
     text = "; ".join(filter(None, said))
     return f"{capitalized(text, c.labels)}." if text else ""
 
 
 def _bought(c: Comparison) -> str:
-    """Return what a dollar buys, and beside it with own backends.
-
-    Where some of the cases are decode, the amounts are of two units, and the tables have them.
-    """
-    amounts = {label: c.bought(c.main, label) for label in c.labels}
+    """Return what each machine gives for the money, and beside it the one other with own backends."""
     ratios = {machine.label: c.for_the_money(c.main, machine.label) for machine in c.others}
+    said = _gives(f"for the money, {c.main.pace},", ratios, c)
     own = c.beside(sustained=c.main.sustained, shared=False)
-    one = len(c.others) == 1
-    if _of_two_units(c.main):
-        ranked = sorted(((ratio.value, label, ratio) for label, ratio in ratios.items() if ratio), reverse=True)
-        each = ", ".join(f"{label} gives {ratio_text(ratio)}" for _, label, ratio in ranked)
-        said = f"for the money, {c.main.pace}, {each} of {c.reference.label}" if ranked else ""
-    else:
-        said = _given(f"for the money, {c.main.pace},", amounts, c.unit(c.main), c, ratios)
-    if said and own and one:
-        other, home = c.others[0].label, c.reference.label
-        said += f", and with {OWN} {ratio_text(c.for_the_money(own, other))}"
-        if not _of_two_units(own):
-            said += ": " + " against ".join(digits(c.bought(own, label) or 0.0) for label in (other, home))
+    if said and own and len(c.others) == 1:
+        said += f", and with {OWN} {ratio_text(c.for_the_money(own, c.others[0].label))}"
     return said
 
 
-def _of_two_units(figures: Figures) -> bool:
-    """Whether some cases are decode, whose rate is in GB/s, and some are not."""
-    label = figures.reference.label
-    return bool(figures.tflops(label) and figures.gbps(label))
-
-
-def _given(
-    what: str,
-    amounts: Mapping[str, float | None],
-    unit: str,
-    c: Comparison,
-    ratios: Mapping[str, Ratio | None] | None = None,
-) -> str:
-    """Return what a machine gives against the reference, or which of several gives most; "" unless two have a figure.
-
-    `ratios` to the reference have intervals.
-    """
-    ranked = sorted(((amount, label) for label, amount in amounts.items() if amount), reverse=True)
-    if len(ranked) < 2:
-        return ""
-    if len(c.others) == 1:
-        home, other = c.reference.label, c.others[0].label
-        mine, theirs = amounts[other] or 0.0, amounts[home] or 1.0
-        times = ratio_text(ratio) if ratios and (ratio := ratios[other]) else f"{ratio_digits(mine / theirs)}x"
-        return f"{what} {other} gives {times} of {home}: {digits(mine)} against {digits(theirs)} {unit}"
-    (most, best), (next_, second) = ranked[:2]
-    return f"{what} {best} gives most: {digits(most)} against {digits(next_)} {unit} of {second}, the next"
+def _gives(what: str, ratios: Mapping[str, Ratio | None], c: Comparison) -> str:
+    """Return what machines give against the reference, the most first; "" where no ratio is known."""
+    ranked = sorted(((ratio.value, label, ratio) for label, ratio in ratios.items() if ratio), reverse=True)
+    each = ", ".join(f"{label} gives {ratio_text(ratio)}" for _, label, ratio in ranked)
+    return f"{what} {each} of {c.reference.label}" if each else ""
 
 
 def _worth(c: Comparison) -> str:
