@@ -18,7 +18,7 @@ from typing import Any
 
 from attnbench.analysis.cautions import stated
 from attnbench.analysis.recommend import problem_names
-from attnbench.analysis.recommend.cautions import CAUTIONS, DEFAULT, FACTS, PLANS, Asked, Recommended, why_unknown
+from attnbench.analysis.recommend.cautions import CAUTIONS, DEFAULT, FACTS, PLANS, Recommended, why_unknown
 from attnbench.analysis.recommend.findings import (
     DEFAULTS,
     TRAINING,
@@ -99,18 +99,18 @@ def document(
     every_run = [*found, *problems(cells, wanted)]
     found = problem_names.told_apart(answered_once(every_run))
     shown = [cell for cell in cells if wanted(cell.backend) or cell.backend in DEFAULTS]
-    asked = Asked(cells, models, tp, found, every_run)
-    complete = _document(found, shown, file, asked)
-    return complete if every else _shortened(complete, found, shown, file, asked)
+    asked = Recommended(found, cells, models, tp, found, every_run, [file] if file else [])
+    complete = _document(asked, shown)
+    return complete if every else _shortened(complete, asked, shown)
 
 
-def _document(found: Sequence[Problem], cells: Sequence[Cell], file: Path | None, asked: Asked) -> Document:
+def _document(asked: Recommended, cells: Sequence[Cell]) -> Document:
     """Return all that is to be said of some problems, from the cells of the backends that are shown."""
+    found, runs = asked.problems, runs_of(cells)
     rows = [_row(problem) for problem in found]
-    runs = runs_of(cells)
     answer = (*disturbed.doubt(runs), *_answer(found), *filter(None, [left_out(cells)]))
     missing = tuple(reasons(cells))
-    recommended = Recommended(found, runs, [file] if file else [], asked)
+    recommended = replace(asked, runs=runs)
     cautions = stated(CAUTIONS, recommended)
     codes = _codes(found)
     left = len(codes) - MOST_CODES
@@ -137,14 +137,13 @@ def _document(found: Sequence[Problem], cells: Sequence[Cell], file: Path | None
     )
 
 
-def _shortened(
-    complete: Document, found: Sequence[Problem], cells: Sequence[Cell], file: Path | None, asked: Asked
-) -> Document:
+def _shortened(complete: Document, asked: Recommended, cells: Sequence[Cell]) -> Document:
     """Return a document as short as a screen, with all data for programs.
 
     It has the newest machines, and of them the cases that tell most. Where there are other machines, or many runs that
     are not alike, it has of each machine the newest of these, no code and no reasons, and few cautions.
     """
+    found = asked.problems
     newest = newest_machines(found)
     own, others = ([p for p in found if (p.machine in newest) == is_own] for is_own in (True, False))
     crowded = len(complete.machines) > MOST_MACHINES
@@ -154,7 +153,7 @@ def _shortened(
         of_newest = [cell for cell in cells if machine_of(cell.run) in newest]
         used = [cell for problem in own if problem.use for cell in problem.use.cells] or of_newest
         last = {machine_of(cell.run): cell.device for cell in sorted(used, key=lambda cell: cell.run.started)}
-        shown = _document(own, of_newest, file, asked)
+        shown = _document(replace(asked, problems=own), of_newest)
         shown = replace(
             shown,
             answer=(*shown.answer, *([_of_others(others)] if others else [])),
@@ -169,7 +168,7 @@ def _shortened(
         (len(shown.reasons) - most_reasons, "reason"),
     )
     said = listed(count(number, what) for number, what in left if number > 0)
-    again = f"attnbench recommend {shlex.quote(str(file))} --all" if file else "attnbench recommend --all"
+    again = shlex.join(["attnbench", "recommend", *map(str, asked.files), "--all"])
     more = f"Not shown: {said}. {again} shows everything, -f csv has a row for each case; --seqlen, --headdim and the "
     more += "like, or fewer files, choose."
     return replace(
@@ -177,7 +176,7 @@ def _shortened(
         blocks=(*_tables(chosen, short=True), *codes[:most_codes]),
         reasons=shown.reasons[:most_reasons],
         cautions=shown.cautions[:most_cautions],
-        facts=stated([PLANS], Recommended(own, (), (), asked)),
+        facts=stated([PLANS], replace(asked, problems=own)),
         notes=(*([(Span(more, "warning"),)] if said else []), *shown.notes),
         data=complete.data,
         rows=complete.rows,
@@ -306,21 +305,15 @@ def _gains(answered: Sequence[Problem]) -> str:
         return ""
     ran = Counter(_with_choice(problem.default) for problem in known if problem.default)
     name = ", ".join(f"{what} in {number}" if len(ran) > 1 else what for what, number in ran.most_common())
-    over = f"over {DEFAULT} ({name})"
     if not gains:
-        return f"Nothing is gained {over}: it is the fastest, or as fast as it."
+        return f"Nothing is gained over {DEFAULT} ({name}): it is the fastest, or as fast as it."
     mean = stats.exp(sum(math.log(gain) for gain, _ in gains) / len(known))
     compared = count(len(known), "case")
     if len(known) < len(answered):
         compared = f"the {len(known)} of these cases that it computes too and that have a choice"
     most, where = max(gains, key=lambda pair: pair[0])
-    if mean < 1:
-        return (
-            f"But {DEFAULT} ({name}) is faster: they are {times(mean)} as fast in the geometric mean of "
-            f"{compared}, and at most {times(most)} ({problem_names.name(where)})."
-        )
     return (
-        f"That gains {over} {times(mean)} in the geometric mean of {compared}, and at most "
+        f"They are {times(mean)} as fast as {DEFAULT} ({name}) in the geometric mean of {compared}, and at most "
         f"{times(most)} ({problem_names.name(where)})."
     )
 
