@@ -170,9 +170,9 @@ def test_why_nothing_that_was_asked_for_is_recommended() -> None:
     late = ended(CASE, "triton", "skipped", "no room for it within the time limit of 3m")
     shown = document(cells([run([ok(CASE, "fa4", FAST), late])]), lambda backend: backend == "triton")
     assert shown.answer == (
-        "On NVIDIA H200 nothing can be recommended: of the backends that were asked for none has a right figure "
-        "(triton was skipped: no room for it within the time limit of 3m).",
+        "On NVIDIA H200 nothing can be recommended: no backend that was asked for has a right figure.",
     )
+    assert "skip triton 4k d128 causal fwd: no room for it within the time limit of 3m" in told(shown)
     assert "No backend that was asked for has a right figure there. Each has its reason" in told(shown)
 
 

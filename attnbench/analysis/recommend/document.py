@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,8 @@ from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED
 from attnbench.core.formats import FAR, digits, duration, size, times
 from attnbench.core.groups import grouped
 from attnbench.core.models import Model
-from attnbench.core.record import WRONG, Status
-from attnbench.core.text import count, listed, merged, one_line, some, template
+from attnbench.core.record import WRONG
+from attnbench.core.text import count, listed, one_line, some
 from attnbench.render.document import NOTHING_MEASURED, Code, Column, Document, Entry, Span, Style, Table
 from attnbench.results import case_names, disturbed
 from attnbench.results.case_names import NOTHING
@@ -70,15 +70,6 @@ COLUMNS_OF_TABLE = (
 # Columns that a narrow terminal may leave out in the short form, the most needed first
 LESS_NEEDED = ("95 %", "alike with it", "batch", "heads", "default", "memory", "speed", "run")
 TEXT, WRAPPED = ("case", "use", "default", "alike with it"), ("use", "default", "alike with it")
-ENDED: Mapping[Status, str] = {  # as a sentence says why a backend has no figure
-    "ok": "is not ranked",
-    "wrong": "was wrong",
-    "wrong-kernel": "ran another kernel",
-    "failed": "failed",
-    "timeout": "took too long",
-    "oom": "ran out of memory",
-    "skipped": "was skipped",
-}
 MORE = "What to doubt in the figures of a run: attnbench report FILE. How to read this: docs/recommend.md."
 
 
@@ -195,14 +186,17 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
     if not found:
         yield NOTHING_MEASURED
     several = len({problem.case.dtype for problem in found}) > 1  # which do not compete with each other
-    groups = grouped(found, lambda p: (p.device, p.case.ranks, p.case.dtype if several else "", p.model))
-    for own in sorted(_plain_apart(groups.values()), key=lambda own: min(len(problem.special) for problem in own)):
+    groups = grouped(
+        found, lambda p: (p.device, p.case.ranks, p.case.dtype if several else "", p.model, bool(p.special))
+    )
+    for own in sorted(groups.values(), key=lambda own: min(len(problem.special) for problem in own)):
         first, answered = own[0], [problem for problem in own if problem.use]
         devices = f"{first.case.ranks} x {first.device}" if first.case.ranks > 1 else first.device
         where = f"On {devices}" + (f" in {first.case.dtype}" if several else "")
         where += f", all layers of {first.model}" if first.model else ""
         if not answered:
-            yield f"{where} nothing can be recommended: {why_unknown(own) or _none_right(own)}."
+            asked = "backend that was asked for" if any(problem.others_right for problem in own) else "exact backend"
+            yield f"{where} nothing can be recommended: {why_unknown(own) or f'no {asked} has a right figure'}."
         elif len(answered) == 1:
             yield _of_one(answered[0])
         else:
@@ -211,28 +205,6 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
                 yield of_gain
         if answered and (unknown := [problem for problem in own if problem.candidates and not problem.use]):
             yield f"In {count(len(unknown), 'other case')} nothing can be recommended: {why_unknown(unknown)}."
-
-
-def _plain_apart(groups: Iterable[Sequence[Problem]]) -> Iterator[Sequence[Problem]]:
-    """Yield groups of problems, in two parts where some cases are plain and some special."""
-    for own in groups:
-        plain, special = ([p for p in own if bool(p.special) == is_special] for is_special in (False, True))
-        yield from (part for part in (plain, special) if part)
-
-
-def _none_right(found: Sequence[Problem]) -> str:
-    """Return why problems have no candidate, of all backends or of those that were asked for."""
-    if not any(problem.others_right for problem in found):
-        return "no exact backend has a right figure"
-    groups = grouped(
-        (cell for problem in found for cell in problem.missing),
-        lambda cell: (cell.status, template(one_line(cell.reason or ""))),
-    )
-    whys = []
-    for (status, _), cells in groups.items():
-        why = merged([one_line(cell.reason or "") for cell in cells])
-        whys.append(f"{some(dict.fromkeys(c.backend for c in cells))} {ENDED[status]}{why and f': {why}'}")
-    return f"of the backends that were asked for none has a right figure ({some(whys) or 'they were not measured'})"
 
 
 def _of_one(problem: Problem) -> str:
