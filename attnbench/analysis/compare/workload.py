@@ -99,8 +99,37 @@ class Workload(BaseModel):
         return [part.amount / total for part in self.parts]
 
     def measured(self, machines: Sequence[Machine], reference: Machine, shared: bool) -> MeasuredWorkload:
-        """Return it as the machines measured it (measured_workload)."""
-        return measured_workload(self, machines, reference, shared)
+        """Return a workload as the machines measured it. `shared`: with backends alone that all able machines have.
+
+        Raises UserError where a part has no figure on the reference, or none that the machines share.
+        """
+        fastest = [_fastest_cells(part, machines, reference) for part in self.parts]
+        able = [machine for machine in machines if all(of_part[machine] for of_part in fastest)]
+        measured = [{case for machine in able for case in of_part[machine]} for of_part in fastest]
+        if shared:
+            cells = {*shared_cells(able)}
+            fastest = [_fastest_cells(part, machines, reference, cells) for part in self.parts]
+        parts, notes = [], []
+        for part, share, of_part, every in zip(self.parts, self.shares, fastest, measured, strict=True):
+            cases = common(of_part[machine] for machine in able)
+            if not cases:
+                raise UserError(f"workload: no case of {part.name!r} has a figure on all machines; widen its axes")
+            if not shared:
+                cases = [case for case in cases if tried_by_all(able, [of_part[machine][case] for machine in able])]
+            if not cases:
+                raise UserError(f"workload: in no case of {part.name!r} did each machine try {FASTEST_ON_ANOTHER}")
+            of_part_cells = {machine: {of_part[machine][case]: 1.0 for case in cases} for machine in able}
+            calls = part.amount
+            if self.weights != "calls":
+                keys = of_part_cells[reference]
+                calls = share / sum(map(reference.latency, keys) if self.weights == "time" else map(flops, cases))
+            parts.append(MeasuredPart(part.name, share, calls, tuple(cases), len(every) - len(cases), of_part_cells))
+            without = [machine.label for machine, found in of_part.items() if not found]
+            notes += [f"{label} has no figure for {part.name!r}, so none for the workload." for label in without]
+        if self.weights == "calls":
+            parts = shares_of_time(parts, reference)
+        tokens = self.tokens or math.fsum(part.tokens for part in parts)
+        return MeasuredWorkload(self.name, self.weights, self.layers, tokens, reference, tuple(parts), tuple(notes))
 
 
 def load(path: Path) -> Workload:
@@ -277,43 +306,6 @@ def shares_of_time(parts: Sequence[MeasuredPart], reference: Machine) -> list[Me
     """Return parts of calls with their shares of the time on the reference."""
     total = _seconds(parts, reference)
     return [replace(part, share=part.seconds(reference) / total) for part in parts]
-
-
-def measured_workload(
-    workload: Workload, machines: Sequence[Machine], reference: Machine, shared: bool = False
-) -> MeasuredWorkload:
-    """Return a workload as the machines measured it. `shared`: with backends alone that all able machines have.
-
-    Raises UserError where a part has no figure on the reference, or none that the machines share.
-    """
-    fastest = [_fastest_cells(part, machines, reference) for part in workload.parts]
-    able = [machine for machine in machines if all(of_part[machine] for of_part in fastest)]
-    measured = [{case for machine in able for case in of_part[machine]} for of_part in fastest]
-    if shared:
-        cells = {*shared_cells(able)}
-        fastest = [_fastest_cells(part, machines, reference, cells) for part in workload.parts]
-    parts, notes = [], []
-    for part, share, of_part, every in zip(workload.parts, workload.shares, fastest, measured, strict=True):
-        cases = common(of_part[machine] for machine in able)
-        if not cases:
-            raise UserError(f"workload: no case of {part.name!r} has a figure on all machines; widen its axes")
-        if not shared:
-            cases = [case for case in cases if tried_by_all(able, [of_part[machine][case] for machine in able])]
-        if not cases:
-            raise UserError(f"workload: in no case of {part.name!r} did each machine try {FASTEST_ON_ANOTHER}")
-        of_part_cells = {machine: {of_part[machine][case]: 1.0 for case in cases} for machine in able}
-        calls = part.amount
-        if workload.weights != "calls":
-            keys = of_part_cells[reference]
-            calls = share / sum(map(reference.latency, keys) if workload.weights == "time" else map(flops, cases))
-        parts.append(MeasuredPart(part.name, share, calls, tuple(cases), len(every) - len(cases), of_part_cells))
-        without = [machine for machine, found in of_part.items() if not found]
-        notes += [f"{machine.label} has no figure for {part.name!r}, so none for the workload." for machine in without]
-    if workload.weights == "calls":
-        parts = shares_of_time(parts, reference)
-    tokens = workload.tokens or math.fsum(part.tokens for part in parts)
-    name, weights, layers = workload.name, workload.weights, workload.layers
-    return MeasuredWorkload(name, weights, layers, tokens, reference, tuple(parts), tuple(notes))
 
 
 def _fastest_cells(
