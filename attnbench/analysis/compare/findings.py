@@ -15,7 +15,6 @@ from attnbench.analysis.compare.common_cells import (
     comparable,
     missing_cells,
     why_left_out,
-    why_missing,
 )
 from attnbench.analysis.compare.figures import Figures, all_figures, untried
 from attnbench.analysis.compare.like_kernels import shared_cells, unlike_kernels
@@ -103,26 +102,6 @@ class Comparison:
     def fastest_ratio(self, machine: Machine, cases: Sequence[Case]) -> Ratio:
         """Return the ratio of a machine over some cases in bursts, both with their fastest backends."""
         return _fastest_ratio(self.reference, machine, cases)
-
-    @cached_property
-    def _shared_in_bursts(self) -> Figures | None:
-        return next((figures for figures in self.figures if figures.shared and not figures.sustained), None)
-
-    def shared_key(self, machine: Machine, case: Case) -> Key | None:
-        """Return a machine's fastest cell of a case among those that all machines have, in bursts; None if none is."""
-        return self._shared_in_bursts.chosen[machine.label].get(case) if self._shared_in_bursts else None
-
-    def shared(self, machine: Machine, case: Case) -> tuple[Ratio, Key] | None:
-        """Return the ratio of a machine in one case in bursts with shared backends, and its cell; None if none is."""
-        ours, theirs = (self.shared_key(each, case) for each in (self.reference, machine))
-        if not ours or not theirs:
-            return None
-        return speed_ratio(self.reference, equal_weights([ours]), machine, equal_weights([theirs])), theirs
-
-    def why_missing(self, label: str, key: Key) -> str:
-        """Return why a machine has no figure of a cell that another has."""
-        machine = next(machine for machine in self.machines if machine.label == label)
-        return ": ".join(filter(None, why_missing(machine, key)))
 
     def sustained_ratio(self, machine: Machine, case: Case) -> Ratio | None:
         """Return the ratio of a machine in one case without pauses, both with what is fastest so; None if not known."""
