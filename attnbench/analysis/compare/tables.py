@@ -280,9 +280,7 @@ def _cases_of(
         _MachineColumn(unit, unit, lambda case, machine: _or_nothing(rate(machine, machine.fastest[case]))),
         _MachineColumn("without pauses", "without pauses", without_pauses),
     ]
-    differ = any(
-        machine.fastest[case] != of_shared[machine.label].get(case) for case in shown for machine in c.machines
-    )
+    differ = any(m.fastest[case] != of_shared[m.label].get(case) for case in shown for m in c.machines)
     own = "own fastest" if differ else ""
     speeds = [_speed(c, lambda case, machine: c.fastest_ratio(machine, [case]), own)]
     if differ:
