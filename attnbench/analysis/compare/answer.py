@@ -164,7 +164,7 @@ def _untried(c: Comparison) -> str:
     """Return how many cases no total of own backends holds, and why; "" if none is left out."""
     number = len(c.untried)
     left = f"{count(number, 'case')} {'is' if number == 1 else 'are'} in no total of own fastest backends"
-    return f"{left}, as a machine did not try what is fastest on another, or by unlike kernels" if number else ""
+    return f"{left}, as a machine did not try what is fastest on another, or ran it by unlike kernels" if number else ""
 
 
 def _lacking(c: Comparison) -> Iterator[str]:
