@@ -124,6 +124,7 @@ def test_the_next_default_where_sdpa_was_not_measured() -> None:
     text = told(shown)
     assert "PyTorch's default (hf-sdpa, which ran flash)" in text
     assert "PyTorch's default is taken from hf-sdpa" in text
+    assert [(row["default"], row["default_ran"]) for row in shown.rows] == [("hf-sdpa", "flash")]
     both = one(ok(CASE, "hf-sdpa", SLOW), ok(CASE, "sdpa", 400), ok(CASE, "fa2", FAST))
     assert both.default is not None
     assert both.default.backend == "sdpa"

@@ -86,3 +86,5 @@ def test_simulated_seconds_and_jobs_without_a_forecast_tell_nothing() -> None:
     assert forecast_line(run([ok(case(), "eager", 30.0, forecast=None)])) is None
     assert forecast_line(run([ok(case(), "eager", 30.0, seconds=0.0)])) is None
     assert forecast_line(run([])) is None
+    left_out = replace(job(case(), "eager"), skip="no time", resumable=True)
+    assert forecast_line(run([ok(case(), "eager", 30.0)], plan=[left_out])) is None, "though a resumed run measured it"
