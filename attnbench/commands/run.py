@@ -135,7 +135,7 @@ def run(given: Options) -> None:
 
 def _epilogue(console: Console, outcome: Outcome) -> None:
     """Print how good the forecast was, where the results are, how to measure what is left, and what is wrong."""
-    from attnbench.analysis.report.forecast import forecast_line
+    from attnbench.analysis.report.planned import forecast_line
     from attnbench.core.text import count, printable, some
     from attnbench.results.case_names import case_name
     from attnbench.results.exit_codes import given_up, wrong_records

@@ -25,7 +25,7 @@ def shown(runs: Sequence[Run], width: int = 100, encoding: str = "utf-8", **opti
     """What a report prints to a pipe."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding)
-    terminal.render(Console(file=stream, width=width), report(runs, **options))
+    terminal.render(Console(file=stream, width=width, _environ={}), report(runs, **options))
     stream.flush()
     return raw.getvalue().decode(encoding)
 

@@ -105,16 +105,6 @@ def test_a_figure_is_judged_with_its_tolerance_and_the_uncertainty(tmp_path: Pat
     assert found.off == pytest.approx(tflops / 600 - 1)
 
 
-def test_without_pauses_counts_too(tmp_path: Path) -> None:
-    text = "- {id: one, what: x, axes: {seqlen: 16k}, printed: {fa3: 500}}"
-    case = builders.case(16384)
-    slower = flops(case) / 500e12
-    (found,) = findings(tmp_path, text, builders.ok(case, "fa3", 600, sustained=(slower, slower)))
-    assert found.sustained
-    assert found.sustained.value == pytest.approx(500)
-    assert found.outcome == "reproduced"
-
-
 def test_what_was_printed_may_be_between_bursts_and_no_pauses(tmp_path: Path) -> None:
     case = builders.case(16384)
     slower = flops(case) / 500e12

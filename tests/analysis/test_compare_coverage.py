@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.analysis.compare.common_cells import common
-from attnbench.analysis.compare.machines import File, Machine, machine_of, model
+from attnbench.analysis.compare.machines import File, Machine, Version, machine_of, model, version_of
 from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_ratio
 from attnbench.core.policy import METHOD
 from attnbench.results import run_file
@@ -36,7 +36,12 @@ def alike(one: Machine, other: Machine) -> list[Key]:
     """
     both = common((one.log_rounds, other.log_rounds))
     both = [key for key in both if key[0].ranks == 1 and key[1].removeprefix("ulysses-") not in ("triton", "gluon")]
-    return [key for key in both if one.version(key) == other.version(key)]
+    return [key for key in both if version(one, key) == version(other, key)]
+
+
+def version(machine: Machine, key: Key) -> Version:
+    row = machine.cells[key].ok[0]
+    return version_of(row.source.run, row.record)
 
 
 def overall(one: Machine, other: Machine, cells: list[Key]) -> Ratio | None:

@@ -7,8 +7,6 @@ import io
 import json
 import re
 from dataclasses import replace
-from html import unescape
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,7 @@ from attnbench.analysis.compare.findings import Comparison, compare
 from attnbench.analysis.compare.tables import tables
 from attnbench.core.machine import Device
 from attnbench.core.record import Run
-from attnbench.render import json_and_csv, markdown, terminal
-from attnbench.render.document import Table
+from attnbench.render import json_and_csv, terminal
 from attnbench.render.html import html_page
 from builders import H200, case, ended, environment, ok, run
 
@@ -92,8 +89,8 @@ def test_like_with_like_comes_before_what_a_missing_backend_does() -> None:
         speed,
     )
     assert re.match(
-        r"For the money, in bursts, H100 gives 1\.17x \(1\.\d+ to 1\.\d+\) of H200: 841 against 720 PFLOP/\$, and with "
-        r"each machine's own fastest backend 1\.000x \(\S+ to \S+\): 841 against 841;",
+        r"For the money, in bursts, H100 gives 1\.17x \(1\.\d+ to 1\.\d+\) of H200, and with "
+        r"each machine's own fastest backend 1\.000x \(\S+ to \S+\);",
         money,
     )
     assert "own fastest" not in of(1.0, 2.0)
@@ -107,7 +104,6 @@ def test_without_prices_the_share_of_the_price_is_told(comparison: Comparison) -
     assert re.match(r"H100 is worth it below 0\.500x \(\S+ to \S+\) of the price of H200\.", answer(plain)[1])
     one = replace(comparison, prices={"H200": comparison.prices["H200"]})
     assert answer(one)[1].startswith("H100 is worth it below $2.00/h ($1.9")
-    assert "PFLOP/$" not in answer(one)[1]
     named = compare(
         [Path("a.jsonl"), Path("b.jsonl")], [a_run(H200, 1.0), a_run(H100, 0.5)], names=("b.jsonl=my-h100",)
     )
@@ -131,10 +127,8 @@ def test_per_watt() -> None:
         runs = [run([record], device=device) for record, device in zip(one, machines, strict=True)]
         return answer(compare([Path(f"{i}") for i in range(len(runs))], runs))[1]
 
-    assert "; per watt M1 gives 1.17x of M0: 0.229 against 0.196 TFLOP/s/W." in of_power(700.0, 600.0)
-    assert of_power(700.0, 600.0, 800.0).startswith(
-        "Per watt M1 gives most: 0.229 against 0.196 TFLOP/s/W of M0, the next."
-    )
+    assert "; per watt M1 gives 1.17x of M0." in of_power(700.0, 600.0)
+    assert of_power(700.0, 600.0, 800.0) == "Per watt M1 gives 1.17x, M2 gives 0.875x of M0."
 
 
 def test_of_several_machines_the_fastest_is_named() -> None:
@@ -147,9 +141,8 @@ def test_of_several_machines_the_fastest_is_named() -> None:
     assert of(1.0, 1.01, 1.0, rounds=1).startswith("None of the machines")
     runs = [a_run(replace(H200, name=f"M{i}"), factor) for i, factor in enumerate((1.0, 2.0, 3.0))]
     got = compare([Path(f"{i}") for i in range(3)], runs, prices=("m0=1/h", "m1=1/h", "m2=4/h"))
-    assert answer(got)[1].startswith(
-        "For the money, in bursts, M1 gives most: 2880 against 1440 PFLOP/$ of M0, the next; M"
-    )
+    said = r"For the money, in bursts, M1 gives 2\.00x \(.*\), M2 gives 0\.750x \(.*\) of M0; M"
+    assert re.match(said, answer(got)[1])
 
 
 @pytest.mark.parametrize(
@@ -157,7 +150,7 @@ def test_of_several_machines_the_fastest_is_named() -> None:
     [
         (
             ("a", "a"),
-            "one machine, but they differ by more than noise: something else may have changed, such as software,",
+            "one machine, but they differ by more than noise: something may have changed, such as software,",
         ),
         ((None, None), "one model and setup, whose units are not all named, but they differ by more than noise: somet"),
         (("a", "b"), "2 units of one model and setup, so what sets them apart is noise and what units differ by;"),
@@ -188,7 +181,7 @@ def test_own_kernels_of_two_commits_are_no_one_setup(backend: str, said: str) ->
     ("factor", "changed", "said"),
     [
         (1.0, True, "between which the code of mine differs, but no more than noise sets them apart; a cell "),
-        (1.1, True, "between which the code of mine differs, and they differ by more than noise, by that code or "),
+        (1.1, True, "between which the code of mine differs, but they differ by more than noise: something may have"),
         (1.0, False, "so what sets them apart is noise; a cell differs by 0%"),
     ],
 )
@@ -213,11 +206,11 @@ def test_runs_of_unlike_code_say_so_first(factor: float, changed: bool, said: st
         ),
         (
             (1.1, 1.1),
-            "These are 2 runs of one machine, but they differ by more than noise: something else may have changed",
+            "These are 2 runs of one machine, but they differ by more than noise: something may have changed",
         ),
         (
             (1.0, 0.9),
-            "These are 2 runs of one machine, but they differ by more than noise: something else may have changed",
+            "These are 2 runs of one machine, but they differ by more than noise: something may have changed",
         ),
     ],
     ids=["alike", "faster", "one backend slower, which is fastest nowhere"],
@@ -272,48 +265,6 @@ def test_where_intervals_are_from_is_said() -> None:
     assert said.startswith("Intervals are 95 % from the samples of a single round (H200, H100)")
 
 
-def test_markdown_tables_cannot_be_broken_by_reasons(comparison: Comparison) -> None:
-    out = markdown.render(document(comparison, every=True))
-    found = [table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", out, re.MULTILINE)]
-    assert len(found) == len(tables(comparison, every=True))
-    for table in found:
-        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1, table
-    assert "<script>" not in out
-
-
-def forms(table: Any) -> int:
-    """Return how many tables a page has for one: a form for narrow windows stands beside it, and so on."""
-    return 1 + forms(table.narrow) if isinstance(table, Table) else 0
-
-
-def test_the_page_stands_alone_and_every_table_has_its_headings(comparison: Comparison) -> None:
-    page = html_page.render(document(comparison, every=True))
-    assert not re.search(r"<script|<link|<img|url\(|https?:", page)
-    assert "default-src 'none'" in unescape(page)
-
-    class Parser(HTMLParser):
-        open: list[str] = []  # noqa: RUF012
-        tags: list[str] = []  # noqa: RUF012
-
-        def handle_starttag(self, tag: str, attrs: Any) -> None:
-            self.tags.append(tag)
-            if tag not in ("meta",):
-                self.open.append(tag)
-            assert not tag.startswith("h2") or self.open[-2] == "section", attrs
-
-        def handle_endtag(self, tag: str) -> None:
-            assert self.open.pop() == tag
-
-    parser = Parser()
-    parser.feed(page)
-    assert parser.open == []
-    assert parser.tags.count("table") == sum(map(forms, tables(comparison, every=True)))
-    names = re.findall(r'href="#([\w-]+)"', page)
-    assert len(names) > len(tables(comparison, every=True))
-    for name in names:
-        assert f'id="{name}"' in page
-
-
 def test_csv_has_a_row_a_cell_and_machine(comparison: Comparison) -> None:
     found = list(csv.DictReader(io.StringIO(json_and_csv.csv_text(document(comparison)))))
     assert len(found) == 9 * 2
@@ -339,7 +290,7 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
     got = compare(paths, runs, workload=str(file), prices=("h200=1000", "h100=1000"))
     speed, money = answer(got)
     assert speed.startswith("H100 is 2.00x (1.92 to 2.08) as fast as H200 in bursts, on the workload 'chat' with")
-    assert "TFLOP/s per $1,000" in money
+    assert "H100 gives 2.00x" in money
     hourly = compare(paths, runs, workload=str(file), prices=("h200=1/h",))
     assert re.search(r"a million tokens of 'chat' cost \$\S+ on H200 \(attention alone, 1 layer\)", answer(hourly)[1])
     assert re.search(r"all of chat +100% +4 +2\.00x", text(got))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnbench.analysis.compare import prices
+from attnbench.analysis.compare import money
 from attnbench.analysis.compare.answer import answer
 from attnbench.analysis.compare.cautions import cautions
 from attnbench.analysis.compare.findings import compare
@@ -77,7 +77,7 @@ def test_files_of_one_model_are_one_machine_whatever_their_software() -> None:
         machine, _ = made(*files, a_run(H100))
         ((_, cell),) = machine.cells.items()
         assert cell.value("tflops") == pytest.approx(600)
-        assert (machine.run.method, machine.pooled.older) == (2, {"triton": 3})
+        assert (machine.run.method, machine.older) == (2, {"triton": 3})
         assert machine.run.versions == {"triton": "3.7"}
     assert made(old, a_run(H100))[0].run.method == 1
     (left_out,) = [
@@ -136,10 +136,6 @@ def test_a_step_of_a_model_is_a_kind_of_its_own_name() -> None:
     assert "over 2 model steps (geometric mean)" in answer(got)[0]
 
 
-def test_alike_files_alone_stand_each_for_itself() -> None:
-    assert labels(a_run(), a_run()) == ["H200 #1", "H200 #2"]
-
-
 def test_a_name_joins_and_parts() -> None:
     lab = {Path("0.jsonl"): "lab", Path("1.jsonl"): "lab", Path("2.jsonl"): "cloud"}
     assert [(m.label, len(m.files)) for m in made(*[a_run()] * 3, names=lab)] == [("lab", 2), ("cloud", 1)]
@@ -186,15 +182,6 @@ def test_a_part_of_a_name_is_whole_words() -> None:
     assert [m.label for m in named(found, "h200", "--to")] == ["H200"]
 
 
-def test_prices() -> None:
-    found = made(a_run(), a_run(H100))
-    by_hour = prices.parse_prices(["h200=3.40/h", "H100 = $2/hr"], found)
-    assert {label: (p.amount, p.hours, p.bought) for label, p in by_hour.items()} == {
-        "H200": (3.40, 1.0, False),
-        "H100 80GB HBM3": (2.0, 1.0, False),
-    }
-
-
 @pytest.mark.parametrize(
     ("text", "amount", "gpus", "hours", "bought", "shown"),
     [
@@ -215,7 +202,7 @@ def test_prices() -> None:
 def test_what_a_price_may_be(
     text: str, amount: float, gpus: int, hours: float | None, bought: bool, shown: str
 ) -> None:
-    name, price = prices.parse_price(f"x={text}")
+    name, price = money.parse_price(f"x={text}")
     assert (name, price.amount, price.gpus, price.hours, price.bought) == ("x", amount, gpus, hours, bought)
     assert str(price) == shown
 
@@ -223,7 +210,7 @@ def test_what_a_price_may_be(
 @given(st.text(alphabet="0123456789._,/ $€gpuhydmoCHF=-en", max_size=24))
 def test_any_text_is_a_price_that_can_be_computed_with_or_an_error(text: str) -> None:
     try:
-        _, price = prices.parse_price(f"x={text}")
+        _, price = money.parse_price(f"x={text}")
     except UserError:
         return
     found = Offer(price, 0.0)
@@ -233,13 +220,13 @@ def test_any_text_is_a_price_that_can_be_computed_with_or_an_error(text: str) ->
 
 
 def test_a_price_without_a_currency_has_that_of_the_others() -> None:
-    found = prices.parse_prices(["h200=3/h", "h100=€2/h"], made(a_run(), a_run(H100)))
+    found = money.parse_prices(["h200=3/h", "h100=€2/h"], made(a_run(), a_run(H100)))
     assert {str(price) for price in found.values()} == {"€3.00/h", "€2.00/h"}
 
 
 def test_a_whole_name_goes_before_a_part_of_it() -> None:
     found = made(a_run(), a_run(power_limit_w=500.0))
-    got = prices.parse_prices(["h200=3/h", "h200 500 W=2/h"], found)
+    got = money.parse_prices(["h200=3/h", "h200 500 W=2/h"], found)
     assert {label: price.amount for label, price in got.items()} == {"H200 700 W": 3.0, "H200 500 W": 2.0}
 
 
@@ -269,10 +256,10 @@ def test_a_whole_name_goes_before_a_part_of_it() -> None:
 def test_prices_that_cannot_be_are_one_line(options: list[str], said: str | None) -> None:
     found = made(a_run(), a_run(H100))
     if said is None:
-        assert prices.parse_prices(options, found)["H200"].amount == 300
+        assert money.parse_prices(options, found)["H200"].amount == 300
         return
     with pytest.raises(UserError, match=said):
-        prices.parse_prices(options, found)
+        money.parse_prices(options, found)
 
 
 def warnings(*runs: Run) -> list[str]:
@@ -337,7 +324,7 @@ def test_a_clock_held_down_is_a_warning() -> None:
 
 
 def offer(text: str, energy: float = 0.0) -> Offer:
-    return Offer(prices.parse_price(f"x={text}")[1], energy)
+    return Offer(money.parse_price(f"x={text}")[1], energy)
 
 
 def test_what_a_dollar_buys() -> None:

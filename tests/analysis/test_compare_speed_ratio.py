@@ -74,16 +74,6 @@ def half_of(ours: list[Record], theirs: list[Record]) -> float:
     return math.log(got.high / got.value)
 
 
-def test_what_sets_processes_apart_moves_the_cells_of_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are of one process; another backend is of another."""
-    table(monkeypatch, 0.01, 0.0)
-    one, four = ([a_record(n, [0.001] * 6) for n in lengths] for lengths in (LENGTHS[:1], LENGTHS))
-    assert half_of(one, one) == pytest.approx(NORMAL * 0.01 * math.sqrt(2))
-    assert half_of(four, four) == pytest.approx(NORMAL * 0.01 * math.sqrt(2))
-    both = [*four, *(replace(record, backend="sdpa-flash") for record in four)]
-    assert half_of(both, both) == pytest.approx(NORMAL * 0.01)
-
-
 def on_cards(records: list[Record], *cards: str, device: Device = H200) -> list[Run]:
     return [run(records, device=replace(device, uuid=card)) for card in cards]
 
@@ -133,16 +123,6 @@ def test_few_samples_are_students_and_one_says_nothing() -> None:
 def test_a_machine_against_itself_is_one() -> None:
     one, _ = pair([a_record(1024, [1.0, 2.0])], [a_record(1024, [1.0])])
     assert speed_ratio(one, equal_weights(one.log_rounds), one) == Ratio(1.0, 1.0, 1.0, ())
-
-
-def test_noise_that_all_cells_of_a_round_share_is_not_averaged_away() -> None:
-    factors = (0.98, 1.02, 1.00)
-    shared = [a_record(n, [0.001 * m], i) for i, m in enumerate(factors) for n in LENGTHS]
-    single = [a_record(1024, [0.001 * m], i) for i, m in enumerate(factors)]
-    calm = [a_record(n, [0.001], i) for i in range(3) for n in LENGTHS]
-    many, one = of(shared, calm), of(single, calm[::4])
-    assert many.low == pytest.approx(one.low)
-    assert many.high == pytest.approx(one.high)
 
 
 @pytest.mark.parametrize(("rounds", "shared"), [(2, 0.0), (3, 0.01), (5, 0.01)])

@@ -26,70 +26,9 @@ from attnbench.results.metrics import METRICS
 from builders import CPU, H200, UNITS, case, decode, ended, environment, forwards, measurements, ok, run
 
 
-@pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
-
-
-NARROW = """\
-24 cells: 17 measured, 6 skipped, 1 wrong.
-Fastest of 4 cases: sdpa-cudnn in 4.
-
-NVIDIA H200  140 GiB, 700 W, driver 580.82, torch
-2.11.0+cu130, CUDA 13.0, suite quick, 2026-07-01
-latency = median of 100 samples, CUDA events, L2 cold, SM
-clock 1755 of 1980 MHz
-
-Throughput, TFLOP/s (FLOPs: exact), and share of the peak
-(989 for bf16)
-* best of its row
-
-bf16, headdim 128, full, fwd  16 heads, batch x seqlen = 16k
-                     sdpa-    sdpa-     sdpa-
-seqlen    eager  efficient    flash     cudnn   triton
-──────────────────────────────────────────────────────
-    1k  32.1 3%    141 14%  245 25%  *414 42%  339 34%
-   16k     skip    212 21%  368 37%  *621 63%  508 51%
-
-"""
-
-
-def test_golden_at_60_columns() -> None:
-    """Names on two lines, the table in parts, nothing cut."""
-    text = shown([run(forwards())], 60)
-    assert text.startswith(NARROW)
-    assert max(map(len, text.splitlines())) <= 60
-
-
-def test_narrower_still() -> None:
-    text = shown([run(forwards())], 40)
-    tables = text[: text.index("WRONG  ")]
-    for figure in ("32.1 3%", "141 14%", "245 25%", "*414 42%", "339 34%", "*621 63%"):
-        assert tables.count(figure) == 2
-    assert max(map(len, text.splitlines())) <= 40
-
-
-def test_a_pipe_gets_no_escape_codes_and_ascii_gets_ascii() -> None:
-    assert "\x1b" not in shown([run(forwards())])
-    failed = ended(case(4096), "fa4", "failed", "5 × 3 — \x1b[31mred\x1b[0m")
-    text = shown([run([*forwards(), failed])], encoding="ascii")
-    assert "-----" in text
-    assert "5 ? 3 ? red" in text
-
-
-def test_no_color_keeps_the_figures_and_the_star(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    stream = io.StringIO()
-    terminal.render(Console(file=stream, width=100, force_terminal=True), report([run(forwards())]))
-    assert "*414" in stream.getvalue()
-    assert "\x1b[3" not in stream.getvalue()  # bold and dim may stay
-
-
 def test_colour_marks_best_and_wrong() -> None:
     stream = io.StringIO()
-    console = Console(file=stream, width=100, force_terminal=True, color_system="standard")
+    console = Console(file=stream, width=100, force_terminal=True, color_system="standard", _environ={})
     terminal.render(console, report([run(forwards())]))
     assert "\x1b[1;32m*414\x1b[0m" in stream.getvalue()
     assert "\x1b[1;31mWRONG\x1b[0m" in stream.getvalue()

@@ -5,20 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import pytest
 from report_text import marked, shown
 
-from attnbench.analysis.report.grids import ABREAST, FRAME, LINES, grids
+from attnbench.analysis.report.grids import FRAME, LINES, grids
 from attnbench.render.document import Ending, Figure
 from attnbench.results.cells import cells
 from builders import H200, SIX, case, decode, forwards, ok, run
-
-
-@pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
 
 
 def test_latencies_tie_within_their_uncertainty() -> None:
@@ -185,7 +177,3 @@ def test_compiling_is_said_above_first_calls() -> None:
 def test_the_convention_is_said_above_the_figures() -> None:
     assert "Throughput, TFLOP/s (FLOPs: exact)" in shown([run(forwards())])
     assert "FLOPs: fa, causal counts half" in marked([run(forwards())], convention="fa")
-
-
-def test_backends_abreast() -> None:
-    assert ABREAST == 9

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from .audit import Audit
-from .comparison import Figures, Offer, kind, machine_figures, powered, ratio, untried
+from .comparison import Figures, Offer, machine_figures, powered, ratio, untried
 from .machines import Machine
 from .ratios import Ratio
 
@@ -56,21 +56,14 @@ def _phrases(
         cases = [case for case, key in main.chosen[0].items() if cells[key].case.is_decode == is_decode]
         if cases:
             yield rf"{what} {TIMES} \((\d+) cases?\)", [*_three(ratio(found, main, 1, cases)), len(cases)]
-    kinds: dict[str, list[str]] = {}
-    for case, key in main.chosen[0].items():
-        kinds.setdefault(kind(cells[key], several_dtypes=True), []).append(case)
-    each = [ratio(found, main, 1, cases).value for cases in kinds.values()]
-    yield rf"by kind of case from ({NUMBER})x .*? to ({NUMBER})x", [min(each), max(each)]
     of_own = next((one for one in figures if one.what == main.what and not one.shared), main)
     own = machine_figures(found, of_own, 1, costs)
     out = untried(found, main.what)
-    counted = [case for case in out if case in main.chosen[0]] if main.shared and of_own is main else []
     yield (
         rf"{OWN} {TIMES}(?: over (\d+) cases?)?",
         [*_three(ratio(found, of_own, 1, of_own.chosen[0])), len(of_own.chosen[0])],
     )
-    yield r"(\d+) cases? counts? with shared backends alone(?:,| and)", [len(counted)]
-    yield r"(\d+) cases? (?:is|are) (?:not in it|in no total), as", [len(out) - len(counted)]
+    yield r"(\d+) cases? (?:is|are) in no total of own fastest backends, as", [len(out)]
     for of in figures:
         if of.what != main.what and of.shared == main.shared:
             pace = "in bursts" if of.what == "latency" else "without pauses"
@@ -86,11 +79,8 @@ def _phrases(
         yield rf"below [$]({NUMBER})(?:/h)? \([$]({NUMBER}) to [$]({NUMBER})\)", [values[name] for name in ends]
     yield rf"B is worth it below {TIMES} of the price of A", _three(speed)
     values = machine_figures(found, powered(figures), 1, costs)
-    if values["tflops_per_watt"]:
-        home = machine_figures(found, powered(figures), 0, costs)["tflops_per_watt"]
-        of_energy = [values[name] for name in ("per_watt_ratio", "per_watt_ratio_low", "per_watt_ratio_high")]
-        phrase = rf"per watt(?:, without pauses,)? B gives {TIMES} of A: ({NUMBER}) against ({NUMBER})"
-        yield phrase, [*of_energy, values["tflops_per_watt"], home]
+    of_energy = [values[name] for name in ("per_watt_ratio", "per_watt_ratio_low", "per_watt_ratio_high")]
+    yield rf"per watt(?:, without pauses,)? B gives {TIMES} of A", of_energy
 
 
 def _three(of: Ratio) -> list[float]:

@@ -36,7 +36,7 @@ CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
 POLICY = Policy(l2="warm", warmup_s=0.0, min_samples=8, min_seconds=0.0, max_seconds=0.05, target=1.0)
 QUICK = Policy(l2="warm", warmup_s=0.0, min_samples=3, max_samples=3, min_seconds=0.0)  # where no figure is asked for
 NOISE = ("Noisy", "Getting slower", "Still getting faster", "Few samples", "L2 not proven")  # may appear by chance
-OF_ANY_RECORD = ("How far processes differ", "Uncertainty of the latency")  # what a report says of any figure here
+OF_ANY_RECORD = ("Uncertainty of the latency",)  # what a report says of any figure here
 ALL_ROWS = 2**23  # score elements that the check may recompute, which are all of a small case
 JUDGES: dict[str, Judge] = {}  # device -> the process that judges it
 SDP = ("math", "mem_efficient", "flash", "cudnn")

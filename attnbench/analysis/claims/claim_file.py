@@ -1,26 +1,4 @@
-"""Claims as data: what a source printed, of which setting, and how exactly it can be read. docs/claims.md has the keys.
-
-source: FlashAttention-3, arXiv 2407.08608
-address: https://arxiv.org/abs/2407.08608
-checked: 2026-11-23, its text                   # how the figures were compared with the source; or "no: why"
-gpu: H100 SXM                                   # the name of attnbench's table of GPUs; any: it does not matter
-flops: fa                                       # the convention of its TFLOP/s: exact or fa
-axes: {dtype: fp16, pass: fwd}                  # of all claims: the axes of a suite
-claims:
-  - id: fa3-causal-d128
-    what: forward, headdim 128, causal, 16k
-    where: figure 5
-    read: figure                                # text, table, or figure, which is read off less exactly
-    axes: {seqlen: 16k, headdim: 128, causal: true}
-    metric: tflops                              # any metric of attnbench
-    printed: {fa2|sdpa-flash: 335, fa3: 616}    # of each backend; of several names the first that was measured counts
-    ratios: {fa3 / fa2|sdpa-flash: 1.5-2.0}     # how many times better; made of `printed` where it has several
-    tolerance: 5%                               # beside the uncertainty of what is measured
-    why: another driver
-  - id: fa3-training
-    what: training of a model on 8 GPUs
-    cannot: a whole model on several GPUs       # why attnbench cannot try it
-"""
+"""Claims as data: what a source printed, of which setting, and how exactly it can be read (docs/claims.md)."""
 
 from __future__ import annotations
 

@@ -1,16 +1,6 @@
-"""Printed figures beside measured ones, and the verdict.
+"""Printed figures beside measured ones, and the verdict; docs/claims.md says how a figure is judged.
 
-A figure is **reproduced** where the printed value with its tolerance is in the range from the value in bursts to the
-value without pauses, each with its uncertainty: papers rarely say which they measured, and a loop of some seconds is
-between the two. A range is reproduced where the mean over the cases (geometric) is in it, "to X" where the best case
-reaches X, "over X" where all do. Where cases are missing, a best that is not reached says nothing. A metric itself is
-judged on the GPU model that it was printed of only, a ratio of two backends on any.
-
-Where the host takes longer to launch a call than the GPU to run it, calls without pauses time the host, and the case
-has no such value.
-
-The uncertainty is that of other processes on this card, and of a metric itself that of other cards of the model too,
-since the authors' was another one. Of several cases it is the mean of theirs: what moves one may move all.
+Of several cases the uncertainty is the mean of theirs: what moves one may move all.
 """
 
 from __future__ import annotations

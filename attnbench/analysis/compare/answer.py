@@ -14,7 +14,7 @@ from attnbench.analysis.compare.common_cells import common
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.longest_sequence import Fit
-from attnbench.analysis.compare.prices import Price
+from attnbench.analysis.compare.money import Price
 from attnbench.analysis.compare.speed_ratio import EXACTLY_ONE, Ratio
 from attnbench.core import stats
 from attnbench.core.formats import digits, percent
@@ -28,13 +28,9 @@ if TYPE_CHECKING:
 
 OWN = "each machine's own fastest backend"
 BY_CHANCE = 0.05  # of 95 % intervals that lack the truth
-SOMETHING_ELSE = (
-    "but they differ by more than {}: something else may have changed, such as {}software, the clock, other work on "
-    "the machine or the code that was measured"
-)
-OF_UNLIKE_CODE = (
-    "and they differ by more than {}, by that code or something else, such as {}software, the clock or other work on "
-    "the machine"
+CHANGED = (
+    "but they differ by more than {}: something may have changed, such as {}software, the clock, other work on the "
+    "machine or the code that was measured"
 )
 MOST_NAMED = 3  # backends that a machine lacks, and kinds of cases whose longest context is told
 
@@ -78,16 +74,16 @@ def _speed(c: Comparison) -> str:
         no_other = f"No machine but {c.reference.label} can run all of the workload {c.workload.name!r}"
         of_reference = "; ".join(filter(None, [no_other, _stand_ins(c), _tokens_a_second(c)]))
         return " ".join([f"{of_reference}.", *c.workload.notes])
-    said = [f"{_compared(ratios, c.reference.label)} {_over(main)}{_units(c)}", _stand_ins(c), _tokens_a_second(c)]
+    said = [f"{_compared(ratios, c.reference.label)} {_over(main)}", _stand_ins(c), _tokens_a_second(c)]
     if not c.workload and len(ratios) == 1:
-        said += [_decode_apart(main, ratios[0][1]), _extremes(main, ratios[0][1])]
+        said.append(_decode_apart(main, ratios[0][1]))
     own = c.beside(sustained=main.sustained, shared=False)
     if own:
         over = "" if c.workload or {*own.cases} == {*main.cases} else f" over {count(len(own.cases), 'case')}"
         said.append(f"with {OWN} {_short(own, c)}{over}")
     elif not main.shared:
         said.append("no backend was measured on all of them")
-    said += [_untried(c, own), *_lacking(c)]
+    said += [_untried(c), *_lacking(c)]
     if other := c.beside(sustained=not main.sustained, shared=main.shared):
         over = "" if c.workload else f" over {count(len(other.cases), 'case')}"
         said.append(f"{other.pace} {_short(other, c)}{over}")
@@ -164,24 +160,11 @@ def _over(figures: Figures) -> str:
     return f"{figures.pace}, {over} with {backends}"
 
 
-def _units(c: Comparison) -> str:
-    """Return that one unit of each model was measured, as far as the files tell; the interval holds what units add."""
-    single = all(len(m.cards) == 1 and (m.environment.device.uuid or len(m.files) == 1) for m in c.machines)
-    return ", one unit of each measured" if single and not all(m.same_card(c.reference) for m in c.others) else ""
-
-
-def _untried(c: Comparison, own: Figures | None) -> str:
+def _untried(c: Comparison) -> str:
     """Return how many cases no total of own backends holds, and why; "" if none is left out."""
-    if not c.untried:
-        return ""
-    counted = len({*c.untried} & {*c.main.cases}) if c.main.shared and not own else 0
-    left = len(c.untried) - counted
-    with_shared = f"{count(counted, 'case')} {'counts' if counted == 1 else 'count'} with shared backends alone"
-    without = f"{count(left, 'case')} {'is' if left == 1 else 'are'} {'not in it' if own else 'in no total'}"
-    why = f"a machine did not try what is fastest on {'the other' if len(c.machines) == 2 else 'another'}"
-    if any(key in c.unlike for machine in c.machines for case in c.untried if (key := machine.fastest.get(case))):
-        why += ", or ran it by unlike kernels"
-    return f"{listed([with_shared] * (counted > 0) + [without] * (left > 0))}, as {why}"
+    number = len(c.untried)
+    left = f"{count(number, 'case')} {'is' if number == 1 else 'are'} in no total of own fastest backends"
+    return f"{left}, as a machine did not try what is fastest on another, or ran it by unlike kernels" if number else ""
 
 
 def _lacking(c: Comparison) -> Iterator[str]:
@@ -219,16 +202,6 @@ def _decode_apart(figures: Figures, label: str) -> str:
     return f"of these {' and '.join(texts)}"
 
 
-def _extremes(figures: Figures, label: str) -> str:
-    """Return the kinds of cases in which a machine gains least and most; "" where none differs."""
-    found = [(ratio.value, name, ratio) for name, of in figures.kinds.items() if (ratio := of.ratio(label))]
-    ranked = sorted(found, key=lambda one: one[0])
-    if len(ranked) < 2 or ranked[0][2].overlaps(ranked[-1][2]):
-        return ""
-    (low, least, _), (high, most, _) = ranked[0], ranked[-1]
-    return f"by kind of case from {ratio_digits(low)}x ({least}) to {ratio_digits(high)}x ({most})"
-
-
 # ---- Money and power.
 
 
@@ -240,64 +213,27 @@ def _money(c: Comparison) -> str:
         if c.prices:
             said.append(f"{c.reference.label} has no price: --price {c.reference.label.lower()}=...")
     of = c.powered
-    ratios = {machine.label: of.per_watt(machine.label) for machine in c.others}
-    per_watt = {label: of.tflops_per_watt(label) for label in c.labels}
     what = "per watt" if of is c.main else f"per watt, {of.pace},"
-    said.append(_given(what, per_watt, "TFLOP/s/W", c, ratios))
+    said.append(_gives(what, {machine.label: of.per_watt(machine.label) for machine in c.others}, c))
     text = "; ".join(filter(None, said))
     return f"{capitalized(text, c.labels)}." if text else ""
 
 
 def _bought(c: Comparison) -> str:
-    """Return what a dollar buys, and beside it with own backends.
-
-    Where some of the cases are decode, the amounts are of two units, and the tables have them.
-    """
-    amounts = {label: c.bought(c.main, label) for label in c.labels}
+    """Return what each machine gives for the money, and beside it the one other with own backends."""
     ratios = {machine.label: c.for_the_money(c.main, machine.label) for machine in c.others}
+    said = _gives(f"for the money, {c.main.pace},", ratios, c)
     own = c.beside(sustained=c.main.sustained, shared=False)
-    one = len(c.others) == 1
-    if _of_two_units(c.main):
-        ranked = sorted(((ratio.value, label, ratio) for label, ratio in ratios.items() if ratio), reverse=True)
-        each = ", ".join(f"{label} gives {ratio_text(ratio)}" for _, label, ratio in ranked)
-        said = f"for the money, {c.main.pace}, {each} of {c.reference.label}" if ranked else ""
-    else:
-        said = _given(f"for the money, {c.main.pace},", amounts, c.unit(c.main), c, ratios)
-    if said and own and one:
-        other, home = c.others[0].label, c.reference.label
-        said += f", and with {OWN} {ratio_text(c.for_the_money(own, other))}"
-        if not _of_two_units(own):
-            said += ": " + " against ".join(digits(c.bought(own, label) or 0.0) for label in (other, home))
+    if said and own and len(c.others) == 1:
+        said += f", and with {OWN} {ratio_text(c.for_the_money(own, c.others[0].label))}"
     return said
 
 
-def _of_two_units(figures: Figures) -> bool:
-    """Whether some cases are decode, whose rate is in GB/s, and some are not."""
-    label = figures.reference.label
-    return bool(figures.tflops(label) and figures.gbps(label))
-
-
-def _given(
-    what: str,
-    amounts: Mapping[str, float | None],
-    unit: str,
-    c: Comparison,
-    ratios: Mapping[str, Ratio | None] | None = None,
-) -> str:
-    """Return what a machine gives against the reference, or which of several gives most; "" unless two have a figure.
-
-    `ratios` to the reference have intervals.
-    """
-    ranked = sorted(((amount, label) for label, amount in amounts.items() if amount), reverse=True)
-    if len(ranked) < 2:
-        return ""
-    if len(c.others) == 1:
-        home, other = c.reference.label, c.others[0].label
-        mine, theirs = amounts[other] or 0.0, amounts[home] or 1.0
-        times = ratio_text(ratio) if ratios and (ratio := ratios[other]) else f"{ratio_digits(mine / theirs)}x"
-        return f"{what} {other} gives {times} of {home}: {digits(mine)} against {digits(theirs)} {unit}"
-    (most, best), (next_, second) = ranked[:2]
-    return f"{what} {best} gives most: {digits(most)} against {digits(next_)} {unit} of {second}, the next"
+def _gives(what: str, ratios: Mapping[str, Ratio | None], c: Comparison) -> str:
+    """Return what machines give against the reference, the most first; "" where no ratio is known."""
+    ranked = sorted(((ratio.value, label, ratio) for label, ratio in ratios.items() if ratio), reverse=True)
+    each = ", ".join(f"{label} gives {ratio_text(ratio)}" for _, label, ratio in ranked)
+    return f"{what} {each} of {c.reference.label}" if each else ""
 
 
 def _worth(c: Comparison) -> str:
@@ -334,27 +270,15 @@ def _tokens(c: Comparison) -> str:
 
 
 def _longest(c: Comparison) -> str:
-    """Return the longest context of each machine in the kinds of cases in which memory refused one."""
-    everything = [of for of in c.longest_of_any if all(of.fits.values())]
-    if told := [of for of in everything if of.limited]:
-        shown = told[-MOST_NAMED:]
-        text = length_text(fit for of in shown for fit in of.fits.values())
-        fits = ((of.cases, (f"{label} {fit_text(fit, text)}" for label, fit in of.fits.items())) for of in shown)
-        each = "; ".join(f"{cases}: {', '.join(own)}" for cases, own in fits)
-        more = f" and {count(len(told) - MOST_NAMED, 'more kind')} of cases below" if len(told) > MOST_NAMED else ""
-        return (
-            f"Longest context measured, of one layer, with any backend that "
-            f"{'both' if len(c.machines) == 2 else 'all'} tried: {each}{more}."
-        )
-    if not any(file.run.search for machine in c.machines for file in machine.files):
-        return ""  # nobody looked for the longest
-    longest = max((min(fit.longest or 0 for fit in of.fits.values() if fit) for of in everything), default=0)
-    text = length_text([Fit(longest, None)])
-    return (
-        f"Longest context, of one layer: at least {text(longest)} on each, where memory was no limit."
-        if longest
-        else ""
-    )
+    """Return the longest context of each machine in the kinds of cases in which memory refused one; "" without any."""
+    told = [of for of in c.longest_of_any if of.limited and all(of.fits.values())]
+    shown = told[-MOST_NAMED:]
+    text = length_text(fit for of in shown for fit in of.fits.values())
+    fits = ((of.cases, (f"{label} {fit_text(fit, text)}" for label, fit in of.fits.items())) for of in shown)
+    each = "; ".join(f"{cases}: {', '.join(own)}" for cases, own in fits)
+    more = f" and {count(len(told) - MOST_NAMED, 'more kind')} of cases below" if len(told) > MOST_NAMED else ""
+    tried = f"any backend that {'both' if len(c.machines) == 2 else 'all'} tried"
+    return f"Longest context measured, of one layer, with {tried}: {each}{more}." if told else ""
 
 
 def length_text(fits: Iterable[Fit | None]) -> Callable[[int], str]:
@@ -395,7 +319,7 @@ def _one_model(c: Comparison) -> str:
     ratios = _ratios(c.main, c)
     if apart > math.ceil(BY_CHANCE * len(of_cells)) or any(not ratio.overlaps(EXACTLY_ONE) for ratio, _ in ratios):
         unit = "the unit, " if any(card.uuid is None for card in cards) else ""
-        because = (OF_UNLIKE_CODE if code else SOMETHING_ELSE).format(why, unit)
+        because = CHANGED.format(why, unit)
     elif all(ratio.low is None for ratio, _ in ratios):
         because = f"and how much of what sets them apart is {why} is not known"
     else:

@@ -121,7 +121,7 @@ def _joined(c: Comparison) -> Iterator[dict[str, Any]]:
 def _older(c: Comparison) -> Iterator[dict[str, Any]]:
     """Yield which rounds of one machine count for nothing."""
     for machine in c.machines:
-        older = machine.pooled.older
+        older = machine.older
         each = some([f"{backend} ({count(n, 'round')})" for backend, n in sorted(older.items())], MOST_NAMED)
         yield from when(older, label=machine.label, rounds=count(sum(older.values()), "round"), each=each)
 

@@ -1,8 +1,7 @@
 """A comparison as a document: the answer, the machines, the tables, what to doubt, and the same for other programs.
 
 CSV has a row for each cell and machine, JSON the same rows and all that is derived. Seconds, watts and fractions are
-not scaled; tflops is TFLOP/s, gbps GB/s. `ratio` is how many times as fast the machine is as the reference in the same
-cell by like kernels, with the ends of its 95 % interval and what that is from. What is not known is None.
+not scaled; tflops is TFLOP/s, gbps GB/s. `ratio` is to the reference in the same cell by like kernels.
 """
 
 from __future__ import annotations
@@ -102,7 +101,6 @@ def _data(c: Comparison, warnings: Sequence[str], cells: Sequence[Mapping[str, A
         "untried": [case.key for case in c.untried],
         "missing": c.missing,
         "longest": [{"cases": of.cases, "backend": of.backend, "machines": [*of.fits.values()]} for of in c.longest],
-        "units": c.spreads,
         "left_out": {path.name: why for path, why in c.left_out.items()},
         "machines_left_out": c.machines_left_out,
         "warnings": warnings,

@@ -1,16 +1,7 @@
 """The speed of all machines over the same cases: in bursts or without pauses, with the same backends or each its own.
 
-A buyer gets four answers to how fast a machine is, and each figure says which it is:
-
-- **without pauses** is what a machine sustains, at the clock that its power and cooling allow; **in bursts** is what it
-  does for milliseconds, and is higher.
-- with **shared** backends each machine runs each case with the fastest of those that have a figure of it on all
-  machines by like kernels (like_kernels.py), so that like is compared with like; with its **own**, with the fastest
-  that it has, over the cases in which each machine tried what is fastest on another, or cannot run it (tried_by_all).
-
-All figures are geometric means over the cases, or those of the workload if there is one (workload.py). Of decode, which
-waits for memory, the rate is in GB/s by the least bytes that a call moves, and TFLOP/s are of the other cases alone.
-Power and TFLOP/s are of the same readings: TFLOP/s per watt is the quotient of the two.
+All figures are geometric means over the cases, or those of the workload if there is one (workload.py); docs/compare.md
+says what each is.
 """
 
 from __future__ import annotations
@@ -28,7 +19,7 @@ from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.groups import grouped
-from attnbench.core.text import listed, some
+from attnbench.core.text import some
 from attnbench.results.cells import Key
 
 if TYPE_CHECKING:
@@ -167,21 +158,14 @@ def all_figures(
 
 
 def _nothing_in_common(machines: Sequence[Machine]) -> str:
-    """Return that machines share no backend, which of them are odd ones where the others do, and what to do."""
-    keys = dict.fromkeys(key for machine in machines for key in machine.log_rounds)
-    most = max(([machine for machine in machines if key in machine.log_rounds] for key in keys), key=len)
-    odd = [machine for machine in machines if machine not in most]
-    shares = any(key in of.log_rounds for machine in odd for key in machine.log_rounds for of in most)
-    untold = f"and in no case did each try {FASTEST_ON_ANOTHER}"
-    if len(most) < 2 or not odd or shares:
-        labels = [machine.label for machine in machines]
-        return f"{listed(labels) if len(labels) < 4 else some(labels)} have no backend in common, {untold}"
-    named = some(f"{of.label} ({', '.join(file.path.name for file in of.files)})" for of in odd)
-    theirs, others = (some(dict.fromkeys(name for of in group for _, name in of.log_rounds)) for group in (odd, most))
-    return (
-        f"{named} {'has' if len(odd) == 1 else 'have'} no backend in common with the {len(most)} other machines "
-        f"({theirs} there, {others} on these), {untold}; or leave {'it' if len(odd) == 1 else 'them'} out"
+    """Return that machines share no backend, which backends each has, and what to do."""
+    alike = grouped(machines, lambda machine: some(dict.fromkeys(name for _, name in machine.log_rounds)))
+    each = (
+        f"{names} on {some(f'{of.label} ({some(file.path.name for file in of.files)})' for of in group)}"
+        for names, group in alike.items()
     )
+    apart = f"the machines have no backend in common: {'; '.join(each)}"
+    return f"{apart}; and in no case did each try {FASTEST_ON_ANOTHER}"
 
 
 def _adds_nothing(own: Figures, shared: Figures) -> bool:

@@ -15,48 +15,30 @@ from attnbench.analysis.compare.common_cells import (
     comparable,
     missing_cells,
     why_left_out,
-    why_missing,
 )
 from attnbench.analysis.compare.figures import Figures, all_figures, untried
 from attnbench.analysis.compare.like_kernels import shared_cells, unlike_kernels
 from attnbench.analysis.compare.longest_sequence import LongestSequence, longest_sequences
 from attnbench.analysis.compare.machines import (
     Machine,
-    files_by_setup,
     is_own_kernel,
     left_out,
-    machine_of,
     machines,
     parse_names,
     reference,
     setup_differs,
 )
-from attnbench.analysis.compare.money import Offer, energy_costs, for_the_money, worth_below
-from attnbench.analysis.compare.prices import Price, parse_prices
+from attnbench.analysis.compare.money import Offer, Price, energy_costs, for_the_money, parse_prices, worth_below
 from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_ratio
-from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
 from attnbench.results import case_names
 from attnbench.results.cells import Key
-from attnbench.results.run_setup import setup_texts
-from attnbench.results.together import together
 
 if TYPE_CHECKING:
     from attnbench.analysis.compare.requests import Requests
     from attnbench.analysis.compare.workload import MeasuredWorkload, Workload
-
-
-@dataclass(frozen=True)
-class UnitSpread:
-    """Run files of one model with the same power limit and software, over the cells that all measured."""
-
-    model: str  # with its power limit
-    files: tuple[str, ...]
-    units: int | None  # how many measured them; None where a file does not name its unit
-    tflops: tuple[float, ...]  # a geometric mean for each file
-    cells: int
 
 
 @dataclass(frozen=True)
@@ -72,7 +54,6 @@ class Comparison:
     missing: tuple[MissingCells, ...]
     longest: tuple[LongestSequence, ...]  # by backend
     longest_of_any: tuple[LongestSequence, ...]  # with any backend
-    spreads: tuple[UnitSpread, ...]
     left_out: Mapping[Path, str]  # files that say nothing for a comparison, with why
     machines_left_out: Mapping[str, str]  # those that have no case in common with those that are compared, with why
 
@@ -122,44 +103,16 @@ class Comparison:
         """Return the ratio of a machine over some cases in bursts, both with their fastest backends."""
         return _fastest_ratio(self.reference, machine, cases)
 
-    @cached_property
-    def _shared_in_bursts(self) -> Figures | None:
-        return next((figures for figures in self.figures if figures.shared and not figures.sustained), None)
-
-    def shared_key(self, machine: Machine, case: Case) -> Key | None:
-        """Return a machine's fastest cell of a case among those that all machines have, in bursts; None if none is."""
-        return self._shared_in_bursts.chosen[machine.label].get(case) if self._shared_in_bursts else None
-
-    def shared(self, machine: Machine, case: Case) -> tuple[Ratio, Key] | None:
-        """Return the ratio of a machine in one case in bursts with shared backends, and its cell; None if none is."""
-        ours, theirs = (self.shared_key(each, case) for each in (self.reference, machine))
-        if not ours or not theirs:
-            return None
-        return speed_ratio(self.reference, equal_weights([ours]), machine, equal_weights([theirs])), theirs
-
-    def why_missing(self, label: str, key: Key) -> str:
-        """Return why a machine has no figure of a cell that another has."""
-        machine = next(machine for machine in self.machines if machine.label == label)
-        return ": ".join(filter(None, why_missing(machine, key)))
-
     def sustained_ratio(self, machine: Machine, case: Case) -> Ratio | None:
         """Return the ratio of a machine in one case without pauses, both with what is fastest so; None if not known."""
         pair = self.reference.sustained, machine.sustained
         return _fastest_ratio(*pair, [case]) if all(case in one.fastest for one in pair) else None
 
-    @cached_property
-    def _ratios(self) -> dict[tuple[str, Key], Ratio | None]:
-        """The ratios of same_ratio that were asked for."""
-        return {}
-
     def same_ratio(self, machine: Machine, key: Key) -> Ratio | None:
         """Return the ratio of a machine in one cell in bursts; None unless both have it, and ran like kernels."""
-        if (machine.label, key) not in self._ratios:
-            pair = self.reference, machine
-            known = all(key in one.log_rounds for one in pair) and not unlike_kernels(pair, key)
-            ratio = speed_ratio(self.reference, equal_weights([key]), machine) if known else None
-            self._ratios[machine.label, key] = ratio
-        return self._ratios[machine.label, key]
+        pair = self.reference, machine
+        known = all(key in one.log_rounds for one in pair) and not unlike_kernels(pair, key)
+        return speed_ratio(self.reference, equal_weights([key]), machine) if known else None
 
     @cached_property
     def unlike(self) -> Mapping[Key, str]:
@@ -181,28 +134,20 @@ class Comparison:
         return not changed and not any(setup_differs(first, other) for other in others)
 
     @cached_property
-    def _releases(self) -> Mapping[str, Mapping[str, str]]:
-        """Backend -> label -> what of its versions differs between machines; only backends where something does."""
-        found = {}
-        for backend in dict.fromkeys(backend for machine in self.machines for _, backend in machine.log_rounds):
-            said = {m.label: m.run.versions[backend].split(", ") for m in self.machines if backend in m.run.versions}
-            common_parts = set.intersection(*map(set, said.values())) if said else set()
-            own = {
-                label: ", ".join(part for part in parts if part not in common_parts) for label, parts in said.items()
-            }
-            if any(own.values()):
-                found[backend] = own
-        return found
+    def _versioned(self) -> Mapping[tuple[str, str], str]:
+        """(Backend, its version on a machine) -> its name, with what of the version differs between machines."""
+        return case_names.by_version(pair for machine in self.machines for pair in machine.run.versions.items())
 
     @cached_property
     def of_unlike_code(self) -> tuple[str, ...]:
         """The backends of which not all machines ran one version, as where the source of a person's code changed."""
-        return tuple(sorted({backend for _, backend in self.cells} & {*self._releases}, key=case_names.backend_rank))
+        unlike = {backend for (backend, _), name in self._versioned.items() if name != backend}
+        return tuple(sorted(unlike & {backend for _, backend in self.cells}, key=case_names.backend_rank))
 
     def backend_name(self, backend: str, *machines: Machine) -> str:
         """Return a backend as a table names it: with its release on the machines where machines have different ones."""
-        of = self._releases.get(backend, {})
-        releases = dict.fromkeys(filter(None, (of.get(machine.label) for machine in machines)))
+        names = (self._versioned.get((backend, m.run.versions.get(backend, "")), backend) for m in machines)
+        releases = dict.fromkeys(filter(None, (name.removeprefix(backend)[2:-1] for name in names)))
         return f"{backend} ({' / '.join(releases)})" if releases else backend
 
     def offer(self, label: str) -> Offer | None:
@@ -300,7 +245,6 @@ def compare(
         missing=tuple(missing_cells(found)),
         longest=tuple(longest_sequences(found)),
         longest_of_any=tuple(longest_sequences(found, by_backend=False)),
-        spreads=tuple(unit_spreads(found)),
         left_out=left_out(paths, runs, bool(names)),
         machines_left_out=without,
     )
@@ -315,26 +259,3 @@ def _workload(text: str) -> Workload | Requests:
     if not text.strip():
         raise UserError(f"--workload is empty; name a file, or write {requests.EXAMPLE!r}")
     return requests.parse(text) if requests.is_in_words(text) else workload.load(Path(text))
-
-
-def unit_spreads(machines: Sequence[Machine]) -> list[UnitSpread]:
-    """Return the spread of every model that several files with common cells measured: units differ, and so do runs."""
-    found = []
-    for files in files_by_setup(file for machine in machines for file in machine.files):
-        beside = together(file.run for file in files)
-        each = [machine_of(file.path.name, [file], beside) for file in files]
-        shared = shared_cells(each) if len(files) > 1 else []
-        rates = ([rate for machine in each if (rate := machine.tflops(key))] for key in shared)
-        known = [of for of in rates if len(of) == len(each)]  # approximations have none
-        if known:
-            uuids = {card.uuid for machine in each for card in machine.cards}
-            found.append(
-                UnitSpread(
-                    model=f"{each[0].environment.device.name} {setup_texts(each[0].run)['power_limit_w']}".strip(),
-                    files=tuple(file.path.name for file in files),
-                    units=None if None in uuids else len(uuids),
-                    tflops=tuple(map(stats.geomean, zip(*known, strict=True))),
-                    cells=len(known),
-                )
-            )
-    return found

@@ -1,15 +1,4 @@
-"""Run files -> machines: what a comparison sets side by side.
-
-Files of one model of device with one power limit are one machine, whatever their cards, dates and software: a buyer
-gets any card of a model. Each file's rounds follow those of the file before it. --name gives files a machine of their
-own. Where all files are of one model, each is a machine of its own.
-
-A cell of a machine is of one measuring method and one version of its backend, so that like is pooled: of the rounds
-with a figure, or a wrong result, those by the newest method, and of these those of the version that was measured last
-(by the start of its run). attnbench's own kernels have the commit of attnbench in their version.
-
-Files that say nothing for a comparison are left out: searches of a batch or within --memory, and, beside others, steps
-of whole models, whose time is not that of attention.
+"""Run files -> machines: what a comparison sets side by side. docs/compare.md says which files are one machine.
 
 A run file lists the libraries of the main environment. A backend may run in another interpreter (`--python`), whose
 libraries only the versions that backends give tell: "torch 2.11.0, flash-attn-4 4.0.0b36".
@@ -80,28 +69,22 @@ class Card(NamedTuple):
     uuid: str | None
 
 
-class Pooled(NamedTuple):
-    """The runs of a machine's files joined, one for each measuring method, the newest first, and what was left out."""
-
-    runs: tuple[Run, ...]
-    older: Mapping[str, int]  # backend -> rounds left out, as they are of an older method or version
-    cards: Mapping[int, Card]  # round -> the card that measured it
-
-
 @dataclass(frozen=True, eq=False)
 class Machine:
     """One of the machines that are compared, with all that was measured on it. Its label is unique."""
 
     label: str
     files: tuple[File, ...]
-    pooled: Pooled = field(repr=False)
+    runs: tuple[Run, ...] = field(repr=False)  # of its files joined, one for each measuring method, the newest first
+    older: Mapping[str, int]  # backend -> rounds left out, as they are of an older method or version
+    card_of_round: Mapping[int, Card] = field(repr=False)
     cells: Mapping[Key, Cell] = field(repr=False)  # with and without a figure, in the order of a report
     metric: Literal["latency", "sustained_latency", "joules"] = "latency"  # what its figures are of
 
     @property
     def run(self) -> Run:
         """What was measured by the newest method, with the setup and the versions of the last file."""
-        return self.pooled.runs[0]
+        return self.runs[0]
 
     @property
     def environment(self) -> Environment:
@@ -125,15 +108,10 @@ class Machine:
         """Return whether both were measured on one card alone, as far as the files tell."""
         return len(self.cards | other.cards) == 1
 
-    def version(self, key: Key) -> Version:
-        """Return the measuring method of a cell, and the version of its backend."""
-        row = self.cells[key].ok[0]
-        return version_of(row.source.run, row.record)
-
     @cached_property
     def planned(self) -> frozenset[Key]:
         """The cells that its runs planned."""
-        return frozenset((job.case, job.backend) for run in self.pooled.runs for job in run.plan)
+        return frozenset((job.case, job.backend) for run in self.runs for job in run.plan)
 
     @cached_property
     def tried(self) -> frozenset[Key]:
@@ -146,7 +124,7 @@ class Machine:
 
     def rounds_by_card(self, key: Key) -> Mapping[Card, Sequence[int]]:
         """Return card -> the rounds in which it measured a cell that has a figure."""
-        return grouped(self.log_rounds[key], lambda number: self.pooled.cards[number])
+        return grouped(self.log_rounds[key], self.card_of_round.__getitem__)
 
     @cached_property
     def log_rounds(self) -> Mapping[Key, Mapping[int, float]]:
@@ -286,21 +264,12 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, s
     if len(groups) == 1 and not labels:
         groups = [[file] for file in files]
     names = [labels.get(group[0].path) or short_name(group[0].run) for group in groups]
-    unique = unique_labels(names, _telling_texts([group[0].run for group in groups]))
+    setups = [setup_texts(group[0].run) for group in groups]
+    days = [group[0].run.started[:10] for group in groups]
+    texts = [[*({**of, "method": ""}).values(), day, of["method"]] for of, day in zip(setups, days, strict=True)]
+    unique = unique_labels(names, texts)
     used = together(file.run for file in files)
     return [machine_of(label, group, used) for label, group in zip(unique, groups, strict=True)]
-
-
-def _telling_texts(runs: Sequence[Run]) -> list[list[str]]:
-    """Return for each run texts that may tell it from others of its name, the most telling first.
-
-    The day comes before the method of measuring, where it tells all apart.
-    """
-    days = [run.started[:10] for run in runs]
-    if len({*days}) < len(days) or not all(days):
-        days = [""] * len(days)
-    texts = [setup_texts(run) for run in runs]
-    return [[*({**of, "method": ""}).values(), day, of["method"]] for of, day in zip(texts, days, strict=True)]
 
 
 def left_out(paths: Sequence[Path], runs: Sequence[Run], labelled: bool) -> dict[Path, str]:
@@ -327,29 +296,13 @@ def _by_model(files: Iterable[File], labels: Mapping[Path, str]) -> list[list[Fi
 
     Raises UserError where files with one label are of different devices.
     """
-    groups: dict[object, list[File]] = {}
-    for file in files:
-        label = labels.get(file.path)
-        group = groups.setdefault(label or model(file.run), [])
-        if group and model(group[0].run) != model(file.run):
-            first = group[0]
-            apart = differing(setup(first.run), setup(file.run))
+    groups = [*grouped(files, lambda file: labels.get(file.path) or model(file.run)).values()]
+    for first, *others in groups:
+        if other := next((file for file in others if model(file.run) != model(first.run)), None):
+            apart = differing(setup(first.run), setup(other.run))
             telling = (name for name in apart if name in _OF_MODEL or name.startswith(VARIABLE))
             found = "; ".join(phrase(name, *apart[name]) for name in telling)
-            raise UserError(f"--name: {file.path} is not of the same machine as {first.path}: {found}")
-        group.append(file)
-    return [*groups.values()]
-
-
-def files_by_setup(files: Iterable[File]) -> list[list[File]]:
-    """Return the files in groups between whose setups nothing differs."""
-    groups: list[list[File]] = []
-    for file in files:
-        group = next((group for group in groups if not setup_differs(group[0].run, file.run)), None)
-        if group:
-            group.append(file)
-        else:
-            groups.append([file])
+            raise UserError(f"--name: {other.path} is not of the same machine as {first.path}: {found}")
     return groups
 
 
@@ -405,14 +358,16 @@ def short_name(run: Run) -> str:
 def machine_of(label: str, files: Sequence[File], beside: Together | None = None) -> Machine:
     """Return the machine of some files. `beside` has the facts of all runs that are compared."""
     beside = together(file.run for file in files) if beside is None else beside
-    pooled = _pooled(files)
-    by_method = [by_key(cells([run], beside=beside)) for run in reversed(pooled.runs)]
-    found = {key: cell for of_method in by_method for key, cell in of_method.items()}
-    return Machine(label, tuple(files), pooled, found)
+    runs, older, card_of_round = _joined(files)
+    found = {key: cell for run in reversed(runs) for key, cell in by_key(cells([run], beside=beside)).items()}
+    return Machine(label, tuple(files), runs, older, card_of_round, found)
 
 
-def _pooled(files: Sequence[File]) -> Pooled:
-    """Return the runs of some files joined by method, each cell of one method and version."""
+def _joined(files: Sequence[File]) -> tuple[tuple[Run, ...], Mapping[str, int], Mapping[int, Card]]:
+    """Return the fields of a machine that join its files by method, each cell of one method and version.
+
+    The rounds of a file follow those of the file before it.
+    """
     counts = _versions_that_count(files)
     records: dict[int, list[Record]] = {file.run.method: [] for file in files}
     cards: dict[int, Card] = {}
@@ -436,7 +391,7 @@ def _pooled(files: Sequence[File]) -> Pooled:
         plan = tuple(job for run in of_method for job in run.plan)
         versions = {backend: version for run in of_method for backend, version in run.versions.items()}
         runs.append(replace(of_method[-1], records=tuple(records[method]), plan=plan, versions=versions))
-    return Pooled(tuple(runs), older, cards)
+    return tuple(runs), older, cards
 
 
 Version = tuple[int, str]  # the measuring method, and that of the backend

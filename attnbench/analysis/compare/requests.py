@@ -3,29 +3,10 @@
     chat: 2k in, 300 out, llama-3.1-8b, batch 32
     code: 16k in, 1k out, llama-3.1-70b, batch 64, tp 8
 
-Each sequence of the batch is filled with the tokens that come in, and then generates those that go out, one a step,
-in steps of the whole batch. A kind of layers takes part in each as often as the model has it. With `tp 8` the heads are
-divided among 8 devices, which all run every call. The time is that of attention alone, layer by layer. The tokens are
-those that are generated. A machine has no figure whose memory does not hold the keys and values of all tokens, and the
-weights where the table of models has their sizes.
-
-A call's time t is taken to be linear between measured cases of one backend on one machine: of a prefill in its FLOPs,
-of a decode in the least bytes that it moves. So it is a sum of measured times, t = sum of c_i t_i:
-
-- **A prefill** is that of one sequence: a measured time over its batch, of the measured batch that is nearest.
-- **A decode** has the keys of a sequence when half of it is generated, in the whole batch. It is interpolated between
-  the nearest lengths at each batch, and then between the nearest batches.
-- **Between two** cases x_1 < x < x_2 on such an axis (FLOPs or bytes), each at most FAR times as far as x, t = t_1 +
-  (t_2 - t_1) (x - x_1) / (x_2 - x_1).
-- **Beyond** all that was measured, by at most EXTRA in length or batch, t = t_1 x / x_1. Else there is no figure.
-
-Half the 95 % interval of an interpolated time is DOUBT for each doubling from x to the nearer case, of lengths and
-batches together. Where a measured case is left out and interpolated from its neighbours, up to two doublings away, with
-the fastest backend, 97 % of 239 errors in results/ are within that, and all 21 of decode. It adds, in quadrature, for
-each part in proportion to its time, and for both machines, though much of it is alike on both.
-
-Each machine runs a part with the backend of the least t, among those that have a figure of every case in the sum.
-Cases of bf16 come first, then those that are nearest, then, of decode, those with pages of USUAL_PAGE tokens.
+docs/compare.md says what they ask and how a time is interpolated between measured cases of one backend on one machine.
+It is a sum of measured times, t = sum of c_i t_i; each machine runs a part with the backend of the least t, among those
+that have a figure of every case in the sum. Cases of bf16 come first, then those that are nearest, then, of decode,
+those with pages of USUAL_PAGE tokens.
 """
 
 from __future__ import annotations

@@ -1,40 +1,12 @@
 """How many times as fast one machine is as another, and how sure that is.
 
-Everything here is a weighted sum of logarithms of latencies (or energies), L = sum of w_k log t_k over cells k: of one
-cell, the geometric mean of many (all w alike), or a workload's time (w its share in it). Of the machines A and B the
-ratio is exp(L_A - L_B): above 1, B is the faster. t_k is the median over the n_k rounds of the cell, on all cards of
-the machine. Half of the 95 % interval of log ratio is the root of the sum of the squares of these parts:
+Everything here is a weighted sum of logarithms of latencies (or energies), L = sum of w log t over cells: of one cell,
+the geometric mean of many (all w alike), or a workload's time (w its share in it). t is the median over the rounds of a
+cell, on all cards of the machine. Of the machines A and B the ratio is exp(L_A - L_B): above 1, B is the faster.
 
-**Rounds**, for each machine. A round is a fresh process, and what is particular to a process (memory layout, clocks)
-moves all cells of its round together, so rounds and not cells are the unit of replication. Of a cell with m > 1 rounds
-on one card, with the mean log m_kc on this card, round r moves L by
-
-    e_r = sum over such cells of  f_k w_k / n_k  sqrt(m / (m - 1)) (log t_kr - m_kc),    f_k = sqrt(pi / 2) if n_k > 2,
-
-as a median of more than two rounds is less sure than a mean (results/uncertainty.py), else 1. This part is
-t(d, 97.5 %) times the root of the sum of e_r^2, where d is the number of rounds of each card that move L, less one,
-summed over cards: the variance of a mean of clusters (Liang and Zeger, "Longitudinal data analysis using generalized
-linear models", Biometrika 73(1), 1986, with the correction for few clusters). One cell alone that one card measured
-has the uncertainty of a report instead, whose prior knows more than its few rounds.
-
-**Processes**, for each machine. What a round without another on its card cannot show is in a table by device
-(spreads.json): p, the standard deviation between fresh processes of one card. A backend's cells of one round are of one
-worker process, and are taken to move together:
-
-    1.96 p sqrt(sum over (round, backend) of v^2),    v = sum over its cells of w_k / n_k.
-
-That is rather too large for many cells: over 16 cells of a backend five runs of a card moved by 0.05 to 0.2 %, where p
-is 0.4 %. To it add, cell by cell in quadrature, w_k times the interval of the samples of a cell with one round.
-
-**Cards.** Machines are compared to choose between models, and a buyer gets any card. A card has one effect on all its
-cells, with the standard deviation u of its model (the same table):
-
-    1.96 sqrt(sum over cards c of u_c^2 (w_c^A - w_c^B)^2),    w_c = sum over cells of w_k (rounds on card c) / n_k.
-
-So a cell counts the cards that measured it and no others, more cards make it surer, and a card that measured both
-machines' cells cancels. The energy of a call is taken to differ as its latency does.
-
-**Interpolation** of a workload in words adds its own part (requests.py).
+Half of the 95 % interval of log ratio is the root of the sum of the squares of the parts in docs/compare.md: rounds and
+processes of each machine (`_log_sum`), cards of both (`_cards`), and the interpolation of a workload in words
+(requests.py). The energy of a call is taken to differ as its latency does.
 """
 
 from __future__ import annotations

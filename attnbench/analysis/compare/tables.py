@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnbench.analysis.compare.answer import fit_text, length_text, on_devices, price_text, ratio_text
-from attnbench.analysis.compare.common_cells import kinds
+from attnbench.analysis.compare.common_cells import kinds, why_missing
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.longest_sequence import LongestSequence
 from attnbench.analysis.compare.machines import Machine
-from attnbench.analysis.compare.speed_ratio import Ratio
-from attnbench.core import stats
+from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_ratio
 from attnbench.core.case import Case
 from attnbench.core.formats import digits, duration, percent, share
 from attnbench.core.text import count, listed
@@ -30,7 +29,7 @@ MOST_CASES = 500  # listed unless --all was given
 MOST_MISSING = 100  # rows of what machines lack, likewise
 MOST_COLUMNS = 4  # machines as columns; with more, no page is wide enough
 NO_TOTAL = "; so the case is in no total of own fastest backends"
-_TEXT = {"machine", "figures", "with", "part", "case", "cases of", "cell", "model", "backend", "backends", "why"}
+_TEXT = {"machine", "figures", "with", "part", "case", "cases of", "cell", "backend", "backends", "why"}
 _LONG_TEXT = {"where", "reason"}  # text too
 
 
@@ -49,7 +48,6 @@ def tables(c: Comparison, every: bool = False) -> list[Table]:
         *([_cells(c)] if every else []),
         _missing(c, every),
         _longest(c),
-        _spreads(c),
     ]
     return [table for table in found if table.rows]
 
@@ -255,6 +253,8 @@ def _cases_of(
     note = f"{count(left, 'more case')} not shown: attnbench compare --all shows every one." if left else ""
     rows = [{"case": text} for text in _names([("", case) for case in cases])[: len(shown)]]
     footnotes: dict[str, int] = {}
+    none: Mapping[str, Mapping[Case, Key]] = {label: {} for label in c.labels}
+    of_shared = next((figures.chosen for figures in c.figures if figures.shared and not figures.sustained), none)
 
     def own_backend(case: Case, machine: Machine) -> str:
         key = machine.fastest[case]
@@ -269,19 +269,18 @@ def _cases_of(
         return _or_nothing(rate(machine.sustained, key)) + ("" if key == machine.fastest[case] else f" {key[1]}")
 
     def shared(case: Case, machine: Machine) -> str:
-        found = c.shared(machine, case)
-        if machine is c.reference or found is None:
+        ours, theirs = (of_shared[each.label].get(case) for each in (c.reference, machine))
+        if machine is c.reference or not ours or not theirs:
             return ""
-        (ratio, theirs), ours = found, c.shared(c.reference, case)
-        assert ours, "a case that one has, all have"
-        return f"{ratio_text(ratio)} {' / '.join(dict.fromkeys((ours[1][1], theirs[1])))}"
+        ratio = speed_ratio(c.reference, equal_weights([ours]), machine, equal_weights([theirs]))
+        return f"{ratio_text(ratio)} {' / '.join(dict.fromkeys((ours[1], theirs[1])))}"
 
     columns = [
         _MachineColumn("backend", "{}", own_backend),
         _MachineColumn(unit, unit, lambda case, machine: _or_nothing(rate(machine, machine.fastest[case]))),
         _MachineColumn("without pauses", "without pauses", without_pauses),
     ]
-    differ = any(machine.fastest[case] != c.shared_key(machine, case) for case in shown for machine in c.machines)
+    differ = any(m.fastest[case] != of_shared[m.label].get(case) for case in shown for m in c.machines)
     own = "own fastest" if differ else ""
     speeds = [_speed(c, lambda case, machine: c.fastest_ratio(machine, [case]), own)]
     if differ:
@@ -300,7 +299,7 @@ def _cases_of(
 def _lacking(c: Comparison, key: Key) -> list[str]:
     """Return why a cell that is fastest on a machine is not compared with those of others, a sentence each."""
     said = [
-        f"{key[1]} has no figure on {machine.label}: {c.why_missing(machine.label, key)}"
+        f"{key[1]} has no figure on {machine.label}: {': '.join(filter(None, why_missing(machine, key)))}"
         f"{'' if key in machine.tried else NO_TOTAL}"
         for machine in c.machines
         if key not in machine.log_rounds
@@ -356,28 +355,6 @@ def _longest(c: Comparison) -> Table:
 
     fits = _MachineColumn("longest", "{}", fit)
     return _by_machine(c, table, limited, [fits])
-
-
-def _spreads(c: Comparison) -> Table:
-    rows = []
-    for spread in c.spreads:
-        least, median, most = min(spread.tflops), stats.median(spread.tflops), max(spread.tflops)
-        rows.append(
-            {
-                "model": spread.model,
-                "files": str(len(spread.files)),
-                "units": _or_nothing(spread.units, str),
-                "cells": str(spread.cells),
-                "least TFLOP/s": digits(least),
-                "median": digits(median),
-                "most": digits(most),
-                "apart": percent((most - least) / median),
-            }
-        )
-    note = "Run files of one model, power limit and software against each other, over the same cells."
-    if any(spread.units is None for spread in c.spreads):
-        note += " Some do not name the unit that measured them: these may be several units, or runs of one."
-    return _table("units", "Spread between runs of one model", rows, note)
 
 
 def _table(name: str, title: str, rows: Sequence[Mapping[str, str]], note: str = "") -> Table:

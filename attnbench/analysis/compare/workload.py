@@ -6,35 +6,17 @@
       - {name: prefill 8k, weight: 70%, seqlen: 8k, causal: true, pass: fwd, headdim: 128}
       - {name: training 4k, weight: 30%, seqlen: 4k, pass: [fwd, bwd], backend: "sdpa-*"}
 
-A part has the axes of a suite. It is one call of each case that fits them, but of no step of a whole model, whose time
-is not attention's alone: its time t is the sum of their times, its work W the sum of their FLOPs. Each machine runs
-each case with its fastest backend, or with the fastest of those that the part's `backend` names.
+docs/compare.md says what a part, a weight, a token and a device are. A machine takes T = sum of n t for the workload,
+with n, how often a part is called (its share over its time on the reference, or over its FLOPs), and t, the sum of its
+cases' times.
 
-- **time**: the weight is the part's share s of the time that the workload takes on the reference machine. Another
-  machine takes T = sum of s t / t_ref of that time for the same work, so it is 1 / T times as fast: the harmonic mean
-  of the parts' ratios, weighted by s.
-- **work**: the weight is the part's share f of all FLOPs. A machine takes T = sum of f t / W seconds a FLOP, and the
-  ratio is that of two such times. It does not depend on the reference.
+**The interval of a ratio**: the logarithm of T changes with those of its cells' latencies in proportion to their shares
+of T, which are their weights in speed_ratio.py. By time, n contains the reference's own times: T_ref is 1, and the
+reference's cells have the weights that the parts have on the other machine.
 
-- **calls**: the weight is how often the part is called. T = sum of n t does not depend on the reference.
-
-Each is a ratio of total times for one mix of work, which is what is waited and paid for; a geometric mean of ratios
-is no ratio of times. Smith, "Characterizing Computer Performance with a Single Number", CACM 31(10), 1988.
-
-**The interval of the ratio**: with n, how often each part is called (its share over its time on the reference, or over
-its FLOPs), a machine takes T = sum of n t. The logarithm of T changes with those of its cells' latencies in proportion
-to their shares of T; these are their weights in speed_ratio.py. By time, n contains the reference's own times: T_ref is
-1, and the reference's cells have the weights that the parts have on the other machine.
-
-**Tokens**: a call takes batch x seqlen_q tokens through the attention of one layer; of a part with forward calls these
-alone count, as its backward calls are of the same tokens. A token of the workload takes T times `layers` (1 if the file
-does not say) over the tokens of all calls, or over `tokens` where the file says how many all calls give. It is the time
-of attention alone.
-
-**Devices**: a call of several ranks keeps each of its devices busy for its time t, and so does a layer whose heads are
-divided among several (`tp` of requests in words). Speed and tokens a second are by t: of all these devices together.
-FLOP/s, watts, work per joule and money are by device-seconds, the sum of n t times the devices: of one device. Their
-ratio has the same interval but for the weights, which are shares of device-seconds.
+**Devices**: a call of several ranks keeps each of its devices busy for its time, and so does a layer whose heads are
+divided among several (`tp` of requests in words). Speed and tokens a second are by T, of all these devices together.
+FLOP/s, watts, work per joule and money are of one device, by device-seconds: the sum of n t times the devices.
 """
 
 from __future__ import annotations
@@ -117,8 +99,37 @@ class Workload(BaseModel):
         return [part.amount / total for part in self.parts]
 
     def measured(self, machines: Sequence[Machine], reference: Machine, shared: bool) -> MeasuredWorkload:
-        """Return it as the machines measured it (measured_workload)."""
-        return measured_workload(self, machines, reference, shared)
+        """Return a workload as the machines measured it. `shared`: with backends alone that all able machines have.
+
+        Raises UserError where a part has no figure on the reference, or none that the machines share.
+        """
+        fastest = [_fastest_cells(part, machines, reference) for part in self.parts]
+        able = [machine for machine in machines if all(of_part[machine] for of_part in fastest)]
+        measured = [{case for machine in able for case in of_part[machine]} for of_part in fastest]
+        if shared:
+            cells = {*shared_cells(able)}
+            fastest = [_fastest_cells(part, machines, reference, cells) for part in self.parts]
+        parts, notes = [], []
+        for part, share, of_part, every in zip(self.parts, self.shares, fastest, measured, strict=True):
+            cases = common(of_part[machine] for machine in able)
+            if not cases:
+                raise UserError(f"workload: no case of {part.name!r} has a figure on all machines; widen its axes")
+            if not shared:
+                cases = [case for case in cases if tried_by_all(able, [of_part[machine][case] for machine in able])]
+            if not cases:
+                raise UserError(f"workload: in no case of {part.name!r} did each machine try {FASTEST_ON_ANOTHER}")
+            of_part_cells = {machine: {of_part[machine][case]: 1.0 for case in cases} for machine in able}
+            calls = part.amount
+            if self.weights != "calls":
+                keys = of_part_cells[reference]
+                calls = share / sum(map(reference.latency, keys) if self.weights == "time" else map(flops, cases))
+            parts.append(MeasuredPart(part.name, share, calls, tuple(cases), len(every) - len(cases), of_part_cells))
+            without = [machine.label for machine, found in of_part.items() if not found]
+            notes += [f"{label} has no figure for {part.name!r}, so none for the workload." for label in without]
+        if self.weights == "calls":
+            parts = shares_of_time(parts, reference)
+        tokens = self.tokens or math.fsum(part.tokens for part in parts)
+        return MeasuredWorkload(self.name, self.weights, self.layers, tokens, reference, tuple(parts), tuple(notes))
 
 
 def load(path: Path) -> Workload:
@@ -295,43 +306,6 @@ def shares_of_time(parts: Sequence[MeasuredPart], reference: Machine) -> list[Me
     """Return parts of calls with their shares of the time on the reference."""
     total = _seconds(parts, reference)
     return [replace(part, share=part.seconds(reference) / total) for part in parts]
-
-
-def measured_workload(
-    workload: Workload, machines: Sequence[Machine], reference: Machine, shared: bool = False
-) -> MeasuredWorkload:
-    """Return a workload as the machines measured it. `shared`: with backends alone that all able machines have.
-
-    Raises UserError where a part has no figure on the reference, or none that the machines share.
-    """
-    fastest = [_fastest_cells(part, machines, reference) for part in workload.parts]
-    able = [machine for machine in machines if all(of_part[machine] for of_part in fastest)]
-    measured = [{case for machine in able for case in of_part[machine]} for of_part in fastest]
-    if shared:
-        cells = {*shared_cells(able)}
-        fastest = [_fastest_cells(part, machines, reference, cells) for part in workload.parts]
-    parts, notes = [], []
-    for part, share, of_part, every in zip(workload.parts, workload.shares, fastest, measured, strict=True):
-        cases = common(of_part[machine] for machine in able)
-        if not cases:
-            raise UserError(f"workload: no case of {part.name!r} has a figure on all machines; widen its axes")
-        if not shared:
-            cases = [case for case in cases if tried_by_all(able, [of_part[machine][case] for machine in able])]
-        if not cases:
-            raise UserError(f"workload: in no case of {part.name!r} did each machine try {FASTEST_ON_ANOTHER}")
-        of_part_cells = {machine: {of_part[machine][case]: 1.0 for case in cases} for machine in able}
-        calls = part.amount
-        if workload.weights != "calls":
-            keys = of_part_cells[reference]
-            calls = share / sum(map(reference.latency, keys) if workload.weights == "time" else map(flops, cases))
-        parts.append(MeasuredPart(part.name, share, calls, tuple(cases), len(every) - len(cases), of_part_cells))
-        without = [machine for machine, found in of_part.items() if not found]
-        notes += [f"{machine.label} has no figure for {part.name!r}, so none for the workload." for machine in without]
-    if workload.weights == "calls":
-        parts = shares_of_time(parts, reference)
-    tokens = workload.tokens or math.fsum(part.tokens for part in parts)
-    name, weights, layers = workload.name, workload.weights, workload.layers
-    return MeasuredWorkload(name, weights, layers, tokens, reference, tuple(parts), tuple(notes))
 
 
 def _fastest_cells(

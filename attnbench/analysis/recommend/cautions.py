@@ -30,28 +30,21 @@ DEFAULT = "PyTorch's default"
 
 @dataclass(frozen=True)
 class Recommended:
-    """What a recommendation says of some problems, from which runs, and the problems of every run that it is from."""
+    """What is recommended for some problems, from which runs, and what a person asked for."""
 
     problems: Sequence[Problem]
-    runs: Sequence[Run]
+    cells: Sequence[Cell]
+    models: Sequence[Model]
+    tp: int
+    every: Sequence[Problem]  # also those that are not shown
+    every_run: Sequence[Problem]  # of every run, before one answer stands for several
     files: Sequence[Path]
-    asked: Asked
+    runs: Sequence[Run] = ()
 
     @cached_property
     def answered(self) -> list[Problem]:
         """The problems that have an answer."""
         return [problem for problem in self.problems if problem.use]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a person asks for, and every problem of every run before one answer stands for several."""
-
-    cells: Sequence[Cell]
-    models: Sequence[Model]
-    tp: int
-    problems: Sequence[Problem]
-    every_run: Sequence[Problem]
 
 
 def why_unknown(found: Sequence[Problem]) -> str:
@@ -115,7 +108,7 @@ def _other_default(of: Recommended) -> Places:
 
 def _alike_kernels(of: Recommended) -> Places:
     def is_alike(problem: Problem) -> bool:
-        return bool(problem.use and problem.default and problem.use.kernels == problem.default.kernels != set())
+        return bool(problem.use and problem.default and problem.use.kernels == problem.default.kernels != frozenset())
 
     same = [problem for problem in of.answered if problem.gain and is_alike(problem)]
     return _in(same, some_used=some(dict.fromkeys(problem.use.backend for problem in same if problem.use)))
@@ -130,26 +123,24 @@ def _without_gradients(of: Recommended) -> Places:
 
 def _not_whole(of: Recommended) -> Iterator[dict[str, Any]]:
     """Yield the models that have no whole step, and why."""
-    asked = of.asked
-    for model in asked.models:
-        if not any(problem.model == model.name for problem in asked.problems):
-            none = unmeasured(asked.cells, model, asked.tp)
+    for model in of.models:
+        if not any(problem.model == model.name for problem in of.every):
+            none = unmeasured(of.cells, model, of.tp)
             windows = [f"with a window of {layers.window}" if layers.window else "without a window" for layers in none]
             lacks = f"Layers {' and '.join(windows)} have none." if windows else ""
-            yield {"model": model.name, "lacks": lacks, "tp": f" --tp {asked.tp}" if asked.tp > 1 else ""}
+            yield {"model": model.name, "lacks": lacks, "tp": f" --tp {of.tp}" if of.tp > 1 else ""}
 
 
-def _timed_twice(asked: Asked) -> int:
+def _timed_twice(of: Recommended) -> int:
     """Return how many training steps were timed as one and as two passes, of which one answers."""
-    both = {key for problem in asked.every_run if (key := problem.key)[-1] in (TRAINING, "fwd_bwd")}
-    return len(both - {problem.key for problem in asked.problems})
+    both = {key for problem in of.every_run if (key := problem.key)[-1] in (TRAINING, "fwd_bwd")}
+    return len(both - {problem.key for problem in of.every})
 
 
 def _measured_again(of: Recommended) -> Places:
     """Return for how many single runs one answer stands (answered_once), what it compares, and what it leaves out."""
-    asked = of.asked
-    number = len(asked.every_run) - len(asked.problems) - _timed_twice(asked)
-    joined = [problem for problem in asked.problems if len(problem.runs) > 1]
+    number = len(of.every_run) - len(of.every) - _timed_twice(of)
+    joined = [problem for problem in of.every if len(problem.runs) > 1]
     apart = max((a.between_runs(b) for p in joined for a in p.right for b in p.right), default=0.0)
     setups = [[*map(setup, problem.runs)] for problem in joined]
     pairs = [(first, other) for first, *others in setups for other in others]
@@ -160,7 +151,7 @@ def _measured_again(of: Recommended) -> Places:
 
 
 def _in_two_ways(of: Recommended) -> Places:
-    number = _timed_twice(of.asked)
+    number = _timed_twice(of)
     return when(number, answers=count(number, "answer"))
 
 
@@ -240,13 +231,13 @@ CAUTIONS: Sequence[Rule[Recommended]] = (
         "--pass chooses.",
     ),
     Rule(
-        lambda of: _left_out([problem.wrong_elsewhere for problem in of.asked.problems]),
+        lambda of: _left_out([problem.wrong_elsewhere for problem in of.every]),
         "In {cases} backends are left out that were right in one run and wrong in another: {names}.",
         "What is wrong once is not recommended.",
         "attnbench report shows both.",
     ),
     Rule(
-        lambda of: _left_out([problem.elsewhere for problem in of.asked.problems]),
+        lambda of: _left_out([problem.elsewhere for problem in of.every]),
         "In {cases} backends are left out that were right as measured in another way (timer, L2, passes apart or as "
         "one): {names}.",
         "Such figures are not comparable.",

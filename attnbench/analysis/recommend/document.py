@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from attnbench.analysis.cautions import stated
 from attnbench.analysis.recommend import problem_names
-from attnbench.analysis.recommend.cautions import CAUTIONS, DEFAULT, FACTS, PLANS, Asked, Recommended, why_unknown
+from attnbench.analysis.recommend.cautions import CAUTIONS, DEFAULT, FACTS, PLANS, Recommended, why_unknown
 from attnbench.analysis.recommend.findings import (
     DEFAULTS,
     TRAINING,
@@ -45,16 +45,15 @@ from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED
 from attnbench.core.formats import FAR, digits, duration, size, times
 from attnbench.core.groups import grouped
 from attnbench.core.models import Model
-from attnbench.core.record import WRONG, Status
-from attnbench.core.text import count, listed, merged, one_line, some, template
-from attnbench.render.document import NOTHING_MEASURED, Code, Column, Document, Entry, Span, Table
+from attnbench.core.record import WRONG
+from attnbench.core.text import count, listed, one_line, some
+from attnbench.render.document import NOTHING_MEASURED, Code, Column, Document, Entry, Span, Style, Table
 from attnbench.results import case_names, disturbed
 from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Cell, machine_of, runs_of
 from attnbench.results.export_rows import CASE_COLUMNS, case_columns
 from attnbench.results.metrics import METRICS
 
-SAME = "the default"
 MOST_CODES = 8  # blocks of code; a reader wants those of a few cases, and JSON has all
 FEW_CODES, FEW_REASONS, FEW_CAUTIONS = 2, 4, 3  # on a screen
 COLUMNS = (
@@ -65,36 +64,12 @@ COLUMNS = (
 SIZES = ("batch", "heads", "dtype")
 FIGURES = ("latency", "speed", "gain", "memory")
 COLUMNS_OF_TABLE = (
-    "case",
-    *SIZES,
-    "use",
-    "gain",
-    "95 %",
-    "default",
-    "latency",
-    "speed",
-    "memory",
-    "run",
-    "alike with it",
+    *("case", *SIZES, "use", "gain", "95 %", "default"),
+    *("latency", "speed", "memory", "run", "alike with it"),
 )
 # Columns that a narrow terminal may leave out in the short form, the most needed first
 LESS_NEEDED = ("95 %", "alike with it", "batch", "heads", "default", "memory", "speed", "run")
 TEXT, WRAPPED = ("case", "use", "default", "alike with it"), ("use", "default", "alike with it")
-ENDED: Mapping[Status, str] = {  # as a sentence says why a backend has no figure
-    "ok": "is not ranked",
-    "wrong": "was wrong",
-    "wrong-kernel": "ran another kernel",
-    "failed": "failed",
-    "timeout": "took too long",
-    "oom": "ran out of memory",
-    "skipped": "was skipped",
-}
-_NO_FIGURE: Mapping[Status, str] = {  # as a table says why a case has no candidate
-    "failed": "each failed",
-    "timeout": "out of time",
-    "oom": "out of memory",
-    "skipped": "not measured",
-}
 MORE = "What to doubt in the figures of a run: attnbench report FILE. How to read this: docs/recommend.md."
 
 
@@ -115,18 +90,18 @@ def document(
     every_run = [*found, *problems(cells, wanted)]
     found = problem_names.told_apart(answered_once(every_run))
     shown = [cell for cell in cells if wanted(cell.backend) or cell.backend in DEFAULTS]
-    asked = Asked(cells, models, tp, found, every_run)
-    complete = _document(found, shown, file, asked)
-    return complete if every else _shortened(complete, found, shown, file, asked)
+    asked = Recommended(found, cells, models, tp, found, every_run, [file] if file else [])
+    complete = _document(asked, shown)
+    return complete if every else _shortened(complete, asked, shown)
 
 
-def _document(found: Sequence[Problem], cells: Sequence[Cell], file: Path | None, asked: Asked) -> Document:
+def _document(asked: Recommended, cells: Sequence[Cell]) -> Document:
     """Return all that is to be said of some problems, from the cells of the backends that are shown."""
+    found, runs = asked.problems, runs_of(cells)
     rows = [_row(problem) for problem in found]
-    runs = runs_of(cells)
     answer = (*disturbed.doubt(runs), *_answer(found), *filter(None, [left_out(cells)]))
     missing = tuple(reasons(cells))
-    recommended = Recommended(found, runs, [file] if file else [], asked)
+    recommended = replace(asked, runs=runs)
     cautions = stated(CAUTIONS, recommended)
     codes = _codes(found)
     left = len(codes) - MOST_CODES
@@ -153,14 +128,13 @@ def _document(found: Sequence[Problem], cells: Sequence[Cell], file: Path | None
     )
 
 
-def _shortened(
-    complete: Document, found: Sequence[Problem], cells: Sequence[Cell], file: Path | None, asked: Asked
-) -> Document:
+def _shortened(complete: Document, asked: Recommended, cells: Sequence[Cell]) -> Document:
     """Return a document as short as a screen, with all data for programs.
 
     It has the newest machines, and of them the cases that tell most. Where there are other machines, or many runs that
     are not alike, it has of each machine the newest of these, no code and no reasons, and few cautions.
     """
+    found = asked.problems
     newest = newest_machines(found)
     own, others = ([p for p in found if (p.machine in newest) == is_own] for is_own in (True, False))
     crowded = len(complete.machines) > MOST_MACHINES
@@ -170,7 +144,7 @@ def _shortened(
         of_newest = [cell for cell in cells if machine_of(cell.run) in newest]
         used = [cell for problem in own if problem.use for cell in problem.use.cells] or of_newest
         last = {machine_of(cell.run): cell.device for cell in sorted(used, key=lambda cell: cell.run.started)}
-        shown = _document(own, of_newest, file, asked)
+        shown = _document(replace(asked, problems=own), of_newest)
         shown = replace(
             shown,
             answer=(*shown.answer, *([_of_others(others)] if others else [])),
@@ -185,7 +159,7 @@ def _shortened(
         (len(shown.reasons) - most_reasons, "reason"),
     )
     said = listed(count(number, what) for number, what in left if number > 0)
-    again = f"attnbench recommend {shlex.quote(str(file))} --all" if file else "attnbench recommend --all"
+    again = shlex.join(["attnbench", "recommend", *map(str, asked.files), "--all"])
     more = f"Not shown: {said}. {again} shows everything, -f csv has a row for each case; --seqlen, --headdim and the "
     more += "like, or fewer files, choose."
     return replace(
@@ -193,7 +167,7 @@ def _shortened(
         blocks=(*_tables(chosen, short=True), *codes[:most_codes]),
         reasons=shown.reasons[:most_reasons],
         cautions=shown.cautions[:most_cautions],
-        facts=stated([PLANS], Recommended(own, (), (), asked)),
+        facts=stated([PLANS], replace(asked, problems=own)),
         notes=(*([(Span(more, "warning"),)] if said else []), *shown.notes),
         data=complete.data,
         rows=complete.rows,
@@ -212,14 +186,17 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
     if not found:
         yield NOTHING_MEASURED
     several = len({problem.case.dtype for problem in found}) > 1  # which do not compete with each other
-    groups = grouped(found, lambda p: (p.device, p.case.ranks, p.case.dtype if several else "", p.model))
-    for own in sorted(_plain_apart(groups.values()), key=lambda own: min(len(problem.special) for problem in own)):
+    groups = grouped(
+        found, lambda p: (p.device, p.case.ranks, p.case.dtype if several else "", p.model, bool(p.special))
+    )
+    for own in sorted(groups.values(), key=lambda own: min(len(problem.special) for problem in own)):
         first, answered = own[0], [problem for problem in own if problem.use]
         devices = f"{first.case.ranks} x {first.device}" if first.case.ranks > 1 else first.device
         where = f"On {devices}" + (f" in {first.case.dtype}" if several else "")
         where += f", all layers of {first.model}" if first.model else ""
         if not answered:
-            yield f"{where} nothing can be recommended: {why_unknown(own) or _none_right(own)}."
+            asked = "backend that was asked for" if any(problem.others_right for problem in own) else "exact backend"
+            yield f"{where} nothing can be recommended: {why_unknown(own) or f'no {asked} has a right figure'}."
         elif len(answered) == 1:
             yield _of_one(answered[0])
         else:
@@ -228,28 +205,6 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
                 yield of_gain
         if answered and (unknown := [problem for problem in own if problem.candidates and not problem.use]):
             yield f"In {count(len(unknown), 'other case')} nothing can be recommended: {why_unknown(unknown)}."
-
-
-def _plain_apart(groups: Iterable[Sequence[Problem]]) -> Iterator[Sequence[Problem]]:
-    """Yield groups of problems, in two parts where some cases are plain and some special."""
-    for own in groups:
-        plain, special = ([p for p in own if bool(p.special) == is_special] for is_special in (False, True))
-        yield from (part for part in (plain, special) if part)
-
-
-def _none_right(found: Sequence[Problem]) -> str:
-    """Return why problems have no candidate, of all backends or of those that were asked for."""
-    if not any(problem.others_right for problem in found):
-        return "no exact backend has a right figure"
-    groups = grouped(
-        (cell for problem in found for cell in problem.missing),
-        lambda cell: (cell.status, template(one_line(cell.reason or ""))),
-    )
-    whys = []
-    for (status, _), cells in groups.items():
-        why = merged([one_line(cell.reason or "") for cell in cells])
-        whys.append(f"{some(dict.fromkeys(c.backend for c in cells))} {ENDED[status]}{why and f': {why}'}")
-    return f"of the backends that were asked for none has a right figure ({some(whys) or 'they were not measured'})"
 
 
 def _of_one(problem: Problem) -> str:
@@ -322,21 +277,15 @@ def _gains(answered: Sequence[Problem]) -> str:
         return ""
     ran = Counter(_with_choice(problem.default) for problem in known if problem.default)
     name = ", ".join(f"{what} in {number}" if len(ran) > 1 else what for what, number in ran.most_common())
-    over = f"over {DEFAULT} ({name})"
     if not gains:
-        return f"Nothing is gained {over}: it is the fastest, or as fast as it."
+        return f"Nothing is gained over {DEFAULT} ({name}): it is the fastest, or as fast as it."
     mean = stats.exp(sum(math.log(gain) for gain, _ in gains) / len(known))
     compared = count(len(known), "case")
     if len(known) < len(answered):
         compared = f"the {len(known)} of these cases that it computes too and that have a choice"
     most, where = max(gains, key=lambda pair: pair[0])
-    if mean < 1:
-        return (
-            f"But {DEFAULT} ({name}) is faster: they are {times(mean)} as fast in the geometric mean of "
-            f"{compared}, and at most {times(most)} ({problem_names.name(where)})."
-        )
     return (
-        f"That gains {over} {times(mean)} in the geometric mean of {compared}, and at most "
+        f"They are {times(mean)} as fast as {DEFAULT} ({name}) in the geometric mean of {compared}, and at most "
         f"{times(most)} ({problem_names.name(where)})."
     )
 
@@ -413,7 +362,7 @@ def _entries(problem: Problem, short: bool) -> dict[str, Entry]:
     if rate is not None:
         found["speed"] = f"{METRICS[metric].format(rate)} {METRICS[metric].unit}".strip()
     if use is default:
-        found["gain"] = Span(SAME, "quiet")
+        found["gain"] = Span("the default", "quiet")
     elif problem.gain:
         found["gain"] = times(problem.gain.value) if short else _gain_text(problem.gain)
         found["95 %"] = _interval_text(problem.gain) if short else ""
@@ -429,11 +378,8 @@ def _no_use(problem: Problem) -> Span:
     """Return what stands where a backend to use would: why there is none."""
     if problem.candidates:
         return Span("not comparable" if problem.is_incomparable else "hardly known", "warning")
-    if problem.ending == "ok":
-        return Span("nothing that is ranked", "warning")
-    if problem.ending in WRONG:
-        return Span("nothing right", "bad")
-    return Span(_NO_FIGURE[problem.ending or "skipped"], "warning")
+    style: Style = "bad" if problem.ending in WRONG else "warning"
+    return Span(f"nothing: {case_names.ENDINGS.get(problem.ending or 'skipped', 'not ranked')}", style)
 
 
 def _note(own: Sequence[Problem], short: bool) -> str:

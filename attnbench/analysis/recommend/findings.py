@@ -106,9 +106,9 @@ class Candidate:
         return " and ".join(filter(None, dict.fromkeys(chosen(self.run, r.backend, r.kernels) for r in records)))
 
     @property
-    def kernels(self) -> set[str]:
+    def kernels(self) -> frozenset[str]:
         """The names of the kernels that ran; empty where that is not known."""
-        return {kernel for cell in self.cells for row in cell.ok for kernel in row.record.kernels}
+        return frozenset[str]().union(*(cell.kernels for cell in self.cells))
 
     @property
     def codes(self) -> dict[Case, str]:
@@ -231,9 +231,8 @@ class Problem:
         if not self.use or not self.default or self.use is self.default:
             return None
         ratio = self.default.latency / self.use.latency
-        if self.use.half is None or self.default.half is None:
-            return Gain(ratio, None, None)
-        half = math.hypot(self.use.half, self.default.half, self.use.between_runs(self.default))
+        halves = (math.inf if one.half is None else one.half for one in (self.use, self.default))
+        half = math.hypot(*halves, self.use.between_runs(self.default))
         if half > 700:  # its exponential would be no number
             return Gain(ratio, None, None)
         return Gain(ratio, ratio * stats.exp(-half), ratio * stats.exp(half))

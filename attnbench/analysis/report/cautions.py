@@ -136,12 +136,9 @@ def _long_turns(cell: Cell) -> bool:
     return bool(readings) and stats.median(readings) >= SHORT
 
 
-def _above_ceiling(of: Reported) -> Iterator[dict[str, Any]]:
+def _above_ceiling(of: Reported) -> Places:
     shares = [(share, c) for c in of.measured if (share := c.value("utilization_ceiling")) and share > ABOVE_CEILING]
-    found = [(share, c) for share, c in shares if c.source.convention == "exact"]  # fa has another caution for it
-    loaded = any(row.load > 0 for _, c in found for row in c.ok)
-    why = "other work disturbed the ceiling" if loaded else "the ceiling was disturbed, or results are stored"
-    return ({**values, "why": why} for values in furthest(found))
+    return furthest([(share, c) for share, c in shares if c.source.convention == "exact"])  # fa has another caution
 
 
 def _held_down(of: Reported) -> Places:
@@ -202,16 +199,6 @@ def _noisy(of: Reported) -> Iterator[dict[str, Any]]:
     for values in furthest(noisy):
         target = percent(values["cell"].run.policy.target)
         yield {**values, "of": count(len(of.measured), "cell"), "target": target}
-
-
-def _assumed(of: Reported) -> Places:
-    """Return the devices of which nobody measured what sets processes apart."""
-    known = {c.device: found for c in of.measured if (found := c.uncertainty) and found.rounds == 1 and found.processes}
-    return [
-        {"device": device, "processes": percent(found.processes), "source": found.spread.source}
-        for device, found in known.items()
-        if not found.spread.measured
-    ]
 
 
 def _unproven(of: Reported) -> Iterator[dict[str, Any]]:
@@ -332,7 +319,7 @@ CAUTIONS: Sequence[Rule[Reported]] = (
     Rule(
         _above_ceiling,
         "{cells} above the measured ceiling ({most}): {cell.name}.",
-        "No kernel is that much faster than a large matmul: {why}.",
+        "No kernel is that much faster than a large matmul: other work disturbed that, or results are stored.",
         "Leave the machine alone meanwhile, and measure again; from twice the ceiling on it wins nothing.",
     ),
     Rule(
@@ -363,12 +350,6 @@ CAUTIONS: Sequence[Rule[Reported]] = (
         "Their uncertainty holds it (-m ci).",
         "Leave the machine alone meanwhile, or give run more --max-seconds (it was {cell.run.policy.max_seconds:g}s a "
         "cell).",
-    ),
-    Rule(
-        _assumed,
-        "How far processes differ on {device} was not measured: {processes} is assumed ({source}).",
-        "The uncertainty of the latencies rests on it.",
-        "run --rounds 5 measures it for these cells.",
     ),
     Rule(
         _unproven,

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attnbench.core.record import Record
 from attnbench.core.sizes import format_duration
 from attnbench.render.document import Column, Table
 from attnbench.results.cells import Cell
 
-AROUND = "the rest is warm-up, pauses in which the clock recovers, making L2 cold and kernel spans"
+NOTE = "Beside samples timing holds warm-up, pauses in which the clock recovers, making L2 cold and kernel spans."
 REST = "other"  # of a job: the request, the answer, freeing memory
 
 
 def phases(cells: Sequence[Cell]) -> list[Table]:
     """Return a table of the seconds that each phase took, over all jobs of a backend; none where no record has any."""
     spent: dict[str, dict[str, float]] = {}
-    timed: list[float | None] = []  # seconds of the samples of each job
     for row in (row for cell in cells for row in cell.rows if row.record.phases):
-        timed.append(_samples(row.record))
         own = spent.setdefault(row.record.backend, {})
         known = dict(row.record.phases)
         if row.record.seconds:
@@ -39,16 +36,4 @@ def phases(cells: Sequence[Cell]) -> list[Table]:
         )
         for phase, seconds in sorted(total.items(), key=lambda item: -item[1])
     )
-    samples = [seconds for seconds in timed if seconds is not None]
-    note = (
-        f"Of timing, {format_duration(sum(samples))} are the samples; {AROUND}." if len(samples) == len(timed) else ""
-    )
-    return [Table("phases", columns, rows, title=f"Where {format_duration(everything)} of jobs went", note=note)]
-
-
-def _samples(record: Record) -> float | None:
-    """Return the seconds of the samples; None where other calls were timed in the same phase, or replays of a graph."""
-    beside = {"sustained", "turns_events", "compute"} & {*record.measurements}
-    if record.timer != "events" or beside or "time" not in record.measurements:
-        return None
-    return sum(record.measurements["time"].values)
+    return [Table("phases", columns, rows, title=f"Where {format_duration(everything)} of jobs went", note=NOTE)]

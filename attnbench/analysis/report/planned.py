@@ -1,4 +1,4 @@
-"""The document of a plan before it is run: what each backend would do, for how long, and why the rest is skipped."""
+"""A plan: what each backend would do, for how long, and why the rest is skipped; and how good its forecast was."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from attnbench.analysis.report.reasons import reasons
+from attnbench.core import stats
+from attnbench.core.formats import digits
 from attnbench.core.groups import grouped
 from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import format_bytes, format_duration, format_seconds
+from attnbench.core.text import count
 from attnbench.render.document import Column, Document, Span, Table
-from attnbench.results.case_names import backend_rank
+from attnbench.results.case_names import backend_rank, case_name
 from attnbench.results.cells import cells
 from attnbench.run.plan import skipped_record
 
@@ -45,4 +48,31 @@ def _figures(jobs: Sequence[Job]) -> tuple[str, ...]:
         format_duration(sum(job.forecast.seconds for job in todo)),
         format_seconds(max(job.forecast.call for job in todo)),
         format_bytes(max(job.forecast.nbytes for job in todo)),
+    )
+
+
+def forecast_line(run: Run) -> str | None:
+    """Return one line that compares forecast and actual seconds of the planned jobs that ran; None where there is none.
+
+    Jobs that the plan had left out for want of time do not count: the forecast at the start is without them.
+    """
+    if run.environment.device.kind == "fake":  # simulated seconds take no time
+        return None
+    planned = {job.id for job in run.plan if not job.skip}
+    jobs = [
+        (r.forecast.seconds, r.seconds, r)
+        for r in run.records
+        if r.id in planned and r.status != "skipped" and r.forecast and r.forecast.seconds > 0 and r.seconds
+    ]
+    if not jobs:
+        return None
+    expected, actual = sum(e for e, _, _ in jobs), sum(a for _, a, _ in jobs)
+    ratios = [(a / e, r) for e, a, r in jobs]
+    furthest, record = max(ratios, key=lambda pair: max(pair[0], 1 / pair[0]))
+    middle = stats.median([ratio for ratio, _ in ratios])
+    several = len({r.case.dtype for r in run.records}) > 1
+    return (
+        f"Time of {count(len(jobs), 'job')}: forecast {format_duration(expected)}, took {format_duration(actual)}; "
+        f"took over forecast by job: median {digits(middle)}, furthest {digits(furthest)} "
+        f"({case_name(record.backend, record.case, several)})."
     )
