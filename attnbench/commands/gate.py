@@ -167,7 +167,7 @@ def gate(given: Options) -> None:
 
     request, settles = given.judged_by(), given.settles()
     wanted, current = given.wanted(), given.current
-    now, damage = read_with_damage(current)
+    now, damage = read_with_damage(current, cut=True)
     chosen = [path for name in given.baseline for path in pick(name, now)]
     if chosen != given.baseline:
         tell(f"attnbench: baseline: {some(map(str, chosen))}")

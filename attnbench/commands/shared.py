@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from attnbench.core.errors import Interrupted, UserError, did_you_mean
 from attnbench.core.files import RUN_FILES, drop_rest, write_whole
-from attnbench.core.text import count, no_command, printable, without_long_words
+from attnbench.core.text import count, no_command, printable, some, without_long_words
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
@@ -87,11 +87,11 @@ def measured(request: Request, command: str = "") -> Outcome:
     return outcome
 
 
-def read_with_damage(path: Path) -> tuple[Run, str]:
+def read_with_damage(path: Path, *, cut: bool = False) -> tuple[Run, str]:
     """Return the run of a file, and what is lost of it: "2 lines of it cannot be read"; "" of a whole file.
 
-    What is wrong with single lines goes to stderr. A file whose last write was interrupted is whole: its run is
-    shorter. Raises UserError for no run file, and for one of whose records none can be read.
+    What is wrong with single lines goes to stderr. A file whose last write was interrupted is whole, as its run is
+    shorter, unless `cut`. Raises UserError for no run file, and for one of whose records none can be read.
     """
     from attnbench.results import run_file
 
@@ -106,6 +106,8 @@ def read_with_damage(path: Path) -> tuple[Run, str]:
     lines = sum(run_file.DAMAGED in problem for problem in lost)
     if lines:
         return run, f"{count(lines, 'line')} of it cannot be read"
+    if cut and not lost and problems:
+        return run, "its last line is cut off"
     return run, lost[0].removeprefix(f"{path}: ").partition(";")[0] if lost else ""
 
 
@@ -146,7 +148,8 @@ def _of_folder(folder: Path, damage: dict[Path, str]) -> list[tuple[Path, Run]]:
     """Return the runs of a folder, and add to `damage` what cannot be read. Raises UserError where there is none."""
     denied: list[OSError] = []
     there = (Path(at, name) for at, _, names in os.walk(folder, onerror=denied.append) for name in names)
-    files = sorted(path for path in there if path.name.endswith(RUN_FILES) and path.is_file())
+    named = sorted(path for path in there if RUN_FILES[0] in path.name.lower() and path.is_file())
+    files = [path for path in named if path.name.lower().endswith(RUN_FILES)]
     found, others = [], {Path(error.filename): f"{error.filename}: {error.strerror}" for error in denied}
     for path in files:
         try:
@@ -154,6 +157,8 @@ def _of_folder(folder: Path, damage: dict[Path, str]) -> list[tuple[Path, Run]]:
             found.append((path, run))
         except UserError as error:
             others[path] = without_long_words(str(error))
+    if strange := sorted({*named} - {*files}):
+        tell(f"attnbench: not read, as their names end in neither {' nor '.join(RUN_FILES)}: {some(map(str, strange))}")
     more = f", and {len(others) - 1} more" if len(others) > 1 else ""
     left_out = f"left out: {next(iter(others.values()))}{more}" if others else ""
     if denied and not found:

@@ -124,7 +124,11 @@ class RunFile:
         except UserError:
             file.close()
             raise
-        file.truncate(content.rfind(b"\n") + 1)
+        last = content.rfind(b"\n") + 1
+        if is_whole(content[last:]):  # an editor or a copy took its end
+            file.write(b"\n")
+        else:
+            file.truncate(last)
         return cls(path, file, schema)
 
     def append(self, record: Record) -> None:
@@ -305,7 +309,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
     for number, line in enumerate(lines, start=2):
         if line.startswith(_CONFLICT) or _RUN.search(line):
             raise _joined(path, number, line)
-        if not line.endswith(b"\n"):  # the last write did not finish
+        if not line.endswith(b"\n") and not is_whole(line):  # the last write did not finish
             problems += [] if gzip_cut_off else [f"{path}:{number}: {INTERRUPTED}"]
             break
         record = None
@@ -337,6 +341,14 @@ def read(path: Path) -> tuple[Run, list[str]]:
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     return with_records(run, records), problems
+
+
+def is_whole(line: bytes) -> bool:
+    """Whether a line without its end lacks nothing else: no part of an object is one."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def with_records(run: Run, records: Sequence[Record]) -> Run:
@@ -500,6 +512,8 @@ def _not_ours(path: Path, why: str = "its first line does not say so", content: 
 def _cut_off(path: Path, content: bytes) -> UserError:
     """Return the error for a file without a whole line."""
     if content[: len(_FIRST)] == _FIRST:
+        if b"\r" in content:
+            return UserError(f"{path} has lines that end with a carriage return alone; convert it by tr '\\r' '\\n'")
         return UserError(f"{path} is cut off in its first line: there is no result in it; delete it and run again")
     return _not_ours(path) if content else _not_ours(path, "it is empty")
 

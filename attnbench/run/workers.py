@@ -134,7 +134,8 @@ class WorkerPool:
             todo = "is that a Python?" if python else None
             if "crashed" in str(death) and ".py:" not in self.specs[name]:
                 todo = "it may be built for another torch; install it again"
-            return Probe(reason=f"importing it{there}: {death}", install=todo)
+            said = (self._workers[name, 1].stderr_tail() or "").splitlines()[-1:]
+            return Probe(reason=": ".join([f"importing it{there}", str(death), *said]), install=todo)
         if "probe" not in answer:
             return Probe(reason=f"cannot be imported{there}: {answer['error']}")
         self._note_loaded(name, answer)

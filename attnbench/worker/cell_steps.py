@@ -22,6 +22,7 @@ from attnbench.core.machine import Device
 from attnbench.core.record import Accuracy, Approximation, Measurement
 from attnbench.core.renewed_inputs import InputRenewal
 from attnbench.core.sizes import format_bytes
+from attnbench.core.text import shortened
 from attnbench.judge import count_pairs, inputs
 from attnbench.worker import kernel_trace, plan_time, repeated_calls
 from attnbench.worker.cell import Cell, Fields, notes_on_data
@@ -290,6 +291,8 @@ class CellSteps(Cell):
 
     def _prepare(self, given: Inputs) -> Prepared:
         ready = self.backend.prepare(self.case, given)
+        if not isinstance(ready, Prepared):
+            raise TypeError(f"{self.backend.name}.prepare() returned {shortened(repr(ready))}, not a Prepared")
         self.instruments.synchronize()
         return ready
 
@@ -322,7 +325,10 @@ class CellSteps(Cell):
         self.instruments.synchronize()
         self.first_call += perf_counter() - began
         self.laps.end("first call")
-        results = prepared.canonical(raw)
+        results: Any = prepared.canonical(raw)
+        if not isinstance(results, Mapping):
+            given = shortened(repr(results))
+            raise TypeError(f"{self.backend.name}: canonical returned {given}, not a mapping of results by name")
         accuracy = (self.judge.check_hard if self.judge.hard else self.judge.check_first)(results)
         if not accuracy.ok and isinstance(self.backend, Function):
             self._refuse_rows_without_keys(results["out"])

@@ -38,7 +38,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
+import re
 import signal
 import sys
 import traceback
@@ -207,6 +209,18 @@ class Worker:
             raise TypeError(f"{name}.unsupported() returned {reason!r}, neither None nor a reason")
         if not isinstance(workspace, Workspace):
             raise TypeError(f"{name}.workspace() returned {workspace!r}, not a Workspace")
+        if type(workspace.nbytes) is not int or workspace.nbytes < 0:
+            raise ValueError(f"{name}.workspace() has nbytes={workspace.nbytes!r}, not a whole number of bytes")
+        if not isinstance(workspace.passes, int | float) or not 0 <= workspace.passes < math.inf:
+            raise ValueError(f"{name}.workspace() has passes={workspace.passes!r}, not a number of passes")
+        declared = (
+            self.backend.signature(case, device) if reason is None and hasattr(self.backend, "signature") else None
+        )
+        for pattern in (*declared.runs, *declared.never) if declared else ():
+            try:
+                re.compile(pattern)
+            except (re.error, TypeError) as error:
+                raise ValueError(f"{name}: {pattern!r} of its kernels is no regular expression: {error}") from None
         if not 0 < efficiency <= 10:
             raise ValueError(f"{name}.efficiency is {efficiency!r}, not a share of a matmul's rate")
         return reason, to_json(workspace), efficiency

@@ -32,12 +32,25 @@ def test_reads_back_what_was_written(path: Path) -> None:
 def test_a_truncated_last_line_is_dropped_and_said(path: Path) -> None:
     whole = path.read_bytes()
     start = whole.rindex(b"\n", 0, -1) + 1
-    for cut in (start + 1, start + 40, len(whole) - 1):  # the last lacks nothing but its newline
+    for cut in (start + 1, start + 40, len(whole) - 2):
         path.write_bytes(whole[:cut])
         found, problems = run_file.read(path)
         assert found.records == RECORDS[:2]
         assert len(problems) == 1
         assert problems[0].startswith(f"{path}:4: truncated last line")
+
+
+def test_a_last_line_that_lacks_its_end_alone_is_read_and_gone_on_with(path: Path) -> None:
+    """As editors and copies leave it."""
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert run_file.read(path) == (run_file.read(path)[0], [])
+    assert len(run_file.read(path)[0].records) == len(RECORDS)
+    file = run_file.RunFile.reopen(path)
+    assert path.read_bytes() == whole
+    file.append(RECORDS[0])
+    file.close()
+    assert run_file.read(path)[1] == []
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ PASSES = {"fwd": "forward", "bwd": "backward", "fwd_bwd": "training"}
 STYLES: Mapping[str, Style] = {"wrong": "bad", "failed": "bad", "unchecked": "warning", "not reached": "warning"}
 NOTE = (
     "Of the attention of one layer alone: its inputs, results and workspace. Weights and what other layers keep are "
-    "not counted. Each size in the column fits was compared with the reference at that size."
+    "not counted. Each size in the column fits was compared with the reference at that size, in one call: whether "
+    "results are stored from call to call, attnbench run tells."
 )
 
 

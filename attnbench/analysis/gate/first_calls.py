@@ -6,6 +6,7 @@ calls of a backend are slower together, and no round is quick; a kernel that com
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -32,7 +33,8 @@ def set_aside(findings: Sequence[Finding], baseline: Run, current: Run) -> tuple
     elif states == {"kept"} and (aside := _slower_together(own)):
         reason = MAYBE_EMPTY
         slower = "current run" if aside[0].verdict == "regressed" else "baseline"
-        factor = stats.median([max(1 + f.decision.change, 1 / (1 + f.decision.change)) for f in aside if f.decision])
+        ratios = (max(1 + f.decision.change, sys.float_info.min) for f in aside if f.decision)
+        factor = stats.median([max(ratio, 1 / ratio) for ratio in ratios])
         note = (
             f"First calls of {listed(sorted({f.backend for f in aside}))} are slower together in the {slower}, in "
             f"{count(len(aside), 'cell')}, typically {factor:.2g} times: {reason}, which a run does not say. They are "

@@ -142,5 +142,6 @@ def _amounts(data: Mapping[str, Any], what: str) -> dict[str, float]:
 def gated(name: str, what: str) -> str:
     """Return the name of a metric that a gate compares. Raises UserError, which begins with `what`, for another."""
     if name not in RULES:
-        raise UserError(f"{what}: no metric {name!r} to gate{did_you_mean(name, RULES)}")
+        cells = "; patterns of cells stand below cells:" if set(name) & set("* ") else did_you_mean(name, RULES)
+        raise UserError(f"{what}: no metric {name!r} to gate{cells}")
     return name
