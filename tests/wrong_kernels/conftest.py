@@ -15,13 +15,13 @@ def _restored_torch_settings() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def steady_cpu() -> Iterator[MeasuringDevice]:
     """The CPU on a simulated clock by which every call takes the same time, so that the report sees no noise."""
     yield from measuring_device(CPU, Clock())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cpu() -> Iterator[MeasuringDevice]:
     """The CPU on the host's clock."""
     yield from measuring_device(CPU)

@@ -8,7 +8,6 @@ which fault a kernel or the machine has, and what finds it.
 from __future__ import annotations
 
 import atexit
-import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -172,7 +171,6 @@ def measuring_device(device: Device, clock: Clock | None = None) -> Iterator[Mea
     if clock:
         made.measurer.timer.clock = clock
     yield made
-    gc.unfreeze()
 
 
 def judged_device(device: Device, policy: Policy = POLICY) -> MeasuringDevice:
