@@ -87,7 +87,7 @@ CASES: Sequence[tuple[str, str, int, str]] = (
     (" ".join((*AB, "--b own.py:A")), "", 0, "Judge again: "),
     (" ".join((*AB, "--b own.py:Slow")), "", 1, "Judge again: "),
     (" ".join((*AB, "--b nothing")), "", 2, "'nothing' is no interpreter"),
-    (" ".join((*AB, "--b own.py:Noisy --time-limit 4s")), "", 3, "Judge again: "),
+    (" ".join((*AB, "--b own.py:Noisy --time-limit 2s")), "", 3, "Judge again: "),
     (" ".join((*AB, "--b own.py:Wrong --allow-wrong --margin 1%")), "", 1, "--margin=1% --allow-wrong"),
     (" ".join((*AB, "--b own.py:Wrong")), "", 5, "Judge again: "),
     (" ".join((*BISECT, "own.py:A", "good..slow")), "", 0, "FOUND: "),

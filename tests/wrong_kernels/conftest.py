@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from measuring_device import CPU, Clock, MeasuringDevice, measuring_device, restored_torch_settings
-
-
-@pytest.fixture(autouse=True)
-def _restored_torch_settings() -> Iterator[None]:
-    """Restore torch's settings after each test."""
-    with restored_torch_settings():
-        yield
+from measuring_device import CPU, Clock, MeasuringDevice, measuring_device
 
 
 @pytest.fixture(scope="session")
