@@ -6,10 +6,11 @@ one another take the cores from the other tests, and all of it lasts twice as lo
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,17 @@ import pytest
 from attnbench.backends.shared import own_source
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop() -> Generator[None, object, object]:
+    """Keep modules and tests out of the collections of garbage, of which each measured cell makes two."""
+    gc.collect()
+    gc.freeze()
+    try:
+        return (yield)
+    finally:
+        gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,7 +2,7 @@
 
 `subprocess.Popen` of run/process.py is replaced by `popen`. Its worker finds what it would find in a new process: its
 environment, descriptors 0 to 2 and no others, a session of its own, and a parent that waits for it. Another
-interpreter, and all that is no worker, is a new process as before.
+interpreter, and all that is no worker, is a new process as before. It reads and computes little for a CPU's rates.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import IO, Any, NoReturn
 from unittest.mock import patch
 
 from attnbench.run import process
+from worker_here import quick_cpu
 
 INSTALLED = (sys.prefix, sys.base_prefix)
 
@@ -103,7 +104,8 @@ def _work(env: Mapping[str, str], descriptors: Sequence[int]) -> NoReturn:
             warnings.simplefilter("ignore", kind)
         from attnbench.worker import serve
 
-        serve.main()
+        with quick_cpu():
+            serve.main()
     except BaseException:
         traceback.print_exc()
     os._exit(1)

@@ -28,12 +28,14 @@ def hash_of_file(_: object, file: str) -> str:
 
 @contextlib.contextmanager
 def quick_cpu() -> Iterator[None]:
-    """In the block little is read to flush a CPU's cache, and little computed to measure its rates.
+    """In the block little is read to flush a CPU's cache and to test it, and little computed to measure its rates.
 
     In the usual sizes they take most of the time of a small cell.
     """
+    flush = l2_cache.L2Flush
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patch.object(l2_cache, "MIN_FLUSH", 2**20))
+        for name, value in (("MIN_FLUSH", 2**20), ("L2Flush", lambda device, _: flush(device, 0)), ("REPEATS", 2)):
+            stack.enter_context(patch.object(l2_cache, name, value))
         for sizes, size in (
             *((ceiling.MATMUL_SIZE, 64), (environment.QUICK_MATMUL, 64)),
             *((ceiling.COPY_BYTES, 2**20), (environment.QUICK_COPY, 2**20)),

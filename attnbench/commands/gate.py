@@ -13,6 +13,7 @@ import typer
 
 from attnbench.commands import options, output
 from attnbench.commands.shared import (
+    CUT_OFF,
     command_line,
     live,
     one_of,
@@ -178,7 +179,7 @@ def gate(given: Options) -> None:
     judgement = judge(runs[0][1], now, request, [run for _, run in runs[1:]])
     if any(path.resolve() == current.resolve() for path in chosen):
         tell(f"attnbench: {current} is judged against itself, which passes whatever it holds")
-    gone = judgement.only_missing()
+    gone = judgement.only_missing() if damage != CUT_OFF else []  # that run is shorter, and fails for it
     if damage and request.missing == "fail" and (gone or judgement.exit_code in (EXIT_PASS, EXIT_INCONCLUSIVE)):
         lost = some(gone) or "a wrong result"
         raise UserError(f"{current}: {damage}, and {lost} may be in what is lost; restore the file, or measure again")

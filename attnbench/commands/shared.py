@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 L = TypeVar("L", bound="ProgressLine")
 W = TypeVar("W", bound=str)
 MOST_PROBLEMS = 20  # of a file that are printed, each on a line
+CUT_OFF = "its last line is cut off"
 
 
 def command_line() -> tuple[str, ...]:
@@ -107,7 +108,7 @@ def read_with_damage(path: Path, *, cut: bool = False) -> tuple[Run, str]:
     if lines:
         return run, f"{count(lines, 'line')} of it cannot be read"
     if cut and not lost and problems:
-        return run, "its last line is cut off"
+        return run, CUT_OFF
     return run, lost[0].removeprefix(f"{path}: ").partition(";")[0] if lost else ""
 
 

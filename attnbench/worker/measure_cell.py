@@ -29,10 +29,15 @@ class CellMeasurer(Instruments):
 
         torch.set_float32_matmul_precision("highest")  # no TF32 in fp32 cases, unless a backend chooses it
         super().__init__(device)
-        self._frozen = 0  # modules that were imported when the garbage collector last froze what there was
         judge.warm_up(self.device)
         if self.events:
             self.events.gauge.open()  # here, where all workers do so at the same time
+        self._freeze()
+
+    def _freeze(self) -> None:
+        """Have later collections skip what is there, mostly imported modules: in a timed job they take no time then."""
+        gc.freeze()
+        self._frozen = len(sys.modules)
 
     def measure(
         self, backend: Backend, case: Case, policy: Policy, *, timed: bool = True, ceilings: bool = False
@@ -70,8 +75,7 @@ class CellMeasurer(Instruments):
         """Free memory after a job, failed or not. Return False where the CUDA context or torch's state is broken."""
         gc.collect()
         if len(sys.modules) >= self._frozen + MANY_MODULES:
-            gc.freeze()  # imported modules stay: later collections skip them and take next to no time in a timed job
-            self._frozen = len(sys.modules)
+            self._freeze()
         try:
             self.synchronize()
             self.memory.empty_cache()

@@ -56,7 +56,7 @@ from attnbench import backends
 from attnbench.backends.shared import own_source
 from attnbench.backends.shared.function import Function
 from attnbench.core import stats
-from attnbench.core.backend import Backend, Prepared, Probe, Unsupported, Workspace, refusal
+from attnbench.core.backend import Backend, Prepared, Probe, Signature, Unsupported, Workspace, refusal
 from attnbench.core.case import RESULT_ITEMSIZE, Case
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
@@ -213,10 +213,9 @@ class Worker:
             raise ValueError(f"{name}.workspace() has nbytes={workspace.nbytes!r}, not a whole number of bytes")
         if not isinstance(workspace.passes, int | float) or not 0 <= workspace.passes < math.inf:
             raise ValueError(f"{name}.workspace() has passes={workspace.passes!r}, not a number of passes")
-        declared = (
-            self.backend.signature(case, device) if reason is None and hasattr(self.backend, "signature") else None
-        )
-        for pattern in (*declared.runs, *declared.never) if declared else ():
+        has_signature = reason is None and hasattr(self.backend, "signature")
+        declared = self.backend.signature(case, device) if has_signature else Signature()
+        for pattern in (*declared.runs, *declared.never):
             try:
                 re.compile(pattern)
             except (re.error, TypeError) as error:

@@ -377,6 +377,8 @@ def test_first_calls_that_empty_caches_may_explain_are_not_judged() -> None:
     back = gate(cold, warm, "first_call")
     assert {f.verdict for f in back.findings} == {"inconclusive"}
     assert any("slower together in the baseline" in note for note in back.notes)
+    absurd = gate(rounds(first_call=1e20), warm, "first_call")  # as in a file that was edited
+    assert {f.verdict for f in absurd.findings} == {"inconclusive"}
     one = gate([*warm, *other], [*rounds(first_call=3.0, seqlens=LENGTHS[:1]), *warm[5:], *other], "first_call")
     assert one.exit_code == 1, "one cell that compiles longer"
     fresh = [run(records, policy=Policy(caches="fresh")) for records in (warm, cold)]

@@ -60,6 +60,7 @@ def test_a_file_sets_metrics_and_cells_and_options_win(tmp_path: Path) -> None:
         ("cells: {'a *': 3%}", "expected"),
         ("latency: [", "not readable as YAML"),
         ("cells: {'a *': {speed: 3%}}", "no metric 'speed'"),
+        ("'a *': {latency: 3%}", "no metric 'a *' to gate; patterns of cells stand below cells:"),
     ],
 )
 def test_a_file_that_is_wrong_is_one_clear_line(tmp_path: Path, text: str, why: str) -> None:

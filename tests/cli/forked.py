@@ -7,6 +7,7 @@ finds what it would find in a new process: its arguments, working directory, env
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -43,6 +44,7 @@ def run(args: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[int,
 
 
 def _command(args: Sequence[str], folder: str, env: Mapping[str, str], out: str, err: str) -> None:
+    gc.freeze()  # a collection that looked at the modules would copy their pages
     os.chdir(folder)
     os.getloadavg = lambda: (0.0, 0.0, 0.0)  # what is said first does not depend on the machine of the tests
     os.environ.clear()

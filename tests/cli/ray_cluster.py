@@ -1,18 +1,20 @@
 """A Ray cluster of several nodes on this machine, in a process of its own, which a test tells what to do.
 
 python ray_cluster.py
-add NAME [ATTNBENCH_FAKE]     start a node of one CPU; the first is the head
-kill NAME                     end it as a power cut does
+add NAME [ATTNBENCH_FAKE [GPUS]]     start a node of one CPU; the first is the head
+kill NAME                            end it as a power cut does
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 class Nodes:
@@ -25,7 +27,7 @@ class Nodes:
         """Send a command and return the answer, the address of the head."""
         assert self._process.stdin
         assert self._process.stdout
-        print(*words, file=self._process.stdin, flush=True)
+        print(json.dumps(words), file=self._process.stdin, flush=True)
         for line in self._process.stdout:
             if line.startswith("done "):
                 return line.split()[1]
@@ -33,15 +35,11 @@ class Nodes:
 
 
 @contextmanager
-def nodes(*names: tuple[str, str], asks_for_token: bool = False) -> Iterator[tuple[Nodes, str]]:
-    """Give a cluster with these nodes, of (name, ATTNBENCH_FAKE), and the address of its head.
-
-    One that asks for a token asks for that in RAY_AUTH_TOKEN.
-    """
+def nodes(*names: tuple[str, ...]) -> Iterator[tuple[Nodes, str]]:
+    """Give a cluster with these nodes, of (name, ATTNBENCH_FAKE, GPUs), and the address of its head."""
     command = [sys.executable, str(Path(__file__))]
-    environment = {**os.environ, "RAY_AUTH_MODE": "token" if asks_for_token else "disabled"}
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         try:
             cluster, address = Nodes(process), ""
@@ -60,13 +58,16 @@ def main() -> None:
 
     cluster, running = Cluster(), {}
     for line in sys.stdin:
-        what, name, *fake = line.split()
+        what, name, *more = json.loads(line)
         if what == "add":
-            own = {"include_dashboard": False} if not running else {}
-            variables = {"ATTNBENCH_FAKE": fake[0]} if fake else {}
+            own: dict[str, Any] = {} if running else {"include_dashboard": False}
+            if more[:1]:
+                own["env_vars"] = {"ATTNBENCH_FAKE": more[0]}
+            if more[1:]:
+                own |= {"num_gpus": int(more[1]), "resources": {"accelerator_type:H100": 1}}
             memory = 80 * 2**20
             running[name] = cluster.add_node(
-                node_name=name, num_cpus=1, num_gpus=0, object_store_memory=memory, env_vars=variables, **own
+                **{"node_name": name, "num_cpus": 1, "num_gpus": 0, "object_store_memory": memory, **own}
             )
         else:
             cluster.remove_node(running[name], allow_graceful=False)

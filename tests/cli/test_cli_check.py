@@ -10,8 +10,6 @@ import re
 import pytest
 from tool import Tool
 
-from attnbench.backends.shared.own_signature import GIVEN
-
 FAKE = ("check", "--device", "fake", "fake")
 OF_203 = ": all 8 that are of seqlen_q 203, none of the 76 others"
 ONE_KIND = ("--dtype", "fp32", "--pass", "fwd", "--headdim", "64", "--full")
@@ -33,16 +31,10 @@ def right(q, k, v, *, causal, softmax_scale):
 def top_left(q, k, v, *, causal, softmax_scale):
     return attend(q, k, v, causal, softmax_scale, 0)
 
-def early(q, k, v, *, causal, softmax_scale):
-    return attend(q, k, v, causal, softmax_scale, k.shape[1] - q.shape[1] - 1)
-
-def late(q, k, v, *, causal, softmax_scale):
-    return attend(q, k, v, causal, softmax_scale, k.shape[1] - q.shape[1] + 1)
-
 def picky(q, k, v, *, causal, softmax_scale):
-    if q.shape[-1] != 64:
-        raise NotImplementedError("headdim 64 only")
-    if q.shape[2] != k.shape[2]:
+    if q.shape[1] == 32:
+        raise NotImplementedError("no 32 queries")
+    if q.shape[1] == 48:
         raise NotImplementedError
     return right(q, k, v, causal=causal, softmax_scale=softmax_scale).detach()
 
@@ -51,9 +43,9 @@ def broken(q, k, v, *, causal, softmax_scale):
 
 def fragile(q, k, v, *, causal, softmax_scale):
     import os, time
-    if q.shape[1] == 203:
+    if q.shape[1] == 32:
         os.abort()
-    if q.shape[1:3] == (1, 4):
+    if q.shape[1] == 48:
         time.sleep(60)
     return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
 """
@@ -66,12 +58,12 @@ def mine(tool: Tool) -> Tool:
     return tool
 
 
-def one_case(tool: Tool, direction: str) -> tuple[str, ...]:
-    """Return the options that check one small causal case: those of a wrong result of the simulated device."""
-    sizes = ("--seqlen", "64", "--headdim", "64", "--nheads", "2", "--batch", "1", "--dtype", "fp32")
-    options = (*sizes, "--causal", "--pass", direction, "--out", f"{direction}.jsonl")
-    tool("run", "--device", "fake", "-b", "fake", *options, fake="wrong@64", code=5)
-    return ("--device", "cpu", "--wrong", f"{direction}.jsonl")
+def small_cases(tool: Tool, direction: str, *lengths: int) -> tuple[str, ...]:
+    """Return the options that check a small causal case of each length: wrong results of the simulated device."""
+    sizes = ("--seqlen", ",".join(map(str, lengths)), "--headdim", "64", "--nheads", "2", "--batch", "1")
+    options = (*sizes, "--dtype", "fp32", "--causal", "--pass", direction, "--out", "wrong.jsonl")
+    tool("run", "--device", "fake", "-b", "fake", *options, fake=" ".join(f"wrong@{n}" for n in lengths), code=5)
+    return ("--device", "cpu", "--wrong", "wrong.jsonl")
 
 
 def entries(out: str) -> dict[str, str]:
@@ -87,50 +79,38 @@ def check(tool: Tool, function: str, *more: str, code: int) -> str:
 
 
 def test_a_right_function(mine: Tool) -> None:
-    out = check(mine, "right", "--dtype", "bf16", code=0)
+    out = check(mine, "right", "--dtype", "fp32", "--pass", "bwd", "--headdim", "64", "--full", code=0)
     found = entries(out)
-    assert len(found) == 21
-    assert found.pop("256x80 d64 causal").split() == 2 * ["skip"]
-    assert {entry.count("right ") for entry in found.values()} == {2}
-    assert out.splitlines()[-1] == "right is RIGHT in 40 cases, 2 not supported"
+    assert {entry.split()[0] for entry in found.values()} == {"right"}
+    assert out.splitlines()[-1] == f"right is RIGHT in {len(found)} cases"
 
 
-@pytest.mark.parametrize("parameter", GIVEN)
-def test_a_function_that_ignores_one_of_its_parameters_is_wrong(mine: Tool, parameter: str) -> None:
-    usual = {"causal": "False", "softmax_scale": "q.shape[-1] ** -0.5"}.get(parameter, f"torch.ones_like({parameter})")
-    mine.write(
-        "ignores.py",
-        "import torch\nfrom mine import right\n"
-        "def ignores(q, k, v, *, causal, softmax_scale):\n"
-        f"    {parameter} = {usual}\n"
-        "    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)\n"
-        "def without(q, k, v, *, causal):\n"
-        "    return ignores(q, k, v, causal=causal, softmax_scale=q.shape[-1] ** -0.5)\n",
-    )
-    if parameter != "softmax_scale":
-        assert "ignores is WRONG" in mine("check", "./ignores.py:ignores", *one_case(mine, "fwd"), code=5).out
-        return
-    options = ("--device", "cpu", *ONE_KIND)
-    assert "ignores is WRONG in 1 of 15 cases" in mine("check", "./ignores.py:ignores", *options, code=5).out
-    assert "without is RIGHT in 14 cases, 1 not supported" in mine("check", "./ignores.py:without", *options).out
+def test_a_function_that_ignores_one_of_its_parameters_is_wrong(mine: Tool) -> None:
+    usual = {name: f"torch.ones_like({name})" for name in "qkv"} | {"causal": "False"}
+    for name, value in usual.items():
+        mine.write(
+            f"without_{name}.py",
+            "import torch\nfrom mine import right\n"
+            f"def without_{name}(q, k, v, *, causal, softmax_scale):\n"
+            f"    {name} = {value}\n"
+            "    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)\n",
+        )
+    functions = [f"./without_{name}.py:without_{name}" for name in usual]
+    out = mine("check", *functions, *small_cases(mine, "fwd", 64), code=5).out
+    for name in usual:
+        assert f"without_{name} is WRONG in 1 of 1 case" in " ".join(out.split())
 
 
 OTHERS = """
 import torch
 from mine import right
 
-def first_keys(q, k, v, *, causal, softmax_scale):
-    return right(q, k[:, :q.shape[1]], v[:, :q.shape[1]], causal=causal, softmax_scale=softmax_scale)
-
-def pairs(q, k, v, *, causal, softmax_scale):
-    if q.shape[2] != k.shape[2]:
-        k, v = (t[:, :, [head // 2 % k.shape[2] for head in range(q.shape[2])]] for t in (k, v))
-    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
-
-def threes(q, k, v, *, causal, softmax_scale):
-    if q.shape[2] != k.shape[2]:
-        k, v = (t[:, :, [min(head // 3, k.shape[2] - 1) for head in range(q.shape[2])]] for t in (k, v))
-    return right(q, k, v, causal=causal, softmax_scale=softmax_scale)
+def careless(q, k, v, *, causal, softmax_scale):
+    heads, keys = q.shape[2], k.shape[2]
+    if 1 < heads // keys < 4:  # pairs of heads in groups of 3, and threes in groups of 2
+        own = [head // 2 % keys if heads == 3 * keys else min(head // 3, keys - 1) for head in range(heads)]
+        k, v = k[:, :, own], v[:, :, own]
+    return right(q, k, v, causal=causal, softmax_scale=q.shape[-1] ** -0.5)
 
 class Contiguous(torch.autograd.Function):
     @staticmethod
@@ -180,28 +160,36 @@ SOME = ("80x203 d64 causal, heads 6/2", "1x203 d64 causal, heads 6/2")  # length
 
 
 @pytest.mark.parametrize(
-    ("function", "wrong"),
+    ("file", "function", "wrong"),
     [
-        ("first_keys", {"80x256 d64 causal", "1x256 d64 causal", "48x4k d64 causal", "48x4k d64 full", *SOME}),
-        ("pairs", {"256 d64 causal, heads 6/2", "256 d64 causal layout bhsd, heads 6/2", *SOME}),
-        ("threes", {"256 d64 causal, heads 8/4"}),
+        ("mine", "top_left", {"80x256 d64 causal", "256x80 d64 causal", "1x256 d64 causal", "48x4k d64 causal", *SOME}),
+        (
+            "others",
+            "careless",
+            {"256 d64 causal, heads 6/2", "256 d64 causal layout bhsd, heads 6/2", *SOME}
+            | {"256 d64 causal, heads 8/4", "256 d64 causal softmax_scale 0.3"},
+        ),
     ],
 )
-def test_what_is_wrong_in_few_cases(mine: Tool, function: str, wrong: set[str]) -> None:
+def test_a_wrong_function_and_in_which_cases(mine: Tool, file: str, function: str, wrong: set[str]) -> None:
+    """A usual run does not see them: a mask aligned top-left is right where there are as many queries as keys."""
     mine.write("others.py", OTHERS)
-    options = ("--device", "cpu", "--dtype", "fp32", "--pass", "fwd", "--headdim", "64")
-    found = entries(mine("check", f"./others.py:{function}", *options, code=5).out)
-    assert {case for case, entry in found.items() if "WRONG" in entry} == wrong
+    options = ("--device", "cpu", "--dtype", "fp32", "--pass", "fwd", "--headdim", "64", "--causal")
+    out = mine("check", f"./{file}.py:{function}", *options, code=5).out
+    assert {case for case, entry in entries(out).items() if "WRONG" in entry} == wrong
+    said = " ".join(out.split())
+    assert f"{function} is WRONG in 6 of " in said
+    if function == "top_left":
+        assert re.search(r"WRONG top_left \(\d+ cases: [^)]*seqlen_q != seqlen_k[^)]*\): out is off", said)
+        assert said.endswith(": all 6 that are of seqlen_q != seqlen_k, none of the 9 others")
 
 
-@pytest.mark.parametrize(
-    ("function", "ending", "code"),
-    [("dense", "is WRONG", 5), ("contiguous", "FAILS", 1), ("contiguous_heads_first", "FAILS", 1)],
-)
-def test_a_dout_of_other_strides(mine: Tool, function: str, ending: str, code: int) -> None:
+def test_a_dout_of_other_strides(mine: Tool) -> None:
     mine.write("others.py", OTHERS)
-    out = mine("check", f"./others.py:{function}", *one_case(mine, "bwd"), code=code).out
-    assert out.splitlines()[-1] == f"{function} {ending} in 1 of 1 case"
+    functions = [f"./others.py:{name}" for name in ("dense", "contiguous", "contiguous_heads_first")]
+    out = mine("check", *functions, *small_cases(mine, "bwd", 64), code=5).out
+    for verdict in ("dense is WRONG", "contiguous FAILS", "contiguous_heads_first FAILS"):
+        assert f"{verdict} in 1 of 1 case" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("option", [("--pass", "bwd"), ("--dtype", "bf16"), ("--headdim", "64")])
@@ -213,38 +201,13 @@ def test_an_option_adds_no_case_to_those_tried_by_default(tool: Tool, option: tu
     assert part < whole
 
 
-def test_a_wrong_function_and_in_which_cases(mine: Tool) -> None:
-    """A mask aligned top-left is right where there are as many queries as keys, so a usual run does not see it."""
-    out = check(mine, "top_left", "--pass", "fwd", "--dtype", "fp32", code=5)
-    wrong = {case for case, entry in entries(out).items() if "WRONG" in entry}
-    assert wrong == {"80x256 d64 causal", "256x80 d64 causal", "1x256 d64 causal", "48x4k d64 causal", *SOME}
-    said = " ".join(out.split())
-    assert re.search(r"WRONG top_left \(\d+ cases: [^)]*seqlen_q != seqlen_k; causal\): out is off", said)
-    assert said.endswith(
-        "top_left is WRONG in 6 of 21 cases: all 6 that are causal and of seqlen_q != seqlen_k, none of the 15 others"
-    )
-
-
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        ("early", "early is WRONG in 15 of 21 cases: all 15 that are causal, none of the 6 others"),
-        # one query on many keys sees all of them either way
-        ("late", "late is WRONG in 13 of 21 cases: 13 of the 15 that are causal, none of the 6 others"),
-    ],
-)
-def test_a_mask_that_is_off_by_one_is_named_as_what_all_wrong_cases_have(mine: Tool, function: str, said: str) -> None:
-    out = check(mine, function, "--pass", "fwd", "--dtype", "fp32", code=5)
-    assert " ".join(out.split()).endswith(said)
-
-
 def test_what_a_function_does_not_implement_is_skipped_with_its_reason(mine: Tool) -> None:
-    out = check(mine, "picky", "--dtype", "fp32", "--full", code=0)
-    found = entries(out)
-    assert found["256 d128 full"].split() == found["256 d64 full, heads 6/2"].split() == ["skip", "skip"]
-    for reason in ("headdim 64 only", "not implemented", "not differentiable: its output has no gradient"):
+    out = mine("check", "./mine.py:picky", *small_cases(mine, "fwd,bwd", 32, 48, 64)).out
+    words = {case.split()[0]: re.findall("skip|right", entry) for case, entry in entries(out).items()}
+    assert words == {"32": ["skip", "skip"], "48": ["skip", "skip"], "64": ["right", "skip"]}
+    for reason in ("no 32 queries", "not implemented", "not differentiable: its output has no gradient"):
         assert reason in " ".join(out.split())
-    assert out.splitlines()[-1] == "picky is RIGHT in 9 cases, 23 not supported"
+    assert out.splitlines()[-1] == "picky is RIGHT in 1 case, 5 not supported"
 
 
 def test_what_was_checked_before_an_interrupt_is_shown(mine: Tool) -> None:
@@ -263,12 +226,12 @@ def test_what_was_checked_before_an_interrupt_is_shown(mine: Tool) -> None:
 
 
 def test_a_failure_shows_its_place(mine: Tool) -> None:
-    out = check(mine, "broken", "--dtype", "fp32", "--pass", "fwd", "--headdim", "64", code=1)
+    out = mine("check", "./mine.py:broken", *small_cases(mine, "fwd", 64), code=1).out
     line = MINE.splitlines().index("    return q @ k") + 1
     assert f'  File "{mine.folder}/mine.py", line {line}, in broken' in out
     assert "return q @ k" in out
     assert "worker" not in out  # no frames of attnbench's own
-    assert "broken FAILS in 19 of 19 cases" in out
+    assert "broken FAILS in 1 of 1 case" in out
 
 
 def test_another_signature_is_one_line_with_the_code_that_adapts_it(mine: Tool) -> None:
@@ -281,13 +244,14 @@ def test_another_signature_is_one_line_with_the_code_that_adapts_it(mine: Tool) 
     )
 
 
-@pytest.mark.parametrize(("ending", "code"), [("return q * 0", 5), ("raise ValueError('no')", 1)])
-def test_what_a_function_prints_is_shown(mine: Tool, ending: str, code: int) -> None:
+def test_what_a_function_prints_is_shown(mine: Tool) -> None:
+    head = "(q, k, v, *, causal, softmax_scale):\n    print(f'rows {q.shape[1]} of"
     mine.write(
-        "mine.py", f"def loud(q, k, v, *, causal, softmax_scale):\n    print('rows', q.shape[1])\n    {ending}\n"
+        "mine.py", f"def wrong{head} wrong')\n    return q * 0\ndef fails{head} fails')\n    raise ValueError('no')\n"
     )
-    out = mine("check", "./mine.py:loud", *one_case(mine, "fwd"), code=code).out
-    assert "  rows 64\n" in out
+    out = mine("check", "./mine.py:wrong", "./mine.py:fails", *small_cases(mine, "fwd", 64), code=5).out
+    assert "  rows 64 of wrong\n" in out
+    assert "  rows 64 of fails\n" in out
 
 
 @pytest.mark.parametrize(
@@ -310,26 +274,9 @@ def test_a_function_that_cannot_be_loaded(mine: Tool, text: str, said: str) -> N
 
 
 def test_a_crash_and_a_hang_cost_one_row_each(mine: Tool) -> None:
-    options = ("--dtype", "fp32", "--pass", "fwd", "--headdim", "64", "--causal", "--timeout", "4s")
-    out = check(mine, "fragile", *options, code=1)
-    found = entries(out)
-    assert {case: entry.split()[0] for case, entry in found.items()} == {
-        "256 d64 causal": "right",
-        "203 d64 causal": "FAIL",
-        "80x256 d64 causal": "right",
-        "256x80 d64 causal": "skip",
-        "256 d64 causal, heads 6/2": "right",
-        "256 d64 causal, heads 8/4": "right",
-        "256 d64 causal, heads 5/1": "right",
-        "1x256 d64 causal": "TIMEOUT",
-        "48x4k d64 causal": "right",
-        "256 d64 causal softmax_scale 0.3": "right",
-        "256 d64 causal layout bhsd": "right",
-        "256 d64 causal layout packed": "right",
-        "80x203 d64 causal, heads 6/2": "right",
-        "1x203 d64 causal, heads 6/2": "right",
-        "256 d64 causal layout bhsd, heads 6/2": "right",
-    }
+    out = mine("check", "./mine.py:fragile", *small_cases(mine, "fwd", 32, 48, 64), "--timeout", "4s", code=1).out
+    found = {case.split()[0]: entry.split()[0] for case, entry in entries(out).items()}
+    assert found == {"32": "FAIL", "48": "TIMEOUT", "64": "right"}
     assert "the worker crashed (SIGABRT)" in out
 
 
@@ -396,7 +343,7 @@ def test_exit_codes(tool: Tool, script: str, code: int, verdict: str) -> None:
 
 def test_each_function_of_ones_own_must_be_checked(mine: Tool) -> None:
     mine.write("none.py", "def none(q, k, v, *, causal, softmax_scale):\n    raise NotImplementedError\n")
-    options = one_case(mine, "fwd")
+    options = small_cases(mine, "fwd", 64)
     out = mine("check", "eager", "./none.py:none", *options, code=1).out
     assert "eager is RIGHT" in out
     assert "none: nothing could be checked" in out

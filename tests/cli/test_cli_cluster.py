@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_cluster import nodes
+from ray_cluster import Nodes, nodes
 from tool import SMALL, Tool
 
 from needs_ray import needs_ray
@@ -34,17 +34,44 @@ def wait_for(what: Callable[[], bool], seconds: float = 90) -> None:
         time.sleep(0.1)
 
 
-def test_three_nodes_of_which_one_is_slow_and_one_wrong(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They ask for a token."""
+# Ray gives GPUs that are not there; the simulated device is measured in their place. In a process of its own, since Ray
+# leaves threads and handlers of signals behind.
+EACH_GPU = """
+import sys
+from pathlib import Path
+from attnbench.run import cluster, cluster_node
+
+seen = f"import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'), file=open({str(Path('seen').absolute())!r}, 'a'))\\n"
+cluster_node.PROGRAM = seen + cluster_node.PROGRAM
+
+class Observer:
+    def say(self, text, **_): pass
+    def changed(self, unit, what): pass
+
+plan = cluster.Plan(("--device", "fake", "-b", "fake", "--seqlen", "1k", *sys.argv[2:]), (), "cuda", Path("gpus"))
+with cluster.connected(sys.argv[1]):
+    found, notes = cluster.units(plan, Observer())
+    cluster.measure(found, plan, Observer())
+print(*sorted(path.name for path in Path("gpus").iterdir()), found[0].node.model, cluster.exit_code(found, False))
+"""
+
+
+def test_a_cluster_that_asks_for_a_token(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of three nodes is slow and has two GPUs, one is wrong; later these two die, and one comes back."""
     needs_ray()
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    each = (("alpha", ""), ("beta", "speed=0.9"), ("gamma", "wrong@4k"))
-    with nodes(*each, asks_for_token=True) as (_, address):
-        again = ("--address", address, "--seqlen", "1k,2k,4k", "--rounds", "2")
-        dry = tool(*RUN, *again, "--dry-run", "-f", "csv")
-        assert [line.split(",")[0] for line in dry.out.splitlines()] == ["file", *(f"{n}.jsonl" for n in NAMES)]
-        done = tool(*RUN, *again, "--out", "acceptance", "-f", "json=report.json", code=5)
+    with nodes(("alpha", ""), ("beta", "speed=0.9 hang@8k", "2"), ("gamma", "wrong@4k hang@8k")) as (cluster, address):
+        one_stands_out_and_one_is_wrong(tool, ("--address", address))
+        each_gpu_is_measured_once_by_a_child_that_sees_it_alone(tool, address)
+        one_comes_back_and_one_stays_away(tool, cluster, ("--address", address))
+
+
+def one_stands_out_and_one_is_wrong(tool: Tool, at: tuple[str, ...]) -> None:
+    again = (*at, "--seqlen", "1k,2k,4k", "--rounds", "2")
+    dry = tool(*RUN, *again, "--dry-run", "-f", "csv")
+    assert [line.split(",")[0] for line in dry.out.splitlines()] == ["file", *(f"{n}.jsonl" for n in NAMES)]
+    done = tool(*RUN, *again, "--out", "acceptance", "-f", "json=report.json", code=5)
     folder = tool.folder / "acceptance"
     assert {path.stem for path in folder.iterdir()} == {*NAMES}
     assert statuses(folder / "alpha.jsonl") == ["ok"] * 6
@@ -58,37 +85,48 @@ def test_three_nodes_of_which_one_is_slow_and_one_wrong(tool: Tool, monkeypatch:
     assert (alpha["outlier"], beta["outlier"], gamma["outlier"]) == ("", "all cells", "")
 
 
-def test_a_node_that_dies_and_comes_back_and_one_that_stays_away(tool: Tool) -> None:
+def each_gpu_is_measured_once_by_a_child_that_sees_it_alone(tool: Tool, address: str) -> None:
+    command = [sys.executable, "-c", EACH_GPU, address, *SMALL]
+    done = subprocess.run(command, cwd=tool.folder, env=tool.env(), capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1:] == ["beta-gpu0.jsonl beta-gpu1.jsonl H100 0"], done.stderr
+    assert (tool.folder / "seen").read_text().split()[-2:] == ["0", "1"]  # the first tell their nodes' versions
+
+
+def one_comes_back_and_one_stays_away(tool: Tool, cluster: Nodes, at: tuple[str, ...]) -> None:
     """Both hang at a job; what they measured before is kept, and the one that is back goes on with the rest."""
-    needs_ray()
-    with nodes(("head", ""), ("back", "hang@8k"), ("gone", "hang@8k")) as (cluster, address):
-        options = ("--address", address, "--seqlen", "1k,2k,8k", "--patience", "15s", "--timeout", "100s")
-        with tool.start(*RUN, *options, "--out", "runs") as process:
-            files = [tool.folder / "runs" / f"{name}.jsonl" for name in ("back", "gone")]
-            wait_for(lambda: all(file.exists() and len(statuses(file)) >= 1 for file in files))
-            for name in ("back", "gone"):
-                cluster.tell("kill", name)
-            before = [file.read_text() for file in files]
-            cluster.tell("add", "back")
-            _, err = process.communicate(timeout=150)
+    options = (*at, "--seqlen", "1k,2k,8k", "--patience", "10s", "--timeout", "100s")
+    with tool.start(*RUN, *options, "--out", "runs") as process:
+        files = [tool.folder / "runs" / f"{name}.jsonl" for name in ("beta", "gamma")]
+        wait_for(lambda: all(file.exists() and len(statuses(file)) >= 1 for file in files))
+        for name in ("beta", "gamma"):
+            cluster.tell("kill", name)
+        before = [file.read_text() for file in files]
+        cluster.tell("add", "beta")
+        _, err = process.communicate(timeout=150)
     assert process.returncode == 1, err
     assert files[0].read_text().startswith(before[0])
     assert sorted(statuses(files[0])) == ["ok"] * 3, err
     assert files[1].read_text() == before[1]
-    assert "back: retried: goes on after" in err
-    assert "gone: LOST: the node died; it did not come back; " in err
-    assert "attnbench run --resume gone.jsonl" in err
+    assert "beta: retried: goes on after" in err
+    assert "gamma: LOST: the node died; it did not come back; " in err
+    assert "attnbench run --resume gamma.jsonl" in err
 
 
-def test_ctrl_c_stops_the_children_and_keeps_the_files(tool: Tool) -> None:
+def test_ctrl_c_stops_the_children_and_keeps_the_files(tool: Tool, tmp_path_factory: Any) -> None:
+    """No process of Ray imports from the working directory."""
     needs_ray()
-    with tool.start(*RUN, "--seqlen", "1k,8k", "--out", "runs", "--timeout", "100s", fake="hang@8k") as process:
+    tool.write("pydantic.py", f"open({str(tool.folder / 'ran')!r}, 'w')\nraise ImportError\n")
+    start = tmp_path_factory.mktemp("scripts") / "attnbench.py"  # as pip's script, whose folder Python has on its path
+    start.write_text("import sys\nsys.path.pop(0)\nfrom attnbench.cli import main\nmain()\n")
+    options = ("--seqlen", "1k,8k", "--out", "runs", "--timeout", "100s")
+    with tool.start(*RUN, *options, command=(sys.executable, str(start)), fake="hang@8k") as process:
         wait_for(lambda: any((tool.folder / "runs").glob("*.jsonl")))
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=90)
     assert process.returncode == 130
     assert "interrupted; what was measured is in runs" in err
     assert "Traceback" not in err
+    assert not (tool.folder / "ran").exists()
 
 
 @pytest.mark.parametrize(
@@ -109,17 +147,6 @@ def test_bad_input_is_said_before_anything_starts(tool: Tool, words: tuple[str, 
     (tool.folder / "full").mkdir()
     tool.write("full/a.jsonl", "")
     assert error in " ".join(tool("cluster", "run", *words, code=2).err.split())
-
-
-def test_no_process_of_ray_imports_from_the_working_directory(tool: Tool, tmp_path_factory: Any) -> None:
-    needs_ray()
-    (tool.folder / "pydantic.py").write_text(f"open({str(tool.folder / 'ran')!r}, 'w')\nraise ImportError\n")
-    start = tmp_path_factory.mktemp("scripts") / "attnbench.py"  # as pip's script, whose folder Python has on its path
-    start.write_text("import sys\nsys.path.pop(0)\nfrom attnbench.cli import main\nmain()\n")
-    command = [sys.executable, str(start), "cluster", "run", "--device", "fake", "-b", "fake", *SMALL, "--dry-run"]
-    done = subprocess.run([*command, "--seqlen", "1k"], cwd=tool.folder, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert not (tool.folder / "ran").exists()
 
 
 def test_without_ray_a_line_says_how_to_get_it(tool: Tool) -> None:

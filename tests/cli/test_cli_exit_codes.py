@@ -59,6 +59,9 @@ CASES: Sequence[tuple[str, str, int, str]] = (
     ("gate cut.jsonl.gz ok.jsonl", "", 2, "the gzip file is cut off, and the baseline lacks"),
     ("gate one.jsonl lost-round.jsonl ok.jsonl", "", 2, "lost-round.jsonl: 1 line of it cannot be read"),
     ("gate ok.jsonl interrupted.jsonl", "", 1, "FAIL: 1 missing"),
+    ("gate ok.jsonl cut.jsonl", "", 2, "its last line is cut off, and a wrong result may be in what is lost"),
+    ("gate ok.jsonl cut.jsonl --missing pass", "", 0, "PASS"),
+    ("gate ok.jsonl endless.jsonl", "", 0, "PASS"),
     ("gate ok.jsonl none-left.jsonl", "", 2, "no record of it can be read"),
     ("report none-left.jsonl", "", 2, "no record of it can be read"),
     ("claims --list --paper nsa", "", 0, ""),
@@ -87,7 +90,7 @@ CASES: Sequence[tuple[str, str, int, str]] = (
     (" ".join((*AB, "--b own.py:A")), "", 0, "Judge again: "),
     (" ".join((*AB, "--b own.py:Slow")), "", 1, "Judge again: "),
     (" ".join((*AB, "--b nothing")), "", 2, "'nothing' is no interpreter"),
-    (" ".join((*AB, "--b own.py:Noisy --time-limit 4s")), "", 3, "Judge again: "),
+    (" ".join((*AB, "--b own.py:Noisy --time-limit 2s")), "", 3, "Judge again: "),
     (" ".join((*AB, "--b own.py:Wrong --allow-wrong --margin 1%")), "", 1, "--margin=1% --allow-wrong"),
     (" ".join((*AB, "--b own.py:Wrong")), "", 5, "Judge again: "),
     (" ".join((*BISECT, "own.py:A", "good..slow")), "", 0, "FOUND: "),
@@ -187,6 +190,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Tool:
     lines = whole.splitlines(keepends=True)
     cut = gzip.compress(whole, compresslevel=0)[: len(b"".join(lines[:3]))]  # within the second record
     (tool.folder / "cut.jsonl.gz").write_bytes(cut)
+    (tool.folder / "cut.jsonl").write_bytes(whole[:-40])
+    (tool.folder / "endless.jsonl").write_bytes(whole[:-1])
     (tool.folder / "lost-round.jsonl").write_bytes(b"".join([*lines[:-1], lines[-1][:-40], b"\n"]))
     short = (tool.folder / "short.jsonl").read_bytes()
     (tool.folder / "interrupted.jsonl").write_bytes(short + lines[-1][:-40])
@@ -217,7 +222,16 @@ def test_the_exit_code_and_the_last_line(command: str, fake: str, code: int, sai
     assert any(said in line for last in lasts for line in last), (done.out, done.err)
     if code == 2:
         lines = [line for line in done.err.splitlines() if line.startswith("attnbench: ")]
-        assert len([line for line in lines if not re.search("damaged line left out|lines before the cut", line)]) == 1
+        assert (
+            len(
+                [
+                    line
+                    for line in lines
+                    if not re.search("damaged line left out|lines before the cut|truncated last line", line)
+                ]
+            )
+            == 1
+        )
 
 
 def test_every_command_has_a_case() -> None:

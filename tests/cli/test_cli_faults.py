@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tool import COMMAND, FAKE, SMALL, Tool, alive, children
+from tool import FAKE, SMALL, Tool, alive, children
 
 LENGTHS = ("--seqlen", "512-16k", *SMALL)
 OTHERS = {512: "ok", 1024: "ok", 2048: "ok", 8192: "ok", 16384: "ok"}
@@ -43,17 +42,10 @@ def test_a_fault_costs_its_own_record_only(tool: Tool, script: str, status: str,
 
 
 def test_a_hang_becomes_a_timeout(tool: Tool) -> None:
-    tool.write("mine.yaml", "axes: {seqlen: 512-16k, headdim: 128}\npolicy: {timeout_s: 2}\n")
-    stored = tool.fake("--suite", "mine.yaml", script="hang@4k")
-    assert stored.statuses == {**OTHERS, 4096: "timeout"}
-    assert "no answer within 2.0s" in stored.at(4096)["reason"]
-    assert stored.at(4096)["seconds"] >= 2
-
-
-def test_a_timeout_as_an_option(tool: Tool) -> None:
-    stored = tool.fake(*LENGTHS, "--timeout", "2s", script="hang@4k")
-    assert stored.statuses == {**OTHERS, 4096: "timeout"}
+    stored = tool.fake("--seqlen", "2k-8k", *SMALL, "--timeout", "2s", script="hang@4k")
+    assert stored.statuses == {2048: "ok", 4096: "timeout", 8192: "ok"}
     assert stored.at(4096)["reason"] == "no answer within 2.0s; its worker was killed (--timeout, policy timeout_s)"
+    assert stored.at(4096)["seconds"] >= 2
     assert "--timeout: 'soon' is not a duration" in tool("run", "--timeout", "soon", code=2).err
 
 
@@ -63,14 +55,6 @@ def test_no_escape_sequence_reaches_a_pipe(tool: Tool) -> None:
     assert said == "attnbench: --backend f: cannot be imported: ValueError: red (mine.py:1)\n"
     hostile = tool.write("\x1b[31mmine.yaml", "axes: 3")
     assert "\x1b" not in tool("run", "--suite", hostile.name, code=2).err
-
-
-def test_every_fault_in_one_run(tool: Tool) -> None:
-    script = "error@512,crash@1k,oom@2k,wrong@4k,refuse@8k"
-    stored = tool.fake(*LENGTHS, "--rounds", "2", script=script, code=5)
-    assert len(stored.records) == 12
-    expected = {512: "failed", 1024: "failed", 2048: "oom", 4096: "wrong", 8192: "skipped", 16384: "ok"}
-    assert stored.statuses == expected
 
 
 def test_a_wrong_result_is_exit_code_5_unless_it_is_allowed(tool: Tool) -> None:
@@ -90,19 +74,6 @@ def test_a_wrong_result_that_is_not_the_last_one_of_its_job_does_not_count(tool:
     right = (tool.folder / "right.jsonl").read_text().splitlines()
     tool.write("run.jsonl", "\n".join([*wrong, right[1]]) + "\n")
     assert "WRONG" not in tool("run", "--resume", "run.jsonl").out.splitlines()[-1]
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-@pytest.mark.parametrize("args", [("suites",), ("env", "list"), (*FAKE, *LENGTHS, "--out", "run.jsonl"), ("--help",)])
-def test_output_that_cannot_be_written_is_one_line_and_exit_code_2(tool: Tool, args: tuple[str, ...]) -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*COMMAND, *args], cwd=tool.folder, env=tool.env(), stdout=full, stderr=subprocess.PIPE, text=True
-        )
-    assert done.returncode == 2
-    said = [line for line in done.stderr.splitlines() if line.startswith("attnbench: ")]
-    assert said == ["attnbench: cannot write the output: No space left on device"] or "cannot write" in said[0]
-    assert "Traceback" not in done.stderr
 
 
 def test_nothing_measured_is_exit_code_1(tool: Tool) -> None:
@@ -126,7 +97,7 @@ def test_a_worker_whose_interpreter_does_not_work_costs_its_backend_only(tool: T
 
 
 @linux
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_is_a_shorter_run(tool: Tool, number: int, code: int) -> None:
     with tool.start(*FAKE, *LENGTHS, "--out", "run.jsonl", fake="hang@1k") as process:
         workers = tool.wait_until_stuck(process)
@@ -259,8 +230,17 @@ def test_resume_repairs_a_truncated_last_line(tool: Tool, finished: str) -> None
     assert tool.stored().statuses == {**OTHERS, 4096: "ok"}
 
 
-@pytest.mark.parametrize("name", ["ab" * 50_000, "ab " * 50_000], ids=["a word", "words"])
-@pytest.mark.parametrize("place", ["measurement", "unit", "field of the case", "mask", "kernel"])
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("measurement", "ab" * 50_000),
+        ("unit", "ab " * 50_000),
+        ("field of the case", "ab" * 50_000),
+        ("mask", "ab " * 50_000),
+        ("kernel", "ab " * 50_000),
+    ],
+    ids=lambda value: value[:20],
+)
 def test_what_is_said_of_a_damaged_line_is_short_whatever_is_in_it(
     tool: Tool, finished: str, place: str, name: str
 ) -> None:

@@ -52,8 +52,12 @@ def test_without_a_baseline_there_is_no_crossover(tool: Tool) -> None:
 
 
 def test_a_cpu(tool: Tool) -> None:
-    sizes = ("--seqlen", "256", "--headdim", "64", "--nheads", "2", "--batch", "1", "--pass", "fwd", "--full")
-    tool("run", "--device", "cpu", "-b", "ulysses-sdpa", "--ranks", "1,2", *sizes, "--out", "a.jsonl")
+    tool.write(
+        "tiny.yaml",
+        "axes: {seqlen: 256, headdim: 64, nheads: 2, batch: 1, dtype: fp32, causal: false, pass: fwd, ranks: [1, 2]}\n"
+        "policy: {l2: warm, warmup_s: 0.001, min_seconds: 0.001, max_seconds: 0.001}\n",
+    )
+    tool("run", "--device", "cpu", "-b", "ulysses-sdpa", "--suite", "tiny.yaml", "--out", "a.jsonl")
     one, two = sorted(tool.stored("a.jsonl").records, key=lambda record: record["case"].get("ranks", 1))
     assert (one["status"], two["status"]) == ("ok", "ok")
     assert "c10d::alltoall_base_" in two["kernels"]

@@ -51,6 +51,12 @@ def test_folders_are_read_and_made_and_a_run_counts_once(measured: Tool, tmp_pat
     again = measured("report", "-f", "csv", "run.jsonl", "run.jsonl", str(tmp_path))
     assert again.out == one
     assert "left out: 2 files of a run that was given already" in again.err
+    (tmp_path / "C.JSONL").write_bytes((measured.folder / "run.jsonl").read_bytes())
+    (tmp_path / "b.jsonl.xz").write_bytes(b"xz")
+    strange = measured("report", "-f", "csv", str(tmp_path))
+    assert strange.out == one
+    assert "not read, as their names end in neither .jsonl nor .jsonl.gz: " in strange.err
+    assert "b.jsonl.xz\n" in strange.err
     measured("report", "run.jsonl", "--html", str(tmp_path / "new" / "page.html"))
     assert (tmp_path / "new" / "page.html").exists()
 
@@ -85,13 +91,6 @@ def test_one_call_writes_several_formats_to_files(measured: Tool, tmp_path: Path
     assert len(json.loads((tmp_path / "pytest-benchmark").read_text())["benchmarks"]) == 4
 
 
-def test_one_format_is_printed_and_others_go_to_files(measured: Tool, tmp_path: Path) -> None:
-    done = measured("report", "-f", "csv", "-f", f"md={tmp_path / 'report.md'}", "run.jsonl")
-    assert done.out == measured("report", "-f", "csv", "run.jsonl").out
-    assert (tmp_path / "report.md").read_text() == measured("report", "-f", "md", "run.jsonl").out
-    assert done.err == f"md: {tmp_path / 'report.md'}\n"
-
-
 def test_json_and_html_are_formats_too(measured: Tool, tmp_path: Path) -> None:
     rows = measured("report", "-f", "json", "run.jsonl").out
     page = tmp_path / "page.html"
@@ -100,7 +99,8 @@ def test_json_and_html_are_formats_too(measured: Tool, tmp_path: Path) -> None:
     done = measured("report", "--html", str(page), "run.jsonl")
     assert (done.out, done.err) == ("", f"html: {page}\n")
     assert page.read_text() == measured("report", "-f", "html", "run.jsonl").out
-    assert measured("report", "--html", str(page), "--json", "run.jsonl").out == rows
+    done = measured("report", "--html", str(page), "--json", "run.jsonl")
+    assert (done.out, done.err) == (rows, f"html: {page}\n")
 
 
 @pytest.mark.parametrize(
@@ -186,16 +186,15 @@ def odd_reason(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{header}\n{record}\n"
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 @pytest.mark.parametrize("format", ["table", "md", "csv", "json", "html"])
-def test_a_reason_of_odd_characters_ends_no_format(tool: Tool, format: str, encoding: str, odd_reason: str) -> None:
+def test_a_reason_of_odd_characters_ends_no_format(tool: Tool, format: str, odd_reason: str) -> None:
     tool.write("run.jsonl", odd_reason)
-    done = tool("report", "-f", format, "run.jsonl", PYTHONIOENCODING=encoding)
+    done = tool("report", "-f", format, "run.jsonl", PYTHONIOENCODING="ascii")
     assert "FAIL" in done.out or '"failed"' in done.out or ",failed," in done.out
     if format in ("table", "md", "html"):
         assert ESCAPE not in done.out
         assert not [line for line in done.out.splitlines() if line.lstrip().startswith("::")]
-    tool("report", "-f", f"{format}=out", "run.jsonl", PYTHONIOENCODING=encoding)
+    tool("report", "-f", f"{format}=out", "run.jsonl")
     assert (tool.folder / "out").stat().st_size > 100
 
 
@@ -254,25 +253,27 @@ app([], standalone_mode=False)
 
 
 def seconds(command: list[str], tool: Tool) -> float:
-    """CPU seconds of a command, the best of several, since other work may share the machine."""
+    """CPU seconds of a command."""
 
     def spent() -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         return usage.ru_utime + usage.ru_stime
 
-    best = float("inf")
-    for _ in range(5):
-        began = spent()
-        subprocess.run(command, cwd=tool.folder, env=tool.env(), stdout=subprocess.DEVNULL, check=True)
-        best = min(best, spent() - began)
-    return best
+    began = spent()
+    subprocess.run(command, cwd=tool.folder, env=tool.env(), stdout=subprocess.DEVNULL, check=True)
+    return spent() - began
 
 
 @pytest.mark.parametrize("args", [["--help"], ["report", "run.jsonl"]])
 def test_it_is_there_at_once(measured: Tool, args: list[str]) -> None:
-    """Under 0.4 s, or, where the machine is slow or busy, twice what an empty command of typer and rich takes."""
-    alone = seconds([sys.executable, "-c", EMPTY], measured)
-    assert seconds([*COMMAND, *args], measured) < max(0.4, 2 * alone)
+    """Under 0.4 s, or, where the machine is slow or busy, twice what an empty command of typer and rich takes.
+
+    One try of several is enough, since other work may share the machine.
+    """
+    empty = [sys.executable, "-c", EMPTY]
+    assert any(
+        (taken := seconds([*COMMAND, *args], measured)) < 0.4 or taken < 2 * seconds(empty, measured) for _ in range(5)
+    )
 
 
 def test_what_the_plan_skips_is_counted_and_not_told_line_by_line(tool: Tool) -> None:
@@ -315,8 +316,8 @@ def test_a_terminal_gets_colours_and_a_line_that_lives(tool: Tool) -> None:
     assert "[12/12] fake" not in said  # no line a job
 
 
-@pytest.mark.parametrize("columns", [40, 80])
-def test_the_living_line_never_wraps(tool: Tool, columns: int) -> None:
+def test_the_living_line_never_wraps(tool: Tool) -> None:
+    columns = 40
     _, said = tool.terminal(*FAKE, "--seqlen", "1k-8k", *SMALL, columns=columns, NO_COLOR="1")
     for frame in said.split(f"{ESCAPE}[2K"):
         if "left" in frame:

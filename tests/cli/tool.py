@@ -14,7 +14,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,11 +84,16 @@ class Tool:
 
     @contextlib.contextmanager
     def start(
-        self, *args: str | Path, fake: str = "", preexec_fn: Any = None, **env: str
+        self,
+        *args: str | Path,
+        command: Sequence[str] = COMMAND,
+        fake: str = "",
+        preexec_fn: Any = None,
+        **env: str,
     ) -> Iterator[subprocess.Popen[str]]:
         """Give the running process. If it still runs at the end of the block, it is killed."""
         process = subprocess.Popen(
-            [*COMMAND, *map(str, args)],
+            [*command, *map(str, args)],
             cwd=self.folder,
             env=self.env(fake, **env),
             text=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -24,41 +23,8 @@ from attnbench.core.errors import (
 from attnbench.results import run_file
 from attnbench.run import cluster
 from builders import H200, case, environment, ok, run
-from needs_ray import needs_ray
 
 NODE = cluster.Node("n1", "id", 2, 8, "H200", "0.1.0", "")
-# Ray gives GPUs that are not there; the simulated device is measured in their place. In a process of its own, since Ray
-# leaves threads and handlers of signals behind.
-PINNED = """
-import sys
-from pathlib import Path
-from ray.cluster_utils import Cluster
-from attnbench.run import cluster, cluster_node
-
-seen = "import os; open('seen', 'a').write(f\\"{os.environ.get('CUDA_VISIBLE_DEVICES')} \\")\\n"
-cluster_node.PROGRAM = seen + cluster_node.PROGRAM
-nodes = Cluster()
-nodes.add_node(node_name="two", num_cpus=1, num_gpus=2, include_dashboard=False, resources={"accelerator_type:H100": 1})
-
-class Observer:
-    def say(self, text, **_): pass
-    def changed(self, unit, what): pass
-
-words = ("--device", "fake", "-b", "fake", "--seqlen", "1k", "--headdim", "128", "--full", "--pass", "fwd")
-plan = cluster.Plan(words, (), "cuda", Path("out"))
-with cluster.connected(nodes.address):
-    found, notes = cluster.units(plan, Observer())
-    cluster.measure(found, plan, Observer())
-print(*sorted(path.name for path in Path("out").iterdir()), found[0].node.model, cluster.exit_code(found, False))
-nodes.shutdown()
-"""
-
-
-def test_each_gpu_of_a_node_is_measured_once_by_a_child_that_sees_it_alone(tmp_path: Path) -> None:
-    needs_ray()
-    done = subprocess.run([sys.executable, "-c", PINNED], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines()[-1:] == ["two-gpu0.jsonl two-gpu1.jsonl H100 0"], done.stderr
-    assert (tmp_path / "seen").read_text().split()[1:] == ["0", "1"]  # the first is the one that tells its version
 
 
 def unit(folder: Path, name: str, uuid: str | None = None, **fields: object) -> cluster.Unit:

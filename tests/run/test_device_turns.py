@@ -17,8 +17,8 @@ from attnbench.core.record import Forecast, Job
 from attnbench.run.device_turns import DeviceTurns
 from attnbench.run.judge import Judge
 from attnbench.run.workers import WorkerPool
+from worker_here import CPU, SHORT
 
-CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
 GPU = Device("cuda", 0, "GPU", 2**34, 2**34, l2=2**16)
 CASE = Case(Shape(1, 32, 32, 2, 2, 16, 16), "fp32", "fwd", True)
 NAMES = ("eager", "sdpa-math")
@@ -84,7 +84,7 @@ def jobs(case: Case = CASE, call: float = 1e-4, nbytes: int = 2**20) -> list[Job
 def test_a_group_is_measured_and_judged_as_its_jobs_alone_are(pool: WorkerPool) -> None:
     for _ in range(2):
         began = time.monotonic()
-        records = pool.measure_together(jobs(), Policy(), CPU)
+        records = pool.measure_together(jobs(), SHORT, CPU)
         elapsed = time.monotonic() - began
         assert [(r.backend, r.status, r.judge) for r in records] == [(name, "ok", "beside") for name in NAMES]
         assert all(record.measurements["time"].values for record in records)
@@ -92,9 +92,9 @@ def test_a_group_is_measured_and_judged_as_its_jobs_alone_are(pool: WorkerPool) 
 
 
 def test_a_worker_that_dies_costs_its_own_record(pool: WorkerPool) -> None:
-    pool.measure_together(jobs(), Policy(), CPU)
+    pool.measure_together(jobs(), SHORT, CPU)
     pool._workers["eager", 1].on_question = lambda *_: pool._workers["eager", 1].send_kill() or {}
-    dead, alive = pool.measure_together(jobs(), Policy(), CPU)
+    dead, alive = pool.measure_together(jobs(), SHORT, CPU)
     assert (dead.status, alive.status) == ("failed", "ok")
 
 

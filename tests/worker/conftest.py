@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -20,7 +19,6 @@ def worker() -> Iterator[Worker]:
         made = Worker()
         made.measurer(CPU)
         yield made
-    gc.unfreeze()
 
 
 @pytest.fixture

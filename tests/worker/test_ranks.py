@@ -37,7 +37,6 @@ from attnbench.run.workers import WorkerPool
 OWN = Path(__file__).with_name("split_methods.py")
 PACKAGE = Path(__file__).with_name("ring_package.py")
 TE = Path(__file__).with_name("te_package.py")
-RINGS = ("Ring", "RingAlltoall")
 LIARS = {
     "Denies": "the judge found hard results wrong: out is off",
     "Conceals": "the judge was shown no results on hard inputs",
@@ -58,7 +57,7 @@ def _forked() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    own = ("Ulysses", "GatheredKeys", *RINGS, "Wrong", *LIARS, "Misnamed", "Fails", "Keeps")
+    own = ("Ulysses", "GatheredKeys", "Ring", "RingAlltoall", "Wrong", *LIARS, "Misnamed", "Fails", "Keeps")
     specs = {name: f"{OWN}:{name}" for name in own}
     specs |= {name: f"{TE}:{name.removeprefix('te-')}" for name in ("te-P2p", "te-Ulysses")}
     specs["ulysses-attend"] = f"{OWN}:attend"
@@ -81,13 +80,9 @@ def cpu() -> Device:
 @pytest.mark.parametrize(
     "of",
     [
-        case(),
-        case("bwd"),
         case("fwd_bwd", "bf16"),
-        case("fwd_bwd", nheads_k=1),
-        case("bwd", "bf16", nheads_k=2),
+        case("bwd", nheads_k=1),
         case(causal=False),
-        case(ranks=4),
         case("fwd_bwd", nheads_k=2, ranks=4),
         replace(case("fwd_bwd"), shape=Shape(2, 256, 256, 4, 4, 64, 32)),
     ],
@@ -105,24 +100,14 @@ def test_ulysses_is_right(pool: WorkerPool, of: Case) -> None:
     assert found["ceiling_bus"].values
 
 
-@pytest.mark.parametrize("direction", ["fwd", "bwd"])
-def test_ulysses_around_an_own_function_is_right(pool: WorkerPool, direction: str) -> None:
-    record = measured(pool, "ulysses-attend", case(direction))
+def test_ulysses_around_an_own_function(pool: WorkerPool) -> None:
+    """It is always causal."""
+    record = measured(pool, "ulysses-attend", case("fwd_bwd"))
     assert record.status == "ok", record.reason
+    assert measured(pool, "ulysses-attend", case(causal=False)).status == "wrong"
 
 
-def test_ulysses_around_an_own_function_that_is_wrong(pool: WorkerPool) -> None:
-    record = measured(pool, "ulysses-attend", case(causal=False))
-    assert record.status == "wrong"
-
-
-def test_what_ulysses_moves(pool: WorkerPool) -> None:
-    """With 2 ranks a rank sends half of its part of q, k, v and out: 128 tokens of 4 heads of 64 float32 each."""
-    assert measured(pool, "Ulysses", case()).measurements["moved"].values == (4 * 128 * 4 * 64 * 4 / 2,)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("name", RINGS)
+@pytest.mark.parametrize(("name", "causal"), [("Ring", True), ("RingAlltoall", False)])
 def test_torchs_ring_is_right(pool: WorkerPool, name: str, causal: bool) -> None:
     """Each of 2 ranks sends its 128 keys and values of 4 heads of 64 float32."""
     record = measured(pool, name, case(causal=causal))
@@ -131,10 +116,11 @@ def test_torchs_ring_is_right(pool: WorkerPool, name: str, causal: bool) -> None
     assert record.measurements["compute"].values
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("direction", "nheads_k"), [("fwd", 2), ("fwd_bwd", 4), ("bwd", 2)])
-def test_ring_flash_attn_is_right(pool: WorkerPool, causal: bool, direction: str, nheads_k: int, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("direction", "nheads_k", "causal", "ranks"),
+    [("fwd", 2, True, 4), ("bwd", 2, True, 4), ("fwd", 4, False, 2), ("fwd_bwd", 4, False, 2)],
+)
+def test_ring_flash_attn_is_right(pool: WorkerPool, direction: str, nheads_k: int, causal: bool, ranks: int) -> None:
     """Keys and values go to each other rank in each direction; their gradients, in float32, once more around."""
     record = measured(pool, "ring-flash-attn", case(direction, "bf16", nheads_k=nheads_k, causal=causal, ranks=ranks))
     assert record.status == "ok", record.reason
@@ -146,7 +132,7 @@ def test_ring_flash_attn_is_right(pool: WorkerPool, causal: bool, direction: str
 
 @pytest.mark.parametrize(
     ("direction", "nheads_k", "causal", "ranks"),
-    [("fwd", 4, False, 2), ("bwd", 2, True, 2), ("fwd_bwd", 4, True, 4)],
+    [("fwd", 4, False, 2), ("bwd", 2, True, 4)],
 )
 def test_transformer_engines_context_parallel_is_right(
     pool: WorkerPool, direction: str, nheads_k: int, causal: bool, ranks: int
@@ -156,7 +142,7 @@ def test_transformer_engines_context_parallel_is_right(
     record = measured(pool, "te-P2p", of)
     assert record.status == "ok", record.reason
     keys = 2 * (256 // ranks) * nheads_k * 64 * 2
-    assert record.measurements["moved"].values == (keys * (ranks - 1) * {"fwd": 1, "bwd": 2, "fwd_bwd": 3}[direction],)
+    assert record.measurements["moved"].values == (keys * (ranks - 1) * {"fwd": 1, "bwd": 2}[direction],)
     assert record.measurements["compute"].values
 
 
@@ -226,13 +212,22 @@ def test_several_ranks_are_judged_beside_them_by_the_heads_that_the_judge_draws(
     assert "checked: 4 of 6 key heads, as whole sequences" in record.notes
 
 
-def test_without_a_judge_rank_0_judges() -> None:
+def test_without_a_judge_rank_0_judges_and_no_process_and_no_file_stays_behind() -> None:
     pool = WorkerPool({name: f"{OWN}:{name}" for name in ("Ulysses", "Wrong")})
+    pool.open_device([("Ulysses", 2)], cpu())
+    group = pool._workers["Ulysses", 2]
     records = measured(pool, "Ulysses", case("fwd_bwd")), measured(pool, "Wrong", case("fwd_bwd", seqlen=128))
+    assert pool._workers["Ulysses", 2] is group  # as it was opened ahead
+    assert isinstance(group, rank_workers.RankWorkers)
+    pids = [rank._process.pid for rank in group._ranks]
     pool.close()
     assert [record.status for record in records] == ["ok", "wrong"]
     assert {record.judge for record in records} == {"within"}
     assert "dk is off" in str(records[1].reason)
+    assert not group._folder.exists()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 def test_no_verdict_on_several_ranks_before_each_head_was_shown() -> None:
@@ -278,8 +273,12 @@ def test_other_kernels_than_declared_are_wrong_kernels(pool: WorkerPool) -> None
     assert record.accuracy.ok
 
 
-def test_a_record_says_of_timing_what_one_of_one_device_says(pool: WorkerPool) -> None:
+def test_a_record_of_two_ranks_and_of_one_which_is_the_backend_itself(pool: WorkerPool) -> None:
     one, two = (measured(pool, "Ulysses", case(ranks=ranks)) for ranks in (1, 2))
+    assert one.status == two.status == "ok", one.reason
+    # A rank sends half of its part of q, k, v and out: 128 tokens of 4 heads of 64 float32 each.
+    assert two.measurements["moved"].values == (4 * 128 * 4 * 64 * 4 / 2,)
+    assert "moved" not in one.measurements
     assert (one.timer, one.l2, one.host_bound, one.ecc_errors) == (two.timer, two.l2, two.host_bound, two.ecc_errors)
     at_times = {"cores_left", "new_inputs", "same_inputs", "ceiling_matmul", "ceiling_copy"}
     assert one.measurements.keys() < two.measurements.keys() | at_times
@@ -291,7 +290,6 @@ def test_a_record_says_of_timing_what_one_of_one_device_says(pool: WorkerPool) -
     [
         (128, "failed", "rank 1: the worker ended with exit code 3"),
         (256, "failed", "rank 1: ValueError: of the library"),
-        (512, "oom", "rank 1: "),
         (1024, "timeout", "no answer within"),
     ],
 )
@@ -299,8 +297,7 @@ def test_a_rank_that_fails_costs_one_record(
     pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, seqlen: int, status: str, said: str
 ) -> None:
     monkeypatch.setattr(rank_workers, "GRACE", 1.0)
-    assert measured(pool, "Ulysses", case()).status == "ok"
-    policy = replace(POLICY, timeout_s=8.0 if status == "timeout" else 60.0)
+    policy = replace(POLICY, timeout_s=6.0 if status == "timeout" else 60.0)
     record = measured(pool, "Fails", case(seqlen=seqlen), policy)
     assert record.status == status, record.reason
     assert said in str(record.reason)
@@ -421,37 +418,8 @@ def test_a_question_of_rank_0_has_the_time_of_the_ranks_and_leaves_them_some_one
     assert group._time == 0.0
 
 
-def test_a_group_is_opened_ahead() -> None:
-    pool = WorkerPool({"Ulysses": f"{OWN}:Ulysses"})
-    pool.open_device([("Ulysses", 2)], cpu())
-    group = pool._workers["Ulysses", 2]
-    record = measured(pool, "Ulysses", case())
-    assert record.status == "ok", record.reason
-    assert pool._workers["Ulysses", 2] is group
-    pool.close()
-
-
-def test_no_process_and_no_file_stays_behind() -> None:
-    pool = WorkerPool({"Ulysses": f"{OWN}:Ulysses"})
-    assert measured(pool, "Ulysses", case()).status == "ok"
-    group = pool._workers["Ulysses", 2]
-    assert isinstance(group, rank_workers.RankWorkers)
-    pids = [rank._process.pid for rank in group._ranks]
-    pool.close()
-    assert not group._folder.exists()
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
 def test_the_head_tail_order_is_torchs() -> None:
     balancer = pytest.importorskip("torch.distributed.tensor.experimental._context_parallel._load_balancer")
     order = balancer._HeadTailLoadBalancer(64, 4, torch.device("cpu"))._generate_indices(restore=False).flatten()
     ours = [torch.arange(*span) for rank in range(4) for span in split_sequence.head_tail(64, 4, rank)]
     assert torch.equal(order, torch.cat(ours))
-
-
-def test_one_rank_is_the_backend_itself(pool: WorkerPool) -> None:
-    record = measured(pool, "Ulysses", case(ranks=1))
-    assert record.status == "ok", record.reason
-    assert "moved" not in record.measurements

@@ -363,10 +363,19 @@ def checksums_hold(fields: Mapping[str, Any], change: Callable[[Results], object
     return {name: error.ok for name, error in judge.compare_checksums(answer, given, results).items()}
 
 
-@pytest.mark.parametrize("more", [{}, {"causal": True}, {"softcap": 0.7}, {"window_size": (9, 0)}, {"sq": 50}], ids=str)
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_checksums_hold_for_true_gradients(dtype: str, more: dict[str, object]) -> None:
-    assert checksums_hold({**CHECKED, "dtype": dtype, **more}) == {"dk": True, "dv": True}
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"dtype": "fp32"},
+        {"dtype": "fp16", "causal": True},
+        {"dtype": "bf16", "softcap": 0.7},
+        {"dtype": "fp16", "window_size": (9, 0)},
+        {"dtype": "bf16", "sq": 50},
+    ],
+    ids=str,
+)
+def test_checksums_hold_for_true_gradients(more: dict[str, object]) -> None:
+    assert checksums_hold({**CHECKED, **more}) == {"dk": True, "dv": True}
 
 
 @pytest.mark.parametrize("name", ["dk", "dv"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from attnbench.backends import BACKENDS
+from attnbench.core.backend import Signature, Workspace
 from attnbench.core.json import to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
@@ -52,6 +54,27 @@ def test_only_a_worker_that_will_measure_imports_and_opens(
 @pytest.mark.parametrize(("name", "compiler"), [("flashinfer-fa3", True), ("flashinfer-cudnn", False), ("fake", False)])
 def test_load_tells_whether_the_backend_starts_a_compiler(name: str, compiler: bool) -> None:
     assert Worker().answer({"op": "load", "name": name, "spec": BACKENDS[name]})["compiler"] is compiler
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "said"),
+    [
+        ("workspace", lambda _: Workspace(nbytes=float("nan")), "nbytes=nan, not a whole number of bytes"),  # type: ignore[arg-type]
+        ("workspace", lambda _: Workspace(nbytes=-5), "nbytes=-5, not a whole number"),
+        ("workspace", lambda _: Workspace(passes=float("inf")), "passes=inf, not a number of passes"),
+        (
+            "signature",
+            lambda *_: Signature(runs=("(",)),
+            "'(' of its kernels is no regular expression: missing )",
+        ),
+    ],
+)
+def test_what_a_backend_declares_of_another_kind_is_refused_by_its_name(attribute: str, value: Any, said: str) -> None:
+    worker = Worker()
+    worker.answer({"op": "load", "name": "eager", "spec": BACKENDS["eager"]})
+    setattr(worker.backend, attribute, value)
+    with pytest.raises(ValueError, match=rf"^eager.*{re.escape(said)}"):
+        worker.survey(case(direction="fwd"), CPU)
 
 
 def test_instruments_opened_before_the_rates_get_them_later() -> None:

@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from measuring_device import CPU, Clock, MeasuringDevice, measuring_device, restored_torch_settings
+from measuring_device import CPU, Clock, MeasuringDevice, measuring_device
 
 
-@pytest.fixture(autouse=True)
-def _restored_torch_settings() -> Iterator[None]:
-    """Restore torch's settings after each test."""
-    with restored_torch_settings():
-        yield
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def steady_cpu() -> Iterator[MeasuringDevice]:
     """The CPU on a simulated clock by which every call takes the same time, so that the report sees no noise."""
     yield from measuring_device(CPU, Clock())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cpu() -> Iterator[MeasuringDevice]:
     """The CPU on the host's clock."""
     yield from measuring_device(CPU)

@@ -8,9 +8,7 @@ which fault a kernel or the machine has, and what finds it.
 from __future__ import annotations
 
 import atexit
-import gc
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
@@ -39,7 +37,6 @@ NOISE = ("Noisy", "Getting slower", "Still getting faster", "Few samples", "L2 n
 OF_ANY_RECORD = ("Uncertainty of the latency",)  # what a report says of any figure here
 ALL_ROWS = 2**23  # score elements that the check may recompute, which are all of a small case
 JUDGES: dict[str, Judge] = {}  # device -> the process that judges it
-SDP = ("math", "mem_efficient", "flash", "cudnn")
 
 
 def case(direction: Any = "fwd", seqlen: int = 64, dtype: Any = "fp32", causal: bool = False, **sizes: int) -> Case:
@@ -172,7 +169,6 @@ def measuring_device(device: Device, clock: Clock | None = None) -> Iterator[Mea
     if clock:
         made.measurer.timer.clock = clock
     yield made
-    gc.unfreeze()
 
 
 def judged_device(device: Device, policy: Policy = POLICY) -> MeasuringDevice:
@@ -194,14 +190,3 @@ def judge_of(device: Device) -> Judge:
         JUDGES[str(device)] = Judge(device, None)
         atexit.register(JUDGES[str(device)].close)
     return JUDGES[str(device)]
-
-
-@contextmanager
-def restored_torch_settings() -> Iterator[None]:
-    """Restore torch's settings at the end: a worker changes them for good, and here it shares a process with tests."""
-    chosen = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SDP}
-    precision = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(precision)
-    for name, was in chosen.items():
-        getattr(torch.backends.cuda, f"enable_{name}_sdp")(was)

@@ -45,24 +45,26 @@ def wrong(q, k, v, *, causal, softmax_scale):
 
 """
 PATCHES = {
-    "a softmax": """
+    "functions": """
+matmul, mul = Tensor.__matmul__, torch.matmul
 def patched(scores, dim=-1, **options):
     return softmax(scores * 1.1, dim)
 torch.softmax = torch.nn.functional.softmax = Tensor.softmax = patched
-""",
-    "products": """
-matmul, mul = Tensor.__matmul__, torch.matmul
 Tensor.__matmul__ = lambda one, other: matmul(one, other) * 1.1
 torch.matmul = torch.bmm = lambda one, other: mul(one, other) * 1.1
+torch.cuda.Event.query = lambda *_: False
 """,
-    "comparisons": """
+    "comparisons, copies and generators": """
 torch.equal = torch.allclose = lambda *_, **__: True
 Tensor.__le__ = Tensor.__lt__ = Tensor.le = lambda one, other: torch.ones_like(one, dtype=torch.bool)
 torch.isfinite = Tensor.isfinite = lambda t: torch.ones_like(t, dtype=torch.bool)
 Tensor.amax = lambda t, *dims: torch.zeros(())
 Tensor.abs = torch.zeros_like
+Tensor.copy_ = lambda to, of, *_: to.zero_()
+torch.manual_seed = lambda *_: torch.default_generator
+torch.randn = torch.rand = lambda *size, **options: torch.zeros(*size)
+Tensor.normal_ = Tensor.uniform_ = lambda t, *_, **__: t.zero_()
 """,
-    "copies": "Tensor.copy_ = lambda to, of, *_: to.zero_()",
     "an operator": """
 import warnings
 from torch.library import Library
@@ -72,24 +74,22 @@ for device in ("CPU", "CUDA"):
     aten.impl("equal", lambda one, other: True, device)
     aten.impl("amax", lambda t, dim=(), keepdim=False: torch.zeros(()), device)
 """,
-    "a function mode": """
-class Mode(TorchFunctionMode):
+    "modes": """
+from torch.utils._python_dispatch import TorchDispatchMode
+class Functions(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function in (torch.equal, torch.allclose):
             return True
         if function is Tensor.copy_:
             return args[0].zero_()
         return function(*args, **(kwargs or {}))
-Mode().__enter__()
-""",
-    "a dispatch mode": """
-from torch.utils._python_dispatch import TorchDispatchMode
-class Mode(TorchDispatchMode):
+class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function is torch.ops.aten.copy_.default and args[0].dim() == 4:
             return function(args[0], args[1] * 0)
         return function(*args, **(kwargs or {}))
-Mode().__enter__()
+Functions().__enter__()
+Operators().__enter__()
 """,
     "a fork that raises": """
 import os
@@ -101,21 +101,12 @@ def right(*tensors, **options):
     return one(*tensors, **options)
 """,
     "autocast": "torch.autocast('cpu', torch.bfloat16).__enter__(); torch.autocast('cuda', torch.bfloat16).__enter__()",
-    "gradients": "torch.set_grad_enabled(False)",
     "inference": "torch.inference_mode().__enter__()",
     "a default device": "torch.set_default_device('meta')",
-    "a default dtype": "torch.set_default_dtype(torch.float64)",
-    "TF32": """
+    "a default dtype and TF32": """
+torch.set_default_dtype(torch.float64)
 torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 torch.set_float32_matmul_precision("medium")
-""",
-    "generators": """
-torch.manual_seed = lambda *_: torch.default_generator
-torch.randn = torch.rand = lambda *size, **options: torch.zeros(*size)
-Tensor.normal_ = Tensor.uniform_ = lambda t, *_, **__: t.zero_()
-""",
-    "events": """
-torch.cuda.Event.query = lambda *_: False
 """,
     "attnbench": """
 import sys
@@ -129,7 +120,7 @@ for name, module in [*sys.modules.items()]:
                 setattr(module, function, Check())
 """,
 }
-OF_ITSELF = ("autocast", "gradients", "inference", "a default device")  # change what the right function computes
+OF_ITSELF = ("autocast", "inference", "a default device")  # change what the right function computes
 NEEDED = {"hard", "first", "renewed", "restored"}
 ON = [
     "cpu",

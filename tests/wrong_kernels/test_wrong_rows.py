@@ -10,7 +10,7 @@ import pytest
 import right_attention
 import torch
 import wrong_results
-from measuring_device import CPU, QUICK, SDP, MeasuringDevice, case
+from measuring_device import CPU, QUICK, MeasuringDevice, case
 from torch import Tensor
 
 from attnbench import judge
@@ -22,6 +22,7 @@ from attnbench.core.machine import Device
 from attnbench.core.record import Accuracy
 from attnbench.judge import inputs, screen
 from pairs import pairs
+from torch_switches import SDP
 
 SAMPLED = 2**8
 GPU = Device("cuda", 0, "GPU", 2**36, 2**36, capability=(9, 0))
