@@ -11,8 +11,8 @@ HOPPER = {"bf16": 989.4e12, "fp16": 989.4e12, "fp8": 1978.9e12, "fp32": 66.9e12}
 # FLOP of one of the 132 multiprocessors in a cycle, from which follows at which clock these rates hold
 PER_CYCLE = {"bf16": 4096, "fp16": 4096, "fp8": 8192, "fp32": 256}
 BANDWIDTH = {"NVIDIA H100 80GB HBM3": 3350e9, "NVIDIA H200": 4800e9}
-PROCESSES = {"NVIDIA H100 80GB HBM3": 0.0043, "NVIDIA H200": 0.0037}
-CARDS = {"NVIDIA H100 80GB HBM3": 0.0067, "NVIDIA H200": 0.0094}
+PROCESSES = {"NVIDIA H100 80GB HBM3": 0.0058, "NVIDIA H200": 0.0034}
+CARDS = {"NVIDIA H100 80GB HBM3": 0.0058, "NVIDIA H200": 0.0088}
 NORMAL = 1.96
 
 
@@ -27,7 +27,7 @@ class Spread:
 def spread(file: RunFile) -> Spread:
     name, kind = file.device["name"], file.device["kind"]
     if kind == "cuda":  # of a GPU that was not measured twice the H200's is assumed
-        return Spread(PROCESSES.get(name, 0.0074), CARDS.get(name, 0.0188))
+        return Spread(PROCESSES.get(name, 0.0068), CARDS.get(name, 0.0176))
     return {"cpu": Spread(0.17, 0.17), "fake": Spread(0.0, 0.0)}[kind]
 
 

@@ -35,7 +35,7 @@ def test_comparison(of: str) -> None:
 
 
 def test_a_figure_that_is_off_by_little_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(device.PROCESSES, "NVIDIA H200", 0.003701)
+    monkeypatch.setitem(device.PROCESSES, "NVIDIA H200", 0.003401)
     audit = Audit()
     ranking.check(audit, recompute.path_of("20261123-141732-sustained-nvidia-h200"))
     assert {line.split(": ")[2] for line in audit.differing} == {"ci"}

@@ -181,13 +181,3 @@ def test_files_that_are_not_ours_are_one_line(runs: Tool, tmp_path: Path, conten
         err = runs("gate", *paths, code=2).err
         assert len(err.splitlines()) == 1, err
         assert "odd.jsonl" in err
-
-
-def test_a_truncated_run_is_judged_by_what_it_has(runs: Tool, tmp_path: Path) -> None:
-    content = (runs.folder / "same.jsonl").read_bytes()
-    file = tmp_path / "cut.jsonl"
-    file.write_bytes(content[:-20])
-    done = runs("gate", "a.jsonl", file, code=None)
-    assert done.code in (0, 3)
-    assert len(done.err.splitlines()) == 1
-    assert "truncated" in done.err

@@ -12,6 +12,7 @@ from attnbench.core.case import Case
 from attnbench.core.record import Measurement, Record
 from attnbench.results.case_names import BACKEND_ORDER
 from attnbench.results.cells import by_key, cells, contest_of
+from attnbench.results.uncertainty import MEASURED
 from builders import CPU, H200, case, ended, environment, forwards, measurements, ok, run
 
 
@@ -213,7 +214,7 @@ def test_the_interval_is_that_of_the_uncertainty() -> None:
     one = ok(case(), "triton", 300.0, time=[0.9, *[1.0] * 8, 1.3])
     (cell,) = cells([run([one])])
     half = cell.value("ci")
-    assert half == pytest.approx(1.96 * 0.0037)
+    assert half == pytest.approx(1.96 * MEASURED["H200 SXM"].processes)
     assert cell.latency_interval == pytest.approx((math.exp(-half), math.exp(half)))
     for times in ((1.0,), (0.0, 0.0), (1.0, math.inf), (math.nan, 1.0)):
         assert cells([run([replace(one, measurements=measurements(time=times))])])[0].latency_interval is None

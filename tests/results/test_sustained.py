@@ -13,8 +13,10 @@ from attnbench.core.record import Record
 from attnbench.results.cells import cells
 from attnbench.results.metrics import METRICS
 from attnbench.results.sustained import rank_changes
-from attnbench.results.uncertainty import NORMAL, STEADY
+from attnbench.results.uncertainty import MEASURED, NORMAL, STEADY
 from builders import case, ok, run
+
+PROCESSES = MEASURED["H200 SXM"].processes
 
 
 def a_cell(backend: str, bursts: float, sustained: float, round: int = 0) -> Record:
@@ -54,7 +56,7 @@ def test_ranks_that_are_alike_are_not(bursts: tuple[float, float], sustained: tu
 
 def test_the_uncertainty_without_pauses() -> None:
     (cell,) = cells([run([a_cell("fa4", 1.0, 1.3)])])
-    assert cell.half_interval("sustained_latency") == pytest.approx(((NORMAL * 0.0037) ** 2 + STEADY**2) ** 0.5)
+    assert cell.half_interval("sustained_latency") == pytest.approx(((NORMAL * PROCESSES) ** 2 + STEADY**2) ** 0.5)
     (cell,) = cells([run([a_cell("fa4", 1.0, 1.3, i) for i in range(3)])])
     known = cell.uncertainty_of("sustained_latency")
     assert known
@@ -68,7 +70,7 @@ def a_reading(watts: float, error: float | None, round: int = 0) -> Record:
 
 def test_the_uncertainty_of_energy_is_that_of_time_and_power() -> None:
     (cell,) = cells([run([a_reading(600, 0.01)])])
-    assert cell.half_interval("joules") == pytest.approx(math.hypot(NORMAL * 0.0037, STEADY, 0.01))
+    assert cell.half_interval("joules") == pytest.approx(math.hypot(NORMAL * PROCESSES, STEADY, 0.01))
     (cell,) = cells([run([a_reading(600, None)])])
     assert cell.half_interval("joules") is None
     assert cell.half_interval("sustained_latency") is not None

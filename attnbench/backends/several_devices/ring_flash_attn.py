@@ -42,10 +42,10 @@ class RingFlashAttention(RingAttention):
         return (*self.on_one.distributions, *Package.distributions)
 
     def probe(self) -> Probe:
-        return probe_of_both(Package().probe(), self.on_one.probe())
+        return probe_of_both(self.on_one.probe(), Package().probe())
 
     def installed(self) -> Probe | None:
-        return probe_of_both(Package().installed(), self.on_one.installed())
+        return probe_of_both(self.on_one.installed(), Package().installed())
 
     def cannot_split(self, case: Case, device: Device) -> str | None:
         s = case.shape
