@@ -66,8 +66,9 @@ def make_plan(
     `devices`. `within` chooses among them for a time limit.
     """
     jobs: list[Job] = []
-    workers = 1 + len(answers) * len({case.ranks for case in cases})  # and the judge
-    beside = CONTEXT * workers + (SHARED if len(answers) > 1 else 0)
+    opening = sum(any(answer.reason is None for answer in of_cases) for of_cases in answers.values())
+    workers = 1 + opening * len({case.ranks for case in cases})  # and the judge
+    beside = CONTEXT * workers + (SHARED if opening > 1 else 0)
     free = device.free - beside if device.kind == "cuda" else device.free
     for round_ in range(rounds):
         order = random.Random(f"{policy.seed}/{round_}")

@@ -134,6 +134,8 @@ def test_workers_contexts_are_counted_on_a_gpu() -> None:
     assert [j.skip for j in make({"a": big}, CASES[:1])] == [None]
     many = make({f"b{i}": big for i in range(10)}, CASES[:1])
     assert all(j.skip for j in many)
+    absent = {f"b{i}": CaseSupport("not installed") for i in range(9)}  # whose workers do not open the device
+    assert [j.skip for j in make({"a": big, **absent}, CASES[:1]) if j.backend == "a"] == [None]
     on_cpu = replace(CPU, free=H200.free)
     assert not any(j.skip for j in make({f"b{i}": big for i in range(10)}, CASES[:1], on_cpu))
 
