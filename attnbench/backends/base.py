@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from attnbench.backends.limits import Limits
@@ -125,99 +126,116 @@ def autograd_prepared(
     is not implemented. What `fn` returns is looked at outside of what is timed: ValueError says what it is instead of a
     dense tensor on the device.
     """
-    import torch
+    call = _Call(case, inputs, fn, order, strided)
+    prepared = partial(Prepared, reads=call.reads, plan=plan, pairs=pairs)
+    if not case.has_backward:
+        return prepared(call.forward, lambda out: {"out": call.view(call.dense(out))})
+    call.take_dout(inputs.dout)
+    if case.direction == "fwd_bwd":
 
-    s = case.extent
-    native, packed = case.layout == "native", case.layout == "packed"
+        def both() -> tuple[Tensor, ...]:
+            out = call.forward()
+            return (out, *call.gradients(out, keep=False))
 
-    def accept(t: Tensor, *, keep: bool = not native) -> Tensor:
+        return prepared(both, lambda raw: call.named(*raw), call.forward)
+    out = call.forward()  # every timed backward runs over this one graph
+    return prepared(lambda: call.gradients(out, keep=True), lambda raw: call.named(out, *raw), call.forward)
+
+
+class _Call:
+    """A call of a function on the inputs of a case, and its gradients (autograd_prepared)."""
+
+    def __init__(self, case: Case, inputs: Inputs, fn: Callable[..., Tensor], order: Order, strided: bool) -> None:
+        self._s, self._fn, self._order, self._strided = case.extent, fn, order, strided
+        self._native, self._packed = case.layout == "native", case.layout == "packed"
+        self._device = inputs.q.device
+        self.reads: dict[str, Tensor] = {}  # of Prepared
+        self._leaves = tuple(t.detach() for t in (inputs.q, inputs.k, inputs.v))
+        if self._native:
+            self._leaves = tuple(map(self._accepted, self._leaves))
+            self.reads.update(zip("qkv", map(self.view, self._leaves), strict=True))
+        elif self._packed:
+            if (qkv := find_packed(inputs)) is None:
+                qkv = cast("Tensor", find_packed(lay_out("packed", inputs)))
+                self.reads.update(zip("qkv", parts_of_packed(qkv, self._s.nheads_k), strict=True))
+            self._leaves = (qkv.detach(),)
+        self._sink = () if inputs.sink is None else (inputs.sink.detach(),)
+
+    def _accepted(self, t: Tensor, *, keep: bool | None = None) -> Tensor:
         """Return a tensor in the order of the function; with `keep` by its own strides, if the function takes any."""
-        t = t.transpose(1, 2) if order == "bhsd" else t.flatten(0, 1) if order == "thd" else t
-        return t if strided and keep else t.contiguous()
+        t = t.transpose(1, 2) if self._order == "bhsd" else t.flatten(0, 1) if self._order == "thd" else t
+        keep = not self._native if keep is None else keep
+        return t if self._strided and keep else t.contiguous()
 
-    def view(t: Tensor) -> Tensor:
-        if order == "thd":
-            return t.view(s.batch, -1, *t.shape[1:])
-        return t.transpose(1, 2) if order == "bhsd" else t
+    def view(self, t: Tensor) -> Tensor:
+        """Return a tensor in the order of the function as (batch, seqlen, nheads, headdim)."""
+        if self._order == "thd":
+            return t.view(self._s.batch, -1, *t.shape[1:])
+        return t.transpose(1, 2) if self._order == "bhsd" else t
 
-    reads: dict[str, Tensor] = {}
-    if native:
-        leaves = tuple(accept(t).detach() for t in (inputs.q, inputs.k, inputs.v))
-        reads.update(zip("qkv", map(view, leaves), strict=True))
-    elif packed:
-        qkv = find_packed(inputs)
-        if qkv is None:
-            qkv = cast("Tensor", find_packed(lay_out("packed", inputs)))
-            reads.update(zip("qkv", parts_of_packed(qkv, s.nheads_k), strict=True))
-        leaves = (qkv.detach(),)
-    else:
-        leaves = tuple(t.detach() for t in (inputs.q, inputs.k, inputs.v))
+    def dense(self, out: Tensor) -> Tensor:
+        """Return what the function returned. Raises ValueError where it is no plain dense tensor on the device."""
+        import torch
 
-    beside = () if inputs.sink is None else (inputs.sink.detach(),)
-
-    def forward() -> Tensor:
-        if native:
-            return fn(*leaves, *beside)
-        return fn(*map(accept, split_packed(leaves[0], s.nheads_k) if packed else leaves), *beside)
-
-    def dense(out: Tensor) -> Tensor:
         if type(out) is not torch.Tensor:
             raise ValueError(f"out is a {type(out).__name__}, expected a plain torch.Tensor")
         layout = "torch.nested" if out.is_nested else str(out.layout)
-        if layout != "torch.strided" or out.device != inputs.q.device:
-            raise ValueError(f"out is of {layout} on {out.device}, expected torch.strided on {inputs.q.device}")
+        if layout != "torch.strided" or out.device != self._device:
+            raise ValueError(f"out is of {layout} on {out.device}, expected torch.strided on {self._device}")
         return out
 
-    if not case.has_backward:
-        return Prepared(
-            launch=forward, canonical=lambda out: {"out": view(dense(out))}, reads=reads, plan=plan, pairs=pairs
-        )
+    def forward(self) -> Tensor:
+        """Call the function."""
+        given = self._leaves
+        if not self._native:
+            parts = split_packed(given[0], self._s.nheads_k) if self._packed else given
+            given = tuple(map(self._accepted, parts))
+        return self._fn(*given, *self._sink)
 
-    if inputs.dout is None:
-        raise ValueError("a backward needs inputs.dout")
-    dout = inputs.dout
-    if native:
-        dout = accept(dout, keep=not dout.is_contiguous())  # strides that only a check gives
-        reads["dout"] = view(dout)
-    for t in (*leaves, *beside):
-        t.requires_grad_()
+    def take_dout(self, dout: Tensor | None) -> None:
+        """Let the gradients be those of this dout. Raises ValueError where there is none."""
+        if dout is None:
+            raise ValueError("a backward needs inputs.dout")
+        self._dout = dout
+        if self._native:
+            self._dout = self._accepted(dout, keep=not dout.is_contiguous())  # strides that only a check gives
+            self.reads["dout"] = self.view(self._dout)
+        for t in (*self._leaves, *self._sink):
+            t.requires_grad_()
 
-    def grads(out: Tensor, *, keep: bool) -> tuple[Tensor, ...]:
+    def gradients(self, out: Tensor, *, keep: bool) -> tuple[Tensor, ...]:
+        """Return the gradients of the function's arguments; `keep` its graph for another call."""
+        import torch
+
         if not getattr(out, "requires_grad", False):
-            dense(out)
+            self.dense(out)
             raise Unsupported("not differentiable: its output has no gradient")
+        dout, arguments = self._dout if self._native else self._accepted(self._dout), (*self._leaves, *self._sink)
         try:
-            found = torch.autograd.grad(
-                out, (*leaves, *beside), dout if native else accept(dout), retain_graph=keep, allow_unused=True
-            )
+            found = torch.autograd.grad(out, arguments, dout, retain_graph=keep, allow_unused=True)
         except RuntimeError as refusal:
-            dense(out)
+            self.dense(out)
             if not isinstance(refusal, NotImplementedError):
                 raise
             raise Unsupported(f"no backward: {str(refusal).partition(chr(10))[0]}") from None
         if any(of_one is None for of_one in found):
-            names = (["q, k and v"] if packed else ["q", "k", "v"]) + ["the sink"]
+            names = (["q, k and v"] if self._packed else ["q", "k", "v"]) + ["the sink"]
             lacking = listed(name for name, of_one in zip(names, found, strict=False) if of_one is None)
             raise RuntimeError(f"no gradient of {lacking}: the backward returns None, or out does not depend on it")
         return found
 
-    def named(out: Tensor, *found: Tensor) -> dict[str, Tensor]:
-        ours, of_sink = (found[:-1], {"dsink": found[-1]}) if beside else (found, {})
-        dq, dk, dv = map(view, ours) if native else parts_of_packed(ours[0], s.nheads_k) if packed else ours
-        return {"out": view(dense(out).detach()), "dq": dq, "dk": dk, "dv": dv, **of_sink}
-
-    if case.direction == "fwd_bwd":
-
-        def both() -> tuple[Tensor, ...]:
-            out = forward()
-            return (out, *grads(out, keep=False))
-
-        return Prepared(both, lambda raw: named(*raw), forward, reads=reads, plan=plan, pairs=pairs)
-
-    out = forward()  # every timed backward runs over this one graph
-    return Prepared(
-        lambda: grads(out, keep=True), lambda raw: named(out, *raw), forward, reads=reads, plan=plan, pairs=pairs
-    )
+    def named(self, out: Tensor, *found: Tensor) -> dict[str, Tensor]:
+        """Return out and its gradients by name."""
+        ours, of_sink = (found[:-1], {"dsink": found[-1]}) if self._sink else (found, {})
+        if self._native:
+            ours = tuple(map(self.view, ours))
+        elif self._packed:
+            ours = tuple(parts_of_packed(ours[0], self._s.nheads_k))
+        return {
+            "out": self.view(self.dense(out).detach()),
+            **dict(zip(("dq", "dk", "dv"), ours, strict=True)),
+            **of_sink,
+        }
 
 
 def mask_workspace(case: Case) -> Workspace:
