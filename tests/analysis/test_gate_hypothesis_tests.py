@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats as reference
 
@@ -204,12 +204,16 @@ def test_the_interval_says_what_the_verdict_says(tests: list[Rounds]) -> None:
 
 
 @settings(deadline=None)  # a busy machine is no error
+@example([Rounds([0.0, 2e-05], [-0.029296875], 0.03, "a")])
 @given(st.lists(st.builds(Rounds, values, values, st.just(0.03), st.just("a")), min_size=1))
 def test_swapping_the_sides_swaps_the_verdicts(tests: list[Rounds]) -> None:
     mirror = {"regressed": "improved", "improved": "regressed"}
     swapped = decide([Rounds(t.current, t.baseline, t.margin, t.family) for t in tests])
     for found, other in zip(decide(tests), swapped, strict=True):
-        assert other.verdict == mirror.get(found.verdict, found.verdict)
+        if found.slow_rounds or other.slow_rounds:  # rounds of the current run alone hold up "unchanged"
+            assert {found.verdict, other.verdict} <= {"unchanged", "inconclusive"}
+        else:
+            assert other.verdict == mirror.get(found.verdict, found.verdict)
 
 
 def test_nothing_gives_nothing() -> None:
