@@ -296,7 +296,7 @@ def test_traffic_of_several_passes_and_of_other_kernels() -> None:
 def test_on_a_cpu() -> None:
     plain = replace(EAGER, timer="perf_counter", what="operators", enqueue=(), spans=(), traffic=None)
     text = rendered(outcome(plain, device=builders.CPU, notes=("launch overhead: on a GPU only",)))
-    assert "traced call 9.20 ms the one below, slowed by the profiler" in " ".join(text.split())
+    assert "traced call 9.20 ms the one below, with the profiler on" in " ".join(text.split())
     assert "by what a matmul and a copy reach here" in " ".join(text.split())
     assert "!  launch overhead: on a GPU only" in text.splitlines()
     for absent in ("span ", "CPU launch", "HBM"):

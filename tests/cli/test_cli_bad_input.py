@@ -50,7 +50,7 @@ BAD_OPTIONS = {
     "--full --window=128/0": "--window: one with 0 to the right sees no later key, which is causal; leave out --full",
     "--lengths=4k+1k --batch=3 --tokens=4k": "--lengths: a list has every length of the batch; leave out --batch and ",
     "--model=llama-3.1-8b --phase=decode --tokens=4k": "--tokens: --phase decode is of a number of sequences",
-    "--out=x.jsonl --html=x.jsonl": "--html x.jsonl: another option names that file",
+    "--out=x.jsonl --html=x.jsonl": "--html x.jsonl: the command line names that file already",
     "--html=x.jsonl": "--format html=x.jsonl: that is the name of a run file",
     "--timer=event": "--timer: unknown 'event'; did you mean \"events\"?",
     # words

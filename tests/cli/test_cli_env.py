@@ -131,7 +131,7 @@ def test_documents_overwrite_no_file_that_becomes_one_during_the_run_and_no_inte
         ("--out", "real/o", "-f", "md=other/o"),
         ("--python", "fake=./py", "--html", "py"),
     ):
-        assert "another option names that file" in tool(*FAKE, *SMALL, "--seqlen", "1k", *options, code=2).err
+        assert "the command line names that file already" in tool(*FAKE, *SMALL, "--seqlen", "1k", *options, code=2).err
     assert not (tool.folder / "new.jsonl").exists()
     assert os.stat(sys.executable).st_size == before
 

@@ -135,7 +135,7 @@ def test_in_a_github_workflow_it_annotates_by_itself(runs: Tool, tmp_path: Path)
         (["a.jsonl", "same.jsonl", "-f", "md=gate", "-f", "json=gate"], "gate is given twice"),
         (
             ["a.jsonl", "same.jsonl", "--margins", "m.txt", "-f", "md=./m.txt"],
-            "md=./m.txt: another option names that file",
+            "md=./m.txt: the command line names that file already",
         ),
         (["a.jsonl", "same.jsonl", "-m", "cycles"], "clock"),
     ],

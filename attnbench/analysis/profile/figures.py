@@ -45,7 +45,7 @@ def figures(profile: Profile, roofline: Roofline | None) -> Iterator[Figure]:
     if profile.spans:
         yield from _spans(profile)
     elif profile.activities:
-        yield "traced call", duration(profile.length), "the one below, slowed by the profiler"
+        yield "traced call", duration(profile.length), "the one below, with the profiler on"
     if profile.activities and profile.what == "kernels":
         yield "kernels", str(len(profile.activities)), "in one call"
     yield from _communication(profile)
@@ -70,7 +70,7 @@ def _communication(profile: Profile) -> Iterator[Figure]:
     moving = [a for a in profile.activities if COLLECTIVES.search(a.name)]
     if moving:
         computing = busy_seconds([a for a in profile.activities if a not in moving])
-        beside = computing + busy_seconds(moving) - busy_seconds(profile.activities)
+        beside = max(0.0, round(computing + busy_seconds(moving) - busy_seconds(profile.activities), 12))
         what = f"in {count(len(moving), 'collective')} of rank 0, {duration(beside)} of it beside computation"
         yield "communication", duration(busy_seconds(moving)), what
     if profile.compute:
