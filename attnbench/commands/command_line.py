@@ -151,7 +151,9 @@ def _check_nothing_is_overwritten(values: Mapping[str, Any]) -> None:
             inputs += [Path(text) for text in texts if text]
     for option, file in written:
         if file and any(_is_one_file(Path(file), other) for other in inputs):
-            raise UserError(f"{option}: the command line names that file already, and it would be overwritten; choose another")
+            raise UserError(
+                f"{option}: the command line names that file already, and it would be overwritten; choose another"
+            )
 
 
 def _is_one_file(file: Path, other: Path) -> bool:
