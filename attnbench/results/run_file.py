@@ -347,7 +347,7 @@ def is_whole(line: bytes) -> bool:
     """Whether a line without its end lacks nothing else: no part of an object is one."""
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

@@ -213,6 +213,8 @@ class WorkerProcess:
                 return WorkerOutOfMemory("the system had no memory left and killed the worker")
             why = "often the system ran out of memory, or a limit of CPU time was reached"
             return WorkerDied(f"the worker was killed (SIGKILL; {why})")
+        if code == -getattr(signal, "SIGXCPU", 24):
+            return WorkerDied("the worker was killed at its limit of CPU time (ulimit -t)")
         if code == -signal.SIGABRT and "bad_alloc" in (self.stderr_tail() or ""):
             return WorkerOutOfMemory("the worker crashed (SIGABRT): std::bad_alloc, no memory left")
         if code < 0:

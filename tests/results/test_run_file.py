@@ -32,8 +32,9 @@ def test_reads_back_what_was_written(path: Path) -> None:
 def test_a_truncated_last_line_is_dropped_and_said(path: Path) -> None:
     whole = path.read_bytes()
     start = whole.rindex(b"\n", 0, -1) + 1
-    for cut in (start + 1, start + 40, len(whole) - 2):
-        path.write_bytes(whole[:cut])
+    endless = whole[: start + 1] + b'"a":' + b"[" * 200_000
+    for content in (whole[: start + 1], whole[: start + 40], whole[:-2], endless):
+        path.write_bytes(content)
         found, problems = run_file.read(path)
         assert found.records == RECORDS[:2]
         assert len(problems) == 1

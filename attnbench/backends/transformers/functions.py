@@ -59,12 +59,12 @@ class HuggingFace(Library):
 
     def probe(self) -> Probe:
         """Return the probe of transformers, with the library whose kernels it calls."""
-        library = self._library()
-        return probe_of_both(super().probe(), library.probe()) if library else super().probe()
+        found, library = super().probe(), self._library()
+        return probe_of_both(found, library.probe()) if library and found.usable else found
 
     def installed(self) -> Probe | None:
-        library = self._library()
-        return probe_of_both(super().installed(), library.installed()) if library else super().installed()
+        found, library = super().installed(), self._library()
+        return probe_of_both(found, library.installed()) if library else found
 
     def _library(self) -> Library | None:
         """Return the library that transformers calls; None where it calls torch."""

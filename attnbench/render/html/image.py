@@ -102,8 +102,18 @@ def _drawn(kind: str, spec: Spec) -> bytes:
     done = subprocess.run(program, input=json.dumps(request).encode(), capture_output=True)
     if done.returncode == 0:
         return done.stdout
-    said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    raise UserError(
-        f"--{kind}: vl-convert, which draws it, crashed; raise the limit of memory (ulimit -v, ulimit -d) where there "
-        f"is one, or write a page with --html ({said or f'exit code {done.returncode}'})"
-    )
+    said = done.stderr.decode(errors="replace").strip()
+    is_limited = _memory_is_limited()
+    if done.returncode > 0 and not is_limited:
+        raise RuntimeError(f"vl-convert ended with exit code {done.returncode}: {said}")
+    todo = "raise the limit of memory (ulimit -v, ulimit -d)" if is_limited else "memory may be short"
+    raise UserError(f"--{kind}: vl-convert, which draws it, crashed; {todo}, or write a page with --html")
+
+
+def _memory_is_limited() -> bool:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return False
+    limits = (resource.getrlimit(of)[0] for of in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return any(limit != resource.RLIM_INFINITY for limit in limits)
