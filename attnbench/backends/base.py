@@ -193,7 +193,7 @@ class _Call:
         return self._fn(*given, *self._sink)
 
     def take_dout(self, dout: Tensor | None) -> None:
-        """Let the gradients be those of this dout. Raises ValueError where there is none."""
+        """Take the gradient of out that `gradients` starts from. Raises ValueError where there is none."""
         if dout is None:
             raise ValueError("a backward needs inputs.dout")
         self._dout = dout

@@ -144,7 +144,7 @@ def changed(given: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def request(kind: type[G], given: Any, **more: Any) -> G:
-    """Return a request to measure: it takes over the options that are fields of it too; `more` are its other fields."""
+    """Return a request to measure, with the values of the options of its fields' names; `more` are other fields."""
     own = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
     own = {**own, "pythons": own.get("python"), "argv": command_line(), **more}
     values = {field.name: own.get(field.name) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]

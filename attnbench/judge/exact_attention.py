@@ -302,11 +302,11 @@ def _add_profile(found: dict[str, ErrorProfile], name: str, errors: ErrorProfile
 
 @dataclass(frozen=True)
 class _Arithmetic:
-    """Dtypes of a computation: what it keeps is rounded to `storage`, and products are summed in `accumulate`.
+    """The dtypes of a computation: what it keeps is rounded to `storage`, and products are summed in `accumulate`.
 
-    As tensor cores do, so storage=bf16 gives what eager attention gives in bf16. With `fp8_out`, the factor of out in
-    e4m3, the probabilities and the gradient of the scores are rounded to 8 bits before they are multiplied, and so is
-    out where a backward reads it (core/fp8.py).
+    Tensor cores compute so, and storage=bf16 gives what eager attention gives in bf16. With `fp8_out`, the factor of
+    out in e4m3, the probabilities and the gradient of the scores are rounded to 8 bits before they are multiplied, and
+    so is out where a backward reads it (core/fp8.py).
     """
 
     storage: torch.dtype

@@ -212,8 +212,8 @@ def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_two_runs_of_one_second_are_two(tmp_path: Path) -> None:
     """As of CPUs, which have no unit: jobs of a matrix may begin together."""
-    for first_call in (0.1, 0.2):
-        baseline_files.save(run(records(first_call=first_call)), "main", tmp_path, add=True)
+    for seconds in (1e-3, 2e-3):
+        baseline_files.save(run(records(time=[seconds])), "main", tmp_path, add=True)
     assert len(baseline_files.pick(tmp_path, run(records()))) == 2
 
 

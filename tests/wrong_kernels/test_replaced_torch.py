@@ -67,9 +67,9 @@ Tensor.normal_ = Tensor.uniform_ = lambda t, *_, **__: t.zero_()
 """,
     "an operator": """
 import warnings
-from torch.library import Library
+from torch import library
 warnings.simplefilter("ignore")  # of an operator that is overridden
-aten = Library("aten", "IMPL")
+aten = library.Library("aten", "IMPL")
 for device in ("CPU", "CUDA"):
     aten.impl("equal", lambda one, other: True, device)
     aten.impl("amax", lambda t, dim=(), keepdim=False: torch.zeros(()), device)

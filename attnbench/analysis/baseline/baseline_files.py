@@ -20,6 +20,7 @@ from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.files import RUN_FILES, write_whole
 from attnbench.core.record import Run
 from attnbench.results import run_file
+from attnbench.results.given_again import without_copies
 
 MOST = 12  # runs of a baseline; what runs differ by is then known to a fifth
 
@@ -79,7 +80,8 @@ def _save(run: Run, path: Path, add: bool) -> tuple[Path, list[Run]]:
     _refuse_link(path)
     old = {file: _head(file, run) for file in _runs_of(path)}
     if add and old:
-        if any(_is_same(run, file, head) for file, head in old.items()):
+        began = (run_file.read(file)[0] for file, head in old.items() if head.started == run.started)
+        if any(len(without_copies([(0, one), (1, reduced(run))])) == 1 for one in began):
             raise UserError("that run is in the baseline already; measure again for one more")
         names = (f"{path.stem}+{re.sub(r'[^0-9T]', '', run.started)[:15]}{end}.jsonl" for end in ("", *range(MOST)))
         path = next(free for free in map(path.with_name, names) if not free.exists())
@@ -94,14 +96,6 @@ def _save(run: Run, path: Path, add: bool) -> tuple[Path, list[Run]]:
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another place with --dir") from None
     return path, [*old.values()]
-
-
-def _is_same(run: Run, file: Path, head: Run) -> bool:
-    """Whether a file of a baseline, with this head, holds a run. Two of a CPU may have begun in the same second."""
-    if (run.started, run.environment.device.uuid) != (head.started, head.environment.device.uuid):
-        return False
-    ours, theirs = ({r.id: r.measurements for r in of.records} for of in (reduced(run), run_file.read(file)[0]))
-    return ours == theirs
 
 
 def _refuse_link(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`cluster report`: run files, one per GPU -> which units stand out from their model, and which are wrong.
+"""`cluster report`: tells from run files, one per GPU, the units that stand out from their model or are wrong.
 
 docs/cluster.md says how it decides and how often it is wrong.
 """

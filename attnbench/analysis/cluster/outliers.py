@@ -1,4 +1,4 @@
-"""How far a unit must lie from the median of its model to be an outlier among so many (docs/cluster.md).
+"""The distance from its model's median at which a unit is an outlier among so many (docs/cluster.md).
 
 **What units differ by** is a standard deviation of the logarithm of a unit's latency. Its variance is moderated
 (results/noise.py) from two sources: the table (results/spreads.json: units, and beside them what other processes on the

@@ -1,1 +1,1 @@
-"""The `compare` command, for a person who buys hardware: run files -> machines -> speed, price and memory of each."""
+"""The `compare` command, for a person who buys hardware: speed, price and memory of machines, from run files."""

@@ -135,7 +135,7 @@ class Comparison:
 
     @cached_property
     def _versioned(self) -> Mapping[tuple[str, str], str]:
-        """(Backend, its version on a machine) -> its name, with what of the version differs between machines."""
+        """The names of (backend, version on a machine), with the part of the version that differs between machines."""
         return case_names.by_version(pair for machine in self.machines for pair in machine.run.versions.items())
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Run files -> machines: what a comparison sets side by side. docs/compare.md says which files are one machine.
+"""Makes machines, which a comparison sets side by side, of run files. docs/compare.md says which files are one machine.
 
 A run file lists the libraries of the main environment. A backend may run in another interpreter (`--python`), whose
 libraries only the versions that backends give tell: "torch 2.11.0, flash-attn-4 4.0.0b36".

@@ -35,7 +35,7 @@ class Event:
 
     @property
     def number(self) -> int:
-        """How many of the unit's cells changed."""
+        """The number of the unit's cells that changed."""
         return len({trend.series.cell for trend, _ in self.changes})
 
     @property

@@ -1,4 +1,4 @@
-"""Which runs a history is of, and these as series: a metric of one cell on one unit, from run to run."""
+"""Chooses the runs of a history, and makes series of them: a metric of one cell on one unit, from run to run."""
 
 from __future__ import annotations
 
