@@ -166,11 +166,14 @@ class CellSteps(Cell):
         return None
 
     def trace_launch(self) -> kernel_trace.TraceFindings:
-        """Change the inputs in place, and trace one launch on them."""
+        """Change the inputs in place, and trace one launch on them; of long calls time some more."""
         self.renewal = InputRenewal(self.case, self.judge.given, self.prepared, self.judge.renewal_seed)
-        return kernel_trace.trace_launch(
+        found = kernel_trace.trace_launch(
             self.instruments, self.case, self.signature, self._checked, self.timing, self.renewal.renew
         )
+        if self.timing and not found.problem:
+            self.timing.notes += kernel_trace.slow_at_first(self.instruments, self._checked.launch, self.timing)
+        return found
 
     def check_renewed_inputs(self) -> Fields | None:
         """Check the results of the traced launch, and where rows are sampled screen all of them.
@@ -193,27 +196,18 @@ class CellSteps(Cell):
         A kernel that returns an earlier result fails here or on the renewed inputs.
         """
         if self.latency is None or self.latency < kernel_trace.TOO_LONG_TO_REPEAT:
-            if self.timing and kernel_trace.has_few_samples(self.timing):
-                self.be_alone()
             self.renewal.restore()
-            restored, seconds = self._timed_once(self._checked.launch)
-            accuracy = self.judge.check_restored(self.prepared.canonical(restored))
+            accuracy = self.judge.check_restored(self.prepared.canonical(self._checked.launch()))
             if not accuracy.ok:
                 return self.wrong(accuracy, f"{self.later}on the old inputs again: ")
-            if self.timing is not None:
-                self.timing.notes += kernel_trace.check_later_calls(
-                    self.instruments, self.prepared, self.timing, seconds, self.renewal.renew, self._other_renewal
+            if self.timing and self.instruments.device.type == "cpu":
+                self.timing.measurements.update(
+                    kernel_trace.slow_on_new_inputs(
+                        self.instruments, self.prepared, self.renewal.renew, self._other_renewal
+                    )
                 )
         self.laps.end("check")
         return None
-
-    def _timed_once(self, launch: Callable[[], Any]) -> tuple[Any, float]:
-        """Return what one launch returns, and its seconds; where nothing is timed these are 0."""
-        if self.timing is None:
-            return launch(), 0.0
-        kept: list[Any] = []
-        (seconds,) = self.instruments.timer.samples(lambda: kept.append(launch()), 1)
-        return kept[-1], seconds
 
     def check_repeated_calls(self) -> Fields | None:
         """Compare the results of calls on the given inputs that follow each other without a pause."""

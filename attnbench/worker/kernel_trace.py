@@ -98,53 +98,36 @@ def trace_launch(
     return TraceFindings(result, kernels, problem, notes)
 
 
-def has_few_samples(timing: Timing) -> bool:
-    """Whether later calls of a cell are timed too, as those of long calls."""
-    return len(timing.measurements["time"].values) <= FEW_SAMPLES
-
-
 def _computes(names: Sequence[str]) -> bool:
     """Whether one of these operators computes something; tensors that go to numpy and come back do not."""
     return kernel_rules.first_computing_operator(name for name in names if name not in HAND_OVER) is not None
 
 
-def check_later_calls(
-    instruments: Instruments,
-    prepared: Prepared,
-    timing: Timing,
-    later: float,
-    renew: Callable[[], None],
-    renew_others: Callable[[], None],
-) -> list[str]:
-    """Return notes on the samples from later calls, of calls under TOO_LONG_TO_REPEAT.
+def slow_at_first(instruments: Instruments, launch: Callable[[], Any], timing: Timing) -> tuple[str, ...]:
+    """Return a note where the samples are much slower than later calls, of a cell that has few samples.
 
-    `later` is the seconds of the first of them, which has been made. `renew` writes inputs that no call has seen,
-    `renew_others` does the same to tensors that no call reads. On a CPU calls on new inputs that are slower than the
-    calls after them tell of stored results; `timing` then has both as measurements. On a GPU the trace shows that.
-    Cells of long calls have so few samples that a kernel which is slow in its first ten calls would pass: later ones
-    reveal it.
+    A kernel that is slow in its first ten calls would pass otherwise. `launch` is called some times more.
     """
-    times = timing.measurements["time"].values
-    notes = []
-    if instruments.device.type != "cuda":
-        timing.measurements.update(_slow_on_new_inputs(instruments, prepared, renew, renew_others))
-    if has_few_samples(timing):
-        seconds = stats.median(times)
-        more = 2 if seconds < LONG_CALL else int(seconds < VERY_LONG_CALL)
-        later_times = [later, *(instruments.timer.samples(prepared.launch, 1)[0] for _ in range(more))]
-        slack = 20e-6 if instruments.device.type == "cuda" else 1e-3
-        if stats.median(later_times) * MAX_OVER_LATER_CALL + slack < stats.median(times):
-            notes.append(SLOW_AT_FIRST)
-    return notes
+    samples = timing.measurements["time"].values
+    seconds = stats.median(samples)
+    if len(samples) > FEW_SAMPLES or seconds >= TOO_LONG_TO_REPEAT:
+        return ()
+    count = 3 if seconds < LONG_CALL else 2 if seconds < VERY_LONG_CALL else 1
+    later = [instruments.timer.samples(launch, 1)[0] for _ in range(count)]
+    slack = 20e-6 if instruments.device.type == "cuda" else 1e-3
+    return (SLOW_AT_FIRST,) if stats.median(later) * MAX_OVER_LATER_CALL + slack < seconds else ()
 
 
-def _slow_on_new_inputs(
+def slow_on_new_inputs(
     instruments: Instruments, prepared: Prepared, renew: Callable[[], None], renew_others: Callable[[], None]
 ) -> dict[str, Measurement]:
     """Return the seconds of calls on new inputs, and of the calls after them; nothing where two pairs are alike.
 
-    One pair may be: other work on the CPU may have delayed its second call. `renew_others` goes before each call: a
-    short one is up to 1.5 times as slow behind other operators as behind itself, as its code has left the caches.
+    Calls on new inputs that are slower tell of stored results. This is for CPUs: on a GPU the trace shows them.
+    `renew` writes inputs that no call has seen, `renew_others` does the same to tensors that no call reads.
+
+    One pair may be alike: other work on the CPU may have delayed its second call. `renew_others` goes before each call:
+    a short one is up to 1.5 times as slow behind other operators as behind itself, as its code has left the caches.
     """
     pairs: list[tuple[float, ...]] = []
     alike = 0
