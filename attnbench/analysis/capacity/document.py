@@ -36,8 +36,8 @@ PASSES = {"fwd": "forward", "bwd": "backward", "fwd_bwd": "training"}
 STYLES: Mapping[str, Style] = {"wrong": "bad", "failed": "bad", "unchecked": "warning", "not reached": "warning"}
 NOTE = (
     "Of the attention of one layer alone: its inputs, results and workspace. Weights and what other layers keep are "
-    "not counted. Each size in the column fits was compared with the reference at that size, in one call, which "
-    "followed one on other inputs."
+    "not counted. Each size in the column fits was compared with the reference at that size, in one call; "
+    "attnbench run checks more."
 )
 BEYOND = "Sizes beyond it do not count as fitting."
 
