@@ -65,3 +65,14 @@ def find_packed(given: Inputs) -> Tensor | None:
     if not alike or any(t.data_ptr() != q.data_ptr() + start for t, start in zip((q, k, v), starts, strict=True)):
         return None
     return q.as_strided((batch, seqlen, width, headdim), strides)
+
+
+def as_slice(t: Tensor) -> Tensor:
+    """Return the same values as a view of a tensor that is longer in its last two dimensions and dense otherwise.
+
+    Rows begin at multiples of 16 bytes, as kernels want them.
+    """
+    larger = t.new_ones(*t.shape[:-2], t.shape[-2] + 1, t.shape[-1] + 8)
+    part = larger[..., :-1, :-8]
+    part.copy_(t)
+    return part

@@ -19,6 +19,7 @@ from attnbench.core.text import count
 Status = Literal["ok", "skipped", "wrong", "wrong-kernel", "oom", "failed", "timeout"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 NO_ROOM_TO_CHECK = "the check had too little memory, not the call"  # in a reason, of `attnbench capacity`
+LEAVES, MORE = "each call leaves ", " more allocated, until no memory is left"  # around bytes, a note
 WRONG: tuple[Status, ...] = ("wrong", "wrong-kernel")  # measured, but not attention as it was asked for
 
 

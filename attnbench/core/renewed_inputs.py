@@ -32,11 +32,13 @@ class Renewal:
     count: int
 
     def flip(self, tensors: Mapping[str, Tensor]) -> None:
-        """Change the columns of some inputs, by name; once more gives what was there."""
+        """Change the columns of some inputs, by name, in their memory; once more gives what was there."""
+        import torch
+
         for name, t in tensors.items():
             signs = _signs(t.shape[-1], self.seed, self.count + NAMES.index(name), t)
             if t.dtype.itemsize == 1:  # torch cannot multiply fp8
-                t.data.copy_((t.data.float() * signs).to(t.dtype))
+                t.data.view(torch.uint8).bitwise_xor_((signs < 0).to(torch.uint8) << 7)
             else:
                 t.data.mul_(signs.to(t.dtype))
 

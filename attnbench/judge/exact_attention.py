@@ -152,13 +152,12 @@ class Reference:
 
 
 def warm_up(device: torch.device) -> None:
-    """Load cuBLAS and autograd on the device before the first job, whose time they would add to."""
+    """Load cuBLAS on the device before the first job, whose time that would add to."""
     import torch
 
     for dtype in (torch.float32, torch.float64):
-        x = torch.ones(16, 16, device=device, dtype=dtype, requires_grad=True)
-        out = torch.softmax(x @ x, -1)
-        torch.autograd.grad(out, x, torch.ones_like(out))  # the first call imports sympy, which takes 1.5 s
+        x = torch.ones(16, 16, device=device, dtype=dtype)
+        torch.softmax(x @ x, -1)
 
 
 def long_product(a: Tensor, b: Tensor) -> Tensor:
@@ -219,8 +218,8 @@ def _compute_reference(
 
     s, precise = case.extent, reference_dtype(case, inputs.q.device)
     scores_in: tuple[torch.dtype | None, ...] = () if kept is None else (None,)
-    if hard or case.data in ("outliers", "decaying"):
-        scores_in = (torch.float32, torch_dtype(case))
+    if large := hard or case.data in ("outliers", "decaying"):
+        scores_in = tuple(dict.fromkeys((torch.float32, torch_dtype(case))))
     scales = [fp8.descale(t) for t in (inputs.q, inputs.k, inputs.v)] if case.dtype == "fp8" else []
     places = None if inputs.page_table is None else pages.key_places(case, inputs.page_table)
     group, count = s.nheads // s.nheads_k, sample.rows.shape[1]
@@ -229,7 +228,7 @@ def _compute_reference(
     dsink = SinkGradient.zeros(s.nheads_k, group, precise, inputs.q.device)
     eager: dict[str, ErrorProfile] = {}
     size: dict[str, ErrorProfile] = {}
-    rounding: list[dict[str, ErrorProfile]] = [{}, {}]
+    rounding: list[dict[str, ErrorProfile]] = [{} for _ in scores_in] or [{}]
     of_maximum: dict[str, ErrorProfile] = {}
     for pairs in torch.arange(len(sample.batch), device=sample.batch.device).split(step):
         batch, head, rows = sample.batch[pairs], sample.head[pairs], sample.rows[pairs]
@@ -276,12 +275,12 @@ def _compute_reference(
             for name, values in found.items():
                 _add_profile(added, name, ErrorProfile.of(values))
         parts.append(ReferencePart(batch, head, rows, exact))
-    rounding[1].pop("dq", None)  # such a kernel keeps scores for its backward, where their errors cancel as in eager's
+    in_dtype = {name: profile for name, profile in rounding[-1].items() if large and name != "dq"}
     terms = {}  # the largest of each
     if case.has_backward:
         terms = {name: case.softmax_scale * float(t.abs().max()) for name, t in (("dq", inputs.k), ("dk", inputs.q))}
     of_dsink = dsink if case.sink else None
-    return Reference(case, sample, tuple(parts), eager, size, terms, rounding[0], rounding[1], of_maximum, of_dsink)
+    return Reference(case, sample, tuple(parts), eager, size, terms, rounding[0], in_dtype, of_maximum, of_dsink)
 
 
 def _keys_of(t: Tensor, places: Tensor | None, batch: Tensor, head: Tensor, factor: float) -> Tensor:
@@ -414,8 +413,10 @@ def _attend(
             if of_maximum:
                 by_maximum = maximum_variances(case, computed, k, rows_only=rows_only)
                 found.add({f"{name}{OF_MAXIMUM}": t for name, t in by_maximum.items()})
-        for dtype, of_dtype in zip(scores_in, variances, strict=True):
-            of_dtype.add(rounding_variances(case, computed, k, v, scores_in=dtype, rows_only=rows_only))
+        if scores_in:
+            of_parts = rounding_variances(case, computed, k, v, scores_in=scores_in, rows_only=rows_only)
+            for of_dtype, of_part in zip(variances, of_parts, strict=True):
+                of_dtype.add(of_part)
     results = found.together()
     for name in results.keys() & {"dk", "dv"}:  # round for each query head, then sum over the group
         results[name] = at.kept(results[name]).sum(1).to(at.storage)
@@ -472,13 +473,15 @@ def probabilities(case: Case, rows: Tensor, scores: Tensor, sink: Tensor | None 
     """
     import torch
 
-    hidden = ~visible_keys(case, rows)
-    scores = scores.masked_fill(hidden, float("-inf"))
+    bounds = _key_bounds(case, rows.device)
+    if bounds.hide or case.mask:
+        hidden = ~visible_keys(case, rows)
+        scores = scores.masked_fill(hidden, float("-inf"))
     if sink is not None:
         beside = sink.to(scores)[:, None, :, None].expand(*scores.shape[:-1], 1)
         return torch.softmax(torch.cat([scores, beside], dim=-1), dim=-1)
     p = torch.softmax(scores, dim=-1)
-    return p.masked_fill(hidden.all(-1, keepdim=True), 0.0)
+    return p.masked_fill_(hidden.all(-1, keepdim=True), 0.0) if bounds.hide_all or case.mask else p
 
 
 def visible_keys(case: Case, rows: Tensor) -> Tensor:
@@ -519,6 +522,8 @@ class _KeyBounds(NamedTuple):
     first: Tensor
     last: Tensor
     place: Tensor  # at which it stands
+    hide: bool  # whether a key is hidden from a query
+    hide_all: bool  # whether every key is hidden from some query
 
 
 @lru_cache(maxsize=4)
@@ -536,4 +541,8 @@ def _key_bounds(case: Case, device: torch.device) -> _KeyBounds:
         lasts.append((starts + (row + high).clamp(max=seqlen_k - 1)).flatten())
         middles.append((starts + row + seqlen_k - seqlen_q).flatten())
         start += count * seqlen_k
-    return _KeyBounds(*(torch.cat(found).to(device) for found in (firsts, lasts, middles)))
+    first, last, place = (torch.cat(found) for found in (firsts, lasts, middles))
+    hide = bool((first > 0).any() or (last < case.extent.seqlen_k - 1).any())
+    return _KeyBounds(
+        first.to(device), last.to(device), place.to(device), hide=hide, hide_all=bool((first > last).any())
+    )

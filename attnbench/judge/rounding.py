@@ -49,6 +49,7 @@ of which one key has nearly all the probability: eager's dS is nearly zero there
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -96,49 +97,64 @@ class Rows:
 
 
 def rounding_variances(
-    case: Case, rows: Rows, k: Tensor, v: Tensor, *, scores_in: torch.dtype | None, rows_only: bool
-) -> dict[str, Tensor]:
-    """Return by result the variance of each element, from the roundings of some rows.
+    case: Case, rows: Rows, k: Tensor, v: Tensor, *, scores_in: Sequence[torch.dtype | None], rows_only: bool
+) -> list[dict[str, Tensor]]:
+    """Return by result the variance of each element, from the roundings of some rows, for each of `scores_in`.
 
     k and v are (pairs, seqlen_k, d). Variances of "out" and "dq" are (pairs, count, group, d). Those of "dk" and "dv",
     (pairs, seqlen_k, d), are to be added up over all rows; they are left out with `rows_only`. Scores are summed in
-    float32 and kept in `scores_in`; where that is None only the rounding of out counts.
+    float32 and kept in a dtype of `scores_in`; where that is None only the rounding of out counts. After the first
+    dtype "dq" is left out: a kernel that keeps scores in the dtype of the case does so for its backward, where their
+    errors cancel as in eager's.
     """
     import torch
 
     of_out = rms_of_one_rounding(torch_dtype(case)) ** 2
-    of_p = of_float32 = of_score = 0.0
-    if scores_in is not None:
-        of_p, of_float32, of_score = of_out, *(rms_of_one_rounding(t) ** 2 for t in (torch.float32, scores_in))
-    p, weights = rows.p, rows.weights
+    of_p = of_float32 = 0.0
+    if scores_in[0] is not None:
+        of_p, of_float32 = of_out, rms_of_one_rounding(torch.float32) ** 2
+    p, weights, backward = rows.p, rows.weights, rows.dout is not None
+    p2, scores2, v2 = p.square(), rows.scores.square(), v.square()
+    weights2 = p2 if weights is p else weights.square()
     capped = rows.scores / case.softcap if case.softcap else None
     slope = case.softmax_scale * (1 if capped is None else 1 - capped**2)
-    of_score *= SCORE_ROUNDINGS + (CAP_ROUNDINGS if case.softcap else 0)
-    # of_scores: e_j; of_lse: the rounding of the log-sum-exp; of_sum: that and e; of_d: D; of_dp: f_j
-    of_scores = _times(rows.q.square(), k.square().mT) * slope**2
-    of_scores = of_float32 * case.shape.headdim * of_scores + of_score * rows.scores.square()
-    of_lse = of_float32 * SCORE_ROUNDINGS * (p * rows.scores.square()).sum(-1, keepdim=True)
-    of_sum = of_lse + (of_scores * p.square()).sum(-1, keepdim=True)
-    found = {
-        "out": _times(of_scores * weights.square(), v.square())
-        - 2 * rows.out * _times(of_scores * weights * p, v)
-        + rows.out.square() * of_sum
-    }
-    if rows.dout is None or rows.dp is None or rows.dq is None:
-        return found
-    pdp = p * rows.dp
-    ds = pdp - p * pdp.sum(-1, keepdim=True)
-    of_sums = of_float32 * case.shape.headdim_v  # of dP and D, products with dout
-    of_d = (of_out + of_sums) * (rows.dout * rows.out).square().sum(-1, keepdim=True)
-    of_d += (of_scores * ds.square() + of_p * pdp.square()).sum(-1, keepdim=True)
-    of_dp = of_sums * _times(rows.dout.square(), v.square().mT)
-    slopes = slope**2 if capped is None else slope**2 + (2 * case.softmax_scale * capped / case.softcap) ** 2
-    of_ds = of_scores * ds.square() * slopes + of_dp * (weights * slope).square()
-    found["dq"] = _times(of_ds, k.square()) + of_d * _times(p * slope, k).square() + of_sum * rows.dq.square()
-    if not rows_only:
-        of_ds += of_sum * (ds * slope).square() + of_d * (p * slope).square()
-        found["dk"] = _summed(of_ds, rows.q.square())
-        found["dv"] = _summed((of_scores + of_sum) * weights.square(), rows.dout.square())
+    slope2 = slope**2
+    # of_scores: e_j; of_lse: the rounding of the log-sum-exp; of_sum: that and e; of_d: D; of_dp: f_j, in dS
+    of_products = _times(rows.q.square(), k.square().mT) * (slope2 * (of_float32 * case.shape.headdim))
+    of_lse = of_float32 * SCORE_ROUNDINGS * (p * scores2).sum(-1, keepdim=True)
+    if backward:
+        assert rows.dout is not None
+        assert rows.dp is not None
+        pdp, of_sums = p * rows.dp, of_float32 * case.shape.headdim_v  # of dP and D, products with dout
+        ds2 = (pdp - p * pdp.sum(-1, keepdim=True)).square_()
+        of_d_out = (of_out + of_sums) * (rows.dout * rows.out).square().sum(-1, keepdim=True)
+        of_d_out += of_p * pdp.square_().sum(-1, keepdim=True)
+        of_dp = _times(rows.dout.square(), v2.mT).mul_(weights2).mul_(slope2 * of_sums)
+        slopes = slope2 if capped is None else slope2 + (2 * case.softmax_scale * capped / case.softcap) ** 2
+    found = []
+    for number, dtype in enumerate(scores_in):
+        of_score = 0.0 if dtype is None else rms_of_one_rounding(dtype) ** 2
+        of_score *= SCORE_ROUNDINGS + (CAP_ROUNDINGS if case.softcap else 0)
+        of_scores = of_products.add(scores2, alpha=of_score)
+        by_p = of_scores * p2
+        of_sum = of_lse + by_p.sum(-1, keepdim=True)
+        by_weights, by_both = (by_p, by_p) if weights is p else (of_scores * weights2, of_scores * weights * p)
+        out = _times(by_weights, v2) - 2 * rows.out * _times(by_both, v) + rows.out.square() * of_sum
+        found.append({"out": out})
+        if not backward:
+            continue
+        assert rows.dout is not None
+        assert rows.dq is not None
+        of_ds = of_scores.mul_(ds2)
+        of_d = of_d_out + of_ds.sum(-1, keepdim=True)
+        of_ds.mul_(slopes).add_(of_dp)
+        if number == 0:
+            of_keys = of_d * _times(p * slope, k).square()
+            found[-1]["dq"] = _times(of_ds, k.square()) + of_keys + of_sum * rows.dq.square()
+        if not rows_only:
+            of_ds += (of_sum * ds2).addcmul_(of_d, p2).mul_(slope2)
+            found[-1]["dk"] = _summed(of_ds, rows.q.square())
+            found[-1]["dv"] = _summed(by_weights.addcmul_(of_sum, weights2), rows.dout.square())
     return found
 
 
@@ -155,11 +171,15 @@ def maximum_variances(case: Case, rows: Rows, k: Tensor, *, rows_only: bool) -> 
     assert rows.dp is not None
     dtype, keys = torch_dtype(case), rows.p.shape[-1]
     of_dout = (rows.dout * rows.out).square().sum(-1, keepdim=True)
-    terms = pad(2 * (rows.p * rows.dp).square() + of_dout * rows.p, (0, -keys % LEAST_BLOCK))
-    p = pad(rows.p, (0, -keys % LEAST_BLOCK)).unflatten(-1, (-1, LEAST_BLOCK))
-    so_far = terms.unflatten(-1, (-1, LEAST_BLOCK)).sum(-1).cumsum(-1)
-    largest = p.amax(-1).cummax(-1).values
-    at = rows.p.argmax(-1, keepdim=True)
+    terms = (rows.p * rows.dp).square_().mul_(2).addcmul_(of_dout, rows.p)
+    terms, p = (
+        (pad(t, (0, -keys % LEAST_BLOCK)) if keys % LEAST_BLOCK else t).unflatten(-1, (-1, LEAST_BLOCK))
+        for t in (terms, rows.p)
+    )
+    so_far, peaks = terms.sum(-1).cumsum(-1), p.amax(-1)
+    largest, block = peaks.cummax(-1).values, peaks.argmax(-1, keepdim=True)
+    of_block = p.gather(-2, block[..., None].expand(*block.shape, LEAST_BLOCK)).squeeze(-2)
+    at = block * LEAST_BLOCK + of_block.argmax(-1, keepdim=True)
     highest = rows.scores.gather(-1, at)
     slope = case.softmax_scale * (1 - (highest / case.softcap) ** 2 if case.softcap else 1)
     so_far *= (rms_of_one_rounding(dtype) * slope) ** 2
@@ -169,7 +189,7 @@ def maximum_variances(case: Case, rows: Rows, k: Tensor, *, rows_only: bool) -> 
         return found
     apart = (2 * torch.finfo(dtype).eps * highest.abs()).clamp(max=0.5)  # by which roundings may exchange probabilities
     last = torch.searchsorted(largest, largest * (1 + apart), right=True) - 1  # block in which it may be the largest
-    of_sum = so_far.gather(-1, last)[..., None] * (p >= (largest * (1 - apart))[..., None])
+    of_sum = torch.where(p >= (largest * (1 - apart))[..., None], so_far.gather(-1, last)[..., None], 0.0)
     found["dk"] = _summed(of_sum.flatten(-2)[..., :keys], rows.q.square())
     return found
 

@@ -187,12 +187,19 @@ class WorkerProcess:
         return "\n".join(line for line in lines if not line.startswith("USDT:")).strip() or None
 
     def send_kill(self) -> None:
-        """Send SIGKILL to the worker and all that it started, without waiting for their end."""
+        """Send SIGKILL to the worker and all that it started, without waiting for their end.
+
+        What has a session of its own too, unless the worker has ended before.
+        """
+        started = _started_by(self._process.pid) if self.alive else []
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
                 os.killpg(self._process.pid, signal.SIGKILL)
             else:  # Windows
                 self._process.kill()
+        for pid in started:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """Kill the worker and all that it started, and wait for its end."""
@@ -244,6 +251,19 @@ def forget(left: subprocess.Popen[bytes] | None) -> None:
         with contextlib.suppress(ValueError):  # its input was closed when this was interrupted
             left.communicate(b"\n")
         left.wait()
+
+
+def _started_by(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that these have, as Linux knows them; [] elsewhere."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parent = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, ())
+    return found[1:]
 
 
 def _killed_for_memory() -> int:

@@ -24,7 +24,7 @@ from attnbench.run import plan as planning
 from attnbench.run.axes import Axes
 from attnbench.run.job_order import TimeLimit, measure_jobs, ranks_ahead
 from attnbench.run.plan import CaseSupport
-from attnbench.run.select import Chosen, choose, parse_devices
+from attnbench.run.select import Chosen, choose, is_user_code, parse_devices, select_backends
 from attnbench.run.session import Recording, Session, check_output_path, create, reopen
 from attnbench.run.suite import Resolved, Settings, Suite, load_suite, resolve, resolve_suite_for
 from attnbench.run.workers import has_nvidia_gpu
@@ -283,7 +283,8 @@ def _resume(request: Request, path: Path, device: str, observer: RunObserver) ->
     """Measure the jobs that a run file lacks, with the settings that it was started with."""
     old, problems = run_file.read(path)
     _check_resumable(request, path, old)
-    recording = reopen(path, old, trust=request.trust, lock=not request.dry_run)
+    named = _named_again(request, path, old)
+    recording = reopen(path, old, trust=request.trust, named=named, lock=not request.dry_run)
     had = recording.run.planned_rounds
     recording.run = old = run_file.with_rounds(recording.run, request.rounds)
     todo = _todo(old, path, request.again)
@@ -292,7 +293,8 @@ def _resume(request: Request, path: Path, device: str, observer: RunObserver) ->
     if device not in ("auto", str(was)):
         raise UserError(f"{path} was measured on {was}, not on {device}; leave out --device")
     allow_busy = request.allow_busy or request.dry_run or not todo
-    with Session(str(was), Chosen(old.specs, old.interpreters), allow_busy=allow_busy) as session:
+    specs = {**old.specs, **named}
+    with Session(str(was), Chosen(specs, old.interpreters), allow_busy=allow_busy) as session:
         observer.say(f"looking at the device, and importing {', '.join(old.specs)}")
         now = session.describe_again(old, path, "start a new run, or go back to the old environment")
         there = f"resuming: {len(old.plan) - len(todo)} of {len(old.plan)} jobs are there"
@@ -309,6 +311,20 @@ def _resume(request: Request, path: Path, device: str, observer: RunObserver) ->
         observer.planned(old, todo, path, notes, limit)
         _measure(recording, todo, session, observer, limit, elsewhere, users)
     return _outcome(recording, request)
+
+
+def _named_again(request: Request, path: Path, old: Run) -> dict[str, str]:
+    """Return where own code of a resumed run lies now, by backend, as --backend says: {} without it.
+
+    A hash of its source must be that of the run (Session.load_again). Raises UserError for what is no code of the run.
+    """
+    named = select_backends(given) if (given := request.settings.backends) else {}
+    for name, spec in named.items():
+        if not is_user_code(spec):
+            raise UserError(f"--resume uses the settings of {path}; leave out --backend {name}")
+        if name not in (own := [of for of, was in old.specs.items() if is_user_code(was)]):
+            raise UserError(f"--backend: {name} is no own code of {path}, which has {some(own) or 'none'}")
+    return named
 
 
 def _check_resumable(request: Request, path: Path, old: Run) -> None:
@@ -371,7 +387,6 @@ def _not_with_resume(request: Request) -> list[str]:
     fresh, settings = Request(), request.settings
     given = {
         "--suite": request.suite != fresh.suite,
-        "--backend": settings.backends is not None,
         "the options that choose cases": settings.axes != Axes()
         or any(given is not None for given in (settings.tokens, settings.models, settings.tp, settings.phase)),
         "--seed, --timer, --l2 and the other options of how to measure": bool(settings.policy),

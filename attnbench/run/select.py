@@ -127,11 +127,15 @@ def is_user_code(spec: str) -> bool:
     return not spec.startswith(f"{backends.__name__}.") and spec not in backends.available().values()
 
 
-def check_trusted(path: Path, run: Run) -> None:
-    """Raise UserError where a run file names code, or interpreters, that would not be chosen here without it."""
+def check_trusted(path: Path, run: Run, named: Iterable[str] = ()) -> None:
+    """Raise UserError where a run file names code, or interpreters, that would not be chosen here without it.
+
+    The code of the backends `named` was given here.
+    """
     usual = venvs.venv_interpreters(run.specs)
     known = {*backends.available().values()}
-    found = [spec for name, spec in run.specs.items() if present_spec(name, spec) not in known]
+    given = {*named}
+    found = [spec for name, spec in run.specs.items() if present_spec(name, spec) not in known and name not in given]
     found += [python for name, python in run.interpreters.items() if usual.get(name) != python]
     refuse_code(path, [*found, *own_masks(job.case for job in run.plan)])
 

@@ -188,6 +188,8 @@ class Session:
             if (was := old.versions.get(name)) != probe.version:
                 now = probe.version or probe.reason
                 todo = "bring that version back, or start a new run"
+                if is_user_code(self.pool.specs[name]):
+                    todo += "; where its file lies elsewhere now, name it again: --backend FILE.py:FUNCTION"
                 raise UserError(f"cannot resume {path}: {name} was {was} and is {now}; {todo}")
 
 
@@ -248,20 +250,20 @@ def create(planned: Run, out: Path | None) -> Recording:
     return Recording(planned, run_file.RunFile.create(out or new_run_paths(planned)[0], planned))
 
 
-def reopen(path: Path, old: Run, *, trust: bool, lock: bool = True) -> Recording:
+def reopen(path: Path, old: Run, *, trust: bool, named: Iterable[str] = (), lock: bool = True) -> Recording:
     """Return the recording of a run that is gone on with; its file, unless `lock` is false, is locked from here on.
 
-    Raises UserError where it names code or interpreters that nobody here has chosen, without `trust`, and interpreters
-    that are gone.
+    The code of the backends `named` was given here, and is not that of the file. Raises UserError where it names code
+    or interpreters that nobody here has chosen, without `trust`, and interpreters that are gone.
     """
     if not trust:
-        check_trusted(path, old)
+        check_trusted(path, old, named)
     file = run_file.RunFile.reopen(path) if lock else None
     try:
         if file:  # another process may have added to it until now
             old, _ = run_file.read(path)
             if not trust:
-                check_trusted(path, old)
+                check_trusted(path, old, named)
         for name, python in old.interpreters.items():
             if not is_executable(python):
                 raise UserError(f"cannot resume {path}: {name} ran in {python}, which is gone; make it again there")

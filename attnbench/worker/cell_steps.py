@@ -18,8 +18,9 @@ from attnbench.backends.shared.function import Function
 from attnbench.core import flops, masks
 from attnbench.core.backend import Inputs, Prepared, Signature, Unsupported
 from attnbench.core.case import Case
+from attnbench.core.layouts import as_slice
 from attnbench.core.machine import Device
-from attnbench.core.record import Accuracy, Approximation, Measurement
+from attnbench.core.record import LEAVES, MORE, Accuracy, Approximation, Measurement
 from attnbench.core.renewed_inputs import InputRenewal
 from attnbench.core.sizes import format_bytes
 from attnbench.core.text import shortened
@@ -43,7 +44,6 @@ NAN_WITHOUT_KEYS = "its output is NaN for queries that see no key"
 OVERFLOW = "scores there are beyond what exp holds in float32: subtract the maximum of each row from its scores"
 SHARED = "its calls share the memory of their results: a later call overwrites what an earlier one returned"
 UNSEEN = "its peak memory is not known: it allocates where torch does not see it"
-LEAVES = "each call leaves {} more allocated, until no memory is left"
 HIDDEN = 2**24  # bytes of growth of a process on a CPU, beyond what torch explains, that a call must have taken
 UNLIKE = 0.1  # of the largest value: two results that differ by more have not read the same values
 
@@ -96,7 +96,7 @@ class CellSteps(Cell):
         held, self.prepared = self._measure_held(lambda: self._prepare(self.judge.to_check))
         launch = self.judge.launcher(self.prepared)
         found, kept, raw = memory.measure_peak(lambda: self._measure_seconds(launch), self.case)
-        kept, results = kept - _bytes_of_tensors(raw), _bytes_of_tensors(raw, multiple=1)
+        kept, results = kept - bytes_of_tensors(raw), bytes_of_tensors(raw, multiple=1)
         self.laps.end("memory")
         self.accuracy = self.judge.check_first(self.prepared.canonical(raw))
         del raw
@@ -104,7 +104,7 @@ class CellSteps(Cell):
         if self.timed and self.case.has_backward and self.prepared.forward is not None:
             found["memory_saved"] = memory.measure_held(self.prepared.forward)[0]
         if leak := self._leak_of_a_call() if kept >= LEAK else 0:
-            self.leak = LEAVES.format(format_bytes(leak))
+            self.leak = f"{LEAVES}{format_bytes(leak)}{MORE}"
         kept = 0 if leak else max(0, kept) + max(0, self._kept_by_first)
         kept += self._kept_by_prepare(held, found.get("memory_saved"))
         self.memory = {name: value + (0 if name == "memory_saved" else kept) for name, value in found.items()}
@@ -112,7 +112,7 @@ class CellSteps(Cell):
             self.memory["memory_peak"], self.unseen = self.memory.get("memory_driver", 0), True
             self._notes.append(UNSEEN)
             if leak := self._unseen_leak_of_a_call():
-                self.leak = LEAVES.format(format_bytes(leak))
+                self.leak = f"{LEAVES}{format_bytes(leak)}{MORE}"
         self.laps.end("memory")
         if not self.accuracy.ok:
             others = ", on the case's own inputs (it was right on hard inputs)" if self.judge.hard else ""
@@ -229,7 +229,7 @@ class CellSteps(Cell):
             "are 0, as in out.sum().backward()": dout.new_ones(()).expand_as(dout),
             "are 0 over the batch": dout[:1].expand_as(dout),
             "are 0 over the sequence": dout[:, :1].expand_as(dout),
-            "put heads first": dout.transpose(1, 2).contiguous().transpose(1, 2),
+            "put heads first, as a slice of a larger tensor": as_slice(dout.transpose(1, 2)).transpose(1, 2),
         }
         for how, other in others.items():
             dense, strided = (self._results_for(of) for of in (other.contiguous(), other))
@@ -437,7 +437,7 @@ class CellSteps(Cell):
         return todo if is_right else ""
 
 
-def _bytes_of_tensors(raw: Any, multiple: int = ALLOCATED) -> int:
+def bytes_of_tensors(raw: Any, multiple: int = ALLOCATED) -> int:
     """Return the bytes that the tensors in a launch's raw results occupy, each storage once and as a multiple."""
     import torch
 

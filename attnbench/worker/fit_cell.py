@@ -3,10 +3,11 @@
 `fit` has the steps, LeanCell what they need of a case on one device, and ranks/lean_ranks.py of one rank of several.
 Inputs are made in the order of dimensions that the backend takes, so that `prepare` has nothing to copy.
 
-The steps: inputs; the reference, which then waits in the host's memory; a launch; a launch whose memory and seconds are
-measured, and whose results are compared with the reference once the inputs are freed. So the check needs less memory
-than the call, and where it fails for want of memory all the same, the record says that it was the check. dout is zero
-outside the sampled rows (judge), also where it is timed.
+The steps: inputs; the reference, which then waits in the host's memory; a launch on inputs that are changed in place,
+as a kernel that returns earlier results is then wrong in the next; a launch whose memory and seconds are measured, and
+whose results are compared with the reference once the inputs are freed. So the check needs less memory than the call,
+and where it fails for want of memory all the same, the record says that it was the check. dout is zero outside the
+sampled rows (judge), also where it is timed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from typing import TYPE_CHECKING, Any
 from attnbench.core.backend import Backend, Inputs, Prepared
 from attnbench.core.case import Case
 from attnbench.core.policy import Policy
-from attnbench.core.record import NO_ROOM_TO_CHECK, Accuracy, fit_measurements
+from attnbench.core.record import LEAVES, MORE, NO_ROOM_TO_CHECK, Accuracy, fit_measurements
+from attnbench.core.renewed_inputs import InputRenewal
+from attnbench.core.sizes import format_bytes
 from attnbench.judge import ResultCheck, in_parts, inputs
 from attnbench.worker import failures
 from attnbench.worker.cell import Fields
+from attnbench.worker.cell_steps import LEAK, bytes_of_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +70,7 @@ class LeanCell:
         """
         memory, filled = self.instruments.memory, True
         try:
-            found, _, raw = memory.measure_peak(launch, self.case)
+            found, held, raw = memory.measure_peak(launch, self.case)
         except Exception as error:
             if not failures.is_out_of_memory(error):
                 raise
@@ -74,8 +78,25 @@ class LeanCell:
         if not filled:
             self.notes.append(NOT_FILLED)
             gc.collect()
-            found, _, raw = memory.measure_peak(launch, self.case, fill=False)
+            found, held, raw = memory.measure_peak(launch, self.case, fill=False)
+        if leak := self._leak(launch, held - bytes_of_tensors(raw)):
+            self.notes.append(f"{LEAVES}{format_bytes(leak)}{MORE}")
         return found, raw
+
+    def _leak(self, launch: Callable[[], Any], left: int) -> int:
+        """Return the bytes that a call leaves allocated, 0 for none, where one has left so many; two more must too."""
+        if left < LEAK:
+            return 0
+
+        def call() -> None:
+            launch()
+
+        try:
+            left = min(left, *(self.instruments.memory.measure_held(call)[0] for _ in range(2)))
+        except Exception as error:
+            if not failures.is_out_of_memory(error):
+                raise
+        return left if left >= LEAK else 0
 
     def check(self, results: Mapping[str, Tensor]) -> Accuracy:
         """Compare the results of the launch."""
@@ -118,8 +139,12 @@ def fit(
     call = [0.0]
     with at_most(instruments, memory, nbytes), of_memory.job_window():
         kept, prepared = of_memory.measure_held(partial(backend.prepare, case, cell.given))
+        renewal = InputRenewal(case, cell.given, prepared, policy.seed)
+        renewal.renew()
         prepared.launch()  # compiles and tunes, which may take memory of its own
         instruments.synchronize()
+        renewal.restore()
+        del renewal
         used, raw = cell.measure_launch(partial(timed, instruments, prepared.launch, call))
     results = {name: value.detach() for name, value in prepared.canonical(raw).items()}
     changed = [name for name, total in checksums(cell.given).items() if total != before[name]]

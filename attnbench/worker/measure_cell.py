@@ -30,9 +30,18 @@ class CellMeasurer(Instruments):
         torch.set_float32_matmul_precision("highest")  # no TF32 in fp32 cases, unless a backend chooses it
         super().__init__(device)
         judge.warm_up(self.device)
+        self._load_autograd()
         if self.events:
             self.events.gauge.open()  # here, where all workers do so at the same time
         self._freeze()
+
+    def _load_autograd(self) -> None:
+        """Load autograd on the device before the first job, which takes a second where sympy is not imported yet."""
+        import torch
+
+        x = torch.ones(16, 16, device=self.device, requires_grad=True)
+        out = torch.softmax(x @ x, -1)
+        torch.autograd.grad(out, x, torch.ones_like(out))
 
     def _freeze(self) -> None:
         """Have later collections skip what is there, mostly imported modules: in a timed job they take no time then."""

@@ -420,9 +420,13 @@ def _first_to_be_killed() -> None:
 
 
 def _die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, however that dies, even while a GPU kernel hangs."""
+    """Ask Linux to kill this process when its parent dies, however that dies, even while a GPU kernel hangs.
+
+    And to make it the parent of what its children leave behind, so that this is found when the worker is ended.
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 def print_traceback() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from attnbench.analysis.capacity.document import plan_document
+from attnbench.analysis.capacity.document import document, plan_document
 from attnbench.analysis.capacity.findings import findings, fit_growth
 from attnbench.core.record import Measurement, Record, Run, Search
 from builders import case, job, run
@@ -40,6 +40,14 @@ def test_a_search_that_left_much_of_the_device_was_ended_by_its_check(in_use: fl
 def test_of_searches_for_the_same_the_furthest_is_left() -> None:
     (found,) = findings([search(173, 181, 75.0), search(304, 318, 135.0), search(64, 67, 70.0)])
     assert found.largest == 304
+
+
+def test_memory_that_calls_leave_allocated_is_a_caution() -> None:
+    found = search(304, 318, 135.0)
+    leak = "each call leaves 8.0 MiB more allocated, until no memory is left"
+    noted = replace(found, records=(replace(found.records[0], notes=(leak,)), *found.records[1:]))
+    assert [leak in str(caution) for caution in document([noted]).cautions] == [True]
+    assert not document([found]).cautions
 
 
 def test_a_search_that_a_file_plans_twice_is_one() -> None:

@@ -135,6 +135,15 @@ class Dense(Contiguous):
 def dense(q, k, v, **options):
     return Dense.apply(q, k, v, options)
 
+class NoSlice(Contiguous):
+    @staticmethod
+    def backward(ctx, dout):
+        is_slice = sum((n - 1) * stride for n, stride in zip(dout.shape, dout.stride())) >= dout.numel()
+        return Contiguous.backward(ctx, dout if is_slice else dout.contiguous())
+
+def no_slice(q, k, v, **options):
+    return NoSlice.apply(q, k, v, options)
+
 def contiguous(q, k, v, **options):
     return Contiguous.apply(q, k, v, options)
 
@@ -186,9 +195,9 @@ def test_a_wrong_function_and_in_which_cases(mine: Tool, file: str, function: st
 
 def test_a_dout_of_other_strides(mine: Tool) -> None:
     mine.write("others.py", OTHERS)
-    functions = [f"./others.py:{name}" for name in ("dense", "contiguous", "contiguous_heads_first")]
+    functions = [f"./others.py:{name}" for name in ("dense", "no_slice", "contiguous", "contiguous_heads_first")]
     out = mine("check", *functions, *small_cases(mine, "bwd", 64), code=5).out
-    for verdict in ("dense is WRONG", "contiguous FAILS", "contiguous_heads_first FAILS"):
+    for verdict in ("dense is WRONG", "no_slice is WRONG", "contiguous FAILS", "contiguous_heads_first FAILS"):
         assert f"{verdict} in 1 of 1 case" in " ".join(out.split())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 import subprocess
@@ -300,6 +301,28 @@ def test_resume_refuses_another_version_of_a_backend(tool: Tool, finished: str) 
     change_header(tool, lambda header: header["versions"].update(fake="0.1"))
     assert "fake was 0.1 and is simulated" in tool("run", "--resume", "run.jsonl", code=2).err
     assert len(tool.stored().records) == 3
+
+
+def test_own_code_that_was_moved_is_named_again_to_resume(tool: Tool) -> None:
+    (tool.folder / "old").mkdir()
+    source = "from attnbench.backends.fake import Fake\nclass Mine(Fake): pass\n"
+    tool.write("old/own.py", source)
+    tool("run", "--device", "fake", "-b", "old/own.py:Mine", "--seqlen", "1k,2k", *SMALL, "--out", "run.jsonl")
+    shorten(tool, 1)
+    (tool.folder / "old").rename(tool.folder / "new")
+    resume = ("run", "--resume", "run.jsonl")
+    assert "add --trust" in tool(*resume, code=2).err
+    assert "name it again: --backend FILE.py:FUNCTION" in tool(*resume, "--trust", code=2).err
+    tool.write("new/own.py", f"{source}\n")
+    changed = tool(*resume, "--backend", "new/own.py:Mine", code=2)
+    assert re.search(r"Mine was .*, source \w{8} and is .*, source \w{8}; bring that version back", changed.err)
+    tool.write("new/own.py", f"{source}class Other(Fake): pass\n")
+    assert "Other is no own code of run.jsonl, which has Mine" in tool(*resume, "-b", "new/own.py:Other", code=2).err
+    assert len(tool.stored().records) == 1
+    tool.write("new/own.py", source)
+    tool(*resume, "--backend", "new/own.py:Mine")
+    assert {*tool.stored().statuses.values()} == {"ok"}
+    assert len(tool.stored().records) == 2
 
 
 @pytest.mark.parametrize("options", [("-b", "fake"), ("--seqlen", "1k"), ("--out", "other.jsonl"), ("--seed", "3")])

@@ -100,6 +100,37 @@ def test_a_signal_while_a_worker_is_put_away(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+STARTS = """
+import json, subprocess, sys
+from attnbench.worker.serve import _die_with_parent
+_die_with_parent()
+start = "import subprocess as s; print(s.Popen(['sleep', '60'], stdout=s.DEVNULL, start_new_session=True).pid)"
+for line in sys.stdin:
+    orphan = int(subprocess.check_output([sys.executable, "-c", start]))
+    own = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, start_new_session=True).pid
+    print(json.dumps({"number": 1, "pids": [own, orphan]}), flush=True)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_what_a_worker_has_started_in_other_sessions_ends_with_it() -> None:
+    worker = WorkerProcess(program=["-c", STARTS])
+    pids = worker.ask({}, 30.0)["pids"]
+    worker.kill()
+    deadline = time.monotonic() + 10
+    while running := [pid for pid in pids if _runs(pid)]:
+        assert time.monotonic() < deadline, running
+        time.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process has not ended; one that nobody has waited for has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_a_worker_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long request does not fit the pipe."""
     monkeypatch.setattr(process, "START_TIMEOUT", 0.2)

@@ -50,7 +50,7 @@ class Spoiled:
                 self.spoil(inputs, prepared.canonical(raw))
             return raw
 
-        return Prepared(launch, prepared.canonical)
+        return Prepared(launch, prepared.canonical, reads=prepared.reads)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
@@ -134,6 +134,28 @@ def test_a_wrong_end_of_a_result_is_found() -> None:
 def test_a_call_that_writes_to_an_input_is_found() -> None:
     found = fit(lambda given, _: given.v[:, -1].add_(1e-6))
     assert found["status"] == "wrong"
+
+
+def test_a_call_that_returns_what_it_kept_is_found() -> None:
+    kept: list[Tensor] = []
+
+    def keep(_: Inputs, results: Mapping[str, Any]) -> None:
+        kept.append(results["out"].clone())
+        results["out"].copy_(kept[0])
+
+    found = fit(keep)
+    assert found["status"] == "wrong"
+    assert "out is off" in found["reason"]
+
+
+@pytest.mark.parametrize("calls", [0, 2, 9])
+def test_memory_that_calls_leave_allocated_is_a_note(calls: int) -> None:
+    kept: list[Tensor] = []
+    found = fit(lambda *_: kept.append(torch.zeros(2**21)) if len(kept) < calls else None)
+    assert found["status"] == "ok"
+    assert list(found["notes"]) == (
+        ["each call leaves 8.0 MiB more allocated, until no memory is left"] if calls > 2 else []
+    )
 
 
 def test_a_check_without_room_is_no_lack_of_memory_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from attnbench.analysis.capacity.findings import Finding, findings, memory
 from attnbench.core.errors import EXIT_DONE, EXIT_WRONG_RESULT
 from attnbench.core.groups import grouped
-from attnbench.core.record import Run, Search
+from attnbench.core.record import LEAVES, Run, Search
 from attnbench.core.sizes import format_bytes, format_duration, format_seconds, format_size
 from attnbench.core.text import count, some
 from attnbench.render.document import (
@@ -36,9 +36,10 @@ PASSES = {"fwd": "forward", "bwd": "backward", "fwd_bwd": "training"}
 STYLES: Mapping[str, Style] = {"wrong": "bad", "failed": "bad", "unchecked": "warning", "not reached": "warning"}
 NOTE = (
     "Of the attention of one layer alone: its inputs, results and workspace. Weights and what other layers keep are "
-    "not counted. Each size in the column fits was compared with the reference at that size, in one call: whether "
-    "results are stored from call to call, attnbench run tells."
+    "not counted. Each size in the column fits was compared with the reference at that size, in one call; "
+    "attnbench run checks more."
 )
+BEYOND = "Sizes beyond it do not count as fitting."
 
 
 def document(runs: Sequence[Run], allow_wrong: bool = False) -> Document:
@@ -55,8 +56,9 @@ def document(runs: Sequence[Run], allow_wrong: bool = False) -> Document:
         machines=tuple(Machine(name, "") for name in devices),
         blocks=tuple(_tables(found)),
         reasons=tuple(_reasons(found)),
-        cautions=tuple(
-            Caution(f"{_stopped(of)} is WRONG: {of.reason}", "Sizes beyond it do not count as fitting.") for of in wrong
+        cautions=(
+            *(Caution(f"{_stopped(of)} is WRONG: {of.reason}", BEYOND) for of in wrong),
+            *(Caution(f"{_who(of)}: {leak}") for of in found if (leak := _leak(of))),
         ),
         notes=((Span(NOTE, "quiet"),),),
         appendix=(Section("memory", "Memory over size", plots),) if plots else (),
@@ -288,6 +290,12 @@ def _stopped(of: Finding) -> str:
     """Return which search it is, and the size that stopped it."""
     at = f" at {_size(of, of.next)}" if of.next and of.limit != "refused" else ""
     return f"{_who(of)}{at}{_in_memory(of)}"
+
+
+def _leak(of: Finding) -> str:
+    """Return the note on memory that calls leave allocated, at the largest size that has one; "" for none."""
+    notes = [note for _, record in of.tried for note in record.notes]
+    return next((note for note in reversed(notes) if note.startswith(LEAVES)), "")
 
 
 def _plot(of: Finding) -> Plot | None:
