@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import reprlib
 from collections.abc import Collection, Mapping
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 LARGEST = 256 * 2**10  # bytes; PyYAML reads them in a second
-MOST_PAIRS = 200_000  # of all mappings, with those that merge keys (<<) stand for
+MOST_NODES = 200_000  # values of a file, with those that its aliases (*name) stand for
 WANTED = {  # what begins the type of a mistake that pydantic finds -> what is wanted
     "bool": "true or false",
     "int": "a whole number",
@@ -112,7 +113,11 @@ class _Loader(yaml.SafeLoader):
     The loader of libyaml is faster, but ends the process where a file is nested deeply.
     """
 
-    pairs = 0  # that were looked at
+    def get_single_node(self) -> yaml.Node | None:
+        """Refuse aliases that repeat each other: a few lines would stand for more than fits the memory."""
+        if node := super().get_single_node():
+            _count(node, {})
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Refuse a key that is there twice. YAML forbids it, but PyYAML would silently keep the last."""
@@ -124,13 +129,6 @@ class _Loader(yaml.SafeLoader):
                     raise ConstructorError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
                 seen.add((key.tag, key.value))
         return node
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Refuse merge keys (<<) that repeat each other: a few lines would stand for more than fits the memory."""
-        super().flatten_mapping(node)
-        self.pairs += len(node.value)
-        if self.pairs > MOST_PAIRS:
-            raise ConstructorError(problem="too much is merged with <<", problem_mark=node.start_mark)
 
     def construct_scalar(self, node: Any) -> Any:
         """Construct text. Raise ConstructorError for a character that escapes can write and no text file can have."""
@@ -146,6 +144,19 @@ class _Loader(yaml.SafeLoader):
         except (ValueError, TypeError, AttributeError, LookupError):
             what = f"{reprlib.repr(node.value)} is no {node.tag.rpartition(':')[2]}"
             raise ConstructorError(problem=what, problem_mark=node.start_mark) from None
+
+
+def _count(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
+    """Return how many values a node stands for. Raises ConstructorError where these are more than MOST_NODES."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if node not in known:
+        known[node] = MOST_NODES  # until it is counted, if it holds itself
+        inner = node.value if isinstance(node, yaml.SequenceNode) else itertools.chain.from_iterable(node.value)
+        known[node] = 1 + sum(_count(of, known) for of in inner)
+    if known[node] > MOST_NODES:
+        raise ConstructorError(problem="its aliases stand for too many values", problem_mark=node.start_mark)
+    return known[node]
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ def test_what_it_says(tmp_path: Path) -> None:
     assert yaml_file.read_yaml(file) == {"base": base, "own": {"a": 1, "b": 3}, 1: ["x", {"y": True}, base]}
     file.write_text("")
     assert yaml_file.read_yaml(file) is None
+
+
+ALIASES = [*itertools.pairwise("abcdefghi")]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +41,16 @@ def test_what_it_says(tmp_path: Path) -> None:
         ("a: !!int ''\n", "{}:1: not readable as YAML: '' is no int"),
         (
             f"a: &a {{{', '.join(f'k{i}: 1' for i in range(500))}}}\nb: {{<<: [{', '.join(['*a'] * 500)}]}}\n",
-            "{}:1: not readable as YAML: too much is merged with <<",
+            "{}:2: not readable as YAML: its aliases stand for too many values",
+        ),
+        (
+            "a: &a [x, x, x, x, x, x, x, x, x]\n"
+            + "".join(f"{c}: &{c} [{', '.join(['*' + b] * 9)}]\n" for b, c in ALIASES),
+            "{}:6: not readable as YAML: its aliases stand for too many values",
+        ),
+        (
+            "a: &a [1, *a]\n",
+            "{}:1: not readable as YAML: its aliases stand for too many values",
         ),
     ],
 )
