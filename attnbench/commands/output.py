@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,13 +132,13 @@ def _write(document: Document, name: str, file: Path | None, writers: Writers) -
     if file and file.is_file() and (kind := _input_kind(file)):  # as it may have become one meanwhile
         raise UserError(f"{file} is {kind}, which would be overwritten; it was not written")
     text = writers[name]() if name in writers else _text(document, name)
-    if not file and name != "github" and isinstance(text, str):
-        text = no_command(text)
+    if not file and name != "github" and not isinstance(text, bytes):
+        text = map(no_command, [text] if isinstance(text, str) else text)
     put(text, file)
 
 
-def _text(document: Document, name: str) -> str:
-    """Return a document in a format; only that format's renderer is imported."""
+def _text(document: Document, name: str) -> str | Iterator[str]:
+    """Return a document in a format, or the pieces of a long one; only that format's renderer is imported."""
     if name == "html":
         from attnbench.render.html import html_page
 
@@ -153,4 +153,4 @@ def _text(document: Document, name: str) -> str:
         return terminal.text(document)
     from attnbench.render import json_and_csv
 
-    return json_and_csv.csv_text(document) if name == "csv" else json_and_csv.json_text(document)
+    return json_and_csv.csv_pieces(document) if name == "csv" else json_and_csv.json_pieces(document)

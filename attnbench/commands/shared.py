@@ -199,19 +199,20 @@ def one_of(option: str, word: str, known: Sequence[W]) -> W:
     raise UserError(f"{option}: unknown {word!r}{did_you_mean(word, known)}")
 
 
-def put(content: str | bytes, file: Path | None = None) -> None:
-    """Write text or bytes to a file, whole or not at all, or to stdout.
+def put(content: bytes | Iterable[str], file: Path | None = None) -> None:
+    """Write text, as a whole or in pieces, or bytes to a file, whole or not at all, or to stdout.
 
     Raises UserError for a file that cannot be written, and for bytes on a terminal.
     """
+    pieces = [content] if isinstance(content, str) else content
     if file:
         try:
-            write_whole(file, content if isinstance(content, bytes) else content.encode("utf-8", "replace"))
+            write_whole(file, pieces if isinstance(pieces, bytes) else (t.encode("utf-8", "replace") for t in pieces))
         except OSError as error:
             raise UserError(f"cannot write {file}: {error.strerror}") from None
-    elif isinstance(content, str):
-        print(content, end="")
+    elif not isinstance(pieces, bytes):
+        sys.stdout.writelines(pieces)
     elif sys.stdout.isatty():
         raise UserError("this format is not text; write it to a file: -f FORMAT=FILE")
     else:
-        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.write(pieces)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,25 +16,27 @@ RUN_FILES = (".jsonl", ".jsonl.gz")  # how their names end
 GONE = "the working directory is gone; go to another one"
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
     """Write a file, of which a reader sees the old content or the new. Its folder is made where there is none.
 
     A symbolic link stays one, and so do a pipe and a device, which are written to as they are; what is open as
     /dev/stdout or /dev/fd/N goes on there, whatever it is. Raises OSError.
     """
+    pieces = [content] if isinstance(content, bytes) else content
     if opened := _opened(path):
         with opened as file:
-            file.write(content)
+            file.writelines(pieces)
         return
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and not (target.is_file() and os.access(target.parent, os.W_OK)):
-        target.write_bytes(content)
+        with target.open("wb") as file:
+            file.writelines(pieces)
         return
     handle, fresh = tempfile.mkstemp(prefix=".attnbench-", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            file.writelines(pieces)
         os.chmod(fresh, target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
         os.replace(fresh, target)
     except BaseException:

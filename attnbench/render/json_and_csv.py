@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from attnbench.core.json import to_json
@@ -14,22 +16,38 @@ from attnbench.render.document import Document
 
 def json_text(document: Document) -> str:
     """Return `document.data` as JSON; a list has one mapping on each line. What is not known is null."""
-    data = to_json(document.data)
-    if isinstance(data, list):
-        lines = ",\n".join(json.dumps(row, allow_nan=False) for row in data)
-        return f"[\n{lines}\n]\n" if lines else "[]\n"
-    return json.dumps(data, indent=1, allow_nan=False) + "\n"
+    return "".join(json_pieces(document))
+
+
+def json_pieces(document: Document) -> Iterator[str]:
+    """Yield the parts of `json_text`, of a list one for each mapping."""
+    data = document.data
+    if not isinstance(data, Sequence) or isinstance(data, str):
+        yield json.dumps(to_json(data), indent=1, allow_nan=False) + "\n"
+        return
+    separator = "[\n"
+    for row in data:
+        yield separator + json.dumps(to_json(row), allow_nan=False)
+        separator = ",\n"
+    yield "[]\n" if separator == "[\n" else "\n]\n"
 
 
 def csv_text(document: Document) -> str:
     """Return `document.rows` under a line of their keys, None as an empty field; "" where there are neither."""
-    rows = document.rows
-    keys = rows[0].keys() if rows else document.columns
-    if not keys:
-        return ""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([keys, *(map(_field, row.values()) for row in rows)])
-    return out.getvalue()
+    return "".join(csv_pieces(document))
+
+
+def csv_pieces(document: Document) -> Iterator[str]:
+    """Yield the lines of `csv_text`."""
+    rows = iter(document.rows)
+    first = next(rows, None)
+    if keys := document.columns if first is None else first.keys():
+        out = io.StringIO()
+        for fields in chain([keys], (map(_field, row.values()) for row in chain([first] if first else [], rows))):
+            csv.writer(out, lineterminator="\n").writerow(fields)
+            yield out.getvalue()
+            out.seek(0)
+            out.truncate()
 
 
 def _field(value: Any) -> Any:

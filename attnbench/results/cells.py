@@ -210,7 +210,7 @@ class Cell:
         """The uncertainty of the latency; None where nothing can be said of it."""
         if self.is_disturbed or self.not_computed:
             return None
-        rounds = [row.ordered_samples for row in self.ok if row.samples]
+        rounds = [samples for row in self.ok if (samples := row.samples)]
         added = stats.median([row.added for row in self.ok]) if rounds else 0.0
         return uncertainty(rounds, self.source.spread, self.source.prior if len(rounds) > 1 else None, added)
 

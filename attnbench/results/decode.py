@@ -11,7 +11,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from itertools import chain, repeat
+from itertools import accumulate, chain, repeat
+from operator import attrgetter, lt
 from sys import intern
 from typing import Annotated, Any, get_type_hints, overload
 
@@ -31,12 +32,12 @@ class Repeated(Sequence[float]):
 
     __slots__ = ("_runs",)
 
-    def __init__(self, runs: Sequence[tuple[float, int]]) -> None:
-        """Take the pairs, each with 1 time or more."""
-        self._runs = array("d", chain.from_iterable(runs))  # one array: two of few numbers take more memory
+    def __init__(self, runs: array[float]) -> None:
+        """Take the pairs one after the other, each with 1 time or more."""
+        self._runs = runs
 
     def __len__(self) -> int:
-        return sum(map(int, self._runs[1::2]))
+        return int(sum(self._runs[1::2]))
 
     def __iter__(self) -> Iterator[float]:
         return chain.from_iterable(map(repeat, self._runs[::2], map(int, self._runs[1::2])))
@@ -49,6 +50,42 @@ class Repeated(Sequence[float]):
         return (*self,)[index]
 
 
+Places = Mapping[str, tuple[int, str, bool]]  # name -> its place, its unit and whether it has (value, times) pairs
+
+
+class Samples(Mapping[str, Measurement]):
+    """The measurements of a record in one array, which takes a third of the memory of an object for each."""
+
+    __slots__ = ("_numbers", "_places")
+
+    def __init__(self, places: Places, numbers: array[float]) -> None:
+        """Take all numbers: how many samples they stand for, where each measurement begins and ends, then these."""
+        self._places, self._numbers = places, numbers
+
+    @property
+    def number(self) -> int:
+        """How many samples there are in all."""
+        return int(self._numbers[0])
+
+    def __getitem__(self, name: str) -> Measurement:
+        place, unit, has_pairs = self._places[name]
+        found, first = self._numbers, len(self._places) + 2
+        values = found[first + int(found[place + 1]) : first + int(found[place + 2])]
+        return Measurement(unit, Repeated(values) if has_pairs else values)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self._places else default
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised for what is no value of ours
 
 
@@ -59,25 +96,26 @@ def record(line: bytes) -> Record | None:
     """
     try:
         found = _RECORD.decode(line)
-        known = case(bytes(found.case))
-        _check_room(times for m in found.measurements.values() if m.runs for _, times in m.runs)
-        measurements = {intern(name): of.measurement(name) for name, of in found.measurements.items()}
-        kernels = _kernels(bytes(found.kernels))
+        found.case = case(bytes(found.case))
+        found.measurements = _samples(found.measurements)
+        found.kernels = _kernels(bytes(found.kernels))
+        found.forecast = None if (text := bytes(found.forecast)) == b"null" else _forecast(text)
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
         if read := _record_by_core_json(line):
             bounds.check_record(read)
         return read
     if found.type != "record":
         return None
-    told = zip(_HINTS, msgspec.structs.astuple(found), strict=False)
-    values: dict[str, Any] = {name: intern(value) if type(value) is str else value for name, value in told}
-    read = Record(**{**values, "case": known, "measurements": measurements, "kernels": kernels})
+    values = msgspec.structs.astuple(found)[:-1]
+    read = Record(*[intern(value) if type(value) is str else value for value in values])  # type: ignore[arg-type]
     bounds.check_without_samples(read)
     return read
 
 
 def samples(record: Record) -> int:
     """Return how many samples a record has."""
+    if isinstance(record.measurements, Samples):
+        return record.measurements.number
     return sum(len(found.values) for found in record.measurements.values())
 
 
@@ -108,6 +146,12 @@ def case(text: bytes) -> Case:
 def _kernels(text: bytes) -> Mapping[str, int]:
     """Return the kernels of a JSON text: one mapping for all records that have it. Raises MsgspecError."""
     return {intern(name): calls for name, calls in _KERNELS.decode(text).items()}
+
+
+@lru_cache(maxsize=4096)
+def _forecast(text: bytes) -> Forecast:
+    """Return the forecast of a JSON text: one object for a job and its record. Raises MsgspecError."""
+    return _FORECAST.decode(text)  # type: ignore[no-any-return]
 
 
 def packed(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,28 +198,38 @@ def _check_room(times: Iterable[int]) -> None:
 _Sample = Annotated[float, msgspec.Meta(ge=-bounds.LARGEST, le=bounds.LARGEST)]
 
 
-class _Samples(msgspec.Struct, gc=False):  # it holds no reference to itself, so the collector need not look at it
+class _Taken(msgspec.Struct, gc=False):  # it holds no reference to itself, so the collector need not look at it
     unit: str
     values: list[_Sample] | None = None
     runs: list[tuple[_Sample, Annotated[int, msgspec.Meta(ge=1)]]] | None = None
 
-    def measurement(self, name: str) -> Measurement:
-        """Return the samples of a name. Raises ValueError for none, and for one that nothing can have measured."""
-        runs = self.runs or []
-        values = [value for value, _ in runs] if self.values is None else self.values
-        if len(values) == 1:
-            return _constant(name, self.unit, values[0], 1 if self.values else runs[0][1])
-        if min(values) < bounds.least(name, self.unit):
-            raise ValueError(f"{name}: nothing that can be measured")
-        return Measurement(intern(self.unit), Repeated(runs) if self.values is None else array("d", values))
+
+def _samples(found: Mapping[str, _Taken]) -> Samples:
+    """Return the measurements of a record. Raises ValueError for none, and for one that nothing can have measured."""
+    taken = [*found.values()]
+    values = [*map(attrgetter("values"), taken)]
+    pairs = tuple([i for i, of in enumerate(values) if of is None])
+    for i in pairs:
+        values[i] = [*chain.from_iterable(taken[i].runs or ())]
+    times = int(sum(sum(values[i][1::2]) for i in pairs))
+    _check_room((times,))
+    numbers, ends = [*chain.from_iterable(values)], accumulate(map(len, values), initial=0)
+    number = len(numbers) - sum(len(values[i]) for i in pairs) + times
+    places, least = _places(tuple(found), tuple(map(attrgetter("unit"), taken)), pairs)
+    if any(map(lt, map(min, values), least)):
+        raise ValueError("nothing that can be measured")
+    return Samples(places, array("d", (number, *ends, *numbers)))
 
 
-@lru_cache(maxsize=2**16)
-def _constant(name: str, unit: str, value: float, times: int) -> Measurement:
-    """Return equal samples: one object for all records that have them, as most of the memory and its clock do."""
-    if value < bounds.least(name, unit):
-        raise ValueError(f"{name}: nothing that can be measured")
-    return Measurement(intern(unit), (value,) if times == 1 else Repeated([(value, times)]))
+@lru_cache(maxsize=4096)
+def _places(names: Sequence[str], units: Sequence[str], pairs: Sequence[int]) -> tuple[Places, Sequence[float]]:
+    """Return the places of measurements, one mapping for all records that have these, and the least number of each.
+
+    `pairs` are the places of those with (value, times) pairs. Raises ValueError for a unit that a name has not.
+    """
+    each = enumerate(zip(names, units, strict=True))
+    places = {intern(name): (place, intern(unit), place in pairs) for place, (name, unit) in each}
+    return places, [*map(bounds.least, names, units)]
 
 
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # what tables hold; core.json says what is wrong
@@ -185,7 +239,7 @@ class _Job(msgspec.Struct):
     case: msgspec.Raw
     backend: str
     round: _Whole
-    forecast: Forecast
+    forecast: msgspec.Raw
     skip: str | None = None
     resumable: bool = False
 
@@ -194,25 +248,33 @@ _HINTS = get_type_hints(Record)
 _TYPES: dict[str, Any] = {
     **{name: _Whole if hint is int else hint for name, hint in _HINTS.items()},
     "case": msgspec.Raw,
-    "measurements": dict[str, _Samples],
+    "measurements": dict[str, _Taken],
     "kernels": msgspec.Raw,
+    "forecast": msgspec.Raw,
 }
-_DEFAULTS: dict[str, Any] = {"measurements": {}, "kernels": msgspec.Raw(b"{}"), "phases": {}}
+_DEFAULTS: dict[str, Any] = {
+    **{name: getattr(Record, name) for name in _HINTS if hasattr(Record, name)},
+    "measurements": {},
+    "phases": {},
+    "kernels": msgspec.Raw(b"{}"),
+    "forecast": msgspec.Raw(b"null"),
+}
 _LINE: list[Any] = [
-    *((name, hint, getattr(Record, name, _DEFAULTS.get(name, msgspec.NODEFAULT))) for name, hint in _TYPES.items()),
+    *((name, hint, _DEFAULTS.get(name, msgspec.NODEFAULT)) for name, hint in _TYPES.items()),
     ("type", str),  # last, so that the others stand as the fields of Record do
 ]
 _RECORD: Any = msgspec.json.Decoder(msgspec.defstruct("RecordLine", _LINE, kw_only=True, gc=False))
 _OBJECT: Any = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _KERNELS: Any = msgspec.json.Decoder(dict[str, _Whole])
+_FORECAST: Any = msgspec.json.Decoder(Forecast)
 _PLAN: Any = msgspec.json.Decoder(list[_Job])
 
 
 def _jobs(plan: bytes) -> tuple[Job, ...]:
     try:
         return tuple(
-            Job(case(bytes(job.case)), intern(job.backend), job.round, job.forecast, job.skip, job.resumable)
-            for job in _PLAN.decode(plan)
+            Job(case(bytes(j.case)), intern(j.backend), j.round, _forecast(bytes(j.forecast)), j.skip, j.resumable)
+            for j in _PLAN.decode(plan)
         )
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError):
         return tuple(from_json(Job, job) for job in json.loads(plan))

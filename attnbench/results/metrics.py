@@ -164,25 +164,25 @@ def latency(row: Row) -> float | None:
     """Median time of one call on the device, by the run's instrument. In a case whose fastest cell takes under 100 us
     by CUDA events, which include a launch gap: the kernels' span by CUPTI, if all its cells have it.
     """
-    return stats.median(row.ordered_samples) if row.samples else None
+    return stats.median(row.samples) if row.samples else None
 
 
 @metric("Latency, 10th percentile", "s", "lower", formats.duration, clocked=True)
 def latency_p10(row: Row) -> float | None:
     """A tenth of the calls takes less."""
-    return stats.percentile(row.ordered_samples, 10) if row.samples else None
+    return stats.percentile(row.samples, 10) if row.samples else None
 
 
 @metric("Latency, 90th percentile", "s", "lower", formats.duration, clocked=True)
 def latency_p90(row: Row) -> float | None:
     """A tenth of the calls takes more."""
-    return stats.percentile(row.ordered_samples, 90) if row.samples else None
+    return stats.percentile(row.samples, 90) if row.samples else None
 
 
 @metric("Latency, 99th percentile", "s", "lower", formats.duration, clocked=True)
 def latency_p99(row: Row) -> float | None:
     """One call in a hundred takes more; needs 100 samples."""
-    return stats.percentile(row.ordered_samples, 99) if len(row.samples) >= MIN_SAMPLES_P99 else None
+    return stats.percentile(row.samples, 99) if len(row.samples) >= MIN_SAMPLES_P99 else None
 
 
 @metric("Uncertainty of the latency", "", "lower", formats.percent)
@@ -190,14 +190,14 @@ def ci(row: Row) -> float | None:
     """Half the 95 % interval of the latency for other processes on this card, over the latency: from rounds, else
     within this process and what sets processes apart by a table (docs/measuring.md).
     """
-    found = None if row.disturbance else uncertainty([row.ordered_samples], row.source.spread, added=row.added)
+    found = None if row.disturbance else uncertainty([row.samples], row.source.spread, added=row.added)
     return found.total if found else None
 
 
 @metric("Uncertainty within the process", "", "lower", formats.percent)
 def ci_within(row: Row) -> float | None:
     """Half the 95 % interval of the median of the samples, over the median; or, if more, what sets two speeds apart."""
-    return within_process(row.ordered_samples)
+    return within_process(row.samples)
 
 
 @metric("Variation of the latency", "", "lower", formats.percent)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -103,7 +102,7 @@ class Source:
     @cached_property
     def prior(self) -> Prior:
         """What the latencies of its cells have in common between rounds; the table's where there are too few cells."""
-        rounds = ([stats.median(row.ordered_samples) for row in rows if row.ok and row.samples] for rows in self.rows)
+        rounds = ([stats.median(row.samples) for row in rows if row.ok and row.samples] for rows in self.rows)
         logs = [[*map(math.log, seconds)] for seconds in rounds if len(seconds) > 1 and min(seconds) > 0]
         found = prior_from_variances([*map(stats.variance, logs)], [len(of) - 1 for of in logs]) if logs else None
         return found if found and found.freedom else self.spread.prior
@@ -134,7 +133,7 @@ def launch_matters(enqueue: Sequence[float], seconds: float | None) -> bool:
     return not enqueue or not seconds or max(enqueue) > IDLE * seconds
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Row:
     """One record and its source. `values` holds the metrics that others were derived of, by name."""
 
@@ -213,7 +212,7 @@ class Row:
         """Seconds of the call as CUDA events read it; None where another instrument timed it."""
         return self.one_value("time") if self.record.timer == "events" else None
 
-    @cached_property
+    @property
     def uses_span(self) -> bool:
         """Whether the latency is the kernels' span instead of the events' reading (timing_method.py)."""
         if not has_span(self.record):
@@ -226,7 +225,3 @@ class Row:
     def samples(self) -> Sequence[float]:
         """Seconds of each timed call: as the run's instrument read them, or the kernels' spans in a short case."""
         return self.measured("span" if self.uses_span else "time")
-
-    @cached_property
-    def ordered_samples(self) -> Sequence[float]:
-        return array("d", sorted(self.samples))

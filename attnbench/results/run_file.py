@@ -307,7 +307,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
     jobs = max(1, jobs_with(run, 1))  # of a round
     planned = {} if run.search else {(job.case, job.backend): job.forecast for job in run.plan}
     for number, line in enumerate(lines, start=2):
-        if line.startswith(_CONFLICT) or _RUN.search(line):
+        if line.startswith(_CONFLICT) or (b'"run"' in line and _RUN.search(line)):
             raise _joined(path, number, line)
         if not line.endswith(b"\n") and not is_whole(line):  # the last write did not finish
             problems += [] if gzip_cut_off else [f"{path}:{number}: {INTERRUPTED}"]
@@ -355,9 +355,9 @@ def with_records(run: Run, records: Sequence[Record]) -> Run:
     """Return the run with these records; of several of a job the last counts, but in a search, which repeats steps."""
     if run.search:
         return replace(run, records=tuple(records))
-    last = {record.id: i for i, record in enumerate(records)}
-    replaced = (record for i, record in enumerate(records) if last[record.id] != i)
-    kept = tuple(record for i, record in enumerate(records) if last[record.id] == i)
+    last = {*{record.id: i for i, record in enumerate(records)}.values()}
+    replaced = (record for i, record in enumerate(records) if i not in last)
+    kept = tuple(record for i, record in enumerate(records) if i in last)
     return replace(run, records=kept, replaced=(*run.replaced, *replaced))
 
 

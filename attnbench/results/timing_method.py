@@ -41,8 +41,9 @@ def timed_by_span(runs: Iterable[Run]) -> TimedBySpan:
 
 def has_span(record: Record) -> bool:
     """Return whether a record holds the span of the calls that events timed."""
-    span = record.measurements.get("span")
-    return record.timer == "events" and span is not None and bool(span.values)
+    if record.timer != "events" or "span" not in record.measurements:
+        return False
+    return bool(record.measurements["span"].values)
 
 
 def _events(record: Record) -> float:

@@ -185,6 +185,7 @@ def half_interval(variance: float, freedom: float, weight: float, prior: Prior) 
 
 def within_process(samples: Sequence[float]) -> float | None:
     """Return half the 95 % interval of the median of samples over that median; None of one sample."""
+    samples = sorted(samples)
     if len(samples) >= MIN_SAMPLES_INTERVAL:
         half = max(stats.relative_halfwidth(samples), _between_speeds(samples))
         return half if math.isfinite(half) else None

@@ -18,7 +18,7 @@ from attnbench.core.record import Run
 from attnbench.render.document import Document
 from attnbench.results.cells import Cell
 from attnbench.results.disturbed import doubt
-from attnbench.results.export_rows import COLUMNS, table_rows
+from attnbench.results.export_rows import COLUMNS, TableRows
 
 
 def document(
@@ -60,7 +60,7 @@ def complete(
     again. `files` are the run files, as the reader would name them.
     """
     if "csv" in formats or "json" in formats:
-        rows = list(table_rows(cells))
+        rows = TableRows(cells)
         report = replace(report, data=rows, rows=rows, columns=COLUMNS)
     if "html" in formats:
         from attnbench.analysis.report import page

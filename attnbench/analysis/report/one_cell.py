@@ -105,7 +105,7 @@ def _blocks(cell: Cell, number: int) -> Iterator[Block]:
         if row.samples:
             each = ", ".join(map(formats.duration, row.samples))
             yield (
-                _histogram(row.ordered_samples, f"histogram-{of}")
+                _histogram(sorted(row.samples), f"histogram-{of}")
                 if len(row.samples) > FEW
                 else Pairs((("latency of each", each, ""),))
             )
