@@ -10,6 +10,7 @@ import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from functools import cache, lru_cache
 from itertools import chain, repeat
 from sys import intern
@@ -95,7 +96,16 @@ def run(header: Mapping[str, bytes]) -> Run:
     found = from_json(Run, {"policy": {}, "plan": (), **plain})
     whole = replace(found, plan=_jobs(header["plan"])) if "plan" in header else found
     bounds.check_run(whole)
-    return whole
+    return replace(whole, started=_in_utc(whole.started))
+
+
+def _in_utc(started: str) -> str:
+    """Return a moment in UTC, as attnbench writes it; one without an offset, or what is no moment, as it is."""
+    try:
+        moment = datetime.fromisoformat(started)
+        return moment.astimezone(timezone.utc).isoformat() if moment.utcoffset() else started
+    except (ValueError, OverflowError):
+        return started
 
 
 @cache

@@ -317,6 +317,13 @@ def test_fields_of_a_newer_version_are_passed_over(path: Path) -> None:
     assert run_file.read(path) == (RUN, [])
 
 
+def test_a_start_in_another_time_zone_is_read_as_utc(path: Path) -> None:
+    """As another program writes it; it is shown to the minute, beside those of other runs, and sorted as text."""
+    for started, read in (("2026-01-09T03:17:22+09:00", "2026-01-08T18:17:22+00:00"), *[(w, w) for w in ("once", "")]):
+        change_header(path, started=started)
+        assert run_file.head(path).started == read
+
+
 @pytest.mark.parametrize(
     "changes", [{"plan": None}, {"environment": 3}, {"environment": {"device": []}}, {"plan": [{"case": 1}]}]
 )

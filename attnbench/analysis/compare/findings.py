@@ -256,6 +256,4 @@ def _workload(text: str) -> Workload | Requests:
     """Return the workload of a file, or of requests in words."""
     from attnbench.analysis.compare import requests, workload  # pydantic takes longer than most comparisons
 
-    if not text.strip():
-        raise UserError(f"--workload is empty; name a file, or write {requests.EXAMPLE!r}")
     return requests.parse(text) if requests.is_in_words(text) else workload.load(Path(text))
