@@ -307,8 +307,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
     jobs = max(1, jobs_with(run, 1))  # of a round
     planned = {} if run.search else {(job.case, job.backend): job.forecast for job in run.plan}
     for number, line in enumerate(lines, start=2):
-        if line.startswith(_CONFLICT) or _RUN.search(line):
-            raise _joined(path, number, line)
+        _check_not_joined(path, number, line)
         if not line.endswith(b"\n") and not is_whole(line):  # the last write did not finish
             problems += [] if gzip_cut_off else [f"{path}:{number}: {INTERRUPTED}"]
             break
@@ -406,12 +405,15 @@ def jobs_with(run: Run, rounds: int) -> int:
     return sum(not job.round for job in run.plan) * rounds
 
 
-def _joined(path: Path, number: int, line: bytes) -> UserError:
+def _check_not_joined(path: Path, number: int, line: bytes) -> None:
+    """Raise UserError for a line behind the first that begins another run, or that a merge left there."""
     if line.startswith(_CONFLICT):
-        return UserError(f"{path}:{number}: a conflict of a merge that was not resolved; restore one of its two files")
+        raise UserError(f"{path}:{number}: a conflict of a merge that was not resolved; restore one of its two files")
+    if not _RUN.search(line):
+        return
     file = shlex.quote(str(path))
     first = f"zcat {file} | head -n {number - 1}" if path.suffix == ".gz" else f"head -n {number - 1} {file}"
-    return UserError(
+    raise UserError(
         f"{path}:{number}: a second run begins here, and a run file has one; give each run a file of its own "
         f"({first} has the first)"
     )
@@ -419,7 +421,11 @@ def _joined(path: Path, number: int, line: bytes) -> UserError:
 
 def head(path: Path) -> Run:
     """Return the run of a file without its records. Raises UserError as `read` does."""
-    return _header(path, unpacked(path)[0].partition(b"\n")[0])
+    lines = io.BytesIO(unpacked(path)[0])
+    run = _header(path, lines.readline())
+    for number, line in enumerate(lines, start=2):
+        _check_not_joined(path, number, line)
+    return run
 
 
 def unpacked(path: Path) -> tuple[bytes, list[str]]:

@@ -225,7 +225,7 @@ BAD_REPORTS = {
     "occupied --by=": "--by: the value is empty",
     "run.jsonl --format=csv --format=md": "--format: csv and md cannot both be printed; write one to a file: -f",
     "run.jsonl --panel=d128": "--panel: only --png and --svg draw a single figure; add --svg FILE or --png FILE",
-    "run.jsonl --figure=speedup --panel=d64 --html=page.html": "--figure and --panel: only --png and --svg draw a single",
+    "run.jsonl --figure=speedup --panel=d64 --html=page.html": "--figure and --panel: only --png and --svg draw a",
     "run.jsonl --all --by=dtype --format=json": "--by and --all: for tables only (--format table, md)",
     "run.jsonl --metric=latency --svg=x.svg": "--metric: for tables only (--format table, md); everything else has",
     "run.jsonl --flops-convention=half": "--flops-convention: unknown 'half'; known: exact, fa",

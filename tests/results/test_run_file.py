@@ -338,8 +338,9 @@ def test_files_that_were_joined_are_refused(path: Path, cut: int) -> None:
     """The records of the second would count as those of the first's device."""
     one = path.read_bytes()
     path.write_bytes(one[: len(one) - cut] + one)
-    with pytest.raises(UserError, match=r"run\.jsonl:[45]: a second run begins here"):
-        run_file.read(path)
+    for read in (run_file.read, run_file.head):
+        with pytest.raises(UserError, match=r"run\.jsonl:[45]: a second run begins here"):
+            read(path)
     spelled = [json.dumps(json.loads(line)) for line in one.splitlines()]  # with spaces, as other programs write it
     for second in ("\n".join(spelled), '{"schema":2,"type":"run"}', '{"type":"record","type":"run"}'):
         path.write_bytes(one + second.encode() + b"\n")
@@ -415,8 +416,9 @@ def test_masks_and_lengths_that_take_minutes_are_refused(path: Path, number: int
 def test_a_conflict_of_a_merge_is_refused(path: Path, line: int) -> None:
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:line], "<<<<<<< HEAD\n", *lines[line:]]))
-    with pytest.raises(UserError, match="a conflict of a merge that was not resolved"):
-        run_file.read(path)
+    for read in (run_file.read, run_file.head):
+        with pytest.raises(UserError, match="a conflict of a merge that was not resolved"):
+            read(path)
 
 
 def test_a_pointer_of_git_lfs_is_called_one(path: Path) -> None:
