@@ -50,6 +50,9 @@ class Output:
         short = [*(["json"] if self.json else []), *([f"html={self.html}"] if self.html else [])]
         for text in [*(self.format or ()), *short]:
             name, _, file = text.partition("=")
+            if "," in name:
+                each = " ".join(f"-f {one.strip()}" for one in name.split(","))
+                raise UserError(f"--format: {name} are several; give {each}, all but one with a file: -f FORMAT=FILE")
             one_of("--format", name, known)
             if not file and (name, None) in found:  # --json and -f json
                 continue

@@ -36,7 +36,7 @@ from attnbench.core.errors import UserError
 from attnbench.core.json import to_json
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.core.sizes import format_bytes
-from attnbench.core.text import count
+from attnbench.core.text import count, without_long_words
 from attnbench.results import bounds, decode
 
 SCHEMA = 2
@@ -322,7 +322,8 @@ def read(path: Path) -> tuple[Run, list[str]]:
                     raise ValueError("the file repeats more samples than fit the memory")
                 records.append(record)
         except decode.DAMAGE as error:
-            problems.append(f"{path}:{number}: {DAMAGED} ({type(error).__name__}: {error})")
+            why = without_long_words(str(error))  # which may quote a line of any length
+            problems.append(f"{path}:{number}: {DAMAGED} ({type(error).__name__}: {why})")
             if len(problems) > MOST_DAMAGED:
                 raise UserError(f"{path}: over {MOST_DAMAGED:,} of its lines are damaged; restore the file") from None
         else:

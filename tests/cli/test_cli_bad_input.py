@@ -223,6 +223,7 @@ BAD_REPORTS = {
     "occupied --html=x.svg --svg=x.svg": "--svg: x.svg is given twice; one would overwrite the other",
     "occupied --tp=2": "--tp is of a model; name one with --model",
     "occupied --by=": "--by: the value is empty",
+    "run.jsonl --format=csv,md": "--format: csv,md are several; give -f csv -f md, all but one with a file: -f FORMAT=",
     "run.jsonl --format=csv --format=md": "--format: csv and md cannot both be printed; write one to a file: -f",
     "run.jsonl --panel=d128": "--panel: only --png and --svg draw a single figure; add --svg FILE or --png FILE",
     "run.jsonl --figure=speedup --panel=d64 --html=page.html": "--figure and --panel: only --png and --svg draw a",

@@ -62,8 +62,9 @@ def test_a_last_line_that_lacks_its_end_alone_is_read_and_gone_on_with(path: Pat
         b"[" * 200_000 + b"]" * 200_000,
         b'{"type":"record","case":' + b'{"a":' * 200_000 + b"1" + b"}" * 200_001,
         b'{"type":"record","x":' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"type":"record","measurements":{"' + b"x" * 10**6 + b'":{"unit":"s","values":["y"]}}}',
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_a_damaged_line_is_left_out_with_its_number(path: Path, damage: bytes) -> None:
     lines = path.read_bytes().split(b"\n")
@@ -74,6 +75,7 @@ def test_a_damaged_line_is_left_out_with_its_number(path: Path, damage: bytes) -
     assert len(problems) == 1
     assert problems[0].startswith(f"{path}:3: damaged line left out")
     assert "\n" not in problems[0]
+    assert len(problems[0]) < 5000
 
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
