@@ -17,7 +17,7 @@ from attnbench.commands.shared import (
     command_line,
     live,
     one_of,
-    read_runs_with_damage,
+    read_runs,
     read_with_damage,
     tell,
     words,
@@ -172,7 +172,7 @@ def gate(given: Options) -> None:
     chosen = [path for name in given.baseline for path in pick(name, now)]
     if chosen != given.baseline:
         tell(f"attnbench: baseline: {some(map(str, chosen))}")
-    runs, of_baseline = read_runs_with_damage(chosen)
+    runs, of_baseline = read_runs(chosen)
     if of_baseline:
         path, what = next(iter(of_baseline.items()))
         raise UserError(f"{path}: {what}, and the baseline lacks what is lost; restore the file, or measure again")

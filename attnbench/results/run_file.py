@@ -56,6 +56,10 @@ _CONFLICT = (b"<<<<<<< ", b"=======\n", b">>>>>>> ", b"||||||| ")  # git's marke
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
+class ForeignFileError(UserError):
+    """A file is another program's: its first line is a JSON object of another kind."""
+
+
 class RunFile:
     """A run file open for appending."""
 
@@ -496,13 +500,16 @@ def _fields(path: Path, line: bytes) -> dict[str, bytes]:
 
 
 def _schema(path: Path, header: Mapping[str, bytes]) -> int:
-    """Return the schema that a first line names. Raises UserError where it is newer than what is read here."""
+    """Return the schema that a first line names.
+
+    Raises ForeignFileError where it is of no run, and UserError where it is newer than what is read here.
+    """
     try:
         kind, schema = json.loads(header["type"]), int(json.loads(header["schema"]))
     except (*decode.DAMAGE, OverflowError):
-        raise _not_ours(path) from None
+        kind, schema = None, 0
     if kind != "run" or schema < 1:
-        raise _not_ours(path)
+        raise ForeignFileError(str(_not_ours(path)))
     if schema > SCHEMA:
         raise UserError(f"{path} was written by a newer attnbench (schema {schema}, this one reads {SCHEMA}); upgrade")
     return schema
