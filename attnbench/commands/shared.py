@@ -119,7 +119,7 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[tuple[Path, Run]], dict[Path,
     folder that were left out, and folders in it. What is left out is said on stderr. Raises UserError for a folder
     without run files.
     """
-    from attnbench.results.given_again import without_copies
+    from attnbench.results.given_again import went_on_apart, without_copies
     from attnbench.results.run_file import without_collector
 
     given: list[tuple[Path, Run]] = []
@@ -135,6 +135,8 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[tuple[Path, Run]], dict[Path,
     found = without_copies(given)
     if again := len(given) - len(found):
         tell(f"attnbench: left out: {count(again, 'file')} of a run that was given already")
+    for line in went_on_apart(found):
+        tell(f"attnbench: {line}")
     copies = {path for path, _ in given} - {path for path, _ in found}
     return found, {path: what for path, what in damage.items() if what and path not in copies}
 
