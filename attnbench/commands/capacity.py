@@ -86,12 +86,13 @@ def capacity(given: Options) -> None:
     if given.resume and options.changed(given, (*CASES, "out", "memory", "call_limit")):
         raise UserError(f"--resume uses the settings of {given.resume}; leave out the others")
     if given.results:
-        runs, interrupt = [run for _, run in read_runs(given.results)], 0
-    else:
-        ended = _searched(given)
-        runs, interrupt = [ended.measured], ended.interrupt
-    code = output.write(plan_document(runs[0]) if given.dry_run else document(runs, given.allow_wrong), wanted)
-    raise typer.Exit(interrupt or code)
+        read, damage = read_runs(given.results)
+        shown = output.with_damage(document([run for _, run in read], given.allow_wrong), damage)
+        raise typer.Exit(output.write(shown, wanted))
+    ended = _searched(given)
+    shown = plan_document(ended.measured) if given.dry_run else document([ended.measured], given.allow_wrong)
+    code = output.write(shown, wanted)
+    raise typer.Exit(ended.interrupt or code)
 
 
 def _search(given: Options) -> Search:

@@ -63,7 +63,9 @@ def claims(given: Options) -> None:
     if given.listed:
         raise typer.Exit(output.write(listing(claimed), wanted))
     if given.results:
-        raise typer.Exit(output.write(document(claimed, [run for _, run in read_runs(given.results)]), wanted))
+        read, damage = read_runs(given.results)
+        shown = output.with_damage(document(claimed, [run for _, run in read]), damage)
+        raise typer.Exit(output.write(shown, wanted))
 
     from attnbench.analysis.report import planned
     from attnbench.core.sizes import parse_duration

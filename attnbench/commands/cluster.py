@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import live, read_runs_with_damage, tell
+from attnbench.commands.shared import live, read_runs, tell
 from attnbench.core.errors import UserError
 from attnbench.core.text import count
 
@@ -128,7 +128,7 @@ def _named(paths: Sequence[Path]) -> tuple[list[tuple[str, Run]], dict[str, str]
     from attnbench.results import run_file
     from attnbench.results.run_setup import unique_labels
 
-    found, damage = read_runs_with_damage(paths)
+    found, damage = read_runs(paths)
     files = [*dict.fromkeys([*(path for path, _ in found), *damage])]
     labels = unique_labels([run_file.name(path) for path in files], [[str(path.parent)] for path in files], "{1}/{0}")
     names = dict(zip(files, labels, strict=True))

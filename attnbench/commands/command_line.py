@@ -172,7 +172,7 @@ def _in_whole_paragraphs(text: str) -> str:
 
 
 def _adapted(params: list[Any], ctx: Any) -> list[Any]:
-    """Return the parameters of a command, without what typer would add to them, and where a path is no empty word.
+    """Return the parameters of a command, without what typer would add to them, and where no value is empty.
 
     A flag has no type, and an argument's name says what it is: no `<bool>`, no `<list[Path]>`. To convert values typer
     imports pydantic, which takes longer than the rest of a completion.
@@ -184,16 +184,21 @@ def _adapted(params: list[Any], ctx: Any) -> list[Any]:
             param.display_type_rich = lambda ctx: None
         if ctx.resilient_parsing:
             param.process_value = lambda ctx, value: value
-        elif {*str(param.metavar).rstrip(".").split("|")} <= PATHS and "process_value" not in vars(param):
-            param.process_value = partial(_process_path, param, param.process_value)
+        elif not getattr(param, "is_flag", False) and "process_value" not in vars(param):
+            param.process_value = partial(_process_value, param, param.process_value)
     return params
 
 
-def _process_path(param: Any, process: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
-    """Return the converted value of a parameter for paths. Raises UserError for an empty one, which Path makes "."."""
-    if value != param.default and "" in (value if isinstance(value, list | tuple) else [value]):
+def _process_value(param: Any, process: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+    """Return the converted value of a parameter.
+
+    Raises UserError for an empty one: as a path it would be ".", as a list of names it would choose nothing.
+    """
+    given = value if isinstance(value, list | tuple) else [value]
+    if value != param.default and any(isinstance(one, str) and not one.strip(", \t\n") for one in given):
         name = param.metavar if param.param_type_name == "argument" else param.opts[0]
-        raise UserError(f"{name}: the path is empty; give one (is a variable of the shell empty?)")
+        what = "path" if {*str(param.metavar).rstrip(".").split("|")} <= PATHS else "value"
+        raise UserError(f"{name}: the {what} is empty; give one (is a variable of the shell empty?)")
     return process(ctx, value)
 
 

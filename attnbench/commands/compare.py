@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from attnbench.commands import options
-from attnbench.commands.output import FORMATS, Output, write
+from attnbench.commands.output import FORMATS, Output, with_damage, write
 from attnbench.commands.shared import read_runs, tell
 from attnbench.core.errors import UserError
 
@@ -76,7 +76,7 @@ def compare(given: Options) -> None:
     attnbench compare lab-*.jsonl --to h100 --workload chat.yaml --html compare.html
     """
     wanted = given.wanted()
-    read = read_runs(given.results)
+    read, damage = read_runs(given.results)
     results, runs = [path for path, _ in read], [run for _, run in read]
 
     from attnbench.analysis.compare.document import document
@@ -98,7 +98,7 @@ def compare(given: Options) -> None:
     def page() -> str:
         from attnbench.render.html import html_page
 
-        return html_page.render(document(comparison, every=True))
+        return html_page.render(with_damage(document(comparison, every=True), damage))
 
-    if code := write(document(comparison, given.every), wanted, {"html": page}):
+    if code := write(with_damage(document(comparison, given.every), damage), wanted, {"html": page}):
         raise typer.Exit(code)

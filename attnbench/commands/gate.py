@@ -17,7 +17,7 @@ from attnbench.commands.shared import (
     command_line,
     live,
     one_of,
-    read_runs_with_damage,
+    read_runs,
     read_with_damage,
     tell,
     words,
@@ -165,6 +165,7 @@ def gate(given: Options) -> None:
     from attnbench.analysis.gate.findings import judge
     from attnbench.analysis.gate.more_rounds import with_command
     from attnbench.core.text import some
+    from attnbench.results.given_again import went_on_apart, without_copies
 
     request, settles = given.judged_by(), given.settles()
     wanted, current = given.wanted(), given.current
@@ -172,13 +173,16 @@ def gate(given: Options) -> None:
     chosen = [path for name in given.baseline for path in pick(name, now)]
     if chosen != given.baseline:
         tell(f"attnbench: baseline: {some(map(str, chosen))}")
-    runs, of_baseline = read_runs_with_damage(chosen)
+    runs, of_baseline = read_runs(chosen)
     if of_baseline:
         path, what = next(iter(of_baseline.items()))
         raise UserError(f"{path}: {what}, and the baseline lacks what is lost; restore the file, or measure again")
     judgement = judge(runs[0][1], now, request, [run for _, run in runs[1:]])
-    if any(path.resolve() == current.resolve() for path in chosen):
-        tell(f"attnbench: {current} is judged against itself, which passes whatever it holds")
+    if any(len(without_copies([pair, (current, now)])) == 1 for pair in runs):
+        tell(f"attnbench: {current} is judged against itself, or a copy or a part of it, which shows no change")
+    else:
+        for line in (line for pair in runs for line in went_on_apart([pair, (current, now)])):
+            tell(f"attnbench: {line}")
     gone = judgement.only_missing() if damage != CUT_OFF else []  # that run is shorter, and fails for it
     if damage and request.missing == "fail" and (gone or judgement.exit_code in (EXIT_PASS, EXIT_INCONCLUSIVE)):
         lost = some(gone) or "a wrong result"

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from attnbench.commands import options
-from attnbench.commands.output import Output, write
+from attnbench.commands.output import Output, with_damage, write
 from attnbench.commands.shared import read_runs, tell
 from attnbench.core.text import count
 
@@ -59,11 +59,12 @@ def history(given: Options) -> None:
         tuple(acknowledged(given.acknowledged)) if given.acknowledged else (),
         None if given.fail_on is None else parse(given.fail_on, "--fail-on"),
     )
-    runs = [run for _, run in read_runs(given.results)]
+    read, damage = read_runs(given.results)
+    runs = [run for _, run in read]
     if given.branch is not None:
         if unknown := sum(run.environment.branch is None for run in runs):
             tell(f"attnbench: left out: {count(unknown, 'run')} whose branch is not known; older runs do not record it")
         runs = of_branch(runs, given.branch)
     if given.since is not None:
         runs = since(runs, given.since)
-    raise typer.Exit(write(document(runs, request, given.every), wanted))
+    raise typer.Exit(write(with_damage(document(runs, request, given.every), damage), wanted))

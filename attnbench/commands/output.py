@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from attnbench.commands.options import files
 from attnbench.commands.shared import one_of, put, tell
 from attnbench.core.errors import EXIT_CANNOT_WRITE, EXIT_DONE, UserError
 from attnbench.core.files import RUN_FILES
-from attnbench.core.text import no_command
+from attnbench.core.text import count, no_command, some
 
 if TYPE_CHECKING:
     from attnbench.render.document import Document
@@ -50,6 +50,9 @@ class Output:
         short = [*(["json"] if self.json else []), *([f"html={self.html}"] if self.html else [])]
         for text in [*(self.format or ()), *short]:
             name, _, file = text.partition("=")
+            if "," in name:
+                each = " ".join(f"-f {one.strip()}" for one in name.split(","))
+                raise UserError(f"--format: {name} are several; give {each}, all but one with a file: -f FORMAT=FILE")
             one_of("--format", name, known)
             if not file and (name, None) in found:  # --json and -f json
                 continue
@@ -97,6 +100,18 @@ def _input_kind(file: Path) -> str:
             return "a program"
     kinds = {".py": "Python code", ".yaml": "YAML", ".yml": "YAML"}
     return kinds.get(file.suffix) or kinds.get(target.suffix, "")
+
+
+def with_damage(document: Document, damage: Mapping[Path, str]) -> Document:
+    """Return a document of files of which something cannot be read, `damage`, with a caution that says so, if any."""
+    from attnbench.render.document import Caution
+
+    if not damage:
+        return document
+    told = some(what if str(path) in what else f"{path}: {what}" for path, what in damage.items())
+    what = f"{count(len(damage), 'file')} cannot be read in whole: {told}."
+    caution = Caution(what, "What is lost is missing here.", "Restore the files, or measure again.")
+    return replace(document, cautions=(caution, *document.cautions))
 
 
 def write(document: Document, wanted: Wanted, writers: Writers | None = None) -> int:

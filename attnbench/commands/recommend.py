@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from attnbench.core.errors import EXIT_BY_SIGNAL, UserError
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
+    from attnbench.render.document import Document
     from attnbench.run.run_suite import Outcome
     from attnbench.run.suite import Settings
 
@@ -56,7 +56,8 @@ def recommend(given: Options) -> None:
         given.refuse_measuring("suite", "tokens")
     settings = options.settings(given)
     outcome = None if given.results else _measured(given, settings)
-    runs = [outcome.run] if outcome else _with_latencies([run for _, run in read_runs(given.results or ())])
+    read, damage = read_runs(given.results or ())
+    runs = [outcome.run] if outcome else _with_latencies([run for _, run in read])
     from attnbench.analysis.recommend.asked_for import asked_for, competing
     from attnbench.analysis.recommend.document import document
     from attnbench.core.models import find
@@ -67,11 +68,14 @@ def recommend(given: Options) -> None:
         cells = asked_for(cells, settings)
         competes = competing(given.backend, cells)
     models = [*map(find, settings.models or ())]
-    made = partial(document, cells, competes, models, settings.tp or 1, outcome.path if outcome else None)
-    shown = made(every=given.every)
+    file = outcome.path if outcome else None
+
+    def made(every: bool) -> Document:
+        return output.with_damage(document(cells, competes, models, settings.tp or 1, file, every), damage)
+
     tables = [(name, path) for name, path in wanted if name == "table"]
     others = [(name, path) for name, path in wanted if name != "table"]
-    codes = [output.write(made(), others) if others else 0, output.write(shown, tables)]
+    codes = [output.write(made(True), others) if others else 0, output.write(made(given.every), tables)]
     raise typer.Exit((outcome and outcome.gravest) or max(codes))
 
 

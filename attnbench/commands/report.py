@@ -126,7 +126,7 @@ def report(given: Options) -> None:
     wanted = given.wanted()
     formats = {name for name, _ in wanted}
     given.check_together(formats)
-    read = read_runs(given.results or ())
+    read, damage = read_runs(given.results or ())
     from attnbench.results.cells import cells as cells_of
 
     chosen = options.changed(given, ("cell", "model", "metric", "by", "every", "png", "svg"))
@@ -138,14 +138,15 @@ def report(given: Options) -> None:
     if given.cell is not None:
         from attnbench.analysis.report import one_cell
 
-        raise typer.Exit(output.write(one_cell.document(one_cell.select(cells, given.cell)), wanted))
+        shown = one_cell.document(one_cell.select(cells, given.cell))
+        raise typer.Exit(output.write(output.with_damage(shown, damage), wanted))
     if given.model is not None:
         from attnbench.analysis.models import step_document
         from attnbench.core.models import find
 
         found = find(given.model)
         found.heads(of := 1 if given.tp is None else given.tp)
-        raise typer.Exit(output.write(step_document.document(cells, found, of), wanted))
+        raise typer.Exit(output.write(output.with_damage(step_document.document(cells, found, of), damage), wanted))
     if given.pictures:
         _draw(cells, given.pictures, given.figure, given.panel or "")
     if not wanted:
@@ -158,7 +159,8 @@ def report(given: Options) -> None:
         lines = math.inf if given.every else LINES
         shown = own or document(cells, runs, metrics=given.metric or [], by=columns, lines=lines, files=results)
     shown = complete(shown, formats - {"html"} if own else formats, cells, runs, results)
-    raise typer.Exit(output.write(replace(shown, exit_code=EXIT_DONE), wanted, _trackers(formats, cells)))
+    shown = replace(output.with_damage(shown, damage), exit_code=EXIT_DONE)
+    raise typer.Exit(output.write(shown, wanted, _trackers(formats, cells)))
 
 
 _MEASURED = {  # command -> runs that it shows with more than a table of cells

@@ -112,20 +112,14 @@ def read_with_damage(path: Path, *, cut: bool = False) -> tuple[Run, str]:
     return run, lost[0].removeprefix(f"{path}: ").partition(";")[0] if lost else ""
 
 
-def read_runs(paths: Sequence[Path]) -> list[tuple[Path, Run]]:
+def read_runs(paths: Sequence[Path]) -> tuple[list[tuple[Path, Run]], dict[Path, str]]:
     """Return the runs of files, and of all run files below folders, each once (results/given_again.py).
 
-    What is left out is said on stderr. Raises UserError for a folder without run files.
+    Beside them is what cannot be read of each file that is not whole; those that are not among the runs are files of a
+    folder that were left out, and folders in it. What is left out is said on stderr. Raises UserError for a folder
+    without run files.
     """
-    return read_runs_with_damage(paths)[0]
-
-
-def read_runs_with_damage(paths: Sequence[Path]) -> tuple[list[tuple[Path, Run]], dict[Path, str]]:
-    """Return what `read_runs` does, and what cannot be read of each file that is not whole.
-
-    Those that are not among the runs are files of a folder that were left out, and folders in it.
-    """
-    from attnbench.results.given_again import without_copies
+    from attnbench.results.given_again import went_on_apart, without_copies
     from attnbench.results.run_file import without_collector
 
     given: list[tuple[Path, Run]] = []
@@ -141,23 +135,33 @@ def read_runs_with_damage(paths: Sequence[Path]) -> tuple[list[tuple[Path, Run]]
     found = without_copies(given)
     if again := len(given) - len(found):
         tell(f"attnbench: left out: {count(again, 'file')} of a run that was given already")
+    for line in went_on_apart(found):
+        tell(f"attnbench: {line}")
     copies = {path for path, _ in given} - {path for path, _ in found}
     return found, {path: what for path, what in damage.items() if what and path not in copies}
 
 
 def _of_folder(folder: Path, damage: dict[Path, str]) -> list[tuple[Path, Run]]:
-    """Return the runs of a folder, and add to `damage` what cannot be read. Raises UserError where there is none."""
+    """Return the runs of a folder, and add to `damage` what cannot be read. Raises UserError where there is none.
+
+    A file of another program is left out, and is no damage.
+    """
+    from attnbench.results import run_file
+
     denied: list[OSError] = []
     there = (Path(at, name) for at, _, names in os.walk(folder, onerror=denied.append) for name in names)
-    named = sorted(path for path in there if RUN_FILES[0] in path.name.lower() and path.is_file())
+    named = sorted(path for path in there if RUN_FILES[0] in path.name.lower())
+    named = [path for path in named if path.is_file() or not path.exists()]  # a link to nothing is left out by name
     files = [path for path in named if path.name.lower().endswith(RUN_FILES)]
     found, others = [], {Path(error.filename): f"{error.filename}: {error.strerror}" for error in denied}
+    foreign = set()
     for path in files:
         try:
             run, damage[path] = read_with_damage(path)
             found.append((path, run))
         except UserError as error:
             others[path] = without_long_words(str(error))
+            foreign |= {path} if isinstance(error, run_file.ForeignFileError) else set()
     if strange := sorted({*named} - {*files}):
         tell(f"attnbench: not read, as their names end in neither {' nor '.join(RUN_FILES)}: {some(map(str, strange))}")
     more = f", and {len(others) - 1} more" if len(others) > 1 else ""
@@ -169,7 +173,7 @@ def _of_folder(folder: Path, damage: dict[Path, str]) -> list[tuple[Path, Run]]:
         raise UserError(f"{folder} has no run file; attnbench run --out {folder}/NAME.jsonl writes one{what}")
     if left_out:
         tell(f"attnbench: {left_out}")
-    damage.update(others)
+    damage.update({path: what for path, what in others.items() if path not in foreign})
     return found
 
 

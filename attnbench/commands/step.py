@@ -77,7 +77,8 @@ def step(given: Options) -> None:
     from attnbench.analysis.step.document import document
 
     if runs:
-        raise typer.Exit(output.write(document([run for _, run in read_runs(runs)]), wanted))
+        read, damage = read_runs(runs)
+        raise typer.Exit(output.write(output.with_damage(document([run for _, run in read]), damage), wanted))
 
     from attnbench.analysis.report import planned
     from attnbench.backends import STEPS

@@ -10,6 +10,7 @@ import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from functools import cache, lru_cache
 from itertools import accumulate, chain, repeat
 from operator import attrgetter, lt
@@ -127,13 +128,27 @@ def fields(line: bytes) -> dict[str, bytes]:
         return {name: json.dumps(value).encode() for name, value in json.loads(line).items()}
 
 
+def type_of(line: bytes) -> Any:
+    """Return the type of a line, as "record", which is a JSON object; None where it has none."""
+    return json.loads(fields(line).get("type", b"null"))
+
+
 def run(header: Mapping[str, bytes]) -> Run:
     """Return the run, without records, that the fields of a first line describe. Raises one of DAMAGE."""
     plain = {name: json.loads(value) for name, value in header.items() if name not in ("type", "schema", "plan")}
     found = from_json(Run, {"policy": {}, "plan": (), **plain})
     whole = replace(found, plan=_jobs(header["plan"])) if "plan" in header else found
     bounds.check_run(whole)
-    return whole
+    return replace(whole, started=_in_utc(whole.started))
+
+
+def _in_utc(started: str) -> str:
+    """Return a moment in UTC, as attnbench writes it; one without an offset, or what is no moment, as it is."""
+    try:
+        moment = datetime.fromisoformat(started)
+        return moment.astimezone(timezone.utc).isoformat() if moment.utcoffset() else started
+    except (ValueError, OverflowError):
+        return started
 
 
 @cache

@@ -1,17 +1,21 @@
-"""Tell which of some runs are one run that was given again."""
+"""Tell which of some runs are one run that was given again, or copies of one that went on apart."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
+from itertools import combinations
 from typing import TypeVar
 
 from attnbench.core import stats
+from attnbench.core.groups import grouped
 from attnbench.core.record import Run
+from attnbench.core.text import count
 
 K = TypeVar("K")
 DIGITS = 1e-6  # a baseline's figures have seven digits
+NOT_TIMED = 3  # what `_recorded` returns of a record beside its time
 
 
 def without_copies(given: Iterable[tuple[K, Run]]) -> list[tuple[K, Run]]:
@@ -31,6 +35,21 @@ def without_copies(given: Iterable[tuple[K, Run]]) -> list[tuple[K, Run]]:
             found.append((beside, run))
         found = [one for i, one in enumerate(found) if i not in parts[1:]]
     return found
+
+
+def went_on_apart(given: Iterable[tuple[K, Run]]) -> Iterator[str]:
+    """Yield a sentence for each two runs that share records, as copies of one that were resumed each by itself.
+
+    No run is among them twice (`without_copies`). What comes with a run is its name.
+    """
+    for of in grouped(given, lambda pair: pair[1].started).values():
+        for (name, run), (other_name, other) in combinations(of, 2):
+            timed = {record for record in _recorded(run) & _recorded(other) if len(record) > NOT_TIMED}
+            if timed and run.environment == other.environment and _planned(run) == _planned(other):
+                yield (
+                    f"{name} and {other_name} are copies of one run that went on apart: {count(len(timed), 'record')} "
+                    "of them are the same, and are no two measurements"
+                )
 
 
 def _is_part(run: Run, whole: Run) -> bool:
@@ -59,7 +78,10 @@ def _is_within(run: Run, whole: Run) -> bool:
 
 
 def _recorded(run: Run) -> Set[tuple[object, ...]]:
-    """Return what tells each record of a run from others: no errors, which may be NaN and then equal nothing."""
+    """Return what tells each record of a run from others: NOT_TIMED fields, then the samples of its time.
+
+    Errors are none of it, as they may be NaN and then equal nothing.
+    """
     records = [(r, r.measurements.get("time")) for r in (*run.records, *run.replaced)]
     return {(r.id, r.status, r.seconds, *(time.values if time else ())) for r, time in records}
 

@@ -36,13 +36,12 @@ from attnbench.core.errors import UserError
 from attnbench.core.json import to_json
 from attnbench.core.record import Forecast, Job, Record, Run
 from attnbench.core.sizes import format_bytes
-from attnbench.core.text import count
+from attnbench.core.text import count, without_long_words
 from attnbench.results import bounds, decode
 
 SCHEMA = 2
 _OF_RECORDS = ("records", "replaced")  # fields of a run that its first line has not
 _FIRST = b'{"type":"run",'  # what each begins with
-_ROUNDS = b'{"type":"rounds",'  # a line that plans more rounds
 MOST_JOBS = 50_000  # of a plan; to make and store them takes five seconds
 _RUN = re.compile(rb'"type"\s*:\s*"run"')  # in any spelling of a first line; within a string its quotes are escaped
 MOST_BYTES, MOST_OF_LINE = 2**30, 2**25  # of a file, unpacked; of one of its lines
@@ -54,6 +53,10 @@ MOST_OTHERS = 100_000  # lines that are no records: of rounds, and of types that
 _GZIP = b"\x1f\x8b"  # what a gzip file begins with
 _CONFLICT = (b"<<<<<<< ", b"=======\n", b">>>>>>> ", b"||||||| ")  # git's markers
 _POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+class ForeignFileError(UserError):
+    """A file is another program's: its first line is a JSON object of another kind."""
 
 
 class RunFile:
@@ -307,23 +310,26 @@ def read(path: Path) -> tuple[Run, list[str]]:
     jobs = max(1, jobs_with(run, 1))  # of a round
     planned = {} if run.search else {(job.case, job.backend): job.forecast for job in run.plan}
     for number, line in enumerate(lines, start=2):
-        if line.startswith(_CONFLICT) or (b'"run"' in line and _RUN.search(line)):
-            raise _joined(path, number, line)
-        if not line.endswith(b"\n") and not is_whole(line):  # the last write did not finish
+        is_empty = not line.strip()  # as editors leave lines
+        _check_not_joined(path, number, line)
+        if not is_empty and not line.endswith(b"\n") and not is_whole(line):  # the last write did not finish
             problems += [] if gzip_cut_off else [f"{path}:{number}: {INTERRUPTED}"]
             break
         record = None
         try:
-            if line.startswith(_ROUNDS):
-                rounds = max(rounds, _rounds(line, MOST_JOBS // jobs))
+            if is_empty:
+                pass
             elif record := decode.record(line):
                 _check_of_run(record, run, planned)
                 repeated += max(0, decode.samples(record) - len(line))
                 if repeated > bounds.MOST_OF_FILE:
                     raise ValueError("the file repeats more samples than fit the memory")
                 records.append(record)
+            elif decode.type_of(line) == "rounds":
+                rounds = max(rounds, _rounds(line, MOST_JOBS // jobs))
         except decode.DAMAGE as error:
-            problems.append(f"{path}:{number}: {DAMAGED} ({type(error).__name__}: {error})")
+            why = without_long_words(str(error))  # which may quote a line of any length
+            problems.append(f"{path}:{number}: {DAMAGED} ({type(error).__name__}: {why})")
             if len(problems) > MOST_DAMAGED:
                 raise UserError(f"{path}: over {MOST_DAMAGED:,} of its lines are damaged; restore the file") from None
         else:
@@ -406,12 +412,15 @@ def jobs_with(run: Run, rounds: int) -> int:
     return sum(not job.round for job in run.plan) * rounds
 
 
-def _joined(path: Path, number: int, line: bytes) -> UserError:
+def _check_not_joined(path: Path, number: int, line: bytes) -> None:
+    """Raise UserError for a line behind the first that begins another run, or that a merge left there."""
     if line.startswith(_CONFLICT):
-        return UserError(f"{path}:{number}: a conflict of a merge that was not resolved; restore one of its two files")
+        raise UserError(f"{path}:{number}: a conflict of a merge that was not resolved; restore one of its two files")
+    if b'"run"' not in line or not _RUN.search(line) or (is_whole(line) and decode.type_of(line) != "run"):
+        return
     file = shlex.quote(str(path))
     first = f"zcat {file} | head -n {number - 1}" if path.suffix == ".gz" else f"head -n {number - 1} {file}"
-    return UserError(
+    raise UserError(
         f"{path}:{number}: a second run begins here, and a run file has one; give each run a file of its own "
         f"({first} has the first)"
     )
@@ -419,7 +428,11 @@ def _joined(path: Path, number: int, line: bytes) -> UserError:
 
 def head(path: Path) -> Run:
     """Return the run of a file without its records. Raises UserError as `read` does."""
-    return _header(path, unpacked(path)[0].partition(b"\n")[0])
+    lines = io.BytesIO(unpacked(path)[0])
+    run = _header(path, lines.readline())
+    for number, line in enumerate(lines, start=2):
+        _check_not_joined(path, number, line)
+    return run
 
 
 def unpacked(path: Path) -> tuple[bytes, list[str]]:
@@ -489,13 +502,16 @@ def _fields(path: Path, line: bytes) -> dict[str, bytes]:
 
 
 def _schema(path: Path, header: Mapping[str, bytes]) -> int:
-    """Return the schema that a first line names. Raises UserError where it is newer than what is read here."""
+    """Return the schema that a first line names.
+
+    Raises ForeignFileError where it is of no run, and UserError where it is newer than what is read here.
+    """
     try:
         kind, schema = json.loads(header["type"]), int(json.loads(header["schema"]))
     except (*decode.DAMAGE, OverflowError):
-        raise _not_ours(path) from None
+        kind, schema = None, 0
     if kind != "run" or schema < 1:
-        raise _not_ours(path)
+        raise ForeignFileError(str(_not_ours(path)))
     if schema > SCHEMA:
         raise UserError(f"{path} was written by a newer attnbench (schema {schema}, this one reads {SCHEMA}); upgrade")
     return schema

@@ -220,7 +220,7 @@ def test_two_pairs_decide_nothing_that_is_noisy() -> None:
     assert set(verdicts(outcome).values()) == {"inconclusive"}
     assert outcome.exit_code == 3
     judgement = outcome.judgement or fail()
-    assert headline(judgement) == "INCONCLUSIVE: 2 not judged"
+    assert headline(judgement) == "INCONCLUSIVE: 2 results not judged"
     assert {f.reason for f in judgement.findings} == {"2 pairs of turns; the first look is after 4"}
 
 

@@ -283,6 +283,10 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"build": "sleep 30", "build_limit": 0.1}, "the build took longer than 0.1s"),
     ({"cell": "Mine 2k *"}, "none is called 'Mine 2k \\*'; did you mean 'Mine "),
     ({"settings": parse_options({})}, r"Mine 1k \* is \d+ cells; give one, as in --cell 'Mine"),
+    (
+        {"settings": parse_options({}), "device": "auto", "cell": "*"},
+        "^--cell: on a GPU there are several; give one, as in --cell 'Mine .* bf16 .*'; on a CPU .* 'Mine .* fp32 .*'$",
+    ),
     ({"time_limit": 0.1}, "is short of 5 A/Bs"),
 )
 

@@ -29,7 +29,7 @@ from attnbench.render.html import html_page
 from attnbench.results.cells import cells
 from attnbench.results.uncertainty import of_sum
 from attnbench.run.suite import parse_options
-from builders import case, ended, environment, job, ok, run, shape
+from builders import CPU, H200, case, ended, environment, job, ok, run, shape
 
 CUDNN = {"cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_kernel0_0": 1}
 FLASH = {"pytorch_flash::flash_fwd_kernel<...": 1}
@@ -285,6 +285,14 @@ def test_a_model_s_step_has_one_backend_for_all_its_layers() -> None:
     assert set(used(of(run(records)))) == {"fa2", "flex"}, "each kind of layers has its own fastest"
     codes = [block.text for block in shown.blocks if isinstance(block, Code)]
     assert any("window_size=(4095, 0)" in code for code in codes)
+
+
+def test_the_cases_of_a_code_are_counted_as_those_of_the_answer() -> None:
+    records = [ok(case(1024 * n, direction=way), "sdpa", 300.0) for n in (1, 2) for way in ("fwd", "bwd")]
+    shown = document(cells([run(records, device=device) for device in (H200, CPU)]))
+    (code,) = (block for block in shown.blocks if isinstance(block, Code))
+    assert code.title == "sdpa, 8 cases"
+    assert [sentence.partition(", of ")[2][:7] for sentence in shown.answer] == ["4 cases", "4 cases"]
 
 
 def test_a_model_of_which_a_kind_of_layers_is_missing() -> None:

@@ -25,7 +25,7 @@ def interpreters(tool: Tool) -> Tool:
 def test_the_slower_interpreter_fails_and_gate_reproduces_it(interpreters: Tool, tmp_path: Path) -> None:
     done = interpreters("ab", "--a", "./same", "--b", "./slow", *AXES, "--out", "d", "-f", "json=ab.json", code=1)
     assert "A/B in turns" in done.out
-    assert done.out.splitlines()[-1].startswith("FAIL: 1 regressed")
+    assert done.out.splitlines()[-1].startswith("FAIL: 1 result regressed")
     assert "turn 8 (B)" in done.err
     assert done.err.splitlines()[-1] == "Judge again: attnbench gate d/a.jsonl d/b.jsonl"
     interpreters("gate", "d/a.jsonl", "d/b.jsonl", "-f", "json=gate.json", code=1)
@@ -45,7 +45,7 @@ def test_a_gate_that_escalates_ends_as_the_turns_say(interpreters: Tool) -> None
     done = interpreters(*gate, "--settle", "1m", "--a", "./same", "--b", "./slow", code=1)
     assert done.out.splitlines()[2].startswith("1 of 1 open cell settled in turns against the baseline's build, by 4")
     assert "turn 8 (B)" in done.err
-    assert done.out.splitlines()[-1].startswith("FAIL: 1 regressed")
+    assert done.out.splitlines()[-1].startswith("FAIL: 1 result regressed")
     found = json.loads((interpreters.folder / "gate.json").read_text())
     assert [f["metric"] for f in found["findings"] if f["in_turns"]] == ["latency"]
     interpreters("gate", "now-settle/a.jsonl", "now-settle/b.jsonl", "-m", "latency", code=1)

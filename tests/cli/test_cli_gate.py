@@ -41,8 +41,8 @@ def test_slower_is_a_regression(runs: Tool) -> None:
         {1024: "1k", 2048: "2k"}[jobs[0]["case"]["shape"]["seqlen_k"]]
     )
     assert len(jobs) == 5  # a round each
-    assert out.splitlines()[-1] == "FAIL: 2 regressed"
-    assert runs("gate", "slow.jsonl", "a.jsonl", "-m", "latency").out.splitlines()[-1] == "PASS: 2 improved"
+    assert out.splitlines()[-1] == "FAIL: 2 results regressed"
+    assert runs("gate", "slow.jsonl", "a.jsonl", "-m", "latency").out.splitlines()[-1] == "PASS: 2 results improved"
     assert "PASS" in runs("gate", "a.jsonl", "slow.jsonl", "-m", "latency", "--margin", "150%").out
 
 

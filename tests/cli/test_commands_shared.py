@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 from tool import Tool
+from typer.testing import CliRunner
 
 from attnbench.commands import options
+from attnbench.commands.command_line import command_line as program
 from attnbench.commands.shared import command_line
+from attnbench.results.run_file import unpacked
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -37,6 +40,24 @@ def test_every_command_that_reads_run_files_takes_a_folder(tool: Tool, command: 
     of_folder, of_files = (tool(*command.split(), *given, "-f", "md", code=None) for given in (["here"], there))
     assert of_folder.code in (0, 3), of_folder.err
     assert of_folder.out.replace("here/", "") == of_files.out.replace(f"{RESULTS}/", "")
+
+
+@pytest.mark.parametrize(("command", "kind"), READ.items())
+def test_what_cannot_be_read_is_in_what_is_shown(tmp_path: Path, command: str, kind: str) -> None:
+    """JSON lines of another program in a folder are no damage."""
+    content = unpacked(next(RESULTS.glob(f"*-{kind}-nvidia-h100.jsonl.gz")))[0].splitlines(keepends=True)
+    (tmp_path / "0.jsonl").write_bytes(b"".join([*content[:40], b"lost\n"]))
+    if command == "compare":
+        (tmp_path / "1.jsonl").write_bytes(content[0].replace(b"H100", b"H200") + b"".join(content[1:40]))
+    (tmp_path / "log.jsonl").write_text('{"level": "info"}\n')
+    done = CliRunner().invoke(program(command.split()[0]), [*command.split(), str(tmp_path), "-f", "md"])
+    shown = " ".join(done.stdout.split())
+    if command == "cluster report":
+        assert "Readable in part: 0." in shown
+        assert "Not readable" not in shown
+    else:
+        assert "1 file cannot be read in whole: " in shown
+        assert "/0.jsonl: 1 line of it cannot be read." in shown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from attnbench.analysis.baseline.reduce_run import reduced
 from attnbench.core.errors import EXIT_FAULT, UserError
 from attnbench.core.record import Accuracy, TensorError
 from attnbench.results import run_file
+from attnbench.results.given_again import went_on_apart
 from builders import CPU, case, ended, ok, run
 
 RECORDS = [ok(case(), "eager", 30.0), ok(case(), "triton", 300.0), ok(case(causal=True), "triton", 250.0)]
@@ -94,6 +95,16 @@ def test_a_part_of_a_run_that_is_there_whole_is_left_out(folder: Path, order: tu
         (folder / f"{number}.part").write_bytes(content + more)
     found = [len(one.records) for one in attnbench.load(f"{folder}/*.part").runs]
     assert found == ([1, 4] if order[0] == "other" else [4, 1])
+
+
+def test_copies_of_a_run_that_went_on_apart_are_told() -> None:
+    """Each by a resume of its own; two that began in one second share skipped jobs at most."""
+    skip = ended(case(2048), "triton", "skipped", "no time left", resumable=True)
+    ours, theirs = (run([*RECORDS, skip, ok(case(2048), "triton", 260.0 + n)]) for n in (0, 1))
+    (line,) = went_on_apart([("a", ours), ("b", theirs)])
+    assert line.startswith("a and b are copies of one run that went on apart: 3 records of them are the same")
+    other = replace(theirs, records=theirs.records[3:])
+    assert [*went_on_apart([("a", ours), ("b", replace(theirs, started="later")), ("c", other)])] == []
 
 
 def test_a_file_whose_name_is_a_pattern_too(folder: Path) -> None:

@@ -57,13 +57,14 @@ def test_a_last_line_that_lacks_its_end_alone_is_read_and_gone_on_with(path: Pat
 @pytest.mark.parametrize(
     "damage",
     [
-        *(b"{", b"\xff\xfe\x00", b"", b"[]", b"null", b'{"case": 3}', b'{"type": "record", "case": {"shape": 1}}'),
+        *(b"{", b"\xff\xfe\x00", b"x", b"[]", b"null", b'{"case": 3}', b'{"type": "record", "case": {"shape": 1}}'),
         b'{"type":"note"} {"type":"note"}',
         b"[" * 200_000 + b"]" * 200_000,
         b'{"type":"record","case":' + b'{"a":' * 200_000 + b"1" + b"}" * 200_001,
         b'{"type":"record","x":' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"type":"record","measurements":{"' + b"x" * 10**6 + b'":{"unit":"s","values":["y"]}}}',
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_a_damaged_line_is_left_out_with_its_number(path: Path, damage: bytes) -> None:
     lines = path.read_bytes().split(b"\n")
@@ -74,6 +75,7 @@ def test_a_damaged_line_is_left_out_with_its_number(path: Path, damage: bytes) -
     assert len(problems) == 1
     assert problems[0].startswith(f"{path}:3: damaged line left out")
     assert "\n" not in problems[0]
+    assert len(problems[0]) < 5000
 
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
@@ -159,7 +161,7 @@ def real() -> list[bytes]:
 def test_damage_is_reported_by_its_line_wherever_it_is(tmp_path: Path, real: list[bytes]) -> None:
     """At the start, in the middle and at the end; beside it lines that only core.json reads, and that are no record."""
     real[2] = b"{"
-    real[len(real) // 3] = b""
+    real[len(real) // 3] = b"x"
     real[len(real) // 2] = b'{"type": "note"}'
     odd = next(i for i, line in enumerate(real) if i > len(real) // 2 + 1 and b'"max_error":' in line)
     real[odd] = re.sub(b'"max_error":[^,]+', b'"max_error":"inf"', real[odd], count=1)
@@ -186,7 +188,7 @@ def test_a_file_of_few_records_or_none(tmp_path: Path, real: list[bytes]) -> Non
 
 def test_lines_of_an_unknown_type_are_passed_over(path: Path) -> None:
     with path.open("a") as file:
-        file.write('{"type": "note", "text": "from a newer attnbench"}\n')
+        file.write('{"type": "note", "text": "from a newer attnbench", "of": {"type": "run"}}\n \n\n')
     assert run_file.read(path) == (RUN, [])
 
 
@@ -317,6 +319,13 @@ def test_fields_of_a_newer_version_are_passed_over(path: Path) -> None:
     assert run_file.read(path) == (RUN, [])
 
 
+def test_a_start_in_another_time_zone_is_read_as_utc(path: Path) -> None:
+    """As another program writes it; it is shown to the minute, beside those of other runs, and sorted as text."""
+    for started, read in (("2026-01-09T03:17:22+09:00", "2026-01-08T18:17:22+00:00"), *[(w, w) for w in ("once", "")]):
+        change_header(path, started=started)
+        assert run_file.head(path).started == read
+
+
 @pytest.mark.parametrize(
     "changes", [{"plan": None}, {"environment": 3}, {"environment": {"device": []}}, {"plan": [{"case": 1}]}]
 )
@@ -331,8 +340,9 @@ def test_files_that_were_joined_are_refused(path: Path, cut: int) -> None:
     """The records of the second would count as those of the first's device."""
     one = path.read_bytes()
     path.write_bytes(one[: len(one) - cut] + one)
-    with pytest.raises(UserError, match=r"run\.jsonl:[45]: a second run begins here"):
-        run_file.read(path)
+    for read in (run_file.read, run_file.head):
+        with pytest.raises(UserError, match=r"run\.jsonl:[45]: a second run begins here"):
+            read(path)
     spelled = [json.dumps(json.loads(line)) for line in one.splitlines()]  # with spaces, as other programs write it
     for second in ("\n".join(spelled), '{"schema":2,"type":"run"}', '{"type":"record","type":"run"}'):
         path.write_bytes(one + second.encode() + b"\n")
@@ -376,7 +386,7 @@ def test_the_file_of_a_command_to_copy_is_one_word(tmp_path: Path) -> None:
     assert run_file.resume_command(RUN, path) == f"attnbench run --resume '{path}' --trust"
 
 
-@pytest.mark.parametrize("line", [b'{"type":"x"}\n', b'{"type":"rounds","rounds":3}\n'])
+@pytest.mark.parametrize("line", [b'{"type":"x"}\n', b'{"type":"rounds","rounds":3}\n', b"\n"])
 def test_lines_that_are_no_records_have_an_end(path: Path, line: bytes) -> None:
     """Some kilobytes of gzip may hold millions of them."""
     content = path.read_bytes()
@@ -408,8 +418,9 @@ def test_masks_and_lengths_that_take_minutes_are_refused(path: Path, number: int
 def test_a_conflict_of_a_merge_is_refused(path: Path, line: int) -> None:
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:line], "<<<<<<< HEAD\n", *lines[line:]]))
-    with pytest.raises(UserError, match="a conflict of a merge that was not resolved"):
-        run_file.read(path)
+    for read in (run_file.read, run_file.head):
+        with pytest.raises(UserError, match="a conflict of a merge that was not resolved"):
+            read(path)
 
 
 def test_a_pointer_of_git_lfs_is_called_one(path: Path) -> None:
@@ -419,7 +430,7 @@ def test_a_pointer_of_git_lfs_is_called_one(path: Path) -> None:
 
 
 def test_a_file_of_damaged_lines_is_given_up(path: Path) -> None:
-    path.write_bytes(gzip.compress(path.read_bytes() + b"\n" * 2_000_000))
+    path.write_bytes(gzip.compress(path.read_bytes() + b"x\n" * 2_000_000))
     with pytest.raises(UserError, match="over 1,000 of its lines are damaged"):
         run_file.read(path)
 
@@ -459,7 +470,7 @@ def test_rounds_and_backends_are_missing_apart() -> None:
 
 def test_a_line_of_more_rounds_plans_them_and_a_senseless_one_is_damage(path: Path) -> None:
     with path.open("ab") as file:
-        file.write(b'{"type":"rounds","rounds":3}\n{"type":"rounds","rounds":2}\n')
+        file.write(b'{"rounds": 3, "type": "rounds"}\n{"type":"rounds","rounds":2}\n')
         file.write(b'{"type":"rounds","rounds":1000000000}\n{"type":"rounds","rounds":"9"}\n{"type":"rounds",}\n')
     found, problems = run_file.read(path)
     assert [problem.partition(" (")[0] for problem in problems] == [

@@ -20,7 +20,10 @@ def test_what_is_left_out_is_told(
         (tmp_path / day).mkdir()
         (tmp_path / day / "a.jsonl").write_bytes(run_file.encoded(run([ok(case(), "eager", 1.0)], started=day)))
     deny(monkeypatch, tmp_path / "two")
-    assert [head.started for _, head in read_runs([tmp_path])] == ["one"]
+    assert [head.started for _, head in read_runs([tmp_path])[0]] == ["one"]
     assert f"left out: {tmp_path}/two: Permission denied" in capsys.readouterr().err
+    (tmp_path / "one" / "b.jsonl").symlink_to("nowhere")
+    read_runs([tmp_path / "one"])
+    assert "one/b.jsonl: No such file" in capsys.readouterr().err
     with pytest.raises(UserError, match="two: Permission denied"):
         read_runs([tmp_path / "two"])

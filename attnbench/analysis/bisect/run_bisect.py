@@ -291,7 +291,9 @@ def _check(request: Request) -> list[str]:
     if function in available_backends():
         raise UserError(f"--code: {function} is also the name of a backend of attnbench; give the function another")
     device, measurable, errors = parse_device(request.device), [], []
-    for resolved in resolve_suite_for(load_suite(request.suite), device, request.settings):
+    possible = resolve_suite_for(load_suite(request.suite), device, request.settings)
+    places = ("on a GPU ", "on a CPU ") if len(possible) > 1 else ("",)  # each has cells of its own
+    for place, resolved in zip(places, possible, strict=True):
         names = [function] if function else [*select_backends(resolved.backends)]
         cells = [full_name(name, case) for case in resolved.cases for name in names]
         fitting = [cell for cell in cells if fits(cell, request.cell)]
@@ -299,13 +301,13 @@ def _check(request: Request) -> list[str]:
             measurable += fitting
         elif fitting:
             some = f"{request.cell} is {count(len(fitting), 'cell')}" if request.cell != "*" else "there are several"
-            errors.append(f"--cell: {some}; give one, as in --cell {shlex.quote(fitting[0])}")
+            errors.append(f"{place}{some}; give one, as in --cell {shlex.quote(fitting[0])}")
         else:
             close = nearest(request.cell, cells[:MOST])
             more = f"did you mean {shlex.quote(close[0])}?" if close else f"there is {shlex.quote(cells[0])}, for one"
-            errors.append(f"--cell: none is called {request.cell!r}; {more}")
+            errors.append(f"{place}none is called {request.cell!r}; {more}")
     if not measurable:
-        raise UserError(errors[0])
+        raise UserError(f"--cell: {'; '.join(errors)}")
     return measurable
 
 

@@ -110,9 +110,17 @@ class Comparison:
 
     def same_ratio(self, machine: Machine, key: Key) -> Ratio | None:
         """Return the ratio of a machine in one cell in bursts; None unless both have it, and ran like kernels."""
-        pair = self.reference, machine
-        known = all(key in one.log_rounds for one in pair) and not unlike_kernels(pair, key)
-        return speed_ratio(self.reference, equal_weights([key]), machine) if known else None
+        return self._same_ratios.get((machine.label, key))
+
+    @cached_property
+    def _same_ratios(self) -> Mapping[tuple[str, Key], Ratio]:
+        ours = self.reference
+        return {
+            (machine.label, key): speed_ratio(ours, equal_weights([key]), machine)
+            for machine in self.machines
+            for key in ours.log_rounds
+            if key in machine.log_rounds and not unlike_kernels((ours, machine), key)
+        }
 
     @cached_property
     def unlike(self) -> Mapping[Key, str]:
@@ -256,6 +264,4 @@ def _workload(text: str) -> Workload | Requests:
     """Return the workload of a file, or of requests in words."""
     from attnbench.analysis.compare import requests, workload  # pydantic takes longer than most comparisons
 
-    if not text.strip():
-        raise UserError(f"--workload is empty; name a file, or write {requests.EXAMPLE!r}")
     return requests.parse(text) if requests.is_in_words(text) else workload.load(Path(text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from attnbench.analysis.gate.findings import Judgement
@@ -71,7 +72,7 @@ _SAID = {
     "newly-failing": "fail, which worked before",
     "missing": "missing from the current run",
 }
-_LET_PASS = {"wrong": "--allow-wrong", "missing": "--missing pass", "inconclusive": "--inconclusive pass"}
+_LET_PASS = {"wrong": "--allow-wrong", "missing": "--missing pass"}
 
 
 def document_of(judgement: Judgement, every: bool = False, command: str = "gate") -> Document:
@@ -100,7 +101,7 @@ def document_of(judgement: Judgement, every: bool = False, command: str = "gate"
 
 def _answer(judgement: Judgement) -> str:
     """Return the verdict in a sentence: which metrics moved in how many cells, the worst of them, and both commits."""
-    word = OUTCOMES[judgement.exit_code][0]
+    word = _word(judgement)
     commits = [run.environment.git for run in (judgement.baseline, judgement.current)]
     between = f" ({commits[0]} -> {commits[1]})" if all(commits) and commits[0] != commits[1] else ""
     counted = [f for f in judgement.findings if judgement.exit_code_of(f) == judgement.exit_code != EXIT_PASS]
@@ -111,13 +112,15 @@ def _answer(judgement: Judgement) -> str:
         metrics = ", ".join(
             dict.fromkeys(f.metric for f in judgement.findings if f.metric and not judgement.let_pass(f))
         )
-        by_option = judgement.request.inconclusive == "pass"  # else an inconclusive metric that never counts
-        passed = [f for f in judgement.findings if judgement.let_pass(f) and (by_option or f.verdict != "inconclusive")]
-        worse = "is shown to be worse" if passed else "is worse by more than its margin"
+        strict = _strict(judgement)  # by which an inconclusive metric that never counts passes too
+        left_open = [f for f in judgement.findings if strict.exit_code_of(f) == EXIT_INCONCLUSIVE]
+        passed = [f for f in judgement.findings if judgement.let_pass(f) and f.verdict != "inconclusive"]
+        worse = "is shown to be worse" if passed or left_open else "is worse by more than its margin"
         parts = [f"none of {cells} {worse}, in {metrics or 'what works and fails'}"]
         for verdict, option in _LET_PASS.items():
             some = [f for f in passed if f.verdict == verdict]
             parts += [f"{part}, which {option} lets pass" for part in _parts(some, judgement)]
+        parts += _parts(left_open, judgement)
         parts += _parts([f for f in judgement.findings if f.verdict == "improved"], judgement)
     else:
         parts = _parts(counted, judgement)
@@ -148,22 +151,41 @@ def _pattern(names: Collection[str], every: Collection[str]) -> str:
     return " ".join(words) if alike == len(names) else ""
 
 
+def _strict(judgement: Judgement) -> Judgement:
+    """Return the judgement as it is without the option that lets inconclusive results pass."""
+    return replace(judgement, request=replace(judgement.request, inconclusive="fail"))
+
+
+def _word(judgement: Judgement) -> str:
+    """Return the verdict as a reader sees it; of a gate that is inconclusive and passes by an option both."""
+    passes = judgement.exit_code == EXIT_PASS and _strict(judgement).exit_code == EXIT_INCONCLUSIVE
+    return OUTCOMES[judgement.exit_code][0] + (" (inconclusive, which --inconclusive pass lets pass)" if passes else "")
+
+
 def headline(judgement: Judgement) -> str:
-    """Return the verdict and its reason in one line: "FAIL: 1 regressed, 11 unchanged"; what does not count, apart."""
+    """Return the verdict and its reason in one line: "FAIL: 1 result regressed, 11 unchanged".
+
+    What does not count stands apart. A result is a metric of a cell, or what became of the whole cell.
+    """
     counts = _counts(f for f in judgement.findings if not judgement.let_pass(f))
+    said = [f"{count(counts[0][0], 'result')} {counts[0][1]}", *_numbers(counts[1:])] if counts else []
     if judgement.refused:
-        counts = [f"{count(len(judgement.refused), 'difference')} that --expect does not name", *counts]
-    line = f"{OUTCOMES[judgement.exit_code][0]}: {', '.join(counts) or 'nothing was decided'}"
-    beside = _counts(f for f in judgement.findings if judgement.let_pass(f))
+        said = [f"{count(len(judgement.refused), 'difference')} that --expect does not name", *said]
+    line = f"{_word(judgement)}: {', '.join(said) or 'nothing was decided'}"
+    beside = _numbers(_counts(f for f in judgement.findings if judgement.let_pass(f)))
     return line + (f" (not counted: {', '.join(beside)})" if beside else "")
 
 
-def _counts(findings: Iterable[Finding]) -> list[str]:
+def _numbers(counts: Iterable[tuple[int, str]]) -> list[str]:
+    return [f"{number} {word}" for number, word in counts]
+
+
+def _counts(findings: Iterable[Finding]) -> list[tuple[int, str]]:
     """Return how many findings there are of each verdict, the most severe first; what no test could judge, apart."""
     numbers = Counter(f.word for f in findings)
     after = VERDICTS.index("inconclusive") + 1
     words = (*VERDICTS[:after], "not judged", *VERDICTS[after:])
-    return [f"{numbers[word]} {word}" for word in words if numbers[word]]
+    return [(numbers[word], word) for word in words if numbers[word]]
 
 
 def sentence(finding: Finding) -> str:

@@ -398,21 +398,23 @@ def _note(own: Sequence[Problem], short: bool) -> str:
 
 
 def _codes(found: Sequence[Problem]) -> list[Code]:
-    """Return the code of the backends to use, that of the most cases first; a model has several kinds of layers."""
-    groups: dict[tuple[str, str], dict[Case, Candidate]] = {}
+    """Return the code of the backends to use, that of the most cases first; a model has several kinds of layers.
+
+    The cases are counted as those of the answer: the passes of one, and one on several machines, are several.
+    """
+    groups: dict[tuple[str, str], list[tuple[Candidate, Case]]] = {}
     every: dict[str, dict[Case, None]] = {}
     for use in (problem.use for problem in found if problem.use):
         for case, code in use.codes.items():
-            groups.setdefault((use.backend, code), {})[case] = use
+            groups.setdefault((use.backend, code), []).append((use, case))
             every.setdefault(use.backend, {})[case] = None
-    ranked = sorted((group for group in groups.items() if group[0][1]), key=lambda group: -len(group[1]))
     blocks = []
-    for (backend, code), cases in ranked:
-        version = next(iter(cases.values())).version
-        where = case_names.where([*cases], [*every[backend]])
-        title = f"{backend}{f' ({version})' if version else ''}, {count(len(cases), 'case')}"
-        blocks.append(Code(code, f"{title}: {where}" if where else title))
-    return blocks
+    for (backend, code), of in groups.items():
+        version, number = of[0][0].version, len({id(use) for use, _ in of})  # all layers of a model are one case
+        where = case_names.where([*dict.fromkeys(case for _, case in of)], [*every[backend]])
+        title = f"{backend}{f' ({version})' if version else ''}, {count(number, 'case')}"
+        blocks.append((number, Code(code, f"{title}: {where}" if where else title)))
+    return [block for _, block in sorted(blocks, key=lambda pair: -pair[0]) if block.text]
 
 
 def _row(problem: Problem) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attnbench.core.case import Case
-from attnbench.core.errors import UserError
+from attnbench.core.errors import UserError, nearest
 from attnbench.core.machine import Environment
 from attnbench.core.record import Job, Run
 from attnbench.core.sizes import format_duration
@@ -173,9 +174,12 @@ def _prepare(
         session.pool.close()  # each turn starts processes of its own, when those of the other build are gone
         plan = planning.make_plan(resolved.cases, answers, session.device, resolved.policy, rounds=LOOKS[-1], only=only)
         if request.cell:
+            there = dict.fromkeys(full_name(job.backend, job.case) for job in plan)
             plan = tuple(job for job in plan if fits(full_name(job.backend, job.case), request.cell))
             if not plan:
-                raise UserError(f"no cell is called {request.cell!r} on {session.device.name}")
+                meant = (nearest(request.cell, there) or [*there])[:1]
+                hint = "".join(f"; there is {shlex.quote(name)}, for one" for name in meant)
+                raise UserError(f"--cell: none is called {request.cell!r} on {session.device.name}{hint}")
         plans.append(plan)
         first = [job for job in plan if not job.round]
         run = session.new_run(resolved.name, resolved.policy, first, argv=request.argv, turns=shared)
