@@ -178,15 +178,15 @@ def gate(given: Options) -> None:
         path, what = next(iter(of_baseline.items()))
         raise UserError(f"{path}: {what}, and the baseline lacks what is lost; restore the file, or measure again")
     judgement = judge(runs[0][1], now, request, [run for _, run in runs[1:]])
+    gone = judgement.only_missing() if damage != CUT_OFF else []  # that run is shorter, and fails for it
+    if damage and request.missing == "fail" and (gone or judgement.exit_code in (EXIT_PASS, EXIT_INCONCLUSIVE)):
+        lost = some(gone) or "a wrong result"
+        raise UserError(f"{current}: {damage}, and {lost} may be in what is lost; restore the file, or measure again")
     if any(len(without_copies([pair, (current, now)])) == 1 for pair in runs):
         tell(f"attnbench: {current} is judged against itself, or a copy or a part of it, which shows no change")
     else:
         for line in (line for pair in runs for line in went_on_apart([pair, (current, now)])):
             tell(f"attnbench: {line}")
-    gone = judgement.only_missing() if damage != CUT_OFF else []  # that run is shorter, and fails for it
-    if damage and request.missing == "fail" and (gone or judgement.exit_code in (EXIT_PASS, EXIT_INCONCLUSIVE)):
-        lost = some(gone) or "a wrong result"
-        raise UserError(f"{current}: {damage}, and {lost} may be in what is lost; restore the file, or measure again")
     interrupt = 0
     if settles:
         from attnbench.analysis.ab.settle import settle

@@ -105,8 +105,12 @@ def choose(
 
 def _is_of_one_device(name: str, spec: str) -> bool:
     """Return whether a backend that ships with attnbench cannot split a sequence; own code must be loaded to tell."""
-    splits = name == "fake" or name in backends.SEVERAL or name.startswith(backends.ULYSSES)
-    return not splits and not is_user_code(spec)
+    return name != "fake" and not splits_sequences(name) and not is_user_code(spec)
+
+
+def splits_sequences(name: str) -> bool:
+    """Return whether a backend is one of several devices, by its name; on one it is the kernel that it goes around."""
+    return name in backends.SEVERAL or name.startswith(backends.ULYSSES)
 
 
 def _meant(word: str, usual: Sequence[str], known: Mapping[str, str]) -> str:

@@ -287,6 +287,14 @@ def test_a_model_s_step_has_one_backend_for_all_its_layers() -> None:
     assert any("window_size=(4095, 0)" in code for code in codes)
 
 
+def test_a_backend_of_several_devices_is_named_for_several_ranks_only() -> None:
+    one, two = (replace(case(16384), ranks=ranks) for ranks in (1, 2))
+    alone = [ok(one, "ulysses-fa3", 700.0)]
+    assert document(cells([run(alone)])).answer[0].startswith("Nothing can be recommended: backends of several devices")
+    both = document(cells([run([*alone, ok(one, "fa3", 600.0), ok(two, "ulysses-fa3", 700.0)])]))
+    assert [(row["ranks"], row["use"]) for row in both.rows] == [(1, "fa3"), (2, "ulysses-fa3")]
+
+
 def test_the_cases_of_a_code_are_counted_as_those_of_the_answer() -> None:
     records = [ok(case(1024 * n, direction=way), "sdpa", 300.0) for n in (1, 2) for way in ("fwd", "bwd")]
     shown = document(cells([run(records, device=device) for device in (H200, CPU)]))

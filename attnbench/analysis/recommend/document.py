@@ -53,6 +53,7 @@ from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Cell, machine_of, runs_of
 from attnbench.results.export_rows import CASE_COLUMNS, case_columns
 from attnbench.results.metrics import METRICS
+from attnbench.run.select import splits_sequences
 
 MOST_CODES = 8  # blocks of code; a reader wants those of a few cases, and JSON has all
 FEW_CODES, FEW_REASONS, FEW_CAUTIONS = 2, 4, 3  # on a screen
@@ -70,6 +71,10 @@ COLUMNS_OF_TABLE = (
 # Columns that a narrow terminal may leave out in the short form, the most needed first
 LESS_NEEDED = ("95 %", "alike with it", "batch", "heads", "default", "memory", "speed", "run")
 TEXT, WRAPPED = ("case", "use", "default", "alike with it"), ("use", "default", "alike with it")
+ON_ONE_DEVICE = (
+    "Nothing can be recommended: backends of several devices were measured on one device alone, where they are what "
+    "their scaling is compared with."
+)
 MORE = "What to doubt in the figures of a run: attnbench report FILE. How to read this: docs/recommend.md."
 
 
@@ -86,8 +91,9 @@ def document(
     `wanted` says which backends may be recommended; `file` is that of the run, where there is one. Without `every` its
     text is as short as a screen (most_telling.py); what it has for programs is complete.
     """
-    found = [step for model in models for step in model_problems(cells, model, tp, wanted)]
-    every_run = [*found, *problems(cells, wanted)]
+    usable = [cell for cell in cells if cell.case.ranks > 1 or not splits_sequences(cell.backend)]
+    found = [step for model in models for step in model_problems(usable, model, tp, wanted)]
+    every_run = [*found, *problems(usable, wanted)]
     found = problem_names.told_apart(answered_once(every_run))
     shown = [cell for cell in cells if wanted(cell.backend) or cell.backend in DEFAULTS]
     asked = Recommended(found, cells, models, tp, found, every_run, [file] if file else [])
@@ -99,7 +105,8 @@ def _document(asked: Recommended, cells: Sequence[Cell]) -> Document:
     """Return all that is to be said of some problems, from the cells of the backends that are shown."""
     found, runs = asked.problems, runs_of(cells)
     rows = [_row(problem) for problem in found]
-    answer = (*disturbed.doubt(runs), *_answer(found), *filter(None, [left_out(cells)]))
+    said = _answer(found) if found else [_nothing(cells)]
+    answer = (*disturbed.doubt(runs), *said, *filter(None, [left_out(cells)]))
     missing = tuple(reasons(cells))
     recommended = replace(asked, runs=runs)
     cautions = stated(CAUTIONS, recommended)
@@ -182,9 +189,12 @@ def _of_others(found: Sequence[Problem]) -> str:
     return f"{where}, of {count(len(answered), 'case')}: {_uses(answered, 4) or 'use none'}."
 
 
+def _nothing(cells: Sequence[Cell]) -> str:
+    """Return why there is nothing to choose from."""
+    return ON_ONE_DEVICE if any(splits_sequences(cell.backend) for cell in cells) else NOTHING_MEASURED
+
+
 def _answer(found: Sequence[Problem]) -> Iterator[str]:
-    if not found:
-        yield NOTHING_MEASURED
     several = len({problem.case.dtype for problem in found}) > 1  # which do not compete with each other
     groups = grouped(
         found, lambda p: (p.device, p.case.ranks, p.case.dtype if several else "", p.model, bool(p.special))
