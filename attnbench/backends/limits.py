@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attnbench.core import masks
-from attnbench.core.axes import AXES
+from attnbench.core.axes import AXES, OPTIONS
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 Capability = tuple[int, int]
 _SAID = {"sink": "attention sink", "alibi": "ALiBi"}
-# Axes of which nothing is to be known here, or is asked otherwise. Any other is refused without a limit of its name.
-_ELSEWHERE = ("layout", "data", "page_size", "cache_dtype", "append", "latent", "softmax_scale", "ranks", "step")
-_FEATURES = {name: axis for name, axis in AXES.items() if axis.is_extra and name not in _ELSEWHERE}
 
 
 @dataclass(frozen=True)
@@ -133,9 +130,9 @@ class Limits:
             return "no latent rows (MLA with absorbed weights)"
         if case.window_size != (None, None) and not self.window:
             return "no sliding window"
-        for name, axis in _FEATURES.items():
-            if axis.label(case) and not getattr(self, name, False):
-                return f"no {_SAID.get(name, axis.option)}"
+        for name in OPTIONS:
+            if AXES[name].label(case) and not getattr(self, name, False):
+                return f"no {_SAID.get(name, AXES[name].option)}"
         if case.mask and not self.masks:
             return "no masks by name"
         if masks.is_own(case.mask) and not self.own_masks:

@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attnbench.core.axes import AXES
+from attnbench.core.axes import AXES, OPTIONS
 from attnbench.core.case import Case
 
-_TOLD_BY_CALLS = ("layout", "data", "page_size", "cache_dtype", "append", "latent", "ranks", "step")  # axes
 LONG = 100  # characters of a line, from which on options have lines of their own
 # What the tensors are, before a call
 BSHD = "# q, k, v: (batch, seqlen, nheads, headdim)\n"
@@ -71,9 +70,9 @@ class Paste:
     def _options(self, case: Case) -> tuple[str, ...] | None:
         """Return the options of a case; None where it needs one that the implementation lacks."""
         needed = {
-            name.removeprefix("softmax_"): axis.of(case)
-            for name, axis in AXES.items()
-            if axis.is_extra and name not in _TOLD_BY_CALLS and axis.label(case)
+            name.removeprefix("softmax_"): AXES[name].of(case)
+            for name in (*OPTIONS, "softmax_scale")
+            if AXES[name].label(case)
         }
         mask = self._mask(case)
         if mask is None or case.mask or not all(getattr(self, name, "") for name in needed):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
+from attnbench.core.axes import AXES, OPTIONS, Axis
 from attnbench.core.backend import Backend
 from attnbench.core.case import DTYPES, Case, Shape
 from attnbench.core.errors import UserError, did_you_mean
@@ -86,8 +87,16 @@ _DECODE = {"causal": True, "seqlen_q": 1, "nheads_k": 4, "page_size": PAGE_SIZES
 _LATENT = {"latent": True, "nheads": 128, "nheads_k": 1, "headdim": 576, "headdim_v": 512, "scale": 192**-0.5}
 
 
-def _paged(name: str, **change: Any) -> Feature:
-    return Feature(name, PAGES, {**_DECODE, **change}, any_pages="page_size" not in change)
+def _paged(name: str, group: str = PAGES, **change: Any) -> Feature:
+    return Feature(name, group, {**_DECODE, **change}, any_pages="page_size" not in change)
+
+
+def _alone(axis: Axis) -> Feature:
+    """Return the feature of an axis for which an implementation needs an option."""
+    value, *_ = axis.parse(axis.examples[0])
+    return Feature(
+        "ALiBi" if axis.kind == "ALiBi" else axis.name, SCORES if axis.kind else "masks", {axis.field: value}
+    )
 
 
 FEATURES = (
@@ -100,23 +109,20 @@ FEATURES = (
     Feature("causal q>k", "masks", {"causal": True, "seqlen_k": 512}),
     Feature("window", "masks", {"causal": True, "window_size": (256, 0)}),
     Feature("window, both sides", "masks", {"window_size": (256, 256)}),
-    Feature("softcap", "masks", {"softcap": 30.0}),
-    Feature("dropout", "masks", {"dropout_p": 0.1}),
+    *(_alone(AXES[name]) for name in OPTIONS),
     Feature("GQA", "masks", {"nheads_k": 4}),
     Feature("MQA", "masks", {"nheads_k": 1}),
     Feature("q<k", "masks", {"seqlen_q": 512}),
     Feature("decode", "masks", {"seqlen_q": 1, "nheads_k": 4}),
-    Feature("sink", SCORES, {"sink": True}),
     Feature("sink causal", SCORES, {"sink": True, "causal": True}),
     Feature("sink window", SCORES, {"sink": True, "causal": True, "window_size": (128, 0)}),
     Feature("sink ragged", SCORES, {"sink": True, "causal": True, "lengths": _ALIKE}),
-    Feature("sink paged", SCORES, {**_DECODE, "sink": True}, any_pages=True),
-    Feature("sink paged q16", SCORES, {**_DECODE, "sink": True, "seqlen_q": 16}, any_pages=True),
-    Feature("ALiBi", SCORES, {"alibi": True}),
+    _paged("sink paged", SCORES, sink=True),
+    _paged("sink paged q16", SCORES, sink=True, seqlen_q=16),
     Feature("ALiBi causal", SCORES, {"alibi": True, "causal": True}),
     Feature("ALiBi q<k", SCORES, {"alibi": True, "causal": True, "seqlen_q": 512}),
     Feature("ALiBi ragged", SCORES, {"alibi": True, "causal": True, "lengths": _ALIKE}),
-    Feature("ALiBi paged", SCORES, {**_DECODE, "alibi": True}, any_pages=True),
+    _paged("ALiBi paged", SCORES, alibi=True),
     Feature("prefix:256", SCORES, {"mask": "prefix:256", "causal": True}),
     Feature("random:0.1", SCORES, {"mask": "random:0.1"}),
     Feature("ragged", "ragged batches", {"lengths": _ALIKE}),
