@@ -17,6 +17,12 @@ CACHES = "k_cache, v_cache: (pages, page_size, nheads_k, headdim)\n"
 PAGES = f"# q: (batch, seqlen_q, nheads, headdim); {CACHES}"
 PAGES_THD = f"# q: (total, nheads, headdim), one sequence after the other; {CACHES}"
 THD = "# q, k, v: (total, nheads, headdim), one sequence after the other\n"
+FLASH: dict[str, str] = {  # the options that flash-attn has, and what takes its names
+    "causal": "causal=True",
+    "window": "window_size=({left}, {right})",
+    "softcap": "softcap={softcap}",
+    "scale": "softmax_scale={scale}",
+}
 
 
 @dataclass(frozen=True)

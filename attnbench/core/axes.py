@@ -170,7 +170,6 @@ class Axis:
     columns: Mapping[str, Callable[[Case], Any]] = dataclasses.field(default_factory=dict)  # of tables, but for sizes
     is_extra: bool = False  # names of cases tell it where it is not as usual: "softcap 30"
     kind: str = ""  # what tables of what is supported say of cases of which `label` says something: "sinks"
-    told_by: str = ""  # the axis whose title tells this one too
     said: str = ""  # what suites and options call it, where that is not the name
     metavar: str = "SIZES"
     words: Sequence[str] = ()  # that a shell completes
@@ -204,7 +203,7 @@ def _field(name: str, help: str, one: str, field: str = "", **other: Any) -> Axi
     default, words = _FIELDS[field], other.get("words", ())
     of = attrgetter(field)
     made: dict[str, Any] = {"of": of, "value": of, "columns": {field: of}, "usual": default}
-    made |= {"label": partial(extra, name=name, field=field), "is_extra": not {"label", "told_by"} & {*other}}
+    made |= {"label": partial(extra, name=name, field=field), "is_extra": "label" not in other}
     if isinstance(default, bool):
         made |= {
             "switch": f"--{name}/--no-{name}",
@@ -305,7 +304,6 @@ _TABLE = (  # in the order of options and of columns
         "Key and value heads: fewer than --nheads is GQA.",
         attrgetter("shape.nheads_k"),
         label=_long_heads,
-        told_by="nheads",
         examples=("1", "4"),
     ),
     _field(
@@ -318,7 +316,7 @@ _TABLE = (  # in the order of options and of columns
         usual=None,
         pair="/",
         columns={"window_left": lambda c: c.window_size[0], "window_right": lambda c: c.window_size[1]},
-        told_by="causal",
+        is_extra=False,  # the title of causal tells it
         examples=("256", "0/256", "256/open"),
     ),
     _field(
@@ -369,7 +367,7 @@ _TABLE = (  # in the order of options and of columns
         words=(*masks.MASKS,),
         parser=masks.parse_masks,
         text=_or_none,
-        told_by="causal",
+        is_extra=False,  # the title of causal tells it
         examples=("prefix:64", "sink_tokens:4", "dilated", "random:0.1"),
         kind="masks by name",
     ),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
+from attnbench.core import gpus
 from attnbench.core.axes import AXES, OPTIONS, Axis
 from attnbench.core.backend import Backend
 from attnbench.core.case import DTYPES, Case, Shape
@@ -31,27 +32,7 @@ ARCHITECTURES: Mapping[str, tuple[int, int]] = {
     "Blackwell": (10, 0),
     "Blackwell RTX": (12, 0),
 }
-_TURING = ("2060", "2060 super", "2070", "2070 super", "2080", "2080 super", "2080 ti")
-_AMPERE = ("3050", "3060", "3060 ti", "3070", "3070 ti", "3080", "3080 ti", "3090", "3090 ti")
-_AMPERE_PRO = ("a2000", "a4000", "a4500", "a5000", "a5500", "a6000")
-_ADA = ("4060", "4060 ti", "4070", "4070 super", "4070 ti", "4070 ti super", "4080", "4080 super", "4090", "4090 d")
-_BLACKWELL = ("5060", "5060 ti", "5070", "5070 ti", "5080", "5090", "pro 6000")
-PRODUCTS: Mapping[str, tuple[int, int]] = {
-    **dict.fromkeys(("v100", "v100s"), (7, 0)),
-    **dict.fromkeys(("t4", "titan rtx", "quadro rtx 5000", "quadro rtx 6000", "quadro rtx 8000"), (7, 5)),
-    **dict.fromkeys((f"rtx {name}" for name in _TURING), (7, 5)),
-    **dict.fromkeys(("a100", "a30", "a800"), (8, 0)),
-    **dict.fromkeys(("a2", "a10", "a10g", "a40"), (8, 6)),
-    **dict.fromkeys((f"rtx {name}" for name in (*_AMPERE, *_AMPERE_PRO)), (8, 6)),
-    **dict.fromkeys(("l4", "l40", "l40s"), (8, 9)),
-    **dict.fromkeys((f"rtx {name}" for name in _ADA), (8, 9)),
-    **dict.fromkeys((f"rtx {name} ada" for name in ("2000", "4000", "4000 sff", "5000", "6000")), (8, 9)),
-    **dict.fromkeys(("h100", "h200", "h20", "h800", "gh200"), (9, 0)),
-    **dict.fromkeys(("b200", "gb200"), (10, 0)),
-    **dict.fromkeys(("b300", "gb300"), (10, 3)),
-    **dict.fromkeys((f"rtx {name}" for name in _BLACKWELL), (12, 0)),
-    "gb10": (12, 1),
-}
+PRODUCTS = {gpu.product.lower(): gpu.capability for gpu in gpus.GPUS if gpu.capability}
 CPU = Device("cpu", 0, "a CPU", 2**36, 2**36)
 
 

@@ -45,7 +45,7 @@ def host_of(events: Sequence[Any], device: str) -> dict[str, Any]:
 
 def kernels_of(events: Sequence[Any]) -> dict[str, Any]:
     """Return the fields of a GPU's timeline, of the events of one profiled call, and what the host did in it."""
-    ran = sorted((e for e in events if _ran_on_device(e)), key=lambda e: int(e.start_ns()))
+    ran = sorted((e for e in events if ran_on_device(e)), key=lambda e: int(e.start_ns()))
     since = ran[0].start_ns() if ran else 0
     times = [((e.start_ns() - since) / 1e9, (e.end_ns() - since) / 1e9) for e in ran]
     return {
@@ -78,13 +78,9 @@ def operators_of(events: Sequence[Any]) -> dict[str, Any]:
 def at_launch(events: Sequence[Any]) -> list[int]:
     """Return the bytes that were allocated when the host launched each kernel, in the order in which they ran."""
     times, sums = _running(events, "CUDA")
-    on_host = {
-        e.correlation_id(): e.start_ns()
-        for e in events
-        if not _is_on(e, "CUDA") and e.correlation_id() > 0 and e.name().startswith("cu")
-    }
+    on_host = launch_times(events)
     held, launched = [], 0
-    for event in sorted((e for e in events if _ran_on_device(e)), key=lambda e: int(e.start_ns())):
+    for event in sorted((e for e in events if ran_on_device(e)), key=lambda e: int(e.start_ns())):
         # a kernel without a host call of its own counts as launched with the kernel before it
         launched = on_host.get(event.correlation_id(), launched)
         before = bisect.bisect_right(times, launched)
@@ -130,19 +126,27 @@ def _wrapped(node: _Node) -> str:
 
 def range_of(events: Sequence[Any]) -> tuple[int, int]:
     """Return when the host began and ended the profiled call, in ns; an empty time where the profiler lost that."""
-    whole = next((e for e in events if e.name() == RANGE and _is_on(e, "CPU")), None)
+    whole = next((e for e in events if e.name() == RANGE and is_on(e, "CPU")), None)
     return (whole.start_ns(), whole.end_ns()) if whole else (0, -1)
 
 
 def _running(events: Sequence[Any], device: str) -> tuple[list[int], list[int]]:
     """Return the host times in ns at which a device's allocator was used, and the bytes allocated after each."""
-    used = sorted((e for e in events if e.name() == "[memory]" and _is_on(e, device)), key=lambda e: int(e.start_ns()))
+    used = sorted((e for e in events if e.name() == "[memory]" and is_on(e, device)), key=lambda e: int(e.start_ns()))
     return [e.start_ns() for e in used], list(itertools.accumulate(e.nbytes() for e in used))
 
 
-def _ran_on_device(event: Any) -> bool:
-    return _is_on(event, "CUDA") and not event.is_user_annotation() and event.duration_ns() > 0
+def launch_times(events: Sequence[Any]) -> dict[int, int]:
+    """Return correlation id -> when the host launched the work of that id, in ns."""
+    calls = (e for e in events if not is_on(e, "CUDA") and e.correlation_id() > 0 and e.name().startswith("cu"))
+    return {e.correlation_id(): e.start_ns() for e in calls}
 
 
-def _is_on(event: Any, device: str) -> bool:
+def ran_on_device(event: Any) -> bool:
+    """Whether an event is a kernel, copy or fill of a GPU."""
+    return is_on(event, "CUDA") and not event.is_user_annotation() and event.duration_ns() > 0
+
+
+def is_on(event: Any, device: str) -> bool:
+    """Whether an event is of the host ("CPU") or of a GPU ("CUDA")."""
     return str(event.device_type()) == f"DeviceType.{device}"

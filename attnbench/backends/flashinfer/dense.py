@@ -22,12 +22,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.flashinfer.paged import PAGED_HEADDIMS, WORKSPACE, Paged, sink_variant
+from attnbench.backends.flashinfer.paged import (
+    PAGED_HEADDIMS,
+    WORKSPACE,
+    Paged,
+    host_cu_seqlens,
+    scores_options,
+    sink_variant,
+)
 from attnbench.backends.flashinfer.sparse import prepare_sparse, sparse_refusal
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import PAGES_THD, THD, Paste
 from attnbench.backends.shared.masks import flash_window
-from attnbench.core.backend import Prepared, Unsupported, Workspace, cu_seqlens
+from attnbench.core.backend import Prepared, Unsupported, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -169,7 +176,9 @@ class FlashInfer(Paged):
     def _single(self, case: Case, inputs: Inputs) -> Prepared:
         from flashinfer import single_prefill_with_kv_cache
 
-        attention = functools.partial(single_prefill_with_kv_cache, backend=self.backend, **self._options(case))
+        attention = functools.partial(
+            single_prefill_with_kv_cache, backend=self.backend, causal=case.causal, **scores_options(case)
+        )
         return autograd_prepared(case, inputs, attention, "thd")
 
     def _batch(self, case: Case, device: torch.device) -> dict[str, Any]:
@@ -196,7 +205,8 @@ class FlashInfer(Paged):
                 q_data_type=like.dtype,
                 kv_data_type=like.dtype,
                 **self._batch(case, like.device),
-                **self._options(case),
+                causal=case.causal,
+                **scores_options(case),
             )
 
         plan()
@@ -210,15 +220,6 @@ class FlashInfer(Paged):
             return out
 
         return _with_copy(sink, autograd_prepared(case, inputs, call, "thd", plan=step))
-
-    def _options(self, case: Case) -> dict[str, Any]:
-        return {
-            "causal": case.causal,
-            "sm_scale": case.softmax_scale,
-            "window_left": flash_window(case)[0],
-            "logits_soft_cap": case.softcap or None,
-            "pos_encoding_mode": "ALIBI" if case.alibi else "NONE",
-        }
 
 
 class Fa2(FlashInfer):
@@ -405,13 +406,6 @@ def _trtllm_gen(case: Case, sink: Tensor | None, options: dict[str, Any]) -> Att
 def _with_copy(sink: Tensor | None, prepared: Prepared) -> Prepared:
     """Return a prepared call that reads this copy of the sink."""
     return prepared if sink is None else replace(prepared, reads={**prepared.reads, "sink": sink})
-
-
-def host_cu_seqlens(case: Case) -> tuple[Tensor, Tensor]:
-    """Return cu_seqlens_q and cu_seqlens_k of a case on the host."""
-    import torch
-
-    return cu_seqlens(case, torch.device("cpu"))
 
 
 def offsets(cu_seqlens: Tensor, each: int = 1) -> Tensor:

@@ -22,7 +22,6 @@ from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from attnbench.core.backend import Inputs
@@ -113,7 +112,7 @@ def _prefill(case: Case, inputs: Inputs, buffer: Tensor, backend: str, sink: Ten
     wrapper = BatchPrefillWithPagedKVCacheWrapper(buffer, "NHD", **options)
 
     def plan() -> None:
-        queries = cu_seqlens(case, _host())[0]
+        queries = host_cu_seqlens(case)[0]
         d = case.shape.headdim
         wrapper.plan(queries, *_pages(case, inputs), head_dim_qk=d, causal=case.causal, **_options(case, inputs))
 
@@ -152,7 +151,7 @@ def _latent(case: Case, inputs: Inputs, buffer: Tensor, backend: str) -> Call:
     operands = [t[..., part] for t in (rows, cache) for part in (slice(s.headdim_v), slice(s.headdim_v, None))]
 
     def plan() -> None:
-        queries, keys = cu_seqlens(case, _host())
+        queries, keys = host_cu_seqlens(case)
         indptr, indices, _ = _pages(case, inputs)
         wrapper.plan(
             *(queries, indptr, indices, keys.diff()),
@@ -183,19 +182,27 @@ def _options(case: Case, inputs: Inputs) -> dict[str, Any]:
         "num_qo_heads": case.shape.nheads,
         "num_kv_heads": case.shape.nheads_k,
         "page_size": case.page_size,
-        "window_left": flash_window(case)[0],
-        "logits_soft_cap": case.softcap or None,
-        "pos_encoding_mode": "ALIBI" if case.alibi else "NONE",
-        "sm_scale": case.softmax_scale,
+        **scores_options(case),
         "q_data_type": inputs.q.dtype,
         "kv_data_type": inputs.k.dtype,
     }
 
 
-def _host() -> torch.device:
+def scores_options(case: Case) -> dict[str, Any]:
+    """Return the arguments of every plan that say what becomes of scores."""
+    return {
+        "sm_scale": case.softmax_scale,
+        "window_left": flash_window(case)[0],
+        "logits_soft_cap": case.softcap or None,
+        "pos_encoding_mode": "ALIBI" if case.alibi else "NONE",
+    }
+
+
+def host_cu_seqlens(case: Case) -> tuple[Tensor, Tensor]:
+    """Return cu_seqlens_q and cu_seqlens_k of a case on the host."""
     import torch
 
-    return torch.device("cpu")
+    return cu_seqlens(case, torch.device("cpu"))
 
 
 def _pages(case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,7 +218,7 @@ def _pages(case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     own = torch.arange(table.shape[1]) < counts[:, None]
     indices = table.flatten()[own.flatten().nonzero().flatten().to(table.device)]
     indptr = torch.cat([torch.zeros(1, dtype=torch.int32), counts.cumsum(0, dtype=torch.int32)])
-    last = cu_seqlens(case, _host())[1].diff() - (counts - 1) * case.page_size
+    last = host_cu_seqlens(case)[1].diff() - (counts - 1) * case.page_size
     return indptr, indices, last
 
 
@@ -224,7 +231,7 @@ def _appender(case: Case, inputs: Inputs) -> Callable[[], None]:
 
     device = inputs.q.device
     indptr, indices, last = _pages(case, inputs)
-    starts_q, starts_k = cu_seqlens(case, _host())
+    starts_q, starts_k = host_cu_seqlens(case)
     number = starts_q.diff()
     sequence = torch.arange(len(number), dtype=torch.int32).repeat_interleave(number)
     shift = (starts_k.diff() - number - starts_q[:-1]).repeat_interleave(number)

@@ -16,7 +16,7 @@ tests/worker/test_ranks.py. Run on two H100s with torch 2.11, where the backward
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.pytorch.sdpa import SWITCHES
 from attnbench.backends.several_devices.base import RingAttention
@@ -33,16 +33,13 @@ if TYPE_CHECKING:
 class Ring(RingAttention):
     """Ring attention by torch's context parallel."""
 
-    method: ClassVar[str] = ""  # how keys and values go around, as torch's set_rotate_method takes it
-    kernel: ClassVar[str] = ""  # of SDPA, as in the backend's name
     order = "bhsd"
+    inner = ""
 
-    def __init__(self) -> None:
+    def __init__(self, method: str = "allgather", kernel: str = "flash") -> None:
+        """Take how keys and values go around, as torch's set_rotate_method has it, and the kernel of SDPA."""
+        self.method, self.kernel, self.inner = method, kernel, f"sdpa-{kernel}"
         self._entered = contextlib.ExitStack()
-
-    @property
-    def inner(self) -> str:
-        return f"sdpa-{self.kernel}"
 
     def cannot_split(self, case: Case, device: Device) -> str | None:
         s = case.shape
@@ -115,27 +112,3 @@ def _own_module() -> Any:
     with contextlib.suppress(ModuleNotFoundError):
         return importlib.import_module(f"{package}._context_parallel._attention")
     return importlib.import_module(f"{package}._attention")
-
-
-class AllgatherFlash(Ring):
-    name, method, kernel = "ring-allgather-flash", "allgather", "flash"
-
-
-class AllgatherCudnn(Ring):
-    name, method, kernel = "ring-allgather-cudnn", "allgather", "cudnn"
-
-
-class AllgatherEfficient(Ring):
-    name, method, kernel = "ring-allgather-efficient", "allgather", "efficient"
-
-
-class AlltoallFlash(Ring):
-    name, method, kernel = "ring-alltoall-flash", "alltoall", "flash"
-
-
-class AlltoallCudnn(Ring):
-    name, method, kernel = "ring-alltoall-cudnn", "alltoall", "cudnn"
-
-
-class AlltoallEfficient(Ring):
-    name, method, kernel = "ring-alltoall-efficient", "alltoall", "efficient"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.several_devices.base import RingAttention
 from attnbench.backends.transformer_engine.dot_product import call_module, dot_product_attention
@@ -34,9 +34,10 @@ class ContextParallel(RingAttention):
     """Transformer Engine's context parallel, by one of its kinds of communication."""
 
     inner = "transformer-engine-fused"
-    communication: ClassVar[str] = ""  # cp_comm_type
 
-    def __init__(self) -> None:
+    def __init__(self, communication: str = "p2p") -> None:
+        """Take Transformer Engine's cp_comm_type."""
+        self.communication = communication
         self._stream: Any = None
 
     def cannot_split(self, case: Case, device: Device) -> str | None:
@@ -121,18 +122,13 @@ class _Done:
         return True
 
 
-class RingP2p(ContextParallel):
-    name, communication = "ring-transformer-engine-p2p", "p2p"
-
-
-class RingAllgather(ContextParallel):
-    name, communication = "ring-transformer-engine-allgather", "all_gather"
-
-
 class Ulysses(ContextParallel):
     """Its all-to-all to parts of the heads, and back."""
 
-    name, communication = "ulysses-transformer-engine", "a2a"
+    name = "ulysses-transformer-engine"
+
+    def __init__(self) -> None:
+        super().__init__("a2a")
 
     def cannot_split(self, case: Case, device: Device) -> str | None:
         s = case.shape
