@@ -12,8 +12,7 @@ from attnbench.backends.base import autograd_prepared
 from attnbench.backends.gluon.backward_tiles import choose_backward_tiles, query_parts
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import BSHD, Paste
-from attnbench.backends.shared.libraries import OwnKernels, refusal_of_interpreter
-from attnbench.backends.triton.backend import padded_queries
+from attnbench.backends.shared.libraries import OwnKernels, padded_queries, refusal_of_interpreter
 from attnbench.core.backend import Prepared, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device

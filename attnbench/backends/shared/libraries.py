@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # replaces torch.
 UPGRADE, REINSTALL = "--upgrade", "--force-reinstall --no-deps --no-cache-dir"
 
+PADDING = 128  # queries; loading a block of at most so many then needs no mask
 
 # The call of flash-attn's function for variable lengths, as code
 VARLEN = (
@@ -103,6 +104,11 @@ class OwnKernels(Library):
     def _judged(self, version: str | None) -> Probe:
         found = super()._judged(version)
         return replace(found, version=version) if found.usable else found  # Triton's, without its name
+
+
+def padded_queries(seqlen_q: int) -> int:
+    """Return to how many queries the log-sum-exp and delta of a backward are padded: the next multiple of PADDING."""
+    return -(-seqlen_q // PADDING) * PADDING
 
 
 def is_interpreted() -> bool:

@@ -15,6 +15,7 @@ from attnbench.backends.paste import BSHD, FLASH, THD, Paste
 from attnbench.backends.shared.libraries import (
     OwnKernels,
     is_interpreted,
+    padded_queries,
     refusal_of_interpreter,
     refusal_when_interpreted,
 )
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from attnbench.backends.triton.named_mask import NamedMask
     from attnbench.core.backend import Inputs
 
-PADDING = 128  # queries; loading a block of at most so many then needs no mask
 MIN_CAPABILITY_FP8 = (8, 9)
 MAX_LATENT = 512  # headdim_v of latent rows
 # Keys whose dk and dv are in fp32 at most, where the query heads of a key head are split: 8 programs for each of 148
@@ -153,11 +153,6 @@ class Triton(OwnKernels):
         if mask is None:
             return autograd_prepared(case, inputs, dense, strided=True)
         return autograd_prepared(case, inputs, dense, strided=True, plan=mask.rebuild, pairs=lambda: mask.pairs)
-
-
-def padded_queries(seqlen_q: int) -> int:
-    """Return to how many queries the log-sum-exp and delta of a backward are padded: the next multiple of PADDING."""
-    return -(-seqlen_q // PADDING) * PADDING
 
 
 def _named_mask(case: Case, inputs: Inputs) -> NamedMask | None:

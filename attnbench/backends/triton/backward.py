@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnbench.backends.triton.backend import padded_queries
+from attnbench.backends.shared.libraries import padded_queries
 from attnbench.backends.triton.block_sizes import (
     Blocks,
     head_dim_constants,
