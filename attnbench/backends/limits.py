@@ -139,7 +139,7 @@ class Limits:
             return "no mask of one's own"
         if case.mask and case.has_backward and not self.masks_backward:
             return "masks by name are forward only"
-        unequal = case.shape.seqlen_q > 1 and any(of.seqlen_q != of.seqlen_k for of in case.sequences)
+        unequal = case.shape.seqlen_q > 1 and not case.has_equal_lengths
         if case.causal and unequal and not self.unequal_causal:  # a single query sees every key, if all are alone
             return "its causal mask is not bottom-right aligned when seqlen_q != seqlen_k"
         if has_empty_rows(case) and not self.empty_rows:

@@ -94,8 +94,7 @@ class Paste:
         if left is None and (right is None or alone):
             return self.full
         if left is None and case.causal:
-            equal = all(of.seqlen_q == of.seqlen_k for of in case.sequences)
-            return (self.causal if equal else self.unequal or self.causal) or None
+            return (self.causal if case.has_equal_lengths else self.unequal or self.causal) or None
         causal_only = "{right}" not in self.window
         if not self.window or (causal_only and not case.causal) or (left is None and "{keys}" in self.window):
             return None

@@ -456,7 +456,7 @@ def alibi_refusal(case: Case) -> str | None:
     """Return why cuDNN's ALiBi, with a causal mask aligned top-left alone, is not that of the case."""
     if not case.causal or case.shape.seqlen_q == 1:
         return "its ALiBi is causal only, with more queries than one"
-    return None if _alike(case) else "its ALiBi is aligned top-left, so that seqlen_q must equal seqlen_k"
+    return None if case.has_equal_lengths else "its ALiBi is aligned top-left, so that seqlen_q must equal seqlen_k"
 
 
 def backward_graph(
@@ -517,7 +517,7 @@ def mask_options(case: Case, cudnn: Any, prefix: str = "diagonal_band_") -> dict
     if left is None and right is None:
         return {}
     names = cudnn.diagonal_alignment
-    mask: dict[str, Any] = {"diagonal_alignment": names.TOP_LEFT if _alike(case) else names.BOTTOM_RIGHT}
+    mask: dict[str, Any] = {"diagonal_alignment": names.TOP_LEFT if case.has_equal_lengths else names.BOTTOM_RIGHT}
     if case.alibi:
         mask["use_alibi_mask"] = True
     if left is not None:
@@ -525,11 +525,6 @@ def mask_options(case: Case, cudnn: Any, prefix: str = "diagonal_band_") -> dict
     if right is not None:
         mask[f"{prefix}right_bound"] = right
     return mask
-
-
-def _alike(case: Case) -> bool:
-    """Return whether each sequence has as many queries as keys."""
-    return all(of.seqlen_q == of.seqlen_k for of in case.sequences)
 
 
 def _data_type(cudnn: Any, dtype: torch.dtype) -> Any:

@@ -26,7 +26,7 @@ def nested_refusal(case: Case) -> str | None:
         return None
     if case.shape.nheads != case.shape.nheads_k:
         return "SDPA of nested tensors has no grouped heads (nheads_k must equal nheads)"
-    if case.causal and case.shape.seqlen_q > 1 and any(of.seqlen_q != of.seqlen_k for of in case.sequences):
+    if case.causal and case.shape.seqlen_q > 1 and not case.has_equal_lengths:
         return "SDPA of nested tensors is causal for seqlen_q == seqlen_k in each sequence only"
     return None
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.pytorch.sdpa import SWITCHES
+from attnbench.backends.pytorch.sdpa import force
 from attnbench.backends.several_devices.base import RingAttention
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
@@ -54,11 +54,7 @@ class Ring(RingAttention):
         return None
 
     def prepare_rank(self, case: Case, inputs: Inputs) -> Prepared:
-        import torch
-
-        switch = "mem_efficient" if self.kernel == "efficient" else self.kernel
-        for name in SWITCHES:
-            getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == switch)
+        force("mem_efficient" if self.kernel == "efficient" else self.kernel)
         self._entered.close()  # of the last case
         module = _own_module()
         module.set_rotate_method(self.method)

@@ -118,21 +118,14 @@ def wrong_kernels(trace: StepTrace, backend: Backend, case: Case, device: Device
         if len(found) != layers:
             return f"attention ran {len(found)} times in the {what} of {layers} layers"
         of = replace(attention_of(case, 0), direction="fwd" if what == "forward" else "bwd")
-        signature = _signature(backend, of, device)
+        signature = backend.signature(of, device) if hasattr(backend, "signature") else Signature()
         for number, layer in enumerate(found):
             broken = kernel_rules.find_broken_rule(of, signature, [a.name for a in layer.activities])
-            if broken := broken or _low_share(signature, layer.activities, device):
+            if not broken and device.kind == "cuda":
+                broken = kernel_rules.find_low_share(signature, layer.activities)
+            if broken:
                 return f"{what} {number + 1} of {layers}: {broken}"
     return None
-
-
-def _signature(backend: Backend, of: Case, device: Device) -> Signature:
-    """Return what a backend declares of one direction. A backward may lack a kernel of its own on a CPU."""
-    return backend.signature(of, device) if hasattr(backend, "signature") else Signature()
-
-
-def _low_share(signature: Signature, activities: Sequence[Activity], device: Device) -> str | None:
-    return kernel_rules.find_low_share(signature, activities) if device.kind == "cuda" else None
 
 
 def _is_mark(event: Any) -> bool:
