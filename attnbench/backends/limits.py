@@ -34,7 +34,6 @@ class Limits:
     dropout: bool = False
     sink: bool = False  # a learnt logit of each head beside its scores
     masks: bool = False  # masks by name
-    masks_backward: bool = True
     own_masks: bool = False  # functions of one's own too
     alibi: bool = False  # scores that fall with the distance of query and key
     unequal_causal: bool = True  # its causal mask is aligned bottom-right when seqlen_q != seqlen_k
@@ -137,8 +136,6 @@ class Limits:
             return "no masks by name"
         if masks.is_own(case.mask) and not self.own_masks:
             return "no mask of one's own"
-        if case.mask and case.has_backward and not self.masks_backward:
-            return "masks by name are forward only"
         unequal = case.shape.seqlen_q > 1 and not case.has_equal_lengths
         if case.causal and unequal and not self.unequal_causal:  # a single query sees every key, if all are alone
             return "its causal mask is not bottom-right aligned when seqlen_q != seqlen_k"
