@@ -25,16 +25,18 @@ from attnbench.backends.base import autograd_prepared
 from attnbench.backends.flashinfer.paged import (
     PAGED_HEADDIMS,
     WORKSPACE,
-    Paged,
     host_cu_seqlens,
+    paged_refusal,
+    prepare_paged,
     scores_options,
     sink_variant,
 )
 from attnbench.backends.flashinfer.sparse import prepare_sparse, sparse_refusal
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import PAGES_THD, THD, Paste
+from attnbench.backends.shared.libraries import Library
 from attnbench.backends.shared.masks import flash_window
-from attnbench.core.backend import Prepared, Unsupported, Workspace
+from attnbench.core.backend import Prepared, Signature, Unsupported, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -114,7 +116,7 @@ out = trtllm_fmha_v2_prefill(  # on Hopper
 )"""
 
 
-class FlashInfer(Paged):
+class FlashInfer(Library):
     name = "flashinfer"
     paste = flashinfer_paste("auto")
     efficiency = 0.6
@@ -141,11 +143,14 @@ class FlashInfer(Paged):
     )
     forward_kernels = "PrefillWith\\w*KVCacheKernel"
     latent_kernels = "BatchMLAPage(d|Attention)"
+    tensor_cores = True  # of the decode wrapper
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if case.mask and self.backend == "fa3":
             return "its fa3 kernels take no mask of pairs"
-        if reason := super().unsupported(case, device):
+        if case.is_paged and not self.limits.page_sizes:
+            return "its calls for caches of pages are not wired up"
+        if reason := super().unsupported(case, device) or paged_refusal(case):
             return reason
         if case.mask:
             return sparse_refusal(case)
@@ -155,6 +160,10 @@ class FlashInfer(Paged):
             return "its kernels with an attention sink have no ALiBi"
         return None if case.window_size[1] is None or case.causal else "its window has no right side"
 
+    def signature(self, case: Case, device: Device) -> Signature:
+        found = super().signature(case, device)
+        return replace(found, runs=(self.latent_kernels,)) if case.latent else found
+
     def workspace(self, case: Case) -> Workspace:
         if case.mask:  # at most three masks of all pairs, of each sequence
             s = case.shape
@@ -163,7 +172,7 @@ class FlashInfer(Paged):
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         if case.is_paged:
-            return self.prepare_paged(case, inputs, tensor_cores=True)
+            return prepare_paged(case, inputs, self.backend, tensor_cores=self.tensor_cores)
         if case.mask:
             import torch
 
@@ -246,6 +255,7 @@ class Decode(FlashInfer):
     efficiency = 0.45
     limits: ClassVar = replace(FlashInfer.limits, headdim_pairs=PAGED_HEADDIMS, sink=False, masks=False, latent=False)
     forward_kernels = "BatchDecodeWithPagedKVCacheKernel"
+    tensor_cores = False
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := self.limits.refusal(case, device):
@@ -255,9 +265,6 @@ class Decode(FlashInfer):
         if (group := case.shape.nheads // case.shape.nheads_k) not in DECODE_GROUPS:
             return f"no {group} query heads on a key head, only {', '.join(map(str, DECODE_GROUPS))}"
         return super().unsupported(case, device)
-
-    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        return self.prepare_paged(case, inputs, tensor_cores=False)
 
 
 class Fa3(FlashInfer):

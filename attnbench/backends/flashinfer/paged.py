@@ -12,14 +12,11 @@ the strides of pages and rows (csrc/batch_mla_run.cu), so it gets views of the o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.shared.libraries import Library
 from attnbench.backends.shared.masks import flash_window
-from attnbench.core.backend import Prepared, Signature, cu_seqlens
+from attnbench.core.backend import Prepared, cu_seqlens
 from attnbench.core.case import Case
-from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,46 +28,31 @@ PAGED_HEADDIMS = ((64, 64), (128, 128), (256, 256))
 MLA_COLUMNS = (576, 512)  # of a row, and of these in v
 
 
-class Paged(Library):
-    """What every backend of FlashInfer does with caches of pages."""
+def prepare_paged(case: Case, inputs: Inputs, backend: str, *, tensor_cores: bool) -> Prepared:
+    """Return the call of a paged case; `tensor_cores` is the option of the decode wrapper."""
+    import torch
 
-    backend = "auto"
-    latent_kernels = ""
+    buffer = torch.zeros(WORKSPACE, dtype=torch.uint8, device=inputs.q.device)
+    reads: dict[str, Tensor] = {}
+    if case.latent:
+        call, plan = _latent(case, inputs, buffer, backend)
+    elif case.shape.seqlen_q == 1 and not case.sink:
+        call, plan = _decode(case, inputs, buffer, backend, tensor_cores)
+    else:
+        sink = None if inputs.sink is None else inputs.sink.float()
+        reads = {} if sink is None else {"sink": sink}
+        call, plan = _prefill(case, inputs, buffer, backend, sink)
+    plan()
+    append = _appender(case, inputs)
 
-    def unsupported(self, case: Case, device: Device) -> str | None:
-        if case.is_paged and self.limits and not self.limits.page_sizes:
-            return "its calls for caches of pages are not wired up"
-        return super().unsupported(case, device) or _refusal(case)
+    def launch() -> Tensor:
+        append()
+        return call()
 
-    def signature(self, case: Case, device: Device) -> Signature:
-        found = super().signature(case, device)
-        return replace(found, runs=(self.latent_kernels,)) if case.latent else found
-
-    def prepare_paged(self, case: Case, inputs: Inputs, *, tensor_cores: bool) -> Prepared:
-        """Return the call of a paged case; `tensor_cores` is the option of the decode wrapper."""
-        import torch
-
-        buffer = torch.zeros(WORKSPACE, dtype=torch.uint8, device=inputs.q.device)
-        reads: dict[str, Tensor] = {}
-        if case.latent:
-            call, plan = _latent(case, inputs, buffer, self.backend)
-        elif case.shape.seqlen_q == 1 and not case.sink:
-            call, plan = _decode(case, inputs, buffer, self.backend, tensor_cores)
-        else:
-            sink = None if inputs.sink is None else inputs.sink.float()
-            reads = {} if sink is None else {"sink": sink}
-            call, plan = _prefill(case, inputs, buffer, self.backend, sink)
-        plan()
-        append = _appender(case, inputs)
-
-        def launch() -> Tensor:
-            append()
-            return call()
-
-        return Prepared(launch, lambda out: {"out": out.view(*inputs.q.shape[:3], -1)}, plan=plan, reads=reads)
+    return Prepared(launch, lambda out: {"out": out.view(*inputs.q.shape[:3], -1)}, plan=plan, reads=reads)
 
 
-def _refusal(case: Case) -> str | None:
+def paged_refusal(case: Case) -> str | None:
     """Return why the wrappers for pages and latent rows, or kernels with a sink, cannot run a case, or None."""
     if case.sink and (case.softcap or case.cache_dtype != "same" or case.latent):
         return "an attention sink goes without softcap, fp8 caches and latent rows"
