@@ -20,14 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.pytorch.sdpa import force
 from attnbench.backends.several_devices.base import RingAttention
+from attnbench.core.attributes import other_attributes
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from attnbench.core.backend import Inputs
+    from attnbench.core.attributes import other_attributes
+from attnbench.core.backend import Inputs
 
 
 class Ring(RingAttention):
@@ -77,14 +79,8 @@ class Ring(RingAttention):
 
         return over_all_ranks
 
-    @contextlib.contextmanager
-    def nothing_moved(self) -> Iterator[None]:
-        module = _own_module()
-        usual, module._create_rotater = module._create_rotater, _NoRotation
-        try:
-            yield
-        finally:
-            module._create_rotater = usual
+    def nothing_moved(self) -> contextlib.AbstractContextManager[None]:
+        return other_attributes(_own_module(), _create_rotater=_NoRotation)
 
 
 class _NoRotation:

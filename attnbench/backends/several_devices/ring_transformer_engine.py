@@ -10,11 +10,12 @@ around in the backward is in the dtype of the inputs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.several_devices.base import RingAttention
 from attnbench.backends.transformer_engine.dot_product import call_module, dot_product_attention
+from attnbench.core.attributes import other_attributes
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -71,18 +72,10 @@ class ContextParallel(RingAttention):
         parts = (case.ranks - 1) * (inputs.k.nbytes + inputs.v.nbytes)
         return parts * (case.has_forward + 2 * case.has_backward)
 
-    @contextlib.contextmanager
-    def nothing_moved(self) -> Iterator[None]:
+    def nothing_moved(self) -> contextlib.AbstractContextManager[None]:
         import torch.distributed as dist
 
-        usual = {name: getattr(dist, name) for name in COMMUNICATION}
-        for name in COMMUNICATION:
-            setattr(dist, name, _nothing)
-        try:
-            yield
-        finally:
-            for name, function in usual.items():
-                setattr(dist, name, function)
+        return other_attributes(dist, **dict.fromkeys(COMMUNICATION, _nothing))
 
 
 def _kept_as_saved() -> contextlib.AbstractContextManager[Any]:
