@@ -44,7 +44,7 @@ _RINGS: Mapping[str, str] = {  # one sequence on several GPUs, keys and values g
     for kernel in ("flash", "cudnn", "efficient")
 } | {
     "ring-flash-attn": "attnbench.backends.several_devices.ring_flash_attn:RingFlashAttention",
-    "ring-transformer-engine-p2p": f"{_TE}:ContextParallel",
+    "ring-transformer-engine-p2p": f"{_TE}:ContextParallel[communication=p2p]",
     "ring-transformer-engine-allgather": f"{_TE}:ContextParallel[communication=all_gather]",
     "ulysses-transformer-engine": f"{_TE}:Ulysses",
 }
