@@ -37,15 +37,16 @@ _STEPS: Mapping[str, str] = {  # steps of a whole model
     "flex_attention": "Flex",
 }
 STEPS = tuple(f"step-{name}" for name in _STEPS)
+_TE = "attnbench.backends.several_devices.ring_transformer_engine"
 _RINGS: Mapping[str, str] = {  # one sequence on several GPUs, keys and values going around
-    f"ring-{method}-{kernel}": f"attnbench.backends.several_devices.ring:{method.title()}{kernel.title()}"
+    f"ring-{method}-{kernel}": f"attnbench.backends.several_devices.ring:Ring[method={method};kernel={kernel}]"
     for method in ("allgather", "alltoall")
     for kernel in ("flash", "cudnn", "efficient")
 } | {
     "ring-flash-attn": "attnbench.backends.several_devices.ring_flash_attn:RingFlashAttention",
-    "ring-transformer-engine-p2p": "attnbench.backends.several_devices.ring_transformer_engine:RingP2p",
-    "ring-transformer-engine-allgather": "attnbench.backends.several_devices.ring_transformer_engine:RingAllgather",
-    "ulysses-transformer-engine": "attnbench.backends.several_devices.ring_transformer_engine:Ulysses",
+    "ring-transformer-engine-p2p": f"{_TE}:ContextParallel[communication=p2p]",
+    "ring-transformer-engine-allgather": f"{_TE}:ContextParallel[communication=all_gather]",
+    "ulysses-transformer-engine": f"{_TE}:Ulysses",
 }
 ULYSSES = "ulysses-"  # before a backend's name: that backend on several GPUs, with an all-to-all to parts of the heads
 _ULYSSES = tuple(  # tried on GPUs; others of one device are taken too

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import Paste
@@ -127,19 +126,30 @@ def autograd_prepared(
     dense tensor on the device.
     """
     call = _Call(case, inputs, fn, order, strided)
-    prepared = partial(Prepared, reads=call.reads, plan=plan, pairs=pairs)
     if not case.has_backward:
-        return prepared(call.forward, lambda out: {"out": call.view(call.dense(out))})
+        canonical = lambda out: {"out": call.view(call.dense(out))}  # noqa: E731
+        return Prepared(call.forward, canonical, reads=call.reads, plan=plan, pairs=pairs)
     call.take_dout(inputs.dout)
+    return backward_prepared(case, call.forward, call.gradients, call.named, reads=call.reads, plan=plan, pairs=pairs)
+
+
+def backward_prepared(
+    case: Case, forward: Callable[[], Any], gradients: Callable[..., tuple[Any, ...]], named: Any, **others: Any
+) -> Prepared:
+    """Return the prepared call of a case that has a backward, alone or with the forward.
+
+    `gradients` takes what `forward` returns, and `keep`: whether it will be asked for the same once more. `named` takes
+    that and the gradients, and returns the results by name. `others` are fields of Prepared.
+    """
     if case.direction == "fwd_bwd":
 
-        def both() -> tuple[Tensor, ...]:
-            out = call.forward()
-            return (out, *call.gradients(out, keep=False))
+        def both() -> tuple[Any, ...]:
+            out = forward()
+            return (out, *gradients(out, keep=False))
 
-        return prepared(both, lambda raw: call.named(*raw), call.forward)
-    out = call.forward()  # every timed backward runs over this one graph
-    return prepared(lambda: call.gradients(out, keep=True), lambda raw: call.named(out, *raw), call.forward)
+        return Prepared(both, lambda raw: named(*raw), forward, **others)
+    out = forward()  # every timed backward runs over this one graph
+    return Prepared(lambda: gradients(out, keep=True), lambda raw: named(out, *raw), forward, **others)
 
 
 class _Call:

@@ -15,7 +15,7 @@ import math
 import os
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnbench.backends.base import BackendBase
 from attnbench.core.backend import Prepared, Probe, Simulation, Unsupported
@@ -97,7 +97,7 @@ class Fake(BackendBase):
         if case.has_backward:
             memory["memory_saved"] = out
         simulation = Simulation(lambda: self.now, accuracy, memory, share, computing)
-        return Prepared(launch, _nothing, simulation=simulation, moved=moved)
+        return Prepared(launch, lambda _: {}, simulation=simulation, moved=moved)
 
     def fail(self, fault: str) -> None:
         """Fail as ATTNBENCH_FAKE says: raise an error, or end or block the process for crash and hang."""
@@ -121,7 +121,3 @@ def busy_with_others() -> float | None:
 
 def _entries() -> list[str]:
     return [*filter(None, os.environ.get("ATTNBENCH_FAKE", "").replace(" ", ",").split(","))]
-
-
-def _nothing(_: Any) -> dict[str, Any]:
-    return {}

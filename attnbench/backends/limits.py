@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attnbench.core import masks
-from attnbench.core.axes import AXES
+from attnbench.core.axes import AXES, OPTIONS
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 Capability = tuple[int, int]
 _SAID = {"sink": "attention sink", "alibi": "ALiBi"}
-# Axes of which nothing is to be known here, or is asked otherwise. Any other is refused without a limit of its name.
-_ELSEWHERE = ("layout", "data", "page_size", "cache_dtype", "append", "latent", "softmax_scale", "ranks", "step")
-_FEATURES = {name: axis for name, axis in AXES.items() if axis.is_extra and name not in _ELSEWHERE}
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,6 @@ class Limits:
     dropout: bool = False
     sink: bool = False  # a learnt logit of each head beside its scores
     masks: bool = False  # masks by name
-    masks_backward: bool = True
     own_masks: bool = False  # functions of one's own too
     alibi: bool = False  # scores that fall with the distance of query and key
     unequal_causal: bool = True  # its causal mask is aligned bottom-right when seqlen_q != seqlen_k
@@ -133,16 +129,14 @@ class Limits:
             return "no latent rows (MLA with absorbed weights)"
         if case.window_size != (None, None) and not self.window:
             return "no sliding window"
-        for name, axis in _FEATURES.items():
-            if axis.label(case) and not getattr(self, name, False):
-                return f"no {_SAID.get(name, axis.option)}"
+        for name in OPTIONS:
+            if AXES[name].label(case) and not getattr(self, name, False):
+                return f"no {_SAID.get(name, AXES[name].option)}"
         if case.mask and not self.masks:
             return "no masks by name"
         if masks.is_own(case.mask) and not self.own_masks:
             return "no mask of one's own"
-        if case.mask and case.has_backward and not self.masks_backward:
-            return "masks by name are forward only"
-        unequal = case.shape.seqlen_q > 1 and any(of.seqlen_q != of.seqlen_k for of in case.sequences)
+        unequal = case.shape.seqlen_q > 1 and not case.has_equal_lengths
         if case.causal and unequal and not self.unequal_causal:  # a single query sees every key, if all are alone
             return "its causal mask is not bottom-right aligned when seqlen_q != seqlen_k"
         if has_empty_rows(case) and not self.empty_rows:

@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attnbench.core.axes import AXES
+from attnbench.core.axes import AXES, OPTIONS
 from attnbench.core.case import Case
 
-_TOLD_BY_CALLS = ("layout", "data", "page_size", "cache_dtype", "append", "latent", "ranks", "step")  # axes
 LONG = 100  # characters of a line, from which on options have lines of their own
 # What the tensors are, before a call
 BSHD = "# q, k, v: (batch, seqlen, nheads, headdim)\n"
@@ -18,6 +17,12 @@ CACHES = "k_cache, v_cache: (pages, page_size, nheads_k, headdim)\n"
 PAGES = f"# q: (batch, seqlen_q, nheads, headdim); {CACHES}"
 PAGES_THD = f"# q: (total, nheads, headdim), one sequence after the other; {CACHES}"
 THD = "# q, k, v: (total, nheads, headdim), one sequence after the other\n"
+FLASH: dict[str, str] = {  # the options that flash-attn has, and what takes its names
+    "causal": "causal=True",
+    "window": "window_size=({left}, {right})",
+    "softcap": "softcap={softcap}",
+    "scale": "softmax_scale={scale}",
+}
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,9 @@ class Paste:
     def _options(self, case: Case) -> tuple[str, ...] | None:
         """Return the options of a case; None where it needs one that the implementation lacks."""
         needed = {
-            name.removeprefix("softmax_"): axis.of(case)
-            for name, axis in AXES.items()
-            if axis.is_extra and name not in _TOLD_BY_CALLS and axis.label(case)
+            name.removeprefix("softmax_"): AXES[name].of(case)
+            for name in (*OPTIONS, "softmax_scale")
+            if AXES[name].label(case)
         }
         mask = self._mask(case)
         if mask is None or case.mask or not all(getattr(self, name, "") for name in needed):
@@ -89,8 +94,7 @@ class Paste:
         if left is None and (right is None or alone):
             return self.full
         if left is None and case.causal:
-            equal = all(of.seqlen_q == of.seqlen_k for of in case.sequences)
-            return (self.causal if equal else self.unequal or self.causal) or None
+            return (self.causal if case.has_equal_lengths else self.unequal or self.causal) or None
         causal_only = "{right}" not in self.window
         if not self.window or (causal_only and not case.causal) or (left is None and "{keys}" in self.window):
             return None

@@ -169,7 +169,7 @@ class Axis:
     field: str = ""  # of Case; "" for a size of its shape
     columns: Mapping[str, Callable[[Case], Any]] = dataclasses.field(default_factory=dict)  # of tables, but for sizes
     is_extra: bool = False  # names of cases tell it where it is not as usual: "softcap 30"
-    told_by: str = ""  # the axis whose title tells this one too
+    kind: str = ""  # what tables of what is supported say of cases of which `label` says something: "sinks"
     said: str = ""  # what suites and options call it, where that is not the name
     metavar: str = "SIZES"
     words: Sequence[str] = ()  # that a shell completes
@@ -203,7 +203,7 @@ def _field(name: str, help: str, one: str, field: str = "", **other: Any) -> Axi
     default, words = _FIELDS[field], other.get("words", ())
     of = attrgetter(field)
     made: dict[str, Any] = {"of": of, "value": of, "columns": {field: of}, "usual": default}
-    made |= {"label": partial(extra, name=name, field=field), "is_extra": not {"label", "told_by"} & {*other}}
+    made |= {"label": partial(extra, name=name, field=field), "is_extra": "label" not in other}
     if isinstance(default, bool):
         made |= {
             "switch": f"--{name}/--no-{name}",
@@ -304,7 +304,6 @@ _TABLE = (  # in the order of options and of columns
         "Key and value heads: fewer than --nheads is GQA.",
         attrgetter("shape.nheads_k"),
         label=_long_heads,
-        told_by="nheads",
         examples=("1", "4"),
     ),
     _field(
@@ -317,7 +316,7 @@ _TABLE = (  # in the order of options and of columns
         usual=None,
         pair="/",
         columns={"window_left": lambda c: c.window_size[0], "window_right": lambda c: c.window_size[1]},
-        told_by="causal",
+        is_extra=False,  # the title of causal tells it
         examples=("256", "0/256", "256/open"),
     ),
     _field(
@@ -352,11 +351,13 @@ _TABLE = (  # in the order of options and of columns
         "sink",
         "An attention sink: a learnt logit of each head joins the softmax (gpt-oss).",
         "A learnt logit of each head joins the softmax.",
+        kind="sinks",
     ),
     _field(
         "alibi",
         "ALiBi: scores fall with the distance of query and key, by a slope a head.",
         "Scores fall with distance, by a slope of each head.",
+        kind="ALiBi",
     ),
     _field(
         "mask",
@@ -366,8 +367,9 @@ _TABLE = (  # in the order of options and of columns
         words=(*masks.MASKS,),
         parser=masks.parse_masks,
         text=_or_none,
-        told_by="causal",
+        is_extra=False,  # the title of causal tells it
         examples=("prefix:64", "sink_tokens:4", "dilated", "random:0.1"),
+        kind="masks by name",
     ),
     _field(
         "page_size",
@@ -377,12 +379,14 @@ _TABLE = (  # in the order of options and of columns
         parser=parse_page_sizes,
         text=_or_none,
         examples=("16",),
+        kind="pages",
     ),
     _field(
         "cache_dtype",
         "The numbers of that cache: same (as q), fp8 (e4m3, with one factor each for k and v).",
         "Of that cache: same (as q), fp8.",
         words=CACHE_DTYPES,
+        kind="fp8 pages",
     ),
     _field(
         "append",
@@ -394,6 +398,7 @@ _TABLE = (  # in the order of options and of columns
         "MLA with absorbed weights: all query heads share one row per token, and v is its first part. By default "
         "DeepSeek-V3's: --headdim 576-512 --nheads 128 --softmax-scale 0.0722.",
         "MLA with absorbed weights, DeepSeek-V3's sizes.",
+        kind="MLA",
     ),
     _field(
         "softmax_scale",
@@ -418,6 +423,7 @@ _TABLE = (  # in the order of options and of columns
         value=pattern,
         label=pattern,
         examples=("uniform", "longtail/ascending", "4k+2*1k", "2q2k_32q1s16k"),
+        kind="ragged batches",
     ),
     _field(
         "ranks",
@@ -439,9 +445,13 @@ _TABLE = (  # in the order of options and of columns
         is_extra=True,
         has_option=False,  # `attnbench step` has options of its own
         examples=("prefill tiny 2/2 arch=llama hidden=512 intermediate=1024 vocab=1024",),
+        kind="step",
     ),
 )
 AXES: Mapping[str, Axis] = {axis.name: axis for axis in _TABLE}
 EXTRAS = tuple(
     sorted((axis.name for axis in _TABLE if axis.is_extra), key=lambda name: [*_FIELDS].index(AXES[name].field))
 )
+# Extras for which an implementation needs an option, each with a limit of its name; the others it takes in other ways.
+_WITHOUT_OPTION = ("layout", "data", "page_size", "cache_dtype", "append", "latent", "softmax_scale", "ranks", "step")
+OPTIONS = tuple(name for name in EXTRAS if name not in _WITHOUT_OPTION)

@@ -185,6 +185,11 @@ class Case:
         """Whether its sequences have the same number of queries."""
         return len({of.seqlen_q for of in self.sequences}) == 1
 
+    @property
+    def has_equal_lengths(self) -> bool:
+        """Whether each of its sequences has as many queries as keys."""
+        return all(of.seqlen_q == of.seqlen_k for of in self.sequences)
+
     @cached_property
     def extent(self) -> Shape:
         """The sizes of the tensors: `shape`, or one batch entry that holds all sequences of a ragged batch."""

@@ -1,7 +1,8 @@
-"""The limits of this process's control groups, of version 1 or 2, its own and those above it (Linux).
+"""The memory of the machine, and the limits of this process's control groups, its own and those above it (Linux).
 
-`cgroup` is the text of /proc/self/cgroup: "0::/path" for version 2, "4:cpu,cpuacct:/path" for version 1. In a container
-the path is often that of the host, and the limits stand at the root.
+Control groups are of version 1 or 2. `cgroup` is the text of /proc/self/cgroup: "0::/path" for version 2,
+"4:cpu,cpuacct:/path" for version 1. In a container the path is often that of the host, and the limits stand at the
+root.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-OWN = Path("/proc/self/cgroup")
+PROC, OWN = Path("/proc"), Path("/proc/self/cgroup")
 # "high" slows a process down until it is of no use; "hierarchical" stands in memory.stat of version 1 for the strictest
 # limit of all levels, of which a container may see its own alone
 _LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes", "hierarchical_memory_limit")
@@ -42,6 +43,15 @@ def free_memory(cgroup: str | None = None, root: Path = ROOT) -> int | None:
             cache = sum(known.get(f"total_{name}", known.get(name, 0)) for name in _CACHE)  # version 1 has both
             free.append(max(0, min(limits) - max(0, used[0] - cache)))
     return min(free, default=None)
+
+
+def machine_free() -> int | None:
+    """Return the bytes that the whole machine could give without swapping (Linux); None if unknown."""
+    try:
+        lines = dict(line.split(":") for line in (read_text(PROC / "meminfo") or "").splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (KeyError, ValueError, IndexError):
+        return None
 
 
 def read_text(path: Path) -> str | None:

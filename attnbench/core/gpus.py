@@ -32,6 +32,7 @@ The table is gpus.json. "gpus" has one object a product:
     name             the product
     pattern          regular expression for the whole name that the driver reports; in "GH200 480GB" the size is that of
                      the CPU's memory
+    capability       major and minor; absent for AMD's
     tflops           dtype -> TFLOP/s
     bandwidth        GB/s
     memory           nominal GiB; absent where no other product and no MIG slice reports the same name
@@ -63,6 +64,12 @@ class Gpu:
     memory: tuple[int, int] | None  # bytes, least and most: distinguishes variants of one name, and MIG slices
     multiprocessors: int  # enabled SMs (compute units on AMD); 0 where unknown
     flop_per_clock: Mapping[str, int]  # dtype -> FLOP of one multiprocessor in one cycle
+    capability: tuple[int, int] | None
+
+    @property
+    def product(self) -> str:
+        """The name without what tells its variants: "RTX PRO 6000" of "RTX PRO 6000 Server"."""
+        return re.sub(r" (SXM2?|PCIe|NVL|\d+GB|Workstation|Max-Q|Server)\b", "", self.name)
 
 
 @cache
@@ -108,6 +115,7 @@ def _gpu(entry: Mapping[str, Any], sources: Mapping[str, str]) -> Gpu:
         memory=_memory_range(entry["memory"]) if "memory" in entry else None,
         multiprocessors=entry.get("multiprocessors", 0),
         flop_per_clock=entry.get("flop_per_clock", {}),
+        capability=tuple(entry["capability"]) if "capability" in entry else None,
     )
 
 

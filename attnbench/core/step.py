@@ -34,7 +34,6 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 Architecture = Literal["llama", "mistral", "qwen3", "gemma2", "gpt_oss", "deepseek_v3"]
 ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
 MOST_LAYERS, LARGEST = 10_000, 2**48  # of a model; of any size
-PUBLISHED_IN = ("arch", "hidden", "intermediate", "vocab")  # the sizes that any model has
 WEIGHTS = 8 * 10**9  # bytes of weights, by which layers are cut where --layers does not say how many
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnbench.core.axes import AXES
 from attnbench.core.case import Case
 from attnbench.core.text import listed
 
@@ -27,18 +28,8 @@ class Trial:
 
 def features(case: Case) -> tuple[str, ...]:
     """Return what a case has beyond a plain dense one, or DENSE. Window, softcap and head dims do not count."""
-    named = {
-        "step": bool(case.step),
-        "fp8": case.dtype == "fp8",
-        "ragged batches": case.is_ragged,
-        "pages": case.is_paged,
-        "fp8 pages": case.cache_dtype == "fp8",
-        "MLA": case.latent,
-        "sinks": case.sink,
-        "ALiBi": case.alibi,
-        "masks by name": bool(case.mask),
-    }
-    return tuple(name for name, has in named.items() if has) or (DENSE,)
+    fp8 = ("fp8",) if case.dtype == "fp8" else ()
+    return (*fp8, *(axis.kind for axis in AXES.values() if axis.kind and axis.label(case))) or (DENSE,)
 
 
 @functools.cache

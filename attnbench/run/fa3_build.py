@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from attnbench.core import cgroups
 from attnbench.core.checkout import without_repository
 from attnbench.core.errors import UserError
 
@@ -129,9 +130,5 @@ def _is_toolkit(home: Path) -> bool:
 def _jobs() -> int:
     """Return how many compilations may run at a time: one a core, as far as memory suffices."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 1
-    return max(1, min(cores, int(free / BYTES_A_JOB)))
+    free = cgroups.machine_free()
+    return 1 if free is None else max(1, min(cores, int(free / BYTES_A_JOB)))

@@ -74,7 +74,7 @@ def _axes(cases: Collection[Case]) -> Iterator[str]:
     written["tokens"] = [format_size(n) for n in tokens]
     by_tokens = len(written["batch"]) > 1 and len(tokens) == 1
     names = ["dtype", "seqlen", "tokens" if by_tokens else "batch", "nheads", "headdim"]
-    if queries := {case.shape.seqlen_q for case in cases if _has_fewer_queries(case)}:
+    if queries := {case.shape.seqlen_q for case in cases if not case.has_equal_lengths}:
         queries |= {case.shape.seqlen_q for case in cases if not case.is_ragged}
         written["seqlen_q"] = [format_size(n) for n in sorted(queries)]
         names.append("seqlen_q")
@@ -95,11 +95,6 @@ def _lengths(lengths: Lengths) -> str:
     """Return the lengths of a batch as --lengths takes them."""
     text = describe(lengths) if lengths else "none"
     return text if is_pattern(text) or not lengths else spell(lengths)
-
-
-def _has_fewer_queries(case: Case) -> bool:
-    """Return whether a sequence has another number of queries than of keys."""
-    return any(of.seqlen_q != of.seqlen_k for of in case.sequences)
 
 
 def _steps(cases: Collection[Case]) -> Iterator[str]:

@@ -28,14 +28,14 @@ def code(run: Run, backend: str, case: Case) -> str:
 def may_use(backend: str, spec: str | None, library: str, *, gpu: bool = True) -> bool:
     """Return whether another version of a library may move the figures of a backend.
 
-    A backend that does not ship with attnbench may use any library. A library that none names (triton) compiles kernels
-    for GPUs, for whichever backend asks torch for that; without a GPU (`gpu`) it moves none. `spec` is the backend's
-    "module:object"; None where it is not known, as of a saved baseline.
+    A backend that does not ship with attnbench may use any library. Triton compiles kernels for GPUs, for whichever
+    backend asks torch for that, and so may a library that none names; without a GPU (`gpu`) they move none. `spec` is
+    the backend's "module:object"; None where it is not known, as of a saved baseline.
     """
     if not _ships(backend, spec):
         return True
     users = _users(library)
-    return backend in users if users else gpu
+    return backend in users if users and library != "triton" else gpu
 
 
 def _ships(backend: str, spec: str | None) -> bool:

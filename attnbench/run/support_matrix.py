@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
+from attnbench.core import gpus
+from attnbench.core.axes import AXES, OPTIONS, Axis
 from attnbench.core.backend import Backend
 from attnbench.core.case import DTYPES, Case, Shape
 from attnbench.core.errors import UserError, did_you_mean
@@ -30,27 +32,7 @@ ARCHITECTURES: Mapping[str, tuple[int, int]] = {
     "Blackwell": (10, 0),
     "Blackwell RTX": (12, 0),
 }
-_TURING = ("2060", "2060 super", "2070", "2070 super", "2080", "2080 super", "2080 ti")
-_AMPERE = ("3050", "3060", "3060 ti", "3070", "3070 ti", "3080", "3080 ti", "3090", "3090 ti")
-_AMPERE_PRO = ("a2000", "a4000", "a4500", "a5000", "a5500", "a6000")
-_ADA = ("4060", "4060 ti", "4070", "4070 super", "4070 ti", "4070 ti super", "4080", "4080 super", "4090", "4090 d")
-_BLACKWELL = ("5060", "5060 ti", "5070", "5070 ti", "5080", "5090", "pro 6000")
-PRODUCTS: Mapping[str, tuple[int, int]] = {
-    **dict.fromkeys(("v100", "v100s"), (7, 0)),
-    **dict.fromkeys(("t4", "titan rtx", "quadro rtx 5000", "quadro rtx 6000", "quadro rtx 8000"), (7, 5)),
-    **dict.fromkeys((f"rtx {name}" for name in _TURING), (7, 5)),
-    **dict.fromkeys(("a100", "a30", "a800"), (8, 0)),
-    **dict.fromkeys(("a2", "a10", "a10g", "a40"), (8, 6)),
-    **dict.fromkeys((f"rtx {name}" for name in (*_AMPERE, *_AMPERE_PRO)), (8, 6)),
-    **dict.fromkeys(("l4", "l40", "l40s"), (8, 9)),
-    **dict.fromkeys((f"rtx {name}" for name in _ADA), (8, 9)),
-    **dict.fromkeys((f"rtx {name} ada" for name in ("2000", "4000", "4000 sff", "5000", "6000")), (8, 9)),
-    **dict.fromkeys(("h100", "h200", "h20", "h800", "gh200"), (9, 0)),
-    **dict.fromkeys(("b200", "gb200"), (10, 0)),
-    **dict.fromkeys(("b300", "gb300"), (10, 3)),
-    **dict.fromkeys((f"rtx {name}" for name in _BLACKWELL), (12, 0)),
-    "gb10": (12, 1),
-}
+PRODUCTS = {gpu.product.lower(): gpu.capability for gpu in gpus.GPUS if gpu.capability}
 CPU = Device("cpu", 0, "a CPU", 2**36, 2**36)
 
 
@@ -86,8 +68,16 @@ _DECODE = {"causal": True, "seqlen_q": 1, "nheads_k": 4, "page_size": PAGE_SIZES
 _LATENT = {"latent": True, "nheads": 128, "nheads_k": 1, "headdim": 576, "headdim_v": 512, "scale": 192**-0.5}
 
 
-def _paged(name: str, **change: Any) -> Feature:
-    return Feature(name, PAGES, {**_DECODE, **change}, any_pages="page_size" not in change)
+def _paged(name: str, group: str = PAGES, **change: Any) -> Feature:
+    return Feature(name, group, {**_DECODE, **change}, any_pages="page_size" not in change)
+
+
+def _alone(axis: Axis) -> Feature:
+    """Return the feature of an axis for which an implementation needs an option."""
+    value, *_ = axis.parse(axis.examples[0])
+    return Feature(
+        "ALiBi" if axis.kind == "ALiBi" else axis.name, SCORES if axis.kind else "masks", {axis.field: value}
+    )
 
 
 FEATURES = (
@@ -100,23 +90,20 @@ FEATURES = (
     Feature("causal q>k", "masks", {"causal": True, "seqlen_k": 512}),
     Feature("window", "masks", {"causal": True, "window_size": (256, 0)}),
     Feature("window, both sides", "masks", {"window_size": (256, 256)}),
-    Feature("softcap", "masks", {"softcap": 30.0}),
-    Feature("dropout", "masks", {"dropout_p": 0.1}),
+    *(_alone(AXES[name]) for name in OPTIONS),
     Feature("GQA", "masks", {"nheads_k": 4}),
     Feature("MQA", "masks", {"nheads_k": 1}),
     Feature("q<k", "masks", {"seqlen_q": 512}),
     Feature("decode", "masks", {"seqlen_q": 1, "nheads_k": 4}),
-    Feature("sink", SCORES, {"sink": True}),
     Feature("sink causal", SCORES, {"sink": True, "causal": True}),
     Feature("sink window", SCORES, {"sink": True, "causal": True, "window_size": (128, 0)}),
     Feature("sink ragged", SCORES, {"sink": True, "causal": True, "lengths": _ALIKE}),
-    Feature("sink paged", SCORES, {**_DECODE, "sink": True}, any_pages=True),
-    Feature("sink paged q16", SCORES, {**_DECODE, "sink": True, "seqlen_q": 16}, any_pages=True),
-    Feature("ALiBi", SCORES, {"alibi": True}),
+    _paged("sink paged", SCORES, sink=True),
+    _paged("sink paged q16", SCORES, sink=True, seqlen_q=16),
     Feature("ALiBi causal", SCORES, {"alibi": True, "causal": True}),
     Feature("ALiBi q<k", SCORES, {"alibi": True, "causal": True, "seqlen_q": 512}),
     Feature("ALiBi ragged", SCORES, {"alibi": True, "causal": True, "lengths": _ALIKE}),
-    Feature("ALiBi paged", SCORES, {**_DECODE, "alibi": True}, any_pages=True),
+    _paged("ALiBi paged", SCORES, alibi=True),
     Feature("prefix:256", SCORES, {"mask": "prefix:256", "causal": True}),
     Feature("random:0.1", SCORES, {"mask": "random:0.1"}),
     Feature("ragged", "ragged batches", {"lengths": _ALIKE}),

@@ -30,7 +30,7 @@ PACKAGES = (
 )
 FAKE_MEMORY = 80 * 2**30  # bytes of the simulated device
 FAKE_RATES = {"bf16": 800e12, "fp16": 800e12, "fp32": 50e12, "fp8": 1600e12}  # FLOP/s
-PROC, CACHES = Path("/proc"), Path("/sys/devices/system/cpu/cpu0/cache")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 # Environment variables that change figures: of compilers and libraries, of memory and of how threads wait; not where
 # files are and what is logged. Those of _OF_GPUS change nothing on a CPU.
 _OF_ALL = (
@@ -126,7 +126,7 @@ def _environment(device: Device, torch: str) -> Environment:
         attnbench=__version__,
         git=commit,
         branch=branch,
-        packages=_packages(),
+        packages={name: found for name in PACKAGES if (found := installed_version((name,)))},
         variables=_variables(device.kind),
     )
 
@@ -294,26 +294,12 @@ def last_level_cache() -> int | None:
 
 def host_free() -> int | None:
     """Return the bytes that can be allocated without swapping, within a container's limit (Linux); None if unknown."""
-    free, limit = machine_free(), cgroups.free_memory()
+    free, limit = cgroups.machine_free(), cgroups.free_memory()
     return free if free is None or limit is None else min(free, limit)
 
 
-def machine_free() -> int | None:
-    """Return the bytes that the whole machine could give without swapping (Linux); None if unknown."""
-    try:
-        lines = dict(line.split(":") for line in (cgroups.read_text(PROC / "meminfo") or "").splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (KeyError, ValueError, IndexError):
-        return None
-
-
 def _cpu_name() -> str:
-    named = re.search(r"(?m)^model name[ \t]*:[ \t]*(\S.*)", cgroups.read_text(PROC / "cpuinfo") or "")
+    named = re.search(r"(?m)^model name[ \t]*:[ \t]*(\S.*)", cgroups.read_text(cgroups.PROC / "cpuinfo") or "")
     if named:
         return f"{named[1].strip()} ({os.cpu_count()} cores)"
     return f"{platform.processor() or platform.machine()} ({os.cpu_count()} cores)"
-
-
-def _packages() -> dict[str, str]:
-    """Return the versions of the packages in PACKAGES that are installed."""
-    return {name: version for name in PACKAGES if (version := installed_version((name,)))}

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core import stats
+from attnbench.core.attributes import other_attributes
 from attnbench.worker.measure import cuda_graph, l2_cache
 from attnbench.worker.measure.nvml import LIMITS, GpuState, quantity, running_processes
 from attnbench.worker.measure.sampling import do_nothing
@@ -102,14 +103,10 @@ def _instrument_facts(measurer: CellMeasurer) -> dict[str, Any]:
     device, l2_bytes, bandwidth = measurer.device, measurer.l2_bytes, measurer.bandwidth
 
     def by_events(timer: Any) -> dict[str, Any]:
-        before = timer.before
-        try:
-            found: dict[str, Any] = {"seconds": stats.median(timer.samples(touch, SAMPLES))}
-            for promise, ahead in (("cold", measurer.flush), ("warm", do_nothing)):
-                timer.before = ahead
+        found: dict[str, Any] = {"seconds": stats.median(timer.samples(touch, SAMPLES))}
+        for promise, ahead in (("cold", measurer.flush), ("warm", do_nothing)):
+            with other_attributes(timer, before=ahead):
                 found[f"l2_{promise}"] = l2_cache.observed_state(timer, device, l2_bytes)
-        finally:
-            timer.before = before
         return found
 
     def by_graph() -> dict[str, Any]:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from attnbench.core import cgroups
 from attnbench.core.sizes import format_bytes
-from attnbench.worker.environment import machine_free
 from attnbench.worker.measure.memory import status_bytes
 
 SHARE = 0.9  # of the memory that is free now: the rest of the machine must go on
@@ -36,7 +35,7 @@ def cap_of_a_job(memory: int | None = None, ranks: int = 1) -> Cap | None:
     """
     caps = [] if memory is None else [Cap(memory, "the memory that was asked for")]
     for free, what in (
-        (machine_free(), "the memory that was free"),
+        (cgroups.machine_free(), "the memory that was free"),
         (cgroups.free_memory(), "what the memory limit of the control group (cgroup) left"),
     ):
         if free is not None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from time import perf_counter  # own names, which no kernel can replace
 from typing import TYPE_CHECKING, Any
 
+from attnbench.core.attributes import other_attributes
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy
@@ -57,13 +58,12 @@ def _kept_results(
     They are copies where they do. Without the forward in a call, all have the output of one.
     """
     timer, kept = instruments.timer, deque[Any](maxlen=count)
-    before, timer.before = timer.before, do_nothing
 
     def keep(made: Callable[[], Any]) -> None:
         while len(kept) < count:
             timer.samples(lambda: kept.append(made()), count)
 
-    try:
+    with other_attributes(timer, before=do_nothing):
         keep(launch)
         named = [prepared.canonical(raw) for raw in kept]
         made = [tensor for results in named for name, tensor in results.items() if forward or name != "out"]
@@ -72,8 +72,6 @@ def _kept_results(
             kept.clear()
             keep(lambda: {name: tensor.clone() for name, tensor in prepared.canonical(launch()).items()})
             named = list(kept)
-    finally:
-        timer.before = before
     return named, shared
 
 

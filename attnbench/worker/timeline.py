@@ -3,19 +3,29 @@
 Torch's allocators report each block that they hand out or take back to the profiler, with the host's time. On a CPU
 that is the call's time. On a GPU memory is reused in stream order, so a kernel runs with what was allocated when the
 host launched it: that sum is matched, kernel by kernel, to the traced call.
+
+A call that waits for the device cannot be launched ahead of it, and no CUDA graph can hold it. It waits where it reads
+a result (`tensor.item()`, a mask made of it, a copy to the host) or asks for it. A wait has the name of torch's
+operator that reads, else of the operator in which the runtime waits, else of the runtime's call. On a CPU nothing
+waits, and only what reads is seen. Allocations go to torch's caching allocator; what it must take from the driver waits
+too.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnbench.worker.host_work import host_work
-
 RANGE = "attnbench.call"
+READS = re.compile(r"aten::(_local_scalar_dense|nonzero|masked_select|_?unique\w*|equal)$")
+WAITS = re.compile(r"(cuda|hip)(Device|Stream|Event)Synchronize$|(cuda|hip)Memcpy$|cuCtxSynchronize$")
+LAUNCHES = re.compile(r"(cuda|hip|cu)(Module)?(Launch|GraphLaunch)")
+DRIVER = re.compile(r"(cuda|hip)(Malloc|Free|HostAlloc)")
 WRAPPER_SHARE = 0.8  # an operator that spends this share of its time in one other operator is a wrapper of it
 
 
@@ -39,13 +49,44 @@ def session(launch: Callable[[], Any], *, on_cuda: bool) -> tuple[Any, list[Any]
 
 
 def host_of(events: Sequence[Any], device: str) -> dict[str, Any]:
-    """Return what the host did in the profiled call (host_work.py)."""
-    return host_work(events, *range_of(events), device)
+    """Return the fields of a run.profile HostWork; `device` is "CPU" or "CUDA", whose allocations count."""
+    since, until = range_of(events)
+    inside = [e for e in events if since <= e.start_ns() <= until]
+    on_host = [e for e in inside if is_on(e, "CPU") and e.name() != "[memory]"]
+    used = [e for e in inside if e.name() == "[memory]" and is_on(e, device)]
+    taken = [e.nbytes() for e in used if e.nbytes() > 0]
+    operators = [e for e in on_host if "::" in e.name() and not e.name().startswith("autograd::")]
+    return {
+        "operators": len(operators),
+        "launches": sum(bool(LAUNCHES.match(e.name())) for e in on_host),
+        "waits": dict(Counter(_waits(on_host, operators))),
+        "allocations": len(taken),
+        "allocated": sum(taken),
+        "from_driver": sum(bool(DRIVER.match(e.name())) for e in on_host),
+    }
+
+
+def _waits(on_host: Sequence[Any], operators: Sequence[Any]) -> list[str]:
+    """Return the name of each wait; one within another that is named does not count again."""
+    reads = [e for e in operators if READS.match(e.name())]
+    outermost = [e for e in reads if not any(_holds(other, e) for other in reads if other is not e)]
+    names = [e.name() for e in outermost]
+    for wait in (e for e in on_host if WAITS.match(e.name())):
+        if not any(_holds(read, wait) for read in outermost):
+            holding = [e for e in operators if _holds(e, wait)]
+            names.append(min(holding, key=lambda e: e.end_ns() - e.start_ns(), default=wait).name())
+    return names
+
+
+def _holds(outer: Any, inner: Any) -> bool:
+    """Whether one event of a thread lies within another."""
+    same = outer.start_thread_id() == inner.start_thread_id()
+    return same and bool(outer.start_ns() <= inner.start_ns() and inner.end_ns() <= outer.end_ns())
 
 
 def kernels_of(events: Sequence[Any]) -> dict[str, Any]:
     """Return the fields of a GPU's timeline, of the events of one profiled call, and what the host did in it."""
-    ran = sorted((e for e in events if _ran_on_device(e)), key=lambda e: int(e.start_ns()))
+    ran = sorted((e for e in events if ran_on_device(e)), key=lambda e: int(e.start_ns()))
     since = ran[0].start_ns() if ran else 0
     times = [((e.start_ns() - since) / 1e9, (e.end_ns() - since) / 1e9) for e in ran]
     return {
@@ -78,13 +119,9 @@ def operators_of(events: Sequence[Any]) -> dict[str, Any]:
 def at_launch(events: Sequence[Any]) -> list[int]:
     """Return the bytes that were allocated when the host launched each kernel, in the order in which they ran."""
     times, sums = _running(events, "CUDA")
-    on_host = {
-        e.correlation_id(): e.start_ns()
-        for e in events
-        if not _is_on(e, "CUDA") and e.correlation_id() > 0 and e.name().startswith("cu")
-    }
+    on_host = launch_times(events)
     held, launched = [], 0
-    for event in sorted((e for e in events if _ran_on_device(e)), key=lambda e: int(e.start_ns())):
+    for event in sorted((e for e in events if ran_on_device(e)), key=lambda e: int(e.start_ns())):
         # a kernel without a host call of its own counts as launched with the kernel before it
         launched = on_host.get(event.correlation_id(), launched)
         before = bisect.bisect_right(times, launched)
@@ -130,19 +167,27 @@ def _wrapped(node: _Node) -> str:
 
 def range_of(events: Sequence[Any]) -> tuple[int, int]:
     """Return when the host began and ended the profiled call, in ns; an empty time where the profiler lost that."""
-    whole = next((e for e in events if e.name() == RANGE and _is_on(e, "CPU")), None)
+    whole = next((e for e in events if e.name() == RANGE and is_on(e, "CPU")), None)
     return (whole.start_ns(), whole.end_ns()) if whole else (0, -1)
 
 
 def _running(events: Sequence[Any], device: str) -> tuple[list[int], list[int]]:
     """Return the host times in ns at which a device's allocator was used, and the bytes allocated after each."""
-    used = sorted((e for e in events if e.name() == "[memory]" and _is_on(e, device)), key=lambda e: int(e.start_ns()))
+    used = sorted((e for e in events if e.name() == "[memory]" and is_on(e, device)), key=lambda e: int(e.start_ns()))
     return [e.start_ns() for e in used], list(itertools.accumulate(e.nbytes() for e in used))
 
 
-def _ran_on_device(event: Any) -> bool:
-    return _is_on(event, "CUDA") and not event.is_user_annotation() and event.duration_ns() > 0
+def launch_times(events: Sequence[Any]) -> dict[int, int]:
+    """Return correlation id -> when the host launched the work of that id, in ns."""
+    calls = (e for e in events if not is_on(e, "CUDA") and e.correlation_id() > 0 and e.name().startswith("cu"))
+    return {e.correlation_id(): e.start_ns() for e in calls}
 
 
-def _is_on(event: Any, device: str) -> bool:
+def ran_on_device(event: Any) -> bool:
+    """Whether an event is a kernel, copy or fill of a GPU."""
+    return is_on(event, "CUDA") and not event.is_user_annotation() and event.duration_ns() > 0
+
+
+def is_on(event: Any, device: str) -> bool:
+    """Whether an event is of the host ("CPU") or of a GPU ("CUDA")."""
     return str(event.device_type()) == f"DeviceType.{device}"

@@ -191,4 +191,4 @@ def test_the_interpreter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_old_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     monkeypatch.setattr(libraries, "installed_version", lambda _: "3.5.1")
-    assert "3.6 or newer, this is 3.5.1" in str(Gluon().installed())
+    assert "triton 3.5.1 is older than 3.6" in str(Gluon().installed())

@@ -94,12 +94,18 @@ INSTEAD = {"SDPBackend", "sdpa_kernel", "AutoModelForCausalLM", "create_block_ma
 
 
 def _identifiers(module: str) -> set[str]:
-    """The names that the code of a backend's module uses, other than in text."""
+    """The names that the code of a backend's module uses, and of those of its library's folder that it imports from.
+
+    What is in text does not count.
+    """
     path = Path(__file__).parents[2] / f"{module.replace('.', '/')}.py"
     if not module.startswith("attnbench.backends"):
         return set()
     nodes = list(ast.walk(ast.parse(path.read_text())))
-    found = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    found = {alias.name for node in imports for alias in node.names}
+    beside = {node.module for node in imports if f"{node.module}".startswith("attnbench.backends.flashinfer.")}
+    found = found.union(*(_identifiers(f"{other}") for other in beside))
     return found | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 

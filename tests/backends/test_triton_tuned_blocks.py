@@ -102,21 +102,6 @@ def test_the_folder_of_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert tuned_blocks.cache_file() == tmp_path / "y" / "triton-blocks.json"
 
 
-def test_print_and_clear(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("ATTNBENCH_CACHE_DIR", str(tmp_path))
-    tuned_blocks.save_choice(
-        tuned_blocks.cache_file(), "sm_120 triton-3.6.0 fwd 128 128", B, {"128x64x8x3": 1e-3, "64x64x4x2": 2e-3}
-    )
-    assert tuned_blocks.main([]) == 0
-    said = capsys.readouterr().out
-    assert "1 choices" in said
-    assert "stages 128x64x8x3; tried 128x64x8x3 1000 us, 64x64x4x2 2000 us" in said
-    assert tuned_blocks.main(["--clear"]) == 0
-    assert not tuned_blocks.cache_file().exists()
-    assert tuned_blocks.main(["--clear"]) == 0
-    assert tuned_blocks.main(["--what"]) == 2
-
-
 def test_a_gpu_without_a_measured_row_is_timed_only_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("triton")
     from attnbench.backends.triton import block_sizes as config

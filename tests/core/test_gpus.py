@@ -189,7 +189,7 @@ def test_names_are_unique():
 def test_the_file_has_known_fields_and_no_source_that_nothing_cites():
     table = json.loads(Path(gpus.__file__).with_name("gpus.json").read_text(encoding="utf-8"))
     fields = {"name": str, "pattern": str, "tflops": dict, "bandwidth": int, "source": str}
-    optional = {"memory": int, "multiprocessors": int, "flop_per_clock": dict}
+    optional = {"memory": int, "multiprocessors": int, "flop_per_clock": dict, "capability": list}
     for entry in table["gpus"]:
         assert set(fields) <= set(entry) <= {*fields, *optional}, entry["name"]
         assert all(isinstance(value, {**fields, **optional}[name]) for name, value in entry.items()), entry["name"]

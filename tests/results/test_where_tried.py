@@ -60,4 +60,4 @@ def test_what_is_shown() -> None:
     assert "AMD EPYC" in text("eager")
     assert "dense" in right_on_gpus("eager")
     assert all(one.forward or one.backward for of in trials().values() for one in of)
-    assert features(replace(DENSE, lengths=((1, 8, 8), (1, 64, 64)), alibi=True)) == ("ragged batches", "ALiBi")
+    assert features(replace(DENSE, lengths=((1, 8, 8), (1, 64, 64)), alibi=True)) == ("ALiBi", "ragged batches")

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from attnbench.backends import BACKENDS, SEVERAL
+from attnbench.core.axes import AXES
 from attnbench.core.errors import UserError
 from attnbench.core.record import Record, Run
 from attnbench.results import run_file, where_tried
@@ -24,7 +25,7 @@ from attnbench.results.where_tried import features
 RESULTS = Path(__file__).parents[2] / "results"
 TABLE = Path(where_tried.__file__).with_suffix(".json")
 Found = tuple[str, str, str, str, str]  # backend, device, version, pass, feature
-ORDER = ("dense", "step", "fp8", "ragged batches", "pages", "fp8 pages", "MLA", "sinks", "ALiBi", "masks by name")
+ORDER = ("dense", "fp8", *(axis.kind for axis in AXES.values() if axis.kind))
 
 
 def version(run: Run, record: Record) -> str:

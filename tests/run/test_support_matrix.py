@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,11 +128,10 @@ def test_gpus_by_name_architecture_and_capability() -> None:
 
 
 def test_every_nvidia_gpu_on_file_has_a_capability() -> None:
-    nvidia = [gpu.name for gpu in gpus.GPUS if not gpu.name.startswith("MI")]
+    nvidia = [gpu for gpu in gpus.GPUS if not gpu.name.startswith("MI")]
     assert len(nvidia) > 20
-    for name in nvidia:
-        product = re.sub(r" (SXM2?|PCIe|NVL|\d+GB|Workstation|Max-Q|Server)\b", "", name)
-        assert named_device(product).capability, product
+    assert all(named_device(gpu.product).capability == gpu.capability for gpu in nvidia)
+    assert named_device("rtx pro 6000").capability == (12, 0)
 
 
 def test_all_backends_on_all_architectures() -> None:

@@ -23,17 +23,14 @@ DTYPES = {
     "FLOAT": torch.float32,
     "FP8_E4M3": torch.float8_e4m3fn,
     "FP8_E5M2": torch.float8_e5m2,
-    "UINT8": torch.uint8,
     "INT32": torch.int32,
     "INT64": torch.int64,
 }
 LARGEST_E5M2 = 57344
-TILE = 128  # queries and keys of a bit of a block mask
 
 data_type = enum.Enum("data_type", list(DTYPES))
 heur_mode = enum.Enum("heur_mode", ["A", "B", "FALLBACK"])
 diagonal_alignment = enum.Enum("diagonal_alignment", ["TOP_LEFT", "BOTTOM_RIGHT"])
-attention_implementation = enum.Enum("attention_implementation", ["AUTO", "COMPOSITE", "UNIFIED"])
 
 
 class cudnnGraphNotSupportedError(RuntimeError):  # noqa: N801
@@ -73,7 +70,7 @@ MASK = (
     "use_padding_mask=False, seq_len_q=None, seq_len_kv=None, use_alibi_mask=False, sink_token=None"
 )
 MASK_FP8 = "attn_scale=None, diagonal_alignment=None, left_bound=None, right_bound=None"
-ABSENT = ("seq_len_q", "paged_attention_k_table", "sink_token", "dSink_token", "block_mask", "implementation")
+ABSENT = ("seq_len_q", "paged_attention_k_table", "sink_token", "dSink_token")
 ABSENT += ("use_alibi_mask", "max_total_seq_len_q", "stats", "descale_q", "generate_stats")
 
 
@@ -102,7 +99,7 @@ class pygraph:  # noqa: N801
     )
     sdpa = function(
         f"self, q, k, v, *, is_inference=None, {MASK}, paged_attention_k_table=None, paged_attention_v_table=None, "
-        "paged_attention_max_seq_len_kv=None, block_mask=None, implementation=None, name='', generate_stats=None",
+        "paged_attention_max_seq_len_kv=None, name='', generate_stats=None",
         _add,
     )
     sdpa_backward = function(
@@ -138,7 +135,7 @@ class pygraph:  # noqa: N801
         """Return what the frontend wants of a graph, by its messages."""
         node, bottom_right = self.node, self.node.diagonal_alignment is diagonal_alignment.BOTTOM_RIGHT
         (batch, heads, rows, _), keys, ragged = node.q.dim, node.k.dim[2], node.q.ragged_offset is not None
-        padded, tables, tiles = node.seq_len_q is not None, node.paged_attention_k_table, node.block_mask
+        padded, tables = node.seq_len_q is not None, node.paged_attention_k_table
         sinks = [symbol for symbol in (node.sink_token, node.dSink_token) if symbol is not None]
         rules = {
             "Ragged offsets are only supported with padding mask.": not ragged or padded,
@@ -157,13 +154,6 @@ class pygraph:  # noqa: N801
         if tables is not None:
             pages = -(-node.paged_attention_max_seq_len_kv // keys)
             rules["Paged cache load: block table size"] = tables.dim == [batch, 1, pages, 1]
-        if tiles is not None:
-            rules["Composite SDPA node doesn't support Block_mask input"] = (
-                node.implementation is attention_implementation.UNIFIED
-            )
-            rules["requires cuDNN 9.21.0"] = node.left is None and node.right is None and not sinks
-            rows, keys = -(-rows // TILE), -(-keys // TILE)
-            rules["block_mask"] = tiles.dim == [batch, heads, rows, -(-keys // 8)]
         return rules
 
     def get_workspace_size(self) -> int:
@@ -178,11 +168,6 @@ class pygraph:  # noqa: N801
         options["bottom_right"] = node.diagonal_alignment is diagonal_alignment.BOTTOM_RIGHT
         if node.use_alibi_mask:
             options |= {"slopes": alibi_slopes(node.q.dim[1]), "signed": True}
-        if node.block_mask is not None:
-            bits = (tensor_dict[node.block_mask][..., None] >> torch.arange(8)) & 1
-            kept = bits.flatten(-2).repeat_interleave(TILE, 2).repeat_interleave(TILE, 3)
-            hidden = kept[:, :, : node.q.dim[2], : node.k.dim[2]] == 0
-            options["change"] = lambda scores: scores.masked_fill(hidden, float("-inf"))
         if node.sink_token is not None:
             options["sink"] = tensor_dict[node.sink_token].flatten()
         for views in self._sequences(tensor_dict):
@@ -286,7 +271,6 @@ def version_1_32() -> dict[str, ModuleType]:
         "data_type": data_type,
         "heur_mode": heur_mode,
         "diagonal_alignment": diagonal_alignment,
-        "attention_implementation": attention_implementation,
         "pygraph": pygraph,
         "create_handle": lambda: SimpleNamespace(stream=None),
         "set_stream": lambda handle, stream: setattr(handle, "stream", stream),

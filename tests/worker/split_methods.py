@@ -12,7 +12,8 @@ import torch.distributed as dist
 from attnbench.backends.pytorch import sdpa
 from attnbench.backends.several_devices import ulysses
 from attnbench.backends.several_devices.base import SeveralDevices
-from attnbench.backends.several_devices.ring import AllgatherFlash, _own_module
+from attnbench.backends.several_devices.ring import Ring as TorchRing
+from attnbench.backends.several_devices.ring import _own_module
 from attnbench.core import split_sequence
 from attnbench.core.backend import Prepared, Probe, Signature
 from attnbench.core.record import Accuracy
@@ -72,7 +73,7 @@ class GatheredKeys(SeveralDevices):
         return Prepared(launch, lambda out: {"out": out})
 
 
-class Ring(AllgatherFlash):
+class Ring(TorchRing):
     """torch's ring with SDPA's kernel for CPUs, forward only, in the place of the public call, which has none."""
 
     def cannot_split(self, case: Any, device: Any) -> str | None:
@@ -88,7 +89,8 @@ class Ring(AllgatherFlash):
 
 
 class RingAlltoall(Ring):
-    method = "alltoall"
+    def __init__(self) -> None:
+        super().__init__("alltoall")
 
 
 class Ulysses(ulysses.Ulysses):

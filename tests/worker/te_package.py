@@ -79,8 +79,8 @@ sys.modules["transformer_engine.pytorch"].__dict__["DotProductAttention"] = DotP
 class OnACpu(ring_transformer_engine.ContextParallel):
     inner = "sdpa"
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *communication: str) -> None:
+        super().__init__(*communication)
         self._stream = object()  # there are none on a CPU
 
     def probe(self) -> Probe:
@@ -93,7 +93,7 @@ class OnACpu(ring_transformer_engine.ContextParallel):
         return Signature()
 
 
-class P2p(OnACpu, ring_transformer_engine.RingP2p):
+class P2p(OnACpu):
     name = "te-p2p"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from attnbench.worker.host_work import host_work
+from attnbench.worker.timeline import RANGE, host_of
 
 
 def event(name: str, at: int, nbytes: int = 0, device: str = "CPU", until: int = 0) -> Any:
@@ -21,6 +21,7 @@ def event(name: str, at: int, nbytes: int = 0, device: str = "CPU", until: int =
 
 
 CALL = [
+    event(RANGE, 0, until=100),
     event("aten::empty", 10),
     event("[memory]", 11, 4096, "CUDA"),
     event("[memory]", 12, 64),
@@ -34,7 +35,7 @@ CALL = [
 
 
 def test_a_call_that_does_not_wait() -> None:
-    found = host_work(CALL, 0, 100, "CUDA")
+    found = host_of(CALL, "CUDA")
     assert found == {
         "operators": 2,
         "launches": 2,
@@ -46,7 +47,7 @@ def test_a_call_that_does_not_wait() -> None:
 
 
 def waits(*events: Any) -> dict[str, int]:
-    found: dict[str, int] = host_work([*CALL, *events], 0, 100, "CUDA")["waits"]
+    found: dict[str, int] = host_of([*CALL, *events], "CUDA")["waits"]
     return found
 
 
@@ -82,5 +83,5 @@ def test_a_wait_without_an_operator_has_the_runtimes_name() -> None:
 
 def test_what_comes_after_the_call_does_not_count() -> None:
     events = [*CALL, event("cudaDeviceSynchronize", 101), event("cudaMalloc", 50), event("[memory]", 102, 1, "CUDA")]
-    found = host_work(events, 0, 100, "CUDA")
+    found = host_of(events, "CUDA")
     assert (found["waits"], found["from_driver"], found["allocations"]) == ({}, 1, 1)

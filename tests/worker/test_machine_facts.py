@@ -97,7 +97,7 @@ def test_facts_of_a_cpu_that_cannot_be_read_are_left_out(
     for strange in (tmp_path / "index1/size", tmp_path / "cpuinfo", tmp_path / "meminfo"):
         strange.mkdir() if content is None else strange.write_bytes(content)
     monkeypatch.setattr(environment, "CACHES", tmp_path)
-    monkeypatch.setattr(environment, "PROC", tmp_path)
+    monkeypatch.setattr(environment.cgroups, "PROC", tmp_path)
     assert environment.last_level_cache() == 2**15
     assert environment.host_free() is None
     found = environment.describe("cpu", with_torch=False)

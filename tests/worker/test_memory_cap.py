@@ -55,7 +55,7 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job
 from attnbench.worker import memory_cap
 from attnbench.worker.serve import Worker
-memory_cap.machine_free = lambda: 2**27
+memory_cap.cgroups.machine_free = lambda: 2**27
 device = Device("cpu", 0, "CPU", 2**40, 2**40, matmul={"fp32": 1e10}, copy=1e10)
 for name in sys.argv[2:]:
     worker = Worker()
@@ -92,7 +92,7 @@ def test_a_kernel_that_takes_all_memory(tmp_path: Path) -> None:
 def test_the_tightest_limit_in_force_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     group = "90% of what the memory limit of the control group (cgroup) left"
     monkeypatch.setattr(cgroups, "free_memory", lambda: None)
-    monkeypatch.setattr(memory_cap, "machine_free", lambda: 10**9)
+    monkeypatch.setattr(memory_cap.cgroups, "machine_free", lambda: 10**9)
     assert memory_cap.cap_of_a_job() == (9 * 10**8, "90% of the memory that was free")
     assert memory_cap.cap_of_a_job(ranks=2) == (45 * 10**7, "90% of the memory that was free")
     assert memory_cap.cap_of_a_job(memory=10**6) == (10**6, "the memory that was asked for")
@@ -103,7 +103,7 @@ def test_the_tightest_limit_in_force_is_named(monkeypatch: pytest.MonkeyPatch) -
     assert memory_cap.cap_of_a_job(ranks=2) == (45 * 10**6, group)
     assert memory_cap.cap_of_a_job(memory=10**6) == (10**6, "the memory that was asked for")
     monkeypatch.setattr(cgroups, "free_memory", lambda: None)
-    monkeypatch.setattr(memory_cap, "machine_free", lambda: None)
+    monkeypatch.setattr(memory_cap.cgroups, "machine_free", lambda: None)
     assert memory_cap.cap_of_a_job() is None
 
 

@@ -14,10 +14,9 @@ A sink is (1, nheads, 1, 1) in float32, and so is its gradient (test/python/sdpa
 the log-sum-exp counts it. ALiBi's slopes are those of its paper, and its bias is slope * (key - query), aligned
 top-left and with a causal mask alone (include/cudnn_frontend/utils/attn_score_modifiers.h, _sdpa_validate.py).
 
-A `block_mask` has a bit for each tile of 128 x 128, none for its pairs. Only the forward of the "unified" node takes
-it, before cuDNN 9.21 without any other mask (graph_properties.h, sdpa_support_surface.h, test/python/sdpa/fp16_ref.py).
-cuDNN 9.19 planned no graph with it on an H200, and each without it, so that it has run on no GPU. The frontend's
-modules block_sparse_attention and flex_attention are not wired up.
+Its `block_mask` is not wired up: it hides whole tiles of 128 x 128 and none of their pairs, only the forward of the
+"unified" node takes it, before cuDNN 9.21 without any other mask, and 9.19 plans no graph with it on an H200. Nor are
+the frontend's modules block_sparse_attention and flex_attention.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from attnbench.backends.limits import Limits
 from attnbench.backends.paste import BHSD, Paste
 from attnbench.backends.shared.libraries import Library, installed_version
 from attnbench.backends.shared.masks import effective_window
-from attnbench.core import masks
 from attnbench.core.backend import Prepared, Probe, Unsupported, cu_seqlens
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 Tensors = Mapping[str, "Tensor"]
-AMPERE, HOPPER, BLACKWELL_RTX = 8, 9, 12  # major compute capabilities
+AMPERE, BLACKWELL_RTX = 8, 12  # major compute capabilities
 
 
 CALL = """\
@@ -90,8 +88,6 @@ class Cudnn(Library):
     limits: ClassVar = Limits(
         headdim_v=True,
         window=True,
-        masks=True,
-        masks_backward=False,
         empty_rows=False,
         sink=True,
         alibi=True,
@@ -125,8 +121,6 @@ class Cudnn(Library):
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
-        if case.mask and (reason := block_mask_refusal(case, device)):
-            return reason
         if case.window_size != (None, None) and any(of.seqlen_q > of.seqlen_k for of in case.sequences):
             return "its sliding window needs seqlen_q <= seqlen_k"
         if case.sink and case.shape.seqlen_q == 1:
@@ -143,8 +137,6 @@ class Cudnn(Library):
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         if case.is_paged:
             return _prepare_paged(case, inputs)
-        if case.mask:
-            return _prepare_masked(case, inputs)
         packing = Packing(case, inputs.q.device) if case.is_ragged else None
         run_forward = forward_graph(case, inputs, packing)
         run_backward = backward_graph(case, inputs, packing) if case.has_backward else None
@@ -323,10 +315,8 @@ class Graph:
         return launch
 
 
-def forward_graph(
-    case: Case, inputs: Inputs, packing: Packing | None = None, tiles: Tensor | None = None
-) -> Callable[[Tensors], dict[str, Tensor]]:
-    """Return the launch of the forward: inputs "q", "k", "v", output "out"; with `tiles` also the input "block_mask".
+def forward_graph(case: Case, inputs: Inputs, packing: Packing | None = None) -> Callable[[Tensors], dict[str, Tensor]]:
+    """Return the launch of the forward: inputs "q", "k", "v", output "out".
 
     Where the case has a backward there is a second output, "stats": the log-sum-exp, (batch, nheads, seqlen_q, 1), or
     (1, total_q, nheads, 1) of a ragged batch.
@@ -335,12 +325,6 @@ def forward_graph(
 
     s = case.extent
     graph = Graph(inputs.q, packing)
-    options = packing.options(graph) if packing else {}
-    if tiles is not None:
-        if not hasattr(graph.cudnn, "attention_implementation"):
-            raise Unsupported("this cudnn-frontend has no block_mask; newer ones do")
-        options["implementation"] = graph.cudnn.attention_implementation.UNIFIED
-        options["block_mask"] = graph.plain_input("block_mask", tiles)
     out, stats = graph.graph.sdpa(
         name="sdpa",
         q=graph.input("q", inputs.q),
@@ -350,7 +334,7 @@ def forward_graph(
         attn_scale=case.softmax_scale,
         **mask_options(case, graph.cudnn),
         **_sink_options(graph, inputs),
-        **options,
+        **(packing.options(graph) if packing else {}),
     )
     graph.output("out", out, (s.batch, s.seqlen_q, s.nheads, s.headdim_v), inputs.q.dtype)
     if case.has_backward:
@@ -389,53 +373,6 @@ def _prepare_paged(case: Case, inputs: Inputs) -> Prepared:
     )
 
 
-def _prepare_masked(case: Case, inputs: Inputs) -> Prepared:
-    """Return the call of a case with a mask by name."""
-    plan = functools.partial(block_mask, case, inputs.q.device)
-    tiles = plan()
-    run = forward_graph(case, inputs, tiles=tiles)
-    given = {**inputs.values, "block_mask": tiles}
-    return Prepared(
-        lambda: run(given),
-        lambda raw: {"out": raw["out"]},
-        plan=plan,
-        pairs=lambda: int(_kept_tiles(case, tiles.device).sum()) * masks.BLOCK**2,
-    )
-
-
-def block_mask_refusal(case: Case, device: Device) -> str | None:
-    """Return why cuDNN cannot compute a mask by name: its tiles begin with the first query and the first key."""
-    if masks.find(case.mask).kept_blocks(1) is None:
-        return "its block_mask hides whole tiles, and no pairs of a tile"
-    if (case.shape.seqlen_k - case.shape.seqlen_q) % masks.BLOCK:
-        return f"its block_mask begins with the first query, so seqlen_k - seqlen_q must be a multiple of {masks.BLOCK}"
-    if effective_window(case) != (None, None) or case.sink or case.alibi:
-        return "its block_mask goes with no other mask, and with neither a sink nor ALiBi"
-    if device.capability and device.capability[0] == HOPPER:
-        return "cuDNN 9.19 has no engine for a block_mask on Hopper"
-    return None
-
-
-def block_mask(case: Case, device: torch.device) -> Tensor:
-    """Return which tiles are computed: (batch, nheads, tiles of queries, bytes) in uint8, a bit for a tile of keys.
-
-    The lowest bit of a byte is that of its first tile.
-    """
-    import torch
-
-    kept, s = _kept_tiles(case, device), case.shape
-    bits = torch.nn.functional.pad(kept, (0, -kept.shape[1] % 8)).unflatten(1, (-1, 8)).to(torch.uint8)
-    of_head: Tensor = (bits << torch.arange(8, dtype=torch.uint8, device=device)).sum(-1, dtype=torch.uint8)
-    return of_head.repeat(s.batch, s.nheads, 1, 1)
-
-
-def _kept_tiles(case: Case, device: torch.device) -> Tensor:
-    """Return which tiles a mask keeps, (tiles of queries, tiles of keys), as bool."""
-    kept = masks.kept_blocks(case.mask, case.shape.seqlen_k, device)
-    assert kept is not None
-    return kept[(case.shape.seqlen_k - case.shape.seqlen_q) // masks.BLOCK :]
-
-
 def _sink(inputs: Inputs) -> Tensors:
     """Return the sink as cuDNN takes it, (1, nheads, 1, 1) in float32, by its name."""
     return {} if inputs.sink is None else {"sink": inputs.sink.float().view(1, -1, 1, 1)}
@@ -456,7 +393,7 @@ def alibi_refusal(case: Case) -> str | None:
     """Return why cuDNN's ALiBi, with a causal mask aligned top-left alone, is not that of the case."""
     if not case.causal or case.shape.seqlen_q == 1:
         return "its ALiBi is causal only, with more queries than one"
-    return None if _alike(case) else "its ALiBi is aligned top-left, so that seqlen_q must equal seqlen_k"
+    return None if case.has_equal_lengths else "its ALiBi is aligned top-left, so that seqlen_q must equal seqlen_k"
 
 
 def backward_graph(
@@ -517,7 +454,7 @@ def mask_options(case: Case, cudnn: Any, prefix: str = "diagonal_band_") -> dict
     if left is None and right is None:
         return {}
     names = cudnn.diagonal_alignment
-    mask: dict[str, Any] = {"diagonal_alignment": names.TOP_LEFT if _alike(case) else names.BOTTOM_RIGHT}
+    mask: dict[str, Any] = {"diagonal_alignment": names.TOP_LEFT if case.has_equal_lengths else names.BOTTOM_RIGHT}
     if case.alibi:
         mask["use_alibi_mask"] = True
     if left is not None:
@@ -525,11 +462,6 @@ def mask_options(case: Case, cudnn: Any, prefix: str = "diagonal_band_") -> dict
     if right is not None:
         mask[f"{prefix}right_bound"] = right
     return mask
-
-
-def _alike(case: Case) -> bool:
-    """Return whether each sequence has as many queries as keys."""
-    return all(of.seqlen_q == of.seqlen_k for of in case.sequences)
 
 
 def _data_type(cudnn: Any, dtype: torch.dtype) -> Any:
@@ -541,7 +473,6 @@ def _data_type(cudnn: Any, dtype: torch.dtype) -> Any:
         torch.float32: "FLOAT",
         torch.float8_e4m3fn: "FP8_E4M3",
         torch.float8_e5m2: "FP8_E5M2",
-        torch.uint8: "UINT8",
         torch.int32: "INT32",
         torch.int64: "INT64",
     }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.limits import Limits
-from attnbench.backends.paste import BSHD, PAGES, PAGES_THD, THD, Paste
+from attnbench.backends.paste import BSHD, FLASH, PAGES, PAGES_THD, THD, Paste
 from attnbench.backends.shared.libraries import VARLEN, Library, varlen_options
 from attnbench.backends.shared.masks import flash_window, slopes
 from attnbench.core.backend import Prepared, Signature
@@ -24,8 +24,6 @@ from attnbench.core.machine import Device
 from attnbench.core.pages import cached_seqlens, queries
 
 if TYPE_CHECKING:
-    import torch
-
     from attnbench.core.backend import Inputs
 
 PAGED_KERNEL = "flash_fwd_splitkv"
@@ -47,11 +45,8 @@ class FlashAttention2(Library):
             "unlike": f"{PAGES_THD}out = flash_attn_varlen_func(\n    q, k_cache, v_cache, cu_seqlens_q, cu_seqlens_k, "
             "max_seqlen_q, max_seqlen_k,\n    block_table=page_table{options}\n)",
         },
-        causal="causal=True",
-        window="window_size=({left}, {right})",
-        softcap="softcap={softcap}",
+        **FLASH,
         dropout="dropout_p={dropout}",
-        scale="softmax_scale={scale}",
         alibi="alibi_slopes=alibi_slopes",
     )
     efficiency = 0.45
@@ -100,26 +95,14 @@ class FlashAttention2(Library):
 def _prepare_paged(case: Case, inputs: Inputs, options: dict[str, Any]) -> Prepared:
     from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 
+    device, attention, q = inputs.q.device, flash_attn_varlen_func, inputs.q[0]
+    plan: Callable[[], dict[str, Any]] = functools.partial(varlen_options, case, device)
     options["block_table"] = inputs.page_table
-    plan: Callable[[], dict[str, Any]]
     if case.has_like_queries:
         del options["dropout_p"]
-        plan, q, attention = (
-            functools.partial(_lengths, case, inputs.q.device),
-            queries(case, inputs.q),
-            flash_attn_with_kvcache,
-        )
+        attention, q = flash_attn_with_kvcache, queries(case, inputs.q)
+        plan = lambda: {"cache_seqlens": cached_seqlens(case, device)}  # noqa: E731
         if inputs.new_k is not None and inputs.new_v is not None:
             options |= {"k": queries(case, inputs.new_k), "v": queries(case, inputs.new_v)}
-    else:
-        plan, q, attention = (
-            functools.partial(varlen_options, case, inputs.q.device),
-            inputs.q[0],
-            flash_attn_varlen_func,
-        )
     launch = functools.partial(attention, q, inputs.k, inputs.v, **plan(), **options)
     return Prepared(launch, lambda out: {"out": out.view(inputs.q.shape)}, plan=plan)
-
-
-def _lengths(case: Case, device: torch.device) -> dict[str, Any]:
-    return {"cache_seqlens": cached_seqlens(case, device)}

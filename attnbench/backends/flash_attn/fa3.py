@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.limits import Limits
-from attnbench.backends.paste import BSHD, PAGES, PAGES_THD, THD, Paste
+from attnbench.backends.paste import BSHD, FLASH, PAGES, PAGES_THD, THD, Paste
 from attnbench.backends.shared.libraries import VARLEN, Library, varlen_options
 from attnbench.backends.shared.masks import effective_window, flash_window
 from attnbench.core.backend import Prepared, Probe, Signature, cu_seqlens, operand_dtype
@@ -72,10 +72,7 @@ class FlashAttention3(Library):
             "    qv=q[..., :headdim_v], cache_seqlens=seqlens_k, page_table=page_table{options}\n)",
             "unlike": f"{PAGES_THD}{CACHED},\n    cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q{{options}}\n)",
         },
-        causal="causal=True",
-        window="window_size=({left}, {right})",
-        softcap="softcap={softcap}",
-        scale="softmax_scale={scale}",
+        **FLASH,
     )
     efficiency = 0.75
     module = "flash_attn_interface"
@@ -134,9 +131,7 @@ class FlashAttention3(Library):
         }
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            result = attention(q, k, v, **options)
-            out: Tensor = result[0] if isinstance(result, tuple) else result
-            return out
+            return _out(attention(q, k, v, **options))
 
         if case.is_paged:
             return _prepare_paged(case, inputs, options)
@@ -150,6 +145,11 @@ class FlashAttention3(Library):
             options |= {f"{name}_descale": factor.expand(s.batch, s.nheads_k) for name, factor in descale.items()}
             return Prepared(lambda: call(**operands), lambda out: {"out": out}, reads=operands)
         return autograd_prepared(case, inputs, call, strided=True)
+
+
+def _out(result: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """Return the output alone: older builds return it with the log-sum-exp."""
+    return result[0] if isinstance(result, tuple) else result
 
 
 def _prepare_paged(case: Case, inputs: Inputs, options: dict[str, Any]) -> Prepared:
@@ -170,13 +170,8 @@ def _prepare_paged(case: Case, inputs: Inputs, options: dict[str, Any]) -> Prepa
         q, k = q[..., s.headdim_v :], k[..., s.headdim_v :]
     plan = functools.partial(_schedule, case, inputs.page_table)
     call = functools.partial(flash_attn_with_kvcache, view(q), k, v, page_table=inputs.page_table, **plan(), **options)
-
-    def launch() -> Tensor:
-        result = call()
-        out: Tensor = result[0] if isinstance(result, tuple) else result
-        return out
-
-    return Prepared(launch, lambda out: {"out": out.view(*inputs.q.shape[:3], -1)}, reads=reads, plan=plan)
+    shape = (*inputs.q.shape[:3], -1)
+    return Prepared(lambda: _out(call()), lambda out: {"out": out.view(shape)}, reads=reads, plan=plan)
 
 
 def _schedule(case: Case, page_table: Tensor) -> dict[str, Any]:

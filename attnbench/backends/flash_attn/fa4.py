@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import Order, autograd_prepared
 from attnbench.backends.flash_attn.fa4_compiled import mask_mod, mask_options, pairs_of_lists, score_mods
 from attnbench.backends.limits import Limits
-from attnbench.backends.paste import BSHD, PAGES, PAGES_THD, THD, Paste
+from attnbench.backends.paste import BSHD, FLASH, PAGES, PAGES_THD, THD, Paste
 from attnbench.backends.shared.libraries import VARLEN, Library, varlen_options
 from attnbench.backends.shared.masks import slopes
 from attnbench.core import masks
@@ -49,11 +49,8 @@ class FlashAttention4(Library):
             "paged": f"{PAGES}{CACHED}{{options}}\n)",
             "unlike": f"{PAGES_THD}{CACHED},\n    cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q{{options}}\n)",
         },
-        causal="causal=True",
-        window="window_size=({left}, {right})",
+        **FLASH,
         open_side="None",
-        softcap="softcap={softcap}",
-        scale="softmax_scale={scale}",
         sink="learnable_sink=sink",
     )
     efficiency = 0.75

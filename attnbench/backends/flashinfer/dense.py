@@ -22,12 +22,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.base import autograd_prepared
-from attnbench.backends.flashinfer.paged import PAGED_HEADDIMS, WORKSPACE, Paged, sink_variant
+from attnbench.backends.flashinfer.paged import (
+    PAGED_HEADDIMS,
+    WORKSPACE,
+    host_cu_seqlens,
+    paged_refusal,
+    prepare_paged,
+    scores_options,
+    sink_variant,
+)
 from attnbench.backends.flashinfer.sparse import prepare_sparse, sparse_refusal
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import PAGES_THD, THD, Paste
+from attnbench.backends.shared.libraries import Library
 from attnbench.backends.shared.masks import flash_window
-from attnbench.core.backend import Prepared, Unsupported, Workspace, cu_seqlens
+from attnbench.core.backend import Prepared, Signature, Unsupported, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -107,7 +116,7 @@ out = trtllm_fmha_v2_prefill(  # on Hopper
 )"""
 
 
-class FlashInfer(Paged):
+class FlashInfer(Library):
     name = "flashinfer"
     paste = flashinfer_paste("auto")
     efficiency = 0.6
@@ -134,11 +143,14 @@ class FlashInfer(Paged):
     )
     forward_kernels = "PrefillWith\\w*KVCacheKernel"
     latent_kernels = "BatchMLAPage(d|Attention)"
+    tensor_cores = True  # of the decode wrapper
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if case.mask and self.backend == "fa3":
             return "its fa3 kernels take no mask of pairs"
-        if reason := super().unsupported(case, device):
+        if case.is_paged and not self.limits.page_sizes:
+            return "its calls for caches of pages are not wired up"
+        if reason := super().unsupported(case, device) or paged_refusal(case):
             return reason
         if case.mask:
             return sparse_refusal(case)
@@ -148,6 +160,10 @@ class FlashInfer(Paged):
             return "its kernels with an attention sink have no ALiBi"
         return None if case.window_size[1] is None or case.causal else "its window has no right side"
 
+    def signature(self, case: Case, device: Device) -> Signature:
+        found = super().signature(case, device)
+        return replace(found, runs=(self.latent_kernels,)) if case.latent else found
+
     def workspace(self, case: Case) -> Workspace:
         if case.mask:  # at most three masks of all pairs, of each sequence
             s = case.shape
@@ -156,7 +172,7 @@ class FlashInfer(Paged):
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         if case.is_paged:
-            return self.prepare_paged(case, inputs, tensor_cores=True)
+            return prepare_paged(case, inputs, self.backend, tensor_cores=self.tensor_cores)
         if case.mask:
             import torch
 
@@ -169,7 +185,9 @@ class FlashInfer(Paged):
     def _single(self, case: Case, inputs: Inputs) -> Prepared:
         from flashinfer import single_prefill_with_kv_cache
 
-        attention = functools.partial(single_prefill_with_kv_cache, backend=self.backend, **self._options(case))
+        attention = functools.partial(
+            single_prefill_with_kv_cache, backend=self.backend, causal=case.causal, **scores_options(case)
+        )
         return autograd_prepared(case, inputs, attention, "thd")
 
     def _batch(self, case: Case, device: torch.device) -> dict[str, Any]:
@@ -196,7 +214,8 @@ class FlashInfer(Paged):
                 q_data_type=like.dtype,
                 kv_data_type=like.dtype,
                 **self._batch(case, like.device),
-                **self._options(case),
+                causal=case.causal,
+                **scores_options(case),
             )
 
         plan()
@@ -210,15 +229,6 @@ class FlashInfer(Paged):
             return out
 
         return _with_copy(sink, autograd_prepared(case, inputs, call, "thd", plan=step))
-
-    def _options(self, case: Case) -> dict[str, Any]:
-        return {
-            "causal": case.causal,
-            "sm_scale": case.softmax_scale,
-            "window_left": flash_window(case)[0],
-            "logits_soft_cap": case.softcap or None,
-            "pos_encoding_mode": "ALIBI" if case.alibi else "NONE",
-        }
 
 
 class Fa2(FlashInfer):
@@ -245,6 +255,7 @@ class Decode(FlashInfer):
     efficiency = 0.45
     limits: ClassVar = replace(FlashInfer.limits, headdim_pairs=PAGED_HEADDIMS, sink=False, masks=False, latent=False)
     forward_kernels = "BatchDecodeWithPagedKVCacheKernel"
+    tensor_cores = False
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := self.limits.refusal(case, device):
@@ -254,9 +265,6 @@ class Decode(FlashInfer):
         if (group := case.shape.nheads // case.shape.nheads_k) not in DECODE_GROUPS:
             return f"no {group} query heads on a key head, only {', '.join(map(str, DECODE_GROUPS))}"
         return super().unsupported(case, device)
-
-    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        return self.prepare_paged(case, inputs, tensor_cores=False)
 
 
 class Fa3(FlashInfer):
@@ -336,7 +344,7 @@ class TrtLlm(FlashInfer):
         if case.window_size != (None, None) and not case.causal:
             return "its sliding window is causal only"
         hopper = device.capability is not None and device.capability[0] == HOPPER
-        if hopper and any(of.seqlen_q != of.seqlen_k for of in case.sequences):
+        if hopper and not case.has_equal_lengths:
             # Seen with 0.6.13 on an H200. Upstream tests equal lengths only.
             return "FMHA v2 gives wrong results for unequal lengths"
         if hopper and case.shape.headdim != case.shape.headdim_v:
@@ -405,13 +413,6 @@ def _trtllm_gen(case: Case, sink: Tensor | None, options: dict[str, Any]) -> Att
 def _with_copy(sink: Tensor | None, prepared: Prepared) -> Prepared:
     """Return a prepared call that reads this copy of the sink."""
     return prepared if sink is None else replace(prepared, reads={**prepared.reads, "sink": sink})
-
-
-def host_cu_seqlens(case: Case) -> tuple[Tensor, Tensor]:
-    """Return cu_seqlens_q and cu_seqlens_k of a case on the host."""
-    import torch
-
-    return cu_seqlens(case, torch.device("cpu"))
 
 
 def offsets(cu_seqlens: Tensor, each: int = 1) -> Tensor:

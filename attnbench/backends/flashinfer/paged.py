@@ -12,17 +12,13 @@ the strides of pages and rows (csrc/batch_mla_run.cu), so it gets views of the o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.shared.libraries import Library
 from attnbench.backends.shared.masks import flash_window
-from attnbench.core.backend import Prepared, Signature, cu_seqlens
+from attnbench.core.backend import Prepared, cu_seqlens
 from attnbench.core.case import Case
-from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from attnbench.core.backend import Inputs
@@ -32,46 +28,31 @@ PAGED_HEADDIMS = ((64, 64), (128, 128), (256, 256))
 MLA_COLUMNS = (576, 512)  # of a row, and of these in v
 
 
-class Paged(Library):
-    """What every backend of FlashInfer does with caches of pages."""
+def prepare_paged(case: Case, inputs: Inputs, backend: str, *, tensor_cores: bool) -> Prepared:
+    """Return the call of a paged case; `tensor_cores` is the option of the decode wrapper."""
+    import torch
 
-    backend = "auto"
-    latent_kernels = ""
+    buffer = torch.zeros(WORKSPACE, dtype=torch.uint8, device=inputs.q.device)
+    reads: dict[str, Tensor] = {}
+    if case.latent:
+        call, plan = _latent(case, inputs, buffer, backend)
+    elif case.shape.seqlen_q == 1 and not case.sink:
+        call, plan = _decode(case, inputs, buffer, backend, tensor_cores)
+    else:
+        sink = None if inputs.sink is None else inputs.sink.float()
+        reads = {} if sink is None else {"sink": sink}
+        call, plan = _prefill(case, inputs, buffer, backend, sink)
+    plan()
+    append = _appender(case, inputs)
 
-    def unsupported(self, case: Case, device: Device) -> str | None:
-        if case.is_paged and self.limits and not self.limits.page_sizes:
-            return "its calls for caches of pages are not wired up"
-        return super().unsupported(case, device) or _refusal(case)
+    def launch() -> Tensor:
+        append()
+        return call()
 
-    def signature(self, case: Case, device: Device) -> Signature:
-        found = super().signature(case, device)
-        return replace(found, runs=(self.latent_kernels,)) if case.latent else found
-
-    def prepare_paged(self, case: Case, inputs: Inputs, *, tensor_cores: bool) -> Prepared:
-        """Return the call of a paged case; `tensor_cores` is the option of the decode wrapper."""
-        import torch
-
-        buffer = torch.zeros(WORKSPACE, dtype=torch.uint8, device=inputs.q.device)
-        reads: dict[str, Tensor] = {}
-        if case.latent:
-            call, plan = _latent(case, inputs, buffer, self.backend)
-        elif case.shape.seqlen_q == 1 and not case.sink:
-            call, plan = _decode(case, inputs, buffer, self.backend, tensor_cores)
-        else:
-            sink = None if inputs.sink is None else inputs.sink.float()
-            reads = {} if sink is None else {"sink": sink}
-            call, plan = _prefill(case, inputs, buffer, self.backend, sink)
-        plan()
-        append = _appender(case, inputs)
-
-        def launch() -> Tensor:
-            append()
-            return call()
-
-        return Prepared(launch, lambda out: {"out": out.view(*inputs.q.shape[:3], -1)}, plan=plan, reads=reads)
+    return Prepared(launch, lambda out: {"out": out.view(*inputs.q.shape[:3], -1)}, plan=plan, reads=reads)
 
 
-def _refusal(case: Case) -> str | None:
+def paged_refusal(case: Case) -> str | None:
     """Return why the wrappers for pages and latent rows, or kernels with a sink, cannot run a case, or None."""
     if case.sink and (case.softcap or case.cache_dtype != "same" or case.latent):
         return "an attention sink goes without softcap, fp8 caches and latent rows"
@@ -113,7 +94,7 @@ def _prefill(case: Case, inputs: Inputs, buffer: Tensor, backend: str, sink: Ten
     wrapper = BatchPrefillWithPagedKVCacheWrapper(buffer, "NHD", **options)
 
     def plan() -> None:
-        queries = cu_seqlens(case, _host())[0]
+        queries = host_cu_seqlens(case)[0]
         d = case.shape.headdim
         wrapper.plan(queries, *_pages(case, inputs), head_dim_qk=d, causal=case.causal, **_options(case, inputs))
 
@@ -152,7 +133,7 @@ def _latent(case: Case, inputs: Inputs, buffer: Tensor, backend: str) -> Call:
     operands = [t[..., part] for t in (rows, cache) for part in (slice(s.headdim_v), slice(s.headdim_v, None))]
 
     def plan() -> None:
-        queries, keys = cu_seqlens(case, _host())
+        queries, keys = host_cu_seqlens(case)
         indptr, indices, _ = _pages(case, inputs)
         wrapper.plan(
             *(queries, indptr, indices, keys.diff()),
@@ -183,19 +164,27 @@ def _options(case: Case, inputs: Inputs) -> dict[str, Any]:
         "num_qo_heads": case.shape.nheads,
         "num_kv_heads": case.shape.nheads_k,
         "page_size": case.page_size,
-        "window_left": flash_window(case)[0],
-        "logits_soft_cap": case.softcap or None,
-        "pos_encoding_mode": "ALIBI" if case.alibi else "NONE",
-        "sm_scale": case.softmax_scale,
+        **scores_options(case),
         "q_data_type": inputs.q.dtype,
         "kv_data_type": inputs.k.dtype,
     }
 
 
-def _host() -> torch.device:
+def scores_options(case: Case) -> dict[str, Any]:
+    """Return the arguments of every plan that say what becomes of scores."""
+    return {
+        "sm_scale": case.softmax_scale,
+        "window_left": flash_window(case)[0],
+        "logits_soft_cap": case.softcap or None,
+        "pos_encoding_mode": "ALIBI" if case.alibi else "NONE",
+    }
+
+
+def host_cu_seqlens(case: Case) -> tuple[Tensor, Tensor]:
+    """Return cu_seqlens_q and cu_seqlens_k of a case on the host."""
     import torch
 
-    return torch.device("cpu")
+    return cu_seqlens(case, torch.device("cpu"))
 
 
 def _pages(case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,7 +200,7 @@ def _pages(case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     own = torch.arange(table.shape[1]) < counts[:, None]
     indices = table.flatten()[own.flatten().nonzero().flatten().to(table.device)]
     indptr = torch.cat([torch.zeros(1, dtype=torch.int32), counts.cumsum(0, dtype=torch.int32)])
-    last = cu_seqlens(case, _host())[1].diff() - (counts - 1) * case.page_size
+    last = host_cu_seqlens(case)[1].diff() - (counts - 1) * case.page_size
     return indptr, indices, last
 
 
@@ -224,7 +213,7 @@ def _appender(case: Case, inputs: Inputs) -> Callable[[], None]:
 
     device = inputs.q.device
     indptr, indices, last = _pages(case, inputs)
-    starts_q, starts_k = cu_seqlens(case, _host())
+    starts_q, starts_k = host_cu_seqlens(case)
     number = starts_q.diff()
     sequence = torch.arange(len(number), dtype=torch.int32).repeat_interleave(number)
     shift = (starts_k.diff() - number - starts_q[:-1]).repeat_interleave(number)

@@ -8,25 +8,26 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, ClassVar
 
-from attnbench.backends.base import BackendBase, autograd_prepared
+from attnbench.backends.base import autograd_prepared
 from attnbench.backends.gluon.backward_tiles import choose_backward_tiles, query_parts
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import BSHD, Paste
-from attnbench.backends.shared.libraries import installed_triton, probe_triton, refusal_of_interpreter
-from attnbench.backends.triton.padding import padded_queries
-from attnbench.core.backend import Prepared, Probe, Workspace
+from attnbench.backends.shared.libraries import OwnKernels, padded_queries, refusal_of_interpreter
+from attnbench.core.backend import Prepared, Workspace
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
-MIN_TRITON = "3.6"  # the first with the warp-specialised Gluon that the kernels use
 MULTIPROCESSORS = 132  # of an H100 SXM or H200; the PCIe card has 114, so this is an upper bound
 
 
-class Gluon(BackendBase):
+class Gluon(OwnKernels):
     name = "gluon"
+    module = "triton.experimental.gluon"
+    install = "pip install 'triton>=3.6'"
+    min_version = "3.6"  # the first with the warp-specialised Gluon that the kernels use
     paste = Paste(
         ("from attnbench.backends.gluon.attention import attention",),
         {"dense": f"{BSHD}out = attention(q, k, v{{options}})"},
@@ -37,13 +38,6 @@ class Gluon(BackendBase):
     efficiency = 0.6
     forward_kernels = "^_forward_hopper$"
     backward_kernels = "^_backward_hopper(_wide)?$"
-    probe_imports = True
-
-    def probe(self) -> Probe:
-        return probe_triton(MIN_TRITON, "triton.experimental.gluon")
-
-    def installed(self) -> Probe | None:
-        return installed_triton(MIN_TRITON)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         return refusal_of_interpreter(device) or super().unsupported(case, device)

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from attnbench.backends.base import backward_prepared
 from attnbench.core.backend import Inputs, Prepared, Unsupported, cu_seqlens
 from attnbench.core.case import Case
 
@@ -25,7 +26,7 @@ def nested_refusal(case: Case) -> str | None:
         return None
     if case.shape.nheads != case.shape.nheads_k:
         return "SDPA of nested tensors has no grouped heads (nheads_k must equal nheads)"
-    if case.causal and case.shape.seqlen_q > 1 and any(of.seqlen_q != of.seqlen_k for of in case.sequences):
+    if case.causal and case.shape.seqlen_q > 1 and not case.has_equal_lengths:
         return "SDPA of nested tensors is causal for seqlen_q == seqlen_k in each sequence only"
     return None
 
@@ -76,15 +77,6 @@ def nested_prepared(case: Case, inputs: Inputs, fn: Callable[[Tensor, Tensor, Te
             raise Unsupported(f"no backward: {str(refusal).partition(chr(10))[0]}") from None
 
     def named(out: Tensor, *found: Tensor) -> dict[str, Tensor]:
-        return dict(zip(("out", "dq", "dk", "dv"), (out, *found), strict=True))
+        return dict(zip(("out", "dq", "dk", "dv"), (packed(out), *found), strict=True))
 
-    if case.direction == "fwd_bwd":
-
-        def both() -> tuple[Tensor, ...]:
-            out = forward()
-            return (packed(out), *grads(out, keep=False))
-
-        return Prepared(both, lambda raw: named(*raw), forward, plan=plan)
-
-    out = forward()  # every timed backward runs over this one graph
-    return Prepared(lambda: grads(out, keep=True), lambda raw: named(packed(out), *raw), forward, plan=plan)
+    return backward_prepared(case, forward, grads, named, plan=plan)

@@ -60,6 +60,14 @@ NESTED = (
 )
 
 
+def force(backend: str) -> None:
+    """Leave one backend of SDPA on in this process, by its name in SWITCHES; "" leaves all as they are."""
+    import torch
+
+    for name in SWITCHES if backend else ():
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == backend)
+
+
 def sdpa_paste(forced: str = "", unequal: str = MASK, before: str = "", *imports: str) -> Paste:
     """Return the call of SDPA, with an SDPBackend forced where one is named."""
     call = f"{before}with sdpa_kernel(SDPBackend.{forced}):\n    {CALL}" if forced else CALL
@@ -99,11 +107,9 @@ class Sdpa(BackendBase):
         return mask_workspace(case) if case.mask else super().workspace(case)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        import torch
         from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-        for name in SWITCHES if self.switch else ():
-            getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == self.switch)
+        force(self.switch)
         options: dict[str, Any] = {
             "dropout_p": case.dropout_p,
             "scale": case.softmax_scale,

@@ -16,33 +16,32 @@ tests/worker/test_ranks.py. Run on two H100s with torch 2.11, where the backward
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from attnbench.backends.pytorch.sdpa import SWITCHES
+from attnbench.backends.pytorch.sdpa import force
 from attnbench.backends.several_devices.base import RingAttention
+from attnbench.core.attributes import other_attributes
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from attnbench.core.backend import Inputs
+    from attnbench.core.attributes import other_attributes
+from attnbench.core.backend import Inputs
 
 
 class Ring(RingAttention):
     """Ring attention by torch's context parallel."""
 
-    method: ClassVar[str] = ""  # how keys and values go around, as torch's set_rotate_method takes it
-    kernel: ClassVar[str] = ""  # of SDPA, as in the backend's name
     order = "bhsd"
+    inner = ""
 
-    def __init__(self) -> None:
+    def __init__(self, method: str = "allgather", kernel: str = "flash") -> None:
+        """Take how keys and values go around, as torch's set_rotate_method has it, and the kernel of SDPA."""
+        self.method, self.kernel, self.inner = method, kernel, f"sdpa-{kernel}"
         self._entered = contextlib.ExitStack()
-
-    @property
-    def inner(self) -> str:
-        return f"sdpa-{self.kernel}"
 
     def cannot_split(self, case: Case, device: Device) -> str | None:
         s = case.shape
@@ -57,11 +56,7 @@ class Ring(RingAttention):
         return None
 
     def prepare_rank(self, case: Case, inputs: Inputs) -> Prepared:
-        import torch
-
-        switch = "mem_efficient" if self.kernel == "efficient" else self.kernel
-        for name in SWITCHES:
-            getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == switch)
+        force("mem_efficient" if self.kernel == "efficient" else self.kernel)
         self._entered.close()  # of the last case
         module = _own_module()
         module.set_rotate_method(self.method)
@@ -84,14 +79,8 @@ class Ring(RingAttention):
 
         return over_all_ranks
 
-    @contextlib.contextmanager
-    def nothing_moved(self) -> Iterator[None]:
-        module = _own_module()
-        usual, module._create_rotater = module._create_rotater, _NoRotation
-        try:
-            yield
-        finally:
-            module._create_rotater = usual
+    def nothing_moved(self) -> contextlib.AbstractContextManager[None]:
+        return other_attributes(_own_module(), _create_rotater=_NoRotation)
 
 
 class _NoRotation:
@@ -115,27 +104,3 @@ def _own_module() -> Any:
     with contextlib.suppress(ModuleNotFoundError):
         return importlib.import_module(f"{package}._context_parallel._attention")
     return importlib.import_module(f"{package}._attention")
-
-
-class AllgatherFlash(Ring):
-    name, method, kernel = "ring-allgather-flash", "allgather", "flash"
-
-
-class AllgatherCudnn(Ring):
-    name, method, kernel = "ring-allgather-cudnn", "allgather", "cudnn"
-
-
-class AllgatherEfficient(Ring):
-    name, method, kernel = "ring-allgather-efficient", "allgather", "efficient"
-
-
-class AlltoallFlash(Ring):
-    name, method, kernel = "ring-alltoall-flash", "alltoall", "flash"
-
-
-class AlltoallCudnn(Ring):
-    name, method, kernel = "ring-alltoall-cudnn", "alltoall", "cudnn"
-
-
-class AlltoallEfficient(Ring):
-    name, method, kernel = "ring-alltoall-efficient", "alltoall", "efficient"

@@ -12,13 +12,14 @@ where the one name of transformers stood in a module of its own.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from attnbench.backends.several_devices.base import RingAttention
 from attnbench.backends.shared.libraries import Library, probe_of_both
+from attnbench.core.attributes import other_attributes
 from attnbench.core.backend import Probe
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
@@ -61,16 +62,8 @@ class RingFlashAttention(RingAttention):
         function = zigzag_ring_flash_attn_func if case.causal else ring_flash_attn_func
         return functools.partial(function, softmax_scale=case.softmax_scale, causal=case.causal)
 
-    @contextlib.contextmanager
-    def nothing_moved(self) -> Iterator[None]:
+    def nothing_moved(self) -> AbstractContextManager[None]:
         from ring_flash_attn.utils import RingComm
 
-        names = ("send_recv", "commit", "wait")
-        usual = {name: getattr(RingComm, name) for name in names}
-        RingComm.send_recv = lambda self, to_send, recv_tensor=None: to_send
-        RingComm.commit = RingComm.wait = lambda self: None
-        try:
-            yield
-        finally:
-            for name in names:
-                setattr(RingComm, name, usual[name])
+        done = dict.fromkeys(("commit", "wait"), lambda self: None)
+        return other_attributes(RingComm, send_recv=lambda self, to_send, recv_tensor=None: to_send, **done)

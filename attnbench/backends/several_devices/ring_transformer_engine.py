@@ -10,11 +10,12 @@ around in the backward is in the dtype of the inputs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from attnbench.backends.several_devices.base import RingAttention
 from attnbench.backends.transformer_engine.dot_product import call_module, dot_product_attention
+from attnbench.core.attributes import other_attributes
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -34,9 +35,10 @@ class ContextParallel(RingAttention):
     """Transformer Engine's context parallel, by one of its kinds of communication."""
 
     inner = "transformer-engine-fused"
-    communication: ClassVar[str] = ""  # cp_comm_type
 
-    def __init__(self) -> None:
+    def __init__(self, communication: str = "p2p") -> None:
+        """Take Transformer Engine's cp_comm_type."""
+        self.communication = communication
         self._stream: Any = None
 
     def cannot_split(self, case: Case, device: Device) -> str | None:
@@ -70,18 +72,10 @@ class ContextParallel(RingAttention):
         parts = (case.ranks - 1) * (inputs.k.nbytes + inputs.v.nbytes)
         return parts * (case.has_forward + 2 * case.has_backward)
 
-    @contextlib.contextmanager
-    def nothing_moved(self) -> Iterator[None]:
+    def nothing_moved(self) -> contextlib.AbstractContextManager[None]:
         import torch.distributed as dist
 
-        usual = {name: getattr(dist, name) for name in COMMUNICATION}
-        for name in COMMUNICATION:
-            setattr(dist, name, _nothing)
-        try:
-            yield
-        finally:
-            for name, function in usual.items():
-                setattr(dist, name, function)
+        return other_attributes(dist, **dict.fromkeys(COMMUNICATION, _nothing))
 
 
 def _kept_as_saved() -> contextlib.AbstractContextManager[Any]:
@@ -121,18 +115,13 @@ class _Done:
         return True
 
 
-class RingP2p(ContextParallel):
-    name, communication = "ring-transformer-engine-p2p", "p2p"
-
-
-class RingAllgather(ContextParallel):
-    name, communication = "ring-transformer-engine-allgather", "all_gather"
-
-
 class Ulysses(ContextParallel):
     """Its all-to-all to parts of the heads, and back."""
 
-    name, communication = "ulysses-transformer-engine", "a2a"
+    name = "ulysses-transformer-engine"
+
+    def __init__(self) -> None:
+        super().__init__("a2a")
 
     def cannot_split(self, case: Case, device: Device) -> str | None:
         s = case.shape

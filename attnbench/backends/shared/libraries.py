@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnbench.backends.base import BackendBase
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 # replaces torch.
 UPGRADE, REINSTALL = "--upgrade", "--force-reinstall --no-deps --no-cache-dir"
 
+PADDING = 128  # queries; loading a block of at most so many then needs no mask
 
 # The call of flash-attn's function for variable lengths, as code
 VARLEN = (
@@ -62,7 +64,8 @@ class Library(BackendBase):
         if importlib.util.find_spec("torch") is None:
             return super().probe()
         if importlib.util.find_spec(self.module.partition(".")[0]) is None:
-            return probe_of_failed_import(self.module, missing(self.module), self.install, self.distributions)
+            absent = ModuleNotFoundError(f"No module named {self.module!r}", name=self.module)
+            return probe_of_failed_import(self.module, absent, self.install, self.distributions)
         version = installed_version(self.distributions)
         return self._judged(version) if version else None
 
@@ -92,35 +95,20 @@ def probe_of_both(own: P, kernels: P) -> P:
     return Probe(version=", ".join(str(found.version) for found in (own, kernels) if found))
 
 
-def probe_triton(oldest: str, *modules: str) -> Probe:
-    """Return the probe of a backend with kernels of its own, which needs Triton from `oldest` on with some modules."""
-    try:
-        version: str = importlib.import_module("triton").__version__
-        for module in modules:
-            importlib.import_module(module)
-    except Exception as error:  # a broken build may raise any error
-        return probe_of_failed_import("triton", error, _install_triton(oldest), ("triton",))
-    return _judged_triton(version, oldest)
+class OwnKernels(Library):
+    """A backend with kernels of its own, which Triton compiles."""
+
+    module = "triton"
+    distributions = ("triton", "pytorch-triton", "pytorch-triton-rocm")
+
+    def _judged(self, version: str | None) -> Probe:
+        found = super()._judged(version)
+        return replace(found, version=version) if found.usable else found  # Triton's, without its name
 
 
-def installed_triton(oldest: str) -> Probe | None:
-    """Return what `probe_triton` would, as far as it is known without importing Triton; None where it is not."""
-    if importlib.util.find_spec("triton") is None:
-        return probe_of_failed_import("triton", missing("triton"), _install_triton(oldest), ("triton",))
-    version = installed_version(("triton",))
-    return _judged_triton(version, oldest) if version else None
-
-
-def _judged_triton(version: str, oldest: str) -> Probe:
-    """Return the probe of a version of Triton, which may be too old."""
-    if version_numbers(version) < version_numbers(oldest):
-        reason = f"needs Triton {oldest} or newer, this is {version}"
-        return Probe(version=version, reason=reason, install=_install_triton(oldest))
-    return Probe(version=version)
-
-
-def _install_triton(oldest: str) -> str:
-    return f"pip install 'triton>={oldest}'"
+def padded_queries(seqlen_q: int) -> int:
+    """Return to how many queries the log-sum-exp and delta of a backward are padded: the next multiple of PADDING."""
+    return -(-seqlen_q // PADDING) * PADDING
 
 
 def is_interpreted() -> bool:
@@ -141,11 +129,6 @@ def refusal_when_interpreted(case: Case) -> str | None:
         return "Triton's interpreter rounds to e4m3 wrongly"
     wrong = is_interpreted() and case.dtype == "bf16"
     return "Triton's interpreter computes bf16 dot products wrongly: check fp32 and fp16 there" if wrong else None
-
-
-def missing(module: str) -> ModuleNotFoundError:
-    """Return the error of importing a module that is not installed."""
-    return ModuleNotFoundError(f"No module named {module!r}", name=module)
 
 
 def probe_of_failed_import(module: str, error: Exception, install: str, distributions: tuple[str, ...]) -> Probe:

@@ -153,8 +153,7 @@ def dot_product_attention(case: Case) -> Any:
     s = case.shape
     left, right = flash_window(case)
     causal = _causal(case)
-    equal = all(of.seqlen_q == of.seqlen_k for of in case.sequences)
-    mask = "no_mask" if not causal else "causal" if equal else "causal_bottom_right"
+    mask = "no_mask" if not causal else "causal" if case.has_equal_lengths else "causal_bottom_right"
     if case.is_ragged:
         mask = f"padding_{mask}" if causal else "padding"
     attention = DotProductAttention(

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from attnbench.backends.base import backward_prepared
 from attnbench.backends.cudnn.fp8 import CudnnFp8, fp8_refusal, in_8_bits
 from attnbench.backends.paste import BSHD, Paste
 from attnbench.backends.transformer_engine.dot_product import CALL, Fused, call_module, dot_product_attention
@@ -107,17 +108,7 @@ class Fp8(Fused):
         of_dp, of_gradients = scales("scaling_bwd", META_DP, META_DQKV)
         of_dp.fill_(fp8.E5M2_MAX / fp8.largest_score_gradient(inputs.dout, inputs.v))
         of_gradients.fill_(fp8.gradient_scale(*(t.dequantize() for t in grads(forward(), keep=False))))
-
-        if case.direction == "fwd_bwd":
-
-            def both() -> tuple[Any, ...]:
-                out = forward()
-                return (out, *grads(out, keep=False))
-
-            return Prepared(both, lambda raw: named(*raw), forward, reads=reads)
-
-        out = forward()  # every timed backward runs over this one graph
-        return Prepared(lambda: grads(out, keep=True), lambda raw: named(out, *raw), forward, reads=reads)
+        return backward_prepared(case, forward, grads, named, reads=reads)
 
 
 def _named(results: Mapping[str, Any]) -> dict[str, Tensor]:

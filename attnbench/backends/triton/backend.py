@@ -1,4 +1,7 @@
-"""The backend `triton`: what attention.py can compute on which device, and the prepared call."""
+"""The backend `triton`: what attention.py can compute on which device, and the prepared call.
+
+Checked against Triton 3.6.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,18 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.base import BackendBase, autograd_prepared
+from attnbench.backends.base import autograd_prepared
 from attnbench.backends.limits import Limits
-from attnbench.backends.paste import BSHD, THD, Paste
+from attnbench.backends.paste import BSHD, FLASH, THD, Paste
 from attnbench.backends.shared.libraries import (
-    installed_triton,
+    OwnKernels,
     is_interpreted,
-    probe_triton,
+    padded_queries,
     refusal_of_interpreter,
     refusal_when_interpreted,
 )
 from attnbench.backends.shared.masks import slopes
-from attnbench.backends.triton.padding import padded_queries
-from attnbench.core.backend import Prepared, Probe, Signature, Workspace, cu_seqlens
+from attnbench.core.backend import Prepared, Signature, Workspace, cu_seqlens
 from attnbench.core.case import DTYPES, Case
 from attnbench.core.fp8 import quantize_inputs
 from attnbench.core.machine import Device
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from attnbench.backends.triton.named_mask import NamedMask
     from attnbench.core.backend import Inputs
 
-MIN_TRITON = "3.4"  # the first with tensor descriptors made on the host
 MIN_CAPABILITY_FP8 = (8, 9)
 MAX_LATENT = 512  # headdim_v of latent rows
 # Keys whose dk and dv are in fp32 at most, where the query heads of a key head are split: 8 programs for each of 148
@@ -38,8 +39,10 @@ MAX_LATENT = 512  # headdim_v of latent rows
 MAX_SPLIT_KEYS = 8 * 148 * 128
 
 
-class Triton(BackendBase):
+class Triton(OwnKernels):
     name = "triton"
+    install = "pip install 'triton>=3.4'"
+    min_version = "3.4"  # the first with tensor descriptors made on the host
     paste = Paste(
         (
             "from attnbench.backends.triton.attention import attention",
@@ -57,10 +60,7 @@ class Triton(BackendBase):
             "    q, cache, cache[..., :headdim_v], page_table, seqlens_k, cu_seqlens_q, max_seqlen_q, max_seqlen_k,\n"
             "    latent=True{options}\n)",
         },
-        causal="causal=True",
-        window="window_size=({left}, {right})",
-        softcap="softcap={softcap}",
-        scale="softmax_scale={scale}",
+        **FLASH,
     )
     # Compute capability 8.0 has asynchronous copies and bf16 matmuls. That of an AMD GPU is its gfx number, which is
     # above 8.0 for all that torch supports.
@@ -82,14 +82,6 @@ class Triton(BackendBase):
         latent=True,
         on_cpu=True,
     )
-
-    probe_imports = True
-
-    def probe(self) -> Probe:
-        return probe_triton(MIN_TRITON)
-
-    def installed(self) -> Probe | None:
-        return installed_triton(MIN_TRITON)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         reason = _interpreter_refusal(case, device) or _latent_refusal(case) or super().unsupported(case, device)

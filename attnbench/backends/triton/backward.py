@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnbench.backends.shared.libraries import padded_queries
 from attnbench.backends.triton.block_sizes import (
     Blocks,
     head_dim_constants,
@@ -23,7 +24,6 @@ from attnbench.backends.triton.dkdv import _dk_dv
 from attnbench.backends.triton.dq import _dq
 from attnbench.backends.triton.launch import Part, can_use_tma, launch, launch_best, row_descriptors, tensor_descriptors
 from attnbench.backends.triton.named_mask import arguments
-from attnbench.backends.triton.padding import padded_queries
 from attnbench.backends.triton.problem import LOG2_E, Problem
 
 

@@ -1,13 +1,10 @@
 """Block sizes found by timing on this machine, for GPUs for which block_sizes.py has no measured row.
 
-    python -m attnbench.backends.triton.tuned_blocks            print the choices, and the file that holds them
-    python -m attnbench.backends.triton.tuned_blocks --clear    delete the file, as after a change of clocks or driver
-
 The first call that needs a choice makes it: a few candidates are compiled and timed on the tensors of that call, so the
 search is part of the call's time. It ends after BUDGET_S seconds, or later where a compilation is under way, which
 cannot be interrupted. Choices are kept in a JSON file, by architecture, Triton version, kernel, head dims, dtype, mask,
-and whether tensor descriptors can be made. A file that cannot be read counts as empty; where it cannot be written, the
-next process searches again.
+and whether tensor descriptors can be made; delete it after a change of clocks or driver. A file that cannot be read
+counts as empty; where it cannot be written, the next process searches again.
 ATTNBENCH_TUNE=0 switches the search off; the first candidate is then taken. So it is while a CUDA graph is captured,
 where there is no choice yet.
 """
@@ -17,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -93,26 +89,3 @@ def search(
 def sizes_name(sizes: Iterable[int]) -> str:
     """Return block sizes as text, such as "64x128x4x3"."""
     return "x".join(str(int(n)) for n in sizes)
-
-
-def main(arguments: list[str]) -> int:
-    path = cache_file()
-    if arguments == ["--clear"]:
-        path.unlink(missing_ok=True)
-        print(f"deleted: {path}")
-        return 0
-    if arguments:
-        print(__doc__.split("\n\n")[1])
-        return 2
-    choices = read_choices(path)
-    print(f"{path}: {len(choices)} choices found by timing on this machine")
-    for key, entry in sorted(choices.items()):
-        tried = ", ".join(
-            f"{c} {1e6 * s:.0f} us" for c, s in sorted(entry.get("seconds", {}).items(), key=lambda x: x[1])
-        )
-        print(f"{key}: BLOCK_M x BLOCK_N x warps x stages {sizes_name(tuple(entry['blocks'][:4]))}; tried {tried}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -82,16 +82,17 @@ def scrolling(table: Markup, label: str, class_: str = "scroll") -> Markup:
 
 def script_data(id: str, value: Any) -> Markup:
     """Return a script element that holds data as JSON; nothing in the data can end the element."""
-    text = json.dumps(_shown(value), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    text = json.dumps(shown(value), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     return element("script", Markup(text.replace("<", "\\u003c")), type="application/json", id=id)
 
 
-def _shown(value: Any) -> Any:
+def shown(value: Any) -> Any:
+    """Return data without control characters, of which vl-convert would end its process."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
-        return {name: _shown(item) for name, item in value.items()}
-    return [_shown(item) for item in value] if isinstance(value, list | tuple) else value
+        return {shown(name): shown(item) for name, item in value.items()}
+    return [shown(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def asset(name: str) -> Markup:

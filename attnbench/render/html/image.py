@@ -7,16 +7,14 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.files import write_whole
 from attnbench.core.flops import CONVENTIONS
-from attnbench.core.text import printable
 from attnbench.render.html import palette, vega_spec
 from attnbench.render.html.charts import Charts
+from attnbench.render.html.elements import shown
 from attnbench.render.html.figures import FIGURES, Spec, VegaFigure, drawable
 
 VEGA_LITE = "6.4"  # as in assets/
@@ -81,15 +79,6 @@ def specification(figure: VegaFigure, charts: Charts) -> Spec:
     }
 
 
-def _without_controls(value: Any) -> Any:
-    """Return a part of a specification without control characters, at which vl-convert ends its process."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, Mapping):
-        return {_without_controls(name): _without_controls(inner) for name, inner in value.items()}
-    return [_without_controls(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
 def _drawn(kind: str, spec: Spec) -> bytes:
     """Return the content of a file. Raises UserError where vl-convert is missing or crashes.
 
@@ -97,7 +86,7 @@ def _drawn(kind: str, spec: Spec) -> bytes:
     """
     if importlib.util.find_spec("vl_convert") is None:
         raise UserError("--png and --svg need vl-convert: pip install 'attnbench[plots]'")
-    request = {"path": sys.path, "kind": kind, "spec": _without_controls(spec), "version": VEGA_LITE, "scale": SCALE}
+    request = {"path": sys.path, "kind": kind, "spec": shown(spec), "version": VEGA_LITE, "scale": SCALE}
     program = [sys.executable, "-I", "-c", PROGRAM]
     done = subprocess.run(program, input=json.dumps(request).encode(), capture_output=True)
     if done.returncode == 0:

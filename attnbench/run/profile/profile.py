@@ -51,7 +51,7 @@ FORECASTS = 20  # a profile may last this many times what the plan expects of a 
 
 @dataclass(frozen=True)
 class HostWork:
-    """What the host did in one call (worker/host_work.py)."""
+    """What the host did in one call (worker/timeline.py)."""
 
     operators: int = 0  # of torch, those that others call too
     launches: int = 0  # of kernels and graphs

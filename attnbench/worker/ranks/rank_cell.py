@@ -34,6 +34,7 @@ from attnbench.worker.measure.cpu_operators import trace_operators
 from attnbench.worker.measure.profiler_session import recorded_events, session
 from attnbench.worker.ranks import split_inputs
 from attnbench.worker.ranks.group import RankGroup
+from attnbench.worker.timeline import ran_on_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -283,7 +284,7 @@ class RankCell(Cell):
         kernels = [
             Activity(e.name(), e.start_ns() / 1e9, e.end_ns() / 1e9)
             for e in recorded_events(profiler)
-            if str(e.device_type()) == "DeviceType.CUDA" and not e.is_user_annotation() and e.duration_ns() > 0
+            if ran_on_device(e)
         ]
         return sorted(kernels, key=lambda a: a.start), raw
 

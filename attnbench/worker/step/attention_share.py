@@ -23,6 +23,7 @@ from attnbench.worker import kernel_rules
 from attnbench.worker.measure.cpu_operators import MATRIX_PRODUCTS
 from attnbench.worker.measure.profiler_session import recorded_events, session
 from attnbench.worker.step.attention_calls import MARK, marked
+from attnbench.worker.timeline import is_on, launch_times, ran_on_device
 
 if TYPE_CHECKING:
     import torch
@@ -89,10 +90,8 @@ def split(events: Sequence[Any], *, on_gpu: bool) -> StepTrace:
     if len(marks) % 2:
         raise ValueError(f"the profiler saw {len(marks)} marks, which are no pairs")
     if on_gpu:
-        calls = (e for e in events if not _on_device(e) and e.correlation_id() > 0 and e.name().startswith("cu"))
-        launched = {e.correlation_id(): e.start_ns() for e in calls}
-        work = [e for e in events if _on_device(e) and not e.is_user_annotation() and e.duration_ns() > 0]
-        placed = [(launched.get(e.correlation_id(), -1), e) for e in work]
+        launched = launch_times(events)
+        placed = [(launched.get(e.correlation_id(), -1), e) for e in events if ran_on_device(e)]
     else:
         placed = [(e.start_ns(), e) for e in events if "::" in e.name()]
     placed.sort(key=lambda of: (of[0], of[1].start_ns()))
@@ -103,7 +102,7 @@ def split(events: Sequence[Any], *, on_gpu: bool) -> StepTrace:
         seconds = busy_seconds(inside) if on_gpu else (end - begin) / 1e9
         ranges.append(Range(what, seconds, tuple(inside)))
     every = [_activity(e) for _, e in placed]
-    whole = [(e.end_ns() - e.start_ns()) / 1e9 for e in events if e.name() == STEP and not _on_device(e)]
+    whole = [(e.end_ns() - e.start_ns()) / 1e9 for e in events if e.name() == STEP and not is_on(e, "CUDA")]
     total = busy_seconds(every) if on_gpu else sum(whole)
     return StepTrace(total, sum(found.seconds for found in ranges), tuple(ranges), tuple(every))
 
@@ -119,29 +118,18 @@ def wrong_kernels(trace: StepTrace, backend: Backend, case: Case, device: Device
         if len(found) != layers:
             return f"attention ran {len(found)} times in the {what} of {layers} layers"
         of = replace(attention_of(case, 0), direction="fwd" if what == "forward" else "bwd")
-        signature = _signature(backend, of, device)
+        signature = backend.signature(of, device) if hasattr(backend, "signature") else Signature()
         for number, layer in enumerate(found):
             broken = kernel_rules.find_broken_rule(of, signature, [a.name for a in layer.activities])
-            if broken := broken or _low_share(signature, layer.activities, device):
+            if not broken and device.kind == "cuda":
+                broken = kernel_rules.find_low_share(signature, layer.activities)
+            if broken:
                 return f"{what} {number + 1} of {layers}: {broken}"
     return None
 
 
-def _signature(backend: Backend, of: Case, device: Device) -> Signature:
-    """Return what a backend declares of one direction. A backward may lack a kernel of its own on a CPU."""
-    return backend.signature(of, device) if hasattr(backend, "signature") else Signature()
-
-
-def _low_share(signature: Signature, activities: Sequence[Activity], device: Device) -> str | None:
-    return kernel_rules.find_low_share(signature, activities) if device.kind == "cuda" else None
-
-
 def _is_mark(event: Any) -> bool:
-    return not _on_device(event) and re.match(rf"{MARK}\.", event.name()) is not None
-
-
-def _on_device(event: Any) -> bool:
-    return str(event.device_type()) == "DeviceType.CUDA"
+    return not is_on(event, "CUDA") and re.match(rf"{MARK}\.", event.name()) is not None
 
 
 def _activity(event: Any) -> Activity:

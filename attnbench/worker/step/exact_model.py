@@ -130,7 +130,7 @@ def errors(case: Case, found: Answer, exact: Answer, eager: Answer) -> dict[str,
         names = list(exact.gradients)
         triples = [(found.gradients[n][None], exact.gradients[n][None], eager.gradients[n][None]) for n in names]
         each = [row_error(case, *triple, what="weight") for triple in triples]
-        worst = max(range(len(each)), key=lambda i: _excess(each[i].max_error))
+        worst = max(range(len(each)), key=lambda i: excess(each[i].max_error))
         allowed = max(e.tolerance for e in each)
         where = "" if each[worst].max_error <= allowed else f"of {names[worst]}"
         eager_error = max(e.eager_error for e in each)
@@ -163,5 +163,6 @@ def row_error(
     return TensorError(float(off[row]), float(usual[row]), float(allowed[row]), relative, where)
 
 
-def _excess(value: float) -> float:
+def excess(value: float) -> float:
+    """Return an error by which the worst is found: one that is no number is the largest."""
     return value if value == value else float("inf")

@@ -12,7 +12,7 @@ from attnbench.core.case import Case
 from attnbench.core.flops import attention_of
 from attnbench.core.record import TensorError
 from attnbench.worker.step.attention_calls import on_backward
-from attnbench.worker.step.exact_model import attend, gradients, row_error
+from attnbench.worker.step.exact_model import attend, excess, gradients, row_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,8 +64,11 @@ class LayerErrors:
 
     def worst(self) -> dict[str, TensorError]:
         """Return the error of the worst layer of each result: that which is largest over its tolerance."""
-        largest = lambda e: e.max_error / e.tolerance if e.max_error == e.max_error else float("inf")  # noqa: E731
-        return {name: max(errors, key=largest) for name, errors in self.found.items() if errors}
+        return {
+            name: max(errors, key=lambda e: excess(e.max_error / e.tolerance))
+            for name, errors in self.found.items()
+            if errors
+        }
 
     def flaws(self) -> tuple[str, ...]:
         """Return what is wrong beside errors: attention that was not called in each layer."""

@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from attnbench.core.attributes import other_attributes
 from attnbench.core.backend import torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.flops import attention_of
@@ -74,19 +75,13 @@ class StepModel:
         for layer in self._cached:
             layer.update({name: layer[name].to(dtype or torch_dtype(self.case)) for name in ("keys", "values")})
 
-    @contextlib.contextmanager
-    def plain_experts(self) -> Iterator[None]:
+    def plain_experts(self) -> contextlib.AbstractContextManager[None]:
         """Compute experts one after the other: a grouped product does not take every dtype."""
-        config = self.model.config
-        own = getattr(config, "_experts_implementation", None)
         if not (self.case.model_step and self.case.model_step.experts):
-            yield
-            return
-        config._experts_implementation = "eager"
-        try:
-            yield
-        finally:
-            config._experts_implementation = own
+            return contextlib.nullcontext()
+        config = self.model.config
+        config._experts_implementation = getattr(config, "_experts_implementation", None)  # which it need not have
+        return other_attributes(config, _experts_implementation="eager")
 
     def fill_cache(self) -> None:
         """Compute the keys and values of all tokens but the last, with the implementation that is in use; a decode
@@ -133,8 +128,7 @@ class StepModel:
         found = {name: p.grad.flatten() for name, p in self.model.named_parameters() if p.grad is not None}
         return {name: g[:: max(1, g.numel() // SAMPLED) | 1][:SAMPLED].float().clone() for name, g in found.items()}
 
-    @contextlib.contextmanager
-    def same_experts(self) -> Iterator[None]:
+    def same_experts(self) -> contextlib.AbstractContextManager[None]:
         """Let every token take the experts of the first step for which this is open.
 
         Where two experts are nearly alike to a token, rounding decides; its results are then not near the exact ones,
@@ -152,12 +146,9 @@ class StepModel:
             self._experts.append(indices)
             return values, indices
 
-        if self.case.model_step and self.case.model_step.experts:
-            setattr(torch, "topk", topk)  # noqa: B010  (mypy knows its type)
-        try:
-            yield
-        finally:
-            setattr(torch, "topk", own)  # noqa: B010
+        if not (self.case.model_step and self.case.model_step.experts):
+            return contextlib.nullcontext()
+        return other_attributes(torch, topk=topk)
 
     def saving_memory(self) -> Callable[[], None]:
         """Recompute activations of a training step from here on; return what ends that. Not with experts, which would

@@ -11,7 +11,7 @@ import gc
 from time import perf_counter
 from typing import Any
 
-from attnbench.backends.pytorch.sdpa import REFUSAL_MESSAGES, SWITCHES
+from attnbench.backends.pytorch.sdpa import REFUSAL_MESSAGES, force
 from attnbench.core import flops
 from attnbench.core.backend import Unsupported
 from attnbench.core.record import Accuracy
@@ -35,10 +35,7 @@ class StepCell(Cell):
 
     def make_inputs(self) -> Fields | None:
         """Build the model, and compute its answers; then let it use the implementation."""
-        import torch
-
-        for name in SWITCHES if self.backend.switch else ():
-            getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == self.backend.switch)
+        force(self.backend.switch)
         self.model = StepModel(self.case, self.instruments.device, self.policy.seed)
         self.laps.end("inputs")
         self._exact, self._eager = exact_model.exact_answers(self.model)
