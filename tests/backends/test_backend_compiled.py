@@ -118,7 +118,6 @@ def test_the_graph_of_a_timed_backward_keeps_its_buffers(direction: str, donated
 
 
 def test_flex_flash_needs_flash_attn_4_and_its_option_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch._functorch.config
     from torch.nn.attention import flex_attention
 
     install(monkeypatch, {"flash_attn": None}, {"torch": "2.13.0"})
