@@ -20,12 +20,18 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+PACKAGE = Path(__file__).parents[2] / "attnbench"
 IMPORTED = (
-    *("attnbench.cli", "attnbench.commands.command_line", "attnbench.commands.run", "attnbench.commands.gate"),
-    *("attnbench.run.run_suite", "attnbench.analysis.report.document", "attnbench.analysis.gate.findings"),
-    *("attnbench.render.terminal", "attnbench.render.markdown", "attnbench.results.run_file"),
-    *("rich.console", "rich.table", "typer.rich_utils", "pydantic", "scipy.special"),
-    *("attnbench.worker.serve", "attnbench.worker.measure_cell", "torch.fx.experimental.symbolic_shapes"),
+    *("rich.console", "rich.table", "rich.live", "rich._emoji_codes", "typer.rich_utils", "typer._adapters"),
+    *("pydantic", "scipy.special", "xml.etree.ElementTree", "torch.fx.experimental.symbolic_shapes"),
+    *("attnbench.cli", "attnbench.run.run_suite", "attnbench.run.check", "attnbench.run.capacity"),
+    *("attnbench.worker.serve", "attnbench.worker.measure_cell"),
+    *(
+        ".".join(("attnbench", *file.relative_to(PACKAGE).with_suffix("").parts))
+        for folder in ("commands", "analysis", "render")
+        for file in sorted((PACKAGE / folder).rglob("*.py"))
+        if file.stem != "__init__"
+    ),
 )
 SECONDS = 120
 # Asks for a fork with its own arguments, folder, environment and streams

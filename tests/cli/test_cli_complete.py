@@ -39,8 +39,8 @@ def test_suites(tool: Tool, command: str) -> None:
 @pytest.mark.parametrize("command", ["run", "profile", "ab", "check"])
 def test_backends_in_lists_and_left_out(tool: Tool, command: str) -> None:
     assert tab(tool, command, "-b", "") == [*BACKENDS]
+    assert tab(tool, command, "--backend", "eager,tri") == ["eager,triton"]
     if command == "run":
-        assert tab(tool, command, "--backend", "eager,tri") == ["eager,triton"]
         assert tab(tool, command, "-b", "sdpa-*,!sdpa-m") == ["sdpa-*,!sdpa-math"]
         assert tab(tool, command, "-b", "'!sdpa-m") == ["!sdpa-math"]  # an open quote, as one types it in bash
         assert "flex,flex" not in tab(tool, command, "-b", "flex,f")

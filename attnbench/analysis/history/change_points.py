@@ -241,7 +241,7 @@ def _creep(scaled: Floats, starts: Sequence[int]) -> tuple[float, float] | None:
     """Return the line that describes a series with steps better: its start and slope a run, in units of the noise."""
     if len(starts) < 2:
         return None
-    from scipy import stats as distributions  # type: ignore[import-untyped]  # half a second, for few histories
+    from scipy import stats as distributions  # half a second, for few histories
 
     runs, middles = np.arange(len(scaled)), _middles(scaled, starts)
     slope, start, *_ = distributions.theilslopes(scaled, runs)
