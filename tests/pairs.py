@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
+from heapq import heapify, heapreplace
 from itertools import combinations, product
 from operator import or_
 from typing import Any, TypeVar
@@ -15,12 +16,17 @@ K = TypeVar("K")
 
 def cover(held: Mapping[K, int], cost: Callable[[K], float] = lambda _: 1.0) -> list[K]:
     """Return few and cheap keys, in their order, that hold what all keys hold: each its value, a bit a thing."""
-    rest, chosen = dict(held), set()
-    left = reduce(or_, rest.values(), 0)
-    while left:
-        best = max(rest, key=lambda key: (rest[key] & left).bit_count() / cost(key))
-        chosen.add(best)
-        left &= ~rest.pop(best)
+    keys, chosen = [*held], set()
+    left = reduce(or_, held.values(), 0)
+    best = [(-held[key].bit_count() / cost(key), place) for place, key in enumerate(keys)]
+    heapify(best)
+    while left:  # what a key is worth only falls, so that few must be seen again until the best is known
+        key = keys[best[0][1]]
+        now = (-(held[key] & left).bit_count() / cost(key), best[0][1])
+        if now == best[0]:
+            chosen.add(key)
+            left &= ~held[key]
+        heapreplace(best, now)
     return [key for key in held if key in chosen]
 
 

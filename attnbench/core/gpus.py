@@ -82,7 +82,7 @@ def find(name: str, memory: int, multiprocessors: int | None = None) -> Gpu | No
     found = [
         gpu
         for gpu in GPUS
-        if re.fullmatch(gpu.pattern, name.strip()) and (gpu.memory is None or gpu.memory[0] <= memory <= gpu.memory[1])
+        if (gpu.memory is None or gpu.memory[0] <= memory <= gpu.memory[1]) and re.fullmatch(gpu.pattern, name.strip())
     ]
     if len(found) > 1:
         found = [gpu for gpu in found if gpu.multiprocessors == multiprocessors]

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
-import torch._functorch.config
 
 from attnbench.backends.shared import masks
 from attnbench.backends.shared.masks import (
@@ -36,6 +34,7 @@ def compile_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, An
 
     FlexAttention is replaced too, since it has no backward on a CPU.
     """
+    import torch._functorch.config
     from torch.nn.attention import flex_attention
 
     found: list[dict[str, Any]] = []
@@ -104,7 +103,7 @@ def test_compiled_for_one_shape(name: str, compile_calls: list[dict[str, Any]]) 
 def test_compiled_code_of_other_cases_is_discarded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the same case must stay: copies of one case are timed in turns."""
     resets: list[None] = []
-    monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(None))
+    monkeypatch.setattr("torch._dynamo.reset", lambda: resets.append(None))
     compiler: Any = backend(name)
     for case, count in ((PLAIN, 1), (PLAIN, 1), (replace(PLAIN, causal=True), 2), (PLAIN, 3)):
         compiler.reset_for(case)

@@ -8,11 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import forked
 import pytest
 import yaml
 from steps import RECIPES, ROOT, Job, action, use_action, use_recipe, use_workflow, with_program, workflow
@@ -79,10 +80,17 @@ def repository(measured: Path, tmp_path: Path) -> Tool:
     return Tool(Path(shutil.copytree(measured, tmp_path / "repository")))
 
 
+@pytest.fixture(scope="module")
+def python() -> Iterator[str]:
+    """An interpreter that starts in no time. Where it matters how the action starts its own, that is a new one."""
+    with forked.python() as program:
+        yield program
+
+
 @pytest.fixture
-def use(repository: Tool) -> Use:
+def use(repository: Tool, python: str) -> Use:
     def with_inputs(fake: str = "", **inputs: str) -> Job:
-        given = {"python": sys.executable, "device": "fake", "backend": OWN, "rounds": "2", **inputs}
+        given = {"python": python, "device": "fake", "backend": OWN, "rounds": "2", **inputs}
         return use_action(repository, fake, **given)
 
     return with_inputs
@@ -103,7 +111,7 @@ def test_the_action_passes_what_is_alike(use: Use, tmp_path: Path, monkeypatch: 
     (tmp_path / "earlier" / "attnbench").mkdir(parents=True)
     (tmp_path / "earlier" / "attnbench" / "__init__.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "earlier"))
-    job = use()
+    job = use(python=sys.executable)
     assert job.code == 0, job.log
     assert "attnbench: baseline: baselines/main/simulated-gpu.jsonl" in job.log
     assert job.outputs["exit-code"] == "0"
@@ -167,12 +175,12 @@ def test_the_action_in_a_hostile_checkout(use: Use, repository: Tool, monkeypatc
     """
     hostile(repository.folder)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("", ".", "./")))
-    refused = use("speed=0.97", artifact="refused")
+    refused = use("speed=0.97", artifact="refused", python=sys.executable)
     assert refused.code == 2
     assert "torch would be imported in place of torch; give it another name" in refused.log
     for name in ("torch", "numpy"):
         shutil.rmtree(repository.folder / name)
-    job = use("speed=0.97", margin="relative_error=20%,2%")
+    job = use("speed=0.97", margin="relative_error=20%,2%", python=sys.executable)
     assert hijacked(repository.folder) == ""
     assert (job.code, job.outputs["exit-code"]) == (1, "1"), job.log
 
@@ -204,7 +212,7 @@ echo "$*" >> agent.log
 
 
 @pytest.fixture
-def recipe(repository: Tool) -> Callable[..., subprocess.CompletedProcess[str]]:
+def recipe(repository: Tool, python: str) -> Callable[..., subprocess.CompletedProcess[str]]:
     """The recipes, in the checkout of a change that brings its own baselines: of the kernel that it makes slower."""
     git(repository, "clone", "--quiet", "--bare", ".", "../origin.git")
     origin = (repository.folder.parent / "origin.git").as_uri()
@@ -219,7 +227,7 @@ def recipe(repository: Tool) -> Callable[..., subprocess.CompletedProcess[str]]:
     for file in left:
         repository.write(file, "passed")
     commit(repository, own, "main", "baselines/main/zzz.jsonl", *left)
-    path = with_program(repository, "attnbench", ATTNBENCH.format(python=sys.executable))
+    path = with_program(repository, "attnbench", ATTNBENCH.format(python=python))
     with_program(repository, "buildkite-agent", AGENT)
     environment = {
         "PATH": path,
@@ -319,9 +327,9 @@ def artifacts(repository: Tool) -> Path:
     return folder
 
 
-def programs(tool: Tool, attnbench: str = "") -> str:
+def programs(tool: Tool, python: str, attnbench: str = "") -> str:
     """Return a PATH with this attnbench, or a stand-in for it, and a stand-in for GitHub's `gh`."""
-    with_program(tool, "attnbench", attnbench or f'#!/bin/bash\nexec {sys.executable} -m attnbench "$@"\n')
+    with_program(tool, "attnbench", attnbench or f'#!/bin/bash\nexec {python} -m attnbench "$@"\n')
     return with_program(tool, "gh", GH.format(python=sys.executable, folder=str(tool.folder)))
 
 
@@ -345,7 +353,7 @@ Comment = Callable[..., tuple[Job, list[dict[str, Any]]]]
 
 
 @pytest.fixture
-def comment(repository: Tool) -> Comment:
+def comment(repository: Tool, python: str) -> Comment:
     """The workflow that comments on commit abc, with GitHub's answers; returns the job, and what it asked of GitHub."""
 
     def run(
@@ -371,7 +379,11 @@ def comment(repository: Tool) -> Comment:
             EVENT + "conclusion": conclusion,
             EVENT + "html_url": "https://its/run",
         }
-        environment = {"PATH": programs(repository, attnbench), "GITHUB_REPOSITORY": "us/kernels", "GITHUB_RUN_ID": "5"}
+        environment = {
+            "PATH": programs(repository, python, attnbench),
+            "GITHUB_REPOSITORY": "us/kernels",
+            "GITHUB_RUN_ID": "5",
+        }
         (repository.folder / "temp").mkdir(exist_ok=True)
         environment["GITHUB_SERVER_URL"] = "https://github.example"
         job = use_workflow(repository, "attention-comment", "comment", known, failing, **environment)
@@ -495,14 +507,14 @@ def test_a_long_comment_is_cut_with_a_word(comment: Comment, repository: Tool) -
 
 
 @pytest.fixture
-def propose(repository: Tool, artifacts: Path) -> Callable[[], str]:
+def propose(repository: Tool, artifacts: Path, python: str) -> Callable[[], str]:
     """The workflow that proposes a baseline, of a run that is slower; returns the text of the pull request."""
     shutil.rmtree(artifacts / "attnbench-gpu-2 $(touch pwned)")
     git(repository, "init", "--quiet", "--bare", "../origin")
     git(repository, "remote", "add", "origin", "../origin")
     known = {"inputs.reason || 'the monthly measurement'": "torch 2.14"}
     known["github.event.repository.default_branch"] = "main"
-    environment = {"PATH": programs(repository), "GITHUB_RUN_ID": "5"}
+    environment = {"PATH": programs(repository, python), "GITHUB_RUN_ID": "5"}
 
     def run() -> str:
         job = use_workflow(repository, "attention-baseline", "propose", known, **environment)

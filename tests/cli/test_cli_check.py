@@ -74,15 +74,10 @@ def entries(out: str) -> dict[str, str]:
     return {row[:width].strip(): row[width:].strip() for row in lines[start + 1 : lines.index("", start)]}
 
 
-def check(tool: Tool, function: str, *more: str, code: int) -> str:
-    return tool("check", f"./mine.py:{function}", "--device", "cpu", *more, code=code).out
-
-
 def test_a_right_function(mine: Tool) -> None:
-    out = check(mine, "right", "--dtype", "fp32", "--pass", "bwd", "--headdim", "64", "--full", code=0)
-    found = entries(out)
-    assert {entry.split()[0] for entry in found.values()} == {"right"}
-    assert out.splitlines()[-1] == f"right is RIGHT in {len(found)} cases"
+    out = mine("check", "./mine.py:right", *small_cases(mine, "bwd", 64, 203)).out
+    assert [entry.split()[0] for entry in entries(out).values()] == ["right", "right"]
+    assert out.splitlines()[-1] == "right is RIGHT in 2 cases"
 
 
 def test_a_function_that_ignores_one_of_its_parameters_is_wrong(mine: Tool) -> None:
@@ -201,13 +196,12 @@ def test_a_dout_of_other_strides(mine: Tool) -> None:
         assert f"{verdict} in 1 of 1 case" in " ".join(out.split())
 
 
-@pytest.mark.parametrize("option", [("--pass", "bwd"), ("--dtype", "bf16"), ("--headdim", "64")])
-def test_an_option_adds_no_case_to_those_tried_by_default(tool: Tool, option: tuple[str, str]) -> None:
-    whole, part = (
+def test_an_option_adds_no_case_to_those_tried_by_default(tool: Tool) -> None:
+    whole, *parts = (
         {tuple(sorted(row.items())) for row in csv.DictReader(io.StringIO(tool(*FAKE, "-f", "csv", *more).out))}
-        for more in ((), option)
+        for more in ((), ("--pass", "bwd"), ("--dtype", "bf16"), ("--headdim", "64"))
     )
-    assert part < whole
+    assert all(part < whole for part in parts)
 
 
 def test_what_a_function_does_not_implement_is_skipped_with_its_reason(mine: Tool) -> None:
@@ -305,8 +299,7 @@ def test_the_advice_of_a_run_with_a_wrong_result_checks_the_same_cells_again(min
     assert "own.jsonl has no wrong result of these cases" in mine(*advice, "--pass", "bwd", code=2).err
 
 
-@pytest.mark.parametrize("end", ["\n", ""], ids=["a damaged line", "an interrupted write"])
-@pytest.mark.parametrize("readable", [0, 1])
+@pytest.mark.parametrize(("readable", "end"), [(0, "\n"), (1, "")], ids=["a damaged line", "an interrupted write"])
 def test_a_wrong_result_that_cannot_be_read_is_not_passed_over(tool: Tool, readable: int, end: str) -> None:
     options = ("--seqlen", "512,1k", "--headdim", "64", "--full", "--pass", "fwd", "--out", "own.jsonl")
     tool("run", "--device", "fake", "-b", "fake", *options, fake="wrong@512 wrong@1k", code=5)
@@ -348,6 +341,9 @@ def test_the_code_of_a_mask_that_a_file_names_is_run_with_trust_alone(mine: Tool
 def test_exit_codes(tool: Tool, script: str, code: int, verdict: str) -> None:
     out = tool(*FAKE, fake=script, code=code).out
     assert " ".join(out.split()).endswith(verdict)
+    if script == "crash@256":
+        assert "(3 cases" in out
+        assert "not tried: 3 cases before ended its process" in out
 
 
 def test_each_function_of_ones_own_must_be_checked(mine: Tool) -> None:
@@ -359,28 +355,20 @@ def test_each_function_of_ones_own_must_be_checked(mine: Tool) -> None:
     assert "is RIGHT" in mine("check", "eager", "sdpa-cudnn", *options).out
 
 
-def test_a_backend_that_keeps_crashing_is_given_up(tool: Tool) -> None:
-    out = tool(*FAKE, fake="crash@256", code=1).out
-    assert "(3 cases" in out
-    assert "not tried: 3 cases before ended its process" in out
-
-
-def test_csv_and_json_have_a_row_a_case(tool: Tool) -> None:
-    rows = list(csv.DictReader(io.StringIO(tool(*FAKE, "-f", "csv", fake="wrong@203", code=5).out)))
-    records = json.loads(tool(*FAKE, "--json", fake="wrong@203", code=5).out)
+def test_csv_and_json_have_a_row_a_case_and_other_formats_the_verdict(tool: Tool) -> None:
+    files = [tool.folder / f"found.{form}" for form in ("csv", "json", "md", "html")]
+    tool(*FAKE, *(word for file in files for word in ("-f", f"{file.suffix[1:]}={file}")), fake="wrong@203", code=5)
+    in_csv, in_json, *pages = (file.read_text() for file in files)
+    rows, records = list(csv.DictReader(io.StringIO(in_csv))), json.loads(in_json)
     assert len(rows) == len(records) == 84
     assert [row["status"] for row in rows] == [record["status"] for record in records]
     assert {(row["status"], row["error"], row["tolerance"]) for row in rows} == {
         ("ok", "0.001", "0.002"),
         ("wrong", "1.0", "0.002"),
     }
-
-
-@pytest.mark.parametrize("format", ["md", "html"])
-def test_other_formats(tool: Tool, format: str) -> None:
-    out = tool(*FAKE, "-f", format, fake="wrong@203", code=5).out
-    assert "fake is WRONG in 8 of 84 cases" in out
-    assert "80x256 d64 causal" in out
+    for page in pages:
+        assert "fake is WRONG in 8 of 84 cases" in page
+        assert "80x256 d64 causal" in page
 
 
 @pytest.mark.parametrize(

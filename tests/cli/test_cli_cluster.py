@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -156,13 +157,20 @@ def test_without_ray_a_line_says_how_to_get_it(tool: Tool) -> None:
     assert "pip install 'attnbench[cluster]'" in tool(*RUN, code=2, PYTHONPATH=path).err
 
 
-@pytest.mark.parametrize("damage", ["empty", "first line", "all records", "one record", "cut gzip file"])
-def test_a_unit_whose_file_is_damaged_is_not_accepted(tool: Tool, damage: str) -> None:
-    folder = tool.folder / "units"
+@pytest.fixture(scope="module")
+def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the run files of four units, none of which stands out."""
+    tool = Tool(tmp_path_factory.mktemp("four"))
     for name in ("n1", "n2", "n3", "n4"):
         options = ("--device", "fake", "-b", "fake", *SMALL, "--seqlen", "2k,4k", "--out", f"units/{name}.jsonl")
         tool("run", *options)
     assert "NO UNIT STANDS OUT" in tool("cluster", "report", "units").out
+    return tool.folder / "units"
+
+
+@pytest.mark.parametrize("damage", ["empty", "first line", "all records", "one record", "cut gzip file"])
+def test_a_unit_whose_file_is_damaged_is_not_accepted(tool: Tool, units: Path, damage: str) -> None:
+    folder = Path(shutil.copytree(units, tool.folder / "units"))
     first, *records = (folder / "n4.jsonl").read_text().splitlines()
     bad = [record[:-40] for record in records]
     lines = {

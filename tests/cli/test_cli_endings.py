@@ -60,7 +60,6 @@ CANNOT = {">&-": "Bad file descriptor", "> /dev/full": "No space left on device"
     ("command", "where"),
     [
         ("report run.jsonl", ">&-"),
-        ("report run.jsonl", "> /dev/full"),
         ("report run.jsonl -f md", "> /dev/full"),
         ("run --help", "> /dev/full"),
         ("--version", ">&-"),
@@ -124,12 +123,11 @@ def test_a_run_whose_output_cannot_be_written_is_kept(tool: Tool, where: str) ->
 @pytest.mark.parametrize("where", ["2>&-", "2> /dev/full"])
 def test_a_standard_error_that_takes_nothing_is_no_other_exit_code(measured: Tool, where: str) -> None:
     assert in_shell(measured, f"$A report nope.jsonl {where}")[:2] == (2, "")
-    assert in_shell(measured, f"$A run --bogus {where}")[:2] == (2, "")
     assert in_shell(measured, f"$A report run.jsonl {where}")[0] == 0
 
 
 @posix
-@pytest.mark.parametrize("where", ["2> /dev/full", "2>&1 | true", "2>&1 | head -n 1"])
+@pytest.mark.parametrize("where", ["2> /dev/full", "2>&1 | true"])
 def test_progress_that_cannot_be_shown_ends_no_measurement(tool: Tool, where: str) -> None:
     in_shell(tool, f"$A {shlex.join((*FAKE, '--seqlen', '1k,2k', *SMALL, '--out', 'run.jsonl'))} {where}")
     assert tool.stored().statuses == {1024: "ok", 2048: "ok"}
@@ -147,11 +145,7 @@ def test_all_streams_closed_harm_no_file(tool: Tool) -> None:
     [
         "run --help",
         "suites",
-        "backends",
-        "gate -m help",
         "check --device fake fake 2> /dev/null",
-        "run --device fake -b fake --seqlen 1k --dry-run 2> /dev/null",
-        "report run.jsonl -f json",
         "gate run.jsonl other.jsonl",
     ],
 )
@@ -163,8 +157,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_by_sigpipe(measured: Tool,
     assert err == ""
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
-@pytest.mark.parametrize("form", ["md", "table"])
+@pytest.mark.parametrize(("encoding", "form"), [("cp1252", "table"), ("ascii", "md")])
 def test_characters_that_an_encoding_lacks_are_question_marks(
     measured: Tool, tmp_path: Path, encoding: str, form: str
 ) -> None:
@@ -176,12 +169,12 @@ def test_characters_that_an_encoding_lacks_are_question_marks(
     assert not shown.err
 
 
-@pytest.mark.parametrize("columns", ["0", "1", "-3", "wide", "100000", "9" * 5000])
 @pytest.mark.parametrize("command", ["report run.jsonl", "run --help"])
-def test_an_absurd_width_is_no_width(measured: Tool, command: str, columns: str) -> None:
+def test_an_absurd_width_is_no_width(measured: Tool, command: str) -> None:
     usual = measured(*command.split(), COLUMNS="")
     assert usual.out
-    assert measured(*command.split(), COLUMNS=columns, LINES=columns) == usual
+    for columns in ("0", "1", "-3", "wide", "100000", "9" * 5000):
+        assert measured(*command.split(), COLUMNS=columns, LINES=columns) == usual
 
 
 @pytest.mark.parametrize("epoch", ["", "9" * 17])
@@ -225,13 +218,12 @@ def cli_folder() -> str:
 
 
 @posix
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM], ids=["INT", "TERM"])
-def test_an_impatient_second_signal_changes_nothing(tool: Tool, second: int) -> None:
+def test_an_impatient_second_signal_changes_nothing(tool: Tool) -> None:
     with tool.start(*FAKE, "--seqlen", "512-16k", *SMALL, "--out", "run.jsonl", fake="hang@1k") as process:
         workers = tool.wait_until_stuck(process)
         process.send_signal(signal.SIGINT)
         time.sleep(0.05)
-        process.send_signal(second)
+        process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "before anything was measured" not in err

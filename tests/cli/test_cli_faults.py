@@ -98,14 +98,13 @@ def test_a_worker_whose_interpreter_does_not_work_costs_its_backend_only(tool: T
 
 
 @linux
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_is_a_shorter_run(tool: Tool, number: int, code: int) -> None:
+def test_an_interrupted_run_is_a_shorter_run(tool: Tool) -> None:
     with tool.start(*FAKE, *LENGTHS, "--out", "run.jsonl", fake="hang@1k") as process:
         workers = tool.wait_until_stuck(process)
         assert workers
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=30)
-    assert process.returncode == code
+    assert process.returncode == 143
     assert "Traceback" not in err
     before = tool.stored()
     assert 0 < len(before.records) < 6
@@ -121,17 +120,16 @@ def test_an_interrupted_run_is_a_shorter_run(tool: Tool, number: int, code: int)
 
 
 @linux
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_interrupted_before_the_first_job(tool: Tool, number: int, code: int) -> None:
+def test_interrupted_before_the_first_job(tool: Tool) -> None:
     tool.write("slow.py", "import time\ntime.sleep(60)\n")
     with tool.start("run", "--device", "fake", "-b", "./slow.py:f", "--out", "run.jsonl") as process:
         workers: list[int] = []
         while not workers:
             workers = children(process.pid)
             assert process.poll() is None
-        process.send_signal(number)
+        process.send_signal(signal.SIGHUP)
         out, err = process.communicate(timeout=30)
-    assert process.returncode == code
+    assert process.returncode == 129
     assert err == "attnbench: interrupted before anything was measured\n"
     assert out == ""
     assert not alive(workers)

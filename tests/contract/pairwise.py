@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
@@ -27,14 +26,18 @@ def _features(case: Case) -> frozenset[tuple[str, object]]:
     return frozenset(found)
 
 
-_BITS: dict[tuple[object, object], int] = {}  # of each pair of features that was met
+_NUMBERS: dict[object, int] = {}  # of each feature that was met
+_MOST = 256
 
 
 @cache
 def _pairs(case: Case, backend: str) -> int:
     """Return the pairs of features of a case and its backend, a bit each."""
-    pairs = itertools.combinations(sorted({*_features(case), ("backend", backend)}, key=repr), 2)
-    return sum(1 << _BITS.setdefault(pair, len(_BITS)) for pair in pairs)
+    features = {*_features(case), ("backend", backend)}
+    numbers = [_NUMBERS.setdefault(feature, len(_NUMBERS)) for feature in features]
+    assert len(_NUMBERS) <= _MOST
+    having = sum(1 << number for number in numbers)
+    return sum((having >> number + 1) << number * _MOST for number in numbers)  # with each feature of a larger number
 
 
 def _cost(case: Case) -> float:

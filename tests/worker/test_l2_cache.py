@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -50,7 +51,8 @@ class Machine:
 
 
 def found(machine: Machine) -> str:
-    return observed_state(machine, CPU, L2)
+    with patch.object(l2_cache, "MIN_FLUSH", 2**20):  # bytes that are read here, each time, and change nothing
+        return observed_state(machine, CPU, 2**20)
 
 
 def test_a_flush_makes_it_cold() -> None:

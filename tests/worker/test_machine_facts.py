@@ -55,23 +55,23 @@ def test_nothing_is_ever_set() -> None:
 
 
 def test_a_cpu_whose_instructions_are_limited_is_another_machine() -> None:
-    """By torch's variable, by oneDNN's and by MKL's; a gate says so."""
-    code = "from attnbench.worker import environment; print(environment.describe('cpu').device.instructions)"
-    variables = {**os.environ, "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "AVX2"}
-    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=120)
-    assert done.stdout == "DEFAULT, oneDNN at most SSE41, MKL_CBWR AVX2\n", done.stderr
     limited, whole = (run([], device=replace(CPU, instructions=of)) for of in ("DEFAULT", "AVX512"))
     assert [d.what for d in differences(limited, whole)] == ["device instructions was DEFAULT and is AVX512"]
 
 
 def test_environment_variables_that_change_figures_are_told_as_a_person_set_them() -> None:
-    """Not those that torch sets, and not where files are; of a GPU only on one."""
+    """Not those that torch sets, and not where files are; of a GPU only on one. A CPU's instructions are limited by
+    torch's variable, by oneDNN's and by MKL's."""
     code = """if True:
         from attnbench.worker import environment
         import os, torch
         os.environ["CUDA_MODULE_LOADING"] = "LAZY"
-        print(environment.describe("cpu").variables, environment._variables("cuda"))"""
+        found = environment.describe("cpu")
+        print(found.variables, environment._variables("cuda"), found.device.instructions)"""
     theirs = {
+        "ATEN_CPU_CAPABILITY": "default",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "MKL_CBWR": "AVX2",
         "TORCH_COMPILE_DISABLE": "1",
         "NVIDIA_TF32_OVERRIDE": "0",
         "OMP_PLACES": "",
@@ -83,7 +83,8 @@ def test_environment_variables_that_change_figures_are_told_as_a_person_set_them
     variables = {**plain, **theirs, **places}
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=120)
     of_all = {"OMP_THREAD_LIMIT": "1", "TORCHINDUCTOR_FREEZING": "1", "TORCH_COMPILE_DISABLE": "1"}
-    assert done.stdout == f"{of_all} { {'NVIDIA_TF32_OVERRIDE': '0', **of_all} }\n", done.stderr
+    instructions = "DEFAULT, oneDNN at most SSE41, MKL_CBWR AVX2"
+    assert done.stdout == f"{of_all} { {'NVIDIA_TF32_OVERRIDE': '0', **of_all} } {instructions}\n", done.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", None])

@@ -82,9 +82,8 @@ def cpu() -> Device:
     [
         case("fwd_bwd", "bf16"),
         case("bwd", nheads_k=1),
-        case(causal=False),
         case("fwd_bwd", nheads_k=2, ranks=4),
-        replace(case("fwd_bwd"), shape=Shape(2, 256, 256, 4, 4, 64, 32)),
+        replace(case("fwd_bwd", causal=False), shape=Shape(2, 256, 256, 4, 4, 64, 32)),
     ],
     ids=lambda of: f"{of.direction}-{of.dtype}-{of.shape.nheads_k}-{of.ranks}-b{of.shape.batch}-{of.causal}",
 )
@@ -118,7 +117,7 @@ def test_torchs_ring_is_right(pool: WorkerPool, name: str, causal: bool) -> None
 
 @pytest.mark.parametrize(
     ("direction", "nheads_k", "causal", "ranks"),
-    [("fwd", 2, True, 4), ("bwd", 2, True, 4), ("fwd", 4, False, 2), ("fwd_bwd", 4, False, 2)],
+    [("fwd", 2, True, 4), ("bwd", 2, True, 4), ("fwd_bwd", 4, False, 2)],
 )
 def test_ring_flash_attn_is_right(pool: WorkerPool, direction: str, nheads_k: int, causal: bool, ranks: int) -> None:
     """Keys and values go to each other rank in each direction; their gradients, in float32, once more around."""
@@ -297,7 +296,7 @@ def test_a_rank_that_fails_costs_one_record(
     pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, seqlen: int, status: str, said: str
 ) -> None:
     monkeypatch.setattr(rank_workers, "GRACE", 1.0)
-    policy = replace(POLICY, timeout_s=6.0 if status == "timeout" else 60.0)
+    policy = replace(POLICY, timeout_s=3.0 if status == "timeout" else 60.0)
     record = measured(pool, "Fails", case(seqlen=seqlen), policy)
     assert record.status == status, record.reason
     assert said in str(record.reason)
@@ -312,12 +311,11 @@ def fitted(pool: WorkerPool, name: str, of: Case) -> Record:
 @pytest.mark.parametrize(
     ("name", "of"),
     [
-        ("Ulysses", case("fwd_bwd", nheads_k=2)),
-        ("Ulysses", case(ranks=4)),
+        ("Ulysses", case("fwd_bwd", nheads_k=4, ranks=4)),
         ("Ring", case()),
         ("te-P2p", case("fwd_bwd", "bf16")),
     ],
-    ids=["ulysses-training", "ulysses-of-4", "ring", "transformer-engine"],
+    ids=["ulysses", "ring", "transformer-engine"],
 )
 def test_what_fits_on_several_ranks_has_the_memory_of_one(pool: WorkerPool, name: str, of: Case) -> None:
     """A rank has its part of q, k and v, and of dout."""

@@ -121,11 +121,19 @@ def _of_unlike_sides(
 
     Where several runs of a baseline have most rounds, a current run that is less steady would look as steady as they.
     """
-    own = np.array([np.var(t.current, ddof=1) if len(t.current) > 1 else 0.0 for t in tests])
+    if not any(t.earlier for t in tests):
+        return variance, freedom
+    own = np.array([_variance(t.current) for t in tests])
     own, of_own = moderated(own, m - 1.0, prior_from_variances(own, m - 1.0))
     worse = (own > variance) & np.array([bool(t.earlier) for t in tests])
     both = (variance / n + np.where(worse, own, variance) / m) / (1 / n + 1 / m)
     return both, np.where(worse, of_own, freedom)
+
+
+def _variance(values: Sequence[float]) -> float:
+    """Return the unbiased variance, 0 of one value. A call of numpy takes ten times as long on a few values."""
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1)
 
 
 def _jumping(

@@ -17,6 +17,7 @@ TIMES_A_JUMP the largest that was seen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -123,7 +124,7 @@ def _means(tests: Sequence[Rounds], number: int) -> tuple[Floats, Floats]:
     for i, test in enumerate(tests):
         for run, values in enumerate(test.runs):
             if len(values):
-                means[i, run], counts[i, run] = np.mean(values), len(values)
+                means[i, run], counts[i, run] = math.fsum(values) / len(values), len(values)
     return means, counts
 
 

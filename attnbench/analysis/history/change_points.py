@@ -36,7 +36,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import stats as distributions  # type: ignore[import-untyped]
+from scipy import special  # type: ignore[import-untyped]
 
 from attnbench.analysis.history.change_tests import FALSE_ALARM, LEAST, MIN_RUNS
 from attnbench.core import stats
@@ -128,13 +128,13 @@ def levels(
     noise = max(math.sqrt(variance * (1 + kept)) / (1 - kept), least)
     scaled = np.log(values) / noise
     critical, of_all = (
-        float(distributions.t.isf(FALSE_ALARM / (2 * number * len(scaled)), freedom)) for number in (1, cells)
+        float(-special.stdtrit(freedom, FALSE_ALARM / (2 * number * len(scaled)))) for number in (1, cells)
     )
     steps = _found(scaled, critical) if changed else []
     creep = _creep(scaled, [0, *steps])
     starts, places = ([0, *steps], [(step, step) for step in steps]) if creep else _settled(scaled, steps)
     middles = _middles(scaled, starts)
-    quantile = float(distributions.t.isf(0.025, freedom)) * MEDIAN
+    quantile = float(-special.stdtrit(freedom, 0.025)) * MEDIAN
     start, slope = creep or (middles[-1], 0.0)
     described = start + slope * np.arange(len(scaled), dtype=float)
     changes = [
@@ -241,6 +241,8 @@ def _creep(scaled: Floats, starts: Sequence[int]) -> tuple[float, float] | None:
     """Return the line that describes a series with steps better: its start and slope a run, in units of the noise."""
     if len(starts) < 2:
         return None
+    from scipy import stats as distributions  # half a second, for few histories
+
     runs, middles = np.arange(len(scaled)), _middles(scaled, starts)
     slope, start, *_ = distributions.theilslopes(scaled, runs)
     steps = np.repeat(middles, np.diff([*starts, len(scaled)]))
