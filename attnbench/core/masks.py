@@ -11,8 +11,8 @@ that place. A mask adds keys to the band, or leaves some of it; d is the query's
                     BigBird (arXiv 2007.14062), drawn by the number of the block's row, so that each run has the same
 
     FILE.py:NAME    leaves what a function of one's own says: FlexAttention's mask_mod, NAME(b, h, q_idx, kv_idx), with
-                    the query's place as q_idx. It must be the same for all b and h. A hash of the file is part of the
-                    case.
+                    the query's place as q_idx. It must be the same for all b and h. A hash of the file, and of
+                    a person's files that it imports, is part of the case.
 
 Tensors of places and keys may be given instead of numbers wherever a mask says which keys it picks.
 """
@@ -24,7 +24,8 @@ import hashlib
 import os
 import random
 import stat
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -34,6 +35,7 @@ from attnbench.core.band import pairs_up_to, visible_pairs
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.files import can_name_a_file
 from attnbench.core.own_code import functions_of, load_file
+from attnbench.core.own_files import content_of, named_by
 from attnbench.core.sizes import format_size, parse_numbers, parse_size
 
 if TYPE_CHECKING:
@@ -41,7 +43,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK = 128  # tokens of a block of random:P, as of FlexAttention's masks
+_PATH = (*sys.path,)  # before own code is loaded, which adds its folder
 MOST_DRAWN = 2**18  # keys of random:P, whose blocks grow with their square, and are drawn one by one
+
+
+class MaskChangedError(UserError):
+    """A mask of one's own is not there, or not what it was when the run was planned."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +177,21 @@ class Own(Mask):
     name: str
     digest: str
 
+    @property
+    def spec(self) -> str:
+        """The mask as --mask names it: "FILE.py:NAME"."""
+        return f"{self.path}:{self.name}"
+
+    def check(self) -> None:
+        """Raise MaskChangedError where a file that it is made of is gone, or another than when the run was planned."""
+        why = f"{self.path}, or a file that it imports, is another than when the run was planned"
+        try:
+            if _digest(self.path) == self.digest:
+                return
+        except OSError as error:
+            why = f"cannot read {self.path}: {error.strerror}"
+        raise MaskChangedError(f"mask: {why}; go on in the folder and with the files of then, or start a new run")
+
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
         zero = place * 0  # of the batch entry and the head
         return self.function(zero, zero, place, key)
@@ -179,8 +201,8 @@ class Own(Mask):
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function itself. Raises UserError where it cannot be had, or the file is another than when planned."""
-        return _own_function(self.path, self.name, self.digest)
+        """The function itself. Raises UserError where the file has none, and what `check` and its import raise."""
+        return _own_function(self)
 
 
 MASKS: Mapping[str, type[Numbered]] = {
@@ -236,23 +258,37 @@ def _parse_own(text: str, what: str) -> str:
 
 
 def _digest(path: str) -> str:
+    """Return a hash of a file and of a person's files that its import statements name. Raises OSError."""
     if not can_name_a_file(path):
         raise OSError(errno.EINVAL, "no file can have that name")
     if not stat.S_ISREG(os.stat(path).st_mode):  # a device has no end, and a pipe waits
         raise OSError(errno.EINVAL, "it is no plain file")
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:8]
+    folder, file, others = _files(path)
+    digest = hashlib.sha256(content_of(file))
+    for other in others:
+        digest.update(os.fsencode(f"\0{os.path.relpath(other, folder)}\0") + content_of(other))
+    return digest.hexdigest()[:8]
+
+
+def _files(path: str) -> tuple[Path, Path, list[Path]]:
+    """Return the folder of a file, the file, and a person's files that its import statements name."""
+    folder, file = Path(path).parent.resolve(), Path(path).resolve()
+    return folder, file, sorted(named_by([file], (str(folder), *_PATH), [folder]) - {file})
 
 
 @cache
-def _own_function(path: str, name: str, digest: str) -> Callable[..., Any]:
-    try:
-        if _digest(path) != digest:
-            raise UserError(f"mask: {path} is another file than when the run was planned; run it again")
-        function = getattr(module := load_file(Path(path)), name, None)
-    except OSError as error:
-        raise UserError(f"mask: cannot read {path}: {error.strerror or error}") from None
+def _own_function(own: Own) -> Callable[..., Any]:
+    own.check()
+    function = getattr(module := load_file(Path(own.path)), own.name, None)
+    own.check()  # of what was loaded
+    folder, _, others = _files(own.path)
+    for other in (other for other in others if other.is_relative_to(folder)):
+        name = ".".join(other.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+        loaded = getattr(sys.modules.get(name), "__file__", None)
+        if loaded and Path(loaded).resolve() not in others:
+            raise MaskChangedError(f"mask: {own.path} imports {loaded} in place of {other}; give it another name")
     if not callable(function):
-        raise UserError(f"mask: {path} has no function {name!r}{functions_of(module, name)}")
+        raise UserError(f"mask: {own.path} has no function {own.name!r}{functions_of(module, own.name)}")
     found: Callable[..., Any] = function
     return found
 
@@ -260,6 +296,12 @@ def _own_function(path: str, name: str, digest: str) -> Callable[..., Any]:
 def is_own(text: str) -> bool:
     """Whether a mask is a function in a file of one's own."""
     return ".py:" in text
+
+
+def own_of(texts: Iterable[str]) -> list[Own]:
+    """Return the masks of one's own among masks, each once."""
+    found = (find(text) for text in dict.fromkeys(texts) if is_own(text))
+    return [mask for mask in found if isinstance(mask, Own)]
 
 
 @cache

@@ -31,6 +31,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from attnbench.core import masks
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.json import to_json
@@ -546,8 +547,11 @@ def resume_command(run: Run, path: Path | str | None) -> str:
 
 def trust(*runs: Run) -> list[str]:
     """Return the option that lets a command run the own code and the interpreters that runs name, if they name any."""
-    own = any(run.interpreters or any(not of.startswith("attnbench.") for of in run.specs.values()) for run in runs)
-    return ["--trust"] if own else []
+    for run in runs:
+        own = any(not of.startswith("attnbench.") for of in run.specs.values())
+        if own or run.interpreters or masks.own_of(job.case.mask for job in run.plan):
+            return ["--trust"]
+    return []
 
 
 def missing(run: Run) -> list[Job]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from attnbench.core import masks
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.policy import Policy
@@ -14,7 +15,7 @@ from attnbench.results import run_file
 from attnbench.results.exit_codes import wrong_records
 from attnbench.run.axes import Axes, matches
 from attnbench.run.plan import CaseSupport, skipped_record
-from attnbench.run.select import choose, own_masks, parse_device, refuse_code
+from attnbench.run.select import choose, parse_device, refuse_code
 from attnbench.run.session import Recording, Session
 from attnbench.run.suite import Settings, parse_suite, resolve, resolve_suite_for
 
@@ -124,7 +125,7 @@ def _wrong_cases(file: Path, axes: Axes, trust: bool) -> tuple[Case, ...]:
     if not cases:
         raise UserError(f"--wrong: {file} has no wrong result" + (" of these cases on one device" if found else ""))
     if not trust:
-        refuse_code(file, own_masks(cases))
+        refuse_code(file, [own.spec for own in masks.own_of(case.mask for case in cases)])
     return cases
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from attnbench import backends
 from attnbench.backends import present_spec as present_spec
 from attnbench.core import masks
-from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.own_code import parameters_of, split_names, sweep
 from attnbench.core.record import Run
@@ -141,12 +140,7 @@ def check_trusted(path: Path, run: Run, named: Iterable[str] = ()) -> None:
     given = {*named}
     found = [spec for name, spec in run.specs.items() if present_spec(name, spec) not in known and name not in given]
     found += [python for name, python in run.interpreters.items() if usual.get(name) != python]
-    refuse_code(path, [*found, *own_masks(job.case for job in run.plan)])
-
-
-def own_masks(cases: Iterable[Case]) -> list[str]:
-    """Return the code of own masks that cases name."""
-    return [*dict.fromkeys(case.mask.partition("@")[0] for case in cases if masks.is_own(case.mask))]
+    refuse_code(path, [*found, *(own.spec for own in masks.own_of(job.case.mask for job in run.plan))])
 
 
 def refuse_code(path: Path, found: Sequence[str]) -> None:

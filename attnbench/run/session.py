@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from attnbench.core import masks
 from attnbench.core.backend import Probe
 from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_DONE, Interrupted, UserError
@@ -254,7 +255,8 @@ def reopen(path: Path, old: Run, *, trust: bool, named: Iterable[str] = (), lock
     """Return the recording of a run that is gone on with; its file, unless `lock` is false, is locked from here on.
 
     The code of the backends `named` was given here, and is not that of the file. Raises UserError where it names code
-    or interpreters that nobody here has chosen, without `trust`, and interpreters that are gone.
+    or interpreters that nobody here has chosen, without `trust`; where interpreters are gone; and where own masks are
+    gone, or changed.
     """
     if not trust:
         check_trusted(path, old, named)
@@ -267,6 +269,11 @@ def reopen(path: Path, old: Run, *, trust: bool, named: Iterable[str] = (), lock
         for name, python in old.interpreters.items():
             if not is_executable(python):
                 raise UserError(f"cannot resume {path}: {name} ran in {python}, which is gone; make it again there")
+        for own in masks.own_of(job.case.mask for job in old.plan):
+            try:
+                own.check()
+            except UserError as error:
+                raise UserError(f"cannot resume {path}: {error}") from None
     except UserError:
         if file:
             file.close()

@@ -344,6 +344,8 @@ class WorkerPool:
         except WorkerDied as death:
             status: Status = "oom" if isinstance(death, WorkerOutOfMemory) else "failed"
             return self._failed(replace(base, status=status, reason=str(death)), worker, began)
+        if "changed" in answer:
+            raise UserError(answer["changed"])
         if "record" not in answer:
             return self._failed(replace(base, reason=answer["error"]), worker, began)
         if not isinstance(imported := answer.get("imported"), dict):

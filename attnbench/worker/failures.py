@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 
 from attnbench.backends import BACKENDS
-from attnbench.backends.shared.own_source import INSTALLED
+from attnbench.core.own_files import INSTALLED
 from attnbench.core.sizes import format_bytes
 from attnbench.core.text import one_line, printable
 

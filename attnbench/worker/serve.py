@@ -13,7 +13,8 @@ and their answers:
     {"op": "ready", "device": {...}}                          -> {}, after opening the device and its instruments
        with "place" after joining the other ranks too
     {"op": "run", "device": {...}, "policy": {...}, "job": {...}} -> {"record": {...}, "fatal": bool,
-       "imported": {path: hash}}, of the files that own code has imported meanwhile
+       "imported": {path: hash}}, of the files that own code has imported meanwhile; {"changed": "..."} where the
+       case's own mask is not that of the plan
        with "ceilings": true after measuring the device's ceilings, which the record then has too
        with "look": true the record also says how much others use the GPU when this worker leaves it idle
        with "place": {...} as one of several ranks, which all get the request (ranks/group.py)
@@ -55,7 +56,7 @@ from typing import Any, Literal, TextIO
 from attnbench import backends
 from attnbench.backends.shared import own_source
 from attnbench.backends.shared.function import Function
-from attnbench.core import stats
+from attnbench.core import masks, stats
 from attnbench.core.backend import Backend, Prepared, Probe, Signature, Unsupported, Workspace, refusal
 from attnbench.core.case import RESULT_ITEMSIZE, Case
 from attnbench.core.json import from_json, to_json
@@ -139,7 +140,10 @@ class Worker:
                 device, ceilings = from_json(Device, request["device"]), request.get("ceilings", False)
                 self._place = request.get("place")
                 self.is_judged, self._together = request.get("judged", False), request.get("together", False)
-                record = self.run(job, policy, device, op=op, ceilings=ceilings, memory=request.get("memory"))
+                try:
+                    record = self.run(job, policy, device, op=op, ceilings=ceilings, memory=request.get("memory"))
+                except masks.MaskChangedError as error:
+                    return {"changed": str(error)}
                 if request.get("look"):
                     record = self.with_other_work(record)
                 return {"record": to_json(record), "fatal": self.fatal, "imported": self._newly_imported()}
@@ -236,7 +240,7 @@ class Worker:
     ) -> Record:
         """Measure one job, only check it, or find out whether it fits in `memory` bytes; return its record.
 
-        Any exception becomes the record's status and reason.
+        Any exception but MaskChangedError becomes the record's status and reason.
         """
         assert self.backend is not None
         undo()
@@ -248,6 +252,8 @@ class Worker:
         if cap is not None and op == "fit":
             self._held = self._held or self._held_when_warm(job.case, policy, device)
         try:
+            for own in masks.own_of([job.case.mask]):
+                own.check() if getattr(self.backend, "simulated", False) else own.function  # before anything is timed
             if op == "fit" and (refusal := self.backend.unsupported(job.case, device)):
                 raise Unsupported(refusal)
             if getattr(self.backend, "simulated", False):
@@ -263,6 +269,8 @@ class Worker:
                         found = measurer.measure(self.backend, job.case, policy, timed=op == "run", ceilings=ceilings)
         except Unsupported as refusal:
             found = {"status": "skipped", "reason": " ".join(str(refusal).split()) or "refused without a reason"}
+        except masks.MaskChangedError:
+            raise
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: a kernel's own, and no end of the worker
             self.end_if_forked(error)
             print_traceback()

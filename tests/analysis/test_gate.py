@@ -321,6 +321,9 @@ def test_nothing_in_common_is_bad_input() -> None:
         gate(rounds(seqlens=(1024,)), rounds(seqlens=(2048,)))
     with pytest.raises(UserError, match="can be compared by joules"):
         gate(rounds(), rounds(), "joules")
+    here, there = ([ok(replace(case(), mask=f"{path}:f@12345678"), "triton", 300.0)] for path in ("w.py", "masks/w.py"))
+    with pytest.raises(UserError, match=r"w\.py:f and masks/w\.py:f are one mask; name it alike .*: --mask w\.py:f$"):
+        gate(here, there)
 
 
 def test_unlike_runs_are_not_compared_unless_meant() -> None:

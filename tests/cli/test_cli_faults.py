@@ -323,6 +323,24 @@ def test_own_code_that_was_moved_is_named_again_to_resume(tool: Tool) -> None:
     assert len(tool.stored().records) == 2
 
 
+def test_an_own_mask_is_there_to_resume_as_it_was(tool: Tool) -> None:
+    tool.write("mine.py", "def f(b, h, q, k): return q < k")
+    tool.fake("--mask", "./mine.py:f", "--seqlen", "1k,2k", *SMALL)
+    shorten(tool, 1)
+    (tool.folder / "mine.py").rename(tool.folder / "was.py")
+    resume = ("run", "--resume", "run.jsonl", "--trust")
+    assert tool(*resume, code=2).err == (
+        "attnbench: cannot resume run.jsonl: mask: cannot read mine.py: No such file or directory; "
+        "go on in the folder and with the files of then, or start a new run\n"
+    )
+    tool.write("mine.py", "def f(b, h, q, k): return q > k")
+    assert "mine.py, or a file that it imports, is another than when" in tool(*resume, code=2).err
+    assert len(tool.stored().records) == 1
+    (tool.folder / "was.py").rename(tool.folder / "mine.py")
+    tool(*resume)
+    assert {*tool.stored().statuses.values()} == {"ok"}
+
+
 @pytest.mark.parametrize("options", [("-b", "fake"), ("--seqlen", "1k"), ("--out", "other.jsonl"), ("--seed", "3")])
 def test_resume_refuses_options_that_it_would_not_follow(tool: Tool, finished: str, options: tuple[str, ...]) -> None:
     tool.write("run.jsonl", finished)

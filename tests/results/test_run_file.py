@@ -386,6 +386,12 @@ def test_the_file_of_a_command_to_copy_is_one_word(tmp_path: Path) -> None:
     assert run_file.resume_command(RUN, path) == f"attnbench run --resume '{path}' --trust"
 
 
+def test_a_command_to_go_on_trusts_own_masks() -> None:
+    own = run([], specs={"flex": "attnbench.backends:Flex"}, plan=[job(replace(case(), mask="m.py:f@0"), "flex")])
+    assert run_file.resume_command(own, "a.jsonl") == "attnbench run --resume a.jsonl --trust"
+    assert not run_file.trust(replace(own, plan=()))
+
+
 @pytest.mark.parametrize("line", [b'{"type":"x"}\n', b'{"type":"rounds","rounds":3}\n', b"\n"])
 def test_lines_that_are_no_records_have_an_end(path: Path, line: bytes) -> None:
     """Some kilobytes of gzip may hold millions of them."""

@@ -16,6 +16,7 @@ import pytest
 
 import builders
 from attnbench.backends import BACKENDS
+from attnbench.core import masks
 from attnbench.core.backend import Probe
 from attnbench.core.case import Case, Shape
 from attnbench.core.errors import EXIT_NOTHING_MEASURED, UserError
@@ -202,6 +203,20 @@ def test_code_that_changes_between_two_processes_ends_the_run(
     (tmp_path / "beside.py").write_text("A = 2\n")
     with pytest.raises(UserError, match=f"^own was changed while it was measured: {said}"):
         run(pool, job(1024, "own", 1))
+
+
+def test_a_mask_that_changes_ends_the_run(new_pool: NewPool, tmp_path: Path) -> None:
+    """No job of another mask has a record, nor one whose mask is gone."""
+    (file := tmp_path / "mine.py").write_text("def f(b, h, q, k): return q < k")
+    (mask,) = masks.parse_masks(f"{file}:f")
+    pool, masked = new_pool(FAKE), replace(job(1024), case=replace(case(1024), mask=mask))
+    assert [r.status for r in run(pool, masked)] == ["ok"]
+    file.write_text("def f(b, h, q, k): return q > k")
+    with pytest.raises(UserError, match=f"^mask: {file}, or a file that it imports, is another than when the run was"):
+        run(pool, masked)
+    file.unlink()
+    with pytest.raises(UserError, match=f"^mask: cannot read {file}: No such file or directory; go on in the folder"):
+        run(pool, masked)
 
 
 def test_every_status_and_the_next_job_works(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from attnbench.backends.pytorch.eager import Eager
-from attnbench.core import masks
+from attnbench.core import masks, own_files
 from attnbench.core.case import Case, Shape
 from attnbench.core.errors import UserError
 from attnbench.core.record import Forecast, Job, Record
@@ -47,8 +50,44 @@ def test_its_case_is_another_where_the_file_is(own: Path) -> None:
     own.write_text(HALVES.replace("32", "16"))
     (second,) = masks.parse_masks(f"{own}:halves")
     assert first != second
-    with pytest.raises(UserError, match="is another file than when the run was planned"):
+    with pytest.raises(UserError, match="is another than when the run was planned"):
         masks.find(first).function  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_its_hash_is_of_its_neighbours_too(own: Path) -> None:
+    """Of those that import statements name, through others too: what is loaded is what was hashed."""
+    (plain,) = masks.parse_masks(f"{own}:halves")
+    assert plain.endswith(f"@{hashlib.sha256(own.read_bytes()).hexdigest()[:8]}")
+    width, between = own.with_name("width_of_mask.py"), own.with_name("between_masks.py")
+    width.write_text("W = 32")
+    between.write_text("from width_of_mask import W")
+    own.write_text("from between_masks import W\ndef halves(b, h, q, k): return (q < W) == (k < W)")
+    (first,) = masks.parse_masks(f"{own}:halves")
+    width.write_text("W = 16")
+    (second,) = masks.parse_masks(f"{own}:halves")
+    assert first != second
+    with pytest.raises(masks.MaskChangedError):
+        masks.own_of([first])[0].function  # noqa: B018
+    assert masks.own_of([second])[0].function(0, 0, 16, 0) is False
+    width.write_text("W = 8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own_files, "LOADED", {})  # as in the parent, which imports none of them
+        (third,) = masks.parse_masks(f"{own}:halves")
+    assert third not in (first, second)
+    with pytest.raises(masks.MaskChangedError):  # this process has imported the second
+        masks.own_of([third])[0].function  # noqa: B018
+
+
+def test_a_neighbour_is_no_module_of_another_folder(own: Path, tmp_path: Path) -> None:
+    own.write_text(f"import steps_of_mask\n{HALVES}")
+    own.with_name("steps_of_mask.py").touch()
+    (other := tmp_path / "other").mkdir()
+    (other / "steps_of_mask.py").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "steps_of_mask", module := ModuleType("steps_of_mask"))
+        module.__file__ = str(other / "steps_of_mask.py")
+        with pytest.raises(masks.MaskChangedError, match=r"imports .*other/steps_of_mask.py in place of .*; give it"):
+            masks.own_of(masks.parse_masks(f"{own}:halves"))[0].function  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import hashlib
 import inspect
-import itertools
 import os
 import sys
 import tempfile
@@ -15,12 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnbench.core.own_code import LOADED, MODULE, PACKAGES, STANDARD
+from attnbench.core.own_code import PACKAGES
+from attnbench.core.own_files import content_of, is_others, is_own, named_by
 
-INSTALLED = (*PACKAGES, "torchinductor_", ".cache")  # folders that begin so hold no own code
-MOST_NAMED = 50  # files that are looked at for import statements
 SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix", sys.prefix, sys.base_prefix)  # have the libraries of others
-_LIBRARY = Path(STANDARD).resolve()
 hashed: dict[str, str] = {}  # path of each file that a hash_of_source has covered -> a hash of it
 _named_folders: set[Path] = set()  # of files that a person named: what is in them is own, wherever they are
 
@@ -53,11 +49,11 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
         files |= {*_imported({**sys.modules}), *_mapped(named)}
         is_beside = _is_beside(named)
         sources = sorted((is_beside(path), path) for path in files if path.suffix == ".py")
-        files |= _named_by([*(path for _, path in sources), *named])
+        files |= named_by([*(path for _, path in sources), *named], sys.path, _named_folders)
     digest = hashlib.sha256()
     try:
         for path in sorted(files):
-            digest.update(content := _content(path))
+            digest.update(content := content_of(path))
             hashed[str(path)] = _short(content)
     except OSError:
         return None
@@ -69,13 +65,8 @@ def hashes_of_imported(names: Iterable[str]) -> dict[str, str]:
     found = {}
     for path in _imported({name: sys.modules[name] for name in names}):
         with contextlib.suppress(OSError):
-            found[str(path)] = _short(_content(path))
+            found[str(path)] = _short(content_of(path))
     return found
-
-
-def _content(path: Path) -> bytes:
-    """Return the content of a file; of one that was imported what it was then. Raises OSError."""
-    return LOADED.get(str(path)) or path.read_bytes()
 
 
 def _short(content: bytes) -> str:
@@ -88,7 +79,7 @@ def _imported(modules: Mapping[str, Any]) -> Iterator[Path]:
         found = str(getattr(module, "__dict__", {}).get("__file__"))  # asked for, a module may import others or raise
         if not os.path.isabs(found) or any(f"{os.sep}{folder}{os.sep}" in found for folder in PACKAGES):
             continue  # torch has modules of no file: "_ops.py"
-        if not _is_others(name) and _is_own(path := Path(found).resolve()) and (holder := _file(path)):
+        if not is_others(name) and _is_own(path := Path(found).resolve()) and (holder := _file(path)):
             yield holder
 
 
@@ -128,52 +119,8 @@ def _is_beside(files: Sequence[Path]) -> Callable[[Path], bool]:
     return lambda path: any(path.is_relative_to(file.parent) for file in files)
 
 
-def _named_by(files: Iterable[Path]) -> set[Path]:
-    """Return the files of own modules that import statements name, those in functions too: of the last file first.
-
-    Of MOST_NAMED files the statements are looked at, found ones included.
-    """
-    roots = [Path(folder) for folder in sys.path if folder and _is_own(Path(folder).resolve() / "x")]
-    todo = [*files]
-    found = {*todo}
-    for _ in range(MOST_NAMED):
-        if not todo:
-            break
-        file = todo.pop()
-        with contextlib.suppress(OSError, SyntaxError, ValueError, IndexError, RecursionError):
-            named = {place for node in ast.walk(ast.parse(file.read_bytes())) for place in _places(node, file, roots)}
-            there = {Path(place).resolve() for place in named if os.path.isfile(place)}  # few of those that may be
-            own = sorted(path for path in there - found if _is_own(path))
-            todo += own
-            found.update(own)
-    return found
-
-
-def _places(node: ast.AST, file: Path, roots: Sequence[Path]) -> Iterator[str]:
-    """Yield where the modules may be that an import statement of a file names: in files, or in an archive."""
-    if isinstance(node, ast.Import):
-        names, within = [alias.name for alias in node.names], roots
-    elif isinstance(node, ast.ImportFrom):
-        within = [file.parents[node.level - 1]] if node.level else roots
-        names = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
-    else:
-        return
-    for parts in (name.split(".") for name in names if not _is_others(name) or within is not roots):
-        for root, n in itertools.product(within, range(1, len(parts) + 1)):
-            module = os.path.join(root, *parts[:n])
-            yield from (str(root), f"{module}.py", os.path.join(module, "__init__.py"))
-
-
-def _is_others(name: str) -> bool:
-    """Whether a name is of no module that own code imports: of the standard library, attnbench or load_file."""
-    top = name.partition(".")[0]
-    return top in ("attnbench", "__main__") or top in sys.stdlib_module_names or name.startswith(MODULE)
-
-
 def _is_own(path: Path) -> bool:
-    """Whether a file is a person's: in no folder of what was installed or is made by a compiler."""
-    within = next((path.relative_to(folder) for folder in path.parents if folder in _named_folders), path)
-    return not path.is_relative_to(_LIBRARY) and not any(part.startswith(INSTALLED) for part in within.parts)
+    return is_own(path, _named_folders)
 
 
 def _source_file(of: Any) -> str | None:

@@ -1,0 +1,74 @@
+"""The files that a person's own code is made of, as import statements name them: found without importing any."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import itertools
+import os
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from attnbench.core.own_code import LOADED, MODULE, PACKAGES, STANDARD
+
+INSTALLED = (*PACKAGES, "torchinductor_", ".cache")  # folders that begin so hold no own code
+MOST_NAMED = 50  # files that are looked at for import statements
+_LIBRARY = Path(STANDARD).resolve()
+
+
+def content_of(path: Path) -> bytes:
+    """Return the content of a file; of one that was imported what it was then. Raises OSError."""
+    return LOADED.get(str(path)) or path.read_bytes()
+
+
+def named_by(files: Iterable[Path], path: Iterable[str], folders: Collection[Path]) -> set[Path]:
+    """Return files, and those of own modules that their import statements name, those in functions too.
+
+    Modules are looked for on `path`, as on sys.path, those of the last file first; `folders` are those of `is_own`.
+    Of MOST_NAMED files the statements are looked at, found ones included.
+    """
+    roots = [Path(folder) for folder in path if folder and is_own(Path(folder).resolve() / "x", folders)]
+    todo = [*files]
+    found = {*todo}
+    for _ in range(MOST_NAMED):
+        if not todo:
+            break
+        file = todo.pop()
+        with contextlib.suppress(OSError, SyntaxError, ValueError, IndexError, RecursionError):
+            named = {place for node in ast.walk(ast.parse(content_of(file))) for place in _places(node, file, roots)}
+            there = {Path(place).resolve() for place in named if os.path.isfile(place)}  # few of those that may be
+            own = sorted(path for path in there - found if is_own(path, folders))
+            todo += own
+            found.update(own)
+    return found
+
+
+def _places(node: ast.AST, file: Path, roots: Sequence[Path]) -> Iterator[str]:
+    """Yield where the modules may be that an import statement of a file names: in files, or in an archive."""
+    if isinstance(node, ast.Import):
+        names, within = [alias.name for alias in node.names], roots
+    elif isinstance(node, ast.ImportFrom):
+        within = [file.parents[node.level - 1]] if node.level else roots
+        names = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+    else:
+        return
+    for parts in (name.split(".") for name in names if not is_others(name) or within is not roots):
+        for root, n in itertools.product(within, range(1, len(parts) + 1)):
+            module = os.path.join(root, *parts[:n])
+            yield from (str(root), f"{module}.py", os.path.join(module, "__init__.py"))
+
+
+def is_others(name: str) -> bool:
+    """Whether a name is of no module that own code imports: of the standard library, attnbench or load_file."""
+    top = name.partition(".")[0]
+    return top in ("attnbench", "__main__") or top in sys.stdlib_module_names or name.startswith(MODULE)
+
+
+def is_own(path: Path, folders: Collection[Path]) -> bool:
+    """Whether a file is a person's: in no folder of what was installed or is made by a compiler.
+
+    What is in the `folders` of files that a person named is theirs, wherever those are.
+    """
+    within = next((path.relative_to(folder) for folder in path.parents if folder in folders), path)
+    return not path.is_relative_to(_LIBRARY) and not any(part.startswith(INSTALLED) for part in within.parts)
