@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ def capacity(given: Options) -> None:
     measuring = ("resume", "out", "dry_run", "python", "time_limit", "memory", "device", "call_limit")
     if given.results and options.changed(given, (*CASES, *measuring)):
         raise UserError("with files of earlier searches nothing is run; leave out the options of a search")
-    if given.resume and options.changed(given, (*CASES, "out", "memory", "call_limit")):
+    if given.resume and options.changed(given, (*CASES, "out", "memory", "call_limit", "device", "python")):
         raise UserError(f"--resume uses the settings of {given.resume}; leave out the others")
     if given.results:
         read, damage = read_runs(given.results)
@@ -117,9 +118,9 @@ def _parse_bytes(text: str | None) -> int | None:
         return None
     units = {"m": 2**20, "g": 2**30}
     number, unit = text.strip()[:-1], text.strip()[-1:].lower()
-    if unit not in units or not number.isascii() or not number.isdigit() or not 0 < int(number[:9]) < 10**6:
+    if unit not in units or not re.fullmatch("0*[1-9][0-9]{0,5}", number):
         raise UserError(f"--memory: {text!r} is not a size in MiB or GiB, as in 512m or 24g")
-    return int(number[:9]) * units[unit]
+    return int(number) * units[unit]
 
 
 def _searched(given: Options) -> Recording:

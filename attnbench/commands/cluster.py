@@ -79,7 +79,7 @@ def run(given: RunOptions) -> None:
         raise typer.Exit(output.write(planned([_facts(unit) for unit in found], plan.words), wanted))
     from attnbench.analysis.cluster.document import document
 
-    runs = [unit.path for unit in found if unit.done]
+    runs = [unit.path for unit in found if unit.done and unit.has_file]
     code = cluster.exit_code(found, plan.allow_wrong)
     if runs:
         code = output.write(replace(document(*_named(runs)), exit_code=code), wanted)

@@ -68,7 +68,7 @@ class RunFile:
         self._file = file
         self._schema = schema
         self._content = bytearray(_whole(file))  # what it holds, unless another program changes it
-        self._lost = False  # whether another program took the file away
+        self.lost = False  # whether another program took the file away
 
     @classmethod
     def create(cls, path: Path, run: Run) -> RunFile:
@@ -86,6 +86,11 @@ class RunFile:
             bounds.check_run(run)
         except ValueError as error:
             raise UserError(f"{error}; no run file holds that") from None
+        return cls.begin(path, line)
+
+    @classmethod
+    def begin(cls, path: Path, line: bytes) -> RunFile:
+        """Create a run file with a first line as it is. Raises UserError where it cannot, and for one that is there."""
         aside = path.with_name(f".attnbench-{secrets.token_hex(8)}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,6 +151,10 @@ class RunFile:
         """Append that so many rounds are planned in all. Raises UserError as `append` does."""
         self._append(_line({"type": "rounds", "rounds": rounds}))
 
+    def add_lines(self, lines: bytes) -> None:
+        """Append lines as they are. Raises UserError as `append` does."""
+        self._append(lines)
+
     def _append(self, line: bytes) -> None:
         self._check_place()
         try:
@@ -159,7 +168,7 @@ class RunFile:
     def close(self) -> None:
         """Close the file. Raises UserError where it is not at its path any more, unless `append` has said so."""
         try:
-            if not self._lost:
+            if not self.lost:
                 self._check_place(closing=True)
         finally:
             self._file.close()
@@ -179,7 +188,7 @@ class RunFile:
             if not (unlike or (closing and _whole(self._file) != self._content)):
                 return
             what = "changed"
-        self._lost = True
+        self.lost = True
         raise UserError(f"another program {what} {self.path} during the measurement; {self._copied()}")
 
     def _copied(self) -> str:
@@ -194,7 +203,10 @@ class RunFile:
 
     def _going_on(self, path: Path) -> str:
         """Return what goes on with a file of this content."""
-        run = _header(path, bytes(self._content.partition(b"\n")[0]))
+        try:
+            run = _header(path, bytes(self._content.partition(b"\n")[0]))
+        except UserError:  # of a newer attnbench
+            return f"attnbench run --resume {shlex.quote(str(path))}"
         return "start attnbench ab anew" if run.turns else resume_command(run, path)
 
     def _put(self, line: bytes) -> None:

@@ -26,12 +26,14 @@ from typing import Any, Literal, Protocol
 from attnbench.core.captured_stderr import captured_stderr
 from attnbench.core.errors import (
     EXIT_BAD_INPUT,
+    EXIT_CANNOT_WRITE,
     EXIT_DONE,
     EXIT_NOTHING_MEASURED,
     EXIT_WRONG_RESULT,
     Interrupted,
     UserError,
 )
+from attnbench.core.files import below_home
 from attnbench.core.record import WRONG
 from attnbench.core.text import count, one_line, some
 from attnbench.results import decode, run_file
@@ -78,10 +80,24 @@ class Unit:
     unread: int = 0  # lines of a newer attnbench, which are kept
     code: int = EXIT_DONE
     reason: str = ""  # why it is lost, or what its run said at its end
+    file: run_file.RunFile | None = None  # from its first line on
 
     @property
     def name(self) -> str:
         return self.path.stem
+
+    @property
+    def has_file(self) -> bool:
+        """Whether its run file is there, and as it was written."""
+        return self.file is not None and not self.file.lost
+
+    def close(self) -> None:
+        """Close its run file; where another program has changed it, the device is lost."""
+        try:
+            if self.file:
+                self.file.close()
+        except UserError as error:
+            self.state, self.code, self.reason = "lost", EXIT_CANNOT_WRITE, str(error)
 
 
 @dataclass(frozen=True)
@@ -150,6 +166,8 @@ def _connect(address: str, options: Mapping[str, Any], empty: str) -> None:
         if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # by Ray's own handler
             raise Interrupted(signal.SIGTERM) from None
         why = one_line(str(error))[:200]
+        if not (home := below_home()) or not os.access(home, os.W_OK):
+            why += "; Ray keeps its token in the home folder: set HOME to a folder that can be written"
         if "InvalidAuthToken" in "".join(said):
             why = "the cluster asks for a token: set RAY_AUTH_MODE=token, with the head's ~/.ray/auth_token here"
         raise UserError(f"--address {address}: {why}") from None
@@ -181,14 +199,14 @@ def _check_address(address: str) -> None:
     if address == "local":
         return
     host, _, port = address.rpartition(":")
-    if "://" in address or not host or not port.isdigit():
+    if "://" in address or not host or not re.fullmatch("[0-9]{1,5}", port):
         raise UserError(
             f"--address: {address!r} is not HOST:PORT of a Ray cluster's head, as in 10.0.0.1:6379; "
             "the Ray Client (ray://) is not supported: start it on a node of the cluster"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:  # of a name that no host can have
         why = getattr(error, "strerror", None) or error
         raise UserError(f"--address {address}: no Ray cluster answers there ({why}); `ray status` shows one") from None
 
@@ -288,6 +306,8 @@ def measure(found: Sequence[Unit], plan: Plan, observer: ClusterObserver) -> Non
     finally:
         for run in runs:
             run.stop()
+        for unit in (unit for unit in found if unit.file):
+            unit.close()
 
 
 def _next_events(runs: Sequence[_NodeRun]) -> None:
@@ -386,27 +406,33 @@ class _NodeRun:
         else:
             name, what, content = message
             self._heard = True
-            unit = next(unit for unit in self.left if unit.name == name)
+            self._hear(name, what, content)
+
+    def _hear(self, name: str, what: str, content: Any) -> None:
+        """Take what the task says of a device, unless that is lost."""
+        for unit in (unit for unit in self.left if unit.name == name):
             if what == "lines":
                 self._keep(unit, content)
             else:
                 self._close(unit, *content)
 
     def _keep(self, unit: Unit, lines: bytes) -> None:
-        """Add lines to the run file of a device, on the disk when this returns, and count them."""
-        first = not unit.path.exists()
+        """Add lines to the run file of a device, on the disk when this returns, and count them.
+
+        A device whose file another program takes away, or that cannot be written, is lost.
+        """
+        was, unit.state = unit.state, "measuring"
         try:
-            unit.path.parent.mkdir(parents=True, exist_ok=True)
-            with unit.path.open("ab") as file:
-                file.write(lines)
-        except OSError as error:
-            raise UserError(f"cannot write {unit.path}: {error.strerror}") from None
-        was = unit.state
-        unit.state = "measuring"
-        if first:
-            with contextlib.suppress(UserError):  # of a newer attnbench; the lines are kept
-                unit.jobs = len(run_file.head(unit.path).plan)
-            lines = lines.partition(b"\n")[2]
+            if unit.file is None:
+                first, end, lines = lines.partition(b"\n")
+                unit.file = run_file.RunFile.begin(unit.path, first + end)
+                with contextlib.suppress(UserError):  # of a newer attnbench; the lines are kept
+                    unit.jobs = len(run_file.head(unit.path).plan)
+            unit.file.add_lines(lines)
+        except UserError as error:
+            unit.state, unit.code, unit.reason = "lost", EXIT_CANNOT_WRITE, str(error)
+            self.observer.changed(unit, f"LOST: {error}")
+            return
         if was != "measuring":
             self.observer.changed(unit, f"measures {count(unit.jobs - unit.done, 'job')}")
         for line in lines.splitlines():
@@ -466,7 +492,7 @@ class _NodeRun:
             while ray.wait([self.task], timeout=max(0.0, deadline - time.monotonic()), fetch_local=False)[0]:
                 name, what, content = ray.get(next(self.task))
                 if what == "lines":
-                    self._keep(next(unit for unit in self.left if unit.name == name), content)
+                    self._hear(name, what, content)
         self.task = None
 
 

@@ -73,6 +73,7 @@ def test_lines_that_come_are_on_the_disk_and_counted(tmp_path: Path) -> None:
     assert (device.state, device.done, device.jobs) == ("died", 1, 2)
     node._keep(device, records[1])
     node._close(device, EXIT_DONE, "")
+    device.close()
     assert device.path.read_bytes() == head + records[0] + records[1]
     assert said == [
         "measures 2 jobs",
@@ -143,12 +144,32 @@ def test_lines_of_a_newer_attnbench_are_kept_and_end_nothing(tmp_path: Path) -> 
     newer = record.replace(b'"status":"ok"', b'"status":"of-tomorrow"')
     found = cluster.Unit(NODE, 0, file)
     cluster._NodeRun([found], cluster.Plan((), (), "cpu", tmp_path), Silent())._keep(found, first + record + newer)
+    found.close()
     assert (found.done, found.measured, found.unread) == (1, 1, 1)
     assert file.read_bytes() == first + record + newer
     other = cluster.Unit(NODE, 1, tmp_path / "b.jsonl")
     schema = first.replace(b'"schema":2', b'"schema":9')
     cluster._NodeRun([other], cluster.Plan((), (), "cpu", tmp_path), Silent())._keep(other, schema + record)
+    other.close()
     assert other.path.read_bytes() == schema + record
+
+
+def test_a_device_whose_file_is_taken_away_is_lost_and_its_lines_are_kept(tmp_path: Path) -> None:
+    head, *records = run_file.encoded(run([ok(case(s), "triton", 300) for s in (1024, 2048)])).splitlines(keepends=True)
+    gone, other = (cluster.Unit(NODE, None, tmp_path / "n1.jsonl") for _ in range(2))
+    node = cluster._NodeRun([gone, other], cluster.Plan((), (), "fake", tmp_path), Silent())
+    node._keep(gone, head + records[0])
+    node._keep(other, head + records[0])  # of a second cluster run that began at the same time
+    assert (other.state, other.code, other.done) == ("lost", 2, 0)
+    assert "n1.jsonl is there already" in other.reason
+    gone.path.unlink()
+    node._hear("n1", "lines", records[1])
+    node._hear("n1", "lines", records[1])
+    assert (gone.state, gone.code, gone.done, gone.has_file) == ("lost", 2, 1, False)
+    (kept,) = tmp_path.glob("n1-kept-*.jsonl")
+    assert kept.read_bytes() == head + records[0]
+    assert str(kept) in gone.reason
+    gone.close()
 
 
 @pytest.mark.parametrize(
