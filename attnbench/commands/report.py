@@ -241,4 +241,4 @@ def _draw(cells: Sequence[Cell], pictures: Mapping[str, Path], figure: str | Non
         figure = "bandwidth" if rates == {"GB/s"} else "throughput"
     for kind, path in pictures.items():
         image.save(path, kind, drawn, figure, panel)
-        print(printable(f"{kind}: {path}"))
+        tell(printable(f"{kind}: {path}"))

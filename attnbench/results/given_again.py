@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 from typing import TypeVar
 
@@ -43,9 +44,12 @@ def went_on_apart(given: Iterable[tuple[K, Run]]) -> Iterator[str]:
     No run is among them twice (`without_copies`). What comes with a run is its name.
     """
     for of in grouped(given, lambda pair: pair[1].started).values():
-        for (name, run), (other_name, other) in combinations(of, 2):
-            timed = {record for record in _recorded(run) & _recorded(other) if len(record) > NOT_TIMED}
-            if timed and run.environment == other.environment and _planned(run) == _planned(other):
+        recorded = cache(lambda i, of=of: _recorded(of[i][1]))
+        for i, j in combinations(range(len(of)), 2):
+            (name, run), (other_name, other) = of[i], of[j]
+            if run.environment != other.environment or _planned(run) != _planned(other):
+                continue
+            if timed := [record for record in recorded(i) & recorded(j) if len(record) > NOT_TIMED]:
                 yield (
                     f"{name} and {other_name} are copies of one run that went on apart: {count(len(timed), 'record')} "
                     "of them are the same, and are no two measurements"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 LARGEST = 256 * 2**10  # bytes; PyYAML reads them in a second
 MOST_NODES = 200_000  # values of a file, with those that its aliases (*name) stand for
+WEIGHS = 64  # characters of a text that count as a value more
 WANTED = {  # what begins the type of a mistake that pydantic finds -> what is wanted
     "bool": "true or false",
     "int": "a whole number",
@@ -149,7 +150,7 @@ class _Loader(yaml.SafeLoader):
 def _count(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
     """Return how many values a node stands for. Raises ConstructorError where these are more than MOST_NODES."""
     if isinstance(node, yaml.ScalarNode):
-        return 1
+        return 1 + len(node.value) // WEIGHS
     if node not in known:
         known[node] = MOST_NODES  # until it is counted, if it holds itself
         inner = node.value if isinstance(node, yaml.SequenceNode) else itertools.chain.from_iterable(node.value)

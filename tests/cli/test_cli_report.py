@@ -158,7 +158,7 @@ def test_figures_are_drawn_as_pictures(measured: Tool, tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     picture = tmp_path / "latency.svg"
     done = measured("report", "--svg", str(picture), "--figure", "latency", "--panel", "d64 causal", "run.jsonl")
-    assert done.out == f"svg: {picture}\n"
+    assert (done.out, done.err) == ("", f"svg: {picture}\n")
     assert picture.read_text().startswith("<svg")
 
 

@@ -49,6 +49,10 @@ ALIASES = [*itertools.pairwise("abcdefghi")]
             "{}:6: not readable as YAML: its aliases stand for too many values",
         ),
         (
+            f"a: [&a {'x' * 60_000}{', *a' * 300}]\n",
+            "{}:1: not readable as YAML: its aliases stand for too many values",
+        ),
+        (
             "a: &a [1, *a]\n",
             "{}:1: not readable as YAML: its aliases stand for too many values",
         ),

@@ -350,7 +350,7 @@ def _plot(trend: Trend) -> Plot:
     room = 0.05 * (high - low) or 0.05 * high
 
     def at(value: float) -> float:
-        return (value - low + room) / (high - low + 2 * room)
+        return (value - low + room) / ((high - low + 2 * room) or 1)
 
     dots = tuple(
         Dot(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
@@ -153,10 +154,10 @@ def _measure(
 ) -> dict[str, float]:
     """Return the value of a metric times a factor, and its bounds, which are given as shares of it."""
     value = cell.value(metric)
-    if value is None:
+    if value is None or not math.isfinite(factor * value):
         return {}
     bounds = {} if low is None or high is None else {"lower_value": value * low, "upper_value": value * high}
-    return {name: factor * of for name, of in {"value": value, **bounds}.items()}
+    return {name: factor * of for name, of in {"value": value, **bounds}.items() if math.isfinite(factor * of)}
 
 
 def github_action_benchmark(cells: Sequence[Cell]) -> list[dict[str, Any]]:
