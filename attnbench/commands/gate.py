@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -196,16 +196,23 @@ def gate(given: Options) -> None:
         with live(AbProgress, "anything was settled") as watcher:
             judgement, interrupt = settle(judgement, (path, current), settles, watcher)
     again = () if settles else ("attnbench", "gate", *map(str, (*given.baseline, current)), *given.again())
-    code = write(with_command(judgement, current, again), wanted, given.every)
+    shown = with_command(judgement, current, again)
+    code = write(shown, wanted, given.every, damage={current: damage} if damage else {})
     raise typer.Exit(interrupt or code)
 
 
-def write(judgement: Judgement, wanted: output.Wanted, every: bool, command: str = "gate") -> int:
-    """Write a command's judgement in the formats `wanted`. Return the command's exit code."""
+def write(
+    judgement: Judgement,
+    wanted: output.Wanted,
+    every: bool,
+    command: str = "gate",
+    damage: Mapping[Path, str] | None = None,
+) -> int:
+    """Write a command's judgement in the formats `wanted`, with the damage of its files. Return the exit code."""
     from attnbench.analysis.gate import github, junit
     from attnbench.analysis.gate.document import document_of
 
-    document = document_of(judgement, every, command)
+    document = output.with_damage(document_of(judgement, every, command), damage or {})
     writers = {"junit": partial(junit.render, judgement), "github": partial(github.workflow_commands, judgement)}
     code = output.write(document, wanted, writers)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
@@ -213,7 +220,8 @@ def write(judgement: Judgement, wanted: output.Wanted, every: bool, command: str
         from attnbench.render import markdown
 
         try:
-            github.append_summary(markdown.render(document_of(judgement, command=command)), Path(summary))
+            short = output.with_damage(document_of(judgement, command=command), damage or {})
+            github.append_summary(markdown.render(short), Path(summary))
         except UserError as error:
             tell(f"attnbench: {error}")
             code = code or EXIT_CANNOT_WRITE

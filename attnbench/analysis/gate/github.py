@@ -11,6 +11,7 @@ from pathlib import Path
 from attnbench.analysis.gate.document import headline, sentence
 from attnbench.analysis.gate.findings import Judgement
 from attnbench.core.errors import EXIT_INCONCLUSIVE, EXIT_REGRESSION, EXIT_WRONG_RESULT, UserError
+from attnbench.core.files import RUN_FILES
 from attnbench.core.text import count, one_line
 
 LIMIT = 10
@@ -31,6 +32,8 @@ def workflow_commands(judgement: Judgement) -> str:
 
 def append_summary(markdown: str, file: Path) -> None:
     """Append markdown to the file that GitHub shows as the step's summary. Raises UserError where it cannot."""
+    if file.name.endswith(RUN_FILES):
+        raise UserError(f"GITHUB_STEP_SUMMARY: {file} is named as a run file, to which nothing else is written")
     try:
         with file.open("a", encoding="utf-8") as out:
             out.write(markdown)
