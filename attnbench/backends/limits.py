@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attnbench.core import masks
-from attnbench.core.axes import AXES, OPTIONS
+from attnbench.core.axes import AXES, LIMITED
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -129,7 +129,7 @@ class Limits:
             return "no latent rows (MLA with absorbed weights)"
         if case.window_size != (None, None) and not self.window:
             return "no sliding window"
-        for name in OPTIONS:
+        for name in LIMITED:
             if AXES[name].label(case) and not getattr(self, name, False):
                 return f"no {_SAID.get(name, AXES[name].option)}"
         if case.mask and not self.masks:

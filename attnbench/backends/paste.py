@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attnbench.core.axes import AXES, OPTIONS
+from attnbench.core.axes import AXES, LIMITED
 from attnbench.core.case import Case
 
 LONG = 100  # characters of a line, from which on options have lines of their own
@@ -77,7 +77,7 @@ class Paste:
         """Return the options of a case; None where it needs one that the implementation lacks."""
         needed = {
             name.removeprefix("softmax_"): AXES[name].of(case)
-            for name in (*OPTIONS, "softmax_scale")
+            for name in (*LIMITED, "softmax_scale")
             if AXES[name].label(case)
         }
         mask = self._mask(case)

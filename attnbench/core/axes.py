@@ -177,6 +177,7 @@ class Axis:
     switch: str = ""  # the option of a flag: "--causal/--full"
     pair: str = ""  # what separates the parts of a value that has two
     has_option: bool = True
+    needs_limit: bool = True  # of an extra: an implementation has it by an option, and Limits and Paste a field for it
 
     @property
     def option(self) -> str:
@@ -339,6 +340,7 @@ _TABLE = (  # in the order of options and of columns
         "of one tensor). But for native, what a backend copies is timed.",
         "native (default), bshd, bhsd or packed.",
         words=LAYOUTS,
+        needs_limit=False,
     ),
     _field(
         "data",
@@ -346,6 +348,7 @@ _TABLE = (  # in the order of options and of columns
         "uniform, zeros, decaying (with the distance). The time depends on them.",
         "normal (default), outliers, uniform, zeros or decaying.",
         words=DATA,
+        needs_limit=False,
     ),
     _field(
         "sink",
@@ -380,6 +383,7 @@ _TABLE = (  # in the order of options and of columns
         text=_or_none,
         examples=("16",),
         kind="pages",
+        needs_limit=False,
     ),
     _field(
         "cache_dtype",
@@ -387,11 +391,13 @@ _TABLE = (  # in the order of options and of columns
         "Of that cache: same (as q), fp8.",
         words=CACHE_DTYPES,
         kind="fp8 pages",
+        needs_limit=False,
     ),
     _field(
         "append",
         "A call first writes the keys and values of its queries into the cache, as a server's step does.",
         "A call writes its keys and values there first.",
+        needs_limit=False,
     ),
     _field(
         "latent",
@@ -399,6 +405,7 @@ _TABLE = (  # in the order of options and of columns
         "DeepSeek-V3's: --headdim 576-512 --nheads 128 --softmax-scale 0.0722.",
         "MLA with absorbed weights, DeepSeek-V3's sizes.",
         kind="MLA",
+        needs_limit=False,
     ),
     _field(
         "softmax_scale",
@@ -409,6 +416,7 @@ _TABLE = (  # in the order of options and of columns
         text=_or_none,
         columns={"softmax_scale": attrgetter("softmax_scale")},
         examples=("0.5",),
+        needs_limit=False,
     ),
     _field(
         "lengths",
@@ -433,6 +441,7 @@ _TABLE = (  # in the order of options and of columns
         metavar="NUMBERS",
         parser=parse_sizes,
         examples=("2", "3"),
+        needs_limit=False,
     ),
     _field(
         "step",
@@ -446,12 +455,11 @@ _TABLE = (  # in the order of options and of columns
         has_option=False,  # `attnbench step` has options of its own
         examples=("prefill tiny 2/2 arch=llama hidden=512 intermediate=1024 vocab=1024",),
         kind="step",
+        needs_limit=False,
     ),
 )
 AXES: Mapping[str, Axis] = {axis.name: axis for axis in _TABLE}
 EXTRAS = tuple(
     sorted((axis.name for axis in _TABLE if axis.is_extra), key=lambda name: [*_FIELDS].index(AXES[name].field))
 )
-# Extras for which an implementation needs an option, each with a limit of its name; the others it takes in other ways.
-_WITHOUT_OPTION = ("layout", "data", "page_size", "cache_dtype", "append", "latent", "softmax_scale", "ranks", "step")
-OPTIONS = tuple(name for name in EXTRAS if name not in _WITHOUT_OPTION)
+LIMITED = tuple(name for name in EXTRAS if AXES[name].needs_limit)

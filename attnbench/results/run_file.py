@@ -145,20 +145,17 @@ class RunFile:
 
         Raises UserError where the disk is full, and where the file is not at its path any more.
         """
-        self._append(_record(record, self._schema))
+        self.add_lines(_record(record, self._schema))
 
     def add_rounds(self, rounds: int) -> None:
         """Append that so many rounds are planned in all. Raises UserError as `append` does."""
-        self._append(_line({"type": "rounds", "rounds": rounds}))
+        self.add_lines(_line({"type": "rounds", "rounds": rounds}))
 
     def add_lines(self, lines: bytes) -> None:
         """Append lines as they are. Raises UserError as `append` does."""
-        self._append(lines)
-
-    def _append(self, line: bytes) -> None:
         self._check_place()
         try:
-            self._put(line)
+            self._put(lines)
         except OSError as error:
             raise UserError(
                 f"cannot write {self.path}: {_what(error)}; what was measured before is in it; "

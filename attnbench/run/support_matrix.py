@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
 from attnbench.core import gpus
-from attnbench.core.axes import AXES, OPTIONS, Axis
+from attnbench.core.axes import AXES, LIMITED, Axis
 from attnbench.core.backend import Backend
 from attnbench.core.case import DTYPES, Case, Shape
 from attnbench.core.errors import UserError, did_you_mean
@@ -75,9 +75,7 @@ def _paged(name: str, group: str = PAGES, **change: Any) -> Feature:
 def _alone(axis: Axis) -> Feature:
     """Return the feature of an axis for which an implementation needs an option."""
     value, *_ = axis.parse(axis.examples[0])
-    return Feature(
-        "ALiBi" if axis.kind == "ALiBi" else axis.name, SCORES if axis.kind else "masks", {axis.field: value}
-    )
+    return Feature(axis.kind or axis.name, SCORES if axis.kind else "masks", {axis.field: value})
 
 
 FEATURES = (
@@ -90,7 +88,7 @@ FEATURES = (
     Feature("causal q>k", "masks", {"causal": True, "seqlen_k": 512}),
     Feature("window", "masks", {"causal": True, "window_size": (256, 0)}),
     Feature("window, both sides", "masks", {"window_size": (256, 256)}),
-    *(_alone(AXES[name]) for name in OPTIONS),
+    *(_alone(AXES[name]) for name in LIMITED),
     Feature("GQA", "masks", {"nheads_k": 4}),
     Feature("MQA", "masks", {"nheads_k": 1}),
     Feature("q<k", "masks", {"seqlen_q": 512}),

@@ -12,6 +12,7 @@ import numpy as np
 from attnbench.analysis.gate.rounds import Rounds
 from attnbench.analysis.gate.run_effects import TIMES_A_JUMP, run_effects
 from attnbench.analysis.gate.two_speeds import CHANCE, jump, largest_possible, rounds_that_tell
+from attnbench.core import stats
 from attnbench.results.noise import TIE, Prior, moderated, prior_from_changes, prior_from_variances
 
 if TYPE_CHECKING:
@@ -123,17 +124,11 @@ def _of_unlike_sides(
     """
     if not any(t.earlier for t in tests):
         return variance, freedom
-    own = np.array([_variance(t.current) for t in tests])
+    own = np.array([stats.variance(t.current) if len(t.current) > 1 else 0.0 for t in tests])
     own, of_own = moderated(own, m - 1.0, prior_from_variances(own, m - 1.0))
     worse = (own > variance) & np.array([bool(t.earlier) for t in tests])
     both = (variance / n + np.where(worse, own, variance) / m) / (1 / n + 1 / m)
     return both, np.where(worse, of_own, freedom)
-
-
-def _variance(values: Sequence[float]) -> float:
-    """Return the unbiased variance, 0 of one value. A call of numpy takes ten times as long on a few values."""
-    mean = math.fsum(values) / len(values)
-    return math.fsum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1)
 
 
 def _jumping(
