@@ -278,7 +278,8 @@ def test_a_record_of_two_ranks_and_of_one_which_is_the_backend_itself(pool: Work
     # A rank sends half of its part of q, k, v and out: 128 tokens of 4 heads of 64 float32 each.
     assert two.measurements["moved"].values == (4 * 128 * 4 * 64 * 4 / 2,)
     assert "moved" not in one.measurements
-    assert (one.timer, one.l2, one.host_bound, one.ecc_errors) == (two.timer, two.l2, two.host_bound, two.ecc_errors)
+    assert (one.timer, one.host_bound, one.ecc_errors) == (two.timer, two.host_bound, two.ecc_errors)
+    assert {one.l2, two.l2} <= {"warm", "unproven"}  # what else runs on a CPU may evict what was just read
     at_times = {"cores_left", "new_inputs", "same_inputs", "ceiling_matmul", "ceiling_copy"}
     assert one.measurements.keys() < two.measurements.keys() | at_times
     assert {"reference", "first call", "memory", "check", "timing", "trace"} <= one.phases.keys() & two.phases.keys()
