@@ -95,6 +95,7 @@ def record(line: bytes) -> Record | None:
 
     Raises one of DAMAGE for a damaged line.
     """
+    _check_text(line)
     try:
         found = _RECORD.decode(line)
         found.case = case(bytes(found.case))
@@ -111,6 +112,12 @@ def record(line: bytes) -> Record | None:
     read = Record(*[intern(value) if type(value) is str else value for value in values])  # type: ignore[arg-type]
     bounds.check_without_samples(read)
     return read
+
+
+def _check_text(line: bytes) -> None:
+    """Raise ValueError for bytes that are no UTF-8, which msgspec skips in fields that it does not know."""
+    if not line.isascii():
+        line.decode("utf-8", "surrogatepass")
 
 
 def samples(record: Record) -> int:
@@ -286,6 +293,7 @@ _PLAN: Any = msgspec.json.Decoder(list[_Job])
 
 
 def _jobs(plan: bytes) -> tuple[Job, ...]:
+    _check_text(plan)
     try:
         return tuple(
             Job(case(bytes(j.case)), intern(j.backend), j.round, _forecast(bytes(j.forecast)), j.skip, j.resumable)
