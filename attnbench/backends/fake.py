@@ -49,7 +49,7 @@ class Fake(BackendBase):
             if at and what in FAULTS:
                 self.faults[parse_size(at)] = what
             elif what.startswith("speed="):
-                self.speed = float(what[6:])
+                self.speed = _speed(what[6:])
             elif what == "missing":
                 self.missing = True
             elif not what.startswith("busy="):
@@ -117,6 +117,17 @@ def busy_with_others() -> float | None:
     """Return the share of its time that other processes use the simulated GPU; None where nothing says so."""
     found = [float(entry[5:]) for entry in _entries() if entry.startswith("busy=")]
     return found[-1] if found else None
+
+
+def _speed(text: str) -> float:
+    """Return how many times as fast as usual a device is. Raises ValueError where that is no time."""
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    if not 1e-6 <= speed <= 1e6:
+        raise ValueError(f"ATTNBENCH_FAKE: speed={text} is no number from 1e-6 to 1e6")
+    return speed
 
 
 def _entries() -> list[str]:

@@ -34,7 +34,7 @@ HELPS = {  # of axes
 }
 
 
-CASES = ("backend", "of", "axes", "model", "tp", "phase")  # fields of the options that choose what is searched
+CASES = ("of", "axes", "model", "tp", "phase")  # fields of the options that choose what is searched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,9 @@ class Options(output.Output, options.OnDevice, options.WhichModel):
     trust: bool = options.trust()
     dry_run: bool = options.dry_run("Show where each search would start; run nothing.")
     out: Path | None = options.out()
-    resume: Path | None = options.files("FILE", "Go on with the searches of a file that are not done.")
+    resume: Path | None = options.files(
+        "FILE", "Go on with the searches of a file that are not done; -b names its own code where that lies now."
+    )
 
 
 @options.command
@@ -82,7 +84,7 @@ def capacity(given: Options) -> None:
     from attnbench.analysis.capacity.document import document, plan_document
 
     measuring = ("resume", "out", "dry_run", "python", "time_limit", "memory", "device", "call_limit")
-    if given.results and options.changed(given, (*CASES, *measuring)):
+    if given.results and options.changed(given, ("backend", *CASES, *measuring)):
         raise UserError("with files of earlier searches nothing is run; leave out the options of a search")
     if given.resume and options.changed(given, (*CASES, "out", "memory", "call_limit", "device", "python")):
         raise UserError(f"--resume uses the settings of {given.resume}; leave out the others")

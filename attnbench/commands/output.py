@@ -103,7 +103,10 @@ def _input_kind(file: Path) -> str:
 
 
 def with_damage(document: Document, damage: Mapping[Path, str]) -> Document:
-    """Return a document of files of which something cannot be read, `damage`, with a caution that says so, if any."""
+    """Return a document of files of which something cannot be read, `damage`, with a caution that says so, if any.
+
+    For programs it is "damage", what is lost by file, where the document's JSON is a mapping.
+    """
     from attnbench.render.document import Caution
 
     if not damage:
@@ -111,7 +114,9 @@ def with_damage(document: Document, damage: Mapping[Path, str]) -> Document:
     told = some(what if str(path) in what else f"{path}: {what}" for path, what in damage.items())
     what = f"{count(len(damage), 'file')} cannot be read in whole: {told}."
     caution = Caution(what, "What is lost is missing here.", "Restore the files, or measure again.")
-    return replace(document, cautions=(caution, *document.cautions))
+    lost = {str(path): what for path, what in damage.items()}
+    data = {**document.data, "damage": lost} if isinstance(document.data, dict) else document.data
+    return replace(document, cautions=(caution, *document.cautions), data=data)
 
 
 def write(document: Document, wanted: Wanted, writers: Writers | None = None) -> int:

@@ -508,7 +508,8 @@ def _fields(path: Path, line: bytes) -> dict[str, bytes]:
     try:
         return decode.fields(line)
     except decode.DAMAGE:
-        raise (_damaged(path) if line.startswith(_FIRST) else _not_ours(path, content=line)) from None
+        error = _damaged(path) if line.startswith(_FIRST) else _not_ours(path, content=line)
+        raise (error if line else _cut_off(path, line)) from None
 
 
 def _schema(path: Path, header: Mapping[str, bytes]) -> int:

@@ -25,7 +25,7 @@ from attnbench.results import run_file
 from attnbench.run.capacity_search import UNIT, Outcome, bracket, grid, next_size
 from attnbench.run.plan import CONTEXT, CaseSupport, forecast_job, skipped_record, too_few_devices
 from attnbench.run.select import Chosen, choose, parse_devices
-from attnbench.run.session import Recording, Session, check_output_path, create, reopen
+from attnbench.run.session import Recording, Session, check_output_path, create, named_again, reopen
 from attnbench.run.suite import Settings, parse_suite, resolve, resolve_suite_for
 
 SUITE = parse_suite(
@@ -168,8 +168,9 @@ def resume(path: Path, request: Request, say: Say) -> Recording:
         raise UserError(f"{path} is no file of attnbench capacity; attnbench run --resume {shlex.quote(str(path))}")
     if request.dry_run or all(is_done(old.records, job, old.search) for job in old.plan):
         return Recording(old, path=None if request.dry_run else path)
-    recording = reopen(path, old, trust=request.trust)
-    chosen = Chosen(old.specs, old.interpreters)
+    named = named_again(request.settings.backends, path, old)
+    recording = reopen(path, old, trust=request.trust, named=named)
+    chosen = Chosen({**old.specs, **named}, old.interpreters)
     with Session(str(old.environment.device), chosen, allow_busy=request.allow_busy) as session:
         say(f"importing {', '.join(old.specs)}")
         session.describe_again(old, path, "start a new search")

@@ -24,8 +24,8 @@ from attnbench.run import plan as planning
 from attnbench.run.axes import Axes
 from attnbench.run.job_order import TimeLimit, measure_jobs, ranks_ahead
 from attnbench.run.plan import CaseSupport
-from attnbench.run.select import Chosen, choose, is_user_code, parse_devices, select_backends
-from attnbench.run.session import Recording, Session, check_output_path, create, reopen
+from attnbench.run.select import Chosen, choose, parse_devices
+from attnbench.run.session import Recording, Session, check_output_path, create, named_again, reopen
 from attnbench.run.suite import Resolved, Settings, Suite, load_suite, resolve, resolve_suite_for
 from attnbench.run.workers import has_nvidia_gpu
 
@@ -283,7 +283,7 @@ def _resume(request: Request, path: Path, device: str, observer: RunObserver) ->
     """Measure the jobs that a run file lacks, with the settings that it was started with."""
     old, problems = run_file.read(path)
     _check_resumable(request, path, old)
-    named = _named_again(request, path, old)
+    named = named_again(request.settings.backends, path, old)
     recording = reopen(path, old, trust=request.trust, named=named, lock=not request.dry_run)
     had = recording.run.planned_rounds
     recording.run = old = run_file.with_rounds(recording.run, request.rounds)
@@ -311,20 +311,6 @@ def _resume(request: Request, path: Path, device: str, observer: RunObserver) ->
         observer.planned(old, todo, path, notes, limit)
         _measure(recording, todo, session, observer, limit, elsewhere, users)
     return _outcome(recording, request)
-
-
-def _named_again(request: Request, path: Path, old: Run) -> dict[str, str]:
-    """Return where own code of a resumed run lies now, by backend, as --backend says: {} without it.
-
-    A hash of its source must be that of the run (Session.load_again). Raises UserError for what is no code of the run.
-    """
-    named = select_backends(given) if (given := request.settings.backends) else {}
-    for name, spec in named.items():
-        if not is_user_code(spec):
-            raise UserError(f"--resume uses the settings of {path}; leave out --backend {name}")
-        if name not in (own := [of for of, was in old.specs.items() if is_user_code(was)]):
-            raise UserError(f"--backend: {name} is no own code of {path}, which has {some(own) or 'none'}")
-    return named
 
 
 def _check_resumable(request: Request, path: Path, old: Run) -> None:

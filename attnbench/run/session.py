@@ -23,6 +23,7 @@ from attnbench.core.errors import EXIT_DONE, Interrupted, UserError
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import CHECK, METHOD, Policy
 from attnbench.core.record import Job, Record, Run
+from attnbench.core.text import some
 from attnbench.results import run_file
 from attnbench.results.run_setup import differences
 from attnbench.run.device_probe import DeviceProbe
@@ -30,7 +31,7 @@ from attnbench.run.first_look import first_look
 from attnbench.run.judge import Judge
 from attnbench.run.plan import CaseSupport
 from attnbench.run.process import WorkerProcess
-from attnbench.run.select import Chosen, check_trusted, is_executable, is_user_code
+from attnbench.run.select import Chosen, check_trusted, is_executable, is_user_code, select_backends
 from attnbench.run.workers import WorkerPool
 
 
@@ -279,6 +280,20 @@ def reopen(path: Path, old: Run, *, trust: bool, named: Iterable[str] = (), lock
             file.close()
         raise
     return Recording(old, file)
+
+
+def named_again(given: Sequence[str] | None, path: Path, old: Run) -> dict[str, str]:
+    """Return where own code of a resumed run lies now, by backend, as --backend says: {} without it.
+
+    A hash of its source must be that of the run (Session.load_again). Raises UserError for what is no code of the run.
+    """
+    named = select_backends(given) if given else {}
+    for name, spec in named.items():
+        if not is_user_code(spec):
+            raise UserError(f"--resume uses the settings of {path}; leave out --backend {name}")
+        if name not in (own := [of for of, was in old.specs.items() if is_user_code(was)]):
+            raise UserError(f"--backend: {name} is no own code of {path}, which has {some(own) or 'none'}")
+    return named
 
 
 def check_output_path(out: Path | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnbench.analysis.report.reasons import reasons
+from attnbench.analysis.report.reasons import MOST, OTHERS, reasons
 from attnbench.results.cells import cells
 from builders import H200, case, ended, ok, run
 
@@ -65,3 +65,11 @@ def test_several_libraries_that_are_not_installed_are_one_line() -> None:
     ]
     two = reasons(cells([run([ok(case(), "eager", 30.0), *absent[:2]])]))
     assert [n.reason for n in two] == [str(record.reason) for record in absent[:2]]
+
+
+def test_of_many_unlike_reasons_of_a_backend_the_first_are_told() -> None:
+    words = [f"{a}{b}{c}" for a in "abcdefghij" for b in "abcdefghij" for c in "abcdefghij"]
+    records = [ended(case(1024 + i), "eager", "failed", f"no {word}") for i, word in enumerate(words)]
+    found = reasons(cells([run(records)]))
+    assert [f.reason for f in found] == [*(f"no {word}" for word in words[:MOST]), OTHERS]
+    assert found[-1].who.startswith(f"eager ({1000 - MOST} cases")

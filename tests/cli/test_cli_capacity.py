@@ -169,6 +169,17 @@ def test_a_search_goes_on_where_it_was_interrupted(tool: Tool) -> None:
     assert (tool.folder / "whole.jsonl").read_text() == before
 
 
+def test_a_search_goes_on_with_own_code_that_was_moved(tool: Tool) -> None:
+    tool.write("old.py", "from attnbench.backends.fake import Fake\nclass Mine(Fake): pass\n")
+    options = ("--device", "fake", "-b", "./old.py:Mine", "--memory", "4g", "--pass", "fwd", "--out", "whole.jsonl")
+    whole = found(tool, "capacity", *options)
+    lines = (tool.folder / "whole.jsonl").read_text().splitlines(keepends=True)
+    tool.write("part.jsonl", "".join(lines[:2]))
+    (tool.folder / "old.py").rename(tool.folder / "new.py")
+    assert "add --trust" in tool("capacity", "--resume", "part.jsonl", code=2).err
+    assert found(tool, "capacity", "--resume", "part.jsonl", "-b", "./new.py:Mine") == whole
+
+
 def test_ctrl_c_keeps_what_was_measured(tool: Tool) -> None:
     with tool.start(*FAKE, "--memory", "4g", "--pass", "fwd", "--out", "a.jsonl", fake="hang@128k") as process:
         tool.wait_until_stuck(process, "a.jsonl")
@@ -226,7 +237,7 @@ def test_bad_input(tool: Tool) -> None:
         (("--seqlen", "4k"), "--of batch"),
         (("--ranks", "3"), "4096 tokens are no multiple of 3"),
         (("--memory", "4"), "--memory: '4' is not a size"),
-        (("--resume", "none.jsonl"), "--resume uses the settings"),
+        (("--resume", "none.jsonl", "--of", "batch"), "--resume uses the settings"),
         (("none.jsonl",), "leave out the options of a search"),
         (("--model", "llama-3.1-8b", "--phase", "mixed", "--batch", "2"), "ragged"),
     ):

@@ -11,9 +11,13 @@ import pytest
 from tool import Tool
 from typer.testing import CliRunner
 
-from attnbench.commands import options
+from attnbench.backends.fake import Fake
+from attnbench.commands import options, output
 from attnbench.commands.command_line import command_line as program
 from attnbench.commands.shared import command_line
+from attnbench.core.errors import UserError
+from attnbench.render.document import Document
+from attnbench.results import run_file
 from attnbench.results.run_file import unpacked
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -75,3 +79,24 @@ def test_the_options_reach_the_command_as_one_value() -> None:
     command(**{**values, "seqlen": "1k", "number": 2})
     assert found == [Options(axes={"seqlen": "1k"}, number=2)]
     assert options.changed(found[0], ("axes", "number", "suite")) == {"--seqlen": "1k", "--number": 2}
+
+
+def test_what_is_lost_of_files_is_in_the_json_of_a_document() -> None:
+    damage = {Path("a.jsonl"): "1 line of it cannot be read"}
+    shown = output.with_damage(Document("claims", "", data={"value": 1}), damage)
+    assert shown.data == {"value": 1, "damage": {"a.jsonl": "1 line of it cannot be read"}}
+    assert "a.jsonl: 1 line of it cannot be read" in str(shown.cautions[0])
+
+
+@pytest.mark.parametrize("speed", ["-1", "0", "nan", "inf", "x"])
+def test_a_simulated_device_has_a_speed(speed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNBENCH_FAKE", f"speed={speed}")
+    with pytest.raises(ValueError, match=f"speed={speed} is no number from 1e-6 to 1e6"):
+        Fake()
+
+
+def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").touch()
+    for read in (run_file.read, run_file.head):
+        with pytest.raises(UserError, match="it is empty"):
+            read(tmp_path / "x.jsonl")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from attnbench.core.groups import grouped
 from attnbench.core.text import count, merged, one_line, template
@@ -12,7 +13,10 @@ from attnbench.results.cells import Cell
 
 NOT_INSTALLED = "is not installed"  # in the reasons of backends whose library is not here
 FEW = 3  # libraries that are not installed have a line each where they are fewer
+MOST = 20  # unlike reasons of a backend's cells that ended alike, which are shown one by one
 ABSENT = "not installed; `attnbench backends` says how to install each"
+OTHERS = "other reasons, which attnbench report --cell NAME shows"
+Alike = tuple[str, ...]  # device, backend, status and reason
 
 
 def reasons(cells: Sequence[Cell]) -> list[Reason]:
@@ -22,7 +26,7 @@ def reasons(cells: Sequence[Cell]) -> list[Reason]:
     """
     every = grouped(cells, lambda cell: (cell.device, cell.backend))
     without = [cell for cell in cells if cell.status != "ok"]
-    groups = grouped(without, lambda cell: (cell.device, cell.backend, cell.status, template(_reason(cell))))
+    groups = _most(grouped(without, lambda cell: (cell.device, cell.backend, cell.status, template(_reason(cell)))))
     several_devices = len({device for device, _ in every}) > 1
     absent = {text for *_, text in groups if NOT_INSTALLED in text}
     lines: dict[tuple[str, ...], list[list[Cell]]] = {}
@@ -46,7 +50,19 @@ def reasons(cells: Sequence[Cell]) -> list[Reason]:
         if len(members) == 1:
             detail = members[0].name
         on = f" on {device}" if several_devices else ""
-        found.append(Reason(word, detail + on, text if text == ABSENT else merged([*map(_reason, members)])))
+        if text not in (ABSENT, OTHERS):
+            text = merged([*map(_reason, members)])
+        found.append(Reason(word, detail + on, text))
+    return found
+
+
+def _most(groups: Mapping[Alike, list[Cell]]) -> dict[Alike, list[Cell]]:
+    """Return groups of cells; of those of one backend that ended alike, all behind the first MOST as one."""
+    found: dict[Alike, list[Cell]] = {}
+    seen: Counter[tuple[str, ...]] = Counter()
+    for (*ended, text), group in groups.items():
+        seen[alike := (*ended,)] += 1
+        found.setdefault((*alike, text if seen[alike] <= MOST else OTHERS), []).extend(group)
     return found
 
 
