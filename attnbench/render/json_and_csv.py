@@ -27,9 +27,17 @@ def json_pieces(document: Document) -> Iterator[str]:
         return
     separator = "[\n"
     for row in data:
-        yield separator + json.dumps(to_json(row), allow_nan=False)
+        yield separator + _line(row)
         separator = ",\n"
     yield "[]\n" if separator == "[\n" else "\n]\n"
+
+
+def _line(row: Any) -> str:
+    """Return a row as JSON; most hold plain values, which need not be looked at one by one."""
+    try:
+        return json.dumps(row, allow_nan=False)
+    except (TypeError, ValueError):  # a dataclass; no number
+        return json.dumps(to_json(row), allow_nan=False)
 
 
 def csv_text(document: Document) -> str:
