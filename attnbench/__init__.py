@@ -17,20 +17,33 @@ TYPE_CHECKING = False  # the module typing takes longer to import than all else 
 if TYPE_CHECKING:
     from typing import Any
 
+    from attnbench.api.measure import CheckResult, WrongResultError, check, measure
+    from attnbench.api.results import Results, load
+    from attnbench.api.shown import Plot, Shown, Verdict
+    from attnbench.api.timing import Timing, do_bench
     from attnbench.core.case import Case
+    from attnbench.core.errors import UserError
     from attnbench.core.record import Record, Run
-    from attnbench.results.load import Results, load
 
 __version__ = "0.1.0"
-__all__ = ["Case", "Record", "Results", "Run", "__version__", "load"]
-
 _HOMES = {
-    "Case": "attnbench.core.case",
-    "Record": "attnbench.core.record",
-    "Run": "attnbench.core.record",
-    "Results": "attnbench.results.load",
-    "load": "attnbench.results.load",
+    "Case": "core.case",
+    "CheckResult": "api.measure",
+    "Plot": "api.shown",
+    "Record": "core.record",
+    "Results": "api.results",
+    "Run": "core.record",
+    "Shown": "api.shown",
+    "Timing": "api.timing",
+    "UserError": "core.errors",
+    "Verdict": "api.shown",
+    "WrongResultError": "api.measure",
+    "check": "api.measure",
+    "do_bench": "api.timing",
+    "load": "api.results",
+    "measure": "api.measure",
 }
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
@@ -38,7 +51,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
