@@ -26,6 +26,25 @@ if TYPE_CHECKING:
     from attnbench.core.record import Record, Run
 
 __version__ = "0.1.0"
+__all__ = [
+    "Case",
+    "CheckResult",
+    "Plot",
+    "Record",
+    "Results",
+    "Run",
+    "Shown",
+    "Timing",
+    "UserError",
+    "Verdict",
+    "WrongResultError",
+    "__version__",
+    "check",
+    "do_bench",
+    "load",
+    "measure",
+]
+
 _HOMES = {
     "Case": "core.case",
     "CheckResult": "api.measure",
@@ -43,7 +62,6 @@ _HOMES = {
     "load": "api.results",
     "measure": "api.measure",
 }
-__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,1 +1,1 @@
-"""The Python API: what the commands measure, check and show, for scripts, notebooks and tests. `attnbench` has its names."""
+"""The Python API: what the commands measure, check and show, for scripts, notebooks and tests."""

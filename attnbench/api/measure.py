@@ -134,7 +134,7 @@ class CheckResult(Shown):
     @property
     def records(self) -> tuple[Record, ...]:
         """The record of each case."""
-        return self.run.records
+        return tuple(self.run.records)
 
     @property
     def wrong(self) -> tuple[Record, ...]:

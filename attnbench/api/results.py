@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from attnbench.api.shown import Plot, Shown, Verdict, written
 from attnbench.core.errors import UserError, did_you_mean
@@ -24,7 +24,7 @@ from attnbench.results.given_again import without_copies
 if TYPE_CHECKING:
     import pandas
 
-Other = "Results | str | Path | Iterable[str | Path]"  # results, or the run files of them
+Other: TypeAlias = "Results | str | Path | Iterable[str | Path]"  # results, or the run files of them
 
 
 @dataclass(frozen=True)

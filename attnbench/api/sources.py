@@ -88,7 +88,7 @@ class _Slice:
         if not file or top.__name__ in sys.stdlib_module_names or any(part in file for part in PACKAGES):
             return
         spec = importlib.util.find_spec(top.__name__)
-        if spec is None or not spec.origin and not spec.submodule_search_locations:
+        if spec is None or (not spec.origin and not spec.submodule_search_locations):
             raise NotSource(f"module {module.__name__} cannot be imported by another process")
         folder = next((of for of in sys.path if of and file.startswith(of)), "") or sys.path[0]
         if folder not in self._folders:
@@ -175,7 +175,7 @@ def _inner(value: Any) -> Iterator[Any]:
         value = vars(value).get("__wrapped__") or vars(value).get("fn") if hasattr(value, "__dict__") else None
 
 
-def _definition(of: FunctionType | type) -> tuple[ast.AST, str]:
+def _definition(of: FunctionType | type) -> tuple[ast.stmt | ast.Lambda, str]:
     """Return the def, the class or the lambda of an object, and its text. Raises NotSource."""
     if isinstance(of, type) and (found := _class_of_main(of)):  # whose source Python finds in no notebook
         return found
@@ -195,12 +195,12 @@ def _definition(of: FunctionType | type) -> tuple[ast.AST, str]:
     return lambdas[0], f"({ast.get_source_segment(text, lambdas[0])})"
 
 
-def _class_of_main(of: type) -> tuple[ast.AST, str] | None:
+def _class_of_main(of: type) -> tuple[ast.stmt, str] | None:
     """Return the last class of that name in the script or the notebook, and its text; None where it has none."""
     for text in _texts_of_main() if of.__module__ == "__main__" else ():
         for node in reversed(ast.parse(text).body):
             if isinstance(node, ast.ClassDef) and node.name == of.__qualname__:
-                first = min([node, *node.decorator_list], key=lambda part: part.lineno).lineno
+                first = min(part.lineno for part in (node, *node.decorator_list))
                 return node, "\n".join(text.splitlines()[first - 1 : node.end_lineno])
     return None
 

@@ -9,17 +9,17 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from attnbench.api.sources import NotSource, module_source
 from attnbench.core.errors import UserError
 from attnbench.core.own_code import IN_PROCESS, PACKAGES
 
-What = "str | Callable[..., Any] | Iterable[str | Callable[..., Any]]"
+What: TypeAlias = "str | Callable[..., Any] | Iterable[str | Callable[..., Any]]"
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def subjects(given: What, scope: Mapping[str, Any], *, in_process: bool | None =
         if isinstance(one, (str, Path)):
             patterns.append(str(one))
             continue
-        if not callable(one):
+        if not callable(one):  # type: ignore[unreachable, unused-ignore]
             raise UserError(f"{one!r} is neither a backend's name nor a function of (q, k, v)")
         name = _name(one, scope, {text.rpartition(":")[2] for text in patterns})
         reason = "in_process=True" if in_process else ""

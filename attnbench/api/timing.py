@@ -18,8 +18,6 @@ from attnbench.core.policy import Policy
 if TYPE_CHECKING:
     import torch
 
-    from attnbench.core.machine import Device
-    from attnbench.results.uncertainty import Uncertainty
     from attnbench.worker.instruments import Instruments
 
 Scalar = Literal["min", "max", "mean", "median"]

@@ -12,7 +12,7 @@ import rich.console
 class Console(rich.console.Console):
     """A console that raises BrokenPipeError where its reader is gone, and writes text in a notebook too.
 
-    Rich ends the process with 1, which is the exit code of a regression, and makes an output of each line in a notebook.
+    Rich ends the process with 1, the exit code of a regression, and makes an output of each line in a notebook.
     """
 
     def __init__(self, **options: Any) -> None:

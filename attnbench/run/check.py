@@ -75,8 +75,8 @@ def check(
 
     That is 0, or that of an interrupt, which ends the records. `settings` narrow the cases; with a run file `wrong`
     they are those of its wrong results, whose own masks are run with `trust`. `timeout` is of one case in seconds,
-    `say` is told what goes on, with `allow_busy` other processes may use the GPU, `here` is that of a Session. Raises UserError for what a person
-    can mend.
+    `say` is told what goes on, with `allow_busy` other processes may use the GPU, `here` is that of a Session. Raises
+    UserError for what a person can mend.
     """
     device = parse_device(device)
     if not patterns:

@@ -257,7 +257,7 @@ CAUTIONS: Sequence[Rule[Reported]] = (
     Rule(
         measured(lambda c: c.run.specs.get(c.backend, "").startswith(f"{IN_PROCESS}:")),
         "Measured in the process that gave the function: {cells}.",
-        "What it does to that process, its own clock too, is not guarded against; its peak memory holds that process's.",
+        "What it does to that process, its own clock too, is not guarded against.",
         "Put it in a file of its own, and give that: file.py:function.",
     ),
     Rule(

@@ -87,9 +87,10 @@ def specification(figure: VegaFigure, charts: Charts) -> Spec:
 
 
 def drawn(kind: str, spec: Spec) -> bytes:
-    """Return a figure as the content of a PNG or SVG file, by `kind`. Raises UserError where vl-convert is missing or crashes.
+    """Return a figure as the content of a PNG or SVG file, by `kind`.
 
-    It has a process of its own, because it ends the process that it is in where it cannot have the memory it wants.
+    vl-convert has a process of its own, because it ends the process that it is in where it cannot have the memory it
+    wants. Raises UserError where it is missing or crashes.
     """
     if importlib.util.find_spec("vl_convert") is None:
         raise UserError("--png and --svg need vl-convert: pip install 'attnbench[plots]'")

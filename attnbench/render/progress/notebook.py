@@ -33,7 +33,7 @@ class NotebookLive:
         """Make an output below the cell."""
         from IPython.display import display
 
-        self._handle = display({"text/plain": ""}, raw=True, display_id=True)
+        self._handle = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
         threading.Thread(target=self._draw_again, daemon=True).start()
 
     def update(self, renderable: RenderableType, *, refresh: bool = False) -> None:
