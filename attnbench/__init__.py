@@ -1,14 +1,18 @@
 """attnbench measures attention: how fast, how lean and how close to the hardware's limit.
 
-In a notebook or a script:
+In a script, a notebook or a test (docs/python.md):
 
     import attnbench
 
-    results = attnbench.load("results/*.jsonl")
-    results.table()          # a pandas DataFrame: a row per cell and round, every metric in its unit
-    results.cells[0].value("tflops")
+    attnbench.check(my_attention).raise_if_wrong()
+    found = attnbench.measure(my_attention, backends="sdpa-*", seqlen="1k-16k", headdim=128, causal=True)
+    print(found)             # as `attnbench run` shows it; a notebook shows tables
+    found.table()            # a pandas DataFrame: a row per cell and round, every metric in its unit
+    attnbench.load("results/*.jsonl")
+    attnbench.do_bench(lambda: my_attention(q, k, v))
 
-`load` and the classes are imported when they are asked for: workers import this package too, where only torch is.
+These names are the API; a change of one that breaks a caller is a new major version. They are imported when they are
+asked for: workers import this package too, where only torch is.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ TYPE_CHECKING = False  # the module typing takes longer to import than all else 
 if TYPE_CHECKING:
     from typing import Any
 
+    from attnbench.api.guard import SlowerError
     from attnbench.api.measure import CheckResult, WrongResultError, check, measure
     from attnbench.api.results import Results, load
     from attnbench.api.shown import Plot, Shown, Verdict
@@ -34,6 +39,7 @@ __all__ = [
     "Results",
     "Run",
     "Shown",
+    "SlowerError",
     "Timing",
     "UserError",
     "Verdict",
@@ -53,6 +59,7 @@ _HOMES = {
     "Results": "api.results",
     "Run": "core.record",
     "Shown": "api.shown",
+    "SlowerError": "api.guard",
     "Timing": "api.timing",
     "UserError": "core.errors",
     "Verdict": "api.shown",

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnbench.api.arguments import Values, settings
 from attnbench.api.results import Results
 from attnbench.api.shown import Shown
 from attnbench.api.subjects import Subjects, What, caller_scope, subjects
-from attnbench.core.axes import AXES
-from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_DONE, Interrupted, UserError, did_you_mean
+from attnbench.api.watching import interruptible, watched
+from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_DONE
 
 if TYPE_CHECKING:
     from attnbench.core.record import Record, Run
-    from attnbench.run.run_suite import RunObserver
-    from attnbench.run.suite import Settings
-
-Values = Any  # of an axis: one value, a list of them, or a text as the command line takes
 
 
 def measure(
@@ -48,6 +42,7 @@ def measure(
     out: str | Path | None = None,
     in_process: bool | None = None,
     progress: bool = True,
+    scope: Mapping[str, Any] | None = None,
     **axes: Values,
 ) -> Results:
     """Measure attention implementations over shapes, as `attnbench run` does, and return the results.
@@ -67,6 +62,7 @@ def measure(
         in_process: True: measure functions in this process; False: never; by default only those of which no other
             process can have the source. The report then says what is not guarded against.
         progress: whether stderr, or the notebook, shows what goes on.
+        scope: the names that a function is found by, those of the caller by default.
 
     A function of a script or a notebook runs in a worker, which gets its source with what that needs. An interrupt
     (Ctrl-C) returns what was measured, and raises KeyboardInterrupt where that is nothing. Raises UserError for what
@@ -80,10 +76,9 @@ def measure(
     """
     from attnbench.run.run_suite import Request, run_suite
 
-    scope = caller_scope()
-    own = subjects([*_every(what), *_every(backends)], scope, in_process=in_process)
+    own = subjects([*_every(what), *_every(backends)], scope or caller_scope(), in_process=in_process)
     given = {"seqlen": seqlen, "headdim": headdim, "dtype": dtype, "causal": causal, "direction": direction, **axes}
-    settings = _settings(
+    replaced = settings(
         given,
         backends=[*own.patterns] or None,
         models=[model] if isinstance(model, str) else model,
@@ -95,7 +90,7 @@ def measure(
     )
     request = Request(
         suite=suite,
-        settings=settings,
+        settings=replaced,
         device=device,
         rounds=rounds,
         out=Path(out) if out is not None else None,
@@ -103,7 +98,7 @@ def measure(
         allow_busy=allow_busy,
         here=own.here,
     )
-    with _watched(progress) as observer, _interruptible():
+    with watched(progress) as observer, interruptible():
         _tell(own, progress)
         outcome = run_suite(request, observer)
     if outcome.exit_code in EXIT_BY_SIGNAL and progress:
@@ -153,6 +148,7 @@ class CheckResult(Shown):
 
     def raise_if_wrong(self) -> CheckResult:
         """Return this, or raise WrongResultError with the verdict and the first reasons."""
+        __tracebackhide__ = True  # in a test
         if not self:
             said = self.document.verdict.text if self.document.verdict else "nothing could be checked"
             reasons = [f"{name}: {why}" for name, why in self.reasons.items()]
@@ -181,6 +177,7 @@ def check(
     allow_busy: bool = False,
     in_process: bool | None = None,
     progress: bool = True,
+    scope: Mapping[str, Any] | None = None,
     **axes: Values,
 ) -> CheckResult:
     """Say whether a kernel is right: small shapes that tell, against the reference and tolerance of `measure`, untimed.
@@ -201,13 +198,13 @@ def check(
     from attnbench.analysis.check.document import document
     from attnbench.run.check import check as checked
 
-    own = subjects(what, caller_scope(), in_process=in_process)
+    own = subjects(what, scope or caller_scope(), in_process=in_process)
     given = {"seqlen": seqlen, "headdim": headdim, "dtype": dtype, "causal": causal, "direction": direction, **axes}
-    with _watched(progress) as observer, _interruptible():
+    with watched(progress) as observer, interruptible():
         _tell(own, progress)
         run, interrupt = checked(
             own.patterns,
-            _settings(given),
+            settings(given),
             observer.say,
             device=device,
             timeout=timeout,
@@ -225,84 +222,3 @@ def _every(given: What) -> list[Any]:
 def _tell(own: Subjects, progress: bool) -> None:
     for name, why in own.why.items() if progress else ():
         print(f"attnbench: {name} is measured in this process: {why}", file=sys.stderr)
-
-
-def _settings(axes: Mapping[str, Values], **others: Any) -> Settings:
-    """Return the part of a suite that arguments replace. Raises UserError for an unknown axis or value."""
-    from attnbench.run.suite import parse_options
-
-    given = {name: value for name, value in axes.items() if value is not None}
-    for name in given:
-        if name not in AXES or not AXES[name].has_option:
-            known = [name for name, axis in AXES.items() if axis.has_option]
-            raise UserError(f"there is no axis {name!r}{did_you_mean(name, known)}")
-    return parse_options({"axes": {name: _as_option(name, value) for name, value in given.items()}, **others})
-
-
-def _as_option(name: str, value: Values) -> Any:
-    """Return the values of an axis as its option takes them: text with commas, or a flag."""
-    axis = AXES[name]
-    if axis.switch:
-        return list(map(bool, value)) if isinstance(value, (list, tuple)) else bool(value)
-    if isinstance(value, tuple) and axis.pair:
-        return axis.pair.join("open" if side in (None, -1) else str(side) for side in value)
-    if isinstance(value, (list, tuple, range)):
-        return ",".join(str(_as_option(name, one)) for one in value)
-    return _DTYPES.get(str(value), str(value))
-
-
-_DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.float8_e4m3fn": "fp8"}
-
-
-class _Unwatched:
-    """Hears of a run, and shows nothing."""
-
-    def say(self, text: str, *, also_in_a_pipe: bool = False) -> None:
-        """Take a text."""
-
-    def planned(self, *_: object) -> None:
-        """Take a plan."""
-
-    def started(self, job: object) -> None:
-        """Take a job."""
-
-    def ended(self, job: object, record: object) -> None:
-        """Take a record."""
-
-
-@contextlib.contextmanager
-def _watched(progress: bool) -> Iterator[RunObserver]:
-    """Give what shows a person how far a run is: in a notebook in its cell, else on stderr."""
-    if not progress:
-        yield _Unwatched()
-        return
-    from attnbench.render.console import Console
-    from attnbench.render.progress.run_progress import RunProgress
-
-    shown = RunProgress(Console(stderr=True, highlight=False))
-    try:
-        yield shown
-    finally:
-        shown.close()
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """In the block let Ctrl-C end the measuring, so that what was measured stands; KeyboardInterrupt where nothing was.
-
-    In a thread other than the first Python delivers no signals: nothing changes.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, _: object) -> None:
-        raise Interrupted(number)
-
-    before: Callable[..., Any] | int | None = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    except Interrupted:
-        raise KeyboardInterrupt from None
-    finally:
-        signal.signal(signal.SIGINT, before)

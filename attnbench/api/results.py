@@ -97,8 +97,8 @@ class Results:
         from attnbench.analysis.compare.findings import compare
 
         every = [self, *map(results_of, others)]
-        runs = [run for one in every for run in one.runs]
-        files = [file for one in every for file in one._names()]
+        found = without_copies(pair for one in every for pair in zip(one._names(), one.runs, strict=True))
+        files, runs = [file for file, _ in found], [run for _, run in found]
         return Shown(document(compare(files, runs, to, (), price, None, None, None)))
 
     def gate(

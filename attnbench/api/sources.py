@@ -66,7 +66,7 @@ class _Slice:
     def _imported(self, name: str, value: Any) -> str:
         """Return the statement that imports a value from where others can import it too; "" where there is none."""
         module = value if isinstance(value, ModuleType) else sys.modules.get(str(getattr(value, "__module__", "")))
-        if module is None or module.__name__ == "__main__":
+        if module is None or is_script(module):
             return ""
         if str(value).startswith("torch.") and getattr(sys.modules["torch"], str(value)[6:], None) is value:  # a dtype
             return f"import torch\n{name} = {value}"
@@ -138,9 +138,11 @@ class _Slice:
         Raises NotSource.
         """
         kind = type(value).__name__
+        if not callable(value):
+            raise NotSource(f"{name} is a {kind}, whose value is not in its source")
         if any(True for _ in getattr(value, "parameters", lambda: ())()):
             raise NotSource(f"{name} is a {kind} with parameters, whose values are not in its source")
-        for text in _texts_of_main():
+        for text in _texts(self._scope):
             for node in reversed(ast.parse(text).body):
                 targets = node.targets if isinstance(node, ast.Assign) else []
                 if any(isinstance(target, ast.Name) and self._scope.get(target.id) is value for target in targets):
@@ -197,10 +199,10 @@ def _definition(of: FunctionType | type) -> tuple[ast.stmt | ast.Lambda, str]:
 
 def _class_of_main(of: type) -> tuple[ast.stmt, str] | None:
     """Return the last class of that name in the script or the notebook, and its text; None where it has none."""
-    for text in _texts_of_main() if of.__module__ == "__main__" else ():
+    for text in _texts(vars(sys.modules["__main__"])) if of.__module__ == "__main__" else ():
         for node in reversed(ast.parse(text).body):
             if isinstance(node, ast.ClassDef) and node.name == of.__qualname__:
-                first = min(part.lineno for part in (node, *node.decorator_list))
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
                 return node, "\n".join(text.splitlines()[first - 1 : node.end_lineno])
     return None
 
@@ -237,14 +239,19 @@ def _needs(node: ast.AST) -> list[str]:
     return [name for name in read if name not in bound]
 
 
-def _texts_of_main() -> Iterator[str]:
-    """Yield the source of the script that is run, or of the cells of the notebook, the last first."""
-    main = sys.modules["__main__"]
-    cells = getattr(main, "In", None)
+def is_script(module: ModuleType) -> bool:
+    """Whether a module is run, and others do not import it: a script, a notebook, or a file of tests."""
+    name = module.__name__.rpartition(".")[2]
+    return name in ("__main__", "conftest") or name.startswith("test_") or name.endswith("_test")
+
+
+def _texts(scope: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the source of the script or the module that has these names, or of a notebook's cells, the last first."""
+    cells = scope.get("In")
     if isinstance(cells, list):
         yield from (text for text in reversed(cells) if _is_python(text))
-    elif file := getattr(main, "__file__", None):
-        yield "".join(linecache.getlines(file))
+    elif file := scope.get("__file__"):
+        yield "".join(linecache.getlines(str(file)))
 
 
 def _is_python(text: str) -> bool:

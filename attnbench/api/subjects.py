@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from attnbench.api.sources import NotSource, module_source
+from attnbench.api.sources import NotSource, is_script, module_source
 from attnbench.core.errors import UserError
 from attnbench.core.own_code import IN_PROCESS, PACKAGES
 
@@ -94,7 +94,7 @@ def _importable(given: Any, scope: Mapping[str, Any]) -> str:
     for module_name, name in places:
         module = sys.modules.get(str(module_name))
         file = getattr(module, "__file__", None) or ""
-        if module_name == "__main__" or getattr(module, name, None) is not given or not name.isidentifier():
+        if module is None or is_script(module) or getattr(module, name, None) is not given or not name.isidentifier():
             continue
         if any(f"{os.sep}{folder}{os.sep}" in file for folder in PACKAGES) or not file.endswith(".py"):
             return f"{module_name}:{name}"
