@@ -62,8 +62,9 @@ def attnbench(request: pytest.FixtureRequest) -> Iterator[Guard]:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Write a line for each assertion: what, than what, the verdict, and the figures."""
-    reports = [report for of in terminalreporter.stats.values() for report in of if hasattr(report, "user_properties")]
-    found = [row for r in reports if r.when == "teardown" for name, row in r.user_properties if name == PROPERTY]
+    told = (one for of in terminalreporter.stats.values() for one in of if isinstance(one, pytest.TestReport))
+    last = (properties for report in told if report.when == "teardown" for properties in report.user_properties)
+    found: list[Any] = [row for name, row in last if name == PROPERTY]
     if not found:
         return
     terminalreporter.section("attnbench")

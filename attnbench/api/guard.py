@@ -159,7 +159,8 @@ class Guard:
             scope=scope,
             **axes,
         )
-        verdict = found.gate(saved, metrics=["latency"], margin=f"{100 * margin:g}%") if saved else None
+        how: dict[str, Any] = {"metrics": ["latency"], "margin": f"{100 * margin:g}%", "expect": [*found.runs[0].specs]}
+        verdict = found.gate(saved, **how) if saved else None
         rounds = ROUNDS
         while verdict and verdict.exit_code == EXIT_INCONCLUSIVE:
             spent = (datetime.now() - began).total_seconds()
@@ -168,7 +169,7 @@ class Guard:
             rounds += ROUNDS
             outcome = run_suite(Request(resume=path, rounds=rounds, trust=True), Unwatched())
             found = Results.of([outcome.run], [path])
-            verdict = found.gate(str(saved), metrics=["latency"], margin=f"{100 * margin:g}%")
+            verdict = found.gate(str(saved), **how)
         if self.save:
             there = self.root / FOLDER / self.save / f"{self._slug}.jsonl"
             there.unlink(missing_ok=True)
@@ -181,6 +182,7 @@ class Guard:
     def _judged(self, judgement: Judgement, what: Any, than: Any, files: tuple[str, ...]) -> Verdict:
         """Return the verdict. Raises SlowerError or WrongResultError, and skips what is undecided."""
         from attnbench.analysis.gate.document import document_of, headline, sentence
+
         __tracebackhide__ = True
         verdict = Verdict(document_of(judgement, command="ab"), judgement)
         code = verdict.exit_code

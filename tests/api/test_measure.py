@@ -173,7 +173,7 @@ def test_a_function_is_right_or_wrong_and_measured_beside_others() -> None:
     assert not bad
     assert bad.exit_code == 5
     assert {record.status for record in bad.wrong} == {"wrong"}
-    with pytest.raises(attnbench.WrongResultError, match="wrong is WRONG in .*\nwrong 128 d64"):
+    with pytest.raises(attnbench.WrongResultError, match=r"wrong is WRONG in .*\nwrong 128 d64"):
         bad.raise_if_wrong()
     assert {cell.backend: cell.status for cell in found.cells} == dict.fromkeys(("closure", "attend", "eager"), "ok")
 

@@ -16,6 +16,13 @@ from attnbench.api.subjects import subjects
 from attnbench.core.errors import UserError
 
 Script = Callable[[str], dict[str, Any]]
+TWICE = """
+import functools
+def twice(g):
+    @functools.wraps(g)
+    def inner(x): return 2 * g(x)
+    return inner
+"""
 
 
 @pytest.fixture
@@ -47,22 +54,15 @@ def loaded(source: str, name: str) -> Any:
         ("import math as m\nfrom os.path import join\ndef f(x): return join('a', str(m.floor(x)))", "f", 2.5, "a/2"),
         ("def make(n):\n    def inner(x):\n        return x + n\n    return inner\nf = make(4)", "f", 1, 5),
         ("t = 3\nf = lambda x: x ** t", "f", 2, 8),
-        ("import functools\ndef g(a, b, c=0): return (a, b, c)\nf = functools.partial(g, 1, c='x')", "f", 2, (1, 2, "x")),
+        (
+            "import functools\ndef g(a, b, c=0): return (a, b, c)\nf = functools.partial(g, 1, c='x')",
+            "f",
+            2,
+            (1, 2, "x"),
+        ),
         ("class A:\n    k = 2\n    def __call__(self, x): return self.k * x\nf = A()", "f", 4, 8),
-        (
-            "import functools\ndef twice(g):\n    @functools.wraps(g)\n    def inner(x): return 2 * g(x)\n    return inner\n"
-            "@twice\ndef f(x): return x + 1",
-            "f",
-            1,
-            4,
-        ),
-        (
-            "import functools\ndef twice(g):\n    @functools.wraps(g)\n    def inner(x): return 2 * g(x)\n    return inner\n"
-            "def h(x): return x + 1\nf = twice(h)",
-            "f",
-            1,
-            4,
-        ),
+        (f"{TWICE}@twice\ndef f(x): return x + 1", "f", 1, 4),
+        (f"{TWICE}def h(x): return x + 1\nf = twice(h)", "f", 1, 4),
         ("def even(n): return n == 0 or odd(n - 1)\ndef odd(n): return n != 0 and even(n - 1)", "odd", 5, True),
         ("limit = float('inf')\ndef f(x, y=limit):\n    import os\n    return min(x, y) if os.sep else 0", "f", 3, 3),
     ],
@@ -86,9 +86,17 @@ def test_attributes_of_a_function_are_kept(script: Script) -> None:
     [
         ("import io\nstate = [io.StringIO()]\ndef f(x): return state", "f", "state is a list"),
         ("def f(x): return nothing_like_it", "f", "f needs nothing_like_it, which is not defined"),
-        ("n = 1\ndef g(x): return n\ndef make(n):\n    return lambda x: (n, g(x))\nf = make(2)", "f", "n stands for two"),
+        (
+            "n = 1\ndef g(x): return n\ndef make(n):\n    return lambda x: (n, g(x))\nf = make(2)",
+            "f",
+            "n stands for two",
+        ),
         ("f, g = (lambda x: 1), (lambda x: 2)", "f", "several lambdas stand in one statement"),
-        ("class A:\n    def parameters(self): yield 1\n    def __call__(self, x): return 1\nf = A()", "f", "with parameters"),
+        (
+            "class A:\n    def parameters(self): yield 1\n    def __call__(self, x): return 1\nf = A()",
+            "f",
+            "with parameters",
+        ),
     ],
 )
 def test_what_has_no_source_is_named(script: Script, text: str, name: str, said: str) -> None:
@@ -103,7 +111,9 @@ def test_what_has_no_source_is_named(script: Script, text: str, name: str, said:
 
 
 def test_what_a_module_has_is_named_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "kernels_of_mine.py").write_text("def f(q, k, v): return q\nclass A:\n    def __call__(self): ...\na = A()")
+    (tmp_path / "kernels_of_mine.py").write_text(
+        "def f(q, k, v): return q\nclass A:\n    def __call__(self): ...\na = A()"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     import kernels_of_mine  # type: ignore[import-not-found]
 
