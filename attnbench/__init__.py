@@ -1,14 +1,18 @@
 """attnbench measures attention: how fast, how lean and how close to the hardware's limit.
 
-In a notebook or a script:
+In a script, a notebook or a test (docs/python.md):
 
     import attnbench
 
-    results = attnbench.load("results/*.jsonl")
-    results.table()          # a pandas DataFrame: a row per cell and round, every metric in its unit
-    results.cells[0].value("tflops")
+    attnbench.check(my_attention).raise_if_wrong()
+    found = attnbench.measure(my_attention, backends="sdpa-*", seqlen="1k-16k", headdim=128, causal=True)
+    print(found)             # as `attnbench run` shows it; a notebook shows tables
+    found.table()            # a pandas DataFrame: a row per cell and round, every metric in its unit
+    attnbench.load("results/*.jsonl")
+    attnbench.do_bench(lambda: my_attention(q, k, v))
 
-`load` and the classes are imported when they are asked for: workers import this package too, where only torch is.
+These names are the API; a change of one that breaks a caller is a new major version. They are imported when they are
+asked for: workers import this package too, where only torch is.
 """
 
 from __future__ import annotations
@@ -17,19 +21,53 @@ TYPE_CHECKING = False  # the module typing takes longer to import than all else 
 if TYPE_CHECKING:
     from typing import Any
 
+    from attnbench.api.guard import SlowerError
+    from attnbench.api.measure import CheckResult, WrongResultError, check, measure
+    from attnbench.api.results import Results, load
+    from attnbench.api.shown import Plot, Shown, Verdict
+    from attnbench.api.timing import Timing, do_bench
     from attnbench.core.case import Case
+    from attnbench.core.errors import UserError
     from attnbench.core.record import Record, Run
-    from attnbench.results.load import Results, load
 
 __version__ = "0.1.0"
-__all__ = ["Case", "Record", "Results", "Run", "__version__", "load"]
+__all__ = [
+    "Case",
+    "CheckResult",
+    "Plot",
+    "Record",
+    "Results",
+    "Run",
+    "Shown",
+    "SlowerError",
+    "Timing",
+    "UserError",
+    "Verdict",
+    "WrongResultError",
+    "__version__",
+    "check",
+    "do_bench",
+    "load",
+    "measure",
+]
 
 _HOMES = {
-    "Case": "attnbench.core.case",
-    "Record": "attnbench.core.record",
-    "Run": "attnbench.core.record",
-    "Results": "attnbench.results.load",
-    "load": "attnbench.results.load",
+    "Case": "core.case",
+    "CheckResult": "api.measure",
+    "Plot": "api.shown",
+    "Record": "core.record",
+    "Results": "api.results",
+    "Run": "core.record",
+    "Shown": "api.shown",
+    "SlowerError": "api.guard",
+    "Timing": "api.timing",
+    "UserError": "core.errors",
+    "Verdict": "api.shown",
+    "WrongResultError": "api.measure",
+    "check": "api.measure",
+    "do_bench": "api.timing",
+    "load": "api.results",
+    "measure": "api.measure",
 }
 
 
@@ -38,7 +76,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -24,9 +24,10 @@ MAY_IMPORT: dict[str, set[str]] = {  # folder -> the folders of ours that it may
     "render": {"core", "results"},
     "analysis": {"core", "results", "render", "run"},
     "commands": {"core", "results", "render", "run", "analysis", "backends"},
+    "api": {"core", "results", "render", "run", "analysis", "worker"},
 }
 KNOW_BACKENDS = ("backends", "worker")  # all others may import the map in attnbench/backends/__init__.py alone
-ON_TOP = {"__init__", "__main__", "cli"}
+ON_TOP = {"__init__", "__main__", "cli", "pytest_plugin"}
 NO_TORCH = ("results", "run", "render", "analysis", "commands")
 WORKER_SIDE = ("core", "backends", "judge", "worker")
 HEAVY = {"torch", "triton", "numpy", "scipy", "pandas", "pydantic", "rich", "yaml", "pynvml", "msgspec"}

@@ -51,6 +51,10 @@ class UserError(Exception):
     exit_code = EXIT_BAD_INPUT
 
 
+class UnfitError(UserError):
+    """The machine cannot be measured now: there is no such device, or other processes use it."""
+
+
 class Interrupted(BaseException):
     """Raised in place of KeyboardInterrupt when SIGINT, SIGTERM or SIGHUP arrives; what was measured is kept."""
 

@@ -73,7 +73,7 @@ def render(console: Console, document: Document) -> None:
 def text(document: Document) -> str:
     """Return what `render` prints on a wide terminal, without colours: for a file."""
     file = io.StringIO()
-    render(Console(file=file, width=FILE_WIDTH, highlight=False), document)
+    render(Console(file=file, width=FILE_WIDTH, highlight=False, force_terminal=False), document)
     return file.getvalue()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attnbench.core.errors import UserError
+from attnbench.core.errors import UnfitError, UserError
 from attnbench.core.files import GONE, working_folder
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device, Environment
@@ -64,7 +64,7 @@ class DeviceProbe:
         """
         answer = self._answer()
         if "refused" in answer:
-            raise UserError(answer["refused"])
+            raise UnfitError(answer["refused"])
         found = from_json(Environment, answer["environment"])
         if found.device.kind == "cpu":
             return replace(found, device=replace(found.device, busy=self._cpu_load))
@@ -79,7 +79,7 @@ class DeviceProbe:
 
     def _check_free(self, device: Device) -> None:
         if not self._allow_busy and (why := refusal(device)):
-            raise UserError(why)
+            raise UnfitError(why)
 
     def describe_others(self, devices: Iterable[str]) -> tuple[Device, ...]:
         """Return those of some more devices that are there, without their rates. Raises UserError as `describe`."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from attnbench.core import checkout
 from attnbench.core.case import DTYPES, Case
@@ -53,6 +53,7 @@ class Request:
     allow_wrong: bool = False  # wrong results do not change the exit code
     allow_busy: bool = False  # measure also on a GPU that other processes use
     argv: tuple[str, ...] = ()
+    here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # spec -> what makes its worker in this process
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
         return _resume(request, request.resume, device, observer)
     checked = _checked(request, device, others)
     allow_busy = request.allow_busy or request.dry_run
-    with Session(device, with_torch=not request.dry_run, allow_busy=allow_busy) as session:
+    with Session(device, with_torch=not request.dry_run, allow_busy=allow_busy, here=request.here) as session:
         planned, chosen = _planned(request, checked, session, observer)
         nothing = not request.out and all(job.skip and not job.resumable for job in planned.plan)
         if request.dry_run or nothing:

@@ -51,13 +51,14 @@ class Session:
         with_torch: bool = True,
         allow_busy: bool = False,
         variables: Mapping[str, str] | None = None,
+        here: Mapping[str, Callable[[], Any]] | None = None,
     ) -> None:
         """Take a device, "auto", "cpu", "cuda:N" or "fake", and the backends, which may be chosen later.
 
-        The other arguments are those of DeviceProbe; `variables` are in the environment of all workers. A device that
-        is None is not looked at.
+        `variables` are in the environment of all workers, `here` makes those of this process, by their specs; the
+        other arguments are those of DeviceProbe. A device that is None is not looked at.
         """
-        self.pool = WorkerPool({}, variables=variables or {})
+        self.pool = WorkerPool({}, variables=variables or {}, here=here or {})
         self.probes: Mapping[str, Probe] = {}
         self._device = device
         self._look = partial(DeviceProbe, with_torch=with_torch, allow_busy=allow_busy, variables=variables)
@@ -81,7 +82,8 @@ class Session:
     def choose(self, chosen: Chosen) -> None:
         """Take other backends; the workers of those before are ended."""
         self.pool.close()
-        self.pool = WorkerPool(chosen.specs, chosen.interpreters, self.pool.peers, self.pool.judge, self.pool.variables)
+        kept = self.pool
+        self.pool = WorkerPool(chosen.specs, chosen.interpreters, kept.peers, kept.judge, kept.variables, kept.here)
 
     @property
     def device(self) -> Device:

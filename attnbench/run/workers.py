@@ -68,6 +68,7 @@ class WorkerPool:
     peers: Sequence[Device] = ()  # the devices of the ranks after the first
     judge: Judge | None = None  # of the device, beside the workers
     variables: Mapping[str, str] = field(default_factory=dict)  # in the environment of workers
+    here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # spec -> what makes its worker in this process
     _workers: dict[Key, WorkerProcess | RankWorkers] = field(default_factory=dict)
     _hearings: dict[str, JobHearing] = field(default_factory=dict)  # backend -> that of its job at hand
     _turns: dict[str, Callable[[str], None]] = field(default_factory=dict)  # backend -> how it waits for its turn
@@ -434,7 +435,7 @@ class WorkerPool:
                 worker.kill()
             python = self.interpreters.get(name)
             if ranks == 1:
-                worker = WorkerProcess(python, self.variables)
+                worker = self.here.get(self.specs[name], partial(WorkerProcess, python, self.variables))()
             else:
                 assert device is not None
                 devices = [device] * ranks if device.kind == "cpu" else [device, *self.peers][:ranks]

@@ -14,7 +14,7 @@ from attnbench.analysis.cautions import Places, Rule, furthest, in_cells, stated
 from attnbench.analysis.report.machine_summary import clock_range
 from attnbench.core import stats
 from attnbench.core.formats import digits, duration, percent
-from attnbench.core.own_code import as_written
+from attnbench.core.own_code import IN_PROCESS, as_written
 from attnbench.core.policy import SHORT
 from attnbench.core.record import Run
 from attnbench.core.text import count, one_line, some
@@ -253,6 +253,12 @@ CAUTIONS: Sequence[Rule[Reported]] = (
         "{results} wrong: {names}.",
         "The speed of a wrong answer says nothing, so none is shown.",
         "See above by how much{todo}",
+    ),
+    Rule(
+        measured(lambda c: c.run.specs.get(c.backend, "").startswith(f"{IN_PROCESS}:")),
+        "Measured in the process that gave the function: {cells}.",
+        "What it does to that process, its own clock too, is not guarded against.",
+        "Put it in a file of its own, and give that: file.py:function.",
     ),
     Rule(
         lambda of: in_cells(c for c in of.cells if c.of_earlier_check),

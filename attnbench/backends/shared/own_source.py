@@ -126,5 +126,5 @@ def _is_own(path: Path) -> bool:
 def _source_file(of: Any) -> str | None:
     try:
         return inspect.getsourcefile(of)
-    except TypeError:  # built in, as a function of a C++ extension
+    except (TypeError, OSError):  # built in, as a function of a C++ extension; a class of a notebook
         return getattr(inspect.getmodule(of), "__file__", None)

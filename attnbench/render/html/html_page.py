@@ -7,6 +7,8 @@ with charts (`Document.page`) has scripts: see interactive.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attnbench import __version__
 from attnbench.core.errors import UserError
 from attnbench.core.text import count
@@ -62,6 +64,13 @@ def render(document: Document) -> str:
         interactive.scripts(charts) if charts else "",
     )
     return "<!doctype html>\n" + element("html", lines(_head(document), element("body", body)), lang="en") + "\n"
+
+
+def fragment(document: Document) -> str:
+    """Return a document as a part of another page, such as a notebook: text and tables, without figures."""
+    bare = replace(document, page=None, appendix=(), reproduce=())
+    body = lines(_header(bare), *(part.content for part in _parts(bare)))
+    return f"{element('style', asset('fragment.css'))}\n{element('div', body, class_='attnbench')}\n"
 
 
 def _head(document: Document) -> Markup:

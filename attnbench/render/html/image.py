@@ -38,8 +38,19 @@ _SINGLE_PANEL = (560, 360)
 def save(path: Path, kind: str, charts: Charts, name: str, panel: str = "") -> None:
     """Write a figure to a file: the panels whose titles hold all words of `panel`. `kind` is "png" or "svg".
 
-    Raises UserError where there is no such figure or panel, nothing to draw, no vl-convert, or the file cannot be
-    written.
+    Raises UserError as `figure` and `drawn` do, and where the file cannot be written.
+    """
+    content = drawn(kind, figure(charts, name, panel))
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+def figure(charts: Charts, name: str, panel: str = "") -> Spec:
+    """Return the specification of a figure by its name: the panels whose titles hold all words of `panel`.
+
+    Raises UserError where there is no such figure or panel, nothing to draw, or too much for one figure.
     """
     known = {figure.name: figure for figure in FIGURES}
     if name not in known:
@@ -53,11 +64,7 @@ def save(path: Path, kind: str, charts: Charts, name: str, panel: str = "") -> N
         raise UserError(f"nothing to draw for {name}: no cell has a figure for it; see attnbench report")
     if (number := len(known[name].panels_of(chosen))) > MOST_PANELS:
         raise UserError(f"{number} panels are too many for one figure; choose with --panel 'd128 causal 16k'")
-    content = _drawn(kind, specification(known[name], chosen))
-    try:
-        write_whole(path, content)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    return specification(known[name], chosen)
 
 
 def specification(figure: VegaFigure, charts: Charts) -> Spec:
@@ -79,10 +86,11 @@ def specification(figure: VegaFigure, charts: Charts) -> Spec:
     }
 
 
-def _drawn(kind: str, spec: Spec) -> bytes:
-    """Return the content of a file. Raises UserError where vl-convert is missing or crashes.
+def drawn(kind: str, spec: Spec) -> bytes:
+    """Return a figure as the content of a PNG or SVG file, by `kind`.
 
-    It has a process of its own, because it ends the process that it is in where it cannot have the memory it wants.
+    vl-convert has a process of its own, because it ends the process that it is in where it cannot have the memory it
+    wants. Raises UserError where it is missing or crashes.
     """
     if importlib.util.find_spec("vl_convert") is None:
         raise UserError("--png and --svg need vl-convert: pip install 'attnbench[plots]'")

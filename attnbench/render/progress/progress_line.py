@@ -13,6 +13,7 @@ from attnbench.core.files import drop_rest
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.text import no_command, printable, without_long_words
 from attnbench.render.console import Console
+from attnbench.render.progress.notebook import NotebookLive, in_notebook
 from attnbench.results import case_names, disturbed
 
 IN_A_PIPE_EVERY = 10.0  # seconds between lines that say what goes on
@@ -27,7 +28,11 @@ class ProgressLine:
         self._console = console
         self._now = ""  # what goes on, until it was printed
         self._closed = threading.Event()
-        self._live = Live(console=console, transient=True, refresh_per_second=8) if console.is_terminal else None
+        self._live: Live | NotebookLive | None = None
+        if in_notebook():
+            self._live = NotebookLive()
+        elif console.is_terminal:
+            self._live = Live(console=console, transient=True, refresh_per_second=8)
         if self._live:
             self._live.start()
         else:

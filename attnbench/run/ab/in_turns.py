@@ -150,7 +150,7 @@ def environments(device: str, dtypes: Sequence[str], both: Sequence[Build], allo
             try:
                 known[build.python] = probe_device(device, dtypes, build.python, allow_busy=allow_busy)
             except UserError as error:
-                raise UserError(f"{build.label}: {error}") from None
+                raise type(error)(f"{build.label}: {error}") from None
     return [known[build.python] for build in both]
 
 

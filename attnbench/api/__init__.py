@@ -1,0 +1,1 @@
+"""The Python API: what the commands measure, check and show, for scripts, notebooks and tests."""

@@ -1,0 +1,249 @@
+"""What the pytest fixture `attnbench` is: assertions that a kernel is right, and not slower than another."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnbench.api.arguments import Values, settings
+from attnbench.api.measure import CheckResult, WrongResultError, check, measure
+from attnbench.api.results import Results
+from attnbench.api.shown import Verdict
+from attnbench.api.subjects import What, caller_scope, subjects
+from attnbench.api.watching import Unwatched, interruptible
+from attnbench.core.errors import (
+    EXIT_INCONCLUSIVE,
+    EXIT_NOT_COMPARABLE,
+    EXIT_PASS,
+    EXIT_WRONG_RESULT,
+    UnfitError,
+    UserError,
+)
+from attnbench.core.sizes import parse_duration
+
+if TYPE_CHECKING:
+    from attnbench.analysis.gate.findings import Judgement
+
+FOLDER = Path(".attnbench")  # below pytest's root: NAME/TEST.jsonl of --attnbench-save, runs/ of all others
+ROUNDS = 5  # of a run that is saved, or compared with a saved one
+MOST_SAID = 5  # findings of a failure
+
+
+class SlowerError(AssertionError):
+    """A kernel is slower than what it was compared with, by more than the margin."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table at the end of a session."""
+
+    test: str
+    what: str
+    than: str
+    verdict: str
+    detail: str = ""
+    files: tuple[str, ...] = ()
+
+
+@dataclass
+class Guard:
+    """The fixture `attnbench` of the pytest plug-in.
+
+    Assertions measure as `attnbench check`, `ab` and `gate` do. A test is skipped, with the reason, where the machine
+    cannot tell: there is no such device, others use it, it is unlike that of the baseline, or the time was too short.
+    """
+
+    test: str
+    root: Path
+    skip: Callable[[str], Any]
+    save: str | None = None
+    compare: str | None = None
+    budget: str = "2m"
+    device: str = "auto"
+    rows: list[Row] = field(default_factory=list)
+
+    def assert_right(self, what: What, *, device: str | None = None, **axes: Values) -> CheckResult:
+        """Assert that a kernel's results are right in small cases that tell, as `attnbench.check` does.
+
+        Raises WrongResultError with the verdict and the first reasons.
+
+        >>> def test_attention(attnbench):
+        ...     attnbench.assert_right("./mine.py:attention", headdim=[64, 128])
+        """
+        __tracebackhide__ = True
+        scope = caller_scope()
+        with self._fit():
+            found = check(what, device=device or self.device, progress=False, scope=scope, **axes)
+        self._note(_said(what), "", "right" if found else "not right")
+        return found.raise_if_wrong()
+
+    def assert_not_slower(
+        self,
+        what: Any,
+        *,
+        than: Any = None,
+        margin: float = 0.03,
+        suite: str = "quick",
+        budget: str | None = None,
+        device: str | None = None,
+        **axes: Values,
+    ) -> Verdict | None:
+        """Assert that a kernel is right, and not slower than another by more than `margin`, relative to its latency.
+
+        `than`: a function, own code or a backend, which is measured in turns with it (A B B A, fresh processes) until
+        the gate's test decides, within `budget` ("2m"; --attnbench-budget by default). Without it, what this test saved
+        by --attnbench-save NAME and --attnbench-compare NAME reads; None is returned where nothing is compared.
+        `suite` and the axes say what is measured. Raises SlowerError, and WrongResultError for a wrong result.
+
+        >>> def test_speed(attnbench):
+        ...     attnbench.assert_not_slower("./mine.py:attention", than="sdpa-flash", seqlen="4k", direction="fwd")
+        """
+        __tracebackhide__ = True
+        scope, seconds = caller_scope(), parse_duration(budget or self.budget, "budget")
+        with self._fit():
+            if than is None:
+                return self._against_saved(what, scope, margin, suite, seconds, device or self.device, axes)
+            sides = [_code(one, scope) for one in (than, what)]
+            judgement, files = self._in_turns(sides, margin, suite, seconds, device or self.device, axes)
+        return self._judged(judgement, what, than, files)
+
+    def _in_turns(
+        self, sides: Sequence[str], margin: float, suite: str, seconds: float, device: str, axes: dict[str, Values]
+    ) -> tuple[Judgement, tuple[str, ...]]:
+        from attnbench.analysis.ab import run_ab
+        from attnbench.analysis.gate.findings import Request
+        from attnbench.analysis.gate.margins import Margins
+
+        request = run_ab.Request(
+            a=sides[0],
+            b=sides[1],
+            suite=suite,
+            settings=settings(axes),
+            device=device,
+            time_limit=seconds,
+            out=self._run_file().with_suffix(""),
+            judged_by=Request(("latency",), Margins({"latency": margin})),
+        )
+        watcher: Any = Unwatched()
+        with interruptible():
+            outcome = run_ab.ab(request, watcher)
+        if outcome.judgement is None:
+            raise KeyboardInterrupt
+        return outcome.judgement, tuple(map(str, outcome.paths))
+
+    def _against_saved(
+        self, what: Any, scope: Any, margin: float, suite: str, seconds: float, device: str, axes: dict[str, Values]
+    ) -> Verdict | None:
+        """Measure, save, and judge by what was saved, with more rounds while time is left and that is open."""
+        from attnbench.run.run_suite import Request, run_suite
+
+        began, path = datetime.now(), self._run_file()
+        saved = self.root / FOLDER / self.compare / f"{self._slug}.jsonl" if self.compare else None
+        if saved and not saved.is_file():
+            raise UserError(f"--attnbench-compare {self.compare}: {saved} is not there; --attnbench-save writes it")
+        found = measure(
+            what,
+            suite=suite,
+            rounds=ROUNDS,
+            device=device,
+            out=path,
+            in_process=False,
+            progress=False,
+            scope=scope,
+            **axes,
+        )
+        how: dict[str, Any] = {"metrics": ["latency"], "margin": f"{100 * margin:g}%", "expect": [*found.runs[0].specs]}
+        verdict = found.gate(saved, **how) if saved else None
+        rounds = ROUNDS
+        while verdict and verdict.exit_code == EXIT_INCONCLUSIVE:
+            spent = (datetime.now() - began).total_seconds()
+            if spent * (rounds + ROUNDS) / rounds > seconds:
+                break
+            rounds += ROUNDS
+            outcome = run_suite(Request(resume=path, rounds=rounds, trust=True), Unwatched())
+            found = Results.of([outcome.run], [path])
+            verdict = found.gate(str(saved), **how)
+        if self.save:
+            there = self.root / FOLDER / self.save / f"{self._slug}.jsonl"
+            there.unlink(missing_ok=True)
+            found.save(there)
+        if verdict is None:
+            self._note(_said(what), "", "saved" if self.save else "measured", files=(str(path),))
+            return None
+        return self._judged(verdict.judgement, what, saved, (str(path),))
+
+    def _judged(self, judgement: Judgement, what: Any, than: Any, files: tuple[str, ...]) -> Verdict:
+        """Return the verdict. Raises SlowerError or WrongResultError, and skips what is undecided."""
+        from attnbench.analysis.gate.document import document_of, headline, sentence
+
+        __tracebackhide__ = True
+        verdict = Verdict(document_of(judgement, command="ab"), judgement)
+        code = verdict.exit_code
+        told = [f"{f.name}: {sentence(f)}" for f in judgement.findings if judgement.exit_code_of(f) == code or not code]
+        words = {EXIT_PASS: "not slower", EXIT_INCONCLUSIVE: "undecided", EXIT_WRONG_RESULT: "wrong"}
+        word = words.get(code, "not comparable" if code == EXIT_NOT_COMPARABLE else "slower")
+        self._note(_said(what), _said(than), word, told[0] if told else "", files)
+        text = "\n".join([headline(judgement), *told[:MOST_SAID], f"run files: {', '.join(files)}"])
+        if code in (EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE):
+            more = f"; a longer budget than {self.budget} may decide" if code == EXIT_INCONCLUSIVE else ""
+            self.skip(f"{word}{more}: {text}")
+        if code == EXIT_WRONG_RESULT:
+            raise WrongResultError(text)
+        if code != EXIT_PASS:
+            raise SlowerError(text)
+        return verdict
+
+    @contextlib.contextmanager
+    def _fit(self) -> Iterator[None]:
+        """Measure alone among the processes of a session, as of xdist; skip where the machine is not fit."""
+        with _alone():
+            try:
+                yield
+            except UnfitError as error:
+                self.skip(str(error))
+
+    @property
+    def _slug(self) -> str:
+        return re.sub(r"[^\w.-]+", "-", self.test).strip("-.")[-150:]
+
+    def _run_file(self) -> Path:
+        """Return a path for a new run file."""
+        folder = self.root / FOLDER / "runs"
+        stem = f"{datetime.now():%Y%m%d-%H%M%S}-{self._slug}"
+        names = (folder / f"{stem}{end}.jsonl" for end in ("", *(f"-{n}" for n in range(2, 1000))))
+        return next(one for one in names if not (one.exists() or one.with_suffix("").exists()))
+
+    def _note(self, what: str, than: str, verdict: str, detail: str = "", files: tuple[str, ...] = ()) -> None:
+        self.rows.append(Row(self.test, what, than, verdict, detail, files))
+
+
+def _said(given: Any) -> str:
+    return str(getattr(given, "__name__", given))
+
+
+def _code(given: Any, scope: Any) -> str:
+    """Return the one backend or own code that is given, as `ab` takes it. Raises UserError."""
+    patterns = subjects(given, scope, in_process=False).patterns
+    if len(patterns) != 1:
+        raise UserError("assert_not_slower compares one kernel with one other")
+    return patterns[0]
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Wait for other processes of this user that measure by this fixture, where the system has locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with open(os.path.join(tempfile.gettempdir(), f"attnbench-{os.getuid()}.lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,253 @@
+"""Results: what was measured now, or read from run files, with what the commands say of it."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from attnbench.api.shown import Plot, Shown, Verdict, written
+from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.files import GONE, can_name_a_file, working_folder
+from attnbench.core.flops import Convention
+from attnbench.core.record import Run
+from attnbench.core.text import count
+from attnbench.results import export_rows, run_file
+from attnbench.results.cells import Cell
+from attnbench.results.cells import cells as cells_of
+from attnbench.results.given_again import without_copies
+
+if TYPE_CHECKING:
+    import pandas
+
+Other: TypeAlias = "Results | str | Path | Iterable[str | Path]"  # results, or the run files of them
+
+
+@dataclass(frozen=True)
+class Results:
+    """What `measure` has measured, or what some run files hold.
+
+    runs: each once, with its records and their raw samples, in seconds, bytes and hertz.
+    cells: each case on each backend and device, with all its rounds; `cell.value("tflops")` is a metric's median over
+        the rounds, `cell.rows[0].samples` are seconds of single calls.
+    problems: what is wrong with single lines of the files, which were left out.
+    files: the run file of each run, where it is known.
+
+    >>> import attnbench
+    >>> found = attnbench.measure("fake", device="fake", seqlen=1024, causal=True, out="doc.jsonl", progress=False)
+    >>> found
+    <Results: 4 cells of 1 run>
+    >>> sorted({cell.status for cell in found.cells})
+    ['ok']
+    >>> str(found).splitlines()[0]
+    '4 cells: 4 measured.'
+    """
+
+    runs: tuple[Run, ...]
+    cells: tuple[Cell, ...]
+    problems: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], files: Sequence[Path] = (), convention: Convention = "exact") -> Results:
+        """Return the results of some runs; `files` are theirs."""
+        return cls(tuple(runs), tuple(cells_of(runs, convention)), (), tuple(files))
+
+    def __repr__(self) -> str:
+        damaged = f", {count(len(self.problems), 'problem')}" if self.problems else ""
+        return f"<Results: {count(len(self.cells), 'cell')} of {count(len(self.runs), 'run')}{damaged}>"
+
+    def __str__(self) -> str:
+        return str(self.report())
+
+    def _repr_html_(self) -> str:
+        return self.report()._repr_html_()
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        return self.report()._repr_mimebundle_()
+
+    def table(self) -> pandas.DataFrame:
+        """Return one row for each cell and round: the case's fields, how it ended, and every metric in its unit.
+
+        `table().attrs["units"]` maps each metric to its unit, "" for a ratio. `attnbench report -m help` explains them.
+        """
+        return export_rows.dataframe(self.cells)
+
+    def report(self, *metrics: str, by: str | None = None) -> Shown:
+        """Return what `attnbench report` shows: who is fastest, a table by length, what to doubt.
+
+        `metrics`: in place of TFLOP/s, by name, as "latency" or "memory_peak"; `by`: the axis of the columns, as
+        "dtype". Raises UserError for unknown ones.
+        """
+        from attnbench.analysis.report.document import document
+
+        return Shown(document(self.cells, self.runs, metrics=metrics, by=by, files=self.files))
+
+    def compare(self, *others: Other, to: str | None = None, price: Sequence[str] = ()) -> Shown:
+        """Return what `attnbench compare` shows of the machines of these and other results, which may be run files.
+
+        `to`: the machine that the others are compared with; `price`: as "h200=3.40/h". Raises UserError.
+        """
+        from attnbench.analysis.compare.document import document
+        from attnbench.analysis.compare.findings import compare
+
+        every = [self, *map(results_of, others)]
+        found = without_copies(pair for one in every for pair in zip(one._names(), one.runs, strict=True))
+        files, runs = [file for file, _ in found], [run for _, run in found]
+        return Shown(document(compare(files, runs, to, (), price, None, None, None)))
+
+    def gate(
+        self,
+        baseline: Other,
+        *,
+        metrics: Sequence[str] = (),
+        margin: str | Sequence[str] = (),
+        expect: Sequence[str] = (),
+        inconclusive: Literal["pass", "fail"] = "fail",
+        missing: Literal["pass", "fail"] = "fail",
+        allow_wrong: bool = False,
+    ) -> Verdict:
+        """Judge these results, of one run, against a baseline, cell by cell, as `attnbench gate` does.
+
+        `baseline`: results, run files, or the name of a saved baseline; `margin`: the change that matters, as "3%" (of
+        latency) or "memory_peak=5%"; `expect`: what is meant to differ, as "torch". Raises UserError.
+        """
+        from attnbench.analysis.baseline.baseline_files import pick
+        from attnbench.analysis.gate.document import document_of
+        from attnbench.analysis.gate.findings import Request, judge
+        from attnbench.analysis.gate.margins import DEFAULT, margins
+
+        if len(self.runs) != 1:
+            raise UserError(f"gate judges the results of one run; these are of {len(self.runs)}")
+        if isinstance(baseline, (str, Path)):
+            baseline = pick(Path(baseline), self.runs[0])
+        before = results_of(baseline).runs
+        if not before:
+            raise UserError("the baseline has no run")
+        given = [margin] if isinstance(margin, str) else margin
+        asked = Request(tuple(metrics) or DEFAULT, margins(given), tuple(expect), inconclusive, missing, allow_wrong)
+        judgement = judge(before[0], self.runs[0], asked, before[1:])
+        return Verdict(document_of(judgement), judgement)
+
+    def recommend(self) -> Shown:
+        """Return what `attnbench recommend` shows: the fastest right backend of each case, its gain, code to paste."""
+        from attnbench.analysis.recommend.asked_for import competing
+        from attnbench.analysis.recommend.document import document
+
+        return Shown(document(list(cells_of(self.runs, by_machine=True)), competing(None), every=True))
+
+    def plot(self, figure: str = "throughput", panel: str = "") -> Plot:
+        """Return a figure of the page: throughput, utilization, speedup, latency, memory, ...
+
+        `panel`: words of the titles of panels, as "d128 causal", to draw those alone. Raises UserError.
+        """
+        from attnbench.render.html import image
+        from attnbench.render.html.charts import charts
+
+        return Plot(image.figure(charts(self.cells), figure, panel))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the run, of which there must be one, as a run file, and return its path. Raises UserError."""
+        path = Path(path)
+        if len(self.runs) != 1:
+            raise UserError(f"a run file holds one run; these are {len(self.runs)}")
+        if path.suffix != ".jsonl":
+            raise UserError(f"{path}: the name of a run file ends with .jsonl")
+        if path.exists():
+            raise run_file.there_already(path)
+        return written(path, run_file.encoded(self.runs[0]))
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """Return one row for each cell and round as CSV, every metric in its unit; with a path write it there too."""
+        return self._put(path, lambda: self._complete("csv").to_csv())
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return the rows of `to_csv` as JSON; with a path write it there too."""
+        return self._put(path, lambda: self._complete("json").to_json())
+
+    def to_markdown(self, path: str | Path | None = None) -> str:
+        """Return the report as Markdown; with a path write it there too."""
+        return self._put(path, lambda: self.report().to_markdown())
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return the report as a page with figures and a table to filter; with a path write it there too."""
+        return self._put(path, lambda: self._complete("html").to_html())
+
+    def to_parquet(self, path: str | Path) -> Path:
+        """Write the rows of `to_csv` as Parquet (needs pyarrow), and return the path. Raises UserError."""
+        from attnbench.render.export import trackers
+
+        return written(Path(path), trackers.content("parquet", self.cells))
+
+    def to_tracker(self, format: str, path: str | Path | None = None) -> str:
+        """Return what another tool tracks: "pytest-benchmark", "bmf" (Bencher) or "github-action-benchmark".
+
+        With a path write it there too. Raises UserError for another format, and without a measured cell.
+        """
+        from attnbench.render.export import trackers
+
+        if format not in trackers.JSON_FORMATS:
+            raise UserError(f"unknown format {format!r}{did_you_mean(format, trackers.JSON_FORMATS)}")
+        return self._put(path, lambda: str(trackers.content(format, self.cells)))
+
+    def _names(self) -> tuple[Path, ...]:
+        """Return a name for each run: that of its file, where it is known."""
+        return self.files or tuple(Path(f"run-{number}.jsonl") for number, _ in enumerate(self.runs))
+
+    def _complete(self, form: str) -> Shown:
+        """Return the report with what a format needs beyond what a terminal shows."""
+        from attnbench.analysis.report.document import complete
+
+        return Shown(complete(self.report().document, {form}, self.cells, self.runs, self._names()))
+
+    @staticmethod
+    def _put(path: str | Path | None, made: Callable[[], str]) -> str:
+        text = made()
+        if path is not None:
+            written(Path(path), text)
+        return text
+
+
+def results_of(given: Other) -> Results:
+    """Return results as they are, or those of run files. Raises UserError."""
+    return given if isinstance(given, Results) else load(given)
+
+
+def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "exact") -> Results:
+    """Read run files: a path, a pattern such as "results/*.jsonl" ("**" reaches into all folders), or several of these.
+
+    A run that is given several times, as through links, as a copy, as a part or as its own baseline, counts once.
+    `convention` says how FLOPs are counted: "exact" (unmasked pairs) or "fa" (as papers print: half for causal).
+    Raises UserError for a pattern that fits no file, and for a file that is no run file.
+    """
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not working_folder() and not all(os.path.isabs(os.path.expanduser(one)) for one in given):
+        raise UserError(GONE)
+    files: dict[str, Path] = {}
+    for path in (path for one in given for path in _files(str(one))):
+        files.setdefault(os.path.realpath(path), path)
+    with run_file.without_collector():
+        read = [run_file.read(path) for path in files.values()]
+    found = without_copies((file, run) for file, (run, _) in zip(files.values(), read, strict=True))
+    runs = tuple(run for _, run in found)
+    problems = tuple(problem for _, problems in read for problem in problems)
+    return Results(runs, tuple(cells_of(runs, convention)), problems, tuple(file for file, _ in found))
+
+
+def _files(pattern: str) -> list[Path]:
+    if not can_name_a_file(pattern):
+        raise UserError(f"no file can have the name {pattern!r}")
+    path = Path(os.path.expanduser(pattern))
+    if not glob.has_magic(pattern) or os.path.exists(path):
+        return [path]
+    there = next(folder for folder in path.parents if os.path.exists(folder))  # whose name may have brackets
+    below = re.sub(r"(?<![^/])(\*\*/)+", "**/", os.path.relpath(path, there))  # each ** looks through all folders again
+    fits = glob.glob(os.path.join(glob.escape(str(there)), below), recursive=True)
+    found = sorted(Path(file) for file in fits if os.path.isfile(file))
+    if not found:
+        raise UserError(f"no file fits {pattern!r}; give run files, as attnbench run writes them to results/")
+    return found

@@ -1,0 +1,126 @@
+"""What a person gives to be measured: names of backends and own code, and functions of this process."""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from attnbench.api.sources import NotSource, is_script, module_source
+from attnbench.core.errors import UserError
+from attnbench.core.own_code import IN_PROCESS, PACKAGES
+
+What: TypeAlias = "str | Callable[..., Any] | Iterable[str | Callable[..., Any]]"
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """What is measured.
+
+    patterns: as --backend takes them. here: spec -> what makes its worker in this process. why: name -> why it is
+    measured in this process.
+    """
+
+    patterns: tuple[str, ...]
+    here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    why: Mapping[str, str] = field(default_factory=dict)
+
+
+def subjects(given: What, scope: Mapping[str, Any], *, in_process: bool | None = None) -> Subjects:
+    """Return what `given` stands for: names and patterns, functions, modules of torch, or several of these.
+
+    A function that another process can import is named by its file; one of a script or a notebook is written to a file
+    with what it needs; any other is measured in this process, as all are with `in_process`, and none without. `scope`
+    has the names of the caller. Raises UserError for what is neither, and, with in_process=False, for what another
+    process cannot have.
+    """
+    every = [given] if isinstance(given, str) or callable(given) else list(given)
+    patterns, here, why = list[str](), dict[str, Callable[[], Any]](), dict[str, str]()
+    for one in every:
+        if isinstance(one, (str, Path)):
+            patterns.append(str(one))
+            continue
+        if not callable(one):  # type: ignore[unreachable, unused-ignore]
+            raise UserError(f"{one!r} is neither a backend's name nor a function of (q, k, v)")
+        name = _name(one, scope, {text.rpartition(":")[2] for text in patterns})
+        reason = "in_process=True" if in_process else ""
+        if not in_process:
+            try:
+                patterns.append(_importable(one, scope) or _written(one, name, scope))
+                continue
+            except NotSource as error:
+                reason = str(error)
+        if in_process is False:
+            raise UserError(
+                f"{name}: no other process can have it: {reason}; give in_process=True, or put it in a file"
+            )
+        spec = f"{IN_PROCESS}:{name}"
+        patterns.append(spec)
+        here[spec], why[name] = partial(_in_process, name, one), reason
+    return Subjects(tuple(patterns), here, why)
+
+
+def _in_process(name: str, function: Any) -> Any:
+    from attnbench.api.in_process import InProcess
+
+    return InProcess(name, function)
+
+
+def _name(given: Any, scope: Mapping[str, Any], taken: Iterable[str]) -> str:
+    """Return a name for an object: that of a variable that holds it, or its own, with a number where it is taken."""
+    own = str(getattr(given, "__name__", ""))
+    held = [name for name, value in scope.items() if value is given and not name.startswith("_")]
+    name = own if own in held else (held or [own])[0]
+    if not name.isidentifier():
+        name = re.sub(r"\W", "_", type(given).__name__)
+    taken = {*taken}
+    return next(one for one in (name, *(f"{name}_{n}" for n in range(2, 1000))) if one not in taken)
+
+
+def _importable(given: Any, scope: Mapping[str, Any]) -> str:
+    """Return "file.py:function" or "pkg.mod:object" of an object that a module other than the script has; "" else."""
+    of = str(scope.get("__name__", ""))
+    places = [(getattr(given, "__module__", None), getattr(given, "__qualname__", ""))]
+    places += [(of, name) for name, value in scope.items() if value is given]
+    for module_name, name in places:
+        module = sys.modules.get(str(module_name))
+        file = getattr(module, "__file__", None) or ""
+        if module is None or is_script(module) or getattr(module, name, None) is not given or not name.isidentifier():
+            continue
+        if any(f"{os.sep}{folder}{os.sep}" in file for folder in PACKAGES) or not file.endswith(".py"):
+            return f"{module_name}:{name}"
+        return f"{file}:{name}"
+    return ""
+
+
+def _written(given: Any, name: str, scope: Mapping[str, Any]) -> str:
+    """Write the source of an object to a file, and return "file.py:name". Raises NotSource."""
+    source = module_source(given, name, scope)
+    path = Path(tempfile.mkdtemp(dir=_folder())) / f"{name}.py"
+    path.write_text(source)
+    return f"{path}:{name}"
+
+
+@cache
+def _folder() -> str:
+    """Return a folder for the sources of this process, which ends with it."""
+    folder = tempfile.mkdtemp(prefix="attnbench-source-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def caller_scope(depth: int = 2) -> Mapping[str, Any]:
+    """Return the names of who called the function that asks, local ones first."""
+    frame: Any = inspect.currentframe()
+    for _ in range(depth):
+        frame = frame.f_back if frame else None
+    return {**frame.f_globals, **frame.f_locals} if frame else {}

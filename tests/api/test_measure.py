@@ -1,0 +1,208 @@
+"""attnbench.measure and attnbench.check: the results of a run, from Python."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import attnbench
+import forked_worker
+from attnbench.analysis.baseline import baseline_files
+from attnbench.results import run_file
+from worker_here import quick_cpu
+
+SMALL = {"headdim": 64, "dtype": "fp32", "causal": True, "direction": "fwd", "nheads": 2, "batch": 1, "progress": False}
+FAKE = {**SMALL, "device": "fake"}
+
+
+def attend(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float, factor: float = 1.0) -> Any:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(k.shape[-2] - q.shape[-2]) if causal else None
+    found = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, scale=softmax_scale, enable_gqa=True
+    )
+    return factor * found.transpose(1, 2)
+
+
+def wrong(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:
+    return attend(q, k, v, causal=causal, softmax_scale=softmax_scale, factor=1.1)
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> attnbench.Results:
+    out = tmp_path_factory.mktemp("found") / "run.jsonl"
+    return attnbench.measure("fake", seqlen=[1024, "2k"], rounds=5, out=out, **FAKE)
+
+
+def test_a_measurement_is_that_of_run(found: attnbench.Results) -> None:
+    (file,) = found.files
+    assert run_file.read(file)[0].records == found.runs[0].records
+    assert [cell.case.shape.seqlen_k for cell in found.cells] == [1024, 2048]
+    assert {cell.status for cell in found.cells} == {"ok"}
+    assert repr(found) == "<Results: 2 cells of 1 run>"
+    assert [c.value("latency") for c in attnbench.load(file).cells] == [c.value("latency") for c in found.cells]
+    assert len(found.table()) == 10
+
+
+@pytest.mark.parametrize(
+    ("axes", "count", "windows"),
+    [
+        ({"seqlen": range(1024, 3072, 1024), "dtype": torch.bfloat16}, 2, {(None, None)}),
+        ({"seqlen": 512, "window": (128, 0), "causal": [True]}, 1, {(128, 0)}),
+        ({"seqlen": 512, "window": [(None, 64), (3, 64)], "causal": False}, 2, {(None, 64), (3, 64)}),
+        ({"seqlen": "1k,2k", "softcap": 30, "direction": ["fwd", "bwd"]}, 4, {(None, None)}),
+    ],
+)
+def test_values_of_axes_are_those_of_python(axes: dict[str, Any], count: int, windows: set[Any]) -> None:
+    cells = attnbench.measure("fake", **{**FAKE, **axes}).cells
+    assert len(cells) == count
+    assert {cell.case.window_size for cell in cells} == windows
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"seqlen": 1024, "seqlens": 3}, "there is no axis 'seqlens'; did you mean \"seqlen\"?"),
+        ({"seqlen": "1j"}, "--seqlen: '1j'"),
+        ({"seqlen": 1024, "policy": {"l3": "cold"}}, "policy: unknown key 'l3'"),
+        ({"seqlen": 1024, "device": "cuda:99"}, "no CUDA device|no cuda:99"),
+    ],
+)
+def test_what_a_person_can_mend_is_a_user_error(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(attnbench.UserError, match=said):
+        attnbench.measure("fake", **{**FAKE, **more})
+
+
+def test_what_the_commands_say_of_results(found: attnbench.Results, tmp_path: Path) -> None:
+    assert "Throughput, TFLOP/s" in str(found)
+    assert "latency" in str(found.report("latency")).lower()
+    assert found._repr_mimebundle_().keys() == {"text/plain", "text/html", "text/markdown"}
+    assert "<script" not in found._repr_html_()
+    assert "fake alone was right in 2" in str(found.recommend())
+    verdict = found.gate(found)
+    assert verdict
+    assert verdict.passed
+    assert {f.verdict for f in verdict.findings} == {"unchanged"}
+    baseline_files.save(found.runs[0], "main", tmp_path / "baselines")
+    assert found.gate("main", margin="5%", metrics=["latency"])
+    with pytest.raises(attnbench.UserError, match="gate judges the results of one run; these are of 0"):
+        attnbench.load([]).gate(found)
+
+
+def test_a_slower_run_fails_the_gate(found: attnbench.Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNBENCH_FAKE", "speed=0.9")
+    slower = attnbench.measure("fake", seqlen=[1024, "2k"], rounds=5, **FAKE)
+    verdict = slower.gate(found.files[0])
+    assert not verdict
+    assert verdict.exit_code == 1
+    assert verdict.findings[0].verdict == "regressed"
+    assert "FAIL" in str(verdict)
+    assert "Simulated GPU" in str(slower.compare(found))
+
+
+def test_results_are_saved_and_exported(found: attnbench.Results, tmp_path: Path) -> None:
+    assert attnbench.load(found.save(tmp_path / "again.jsonl")).runs == found.runs
+    with pytest.raises(attnbench.UserError, match="is there already"):
+        found.save(tmp_path / "again.jsonl")
+    assert found.to_csv(tmp_path / "a.csv") == (tmp_path / "a.csv").read_text()
+    assert found.to_csv().count("\n") == 11
+    assert '"tflops"' in found.to_json()
+    assert found.to_markdown().startswith("**2 cells")
+    assert "<!doctype html>" in found.to_html()
+    assert found.to_tracker("bmf").startswith("{")
+    assert len(attnbench.load(found.files).table()) == 10
+    with pytest.raises(attnbench.UserError, match="unknown format 'bmg'; did you mean"):
+        found.to_tracker("bmg")
+    shown = found.report()
+    for ending in ("md", "html", "json", "csv", "txt"):
+        assert shown.save(tmp_path / f"shown.{ending}").stat().st_size or ending in ("json", "csv")
+    with pytest.raises(attnbench.UserError, match="a document's name ends with"):
+        shown.save("shown.pdf")
+
+
+def test_a_figure_is_drawn_by_a_notebook(found: attnbench.Results, tmp_path: Path) -> None:
+    plot = found.plot("latency")
+    bundle = plot._repr_mimebundle_()
+    assert bundle["application/vnd.vegalite.v5+json"]["title"]["text"] == "Latency"
+    assert bundle["image/svg+xml"].startswith("<svg")
+    assert plot.save(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(attnbench.UserError, match="unknown 'latencies'"):
+        found.plot("latencies")
+
+
+def test_an_interrupt_returns_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ATTNBENCH_FAKE", "hang@2048")
+    out = tmp_path / "run.jsonl"
+
+    def interrupt() -> None:
+        while not out.exists() or out.read_bytes().count(b"\n") < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    before = signal.getsignal(signal.SIGINT)
+    found = attnbench.measure("fake", seqlen=[1024, 2048], out=out, **FAKE)
+    assert [cell.status for cell in found.cells] == ["ok"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_function_is_right_or_wrong_and_measured_beside_others() -> None:
+    local = {"seqlen": 128, "seqlen_q": 128, "device": "cpu", **SMALL}
+
+    def closure(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:
+        return attend(q, k, v, causal=causal, softmax_scale=softmax_scale)
+
+    with forked_worker.workers():
+        right, bad = [attnbench.check(f, **local, nheads_k=2) for f in (closure, wrong)]
+        found = attnbench.measure([closure, attend], backends="eager", policy={"max_seconds": 0.01}, **local)
+    assert right
+    assert right.raise_if_wrong() is right
+    assert not bad
+    assert bad.exit_code == 5
+    assert {record.status for record in bad.wrong} == {"wrong"}
+    with pytest.raises(attnbench.WrongResultError, match=r"wrong is WRONG in .*\nwrong 128 d64"):
+        bad.raise_if_wrong()
+    assert {cell.backend: cell.status for cell in found.cells} == dict.fromkeys(("closure", "attend", "eager"), "ok")
+
+
+def test_a_function_without_source_is_measured_in_this_process() -> None:
+    ones, threads = torch.ones(1), torch.get_num_threads()
+
+    def closure(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:
+        return attend(q * ones, k, v, causal=causal, softmax_scale=softmax_scale)
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        with forked_worker.workers(), quick_cpu():
+            found = attnbench.measure(
+                closure, seqlen=128, device="cpu", policy={"max_seconds": 0.01, "l2": "warm"}, **SMALL
+            )
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.get_num_threads() == threads
+    (cell,) = found.cells
+    assert (cell.status, cell.rows[0].record.judge) == ("ok", "beside")
+    assert "Measured in the process that gave the function: 1 cell" in str(found)
+    assert found.runs[0].specs == {"closure": "attnbench_in_process:closure"}
+
+
+def test_the_api_is_imported_quickly_and_without_torch() -> None:
+    import subprocess
+
+    code = "import sys, attnbench; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {*loaded} & {"torch", "numpy", "pandas", "rich", "pydantic", "typing", "dataclasses"}

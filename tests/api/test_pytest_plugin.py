@@ -1,0 +1,101 @@
+"""The pytest plug-in, in sessions of its own on a simulated device."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest_plugins = ["pytester"]
+MINE = """
+from attnbench.backends.fake import Fake
+
+class Same(Fake): ...
+
+class Slow(Fake):
+    def __init__(self):
+        super().__init__()
+        self.speed = 0.9
+
+class Noisy(Fake):
+    def __init__(self):
+        import os
+        super().__init__()
+        self.speed = 1 + os.urandom(1)[0] / 256  # of each process
+
+class AsNoisy(Noisy): ...
+"""
+HEAD = "SMALL = dict(seqlen='4k', direction='fwd', device='fake')\n"
+PLUGIN = "attnbench.pytest_plugin"
+
+
+@pytest.fixture
+def session(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> Any:
+    """Run tests of a text, with options, and return what came of it."""
+    pytester.makepyfile(mine=MINE)
+    there = request.config.pluginmanager.hasplugin("attnbench")  # installed, not on the path alone
+
+    def ran(text: str, *options: str) -> pytest.RunResult:
+        pytester.makepyfile(test_it=HEAD + text)
+        load = () if there else ("-p", PLUGIN)
+        return pytester.runpytest_subprocess(*load, "-p", "no:cacheprovider", "-rs", *options)
+
+    return ran
+
+
+def test_each_verdict(session: Any) -> None:
+    """What is not slower passes; slower or wrong fails; what cannot be told is skipped, with the reason."""
+    done = session(
+        """
+def test_same(attnbench):
+    assert attnbench.assert_not_slower("./mine.py:Same", than="fake", **SMALL).passed
+
+def test_slow(attnbench):
+    attnbench.assert_not_slower("./mine.py:Slow", than="fake", **SMALL)
+
+def test_wrong(attnbench, monkeypatch):
+    monkeypatch.setenv("ATTNBENCH_FAKE", "wrong@4096")
+    attnbench.assert_not_slower("./mine.py:Same", than="fake", **SMALL)
+
+def test_gone(attnbench):
+    attnbench.assert_not_slower("eager", than="sdpa-math", seqlen=128, device="cuda:77")
+
+def test_noise(attnbench):
+    attnbench.assert_not_slower("./mine.py:Noisy", than="./mine.py:AsNoisy", budget="4s", **SMALL)
+
+def test_other(): ...
+""",
+        "-m",
+        "attnbench",
+    )
+    done.assert_outcomes(passed=1, failed=2, skipped=2, deselected=1)
+    done.stdout.fnmatch_lines(["E*SlowerError: FAIL: 1 result regressed", "E*latency +11.0%*"])
+    done.stdout.fnmatch_lines(["E*WrongResultError:*"])
+    done.stdout.fnmatch_lines(["*= attnbench =*", "test_it.py::test_slow: ./mine.py:Slow is slower than fake"])
+    done.stdout.fnmatch_lines_random(["SKIPPED*CUDA device*", "SKIPPED*undecided; a longer budget than*may decide*"])
+    done.stdout.no_fnmatch_line("*guard.py:*:*SlowerError*")
+
+
+def test_what_is_saved_is_compared_with(session: Any, pytester: pytest.Pytester) -> None:
+    text = "def test_it(attnbench): attnbench.assert_not_slower('./mine.py:Same', **SMALL)"
+    session(text, "--attnbench-save", "main").assert_outcomes(passed=1)
+    (saved,) = (pytester.path / ".attnbench" / "main").iterdir()
+    assert json.loads(saved.read_text().splitlines()[0])["type"] == "run"
+    slower = "class Same(Fake):\n    speed = property(lambda self: 0.9, lambda self, _: None)"
+    pytester.makepyfile(mine=MINE.replace("class Same(Fake): ...", slower))
+    done = session(
+        text + "\ndef test_new(attnbench): attnbench.assert_not_slower('fake', **SMALL)",
+        "--attnbench-compare",
+        "main",
+        "-n",
+        "2",
+    )
+    done.assert_outcomes(failed=2)
+    done.stdout.fnmatch_lines_random(
+        [
+            "E*SlowerError: FAIL: 1 result regressed",
+            "E*UserError: --attnbench-compare main: *test_new.jsonl is not there; --attnbench-save writes it",
+            "*::test_it: ./mine.py:Same is slower than *",
+        ]
+    )

@@ -1,0 +1,125 @@
+"""The source of a function of a script, as a module of its own."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from attnbench.api.sources import NotSource, module_source
+from attnbench.api.subjects import subjects
+from attnbench.core.errors import UserError
+
+Script = Callable[[str], dict[str, Any]]
+TWICE = """
+import functools
+def twice(g):
+    @functools.wraps(g)
+    def inner(x): return 2 * g(x)
+    return inner
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
+    """Run a text as the script of this process, and return its names."""
+
+    def ran(text: str) -> dict[str, Any]:
+        file = tmp_path / "script.py"
+        file.write_text(text)
+        linecache.checkcache()
+        scope: dict[str, Any] = {"__name__": "__main__", "__file__": str(file)}
+        monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(**scope))
+        exec(compile(text, file, "exec"), scope)
+        return scope
+
+    return ran
+
+
+def loaded(source: str, name: str) -> Any:
+    scope: dict[str, Any] = {"__name__": "other"}
+    exec(source, scope)
+    return scope[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "argument", "result"),
+    [
+        ("print(1)\nN, WORDS = 3, ['a', None]\ndef g(x): return x * N\ndef f(x): return g(x) + len(WORDS)", "f", 2, 8),
+        ("import math as m\nfrom os.path import join\ndef f(x): return join('a', str(m.floor(x)))", "f", 2.5, "a/2"),
+        ("def make(n):\n    def inner(x):\n        return x + n\n    return inner\nf = make(4)", "f", 1, 5),
+        ("t = 3\nf = lambda x: x ** t", "f", 2, 8),
+        (
+            "import functools\ndef g(a, b, c=0): return (a, b, c)\nf = functools.partial(g, 1, c='x')",
+            "f",
+            2,
+            (1, 2, "x"),
+        ),
+        ("class A:\n    k = 2\n    def __call__(self, x): return self.k * x\nf = A()", "f", 4, 8),
+        (f"{TWICE}@twice\ndef f(x): return x + 1", "f", 1, 4),
+        (f"{TWICE}def h(x): return x + 1\nf = twice(h)", "f", 1, 4),
+        ("def even(n): return n == 0 or odd(n - 1)\ndef odd(n): return n != 0 and even(n - 1)", "odd", 5, True),
+        ("limit = float('inf')\ndef f(x, y=limit):\n    import os\n    return min(x, y) if os.sep else 0", "f", 3, 3),
+    ],
+)
+def test_it_computes_the_same(script: Script, text: str, name: str, argument: Any, result: Any) -> None:
+    scope = script(text)
+    assert scope[name](argument) == result
+    source = module_source(scope[name], name, scope)
+    assert loaded(source, name)(argument) == result
+    assert "print" not in source
+
+
+def test_attributes_of_a_function_are_kept(script: Script) -> None:
+    scope = script("def f(x): return x\nf.order = 'bhsd'\nf.kernels = ('a', 'b')")
+    found = loaded(module_source(scope["f"], "f", scope), "f")
+    assert (found.order, found.kernels) == ("bhsd", ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("import io\nstate = [io.StringIO()]\ndef f(x): return state", "f", "state is a list"),
+        ("def f(x): return nothing_like_it", "f", "f needs nothing_like_it, which is not defined"),
+        (
+            "n = 1\ndef g(x): return n\ndef make(n):\n    return lambda x: (n, g(x))\nf = make(2)",
+            "f",
+            "n stands for two",
+        ),
+        ("f, g = (lambda x: 1), (lambda x: 2)", "f", "several lambdas stand in one statement"),
+        (
+            "class A:\n    def parameters(self): yield 1\n    def __call__(self, x): return 1\nf = A()",
+            "f",
+            "with parameters",
+        ),
+    ],
+)
+def test_what_has_no_source_is_named(script: Script, text: str, name: str, said: str) -> None:
+    scope = script(text)
+    with pytest.raises(NotSource, match=said):
+        module_source(scope[name], name, scope)
+    found = subjects(scope[name], scope)
+    assert found.patterns == (f"attnbench_in_process:{name}",)
+    assert said in found.why[name]
+    with pytest.raises(UserError, match=f"no other process can have it: .*{said}"):
+        subjects(scope[name], scope, in_process=False)
+
+
+def test_what_a_module_has_is_named_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kernels_of_mine.py").write_text(
+        "def f(q, k, v): return q\nclass A:\n    def __call__(self): ...\na = A()"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import kernels_of_mine  # type: ignore[import-not-found]
+
+    scope = {"kernels_of_mine": kernels_of_mine, "renamed": kernels_of_mine.f}
+    file = tmp_path / "kernels_of_mine.py"
+    assert subjects([kernels_of_mine.f, "eager", "sdpa-*"], scope).patterns == (f"{file}:f", "eager", "sdpa-*")
+    assert subjects(kernels_of_mine.a, vars(kernels_of_mine)).patterns == (f"{file}:a",)
+    with pytest.raises(UserError, match="3 is neither a backend's name nor a function"):
+        subjects([3], scope)  # type: ignore[list-item]
