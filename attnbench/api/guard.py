@@ -6,7 +6,8 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.api.arguments import Values, settings
 from attnbench.api.measure import CheckResult, WrongResultError, check, measure
-from attnbench.api.results import Results
+from attnbench.api.results import of_runs
 from attnbench.api.shown import Verdict
 from attnbench.api.subjects import What, caller_scope, subjects
 from attnbench.api.watching import Unwatched, interruptible
@@ -26,6 +27,7 @@ from attnbench.core.errors import (
     UnfitError,
     UserError,
 )
+from attnbench.core.files import RUN_FILES
 from attnbench.core.sizes import parse_duration
 
 if TYPE_CHECKING:
@@ -50,6 +52,19 @@ class Row:
     verdict: str
     detail: str = ""
     files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What an assertion asks for."""
+
+    what: Any
+    scope: Mapping[str, Any]  # by which a function is found
+    margin: float
+    suite: str
+    seconds: float  # at most
+    device: str
+    axes: Mapping[str, Values]
 
 
 @dataclass
@@ -98,38 +113,39 @@ class Guard:
         """Assert that a kernel is right, and not slower than another by more than `margin`, relative to its latency.
 
         `than`: a function, own code or a backend, which is measured in turns with it (A B B A, fresh processes) until
-        the gate's test decides, within `budget` ("2m"; --attnbench-budget by default). Without it, what this test saved
-        by --attnbench-save NAME and --attnbench-compare NAME reads; None is returned where nothing is compared.
-        `suite` and the axes say what is measured. Raises SlowerError, and WrongResultError for a wrong result.
+        the gate's test decides, within `budget` ("2m"; --attnbench-budget by default); or a run file, by which it is
+        judged; without it what this test saved by --attnbench-save NAME and --attnbench-compare NAME reads. None is
+        returned where nothing is compared. `suite` and the axes say what is measured.
+
+        Raises SlowerError, and WrongResultError for a wrong result.
 
         >>> def test_speed(attnbench):
         ...     attnbench.assert_not_slower("./mine.py:attention", than="sdpa-flash", seqlen="4k", direction="fwd")
         """
         __tracebackhide__ = True
-        scope, seconds = caller_scope(), parse_duration(budget or self.budget, "budget")
+        seconds = parse_duration(budget or self.budget, "budget")
+        asked = _Asked(what, caller_scope(), margin, suite, seconds, device or self.device, axes)
         with self._fit():
-            if than is None:
-                return self._against_saved(what, scope, margin, suite, seconds, device or self.device, axes)
-            sides = [_code(one, scope) for one in (than, what)]
-            judgement, files = self._in_turns(sides, margin, suite, seconds, device or self.device, axes)
+            if than is None or str(than).endswith(RUN_FILES):
+                return self._by_baseline(asked, self._saved() if than is None else Path(than))
+            judgement, files = self._in_turns(asked, than)
         return self._judged(judgement, what, than, files)
 
-    def _in_turns(
-        self, sides: Sequence[str], margin: float, suite: str, seconds: float, device: str, axes: dict[str, Values]
-    ) -> tuple[Judgement, tuple[str, ...]]:
+    def _in_turns(self, asked: _Asked, than: Any) -> tuple[Judgement, tuple[str, ...]]:
+        """Measure a kernel in turns with another; return the judgement and the run files."""
         from attnbench.analysis.ab import run_ab
         from attnbench.analysis.gate.findings import Request
         from attnbench.analysis.gate.margins import Margins
 
         request = run_ab.Request(
-            a=sides[0],
-            b=sides[1],
-            suite=suite,
-            settings=settings(axes),
-            device=device,
-            time_limit=seconds,
+            a=_code(than, asked.scope),
+            b=_code(asked.what, asked.scope),
+            suite=asked.suite,
+            settings=settings(asked.axes),
+            device=asked.device,
+            time_limit=asked.seconds,
             out=self._run_file().with_suffix(""),
-            judged_by=Request(("latency",), Margins({"latency": margin})),
+            judged_by=Request(("latency",), Margins({"latency": asked.margin})),
         )
         watcher: Any = Unwatched()
         with interruptible():
@@ -138,46 +154,55 @@ class Guard:
             raise KeyboardInterrupt
         return outcome.judgement, tuple(map(str, outcome.paths))
 
-    def _against_saved(
-        self, what: Any, scope: Any, margin: float, suite: str, seconds: float, device: str, axes: dict[str, Values]
-    ) -> Verdict | None:
-        """Measure, save, and judge by what was saved, with more rounds while time is left and that is open."""
+    def _saved(self) -> Path | None:
+        """Return the file of this test that --attnbench-compare names; None for a new test.
+
+        Raises UserError where nothing was saved by that name.
+        """
+        if not self.compare:
+            return None
+        folder = self.root / FOLDER / self.compare
+        if not folder.is_dir():
+            raise UserError(f"--attnbench-compare {self.compare}: {folder} is not there; --attnbench-save writes it")
+        saved = folder / f"{self._slug}.jsonl"
+        return saved if saved.is_file() else None
+
+    def _by_baseline(self, asked: _Asked, baseline: Path | None) -> Verdict | None:
+        """Measure, save, and judge by a baseline, with more rounds while time is left and that is open."""
         from attnbench.run.run_suite import Request, run_suite
 
-        began, path = datetime.now(), self._run_file()
-        saved = self.root / FOLDER / self.compare / f"{self._slug}.jsonl" if self.compare else None
-        if saved and not saved.is_file():
-            raise UserError(f"--attnbench-compare {self.compare}: {saved} is not there; --attnbench-save writes it")
+        began, path, rounds = time.monotonic(), self._run_file(), ROUNDS
         found = measure(
-            what,
-            suite=suite,
-            rounds=ROUNDS,
-            device=device,
+            asked.what,
+            suite=asked.suite,
+            rounds=rounds,
+            device=asked.device,
             out=path,
             in_process=False,
             progress=False,
-            scope=scope,
-            **axes,
+            scope=asked.scope,
+            **asked.axes,
         )
-        how: dict[str, Any] = {"metrics": ["latency"], "margin": f"{100 * margin:g}%", "expect": [*found.runs[0].specs]}
-        verdict = found.gate(saved, **how) if saved else None
-        rounds = ROUNDS
+        how: dict[str, Any] = {"metrics": ["latency"], "margin": f"{100 * asked.margin:g}%"}
+        how["expect"] = [*found.runs[0].specs]  # the kernel is meant to differ
+        verdict = found.gate(baseline, **how) if baseline else None
         while verdict and verdict.exit_code == EXIT_INCONCLUSIVE:
-            spent = (datetime.now() - began).total_seconds()
-            if spent * (rounds + ROUNDS) / rounds > seconds:
+            spent = time.monotonic() - began
+            if spent * (rounds + ROUNDS) / rounds > asked.seconds:
                 break
             rounds += ROUNDS
             outcome = run_suite(Request(resume=path, rounds=rounds, trust=True), Unwatched())
-            found = Results.of([outcome.run], [path])
-            verdict = found.gate(str(saved), **how)
+            found = of_runs([outcome.run], [path])
+            verdict = found.gate(str(baseline), **how)
         if self.save:
             there = self.root / FOLDER / self.save / f"{self._slug}.jsonl"
             there.unlink(missing_ok=True)
             found.save(there)
         if verdict is None:
-            self._note(_said(what), "", "saved" if self.save else "measured", files=(str(path),))
+            new = f"measured; {self.compare} has no such test" if self.compare else "measured"
+            self._note(_said(asked.what), "", "saved" if self.save else new, files=(str(path),))
             return None
-        return self._judged(verdict.judgement, what, saved, (str(path),))
+        return self._judged(verdict.judgement, asked.what, baseline, (str(path),))
 
     def _judged(self, judgement: Judgement, what: Any, than: Any, files: tuple[str, ...]) -> Verdict:
         """Return the verdict. Raises SlowerError or WrongResultError, and skips what is undecided."""

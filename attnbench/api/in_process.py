@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
+from attnbench.api.watching import interrupts
+from attnbench.core.errors import Interrupted
 from attnbench.core.own_code import IN_PROCESS
 from attnbench.run.process import OnQuestion, WorkerDied
 
@@ -40,11 +42,14 @@ class InProcess:
         """Answer a request now; `receive` returns the answers in their order."""
         from attnbench.worker import failures
 
+        before = len(interrupts)
         with _torch_as_it_was():
             try:
                 self._answers.append(self._worker.answer(request))
             except Exception as error:
                 self._answers.append({"error": failures.reason(error, self._worker.spec)})
+        if len(interrupts) > before:  # which the worker took for the function's own
+            raise Interrupted(interrupts[-1])
 
     def answered(self, timeout: float) -> bool:
         """Whether there is an answer: always."""

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.api.arguments import Values, settings
-from attnbench.api.results import Results
+from attnbench.api.results import Results, of_runs
 from attnbench.api.shown import Shown
-from attnbench.api.subjects import Subjects, What, caller_scope, subjects
+from attnbench.api.subjects import Subjects, What, caller_scope, each, subjects
 from attnbench.api.watching import interruptible, watched
-from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_DONE
+from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_DONE, UserError
 
 if TYPE_CHECKING:
     from attnbench.core.record import Record, Run
@@ -76,7 +76,10 @@ def measure(
     """
     from attnbench.run.run_suite import Request, run_suite
 
-    own = subjects([*_every(what), *_every(backends)], scope or caller_scope(), in_process=in_process)
+    own = subjects([*each(what), *each(backends)], scope or caller_scope(), in_process=in_process)
+    if own.here and (rounds > 1 or (policy or {}).get("caches") == "fresh"):
+        name, why = next(iter(own.why.items()))
+        raise UserError(f"rounds and fresh caches are of new processes, and {name} is measured in this one: {why}")
     given = {"seqlen": seqlen, "headdim": headdim, "dtype": dtype, "causal": causal, "direction": direction, **axes}
     replaced = settings(
         given,
@@ -104,7 +107,7 @@ def measure(
     if outcome.exit_code in EXIT_BY_SIGNAL and progress:
         where = f", and is in {outcome.path}; attnbench run --resume {outcome.path} goes on" if outcome.path else ""
         print(f"attnbench: interrupted; what was measured is returned{where}", file=sys.stderr)
-    return Results.of([outcome.run], [outcome.path] if outcome.path else [])
+    return of_runs([outcome.run], [outcome.path] if outcome.path else [])
 
 
 @dataclass(frozen=True, repr=False)
@@ -213,10 +216,6 @@ def check(
             here=own.here,
         )
     return CheckResult(document(run), run, interrupt)
-
-
-def _every(given: What) -> list[Any]:
-    return [given] if isinstance(given, str) or callable(given) else list(given)
 
 
 def _tell(own: Subjects, progress: bool) -> None:

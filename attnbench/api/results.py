@@ -52,11 +52,6 @@ class Results:
     problems: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
 
-    @classmethod
-    def of(cls, runs: Sequence[Run], files: Sequence[Path] = (), convention: Convention = "exact") -> Results:
-        """Return the results of some runs; `files` are theirs."""
-        return cls(tuple(runs), tuple(cells_of(runs, convention)), (), tuple(files))
-
     def __repr__(self) -> str:
         damaged = f", {count(len(self.problems), 'problem')}" if self.problems else ""
         return f"<Results: {count(len(self.cells), 'cell')} of {count(len(self.runs), 'run')}{damaged}>"
@@ -210,6 +205,11 @@ class Results:
         if path is not None:
             written(Path(path), text)
         return text
+
+
+def of_runs(runs: Sequence[Run], files: Sequence[Path] = ()) -> Results:
+    """Return the results of some runs; `files` are theirs."""
+    return Results(tuple(runs), tuple(cells_of(runs)), (), tuple(files))
 
 
 def results_of(given: Other) -> Results:

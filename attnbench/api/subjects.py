@@ -43,9 +43,8 @@ def subjects(given: What, scope: Mapping[str, Any], *, in_process: bool | None =
     has the names of the caller. Raises UserError for what is neither, and, with in_process=False, for what another
     process cannot have.
     """
-    every = [given] if isinstance(given, str) or callable(given) else list(given)
     patterns, here, why = list[str](), dict[str, Callable[[], Any]](), dict[str, str]()
-    for one in every:
+    for one in each(given):
         if isinstance(one, (str, Path)):
             patterns.append(str(one))
             continue
@@ -67,6 +66,11 @@ def subjects(given: What, scope: Mapping[str, Any], *, in_process: bool | None =
         patterns.append(spec)
         here[spec], why[name] = partial(_in_process, name, one), reason
     return Subjects(tuple(patterns), here, why)
+
+
+def each(given: What) -> list[Any]:
+    """Return what is given, one or several, as a list."""
+    return [given] if isinstance(given, (str, Path)) or callable(given) else list(given)
 
 
 def _in_process(name: str, function: Any) -> Any:

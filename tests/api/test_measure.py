@@ -200,6 +200,20 @@ def test_a_function_without_source_is_measured_in_this_process() -> None:
     assert found.runs[0].specs == {"closure": "attnbench_in_process:closure"}
 
 
+def test_what_of_a_function_in_this_process_cannot_be() -> None:
+    """Rounds are of new processes; Ctrl-C ends it, though a worker takes what a call raises for the function's own."""
+    ones = torch.ones(1)
+
+    def interrupts(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return attend(q * ones, k, v, causal=causal, softmax_scale=softmax_scale)
+
+    with pytest.raises(attnbench.UserError, match="new processes, and interrupts is measured in this one: ones is"):
+        attnbench.measure(interrupts, seqlen=128, device="cpu", rounds=3, **SMALL)
+    with forked_worker.workers(), quick_cpu(), pytest.raises(KeyboardInterrupt):
+        attnbench.measure(interrupts, seqlen=128, device="cpu", **SMALL)
+
+
 def test_the_api_is_imported_quickly_and_without_torch() -> None:
     import subprocess
 
