@@ -180,7 +180,7 @@ def _load(name: str, spec: str) -> Backend:
             raise TypeError(f"{spec} is a torch.autograd.Function; give a function that calls {attribute}.apply")
         obj = _made(obj, parameters)
         parameters = {}
-    if hasattr(obj, "prepare"):
+    if inspect.getattr_static(obj, "prepare", None) is not None:  # some objects have any attribute that is asked for
         if parameters:
             raise TypeError(f"{attribute} is an object that is made already; {named} would set nothing of it")
         backend = cast("Backend", obj)

@@ -107,6 +107,7 @@ def _look() -> _Seen:
     branch = heads.get("branch.head", "")
     if branch in ("", "(detached)"):
         branch = next(filter(None, map(os.environ.get, _BRANCH_OF_CI)), "")
+    branch = os.fsencode(branch).decode(errors="replace")  # it is kept, and never given back to git
     # of a file whose content alone may differ from the index: "1 .M N... 100644 100644 100644 HASH HASH PATH"
     contents = {line: line.split(" ", 8)[8] for line in said if re.match(r"1 \.M \S+ (\d+) \1 \1 ", line)}
     filters = _filters_of([*contents.values()])

@@ -50,6 +50,8 @@ def test_the_branch(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     git("switch", "--quiet", "-c", "feature/tiles")
     assert checkout.commit_and_branch()[1] == "feature/tiles"
+    subprocess.run(["git", "switch", "--quiet", "-c", b"caf\xe9"], check=True)
+    assert checkout.commit_and_branch()[1] == "caf\ufffd"
     git("switch", "--quiet", "--detach")
     assert checkout.commit_and_branch()[1] is None
     monkeypatch.setenv("GITHUB_HEAD_REF", "")
