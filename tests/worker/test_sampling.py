@@ -431,15 +431,6 @@ def test_cpu_timer_times_the_launch_alone() -> None:
     assert order == ["before", "clock", "launch", "clock"] * 3
 
 
-def test_the_action_before_a_sample_may_be_changed() -> None:
-    seen: list[Any] = []
-    timer = CpuTimer(before=lambda: seen.append("flush"))
-    timer.samples(lambda: None, 1)
-    timer.before = sampling.do_nothing
-    timer.samples(lambda: None, 5)
-    assert seen == ["flush"]
-
-
 def test_cpu_timer_frees_each_result_before_the_next_launch() -> None:
     alive = []
 

@@ -118,11 +118,6 @@ def test_causal_aligned_top_left(steady_cpu: MeasuringDevice, lengths: tuple[int
     steady_cpu.finds_wrong(wrong_results.causal_top_left, case(direction, lengths[0], causal=True, seqlen_k=lengths[1]))
 
 
-def test_causal_aligned_top_left_of_a_square(steady_cpu: MeasuringDevice) -> None:
-    """No fault where seqlen_q == seqlen_k."""
-    steady_cpu.passes(wrong_results.causal_top_left, case(causal=True))
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_another_mask(steady_cpu: MeasuringDevice, causal: bool) -> None:
     """Fault: full where causal was asked for, and the other way round. Found: wrong."""
