@@ -130,13 +130,6 @@ def test_no_spin_is_longer_than_its_cap(gpu: Gpu) -> None:
     assert max(gpu.spins) == pytest.approx(MAX_SPIN, rel=1e-6)
 
 
-def test_hiding_the_host_takes_as_long_as_asked(gpu: Gpu) -> None:
-    timer_ = timer()
-    timer_.calibrate()
-    timer_.hide_host(1e-3)
-    assert gpu.spins[-1] == pytest.approx(1e-3, rel=1e-6)
-
-
 def test_every_batch_knows_its_clock_before_during_and_after(gpu: Gpu) -> None:
     timer_ = timer(gpu.kernel(40e-6))  # the flush is not in the windows
     gpu.under_load = 0.9
@@ -159,16 +152,6 @@ def test_no_clock_where_its_kernels_cannot_be_compiled(gpu: Gpu, monkeypatch: py
     assert timer_.samples(gpu.kernel(5e-6, 20e-6), 8) == [exactly(5e-6)] * 8  # torch's own spin hides the host
     assert timer_.clocks == []
     assert "torch 2.5 cannot compile a CUDA kernel" in timer_.gauge.fault
-
-
-def test_calibrates_once_and_not_before_it_is_used(gpu: Gpu) -> None:
-    timer_ = timer()
-    assert gpu.spins == []
-    timer_.calibrate()
-    count = len(gpu.spins)
-    assert count > 0
-    timer_.calibrate()
-    assert len(gpu.spins) == count
 
 
 def test_the_hosts_time_of_each_launch_is_recorded(gpu: Gpu) -> None:

@@ -33,12 +33,6 @@ def test_copies(nbytes: int, count: int) -> None:
     assert copies_needed(nbytes, L2) == count
 
 
-@pytest.mark.parametrize("nbytes", [2**18, 10**6, 2**20 + 1, L2, 3 * L2])
-def test_operands_between_two_turns_of_a_copy_exceed_twice_l2(nbytes: int) -> None:
-    count = copies_needed(nbytes, L2)
-    assert (count - 1) * nbytes >= 2 * L2 > (count - 2) * nbytes
-
-
 def test_too_many_copies_are_refused() -> None:
     fits = 2 * L2 // (MAX_COPIES - 1) + 1
     assert copies_needed(fits, L2) == MAX_COPIES

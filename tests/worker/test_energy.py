@@ -94,17 +94,6 @@ def test_only_moves_in_the_window_count() -> None:
     assert counter(moves).power(0.0, 3.05)[0] == pytest.approx(100)
 
 
-def test_the_uncertainty_of_a_fast_counter_is_its_period() -> None:
-    _, error = counter(every(0.002, 300.0)).power(1.0, 3.0)
-    assert error == pytest.approx(2 * 0.002 / 2.0, rel=1e-2)
-
-
-def test_uncertainty_falls_with_the_window() -> None:
-    moves = every(0.05, 300.0)
-    short, long = (counter(moves).power(1.0, until)[1] for until in (2.0, 9.0))
-    assert short == pytest.approx(8 * long)
-
-
 @pytest.mark.parametrize("moves", [[], every(0.1, 300.0)[:20], [(4.0, 7.0)]])
 def test_there_is_no_power_where_the_counter_moved_less_than_twice(moves: list[tuple[float, float]]) -> None:
     assert counter(moves).power(3.05, 5.0) == (None, None)
@@ -159,12 +148,6 @@ def test_a_run_that_is_never_steady_ends_at_the_limit_and_says_so(gpu: Gpu) -> N
     assert 8.0 <= gpu.free - 100.0 < 8.3
     assert min(found.times) > 1.15e-3  # only batches of the second half count
     assert max(found.times) == pytest.approx(1.4e-3, rel=0.02)
-
-
-def test_a_limit_shorter_than_a_window_gives_all_batches(gpu: Gpu) -> None:
-    found = run(gpu, lambda t: 1e-3, 0.3)
-    assert not found.steady
-    assert found.times == pytest.approx([1e-3] * len(found.times))
 
 
 def test_one_call_longer_than_the_limit(gpu: Gpu) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from attnbench.worker.timeline import RANGE, host_of
 
 
@@ -46,39 +48,28 @@ def test_a_call_that_does_not_wait() -> None:
     }
 
 
-def waits(*events: Any) -> dict[str, int]:
-    found: dict[str, int] = host_of([*CALL, *events], "CUDA")["waits"]
-    return found
+OUTER = event("aten::is_nonzero", 40, until=50)
+READ, NONZERO = event("aten::_local_scalar_dense", 42, until=48), event("aten::nonzero", 42, until=48)
+SYNCHRONIZED = event("cudaStreamSynchronize", 44)
 
 
-def test_a_wait_has_the_name_of_torchs_operator_that_reads() -> None:
+@pytest.mark.parametrize(
+    ("events", "found"),
+    [
+        ([OUTER, READ, SYNCHRONIZED], {"aten::_local_scalar_dense": 1}),
+        ([event("aten::masked_select", 40, until=50), NONZERO, SYNCHRONIZED], {"aten::masked_select": 1}),
+        ([event("aten::to", 40, until=50), event("aten::copy_", 41, until=49), SYNCHRONIZED], {"aten::copy_": 1}),
+        (
+            [READ, SYNCHRONIZED, event("cudaDeviceSynchronize", 50)],
+            {"aten::_local_scalar_dense": 1, "cudaDeviceSynchronize": 1},
+        ),
+        ([event("cudaStreamSynchronize", 40), event("cudaStreamSynchronize", 42)], {"cudaStreamSynchronize": 2}),
+    ],
+    ids=["a read", "a read within an operator", "a copy to the host", "a read and another wait", "no operator"],
+)
+def test_a_wait_has_the_name_of_torchs_operator_that_waits(events: list[Any], found: dict[str, int]) -> None:
     """As `if tensor:` does it: aten::is_nonzero, aten::item and the read itself, one within the other."""
-    inner = event("aten::_local_scalar_dense", 42, until=48), event("cudaStreamSynchronize", 44)
-    assert waits(event("aten::is_nonzero", 40, until=50), event("aten::item", 41, until=49), *inner) == {
-        "aten::_local_scalar_dense": 1
-    }
-
-
-def test_an_operator_that_reads_within_another_counts_once() -> None:
-    inner = event("aten::nonzero", 42, until=48), event("cudaStreamSynchronize", 44)
-    assert waits(event("aten::masked_select", 40, until=50), *inner) == {"aten::masked_select": 1}
-
-
-def test_a_copy_to_the_host_has_the_name_of_its_operator() -> None:
-    outer = event("aten::to", 40, until=50), event("aten::copy_", 41, until=49)
-    assert waits(*outer, event("cudaStreamSynchronize", 44)) == {"aten::copy_": 1}
-
-
-def test_a_read_hides_no_other_wait() -> None:
-    read = event("aten::_local_scalar_dense", 40, until=45)
-    assert waits(read, event("cudaStreamSynchronize", 42), event("cudaDeviceSynchronize", 50)) == {
-        "aten::_local_scalar_dense": 1,
-        "cudaDeviceSynchronize": 1,
-    }
-
-
-def test_a_wait_without_an_operator_has_the_runtimes_name() -> None:
-    assert waits(event("cudaStreamSynchronize", 40), event("cudaStreamSynchronize", 42)) == {"cudaStreamSynchronize": 2}
+    assert host_of([*CALL, *events], "CUDA")["waits"] == found
 
 
 def test_what_comes_after_the_call_does_not_count() -> None:

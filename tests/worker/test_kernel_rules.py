@@ -327,37 +327,6 @@ def test_declared_kernels_must_take_2_percent_of_the_time(
     assert find_low_share(Signature(), activities) is None
 
 
-def test_a_declared_kernel_of_little_time_is_a_problem(trace_launch: Callable[..., Any]) -> None:
-    mislabelled = TracedCall(kernels_at((FLASH, 0, 1e-6), (NVJET, 1e-6, 100e-6)), 0.0)
-    found = trace_launch(mislabelled, call())
-    assert "took 1.00% of the time" in found.problem
-    assert found.kernels == {short_name(FLASH): 1, NVJET: 1}
-
-
-def test_a_right_call_is_no_problem(trace_launch: Callable[..., Any]) -> None:
-    found = trace_launch(call(FLASH), call())
-    assert (found.problem, found.notes) == (None, ())
-    assert found.kernels == {short_name(FLASH): 1}
-
-
-def test_a_call_in_which_nothing_ran_is_a_problem(trace_launch: Callable[..., Any]) -> None:
-    assert "nothing ran on the device" in trace_launch(call(), call()).problem
-
-
-def test_another_kernel_is_a_problem(trace_launch: Callable[..., Any]) -> None:
-    found = trace_launch(call(NVJET, SOFTMAX), call())
-    assert found.problem.startswith("no kernel like 'flash_fwd' ran")
-    assert found.kernels == {NVJET: 1, short_name(SOFTMAX): 1}
-
-
-def test_work_after_the_launch_is_a_problem(trace_launch: Callable[..., Any]) -> None:
-    hidden = trace_launch(call(FLASH, overrun=200e-6), call())
-    assert "went on for 200 us after its stream had gone on" in hidden.problem
-    naming = trace_launch(call(FLASH), call(FILL))
-    assert naming.problem.endswith("ran after the launch, while its results were only to be named")
-    assert naming.problem.startswith("at::native::vectorized_elementwise_kernel")
-
-
 @pytest.mark.parametrize(("seconds", "is_problem"), [(100e-6, False), (145e-6, False), (155e-6, True), (1.0, True)])
 def test_work_that_is_not_in_the_samples_is_a_problem(
     trace_launch: Callable[..., Any], seconds: float, is_problem: bool

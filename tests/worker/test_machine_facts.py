@@ -21,10 +21,6 @@ from attnbench.worker.measure.sampling import CpuTimer, do_nothing
 from builders import CPU, run
 
 
-def test_a_cpu_has_no_device_facts() -> None:
-    assert machine_facts.examine(SimpleNamespace(device=SimpleNamespace(type="cpu"))) == {}  # type: ignore[arg-type]
-
-
 def test_the_failure_of_an_instrument_is_a_fact() -> None:
     def fails() -> dict[str, Any]:
         raise RuntimeError("no\n\nCUPTI")

@@ -252,14 +252,6 @@ def test_the_sampler_stops_when_its_block_fails() -> None:
     assert threading.active_count() == before
 
 
-def test_an_unsupported_question_gives_no_reading(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(Nvml, "nvmlDeviceGetTemperature")
-    with StateSampler(GpuState(UUID), period=60.0) as sampler:
-        pass
-    assert set(sampler.readings) == {"clock_sm", "clock_mem", "power"}
-    assert nvml.handles
-
-
 @pytest.mark.parametrize(
     ("pids", "others"),
     [

@@ -30,17 +30,13 @@ from attnbench.judge.service import JudgeService
 from attnbench.run import rank_workers
 from attnbench.run.device_probe import probe_device
 from attnbench.run.judge import Judge
-from attnbench.run.process import AFTER_QUESTION, WorkerDied
+from attnbench.run.process import WorkerDied
 from attnbench.run.profile.profile import Profile
 from attnbench.run.workers import WorkerPool
 
 OWN = Path(__file__).with_name("split_methods.py")
 PACKAGE = Path(__file__).with_name("ring_package.py")
 TE = Path(__file__).with_name("te_package.py")
-LIARS = {
-    "Denies": "the judge found hard results wrong: out is off",
-    "Conceals": "the judge was shown no results on hard inputs",
-}
 POLICY = Policy(l2="warm", warmup_s=0.0, min_samples=3, max_samples=3, min_seconds=0.0, timeout_s=60.0)
 
 
@@ -57,7 +53,7 @@ def _forked() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    own = ("Ulysses", "GatheredKeys", "Ring", "RingAlltoall", "Wrong", *LIARS, "Misnamed", "Fails", "Keeps")
+    own = ("Ulysses", "GatheredKeys", "Ring", "RingAlltoall", "Wrong", "Denies", "Misnamed", "Fails", "Keeps")
     specs = {name: f"{OWN}:{name}" for name in own}
     specs |= {name: f"{TE}:{name.removeprefix('te-')}" for name in ("te-P2p", "te-Ulysses")}
     specs["ulysses-attend"] = f"{OWN}:attend"
@@ -80,10 +76,9 @@ def cpu() -> Device:
 @pytest.mark.parametrize(
     "of",
     [
-        case("fwd_bwd", "bf16"),
         case("bwd", nheads_k=1),
         case("fwd_bwd", nheads_k=2, ranks=4),
-        replace(case("fwd_bwd", causal=False), shape=Shape(2, 256, 256, 4, 4, 64, 32)),
+        replace(case("fwd_bwd", "bf16", causal=False), shape=Shape(2, 256, 256, 4, 4, 64, 32)),
     ],
     ids=lambda of: f"{of.direction}-{of.dtype}-{of.shape.nheads_k}-{of.ranks}-b{of.shape.batch}-{of.causal}",
 )
@@ -101,7 +96,7 @@ def test_ulysses_is_right(pool: WorkerPool, of: Case) -> None:
 
 def test_ulysses_around_an_own_function(pool: WorkerPool) -> None:
     """It is always causal."""
-    record = measured(pool, "ulysses-attend", case("fwd_bwd"))
+    record = measured(pool, "ulysses-attend", case())
     assert record.status == "ok", record.reason
     assert measured(pool, "ulysses-attend", case(causal=False)).status == "wrong"
 
@@ -115,10 +110,7 @@ def test_torchs_ring_is_right(pool: WorkerPool, name: str, causal: bool) -> None
     assert record.measurements["compute"].values
 
 
-@pytest.mark.parametrize(
-    ("direction", "nheads_k", "causal", "ranks"),
-    [("fwd", 2, True, 4), ("bwd", 2, True, 4), ("fwd_bwd", 4, False, 2)],
-)
+@pytest.mark.parametrize(("direction", "nheads_k", "causal", "ranks"), [("bwd", 2, True, 4), ("fwd_bwd", 4, False, 2)])
 def test_ring_flash_attn_is_right(pool: WorkerPool, direction: str, nheads_k: int, causal: bool, ranks: int) -> None:
     """Keys and values go to each other rank in each direction; their gradients, in float32, once more around."""
     record = measured(pool, "ring-flash-attn", case(direction, "bf16", nheads_k=nheads_k, causal=causal, ranks=ranks))
@@ -171,19 +163,11 @@ def test_a_profile_has_the_communication_of_rank_0(pool: WorkerPool, tmp_path: P
     assert "the timeline is of rank 0 of 2" in found.notes
 
 
-def test_no_profile_of_a_wrong_result_of_several_ranks(pool: WorkerPool) -> None:
+def test_a_rank_that_sees_its_own_keys_only_is_wrong_and_has_no_profile(pool: WorkerPool) -> None:
+    assert measured(pool, "GatheredKeys", case()).status == "ok"
     found = profiled(pool, "GatheredKeys", case(seqlen=OWN_KEYS), {})
     assert "wrong: out is off" in found["refused"]
     assert found["wrong"] is True
-
-
-def test_a_head_tail_order_is_right(pool: WorkerPool) -> None:
-    record = measured(pool, "GatheredKeys", case())
-    assert record.status == "ok", record.reason
-
-
-def test_a_rank_that_sees_its_own_keys_only_is_wrong(pool: WorkerPool) -> None:
-    assert measured(pool, "GatheredKeys", case(seqlen=OWN_KEYS)).status == "wrong"
 
 
 @pytest.mark.parametrize("part", WRONG, ids=WRONG.get)
@@ -194,35 +178,37 @@ def test_wrong_in_one_rank_is_wrong(pool: WorkerPool, part: int) -> None:
         assert "dk is off" in str(record.reason)
 
 
-@pytest.mark.parametrize("liar", LIARS)
-def test_rank_0_is_not_believed_where_it_says_that_wrong_results_are_right(pool: WorkerPool, liar: str) -> None:
+def test_rank_0_is_not_believed_where_it_says_that_wrong_results_are_right(pool: WorkerPool) -> None:
     (part,) = (part for part, what in WRONG.items() if what.startswith("out is"))
-    record = measured(pool, liar, case(seqlen=2 * part))
+    record = measured(pool, "Denies", case(seqlen=2 * part))
     assert record.status == "wrong"
-    assert str(record.reason).startswith(f"its worker says ok, and {LIARS[liar]}")
+    assert str(record.reason).startswith("its worker says ok, and the judge found hard results wrong: out is off")
 
 
 def test_several_ranks_are_judged_beside_them_by_the_heads_that_the_judge_draws(pool: WorkerPool) -> None:
+    """A rank sends half of its part of q, k, v and out: 32 tokens of 16 float32 a head."""
     record = measured(pool, "Ulysses", replace(case(), shape=Shape(1, 64, 64, 12, 6, 16, 16)))
     assert record.status == "ok", record.reason
     assert record.judge == "beside"
     assert record.accuracy
     assert record.accuracy.heads == 8  # of four key heads
     assert "checked: 4 of 6 key heads, as whole sequences" in record.notes
+    assert record.measurements["moved"].values == ((12 + 6 + 6 + 12) * 32 * 16 * 4 / 2,)
+    assert {"reference", "first call", "memory", "check", "timing", "trace"} <= record.phases.keys()
 
 
 def test_without_a_judge_rank_0_judges_and_no_process_and_no_file_stays_behind() -> None:
     pool = WorkerPool({name: f"{OWN}:{name}" for name in ("Ulysses", "Wrong")})
     pool.open_device([("Ulysses", 2)], cpu())
     group = pool._workers["Ulysses", 2]
-    records = measured(pool, "Ulysses", case("fwd_bwd")), measured(pool, "Wrong", case("fwd_bwd", seqlen=128))
+    records = measured(pool, "Ulysses", case()), measured(pool, "Wrong", case(seqlen=64))
     assert pool._workers["Ulysses", 2] is group  # as it was opened ahead
     assert isinstance(group, rank_workers.RankWorkers)
     pids = [rank._process.pid for rank in group._ranks]
     pool.close()
     assert [record.status for record in records] == ["ok", "wrong"]
     assert {record.judge for record in records} == {"within"}
-    assert "dk is off" in str(records[1].reason)
+    assert "out is off" in str(records[1].reason)
     assert not group._folder.exists()
     for pid in pids:
         with pytest.raises(ProcessLookupError):
@@ -272,19 +258,6 @@ def test_other_kernels_than_declared_are_wrong_kernels(pool: WorkerPool) -> None
     assert record.accuracy.ok
 
 
-def test_a_record_of_two_ranks_and_of_one_which_is_the_backend_itself(pool: WorkerPool) -> None:
-    one, two = (measured(pool, "Ulysses", case(ranks=ranks)) for ranks in (1, 2))
-    assert one.status == two.status == "ok", one.reason
-    # A rank sends half of its part of q, k, v and out: 128 tokens of 4 heads of 64 float32 each.
-    assert two.measurements["moved"].values == (4 * 128 * 4 * 64 * 4 / 2,)
-    assert "moved" not in one.measurements
-    assert (one.timer, one.host_bound, one.ecc_errors) == (two.timer, two.host_bound, two.ecc_errors)
-    assert {one.l2, two.l2} <= {"warm", "unproven"}  # what else runs on a CPU may evict what was just read
-    at_times = {"cores_left", "new_inputs", "same_inputs", "ceiling_matmul", "ceiling_copy"}
-    assert one.measurements.keys() < two.measurements.keys() | at_times
-    assert {"reference", "first call", "memory", "check", "timing", "trace"} <= one.phases.keys() & two.phases.keys()
-
-
 @pytest.mark.parametrize(
     ("seqlen", "status", "said"),
     [
@@ -296,8 +269,8 @@ def test_a_record_of_two_ranks_and_of_one_which_is_the_backend_itself(pool: Work
 def test_a_rank_that_fails_costs_one_record(
     pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, seqlen: int, status: str, said: str
 ) -> None:
-    monkeypatch.setattr(rank_workers, "GRACE", 1.0)
-    policy = replace(POLICY, timeout_s=3.0 if status == "timeout" else 60.0)
+    monkeypatch.setattr(rank_workers, "GRACE", 0.3)
+    policy = replace(POLICY, timeout_s=1.0 if status == "timeout" else 60.0)
     record = measured(pool, "Fails", case(seqlen=seqlen), policy)
     assert record.status == status, record.reason
     assert said in str(record.reason)
@@ -309,24 +282,13 @@ def fitted(pool: WorkerPool, name: str, of: Case) -> Record:
     return pool.fit(Job(of, name, 0, Forecast(0.1, 0.001, 2**20)), POLICY, cpu(), None)
 
 
-@pytest.mark.parametrize(
-    ("name", "of"),
-    [
-        ("Ulysses", case("fwd_bwd", nheads_k=4, ranks=4)),
-        ("Ring", case()),
-        ("te-P2p", case("fwd_bwd", "bf16")),
-    ],
-    ids=["ulysses", "ring", "transformer-engine"],
-)
-def test_what_fits_on_several_ranks_has_the_memory_of_one(pool: WorkerPool, name: str, of: Case) -> None:
+def test_what_fits_on_several_ranks_has_the_memory_of_one(pool: WorkerPool) -> None:
     """A rank has its part of q, k and v, and of dout."""
-    record = fitted(pool, name, of)
+    record = fitted(pool, "te-P2p", case("fwd_bwd", "bf16", nheads_k=2))
     assert record.status == "ok", record.reason
     found = {name: measurement.values[0] for name, measurement in record.measurements.items()}
-    s, size = of.shape, 4 if of.dtype == "fp32" else 2
-    heads = s.nheads * (1 + of.has_backward) + 2 * s.nheads_k
-    assert found["memory_inputs"] == 256 // of.ranks * heads * 64 * size
-    assert found["memory_peak"] >= 256 // of.ranks * s.nheads * 64 * size  # of the results, at least out
+    assert found["memory_inputs"] == 128 * (4 + 2 + 2 + 4) * 64 * 2
+    assert found["memory_peak"] >= 128 * 4 * 64 * 2  # of the results, at least out
     assert 0 < found["call"] < 10
 
 
@@ -335,7 +297,7 @@ def test_the_memory_is_that_of_the_rank_that_takes_most(pool: WorkerPool) -> Non
     assert keeps - usual == pytest.approx(KEPT, rel=0.02)
 
 
-@pytest.mark.parametrize("part", [part for part, what in WRONG.items() if "earlier" not in what], ids=WRONG.get)
+@pytest.mark.parametrize("part", [64, 128], ids=WRONG.get)
 def test_what_is_wrong_in_one_rank_does_not_fit(pool: WorkerPool, part: int) -> None:
     record = fitted(pool, "Wrong", case("fwd_bwd" if "dk" in WRONG[part] else "fwd", seqlen=2 * part))
     assert record.status == "wrong", record.reason
@@ -343,7 +305,7 @@ def test_what_is_wrong_in_one_rank_does_not_fit(pool: WorkerPool, part: int) -> 
 
 
 def test_a_rank_without_room_does_not_fit(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_workers, "GRACE", 1.0)
+    monkeypatch.setattr(rank_workers, "GRACE", 0.3)
     record = fitted(pool, "Fails", case(seqlen=512))
     assert record.status == "oom"
     assert "rank 1: " in str(record.reason)
@@ -382,16 +344,15 @@ class Answers:
 @pytest.mark.parametrize(
     ("first", "seconds", "said"),
     [
-        ({"probe": {"reason": "fails at import"}}, 0.2, {"error": "rank 1: fails at import"}),
-        ({"error": "of the library"}, 0.2, {"error": "rank 1: of the library"}),
-        ({"probe": {"reason": None}}, 1.0, None),
+        ({"probe": {"reason": "fails at import"}}, 0.1, {"error": "rank 1: fails at import"}),
+        ({"probe": {"reason": None}}, 0.8, None),
     ],
 )
 def test_others_have_less_time_after_a_rank_that_failed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, first: dict[str, Any], seconds: float, said: dict[str, Any] | None
 ) -> None:
-    monkeypatch.setattr(rank_workers, "GRACE", 0.2)
-    monkeypatch.setattr(rank_workers, "START_GRACE", 1.0)
+    monkeypatch.setattr(rank_workers, "GRACE", 0.1)
+    monkeypatch.setattr(rank_workers, "START_GRACE", 0.8)
     group = object.__new__(rank_workers.RankWorkers)
     group._ranks, group._folder = [Answers(None), Answers(first)], tmp_path / "group"  # type: ignore[list-item]
     group._failed, group._left = 0, None
@@ -402,23 +363,3 @@ def test_others_have_less_time_after_a_rank_that_failed(
         with pytest.raises(WorkerDied, match="rank 0 gave no answer when rank 1 had ended the job"):
             group.receive(60.0)
     assert seconds <= time.monotonic() - began < seconds + 0.6
-
-
-def test_a_question_of_rank_0_has_the_time_of_the_ranks_and_leaves_them_some_one_time() -> None:
-    group = object.__new__(rank_workers.RankWorkers)
-    group._late = False
-    group._time, group.on_question = 40.0, lambda question, seconds: {**question, "seconds": seconds}
-    assert group._answer({"do": "begin"}, 0.01) == {"do": "begin", "seconds": 40.0}
-    group._time = 0.0
-    assert group._answer({}, 0.01) == {"seconds": 1.0}
-    assert group._time == AFTER_QUESTION
-    group._time = 0.0
-    group._answer({}, 0.01)
-    assert group._time == 0.0
-
-
-def test_the_head_tail_order_is_torchs() -> None:
-    balancer = pytest.importorskip("torch.distributed.tensor.experimental._context_parallel._load_balancer")
-    order = balancer._HeadTailLoadBalancer(64, 4, torch.device("cpu"))._generate_indices(restore=False).flatten()
-    ours = [torch.arange(*span) for rank in range(4) for span in split_sequence.head_tail(64, 4, rank)]
-    assert torch.equal(order, torch.cat(ours))

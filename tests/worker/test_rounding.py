@@ -19,6 +19,7 @@ from attnbench import judge
 from attnbench.core.backend import Inputs
 from attnbench.core.case import Case, Shape
 from attnbench.judge import hard_inputs, inputs
+from pairs import pairs
 
 CPU = torch.device("cpu")
 
@@ -34,10 +35,12 @@ def made(data: str, causal: bool, headdim: int = 128, sink: bool = False) -> tup
     return case, given, judge.compute_reference(case, given, sample, hard=data == "hard")
 
 
-@pytest.mark.parametrize("orders", [(first, last), (last, first), (first, first), (last, last)])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("headdim", [32, 128])
-@pytest.mark.parametrize("data", ["outliers", "hard"])
+@pairs(
+    data=["outliers", "hard"],
+    headdim=[32, 128],
+    causal=[False, True],
+    orders=[(first, last), (last, first), (first, first), (last, last)],
+)
 def test_a_fused_backward_passes_in_any_order_of_summation(data: str, headdim: int, causal: bool, orders: Any) -> None:
     case, given, answer = made(data, causal, headdim)
     accuracy = judge.compare(answer, fused(case, given, *orders))

@@ -14,7 +14,6 @@ from typing import Any
 import hidden_costs
 import pytest
 import right_attention
-import torch
 from measuring_device import CPU, QUICK, Clock, MeasuringDevice, case, measuring_device
 
 from attnbench.core import stats
@@ -63,7 +62,7 @@ def test_a_steady_clock(simulated_cpu: tuple[MeasuringDevice, Clock]) -> None:
     assert device.value(record, "latency") == pytest.approx(1e-3, rel=0.01)
 
 
-@pytest.mark.parametrize(("delay", "slow_calls"), [(0.01, 10), (0.03, 10), (0.1, 5)])
+@pytest.mark.parametrize(("delay", "slow_calls"), [(0.01, 10), (0.1, 5)])
 def test_slow_at_first(cpu: MeasuringDevice, delay: float, slow_calls: int) -> None:
     """Fault: the first calls are slow, of which a cell has fewer where they are long. Found: the latency is that of
     later calls, or the report doubts it.
@@ -80,12 +79,6 @@ def test_slow_at_first(cpu: MeasuringDevice, delay: float, slow_calls: int) -> N
     if not found and plain > delay / 4:
         pytest.skip(f"its later calls took {plain * 1e3:.1f} ms: other work on this machine hid the fault")
     assert found, "it passed as right"
-
-
-def test_sleep_in_the_launch_is_in_the_latency(cpu: MeasuringDevice) -> None:
-    """Fault: the host sleeps in the launch. Found: on a CPU the sleep is in the latency."""
-    record = cpu.passes(hidden_costs.sleeps_in_launch, case(nheads_k=4))
-    assert min(record.measurements["time"].values) >= 2e-3
 
 
 CLOCKS = """
@@ -184,36 +177,6 @@ def test_a_warm_cache_that_is_cold(fresh_cpu: tuple[MeasuringDevice, Clock], mon
 # Inputs
 
 
-def sparse(t: torch.Tensor) -> torch.Tensor:
-    """Return t with nine of ten values set to zero, at a variance of 1."""
-    return torch.where(torch.arange(t.numel()).view(t.shape) % 10 == 0, t * 10**0.5, torch.zeros_like(t))
-
-
-@pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
-@pytest.mark.parametrize(
-    "change",
-    [torch.zeros_like, torch.ones_like, lambda t: t / 4, lambda t: t * float("nan"), lambda t: t / 0, sparse],
-    ids=["zeros", "ones", "small", "nan", "infinite", "sparse"],
-)
-def test_inputs_that_take_less_power(
-    steady_cpu: MeasuringDevice,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    change: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
-    """Fault: inputs draw less power than normal ones, or are not finite. Found: failed, with the tensor's name."""
-    real = inputs.make
-
-    def make(*args: Any) -> Inputs:
-        given = real(*args)
-        return dataclasses.replace(given, **{name: change(getattr(given, name))})
-
-    monkeypatch.setattr(inputs, "make", make)
-    record = steady_cpu.measure(right_attention.attention, case("bwd"))
-    assert record.status == "failed"
-    assert str(record.reason).startswith(f"inputs: {name} ")
-
-
 def test_inputs_with_one_nan(steady_cpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: one NaN among the inputs, at a place that the test of the inputs skips. Found: failed or wrong."""
     real = inputs.make
@@ -227,15 +190,6 @@ def test_inputs_with_one_nan(steady_cpu: MeasuringDevice, monkeypatch: pytest.Mo
     which = case(seqlen=1024)
     assert inputs.find_flaw(make(which, "cpu", 0)) is None, "the sample sees this one; choose another"
     assert steady_cpu.measure(right_attention.attention, which).status in ("failed", "wrong")
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("direction", ["fwd", "bwd"])
-def test_own_inputs_pass(steady_cpu: MeasuringDevice, dtype: str, direction: str) -> None:
-    """No fault: attnbench's own inputs are never refused, not even where there are few values."""
-    tiny = case(direction, 1, dtype=dtype, batch=1, nheads=1, nheads_k=1)
-    for which in (case(direction, 200, dtype=dtype), tiny):
-        assert steady_cpu.objections(steady_cpu.passes(right_attention.attention, which, QUICK)) == []
 
 
 # Others on the machine
@@ -304,15 +258,3 @@ def test_a_workspace_kept_from_the_first_call(steady_cpu: MeasuringDevice, direc
     peak, found = (r.measurements["memory_peak"].values[0] for r in (right_record, record))
     assert peak < MIB
     assert 16 * MIB <= found < 18 * MIB
-
-
-@pytest.mark.parametrize("direction", ["fwd", "fwd_bwd"])
-def test_a_workspace_hidden_in_prepare(steady_cpu: MeasuringDevice, direction: str) -> None:
-    """Fault: it allocates 16 MiB of workspace in `prepare`. Found: a memory metric contains them, or the record is
-    marked.
-    """
-    right_record = steady_cpu.measure(right_attention.attention, case(direction), QUICK)
-    record = steady_cpu.measure(hidden_costs.HidesWorkspace(16 * MIB), case(direction), QUICK)
-    peak, found = (r.measurements["memory_peak"].values[0] for r in (right_record, record))
-    assert peak < MIB
-    assert found >= 16 * MIB or steady_cpu.objections(record), "it passed as right"

@@ -7,7 +7,6 @@ kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import mislabelled_kernels
@@ -198,17 +197,3 @@ def test_traces_of_faults(
     shown = kernel_trace.trace_launch(measurer, case(dtype="bf16"), signature, prepared, timing, renew=list)
     assert shown.result == "raw"
     assert expected in str(shown.problem) if expected else (shown.problem, shown.notes) == (None, ())
-
-
-def test_samples_slower_than_the_trace(steady_cpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: all samples are of a kernel that was not warm yet. Found: a note says that the traced call was much
-    faster.
-    """
-    measurer = steady_cpu.measurer
-    monkeypatch.setattr(measurer, "device", torch.device("cuda"))
-    monkeypatch.setattr(measurer, "tracer", SimpleNamespace(calls=lambda _, before_each_try: [trace(FLASH), NOTHING]))
-    timing = Timing({"time": Measurement("s", (300 * US,) * 9)}, "events", "cold", [])
-    prepared = Prepared(launch=lambda: "raw", canonical=lambda raw: {"out": raw})
-    shown = kernel_trace.trace_launch(measurer, case(dtype="bf16"), Signature(), prepared, timing, renew=list)
-    assert shown.problem is None
-    assert "much slower than a later call" in str(shown.notes)

@@ -25,7 +25,7 @@ from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Forecast, Job, Record
-from attnbench.judge import approximate_check, inputs
+from attnbench.judge import inputs
 from attnbench.worker.serve import Worker
 
 CASE = Case(Shape(1, 200, 200, 2, 1, 16, 16), "fp32", "fwd_bwd")
@@ -57,54 +57,11 @@ def test_gradients_of_many_query_heads_are_summed_in_float32(method: Approximate
     assert all(error.max_error < 0.8 * error.tolerance for error in accuracy.errors.values())
 
 
-def counted(method: Approximate, case: Case, name: str, size: Callable[..., int]) -> int:
-    """Return the sum of `size` over all calls of a method's function in one evaluation of its definition."""
-    found = 0
-    plain = getattr(method, name)
-
-    def counting(*args: Any) -> Any:
-        nonlocal found
-        found += size(*args)
-        return plain(*args)
-
-    given = inputs.make(case, "cpu", seed=0)
-    prepared = method.prepare(case, given)
-    selected = prepared.canonical(prepared.launch()).get("selected")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(method, name, counting)
-        approximate_check.define(method, case, given, approximate_check.choose_pairs(case, given.q.device, 0), selected)
-    return found
-
-
-@pytest.mark.parametrize("group", [2, 16])
-@pytest.mark.parametrize("method", [Streaming(), Reformer(), BlockTopk()], ids=lambda m: m.name)
-def test_a_backward_computes_each_query_head_once_more(method: Approximate, group: int) -> None:
-    """The definition is checkpointed: a gradient that reaches all heads of a group computes all of them again."""
-    case = Case(Shape(1, 128, 128, 2 * group, 2, 16, 16), "bf16", "fwd_bwd", isinstance(method, Streaming))
-    rows = counted(method, case, "attended", lambda case, q, k, rows, selected: rows.numel())
-    dtypes, passes = 2, 2  # exact and the case's; forward, and again in the backward
-    assert rows == dtypes * passes * case.shape.nheads * case.shape.seqlen_q
-
-
-@pytest.mark.parametrize("direction", ["fwd", "fwd_bwd"])
-def test_a_definition_is_evaluated_once_for_each_query_head(direction: Any) -> None:
-    case = Case(Shape(1, 128, 128, 16, 2, 16, 16), "bf16", direction)
-    rows = counted(Linformer(), case, "definition", lambda case, q, k, v, selected: len(q))
-    assert rows == 2 * case.shape.nheads * case.shape.seqlen_q
-
-
 @pytest.mark.parametrize("method", [Reformer(), BlockTopk()], ids=lambda m: m.name)
 def test_a_choice_of_another_query_head_is_wrong(method: Approximate, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = type(method).selected_for
     monkeypatch.setattr(type(method), "selected_for", lambda self, case, of_pair, head: plain(self, case, of_pair, 0))
     assert "out is off" in checked(method, CASE).problem()
-
-
-def test_as_many_pairs_are_compared_with_a_backward() -> None:
-    case = Case(Shape(4, 256, 256, 16, 1, 16, 16), "bf16", "fwd_bwd")
-    device = torch.device("cpu")
-    forward, backward = (approximate_check.choose_pairs(c, device, 0) for c in (replace(case, direction="fwd"), case))
-    assert forward.heads == backward.heads == 64
 
 
 def selects(change: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]) -> Approximate:

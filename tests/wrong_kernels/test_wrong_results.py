@@ -118,11 +118,6 @@ def test_causal_aligned_top_left(steady_cpu: MeasuringDevice, lengths: tuple[int
     steady_cpu.finds_wrong(wrong_results.causal_top_left, case(direction, lengths[0], causal=True, seqlen_k=lengths[1]))
 
 
-def test_causal_aligned_top_left_of_a_square(steady_cpu: MeasuringDevice) -> None:
-    """No fault where seqlen_q == seqlen_k."""
-    steady_cpu.passes(wrong_results.causal_top_left, case(causal=True))
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_another_mask(steady_cpu: MeasuringDevice, causal: bool) -> None:
     """Fault: full where causal was asked for, and the other way round. Found: wrong."""
@@ -156,8 +151,7 @@ def test_fp8_inside(steady_cpu: MeasuringDevice, dtype: str, operands: str, caus
     assert "out is off by" in reason
 
 
-@pytest.mark.parametrize("operands", ["qkvp", "qkv", "qk"])
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize(("dtype", "operands"), [("bf16", "qkvp"), ("bf16", "qkv"), ("bf16", "qk"), ("fp16", "qk")])
 def test_int8_inside(steady_cpu: MeasuringDevice, dtype: str, operands: str) -> None:
     """Fault: operands are rounded to int8, with a scale for each row. Found: wrong, at each length and mask."""
     lengths = (256, 1024) if dtype == "bf16" else (256, 256)  # float16 matmuls are slow on a CPU
@@ -288,12 +282,6 @@ def test_autocast_that_a_call_leaves_on(steady_cpu: MeasuringDevice) -> None:
     finally:
         torch.set_autocast_enabled("cpu", False)
     assert [record.status for record in records] == ["wrong", "wrong"]
-
-
-@pytest.mark.parametrize("narrow", [wrong_results.fp8, wrong_results.bf16_bits])
-def test_fewer_bits_in_the_backward(steady_cpu: MeasuringDevice, narrow: Any) -> None:
-    """Fault: probabilities in fewer bits than the dtype's, with a backward. Found: wrong."""
-    steady_cpu.finds_wrong(wrong_results.InFewerBits("p", narrow), case("fwd_bwd", seqlen=256))
 
 
 @pytest.mark.parametrize(
@@ -455,7 +443,7 @@ def test_work_left_to_a_thread(steady_cpu: MeasuringDevice, buffer: bool) -> Non
 # Changed inputs
 
 
-@pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_zeroes_its_inputs(steady_cpu: MeasuringDevice, direction: str) -> None:
     """Fault: `prepare` zeroes q, which draws less power. Found: wrong, as the reference was computed before."""
     steady_cpu.finds_wrong(stale_results.ZeroesItsInputs(), case(direction))
@@ -528,12 +516,3 @@ def test_fewer_bits_on_outliers(steady_cpu: MeasuringDevice, narrow: Any, direct
     which = replace(hard_case(dtype="fp32", direction=direction), data="outliers")
     reason = steady_cpu.finds_wrong(wrong_results.InFewerBits(operands, narrow), which, QUICK)
     assert not reason.startswith((*IN_A_LATER_LAUNCH, "on hard inputs: "))
-
-
-@pytest.mark.parametrize("data", ["outliers", "uniform"])
-@pytest.mark.parametrize("wrong", [wrong_results.zeros, wrong_results.ignores_causal])
-def test_wrong_kernels_on_other_data(steady_cpu: MeasuringDevice, wrong: Any, data: str) -> None:
-    """Fault: wrong results. Found: wrong at the first launch, whatever the data."""
-    record = steady_cpu.measure(wrong, replace(case(), data=data), QUICK)
-    assert record.status == "wrong"
-    assert str(record.reason).startswith("out is off by")
