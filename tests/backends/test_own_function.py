@@ -355,7 +355,5 @@ def test_a_kernel_of_triton_is_not_what_is_called(tmp_path: Path) -> None:
 
 def test_an_object_that_has_any_attribute_is_no_backend_by_that(tmp_path: Path) -> None:
     file = tmp_path / "any.py"
-    file.write_text(
-        "class Any:\n    def __getattr__(self, name):\n        return 3\n    def __call__(self, q, k, v): ...\nf = Any()"
-    )
+    file.write_text("class Any:\n def __getattr__(self, name): return 3\n def __call__(self, q, k, v): ...\nf = Any()")
     assert backends.load("f", f"{file}:f").probe().reason == "f.order is 3, neither bshd nor bhsd"

@@ -144,15 +144,24 @@ class Wrong(Ulysses):
 class Denies(Wrong):
     """Wrong in rank 1; what the judge says of it, rank 0 replaces."""
 
+    shows = True
+
     def prepare_rank(self, case: Any, inputs: Any) -> Prepared:
         own = judging.JudgeBeside._check
 
         def check(judge: Any, what: str, results: Any, **more: Any) -> Any:
-            own(judge, what, results, **more)
+            if self.shows:
+                own(judge, what, results, **more)
             return Accuracy({}, 1, 1), {"of_hard": []}
 
         judging.JudgeBeside._check = check  # type: ignore[method-assign]
         return super().prepare_rank(case, inputs)
+
+
+class Conceals(Denies):
+    """Wrong in rank 1; rank 0 shows the judge nothing."""
+
+    shows = False
 
 
 class Misnamed(Ulysses):

@@ -37,6 +37,10 @@ from attnbench.run.workers import WorkerPool
 OWN = Path(__file__).with_name("split_methods.py")
 PACKAGE = Path(__file__).with_name("ring_package.py")
 TE = Path(__file__).with_name("te_package.py")
+LIARS = {
+    "Denies": "the judge found hard results wrong: out is off",
+    "Conceals": "the judge was shown no results on hard inputs",
+}
 POLICY = Policy(l2="warm", warmup_s=0.0, min_samples=3, max_samples=3, min_seconds=0.0, timeout_s=60.0)
 
 
@@ -53,7 +57,7 @@ def _forked() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    own = ("Ulysses", "GatheredKeys", "Ring", "RingAlltoall", "Wrong", "Denies", "Misnamed", "Fails", "Keeps")
+    own = ("Ulysses", "GatheredKeys", "Ring", "RingAlltoall", "Wrong", *LIARS, "Misnamed", "Fails", "Keeps")
     specs = {name: f"{OWN}:{name}" for name in own}
     specs |= {name: f"{TE}:{name.removeprefix('te-')}" for name in ("te-P2p", "te-Ulysses")}
     specs["ulysses-attend"] = f"{OWN}:attend"
@@ -178,11 +182,12 @@ def test_wrong_in_one_rank_is_wrong(pool: WorkerPool, part: int) -> None:
         assert "dk is off" in str(record.reason)
 
 
-def test_rank_0_is_not_believed_where_it_says_that_wrong_results_are_right(pool: WorkerPool) -> None:
+@pytest.mark.parametrize("liar", LIARS)
+def test_rank_0_is_not_believed_where_it_says_that_wrong_results_are_right(pool: WorkerPool, liar: str) -> None:
     (part,) = (part for part, what in WRONG.items() if what.startswith("out is"))
-    record = measured(pool, "Denies", case(seqlen=2 * part))
+    record = measured(pool, liar, case(seqlen=2 * part))
     assert record.status == "wrong"
-    assert str(record.reason).startswith("its worker says ok, and the judge found hard results wrong: out is off")
+    assert str(record.reason).startswith(f"its worker says ok, and {LIARS[liar]}")
 
 
 def test_several_ranks_are_judged_beside_them_by_the_heads_that_the_judge_draws(pool: WorkerPool) -> None:
