@@ -104,6 +104,8 @@ def measure(
     with watched(progress) as observer, interruptible():
         _tell(own, progress)
         outcome = run_suite(request, observer)
+    if outcome.exit_code in EXIT_BY_SIGNAL and not outcome.run.records:
+        raise KeyboardInterrupt
     if outcome.exit_code in EXIT_BY_SIGNAL and progress:
         where = f", and is in {outcome.path}; attnbench run --resume {outcome.path} goes on" if outcome.path else ""
         print(f"attnbench: interrupted; what was measured is returned{where}", file=sys.stderr)
