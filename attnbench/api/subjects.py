@@ -70,7 +70,8 @@ def subjects(given: What, scope: Mapping[str, Any], *, in_process: bool | None =
 
 def each(given: What) -> list[Any]:
     """Return what is given, one or several, as a list."""
-    return [given] if isinstance(given, (str, Path)) or callable(given) else list(given)
+    several = isinstance(given, Iterable) and not isinstance(given, (str, Path)) and not callable(given)
+    return list(given) if several else [given]
 
 
 def _in_process(name: str, function: Any) -> Any:

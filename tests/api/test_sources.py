@@ -121,5 +121,6 @@ def test_what_a_module_has_is_named_by_its_file(tmp_path: Path, monkeypatch: pyt
     file = tmp_path / "kernels_of_mine.py"
     assert subjects([kernels_of_mine.f, "eager", "sdpa-*"], scope).patterns == (f"{file}:f", "eager", "sdpa-*")
     assert subjects(kernels_of_mine.a, vars(kernels_of_mine)).patterns == (f"{file}:a",)
-    with pytest.raises(UserError, match="3 is neither a backend's name nor a function"):
-        subjects([3], scope)  # type: ignore[list-item]
+    for odd in (3, None, [3]):
+        with pytest.raises(UserError, match="is neither a backend's name nor a function"):
+            subjects(odd, scope)  # type: ignore[arg-type]
