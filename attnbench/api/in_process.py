@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from attnbench.api.watching import interrupts
+from attnbench.core.captured_stderr import captured_stderr
 from attnbench.core.errors import Interrupted
 from attnbench.core.own_code import IN_PROCESS
 from attnbench.run.process import OnQuestion, WorkerDied
@@ -43,7 +44,7 @@ class InProcess:
         from attnbench.worker import failures
 
         before = len(interrupts)
-        with _torch_as_it_was():
+        with _torch_as_it_was(), _quiet_profiler():
             try:
                 self._answers.append(self._worker.answer(request))
             except Exception as error:
@@ -80,6 +81,14 @@ def _module() -> ModuleType:
         module.__spec__ = importlib.machinery.ModuleSpec(IN_PROCESS, None)
         sys.modules[IN_PROCESS] = module
     return sys.modules[IN_PROCESS]
+
+
+@contextlib.contextmanager
+def _quiet_profiler() -> Iterator[None]:
+    """Keep off stderr that torch's profiler starts and stops, which shows what ran."""
+    with captured_stderr() as said:
+        yield
+    sys.stderr.writelines(line for line in said[0].splitlines(keepends=True) if not line.startswith("USDT:"))
 
 
 @contextlib.contextmanager

@@ -70,8 +70,9 @@ def subjects(given: What, scope: Mapping[str, Any], *, in_process: bool | None =
 
 def each(given: What) -> list[Any]:
     """Return what is given, one or several, as a list."""
-    several = isinstance(given, Iterable) and not isinstance(given, (str, Path)) and not callable(given)
-    return list(given) if several else [given]
+    if isinstance(given, (str, Path)) or callable(given) or not isinstance(given, Iterable):
+        return [given]
+    return list(given)
 
 
 def _in_process(name: str, function: Any) -> Any:
