@@ -16,6 +16,7 @@ import pytest
 
 import attnbench
 import forked_worker
+from worker_here import quick_cpu
 
 PUBLIC = Path(__file__).with_name("public.txt")
 OF_OTHERS = ("Case", "Record", "Run")  # what run files hold, which their schema numbers
@@ -56,7 +57,7 @@ def test_each_name_is_explained(name: str) -> None:
 @pytest.mark.parametrize("module", ["results", "measure", "timing"])
 def test_the_examples_of_docstrings(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with forked_worker.workers():
+    with forked_worker.workers(), quick_cpu():
         done = doctest.testmod(importlib.import_module(f"attnbench.api.{module}"))
     assert done.attempted
     assert not done.failed
