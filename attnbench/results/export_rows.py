@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from sys import intern
 from typing import TYPE_CHECKING, Any
@@ -41,17 +41,17 @@ def case_columns(case: Case) -> dict[str, Any]:
     return {**vars(case.shape), **{name: read(case) for name, read in _OF_CASE.items()}, "case": case.key}
 
 
-class TableRows(Sequence[Mapping[str, Any]]):
-    """The rows of some cells, made anew each time that they are gone through: all at once fill the memory."""
+class MadeRows(Sequence[Mapping[str, Any]]):
+    """Rows that are made anew each time that they are gone through: few formats need them, and all fill the memory."""
 
-    def __init__(self, cells: Sequence[Cell]) -> None:
-        self._cells = cells
+    def __init__(self, made: Callable[[], Iterator[Mapping[str, Any]]]) -> None:
+        self._made = made
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        return table_rows(self._cells)
+        return self._made()
 
     def __len__(self) -> int:
-        return sum(len(cell.rows) for cell in self._cells)
+        return sum(1 for _ in self)
 
     def __getitem__(self, index: Any) -> Any:
         return [*self][index]

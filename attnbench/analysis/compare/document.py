@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from attnbench.analysis.compare.answer import answer
@@ -22,7 +23,7 @@ from attnbench.core.formats import size
 from attnbench.core.text import count, one_line, some
 from attnbench.render import document as report
 from attnbench.render.document import Document, Span
-from attnbench.results.export_rows import case_columns
+from attnbench.results.export_rows import MadeRows, case_columns
 from attnbench.results.run_setup import setup_texts
 
 MOST_FILES = 4  # named in the description of a machine
@@ -32,7 +33,7 @@ MORE = "What to doubt in the figures of one run: attnbench report FILE. What the
 def document(c: Comparison, every: bool = False) -> Document:
     """Return the document of a comparison. `every`: with all cases, and with each cell that all machines have."""
     doubted, known = cautions(c), facts(c)
-    rows = list(_cell_rows(c))
+    rows = MadeRows(partial(_cell_rows, c))
     return Document(
         command="compare",
         title=f"{' and '.join(c.labels)}, compared",

@@ -275,6 +275,7 @@ def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: Tr
         for backend, cell in of_case.items()
         if cell.status == "ok" and backend in own and own[backend].status == "ok"
     }
+    apart = {key: cell for key, cell in forwards.items() if key not in in_one_run}
     found = []
     for (device, case), of_case in at.items():
         first = next(iter(of_case.values()))
@@ -284,7 +285,6 @@ def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: Tr
         step: str = case.direction
         tried: list[Parts] = [((1, cell),) for cell in of_case.values()]
         if case.direction == "bwd":
-            apart = {key: cell for key, cell in forwards.items() if key not in in_one_run}
             both = {backend: own.get(backend) or apart.get((*of, plain, backend)) for backend in of_case}
             pairs: list[Parts] = [((1, forward), (1, of_case[backend])) for backend, forward in both.items() if forward]
             if pairs or own:

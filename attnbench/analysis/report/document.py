@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from attnbench.analysis.report import scaling
@@ -18,7 +19,7 @@ from attnbench.core.record import Run
 from attnbench.render.document import Document
 from attnbench.results.cells import Cell
 from attnbench.results.disturbed import doubt
-from attnbench.results.export_rows import COLUMNS, TableRows
+from attnbench.results.export_rows import COLUMNS, MadeRows, table_rows
 
 
 def document(
@@ -60,7 +61,7 @@ def complete(
     again. `files` are the run files, as the reader would name them.
     """
     if "csv" in formats or "json" in formats:
-        rows = TableRows(cells)
+        rows = MadeRows(partial(table_rows, cells))
         report = replace(report, data=rows, rows=rows, columns=COLUMNS)
     if "html" in formats:
         from attnbench.analysis.report import page
