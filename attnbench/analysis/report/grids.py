@@ -184,7 +184,15 @@ def _split(cells: Sequence[Cell], axes: Sequence[str]) -> list[list[Cell]]:
     """Return the cells in groups that are alike in all of the axes, in the order of their values."""
     devices = [*dict.fromkeys(cell.device for cell in cells)]
     place = {device: number for number, device in enumerate(devices)}
-    groups = grouped(cells, lambda cell: (place[cell.device], *(_value(axis, cell) for axis in axes)))
+    known: dict[tuple[str, Case], tuple[Any, ...]] = {}  # a case comes up once for each device
+
+    def values(cell: Cell) -> tuple[Any, ...]:
+        of = cell.backend if "backend" in axes else "", cell.case
+        if of not in known:
+            known[of] = tuple(_value(axis, cell) for axis in axes)
+        return known[of]
+
+    groups = grouped(cells, lambda cell: (place[cell.device], *values(cell)))
     return [groups[key] for key in sorted(groups)]
 
 

@@ -21,6 +21,7 @@ def machines(cells: Sequence[Cell]) -> list[Machine]:
     """Return the machines of some cells, by device label; of one that is there already only what differs."""
     by_device = grouped(cells, lambda cell: cell.device)
     found: list[Machine] = []
+    told: dict[str, set[str]] = {}  # device -> what is said of it
     for device, group in by_device.items():
         alike = next((d for d in list(by_device)[: len(found)] if _same_machine(by_device[d][0], group[0])), None)
         if alike is None:
@@ -29,9 +30,11 @@ def machines(cells: Sequence[Cell]) -> list[Machine]:
             found.append(Machine(device, ", ".join(_machine(group)), "; ".join(filter(None, [method, ceilings]))))
             continue
         first = by_device[alike]
-        told = {*_machine(first), *_instruments(first)}
+        if alike not in told:
+            told[alike] = {*_machine(first), *_instruments(first)}
         machine, method = (
-            ", ".join(text for text in texts if text not in told) for texts in (_machine(group), _instruments(group))
+            ", ".join(text for text in texts if text not in told[alike])
+            for texts in (_machine(group), _instruments(group))
         )
         against = _agreement(_against(first, group))
         differs = f"differs from {alike} by {against}" if against else ""
