@@ -5,22 +5,28 @@ script. What cannot be had as source (a tensor, an object with state) is named b
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import builtins
+import dis
 import functools
 import importlib.util
 import inspect
 import linecache
 import math
+import operator
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from attnbench.core.own_code import PACKAGES
 
+LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")  # of names from around a statement
+ANNOTATIONS = __future__.annotations.compiler_flag
+FUTURE = functools.reduce(operator.or_, (getattr(__future__, of).compiler_flag for of in __future__.all_feature_names))
 PLAIN = (bool, int, str, bytes, type(None))
 
 
@@ -35,7 +41,8 @@ def module_source(function: Any, name: str, scope: Mapping[str, Any]) -> str:
     """
     slice = _Slice(scope)
     slice.add(name, function)
-    return "\n".join(slice.statements) + "\n"
+    first = ["from __future__ import annotations"] if slice.is_lazy else []
+    return "\n".join([*first, *slice.statements]) + "\n"
 
 
 class _Slice:
@@ -43,6 +50,7 @@ class _Slice:
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
         self.statements: list[str] = []
+        self.is_lazy = False  # whether annotations are not evaluated
         self._scope = scope
         self._known: dict[str, Any] = {}  # name -> its value, of those that have a statement
         self._folders: set[str] = set()  # on sys.path
@@ -114,7 +122,10 @@ class _Slice:
         else:
             node, source = self._assignment(name, value)
             names = self._scope
-        for needed in _needs(node):
+        flags = layers[-1].__code__.co_flags if isinstance(layers[-1], FunctionType) else 0
+        if flags & ANNOTATIONS:
+            self.is_lazy = True
+        for needed in _needs(source, flags):
             if needed in names and needed != getattr(node, "name", name):
                 self.add(needed, names[needed])
             elif needed not in names and not hasattr(builtins, needed):
@@ -188,12 +199,15 @@ def _definition(of: FunctionType | type) -> tuple[ast.stmt | ast.Lambda, str]:
         raise NotSource(f"the source of {of.__qualname__} is not known") from None
     node = tree.body[0]
     if of.__name__ != "<lambda>":
-        if getattr(node, "name", "") != of.__name__:
-            raise NotSource(f"the source of {of.__qualname__} is not known")
+        same = isinstance(of, type) or _is_as_written(of)
+        if getattr(node, "name", "") != of.__name__ or not same:
+            raise NotSource(f"the source of {of.__qualname__} is not known, or was changed since it was run")
         return node, text.rstrip()
     lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
     if len(lambdas) != 1:
         raise NotSource("several lambdas stand in one statement")
+    if isinstance(of, FunctionType) and not _is_as_written(of):
+        raise NotSource("the source of a lambda was changed since it was run")
     return lambdas[0], f"({ast.get_source_segment(text, lambdas[0])})"
 
 
@@ -219,24 +233,47 @@ def _names_around(function: FunctionType) -> Mapping[str, Any]:
     return {**function.__globals__, **enclosing}
 
 
-def _needs(node: ast.AST) -> list[str]:
-    """Return the names that a statement reads and does not bind, in their order."""
-    bound, read = set(), dict[str, None]()
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Name):
-            if isinstance(inner.ctx, ast.Load):
-                read[inner.id] = None
-            elif node is not inner:
-                bound.add(inner.id)
-        elif isinstance(inner, ast.arg):
-            bound.add(inner.arg)
-        elif isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and inner is not node:
-            bound.add(inner.name)
-        elif isinstance(inner, (ast.Import, ast.ImportFrom)):
-            bound.update((alias.asname or alias.name).partition(".")[0] for alias in inner.names)
-        elif isinstance(inner, ast.ExceptHandler) and inner.name:
-            bound.add(inner.name)
-    return [name for name in read if name not in bound]
+def _needs(source: str, flags: int = 0) -> list[str]:
+    """Return the names that a statement takes from around it, in their order."""
+    found, codes = dict[str, None](), [_compiled(source, flags)]
+    for code in codes:
+        instructions = [*dis.get_instructions(code)]
+        own = {one.argval for one in instructions if one.opname == "STORE_NAME"}  # of a class
+        names = [one.argval for one in instructions if one.opname in LOADS and one.argval in code.co_names]
+        found |= dict.fromkeys(name for name in names if name not in own or code is codes[0])
+        codes += [const for const in code.co_consts if isinstance(const, CodeType)]
+    return [*found]
+
+
+def _compiled(source: str, flags: int) -> CodeType:
+    code: CodeType = compile(source, "<source>", "exec", flags & FUTURE, dont_inherit=True)
+    return code
+
+
+def _is_as_written(function: FunctionType) -> bool:
+    """Whether a function has the code that its file or cell says now: it may have been edited since.
+
+    Of a file of tests, whose assertions pytest has rewritten, that is not known, and taken to be so.
+    """
+    if type(function.__globals__.get("__loader__")).__name__ == "AssertionRewritingHook":
+        return True
+    own = function.__code__
+    codes = [_compiled("".join(linecache.getlines(own.co_filename)), own.co_flags)]
+    for code in codes:
+        codes += [const for const in code.co_consts if isinstance(const, CodeType)]
+    there = (code for code in codes if (code.co_name, code.co_firstlineno) == (own.co_name, own.co_firstlineno))
+    return any(_alike(code, own) for code in there)
+
+
+def _alike(one: CodeType, other: CodeType) -> bool:
+    same = (one.co_code, one.co_names, one.co_varnames, one.co_freevars, len(one.co_consts))
+    pairs = zip(one.co_consts, other.co_consts, strict=False)
+    return same == (other.co_code, other.co_names, other.co_varnames, other.co_freevars, len(other.co_consts)) and all(
+        _alike(a, b)
+        if isinstance(a, CodeType) and isinstance(b, CodeType)
+        else (type(a), repr(a)) == (type(b), repr(b))
+        for a, b in pairs
+    )
 
 
 def is_script(module: ModuleType) -> bool:

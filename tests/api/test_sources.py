@@ -64,6 +64,13 @@ def loaded(source: str, name: str) -> Any:
         (f"{TWICE}@twice\ndef f(x): return x + 1", "f", 1, 4),
         (f"{TWICE}def h(x): return x + 1\nf = twice(h)", "f", 1, 4),
         ("def even(n): return n == 0 or odd(n - 1)\ndef odd(n): return n != 0 and even(n - 1)", "odd", 5, True),
+        (
+            "n = 3\ndef f(x):\n    g = lambda n: n + 1\n    return g(x) * n",
+            "f",
+            1,
+            6,
+        ),  # an argument hides a name in g alone
+        ("from __future__ import annotations\ndef f(x: Nowhere) -> Nothing: return x", "f", 1, 1),
         ("limit = float('inf')\ndef f(x, y=limit):\n    import os\n    return min(x, y) if os.sep else 0", "f", 3, 3),
     ],
 )
@@ -108,6 +115,15 @@ def test_what_has_no_source_is_named(script: Script, text: str, name: str, said:
     assert said in found.why[name]
     with pytest.raises(UserError, match=f"no other process can have it: .*{said}"):
         subjects(scope[name], scope, in_process=False)
+
+
+def test_a_file_that_was_edited_since_is_no_source(script: Script) -> None:
+    scope = script("def f(x): return x + 1\ng = lambda x: x + 1")
+    Path(scope["__file__"]).write_text("def f(x): return x + 2\ng = lambda x: x + 2")
+    linecache.checkcache()
+    for name in ("f", "g"):
+        with pytest.raises(NotSource, match="was changed since it was run"):
+            module_source(scope[name], name, scope)
 
 
 def test_what_a_module_has_is_named_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
