@@ -9,16 +9,17 @@ import __future__
 
 import ast
 import builtins
+import copy
 import dis
+import enum
 import functools
 import importlib.util
-import inspect
 import linecache
 import math
 import operator
 import sys
-import textwrap
-from collections.abc import Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -116,51 +117,93 @@ class _Slice:
     def _add_defined(self, name: str, value: Any) -> None:
         """Add the statement of a person's that has made a value: a def, a class, a lambda or an assignment."""
         layers = [*_inner(value)]
-        if isinstance(layers[-1], (FunctionType, type)) and (len(layers) == 1 or self._is_decorated(value, layers[-1])):
-            node, source = _definition(layers[-1])
-            names = _names_around(layers[-1]) if isinstance(layers[-1], FunctionType) else self._scope
+        inner = layers[-1]
+        if isinstance(inner, FunctionType) and self._is_made_by_its_def(layers):
+            node: ast.stmt | ast.expr = _as_live(_definition(inner), inner)
+            names = _names_around(inner)
+        elif isinstance(value, type):
+            node, names = _class(value, self._globals), self._globals
         else:
-            node, source = self._assignment(name, value)
-            names = self._scope
-        flags = layers[-1].__code__.co_flags if isinstance(layers[-1], FunctionType) else 0
-        if flags & ANNOTATIONS:
-            self.is_lazy = True
+            node, names = self._assignment(name, value), self._globals
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            given, node.name = node.name, name
+        elif isinstance(node, ast.Lambda):
+            given, node = name, ast.Assign([ast.Name(name, ast.Store())], node, lineno=0)
+        else:
+            given = name
+        flags = inner.__code__.co_flags if isinstance(inner, FunctionType) else 0
+        self.is_lazy |= bool(flags & ANNOTATIONS)
+        source = ast.unparse(ast.fix_missing_locations(node))
+        again = ""
         for needed in _needs(source, flags):
-            if needed in names and needed != getattr(node, "name", name):
+            if needed == name:
+                continue
+            if needed == given and names.get(needed) is value:  # it calls itself by that name
+                again = f"{given} = {name}"
+            elif needed in names:
                 self.add(needed, names[needed])
-            elif needed not in names and not hasattr(builtins, needed):
+            elif not hasattr(builtins, needed):
                 raise NotSource(f"{name} needs {needed}, which is not defined")
-        self.statements.append(source if not isinstance(node, ast.Lambda) else f"{name} = {source}")
-        if (made := getattr(node, "name", name)) != name:
-            self.statements.append(f"{name} = {made}")
-        for attribute, given in vars(value).items() if isinstance(value, FunctionType) else ():
-            if not attribute.startswith("_") and (text := _plain(given)) is not None:  # as order = "bhsd"
-                self.statements.append(f"{name}.{attribute} = {text}")
+        self.statements += [source, *([again] if again else [])]
+        for attribute, text in _attributes(value):
+            self.statements.append(f"{name}.{attribute} = {text}")
 
-    def _is_decorated(self, value: Any, inner: FunctionType | type) -> bool:
-        """Whether decorators of its own def have made a value of a function, as triton.jit."""
-        node, _ = _definition(inner)
-        around = _names_around(inner) if isinstance(inner, FunctionType) else self._scope
-        return bool(getattr(node, "decorator_list", ())) and around.get(inner.__name__) is value
+    @property
+    def _globals(self) -> Mapping[str, Any]:
+        """The names of the script or the module, without those of a function in it."""
+        return self._scope.maps[-1] if isinstance(self._scope, ChainMap) else self._scope
 
-    def _assignment(self, name: str, value: Any) -> tuple[ast.stmt, str]:
-        """Return the last statement of the script or the notebook that assigns an object without parameters to a name.
+    def _is_made_by_its_def(self, layers: Sequence[Any]) -> bool:
+        """Whether a def, with a decorator for each layer around it, has made what its name holds now."""
+        node = _definition(layers[-1])
+        decorators = len(getattr(node, "decorator_list", ()))
+        if len(layers) == 1:
+            return not decorators
+        return decorators == len(layers) - 1 and _names_around(layers[-1]).get(layers[-1].__name__) is layers[0]
 
-        Raises NotSource.
+    def _assignment(self, name: str, value: Any) -> ast.stmt:
+        """Return the one statement of the script or the notebook that binds an object to a name.
+
+        It has no state of its own, and what it is made of was bound one time too. Raises NotSource.
         """
         kind = type(value).__name__
         if not callable(value):
             raise NotSource(f"{name} is a {kind}, whose value is not in its source")
-        if any(True for _ in getattr(value, "parameters", lambda: ())()):
-            raise NotSource(f"{name} is a {kind} with parameters, whose values are not in its source")
-        for text in _texts(self._scope):
-            for node in reversed(ast.parse(text).body):
-                targets = node.targets if isinstance(node, ast.Assign) else []
-                if any(isinstance(target, ast.Name) and self._scope.get(target.id) is value for target in targets):
-                    source = ast.get_source_segment(text, node) or ""
-                    bound = next(t.id for t in targets if isinstance(t, ast.Name))
-                    return node, source if bound == name else f"{source}\n{name} = {bound}"
-        raise NotSource(f"{name} is a {kind} that no statement assigns to a name")
+        if not isinstance(value, FunctionType) and _has_state(value):
+            raise NotSource(f"{name} is a {kind} with state, which is not in its source")
+        held = next((of for of, one in self._globals.items() if one is value and not of.startswith("_")), "")
+        found = _bindings(self._globals, held) if held else []
+        if len(found) != 1 or not isinstance(found[0], ast.Assign):
+            raise NotSource(f"{name} is a {kind} that no statement alone assigns to a name")
+        for needed in _needs(ast.unparse(found[0])):
+            if len(_bindings(self._globals, needed)) > 1:
+                raise NotSource(f"{name} is made of {needed}, which is bound several times")
+        return ast.Assign([ast.Name(name, ast.Store())], found[0].value, lineno=0)
+
+
+def _has_state(value: Any) -> bool:
+    """Whether an object holds what a new one of its class would not, as far as that is known."""
+    own = {**getattr(value, "__dict__", {})}
+    if "torch" in sys.modules and isinstance(value, sys.modules["torch"].nn.Module):
+        plain = vars(sys.modules["torch"].nn.Module())
+        return any(key not in plain or ((bool(of) or bool(plain[key])) and of != plain[key]) for key, of in own.items())
+    return bool(own) or bool(getattr(type(value), "__slots__", ()))
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield what was set on a function or a class, as text: order = "bhsd". Raises NotSource for what has no text."""
+    if isinstance(value, type) and not isinstance(value, enum.EnumMeta):
+        for name, given in vars(value).items():
+            if name.startswith("__") or isinstance(given, (FunctionType, staticmethod, classmethod, property, type)):
+                continue
+            if (text := _plain(given)) is None:
+                raise NotSource(
+                    f"{value.__name__}.{name} is a {type(given).__name__}, whose value is not in its source"
+                )
+            yield name, text
+    for name, given in vars(value).items() if isinstance(value, FunctionType) else ():
+        if not name.startswith("_") and (text := _plain(given)) is not None:
+            yield name, text
 
 
 def _plain(value: Any) -> str | None:
@@ -171,6 +214,8 @@ def _plain(value: Any) -> str | None:
         return repr(value) if not isinstance(value, float) or math.isfinite(value) else f'float("{value}")'
     if type(value) in (tuple, list, set, frozenset):
         texts = [_plain(one) for one in value]
+        if isinstance(value, (set, frozenset)):  # in an order that is the same in each process
+            texts.sort(key=str)
         if None in texts:
             return None
         inner = ", ".join(map(str, texts))
@@ -188,37 +233,85 @@ def _inner(value: Any) -> Iterator[Any]:
         value = vars(value).get("__wrapped__") or vars(value).get("fn") if hasattr(value, "__dict__") else None
 
 
-def _definition(of: FunctionType | type) -> tuple[ast.stmt | ast.Lambda, str]:
-    """Return the def, the class or the lambda of an object, and its text. Raises NotSource."""
-    if isinstance(of, type) and (found := _class_of_main(of)):  # whose source Python finds in no notebook
-        return found
+def _definition(of: FunctionType) -> ast.stmt | ast.expr:
+    """Return the def or the lambda of a function, as its file or cell has it. Raises NotSource."""
+    own = of.__code__
+    linecache.checkcache(own.co_filename)
+    text = "".join(linecache.getlines(own.co_filename))
     try:
-        text = textwrap.dedent(inspect.getsource(of))
-        tree = ast.parse(text)
-    except (OSError, TypeError, SyntaxError):  # a lambda within brackets begins in the middle of a statement
-        raise NotSource(f"the source of {of.__qualname__} is not known") from None
-    node = tree.body[0]
-    if of.__name__ != "<lambda>":
-        same = isinstance(of, type) or _is_as_written(of)
-        if getattr(node, "name", "") != of.__name__ or not same:
-            raise NotSource(f"the source of {of.__qualname__} is not known, or was changed since it was run")
-        return node, text.rstrip()
-    lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
-    if len(lambdas) != 1:
-        raise NotSource("several lambdas stand in one statement")
-    if isinstance(of, FunctionType) and not _is_as_written(of):
-        raise NotSource("the source of a lambda was changed since it was run")
-    return lambdas[0], f"({ast.get_source_segment(text, lambdas[0])})"
+        nodes = [node for node in ast.walk(ast.parse(text)) if _first_line(node) == own.co_firstlineno]
+    except SyntaxError:  # a magic command of a notebook
+        nodes = []
+    kind = ast.Lambda if of.__name__ == "<lambda>" else (ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [node for node in nodes if isinstance(node, kind) and getattr(node, "name", "<lambda>") == own.co_name]
+    if len(found) > 1:
+        raise NotSource("several lambdas stand in one line")
+    if not found or not _is_as_written(of, text):
+        raise NotSource(f"the source of {of.__qualname__} is not known, or was changed since it was run")
+    return found[0]
 
 
-def _class_of_main(of: type) -> tuple[ast.stmt, str] | None:
-    """Return the last class of that name in the script or the notebook, and its text; None where it has none."""
-    for text in _texts(vars(sys.modules["__main__"])) if of.__module__ == "__main__" else ():
-        for node in reversed(ast.parse(text).body):
-            if isinstance(node, ast.ClassDef) and node.name == of.__qualname__:
-                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-                return node, "\n".join(text.splitlines()[first - 1 : node.end_lineno])
-    return None
+def _first_line(node: ast.AST) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([int(getattr(node, "lineno", 0)), *(one.lineno for one in decorators)])
+
+
+def _as_live(node: ast.stmt | ast.expr, of: FunctionType) -> ast.stmt | ast.expr:
+    """Return a copy of a def or a lambda with the defaults that the function has now. Raises NotSource."""
+    if any(one.opname == "STORE_DEREF" and one.argval in of.__code__.co_freevars for one in dis.get_instructions(of)):
+        raise NotSource(f"{of.__name__} changes what a function around it has")
+    node = copy.deepcopy(node)
+    arguments: ast.arguments = node.args  # type: ignore[union-attr]
+    given = of.__defaults__ or ()
+    if len(given) != len(arguments.defaults):
+        raise NotSource(f"the defaults of {of.__name__} were changed")
+    arguments.defaults = [_constant(of, one) for one in given]
+    by_name = of.__kwdefaults__ or {}
+    arguments.kw_defaults = [
+        _constant(of, by_name[one.arg]) if one.arg in by_name else None for one in arguments.kwonlyargs
+    ]
+    return node
+
+
+def _constant(of: FunctionType, value: Any) -> ast.expr:
+    if (text := _plain(value)) is None:
+        raise NotSource(f"a default of {of.__name__} is a {type(value).__name__}, whose value is not in its source")
+    return ast.parse(text, mode="eval").body
+
+
+def _class(of: type, scope: Mapping[str, Any]) -> ast.ClassDef:
+    """Return the class of the script or the notebook, whose methods are those that it has now. Raises NotSource."""
+    found = [node for node in _bindings(scope, of.__qualname__) if isinstance(node, ast.ClassDef)]
+    methods = [getattr(one, "__func__", one) for one in vars(of).values()]
+    own = [one for one in methods if isinstance(one, FunctionType) and one.__module__ == of.__module__]
+    own = [one for one in own if not one.__code__.co_filename.startswith("<string>")]  # of dataclasses
+    if len(found) != 1 or len(_bindings(scope, of.__qualname__)) != 1 or scope.get(of.__qualname__) is not of:
+        raise NotSource(f"class {of.__qualname__} is not known, or is defined several times")
+    for method in own:
+        _definition(method)
+    return copy.deepcopy(found[0])
+
+
+def _bindings(scope: Mapping[str, Any], name: str) -> list[ast.AST]:
+    """Return the statements of a script or a notebook that bind a name, wherever they stand, alike ones once."""
+    found: dict[str, ast.AST] = {}
+    for text in _texts(scope):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                bound = node.name == name
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                bound = name in [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
+            elif isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor, ast.NamedExpr)):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                bound = any(isinstance(one, ast.Name) and one.id == name for of in targets for one in ast.walk(of))
+            elif isinstance(node, (ast.With, ast.AsyncWith)):
+                kept = [item.optional_vars for item in node.items if item.optional_vars]
+                bound = any(isinstance(one, ast.Name) and one.id == name for of in kept for one in ast.walk(of))
+            else:
+                bound = isinstance(node, (ast.Global, ast.Delete)) and name in ast.unparse(node)
+            if bound:
+                found[ast.unparse(node)] = node
+    return [*found.values()]
 
 
 def _names_around(function: FunctionType) -> Mapping[str, Any]:
@@ -250,15 +343,15 @@ def _compiled(source: str, flags: int) -> CodeType:
     return code
 
 
-def _is_as_written(function: FunctionType) -> bool:
-    """Whether a function has the code that its file or cell says now: it may have been edited since.
+def _is_as_written(function: FunctionType, text: str) -> bool:
+    """Whether a function has the code that the text of its file or cell has now: it may have been edited since.
 
     Of a file of tests, whose assertions pytest has rewritten, that is not known, and taken to be so.
     """
     if type(function.__globals__.get("__loader__")).__name__ == "AssertionRewritingHook":
         return True
     own = function.__code__
-    codes = [_compiled("".join(linecache.getlines(own.co_filename)), own.co_flags)]
+    codes = [_compiled(text, own.co_flags)]
     for code in codes:
         codes += [const for const in code.co_consts if isinstance(const, CodeType)]
     there = (code for code in codes if (code.co_name, code.co_firstlineno) == (own.co_name, own.co_firstlineno))
@@ -274,6 +367,11 @@ def _alike(one: CodeType, other: CodeType) -> bool:
         else (type(a), repr(a)) == (type(b), repr(b))
         for a, b in pairs
     )
+
+
+def refuse_edited(function: FunctionType) -> None:
+    """Raise NotSource where the file of a function was edited since it was imported."""
+    _definition(function)
 
 
 def is_script(module: ModuleType) -> bool:

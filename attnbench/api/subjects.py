@@ -9,13 +9,15 @@ import re
 import shutil
 import sys
 import tempfile
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeAlias
 
-from attnbench.api.sources import NotSource, is_script, module_source
+from attnbench.api.sources import NotSource, is_script, module_source, refuse_edited
 from attnbench.core.errors import UserError
 from attnbench.core.own_code import IN_PROCESS, PACKAGES
 
@@ -104,6 +106,10 @@ def _importable(given: Any, scope: Mapping[str, Any]) -> str:
             continue
         if any(f"{os.sep}{folder}{os.sep}" in file for folder in PACKAGES) or not file.endswith(".py"):
             return f"{module_name}:{name}"
+        if getattr(module, "__package__", ""):
+            raise NotSource(f"{module_name} is of a package that is not installed")
+        if isinstance(given, FunctionType):
+            refuse_edited(given)
         return f"{file}:{name}"
     return ""
 
@@ -129,4 +135,6 @@ def caller_scope(depth: int = 2) -> Mapping[str, Any]:
     frame: Any = inspect.currentframe()
     for _ in range(depth):
         frame = frame.f_back if frame else None
-    return {**frame.f_globals, **frame.f_locals} if frame else {}
+    if not frame:
+        return {}
+    return ChainMap({**frame.f_locals}, frame.f_globals) if frame.f_locals is not frame.f_globals else frame.f_globals

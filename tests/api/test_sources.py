@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+from collections import ChainMap
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,6 +42,13 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     return ran
 
 
+HOLD = """
+class Hold:
+    def __call__(self, x): return x
+class Hold2(Hold): pass
+"""
+
+
 def loaded(source: str, name: str) -> Any:
     scope: dict[str, Any] = {"__name__": "other"}
     exec(source, scope)
@@ -64,6 +72,18 @@ def loaded(source: str, name: str) -> Any:
         (f"{TWICE}@twice\ndef f(x): return x + 1", "f", 1, 4),
         (f"{TWICE}def h(x): return x + 1\nf = twice(h)", "f", 1, 4),
         ("def even(n): return n == 0 or odd(n - 1)\ndef odd(n): return n != 0 and even(n - 1)", "odd", 5, True),
+        ("f = (\n    lambda x: x\n    * 2\n)", "f", 4, 8),
+        ("S = 2\ndef f(x, s=S): return s * x\nS = 1", "f", 3, 6),
+        ("def f(x, *, s=1): return s * x\nf.__kwdefaults__ = {'s': 2}", "f", 3, 6),
+        ("class A: k = 1\nA.k = 2\ndef f(x): return A.k * x", "f", 3, 6),
+        ("def g(x): return 2 * x\nold = g\ndef g(x): return x\ndef f(x): return g(x) + old(x)", "f", 1, 3),
+        (
+            "def make():\n    def f(x):\n        return '''a\n        b'''\n    return f\nf = make()",
+            "f",
+            1,
+            "a\n        b",
+        ),
+        ("def fact(n): return n and n * fact(n - 1) or 1\nf = fact", "f", 3, 6),
         (
             "n = 3\ndef f(x):\n    g = lambda n: n + 1\n    return g(x) * n",
             "f",
@@ -98,12 +118,20 @@ def test_attributes_of_a_function_are_kept(script: Script) -> None:
             "f",
             "n stands for two",
         ),
-        ("f, g = (lambda x: 1), (lambda x: 2)", "f", "several lambdas stand in one statement"),
+        ("f, g = (lambda x: 1), (lambda x: 2)", "f", "several lambdas stand in one line"),
+        ("class A:\n    def __call__(self, x): return x\nf = A()\nf.n = 2", "f", "with state"),
+        (f"{HOLD}f = Hold(); f = Hold2()", "f", "no statement alone"),
+        (f"{HOLD}f = Hold()\nif f: f = Hold2()", "f", "no statement alone"),
+        (f"{HOLD}K = Hold\nf = K()\nK = Hold2", "f", "K, which is bound several times"),
+        (f"{TWICE}@twice\ndef f(x): return x\nf = twice(f)", "f", "no statement alone"),
         (
-            "class A:\n    def parameters(self): yield 1\n    def __call__(self, x): return 1\nf = A()",
+            "class A:\n    def __call__(self, x): return 1\nf = A()\nclass A: pass",
             "f",
-            "with parameters",
+            "A, which is bound several times",
         ),
+        ("import io\nS = io.StringIO()\ndef f(x, s=S): return s", "f", "a default of f is a StringIO"),
+        ("def make():\n n = 0\n def f(x):\n  nonlocal n\n  n += 1\n return f\nf = make()", "f", "f changes what"),
+        ("import io\nclass A: k = io.StringIO()\ndef f(x): return A.k", "f", "A.k is a StringIO"),
     ],
 )
 def test_what_has_no_source_is_named(script: Script, text: str, name: str, said: str) -> None:
@@ -124,6 +152,13 @@ def test_a_file_that_was_edited_since_is_no_source(script: Script) -> None:
     for name in ("f", "g"):
         with pytest.raises(NotSource, match="was changed since it was run"):
             module_source(scope[name], name, scope)
+
+
+def test_a_local_object_is_not_one_of_the_module(script: Script) -> None:
+    scope = script(f"{HOLD}g = Hold()")
+    local = scope["Hold2"]()
+    with pytest.raises(NotSource, match="no statement alone"):
+        module_source(local, "g", ChainMap({"g": local}, scope))
 
 
 def test_what_a_module_has_is_named_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
