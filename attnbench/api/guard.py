@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import tempfile
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.api.arguments import Values, settings
 from attnbench.api.measure import CheckResult, WrongResultError, check, measure
 from attnbench.api.results import of_runs
-from attnbench.api.shown import Verdict
+from attnbench.api.shown import Verdict, written
 from attnbench.api.subjects import What, caller_scope, subjects
 from attnbench.api.watching import Unwatched, interruptible
 from attnbench.core.errors import (
@@ -83,6 +84,12 @@ class Guard:
     budget: str = "2m"
     device: str = "auto"
     rows: list[Row] = field(default_factory=list)
+    number: int = 0  # of the comparison at hand, in its test
+
+    def __post_init__(self) -> None:
+        for option, name in (("save", self.save), ("compare", self.compare)):
+            if name is not None and not re.fullmatch(r"\w[\w.-]*", name):
+                raise UserError(f"--attnbench-{option}: {name!r} is no name; use letters, digits, dots and dashes")
 
     def assert_right(self, what: What, *, device: str | None = None, **axes: Values) -> CheckResult:
         """Assert that a kernel's results are right in small cases that tell, as `attnbench.check` does.
@@ -124,6 +131,7 @@ class Guard:
         """
         __tracebackhide__ = True
         seconds = parse_duration(budget or self.budget, "budget")
+        self.number += 1
         asked = _Asked(what, caller_scope(), margin, suite, seconds, device or self.device, axes)
         with self._fit():
             if than is None or str(than).endswith(RUN_FILES):
@@ -186,7 +194,7 @@ class Guard:
         how: dict[str, Any] = {"metrics": ["latency"], "margin": f"{100 * asked.margin:g}%"}
         how["expect"] = [*found.runs[0].specs]  # the kernel is meant to differ
         verdict = found.gate(baseline, **how) if baseline else None
-        while verdict and verdict.exit_code == EXIT_INCONCLUSIVE:
+        while verdict is not None and verdict.exit_code == EXIT_INCONCLUSIVE:
             spent = time.monotonic() - began
             if spent * (rounds + ROUNDS) / rounds > asked.seconds:
                 break
@@ -194,15 +202,14 @@ class Guard:
             outcome = run_suite(Request(resume=path, rounds=rounds, trust=True), Unwatched())
             found = of_runs([outcome.run], [path])
             verdict = found.gate(str(baseline), **how)
-        if self.save:
-            there = self.root / FOLDER / self.save / f"{self._slug}.jsonl"
-            there.unlink(missing_ok=True)
-            found.save(there)
+        if verdict is not None:
+            self._judged(verdict.judgement, asked.what, baseline, (str(path),))
+        if self.save:  # what is slower or wrong is no baseline
+            written(self.root / FOLDER / self.save / f"{self._slug}.jsonl", path.read_bytes())
         if verdict is None:
             new = f"measured; {self.compare} has no such test" if self.compare else "measured"
             self._note(_said(asked.what), "", "saved" if self.save else new, files=(str(path),))
-            return None
-        return self._judged(verdict.judgement, asked.what, baseline, (str(path),))
+        return verdict
 
     def _judged(self, judgement: Judgement, what: Any, than: Any, files: tuple[str, ...]) -> Verdict:
         """Return the verdict. Raises SlowerError or WrongResultError, and skips what is undecided."""
@@ -236,7 +243,10 @@ class Guard:
 
     @property
     def _slug(self) -> str:
-        return re.sub(r"[^\w.-]+", "-", self.test).strip("-.")[-150:]
+        """A name for the files of the assertion at hand: its test and a hash of that, and its number in the test."""
+        told = re.sub(r"[^\w.-]+", "-", self.test).strip("-.")[-100:]
+        number = f"-{self.number}" if self.number > 1 else ""
+        return f"{told}-{hashlib.sha256(self.test.encode()).hexdigest()[:8]}{number}"
 
     def _run_file(self) -> Path:
         """Return a path for a new run file."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from attnbench.api.watching import interrupts
 from attnbench.core.captured_stderr import captured_stderr
-from attnbench.core.errors import Interrupted
+from attnbench.core.errors import Interrupted, UserError
 from attnbench.core.own_code import IN_PROCESS
 from attnbench.run.process import OnQuestion, WorkerDied
 
@@ -41,8 +41,14 @@ class InProcess:
 
     def send(self, request: Mapping[str, Any]) -> None:
         """Answer a request now; `receive` returns the answers in their order."""
+        import torch
+
         from attnbench.worker import failures
 
+        if torch.is_inference_mode_enabled():  # which a worker leaves
+            raise UserError(
+                "a function is measured in this process, which is in inference mode; call it outside of that"
+            )
         before = len(interrupts)
         with _torch_as_it_was(), _quiet_profiler():
             try:
@@ -97,6 +103,7 @@ def _torch_as_it_was() -> Iterator[None]:
     import torch
 
     device, dtype, grad = torch.get_default_device(), torch.get_default_dtype(), torch.is_grad_enabled()
+    precision, generator = torch.get_float32_matmul_precision(), torch.get_rng_state()
     casts = {kind: torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")}
     try:
         yield
@@ -104,5 +111,7 @@ def _torch_as_it_was() -> Iterator[None]:
         torch.set_default_device(None if device == torch.device("cpu") else device)
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(grad)
+        torch.set_float32_matmul_precision(precision)
+        torch.set_rng_state(generator)
         for kind, enabled in casts.items():
             torch.set_autocast_enabled(kind, enabled)

@@ -79,8 +79,13 @@ class Results:
         "dtype". Raises UserError for unknown ones.
         """
         from attnbench.analysis.report.document import document
+        from attnbench.analysis.report.grids import BY, BY_OPTION
+        from attnbench.results.metrics import METRICS
 
-        return Shown(document(self.cells, self.runs, metrics=metrics, by=by, files=self.files))
+        for metric in metrics:
+            known("metric", metric, METRICS)
+        axis = None if by is None else known("by", BY_OPTION.get(by, by), BY)
+        return Shown(document(self.cells, self.runs, metrics=metrics, by=axis, files=self.files))
 
     def compare(self, *others: Other, to: str | None = None, price: Sequence[str] = ()) -> Shown:
         """Return what `attnbench compare` shows of the machines of these and other results, which may be run files.
@@ -99,9 +104,9 @@ class Results:
         self,
         baseline: Other,
         *,
-        metrics: Sequence[str] = (),
-        margin: str | Sequence[str] = (),
-        expect: Sequence[str] = (),
+        metrics: str | Sequence[str] = (),
+        margin: float | str | Sequence[str] = (),
+        expect: str | Sequence[str] = (),
         inconclusive: Literal["pass", "fail"] = "fail",
         missing: Literal["pass", "fail"] = "fail",
         allow_wrong: bool = False,
@@ -109,12 +114,12 @@ class Results:
         """Judge these results, of one run, against a baseline, cell by cell, as `attnbench gate` does.
 
         `baseline`: results, run files, or the name of a saved baseline; `margin`: the change that matters, as "3%" (of
-        latency) or "memory_peak=5%"; `expect`: what is meant to differ, as "torch". Raises UserError.
+        latency; also 0.03) or "memory_peak=5%"; `expect`: what is meant to differ, as "torch". Raises UserError.
         """
         from attnbench.analysis.baseline.baseline_files import pick
         from attnbench.analysis.gate.document import document_of
-        from attnbench.analysis.gate.findings import Request, judge
-        from attnbench.analysis.gate.margins import DEFAULT, margins
+        from attnbench.analysis.gate.findings import CHOICES, Request, judge
+        from attnbench.analysis.gate.margins import DEFAULT, RULES, margins
 
         if len(self.runs) != 1:
             raise UserError(f"gate judges the results of one run; these are of {len(self.runs)}")
@@ -123,8 +128,14 @@ class Results:
         before = results_of(baseline).runs
         if not before:
             raise UserError("the baseline has no run")
-        given = [margin] if isinstance(margin, str) else margin
-        asked = Request(tuple(metrics) or DEFAULT, margins(given), tuple(expect), inconclusive, missing, allow_wrong)
+        asked = Request(
+            tuple(known("metric", one, RULES) for one in _words(metrics)) or DEFAULT,
+            margins([f"{margin:%}"] if isinstance(margin, (int, float)) else _words(margin)),
+            tuple(_words(expect)),
+            known("inconclusive", inconclusive, CHOICES),
+            known("missing", missing, CHOICES),
+            allow_wrong,
+        )
         judgement = judge(before[0], self.runs[0], asked, before[1:])
         return Verdict(document_of(judgement), judgement)
 
@@ -205,6 +216,17 @@ class Results:
         if path is not None:
             written(Path(path), text)
         return text
+
+
+def known(argument: str, word: str, words: Iterable[str]) -> Any:
+    """Return a word that is among those that an argument takes. Raises UserError."""
+    if word not in (there := [*words]):
+        raise UserError(f"{argument}: unknown {word!r}{did_you_mean(str(word), there)}")
+    return word
+
+
+def _words(given: str | Sequence[str]) -> Sequence[str]:
+    return [given] if isinstance(given, str) else given
 
 
 def of_runs(runs: Sequence[Run], files: Sequence[Path] = ()) -> Results:

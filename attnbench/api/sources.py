@@ -292,6 +292,11 @@ def _class(of: type, scope: Mapping[str, Any]) -> ast.ClassDef:
     return copy.deepcopy(found[0])
 
 
+def _stores(target: ast.expr, name: str) -> bool:
+    names = (one for one in ast.walk(target) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
+    return any(one.id == name for one in names)
+
+
 def _bindings(scope: Mapping[str, Any], name: str) -> list[ast.AST]:
     """Return the statements of a script or a notebook that bind a name, wherever they stand, alike ones once."""
     found: dict[str, ast.AST] = {}
@@ -303,10 +308,10 @@ def _bindings(scope: Mapping[str, Any], name: str) -> list[ast.AST]:
                 bound = name in [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
             elif isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor, ast.NamedExpr)):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                bound = any(isinstance(one, ast.Name) and one.id == name for of in targets for one in ast.walk(of))
+                bound = any(_stores(of, name) for of in targets)
             elif isinstance(node, (ast.With, ast.AsyncWith)):
                 kept = [item.optional_vars for item in node.items if item.optional_vars]
-                bound = any(isinstance(one, ast.Name) and one.id == name for of in kept for one in ast.walk(of))
+                bound = any(_stores(of, name) for of in kept)
             else:
                 bound = isinstance(node, (ast.Global, ast.Delete)) and name in ast.unparse(node)
             if bound:
