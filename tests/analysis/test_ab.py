@@ -16,18 +16,14 @@ import worker_here
 from attnbench.analysis.ab import run_ab
 from attnbench.analysis.ab.run_ab import Outcome, ab
 from attnbench.analysis.gate import findings as gate_findings
-from attnbench.analysis.gate.document import document_of, headline
+from attnbench.analysis.gate.document import document_of
 from attnbench.analysis.gate.margins import DEFAULT
-from attnbench.analysis.report.cautions import cautions
 from attnbench.core.errors import Interrupted, UserError
-from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
-from attnbench.render import json_and_csv, markdown, terminal
+from attnbench.render import terminal
 from attnbench.results import run_file
-from attnbench.results.cells import cells
 from attnbench.run import device_probe, run_suite, workers
 from attnbench.run.ab import in_turns
-from attnbench.run.plan import skipped_record
 from attnbench.run.suite import parse_options
 
 OWN = """
@@ -150,6 +146,7 @@ def test_a_slower_build_is_a_regression_in_turns(here: Path) -> None:
     watcher = Watcher()
     outcome = ab(request(b="own.py:Slow", out=here / "ab"), watcher)
     assert verdicts(outcome) == {512: "regressed", 1024: "regressed"}
+    assert not any("one build" in line for line in (outcome.judgement or fail()).heading)
     assert outcome.exit_code == 1
     assert [side for side, _ in watcher.turns] == list("ABBABAAB")
     assert watcher.looks == [(4, 2, 0)]
@@ -158,14 +155,7 @@ def test_a_slower_build_is_a_regression_in_turns(here: Path) -> None:
     assert outcome.judgement
     assert outcome.judgement.heading[0].startswith("A/B in turns")
     assert "own.py:Slow" in outcome.judgement.heading[2]
-    for render in (terminal.text, markdown.render, json_and_csv.json_text):
-        assert "A/B in turns" in render(document_of(outcome.judgement))
-
-
-def test_a_faster_build_passes() -> None:
-    outcome = ab(request(a="own.py:Slow", b="own.py:A"), Watcher())
-    assert set(verdicts(outcome).values()) == {"improved"}
-    assert outcome.exit_code == 0
+    assert "A/B in turns" in terminal.text(document_of(outcome.judgement))
 
 
 def test_gate_judges_the_two_files_alike() -> None:
@@ -195,9 +185,6 @@ def test_one_build_twice_is_said_to_test_the_machine() -> None:
     assert outcome.judgement
     assert outcome.exit_code == 0
     assert any("one build" in line for line in outcome.judgement.heading)
-    assert not any(
-        "one build" in line for line in (ab(request(b="own.py:Slow"), Watcher()).judgement or fail()).heading
-    )
 
 
 def fail() -> gate_findings.Judgement:
@@ -213,15 +200,6 @@ def test_interrupted_it_judges_by_what_is_there() -> None:
     assert any("it was taken early" in note for note in outcome.judgement.notes)
     assert outcome.judgement.notes[-1].startswith("Interrupted after 3 whole pairs of turns")
     assert outcome.exit_code == outcome.judgement.exit_code
-
-
-def test_two_pairs_decide_nothing_that_is_noisy() -> None:
-    outcome = ab(request(b="own.py:Slow"), Watcher(interrupt_at=5))
-    assert set(verdicts(outcome).values()) == {"inconclusive"}
-    assert outcome.exit_code == 3
-    judgement = outcome.judgement or fail()
-    assert headline(judgement) == "INCONCLUSIVE: 2 results not judged"
-    assert {f.reason for f in judgement.findings} == {"2 pairs of turns; the first look is after 4"}
 
 
 def test_interrupted_before_a_pair_there_is_no_judgement() -> None:
@@ -365,45 +343,9 @@ def test_a_suite_gives_code_its_interpreter() -> None:
     assert run_file.read(outcome.paths[0])[0].interpreters == {"A": other}, "--python goes before"
 
 
-def test_a_report_of_half_an_ab_that_ended_early_does_not_say_resume() -> None:
-    half = run_file.read(ab(request(), Watcher(interrupt_at=1)).paths[0])[0]
-    late = replace(half, records=tuple(skipped_record(replace(j, skip="no room", resumable=True)) for j in half.plan))
-    for one, said in ((half, "2 cells of 2 of this half of an A/B have no record"), (late, "A longer --time-limit")):
-        (text,) = [str(c) for c in cautions(cells([one]), [one]) if c.what.startswith("Incomplete")]
-        assert said in text
-        assert "--resume" not in text
-
-
 def test_files_are_not_overwritten_and_not_resumed_alone(here: Path) -> None:
     outcome = ab(request(out=here / "ab"), Watcher())
     with pytest.raises(UserError, match="is not overwritten"):
         ab(request(out=here / "ab"), Watcher())
     with pytest.raises(UserError, match="one half of an A/B"):
         run_suite.run_suite(run_suite.Request(resume=outcome.paths[0]), None)  # type: ignore[arg-type]
-
-
-def test_own_functions_on_a_cpu_of_which_one_takes_twice_as_long(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
-    monkeypatch.setattr("attnbench.worker.environment.last_level_cache", lambda: 2**20)
-    monkeypatch.setattr("attnbench.worker.measure.l2_cache.MIN_FLUSH", 2**20)  # that of a server takes seconds
-    body = """
-import time
-import torch
-
-def attention(q, k, v, *, causal, softmax_scale):
-    time.sleep({seconds})
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=softmax_scale).transpose(1, 2)
-"""
-    (here / "old.py").write_text(body.format(seconds=0.003))
-    (here / "new.py").write_text(body.format(seconds=0.006))
-    axes = {"seqlen": "16", "headdim": "16", "nheads": "1", "batch": "1", "dtype": "fp32", "direction": "fwd"}
-    asked = request("old.py:attention", "new.py:attention", device="cpu")
-    policy = {"max_seconds": 0.05, "min_seconds": 0.01, "min_samples": 3}
-    outcome = ab(
-        replace(asked, settings=parse_options({"axes": {**axes, "causal": False}, "policy": policy})), Watcher()
-    )
-    assert verdicts(outcome) == {16: "regressed"}
-    assert outcome.judgement
-    assert [d.names for d in outcome.judgement.expected] == [("attention",)]
-    assert to_json(run_file.read(outcome.paths[0])[0].specs) == {"attention": f"{here}/old.py:attention"}
