@@ -129,29 +129,23 @@ def test_one_round_a_side_borrows_its_noise_from_the_other_cells() -> None:
 def test_more_rounds_settle_what_is_inconclusive() -> None:
     """With the rounds asked for, drawn with the same noise and change, most are settled; with half of them fewer."""
     rng = random.Random(7)
-    settled = {1.0: 0, 0.5: 0}
-    cases = 0
+
+    def drawn(mean: float, noise: float, n: int) -> list[float]:
+        return [rng.gauss(mean, noise) for _ in range(n)]
+
+    open_ = []
     for _ in range(60):
-        noise, by = 0.01, rng.choice((0.015, 0.05))
-        x, y = ([rng.gauss(mean, noise) for _ in range(4)] for mean in (0.0, by))
-        first = decide([Rounds(x, y, 0.03, "latency")])[0]
-        if first.verdict != "inconclusive" or first.more is None or first.more < 4:
-            continue
-        cases += 1
-        own = first.noise or 0.0
-        change = math.log1p(first.change)
-        for share in settled:
-            n = 4 + round(first.more * share)
-            again = [
-                decide(
-                    [Rounds([rng.gauss(0, own) for _ in range(n)], [rng.gauss(change, own) for _ in range(n)], 0.03)]
-                )
-                for _ in range(20)
-            ]
-            settled[share] += sum(d[0].verdict != "inconclusive" for d in again)
-    assert cases > 10
-    assert 0.7 < settled[1.0] / (20 * cases) < 0.95
-    assert settled[0.5] / (20 * cases) < 0.72
+        first = decide([Rounds(drawn(0, 0.01, 4), drawn(rng.choice((0.015, 0.05)), 0.01, 4), 0.03, "latency")])[0]
+        if first.verdict == "inconclusive" and first.more is not None and first.more >= 4:
+            open_.append((math.log1p(first.change), first.noise or 0.0, first.more))
+    assert len(open_) > 10
+    for share, least, most in ((1.0, 0.7, 0.95), (0.5, 0.0, 0.72)):
+        again = [
+            decide([Rounds(drawn(0, noise, 4 + round(more * share)), drawn(by, noise, 4 + round(more * share)), 0.03)])
+            for by, noise, more in open_
+            for _ in range(20)
+        ]
+        assert least < sum(found.verdict != "inconclusive" for (found,) in again) / len(again) < most
 
 
 def test_more_rounds_of_the_current_run_alone_settle_what_a_long_baseline_leaves_open() -> None:
@@ -195,8 +189,7 @@ def test_the_interval_says_what_the_verdict_says(tests: list[Rounds]) -> None:
         elif found.verdict == "improved":
             assert found.high <= down + slack
         elif found.verdict == "unchanged":
-            assert down - slack <= found.low
-            assert found.high <= up + slack
+            assert down - slack <= found.low <= found.high <= up + slack
         else:
             assert found.low <= up + slack
             assert found.high >= down - slack
@@ -216,12 +209,6 @@ def test_swapping_the_sides_swaps_the_verdicts(tests: list[Rounds]) -> None:
             assert other.verdict == mirror.get(found.verdict, found.verdict)
 
 
-def test_nothing_gives_nothing() -> None:
-    assert not decide([])
-    with pytest.raises(ValueError, match="either side"):
-        decide([Rounds([], [1.0], 0.03)])
-
-
 @pytest.mark.parametrize(("freedom", "scale"), [(3.0, 0.002), (8.0, 0.01), (30.0, 1.0)])
 def test_the_prior_finds_what_the_variances_were_drawn_from(freedom: float, scale: float) -> None:
     rng = random.Random(8)
@@ -232,14 +219,6 @@ def test_the_prior_finds_what_the_variances_were_drawn_from(freedom: float, scal
     found = prior_from_variances(variances, [8] * len(variances))
     assert found.freedom == pytest.approx(freedom, rel=0.25)
     assert math.sqrt(found.variance) == pytest.approx(scale, rel=0.05)
-
-
-def test_cells_alike_in_noise_are_known_by_their_mean() -> None:
-    """The variances spread no more than by chance, so the prior has as many degrees of freedom as it may have."""
-    rng = random.Random(9)
-    found = prior_from_variances([rng.gammavariate(4, 2) / 8 for _ in range(500)], [8] * 500)
-    assert found.freedom >= 30
-    assert prior_from_variances([1.0] * 100, [8] * 100).freedom == 50
 
 
 def test_the_prior_wants_enough_cells_that_vary() -> None:

@@ -69,11 +69,6 @@ def test_settled_cells_count_among_the_hypotheses() -> None:
     assert among.low < alone.low
 
 
-def test_settled_cells_are_not_rejected_anew() -> None:
-    (decision,) = decide([cell(0.5)], 1.0, [True])
-    assert decision.verdict == "inconclusive"
-
-
 def test_a_look_that_comes_early_takes_what_is_there() -> None:
     assert decide_in_looks([cell(0.1, pairs=3)])[0][1] == 3
     assert decide_in_looks([cell(0.1, pairs=3)])[0][0].verdict == "regressed"
@@ -105,8 +100,3 @@ def test_cells_with_few_pairs_leave_the_noise_of_the_others_alone() -> None:
     few = [cell(seed=i, noise=0.5, pairs=2) for i in range(30, 60)]
     beside, alone = decide_in_looks([*others, *few])[:30], decide_in_looks(others)
     assert [d.noise for d, _ in beside] == [d.noise for d, _ in alone]
-
-
-def test_what_lies_at_the_margin_is_looked_at_to_the_end() -> None:
-    decision, n = decide_in_looks([cell(0.03, noise=0.01)])[0]
-    assert (decision.verdict, n) == ("inconclusive", LOOKS[-1])
