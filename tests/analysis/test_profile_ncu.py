@@ -140,33 +140,20 @@ open(options["--log-file"], "w").write({rows(KERNELS)!r})
     assert len(found.kernels) == 2
 
 
-def test_another_interpreter_finds_attnbench(tmp_path: Path) -> None:
-    body = """
-assert args[-4] == "/opt/py"
-assert os.path.isfile(args[-3])
-print("RuntimeError: as far as this")
-"""
-    with pytest.raises(ncu.NotCounted, match="as far as this"):
-        ncu.measure(stand_in(tmp_path, body), "/opt/py", REQUEST)
-
-
 def test_what_the_child_says_is_the_reason(tmp_path: Path) -> None:
-    body = 'print("Traceback", file=sys.stderr)\nprint("RuntimeError: out of memory", file=sys.stderr)\nsys.exit(1)'
+    body = """
+assert args[-4] == "/opt/py", "another interpreter, which finds attnbench"
+assert os.path.isfile(args[-3])
+sys.exit("Traceback\\nRuntimeError: out of memory")
+"""
     with pytest.raises(ncu.NotCounted, match="it says: RuntimeError: out of memory"):
-        ncu.measure(stand_in(tmp_path, body), None, REQUEST)
+        ncu.measure(stand_in(tmp_path, body), "/opt/py", REQUEST)
 
 
 def test_an_ncu_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ncu, "TIMEOUT", 0.5)
     with pytest.raises(ncu.NotCounted, match="not done within"):
         ncu.measure(stand_in(tmp_path, "time.sleep(60)"), None, REQUEST)
-
-
-def test_it_is_looked_for_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert ncu.find() is None
-    assert ncu.find() != stand_in(tmp_path, "")
-    assert ncu.find() == str(tmp_path / "ncu")
 
 
 @pytest.mark.parametrize("tool", list(nsight_reports.REPORTS))
@@ -189,32 +176,3 @@ open(named[0], "w").write("a report")
     file.unlink()
     with pytest.raises(ncu.NotCounted, match="only root"):
         nsight_reports.write(tool, file, None, REQUEST)
-
-
-def test_one_launch_lies_between_start_and_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU, with CUDA's calls written down: L2 is emptied before, and read again after the marker."""
-    torch = pytest.importorskip("torch")
-    from attnbench import backends
-    from attnbench.worker import ncu_launch
-
-    said: list[str] = []
-
-    class Watched:
-        def probe(self) -> None:
-            said.append("probe")
-
-        def prepare(self, case: Case, inputs: Any) -> Any:
-            from attnbench.core.backend import Prepared
-
-            return Prepared(lambda: said.append("launch"), lambda _: {})
-
-    monkeypatch.setattr(backends, "load", lambda *_: Watched())
-    monkeypatch.setattr(ncu_launch, "MIN_READ", 2**10)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: said.append(f"device {index}"))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("wait"))
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda _: said.append("mark"), raising=False)
-    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: said.append("start"))
-    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: said.append("stop"))
-    monkeypatch.setattr(torch, "sum", lambda *_, **__: said.append("read"))
-    ncu_launch.main({**REQUEST, "device": to_json(Device("cpu", 0, "x", 2**30, 2**30))})
-    assert " ".join(said) == ("device 0 probe launch launch launch wait start read mark launch mark read wait stop")
