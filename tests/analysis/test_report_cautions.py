@@ -38,6 +38,9 @@ def test_cautions() -> None:
     assert "Few samples in 1 cell, the fewest 4: triton 2k d128 full fwd." in warned(good, few)
     assert "Below 6 the interval takes" in warned(few)
     assert "Few" not in warned(ok(case(2048), "triton", 300.0, n=6))  # enough for calls that take long
+    kept = warned(ok(case(), "eager", 30.0, n=1), reduced=True)
+    assert "1 baseline among these: a baseline keeps one value per round." in kept
+    assert "Few samples" not in kept
     unknown = warned(good, device=replace(H200, name="GPU of tomorrow"))
     assert "no bf16 peak is on file for GPU of tomorrow" in unknown
     assert "--peak bf16=..." in unknown
@@ -78,13 +81,6 @@ def test_a_figure_that_no_device_can_reach_is_a_fault_of_ours() -> None:
     assert not said(decode(16384, "triton", 19.0))
 
 
-def test_on_a_cpu_nobody_is_sent_to_options_of_a_gpu() -> None:
-    slower = replace(ok(case(), "eager", 30.0), measurements={"time": Measurement("s", (1e-3,) * 40 + (2e-3,) * 40)})
-    assert "by 100% at most: eager 1k d128 full fwd. The clock fell" in warned(slower)
-    assert "--isolate-power" in warned(slower)
-    assert "--isolate-power" not in warned(slower, device=CPU)
-
-
 def test_a_clock_held_down_by_the_gauge() -> None:
     records = [ok(case(), "eager", 30.0, clock_held=1.98e9), ok(case(2048), "triton", 300.0, clock_held=1.7e9)]
     text = warned(*records)
@@ -111,6 +107,7 @@ def test_drift() -> None:
     assert "faster" not in text
     slower = partial(drifting, case(2048), "triton", 1e-3, 1e-3, 1.1e-3)
     assert "The clock fell meanwhile. " in warned(slower(clock_held=[1.98e9, 1.8e9]))
+    assert "--isolate-power" not in warned(slower(), device=CPU)
     assert "The clock held, so something else began to run" in warned(slower(clock_held=[1.8e9, 1.8e9]))
     assert "while measured" not in warned(slower(host_bound=True)), "the host's time moved"
 
@@ -134,9 +131,10 @@ def test_the_state_of_the_machine() -> None:
 
 def test_an_incomplete_run_says_how_to_finish_it() -> None:
     plan = [job(case(), "eager"), job(case(2048), "eager"), replace(job(case(4096), "eager"), skip="too large")]
-    text = warned(ok(case(), "eager", 30.0), plan=plan)
-    assert '1 of 2 jobs to measure of suite "quick" have no record.' in text
-    assert "attnbench run --resume FILE" in text
+    half = run([ok(case(), "eager", 30.0)], plan=plan)
+    (found,) = map(str, cautions(cells([half]), [half], [Path("results/half.jsonl")]))
+    assert '1 of 2 jobs to measure of suite "quick" have no record.' in found
+    assert "attnbench run --resume results/half.jsonl" in found
     late = ended(case(), "eager", "skipped", "no time left", resumable=True)
     assert "1 job skipped for want of time" in warned(late)
 
@@ -147,22 +145,6 @@ def test_records_that_later_ones_replace_are_told() -> None:
         made = run_file.with_records(run([]), [earlier, later])
         said = "\n".join(map(str, cautions(cells([made]), [made])))
         assert ("1 record replaced by a later one" in said) is told
-
-
-def test_cells_of_several_dtypes_name_theirs() -> None:
-    records = [
-        ok(case(), "triton", 300.0, spread=0.1),
-        ended(case(dtype="fp16"), "triton", "wrong", "off by 3"),
-        ended(case(2048, dtype="fp8"), "triton", "failed", "no such type"),
-    ]
-    assert "1 result wrong: triton 1k d128 full fwd fp16." in warned(*records)
-    assert "the worst to 2.1%: triton 1k d128 full fwd bf16." in warned(*records)
-
-
-def test_another_kernel_than_the_backends() -> None:
-    text = warned(ended(case(), "fa4", "wrong-kernel", "sgemm ran"))
-    assert "1 cell where another kernel ran than the backend's: fa4 1k d128 full fwd." in text
-    assert "leave those cases out, or choose the backend whose kernel it is." in text
 
 
 def test_latencies_that_hold_the_hosts_time() -> None:
@@ -183,12 +165,6 @@ def test_instruments_that_disagree_on_long_calls() -> None:
     text = warned(good, compared(2048, 1e-3, 0.9e-3), compared(4096, 1e-3, 0.95e-3))
     assert "Instruments disagree: by more than 2% in 2 cells of 100 us and more, by 10% in the worst: triton 2k" in text
     assert "Instruments disagree" not in warned(good, compared(2048, 50e-6, 40e-6))  # the launch gap is expected
-
-
-def test_a_baseline_says_what_it_keeps() -> None:
-    text = warned(ok(case(), "eager", 30.0, n=1), reduced=True)
-    assert "1 baseline among these: a baseline keeps one value per round." in text
-    assert "Few samples" not in text
 
 
 def test_windows_by_the_papers_convention() -> None:
@@ -232,12 +208,6 @@ def test_a_wrong_result_of_ones_own_file_is_sent_to_check(monkeypatch: pytest.Mo
     mine = warned(split, specs={"tiled": f"{tmp_path / 'mine.py'}:tiled"})
     assert "1 result wrong: tiled" in mine
     assert "attnbench check" not in mine, "it splits no sequence"
-
-
-def test_the_advice_to_resume_names_the_file() -> None:
-    half = run([ok(case(), "eager", 30.0)], plan=[job(case(), "eager"), job(case(2048), "eager")])
-    (found,) = cautions(cells([half]), [half], [Path("results/half.jsonl")])
-    assert "attnbench run --resume results/half.jsonl" in str(found)
 
 
 def test_a_figure_far_above_the_measured_ceiling_is_doubted() -> None:

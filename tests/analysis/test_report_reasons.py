@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnbench.analysis.report.reasons import reasons
 from attnbench.results.cells import cells
-from builders import H200, case, ended, ok, run
+from builders import case, ended, ok, run
 
 
 def test_reasons_that_differ_in_numbers_are_one_line() -> None:
@@ -20,13 +20,6 @@ def test_reasons_that_differ_in_numbers_are_one_line() -> None:
         ("FAIL", "sm_90a 1k d128 full fwd", "exit code -11 in sm_90 kernel"),
         ("skip", "eager (6 cases: 2k-8k)", "needs 512 MiB to 32 GiB of scores; 22 GiB free"),
     ]
-
-
-def test_durations_in_reasons_merge() -> None:
-    texts = ["forecast 12s, beyond 1m00s", "forecast 3m05s, beyond 1m00s", "forecast 0.4s, beyond 1m00s"]
-    records = [ended(case(1024 * 2**i), "eager", "skipped", text) for i, text in enumerate(texts)]
-    (found,) = reasons(cells([run(records)]))
-    assert (found.who, found.reason) == ("eager (all)", "forecast 0.4s to 3m05s, beyond 1m00s")
 
 
 def test_backends_that_share_a_reason_and_their_cases_share_a_line() -> None:
@@ -46,22 +39,3 @@ def test_the_worst_endings_come_first_and_an_unknown_reason_is_said() -> None:
     found = reasons(cells([run(records)]))
     assert [n.word for n in found] == ["WRONG", "KERNEL!", "FAIL", "OOM", "TIMEOUT", "skip"]
     assert {n.reason for n in found} == {"no reason given"}
-
-
-def test_devices_are_named_where_there_are_several() -> None:
-    b200 = H200.__class__(**{**vars(H200), "name": "NVIDIA B200"})
-    runs = [run([ended(case(), "fa4", "failed", "x")]), run([ok(case(), "fa4", 500.0)], device=b200)]
-    assert [n.who for n in reasons(cells(runs))] == ["fa4 1k d128 full fwd on NVIDIA H200"]
-
-
-def test_several_libraries_that_are_not_installed_are_one_line() -> None:
-    absent = [
-        ended(case(), backend, "skipped", f"{module} is not installed; pip install {module}")
-        for backend, module in (("fa2", "flash_attn"), ("xformers", "xformers"), ("cudnn", "cudnn"))
-    ]
-    found = reasons(cells([run([ok(case(), "eager", 30.0), *absent])]))
-    assert [(n.who, n.reason) for n in found] == [
-        ("fa2, xformers, cudnn (all)", "not installed; `attnbench backends` says how to install each")
-    ]
-    two = reasons(cells([run([ok(case(), "eager", 30.0), *absent[:2]])]))
-    assert [n.reason for n in two] == [str(record.reason) for record in absent[:2]]
