@@ -17,13 +17,11 @@ from attnbench.analysis.ab import run_ab
 from attnbench.analysis.ab.run_ab import Outcome, ab
 from attnbench.analysis.gate import findings as gate_findings
 from attnbench.analysis.gate.document import document_of
-from attnbench.analysis.gate.margins import DEFAULT
 from attnbench.core.errors import Interrupted, UserError
 from attnbench.core.record import Job, Record, Run
 from attnbench.render import terminal
 from attnbench.results import run_file
 from attnbench.run import device_probe, run_suite, workers
-from attnbench.run.ab import in_turns
 from attnbench.run.suite import parse_options
 
 OWN = """
@@ -158,16 +156,6 @@ def test_a_slower_build_is_a_regression_in_turns(here: Path) -> None:
     assert "A/B in turns" in terminal.text(document_of(outcome.judgement))
 
 
-def test_gate_judges_the_two_files_alike() -> None:
-    outcome = ab(request(b="own.py:Slow", seqlen="512,1k,2k", metrics=DEFAULT), Watcher())
-    a, b = (run_file.read(path)[0] for path in outcome.paths)
-    again = gate_findings.judge(a, b, gate_findings.Request(DEFAULT))
-    assert outcome.judgement
-    assert again.findings == outcome.judgement.findings
-    assert again.exit_code == outcome.exit_code
-    assert again.heading == outcome.judgement.heading
-
-
 def test_settled_cells_leave_and_time_goes_to_the_noisy_one() -> None:
     watcher = Watcher()
     outcome = ab(request(seqlen="512,1k,2k"), watcher)
@@ -178,13 +166,6 @@ def test_settled_cells_leave_and_time_goes_to_the_noisy_one() -> None:
     assert outcome.judgement
     of_pairs = {f.case.shape.seqlen_q: f.rounds for f in outcome.judgement.findings}
     assert of_pairs == {n: (count, count) for n, count in found.items()}
-
-
-def test_one_build_twice_is_said_to_test_the_machine() -> None:
-    outcome = ab(request(), Watcher())
-    assert outcome.judgement
-    assert outcome.exit_code == 0
-    assert any("one build" in line for line in outcome.judgement.heading)
 
 
 def fail() -> gate_findings.Judgement:
@@ -215,19 +196,6 @@ def test_when_the_time_is_up_what_is_open_stays_so() -> None:
     assert outcome.judgement
     assert any("30s was up after" in note for note in outcome.judgement.notes)
     assert outcome.exit_code == 3
-
-
-def test_cells_without_time_are_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The forecast of one long cell alone exceeds the limit."""
-    monkeypatch.setattr("attnbench.run.plan.OVERHEAD", {"fake": 1.0})
-    forecasts = {512: 1.0, 1024: 500.0}
-    real = in_turns._cells
-    monkeypatch.setattr(in_turns, "_cells", lambda runs: {k: forecasts[k[0].shape.seqlen_q] for k in real(runs)})
-    outcome = ab(request(time_limit=60.0), Watcher())
-    assert verdicts(outcome) == {512: "unchanged", 1024: "inconclusive"}
-    assert outcome.exit_code == 3
-    assert outcome.judgement
-    assert any("1 cell left out for want of time" in note for note in outcome.judgement.notes)
 
 
 def test_too_little_time_for_a_pair_is_said_before_anything_is_written(here: Path) -> None:
@@ -332,15 +300,6 @@ def test_what_a_person_gets_wrong_is_said_at_once(here: Path, changes: dict[str,
     assert said in str(error.value)
     assert len(str(error.value).splitlines()) == 1
     assert not (here / "results").exists()
-
-
-def test_a_suite_gives_code_its_interpreter() -> None:
-    main, other = script("main"), script("other")
-    Path("mine.yaml").write_text(f"axes: {{seqlen: 1k, headdim: 128}}\ninterpreters: {{A: {main}}}\n")
-    outcome = ab(request(suite="mine.yaml"), Watcher())
-    assert run_file.read(outcome.paths[0])[0].interpreters == {"A": main}
-    outcome = ab(request(suite="mine.yaml", pythons=(f"A={other}",)), Watcher())
-    assert run_file.read(outcome.paths[0])[0].interpreters == {"A": other}, "--python goes before"
 
 
 def test_files_are_not_overwritten_and_not_resumed_alone(here: Path) -> None:

@@ -20,8 +20,6 @@ from attnbench.analysis.recommend.findings import problems
 from attnbench.core.models import find
 from attnbench.core.record import Approximation, Run
 from attnbench.render import terminal
-from attnbench.render.html import figures, vega_spec
-from attnbench.render.html.charts import charts
 from attnbench.results import bounds, metrics
 from attnbench.results.cells import cells
 from attnbench.results.sustained import rank_changes
@@ -74,20 +72,6 @@ def test_metrics_and_rates(measured: Run) -> None:
     assert cell.value("tflops") == pytest.approx(900)
     other = next(cell for cell in cells([measured]) if cell.is_exact)
     assert metrics.value("approximation_error", other.rows[0]) is None
-
-
-def test_figures(measured: Run) -> None:
-    """The ranking leaves it out; the figure of error over time has all backends of its shape."""
-    made = charts(cells([measured]))
-    drawn = {figure.name: vega_spec.data(figure, made) for figure in figures.drawable(made)}
-    assert {row["backend"] for row in drawn["ranking"]} == {"fa2", "triton"}
-    near = drawn["approximation"]
-    assert {(row["backend"], row["seqlen"]) for row in near} == {
-        *((name, 1024) for name in ("fa2", "triton", "streaming (approx.)"))
-    }
-    assert not any(row["best"] for row in made.rows if row["backend"].startswith("streaming"))
-    exact = charts(cells([replace(measured, records=measured.records[1:5])]))
-    assert "approximation" not in {figure.name for figure in figures.drawable(exact)}
 
 
 def test_a_gate_judges_its_own_time_and_says_what_it_is(measured: Run) -> None:

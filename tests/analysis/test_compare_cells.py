@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.compare.answer import answer, fit_text, length_text
+from attnbench.analysis.compare.answer import answer
 from attnbench.analysis.compare.cautions import cautions
 from attnbench.analysis.compare.common_cells import NOT_PLANNED, NOT_RUN
 from attnbench.analysis.compare.figures import Figures
@@ -257,14 +257,6 @@ def test_the_longest_context_is_that_of_any_backend() -> None:
     planned = [ok(alone(n), "fa3", 500) for n in (1024, 2048)]
     slow = [ok(alone(1024), "fa3", 500), ended(alone(2048), "fa3", "timeout", "one call took 9s")]
     assert "Longest" not in " ".join(answer(compared(planned, slow))), "time is no memory, and nobody searched"
-
-
-def test_lengths_of_one_sentence_have_one_unit() -> None:
-    fine, coarse, none = Fit(651136, None), Fit(583 * 1024, 584 * 1024), Fit(None, 2048)
-    said = [fit_text(fit, length_text([fine, coarse, none, None])) for fit in (fine, coarse, none, None)]
-    room = "(no room to measure "
-    assert said == ["at least 651,136", f"596,992 {room}598,016)", f"none {room}2,048)", "-"]
-    assert fit_text(coarse, length_text([coarse, none])) == f"583k {room}584k)"
 
 
 def test_power_is_that_of_work_without_pauses() -> None:

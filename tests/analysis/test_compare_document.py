@@ -21,7 +21,7 @@ from attnbench.analysis.compare.tables import tables
 from attnbench.core.machine import Device
 from attnbench.core.record import Run
 from attnbench.render import json_and_csv, terminal
-from builders import H200, case, ended, environment, ok, run
+from builders import H200, case, ended, ok, run
 
 H100 = replace(H200, name="NVIDIA H100")
 REASON = "out | of *memory* <script>\x07\n50 %"
@@ -148,15 +148,6 @@ def test_runs_of_one_machine_are_no_choice(cards: tuple[str | None, str | None],
     assert answer(offers)[1].startswith("No price is compared: all machines are of one model,")
     assert offers.for_the_money(offers.main, "lab") is None
     assert not [table for table in tables(offers) if table.name == "money"]
-
-
-@pytest.mark.parametrize(
-    ("backend", "said"), [("fa3", "so what sets them apart is noise"), ("gluon", "their software")]
-)
-def test_own_kernels_of_two_commits_are_no_one_setup(backend: str, said: str) -> None:
-    environments = [environment(git=git) for git in ("aaaa", "bbbb")]
-    runs = [replace(run([ok(case(n), backend, 500) for n in (1024, 2048)]), environment=of) for of in environments]
-    assert said in answer(compare([Path("a"), Path("b")], runs))[0]
 
 
 @pytest.mark.parametrize(

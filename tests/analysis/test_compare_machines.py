@@ -15,8 +15,7 @@ from attnbench.analysis.compare import money
 from attnbench.analysis.compare.cautions import cautions
 from attnbench.analysis.compare.findings import compare
 from attnbench.analysis.compare.machines import Machine, machines, named, parse_names, reference
-from attnbench.analysis.compare.money import Offer, for_the_money, worth_below
-from attnbench.analysis.compare.speed_ratio import Ratio
+from attnbench.analysis.compare.money import Offer
 from attnbench.core.errors import UserError
 from attnbench.core.machine import Device
 from attnbench.core.record import Run, Search
@@ -117,15 +116,6 @@ def test_a_name_joins_and_parts() -> None:
     assert [(m.label, len(m.files)) for m in made(*[a_run()] * 3, names=lab)] == [("lab", 2), ("cloud", 1)]
     with pytest.raises(UserError, match="not of the same machine"):
         made(a_run(), a_run(H100), names=lab)
-
-
-def test_files_of_one_name_may_differ_in_software_and_it_is_told() -> None:
-    runs = (a_run(), a_run(packages={"flash-attn": "2.8"}, cpu="another"), a_run(H100))
-    names = {Path("0.jsonl"): "lab", Path("1.jsonl"): "lab"}
-    assert [(m.label, len(m.files)) for m in made(*runs, names=names)] == [("lab", 2), ("H100 80GB HBM3", 1)]
-    found = cautions(compare([Path(f"{i}.jsonl") for i in range(3)], runs, names=["0.jsonl=lab", "1.jsonl=lab"]))
-    (said,) = [str(one) for one in found if str(one).startswith("The 2 files of lab differ: ")]
-    assert "flash-attn 2.8, not there" in said
 
 
 def test_a_file_is_named_by_path_or_name() -> None:
@@ -272,18 +262,6 @@ def test_what_a_dollar_buys() -> None:
     assert [offer(text).unit("GB/s") for text in ("3/h", "3")] == ["TB/$", "GB/s per $1,000"]
 
 
-def test_at_the_price_to_be_below_both_give_the_same_for_the_money() -> None:
-    speed, home = Ratio(0.8, 0.7, 0.9, ()), offer("35000/8gpu/1000h", energy=0.1)
-    for text, energy in (("3/h", 0.0), ("30000/4y", 0.2), ("200000/8gpu/4y", 0.2), ("90/d", 0.0)):
-        worth = worth_below(speed, home, offer(text, energy))
-        each = offer(text, energy).price
-        at_it = Offer(replace(each, amount=worth.value * each.gpus), energy)
-        assert for_the_money(speed, home, at_it).value == pytest.approx(1.0)
-        assert worth.low is not None
-        assert worth.low < worth.value
-    assert for_the_money(speed, home, offer("3/h")).low == pytest.approx(0.7 * (35000 / 8 / 1000 + 0.1) / 3)
-
-
 def test_energy_is_that_of_what_was_bought() -> None:
     ours = [ok(case(), "fa3", 600, sustained=1e-3, sustained_power=700.0)]
     runs = [run(ours), run(ours, device=H100)]
@@ -312,12 +290,3 @@ def test_energy_that_cannot_be_is_one_line(
     asked: dict[str, Any] = {"prices": (f"h200={price}",), "energy_price": energy_price, "pue": pue}
     with pytest.raises(UserError, match=said):
         compare([Path("a"), Path("b")], [a_run(), a_run(H100)], **asked)
-
-
-def test_rows_name_releases_where_machines_have_different_ones() -> None:
-    old, new = ("flash-attn-4 4.0.0b18, cuDNN 9", "flash-attn-4 4.0.0b36, cuDNN 9")
-    runs = [replace(a_run(device), versions={"triton": v}) for device, v in ((H200, old), (H100, new))]
-    got = compare([Path("a"), Path("b")], runs)
-    assert got.backend_name("triton", got.machines[1]) == "triton (flash-attn-4 4.0.0b36)"
-    alike = compare([Path("a"), Path("b")], [runs[0], replace(runs[1], versions=runs[0].versions)])
-    assert alike.backend_name("triton", *alike.machines) == "triton"

@@ -66,25 +66,6 @@ def test_a_batch_is_filled_and_then_generates() -> None:
     assert [part.share for part in got.workload.parts] == pytest.approx([0.256 / total, of_decode / total], rel=1e-3)
 
 
-def tokens_a_second(text: str, *machines: list[Record]) -> float:
-    got = compared(text, *(machines or (records(1e-3, 1e-4), records(2e-3, 1e-4))))
-    rate = got.tokens_a_second(got.main, "H200")
-    assert rate
-    return rate
-
-
-def test_a_time_follows_length_and_batch() -> None:
-    """In these records both are in proportion to the keys, and the prefill to the tokens."""
-
-    def expected(given: int, out: int, batch: int) -> float:
-        filling = batch * (1e-3 / 4) * given / 2048
-        return out / (filling + out * 1e-4 * (given + out // 2) * batch / 2**16) / 32 * batch
-
-    for given, batch in ((2048, 32), (2500, 32), (2500, 16), (2500, 20), (4096, 32), (4096, 18)):
-        found = tokens_a_second(f"{given} in, 300 out, llama-3.1-8b, batch {batch}")
-        assert found == pytest.approx(expected(given, 300, batch), rel=0.02), (given, batch)
-
-
 def test_between_two_batches_and_two_lengths() -> None:
     """Bytes of a decode are those of its keys, so the cases count by where length and batch lie."""
     got = compared("4k in, 2k out, llama-3.1-8b, batch 24", records(1e-3, 1e-4), records(1e-3, 1e-4))

@@ -82,15 +82,6 @@ def test_shares_of_work_do_not_depend_on_the_reference(tmp_path: Path) -> None:
     assert answer.name == "chat", "a file without a name is called as it is"
 
 
-@pytest.mark.parametrize("weights", ["time", "work"])
-def test_the_interval_of_one_case_is_that_of_its_ratio(tmp_path: Path, weights: str) -> None:
-    text = f"weights: {weights}\nparts: [{{weight: 1, seqlen: 8k}}]"
-    got, _ = weighed(tmp_path, text, records(500, 1, 1, spread=0.02), records(600, 1, 1, spread=0.05))
-    ratio, alone = got.main.ratio("H100"), got.fastest_ratio(got.machines[1], [PREFILL])
-    assert ratio
-    assert (ratio.low, ratio.high) == pytest.approx((alone.low, alone.high))
-
-
 def test_the_fastest_backend_of_each_machine_or_of_those_named(tmp_path: Path) -> None:
     ours = [*records(500, 400, 300), ok(PREFILL, "sdpa-cudnn", 550), ok(PREFILL, "sdpa-flash", 450)]
     no_fa4 = ended(PREFILL, "fa4", "skipped", "no bf16")

@@ -18,9 +18,7 @@ from attnbench.analysis.gate.findings import Judgement, Request, judge
 from attnbench.analysis.gate.more_rounds import with_command
 from attnbench.core.record import Record, Run
 from attnbench.render import json_and_csv, markdown, terminal
-from attnbench.render.document import Plot
 from attnbench.render.html import html_page
-from attnbench.render.progress.ab_progress import AbProgress
 from builders import H200, case, ended, environment, ok, run
 from hostile import live
 
@@ -183,18 +181,6 @@ def test_github_shows_ten_of_a_level(judgement: Judgement) -> None:
     assert "and 16 more" in errors[-1]
 
 
-def test_while_it_runs_every_cell_is_settled_open_or_left_out() -> None:
-    made, stream = run(cells({"calm": 1.0})), io.StringIO()
-    live = AbProgress(Console(file=stream, width=200))
-    live.begun(made, made, 24, (), ())
-    live.turn(1, "A", jobs=20, open_cells=20, left=60.0)
-    live.looked(4, settled=12, open_cells=6)
-    live.close()
-    *_, turn, looked = stream.getvalue().splitlines()
-    assert turn == "turn 1 (A): 20 jobs, 0 settled, 20 open, 4 left out, 1m00s left"
-    assert looked == "after 4 pairs: 12 settled, 6 open, 6 left out"
-
-
 HOSTILE = (
     *("x\n::error title=a::b", "::error::a", "##[error]a", "@team https://x.example", "<img src=x onerror=a()>", "a|b"),
     *("\x00\x1b[31m\x9b1m\ufffe\ud800", "\u202egnp.exe", "]]>&amp;<b>", "%0A::error::x", "`a` [b](c)", "x\r\n\r\n# y"),
@@ -239,14 +225,3 @@ def test_junit_has_times(judgement: Judgement) -> None:
     for odd in ("x", "0001-01-01T00:00:00+23:59"):  # no date in UTC
         unknown = replace(timed, current=replace(current, started=odd))
         assert {suite.get("timestamp") for suite in ElementTree.fromstring(junit.render(unknown))} == {None}
-
-
-def test_a_page_shows_the_rounds_of_what_changed(judgement: Judgement) -> None:
-    (section,) = document_of(judgement).appendix
-    assert [plot.title.split(":")[0] for plot in section.blocks] == ["regressed", "inconclusive", "improved"]
-    slower = section.blocks[0]
-    assert isinstance(slower, Plot)
-    assert [dot.group for dot in slower.dots] == [0] * 5 + [1] * 5
-    assert all(0 <= dot.y <= 1 and (dot.x > 0.5) == bool(dot.group) for dot in slower.dots)
-    assert slower.levels[0][2] < slower.levels[1][2]
-    assert not document_of(replace(judgement, findings=())).appendix

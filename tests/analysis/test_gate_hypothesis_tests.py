@@ -126,28 +126,6 @@ def test_one_round_a_side_borrows_its_noise_from_the_other_cells() -> None:
     assert all(d.low is None for d in few)
 
 
-def test_more_rounds_settle_what_is_inconclusive() -> None:
-    """With the rounds asked for, drawn with the same noise and change, most are settled; with half of them fewer."""
-    rng = random.Random(7)
-
-    def drawn(mean: float, noise: float, n: int) -> list[float]:
-        return [rng.gauss(mean, noise) for _ in range(n)]
-
-    open_ = []
-    for _ in range(60):
-        first = decide([Rounds(drawn(0, 0.01, 4), drawn(rng.choice((0.015, 0.05)), 0.01, 4), 0.03, "latency")])[0]
-        if first.verdict == "inconclusive" and first.more is not None and first.more >= 4:
-            open_.append((math.log1p(first.change), first.noise or 0.0, first.more))
-    assert len(open_) > 10
-    for share, least, most in ((1.0, 0.7, 0.95), (0.5, 0.0, 0.72)):
-        again = [
-            decide([Rounds(drawn(0, noise, 4 + round(more * share)), drawn(by, noise, 4 + round(more * share)), 0.03)])
-            for by, noise, more in open_
-            for _ in range(20)
-        ]
-        assert least < sum(found.verdict != "inconclusive" for (found,) in again) / len(again) < most
-
-
 def test_more_rounds_of_the_current_run_alone_settle_what_a_long_baseline_leaves_open() -> None:
     """Five rounds of a baseline have an error of their own, which none of the current run lessens."""
     wide, by = (-0.02, 0.02, 0.0, 0.015, -0.015), M + 0.018

@@ -60,26 +60,6 @@ def test_a_step_of_two_per_cent() -> None:
         assert abs(change.change - 0.02) < 2 * got.half(0, 1)
 
 
-def test_a_step_of_which_the_place_is_not_sure() -> None:
-    """A run at the step that is in the middle of both levels may be of either, and the range says so."""
-    got = found([0.02 * (i >= 8) - 0.01 * (i == 8) for i in range(20)], noise=0.002)
-    (change,) = got.changes
-    assert change.first <= 8
-    assert change.last >= 9
-
-
-def test_a_level_of_one_or_two_runs_is_not_told_at_another_run() -> None:
-    for size in (0.05, 0.5, -0.06):
-        for new in (1, 2):
-            got = found([size * (i >= 24 - new) for i in range(24)], noise=0.002)
-            assert not got.changes
-            assert got.pending
-            assert got.pending.at == 24 - new
-            assert got.pending.change == pytest.approx(np.expm1(size), abs=0.01)
-        (change,) = found([size * (i >= 21) for i in range(24)], noise=0.002).changes
-        assert change.first <= 21 <= change.last
-
-
 def test_what_ends_slower_is_not_called_faster() -> None:
     """Levels too short to be told, and a line through several levels, once turned the sign."""
     rng = np.random.default_rng(0)

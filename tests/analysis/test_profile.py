@@ -34,26 +34,12 @@ def test_the_defaults_are_one_case_on_every_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("axes", "said"),
-    [
-        ({"seqlen": "1k-4k"}, "--seqlen has 3 values (1k, 2k, 4k)"),
-        ({"headdim": "64,192-128"}, "--headdim has 2 values (64, 192-128)"),
-        ({"pass": "fwd,bwd"}, "--pass has 2 values (fwd, bwd)"),
-        ({"nheads": "8", "nheads_k": "1,8"}, "--nheads-k has 2 values (1, 8)"),
-    ],
-)
-def test_an_axis_with_several_values_is_named(axes: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError) as error:
-        profile.one_case(parse_options({"axes": axes}), "cuda")
-    assert str(error.value).startswith(said)
-
-
-@pytest.mark.parametrize(
     ("options", "more", "said"),
     [
         ({}, {}, "--backend is missing"),
         ({"backends": ["eager"]}, {"device": "tpu"}, "--device: 'tpu'"),
         ({"backends": ["fake"]}, {"device": "fake"}, "nothing to profile"),
+        ({"backends": ["eager"], "axes": {"headdim": "64,192-128"}}, {}, "--headdim has 2 values (64, 192-128)"),
         ({"backends": ["eagre"]}, {}, 'did you mean "eager"?'),
         ({"backends": ["eager"]}, {"pythons": ("triton=python",)}, "--python: 'triton'"),
     ],

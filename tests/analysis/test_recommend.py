@@ -14,9 +14,7 @@ import builders
 from attnbench.analysis.recommend.asked_for import asked_for
 from attnbench.analysis.recommend.document import document
 from attnbench.analysis.recommend.findings import TRAINING, Problem, model_problems, problems
-from attnbench.core.case import sizes_of
 from attnbench.core.errors import UserError
-from attnbench.core.lengths import RaggedLengths
 from attnbench.core.models import find
 from attnbench.core.policy import Policy
 from attnbench.core.record import Measurement, Record, Run
@@ -25,7 +23,7 @@ from attnbench.render.document import Code, Document, Table
 from attnbench.results.cells import cells
 from attnbench.results.uncertainty import of_sum
 from attnbench.run.suite import parse_options
-from builders import case, ended, environment, job, ok, run, shape
+from builders import case, ended, environment, ok, run
 
 CUDNN = {"cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_kernel0_0": 1}
 FLASH = {"pytorch_flash::flash_fwd_kernel<...": 1}
@@ -142,13 +140,6 @@ def test_why_nothing_that_was_asked_for_is_recommended() -> None:
         "On NVIDIA H200 nothing can be recommended: no backend that was asked for has a right figure.",
     )
     assert "No backend that was asked for has a right figure there. Each has its reason" in told(shown)
-
-
-def test_a_run_that_is_not_complete_is_told() -> None:
-    plan = [job(CASE, "sdpa"), job(CASE, "fa2")]
-    text = told(document(cells([run([ok(CASE, "sdpa", FAST)], plan=plan)]), file=Path("r.jsonl")))
-    assert 'Incomplete: 1 of 2 jobs to measure of suite "quick" have no record.' in text
-    assert "attnbench run --resume r.jsonl" in text
 
 
 @pytest.mark.parametrize(
@@ -319,50 +310,6 @@ def test_a_screen_has_cases_of_each_kind_from_the_shortest_to_the_longest() -> N
     assert [str(row[0]) for row in table.rows] == [f"{n} {kind}" for kind in kinds for n in ("1k", "8k", "64k")]
     assert "Not shown: 16 cases. attnbench recommend --all shows everything" in told(short)
     assert (short.answer, short.data, short.rows) == (full.answer, full.data, full.rows)
-
-
-def test_where_there_are_many_kinds_those_with_the_most_backends_are_chosen() -> None:
-    plain = [case(4096, headdim=d) for d in range(16, 16 * 21, 16)]
-    rivals = [ok(c, "triton", SLOW) for c in plain[-5:]]
-    (table,) = tables_of(document(cells([run([*(ok(c, "fa2", FAST) for c in plain), *rivals])]), every=False))
-    assert len(table.rows) == 12
-    assert [str(row[0]).split()[1] for row in table.rows[-5:]] == [f"d{c.shape.headdim}" for c in plain[-5:]]
-
-
-def test_of_many_machines_the_newest_are_shown_and_the_others_are_one_sentence() -> None:
-    days = (3, 1, 5, 2, 4)
-    of_day = [[ok(case(1024 * day), "fa2", FAST)] for day in days]
-    runs = [run(own, started=f"2026-07-0{day}T10:00:00+00:00") for day, own in zip(days, of_day, strict=True)]
-    runs = [replace(r, environment=environment(power_limit_w=100.0 * d)) for d, r in zip(days, runs, strict=True)]
-    other = run(
-        [ok(CASE, "triton", FAST)],
-        started="2026-06-01T10:00:00+00:00",
-        device=replace(builders.H200, name="NVIDIA H100"),
-    )
-    full, short = document(cells([*runs, other])), document(cells([*runs, other]), every=False)
-    assert len(full.answer) == 6
-    assert short.answer[-1] == "On the other 3 machines, of 3 cases: fa2 alone was right in 3: no choice."
-    shown = " ".join(machine.label for machine in short.machines)
-    assert [day for day in range(1, 6) if f"{day}00 W" in shown] == [4, 5]
-    assert "NVIDIA H100" in shown, "the newest of each model"
-    assert "Not shown: 3 cases and 2 code blocks." in told(short)
-
-
-def test_no_two_answers_of_a_machine_have_one_name() -> None:
-    """Each in a run of its own: they differ in heads, in batch, and of packed ones in the most queries."""
-    packed = [RaggedLengths("", pattern="uniform").resolve(8, 4096, queries) for queries in (256, 512)]
-    sizes = [dict(zip(("batch", "seqlen_q", "seqlen_k"), sizes_of(lengths), strict=True)) for lengths in packed]
-    ragged = [replace(case(4096), shape=shape(**of), lengths=own) for of, own in zip(sizes, packed, strict=True)]
-    several = (case(4096, nheads=16), case(4096, nheads=64), case(4096, batch=64), *ragged)
-    runs = [
-        run([ok(c, "fa2", FAST), ok(c, "sdpa", SLOW)], started=f"2026-07-0{n}T10:00:00Z")
-        for n, c in enumerate(several, 1)
-    ]
-    runs = [replace(one, environment=environment(driver=f"59{n}.0")) for n, one in enumerate(runs)]
-    shown = document(cells(runs))
-    labels = {str(row[0]) for table in tables_of(shown) for row in table.rows}
-    assert len(labels) == len(several)
-    assert "4k d128 full, 64 heads, batch 4" in labels
 
 
 def test_plain_cases_come_first() -> None:
