@@ -31,19 +31,24 @@ def findings() -> dict[tuple[str, str], Finding]:
     return {(finding.setting.claim.id, finding.figure.name): finding for finding in judged}
 
 
-def record(backend: str, headdim: int, seqlen: int, causal: bool) -> Any:
-    """Return the one record of a case with 16k tokens and 2048 / headdim heads."""
-    wanted = {"batch": 16384 // seqlen, "nheads": 2048 // headdim, "headdim": headdim, "seqlen_q": seqlen}
+def record(
+    backend: str, headdim: int, seqlen: int, causal: bool, dtype: str = "fp16", way: str = "fwd", **sizes: int
+) -> Any:
+    """Return the one record of a case with 16k tokens and 2048 / headdim heads, where no other sizes are given."""
+    wanted = {"batch": 16384 // seqlen, "nheads": 2048 // headdim, "headdim": headdim, "seqlen_q": seqlen, **sizes}
     (found,) = [
         r
         for r in RECORDS
         if r["backend"] == backend
         and wanted.items() <= r["case"]["shape"].items()
-        and (r["case"]["dtype"], r["case"]["direction"], r["case"].get("causal", False))
-        == ("fp16", "fwd", bool(causal))
+        and (r["case"]["dtype"], r["case"]["direction"], r["case"].get("causal", False)) == (dtype, way, bool(causal))
         and not r["case"].keys() & {"dropout_p", "window_size", "lengths"}
     ]
     return found
+
+
+def seconds(*case: Any, **more: Any) -> float:
+    return statistics.median(record(*case, **more)["measurements"]["time"]["values"])
 
 
 def test_a_figure_of_fa3_in_bursts_and_without_pauses(findings: dict[tuple[str, str], Finding]) -> None:
@@ -60,9 +65,19 @@ def test_a_figure_of_fa3_in_bursts_and_without_pauses(findings: dict[tuple[str, 
 
 def test_a_range_is_that_of_the_geometric_mean(findings: dict[tuple[str, str], Finding]) -> None:
     (found,) = [finding for (claim, _), finding in findings.items() if claim == "fa3-forward-over-fa2"]
-    times = ([record(name, *case)["measurements"]["time"]["values"] for case in GRID] for name in ("sdpa-flash", "fa3"))
-    ratios = [statistics.median(slow) / statistics.median(fast) for slow, fast in zip(*times, strict=True)]
+    ratios = [seconds("sdpa-flash", *case) / seconds("fa3", *case) for case in GRID]
     assert found.bursts
     assert (found.bursts.cases, found.bursts.least) == (18, pytest.approx(min(ratios)))
     assert found.bursts.value == pytest.approx(math.prod(ratios) ** (1 / 18))
     assert found.outcome == "reproduced"  # 1.5 to 2.0 printed
+
+
+def test_memory_of_rabe_and_staats(findings: dict[tuple[str, str], Finding]) -> None:
+    found = findings["rabe-staats-training", "sdpa-efficient / eager"]
+    peaks = [
+        record(name, 64, 16384, False, "bf16", "fwd_bwd", nheads=1, batch=1)["measurements"]["memory_peak"]["values"][0]
+        for name in ("sdpa-efficient", "eager")
+    ]
+    assert found.bursts
+    assert found.bursts.value == pytest.approx(peaks[1] / peaks[0])
+    assert found.outcome == "reproduced"  # over 32 printed

@@ -1,4 +1,4 @@
-"""What to doubt about the figures of a report."""
+"""What to doubt about the figures of a report; and rules: a caution for each place where one holds, in their order."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from attnbench.analysis.cautions import Rule, furthest, in_cells, stated, when
 from attnbench.analysis.report.cautions import cautions
 from attnbench.core.case import Case
 from attnbench.core.flops import Convention
 from attnbench.core.record import Approximation, Measurement, Record
+from attnbench.render.document import Caution
 from attnbench.results import run_file
 from attnbench.results.cells import cells
 from builders import CPU, H200, case, decode, ended, job, ok, run
@@ -216,3 +218,27 @@ def test_a_figure_far_above_the_measured_ceiling_is_doubted() -> None:
     slow = replace(slow, measurements={**slow.measurements, **ceiling})
     assert "1 cell above the measured ceiling (220%): triton 2k d128 full fwd." in warned(slow, fast)
     assert "ceiling" not in warned(slow, ok(case(2048), "triton", 105.0))
+
+
+RULES = (
+    Rule[list[int]](lambda found: ({"n": n} for n in found if n < 0), "{n} is below 0.", todo="Leave {n} out."),
+    Rule[list[int]](lambda found: when(len(found) > 2, number=len(found)), "{number} numbers.", "Too many."),
+)
+
+
+def test_a_caution_for_each_place_in_the_order_of_the_rules() -> None:
+    assert stated(RULES, [-1, 2, -3]) == (
+        Caution("-1 is below 0.", "", "Leave -1 out."),
+        Caution("-3 is below 0.", "", "Leave -3 out."),
+        Caution("3 numbers.", "Too many."),
+    )
+    assert stated(RULES, [1, 2]) == ()
+
+
+def test_values_may_hold_braces() -> None:
+    rule = Rule[str](lambda name: when(name, name=name), "No {name}.")
+    assert stated([rule], "{x}") == (Caution("No {x}."),)
+
+
+def test_no_cells_are_no_place() -> None:
+    assert list(in_cells([])) == list(furthest([])) == []
