@@ -1,10 +1,11 @@
-"""An A/B from request to judgement, with workers in this process: who is measured when, and when it ends."""
+"""An A/B from request to judgement, with workers in this process: who is measured when, what fits the time, when it ends."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,10 @@ from attnbench.core.record import Job, Record, Run
 from attnbench.render import terminal
 from attnbench.results import run_file
 from attnbench.run import device_probe, run_suite, workers
+from attnbench.run.ab.builds import builds
+from attnbench.run.ab.schedule import LOOKS, affordable, order, to_look
 from attnbench.run.suite import parse_options
+from builders import case
 
 OWN = """
 import random
@@ -217,9 +221,6 @@ def test_it_stops_where_a_result_is_wrong_and_says_of_which_build() -> None:
     assert rounds(outcome.paths[0]) == rounds(outcome.paths[1]) == {512: 1, 1024: 1}
     assert outcome.exit_code == 5
     assert any("Stopped after 1 pair of turns" in note for note in (outcome.judgement or fail()).notes)
-    both = ab(request(a="own.py:Wrong", b="own.py:Wrong"), Watcher())
-    assert both.exit_code == 5
-    assert (both.judgement or fail()).findings[0].reason.endswith("(eager: 0.001); the baseline is wrong too")
     of_a = ab(request(a="own.py:Wrong", b="own.py:A"), Watcher())
     assert (verdicts(of_a)[1024], of_a.exit_code) == ("newly-working", 0)
     assert "was: WRONG: out is off by 1" in (of_a.judgement or fail()).findings[0].reason
@@ -282,12 +283,10 @@ def test_another_torch_is_refused_before_anything_is_measured(here: Path) -> Non
     ("changes", "said"),
     [
         ({"a": "nothing-such"}, "--a: 'nothing-such' is no interpreter"),
-        ({"a": "own.py:A", "b": "/bin/sh"}, "code on both sides"),
         ({"a": "own.py:A", "b": "fke"}, "--b: 'fke' is no interpreter (an executable file), no backend"),
         ({"backends": ["fake"]}, "--backend: --a and --b name the code"),
         ({"a": "/bin/sh", "b": "/bin/sh", "pythons": ("fake=/bin/sh",)}, "leave it out"),
         ({"a": "own.py:Nothing"}, "--a own.py:Nothing: cannot be imported"),
-        ({"a": "none.py:A"}, "no such file"),
         ({"metrics": ("cycles",)}, "only a GPU tells the clock"),
         ({"out": Path("own.py")}, "give a folder"),
     ],
@@ -308,3 +307,62 @@ def test_files_are_not_overwritten_and_not_resumed_alone(here: Path) -> None:
         ab(request(out=here / "ab"), Watcher())
     with pytest.raises(UserError, match="one half of an A/B"):
         run_suite.run_suite(run_suite.Request(resume=outcome.paths[0]), None)  # type: ignore[arg-type]
+
+
+def test_the_order_is_a_b_b_a_b_a_a_b() -> None:
+    assert "".join("AB"[side] for pair in range(4) for side in order(pair)) == "ABBABAAB"
+
+
+def test_pairs_until_the_next_look() -> None:
+    assert [to_look(pair) for pair in range(9)] == [4, 3, 2, 1, 2, 1, 2, 1, 4]
+    assert to_look(LOOKS[-1] - 1) == 1
+
+
+COSTS = {(case(n), "triton"): seconds for n, seconds in ((1024, 1.0), (2048, 2.0), (4096, 10.0))}
+
+
+def lengths(*which: object) -> list[int]:
+    return sorted(c.shape.seqlen_k for c, _ in affordable(COSTS, *which))  # type: ignore[arg-type]
+
+
+def test_the_cheapest_cells_fit_first() -> None:
+    assert lengths(1.0, 2, 100.0) == [1024, 2048, 4096]
+    assert lengths(1.0, 2, 29.9) == [1024, 2048]  # 2 (2 + 13) = 30
+    assert lengths(1.0, 2, 7.0) == [1024]
+    assert lengths(1.0, 4, 11.0) == [1024, 2048], "where no cell fits until the look, one pair may"
+    assert lengths(1.0, 4, 2.5) == []
+
+
+def test_two_pieces_of_code_share_a_name() -> None:
+    a, b = builds("sdpa-flash", "triton", [])
+    assert list(a.specs) == list(b.specs) == ["sdpa-flash-vs-triton"]
+    assert (a.python, b.python, a.interpreters) == (None, None, {})
+    a, b = builds("old.mod:attention", "new.mod:attention", [], [f"attention={sys.executable}"])
+    assert (a.specs, b.specs) == ({"attention": "old.mod:attention"}, {"attention": "new.mod:attention"})
+    assert a.python == b.interpreters["attention"] == sys.executable
+
+
+def test_code_of_which_one_has_its_own_interpreter() -> None:
+    a, b = builds("fa2", "fa3", [], [f"fa3={sys.executable}"])
+    assert (a.python, b.python) == (None, sys.executable)
+    assert b.interpreters == {"fa2-vs-fa3": sys.executable}
+
+
+def test_interpreters_are_not_resolved_to_the_python_they_link_to(tmp_path: Path) -> None:
+    for name in ("main", "pr"):
+        (tmp_path / name).symlink_to(sys.executable)
+    a, b = builds(str(tmp_path / "main"), str(tmp_path / "pr"), ["fa2", "triton"])
+    assert a.interpreters == dict.fromkeys(("fa2", "triton"), str(tmp_path / "main"))
+    assert (a.specs, b.python) == (b.specs, str(tmp_path / "pr"))
+
+
+def test_an_interpreter_by_its_name_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "python-pr").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert builds("python-pr", "python-pr", ["fa2"])[0].python == str(tmp_path / "python-pr")
+
+
+@pytest.mark.parametrize("a", ["sdpa-*", "no/such/python", "backend that is not there"])
+def test_what_is_neither_is_said(a: str) -> None:
+    with pytest.raises(UserError, match="is no interpreter"):
+        builds(a, sys.executable, ["fa2"])

@@ -20,6 +20,7 @@ from attnbench.core.record import Measurement, Record, Run
 from attnbench.render import terminal
 from attnbench.render.document import Code, Document, Table
 from attnbench.results.cells import cells
+from attnbench.results.uncertainty import of_sum
 from attnbench.run.suite import parse_options
 from builders import case, ended, environment, ok, run
 
@@ -83,6 +84,11 @@ def test_a_training_step_needs_both_passes_of_one_backend() -> None:
     assert step.latency == pytest.approx(sum(cell.value("latency") or 0 for cell in step.cells))
     assert step.rate[1] == pytest.approx(3.5 / (1 / 300 + 2.5 / 400))
     assert [problem.step for problem in of(run([ok(backward, "fa2", 200)]))] == ["bwd"]
+
+
+def test_the_uncertainty_of_a_sum_is_that_of_errors_that_add() -> None:
+    assert of_sum([(1.0, 0.01), (3.0, 0.03)]) == pytest.approx(0.025)
+    assert of_sum([(1.0, 0.01), (3.0, None)]) is None
 
 
 def test_the_next_default_where_sdpa_was_not_measured() -> None:
