@@ -1,4 +1,4 @@
-"""An A/B from request to judgement, with workers in this process: who is measured when, what fits the time, when it ends."""
+"""An A/B with workers in this process: who is measured when, what fits the time, when it ends, how it is judged."""
 
 from __future__ import annotations
 

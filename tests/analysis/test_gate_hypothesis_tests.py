@@ -1,4 +1,4 @@
-"""The statistics of a gate, against textbook figures and scipy's tests, and look by look; what every decision must satisfy."""
+"""The statistics of a gate, at once and look by look, against textbook figures and scipy's tests."""
 
 from __future__ import annotations
 
