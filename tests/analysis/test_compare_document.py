@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from dataclasses import replace
@@ -20,7 +18,7 @@ from attnbench.analysis.compare.findings import Comparison, compare
 from attnbench.analysis.compare.tables import tables
 from attnbench.core.machine import Device
 from attnbench.core.record import Run
-from attnbench.render import json_and_csv, terminal
+from attnbench.render import json_and_csv
 from builders import H200, case, ended, ok, run
 
 H100 = replace(H200, name="NVIDIA H100")
@@ -37,19 +35,6 @@ def a_run(device: Any, factor: float, rounds: int = 3, **rest: Any) -> Any:
         for i in range(rounds)
     ]
     return run(records, device=device)
-
-
-@pytest.fixture
-def comparison() -> Comparison:
-    ours, theirs = a_run(H200, 1.0, power=300.0), a_run(H100, 0.5, power=200.0)
-    lost = ended(case(4096), "eager", "oom", REASON)
-    ours = replace(ours, records=(*ours.records, ok(case(4096), "eager", 100)))
-    theirs = replace(theirs, records=(*theirs.records, lost))
-    return compare([Path("a.jsonl"), Path("b.jsonl")], [ours, theirs], prices=("h200=4/h", "h100=1/h"))
-
-
-def text(c: Comparison, every: bool = False) -> str:
-    return terminal.text(document(c, every))
 
 
 def json_of(c: Comparison) -> Any:
@@ -81,9 +66,7 @@ def test_like_with_like_comes_before_what_a_missing_backend_does() -> None:
     runs = [replace(ours, records=(*ours.records, *better)), replace(theirs, records=(*theirs.records, *without))]
     more = compare([Path("a"), Path("b")], runs, prices=("h200=2/h", "h100=2/h"))
     speed, money = answer(more)
-    assert re.match(
-        r"H100 is 1\.17x .* with each machine's own fastest backend 1\.000x \(\S+ to \S+\); H100 has no", speed
-    )
+    assert re.match(r"H100 is 1\.17x .* own fastest backend 1\.000x \(\S+ to \S+\); H100 has no figure of fa4", speed)
     assert re.match(r"For the money, in bursts, H100 gives 1\.17x .* own fastest backend 1\.000x", money)
     assert "own fastest" not in of(1.0, 2.0)
     slower = [r if r.backend != "eager" else ok(r.case, "eager", 60, round=r.round, n=10) for r in ours.records]
@@ -91,19 +74,15 @@ def test_like_with_like_comes_before_what_a_missing_backend_does() -> None:
     assert "own fastest" not in answer(alike)[0], "each ran triton: that eager differs is not told here"
 
 
-def test_without_prices_the_share_of_the_price_is_told(comparison: Comparison) -> None:
-    plain = replace(comparison, prices={})
-    assert re.match(r"H100 is worth it below 0\.500x \(\S+ to \S+\) of the price of H200\.", answer(plain)[1])
-    one = replace(comparison, prices={"H200": comparison.prices["H200"]})
-    assert answer(one)[1].startswith("H100 is worth it below $2.00/h ($1.9")
+def test_without_prices_the_share_of_the_price_is_told() -> None:
+    ask = [Path("a"), Path("b")], [a_run(H200, 1.0), a_run(H100, 0.5)]
+    assert re.match(r"H100 is worth it below 0\.500x \(\S+ to \S+\) of the price of H200\.", answer(compare(*ask))[1])
+    assert answer(compare(*ask, prices=("h200=4/h",)))[1].startswith("H100 is worth it below $2.00/h ($1.9")
 
 
 def test_power_can_cost_more_than_what_a_machine_gives() -> None:
-    work = {"sustained": 1e-3, "n": 10}
-    runs = [
-        run([ok(case(), "fa3", 600, **{**work, "sustained": seconds, "sustained_power": 700.0})], device=device)  # type: ignore[arg-type]
-        for device, seconds in ((H200, 1e-3), (H100, 0.1))
-    ]
+    took = ((H200, 1e-3), (H100, 0.1))
+    runs = [run([ok(case(), "fa3", 600, sustained=s, sustained_power=700.0)], device=device) for device, s in took]
     got = compare([Path("a"), Path("b")], runs, prices=("h200=3500/10y", "h100=1/4y"), energy_price=1.0)
     assert "H100 is worth it at no price, as its power alone costs more" in answer(got)[1]
 
@@ -126,9 +105,7 @@ def test_of_several_machines_the_fastest_is_named() -> None:
     assert of(1.0, 1.0, 1.0).startswith("None of the machines was shown to be faster than another")
     runs = [a_run(replace(H200, name=f"M{i}"), factor) for i, factor in enumerate((1.0, 2.0, 3.0))]
     got = compare([Path(f"{i}") for i in range(3)], runs, prices=("m0=1/h", "m1=1/h", "m2=4/h"))
-    assert re.match(
-        r"For the money, in bursts, M1 gives 2\.00x \(.*\), M2 gives 0\.750x \(.*\) of M0; M", answer(got)[1]
-    )
+    assert re.match(r"For the money, in bursts, M1 gives 2\.00x .*, M2 gives 0\.750x .* of M0; M", answer(got)[1])
 
 
 @pytest.mark.parametrize(
@@ -178,17 +155,6 @@ def test_a_baseline_of_one_round_has_no_interval_and_says_so() -> None:
     assert said.startswith("No intervals of what a baseline with one round measured (H200)")
 
 
-def test_csv_has_a_row_a_cell_and_machine(comparison: Comparison) -> None:
-    found = list(csv.DictReader(io.StringIO(json_and_csv.csv_text(document(comparison)))))
-    assert len(found) == 9 * 2
-    triton = [r for r in found if (r["machine"], r["backend"], r["status"]) == ("H100", "triton", "ok")]
-    assert len(triton) == 4
-    assert all(float(r["ratio"]) == pytest.approx(0.5) and r["fastest"] == "True" for r in triton)
-    assert {r["interval_from"] for r in triton} == {"rounds"}
-    (lost,) = [r for r in found if r["status"] == "oom"]
-    assert (lost["machine"], lost["ratio"], lost["reason"]) == ("H100", "", "out | of *memory* <script> \n50 %")
-
-
 def test_cases_of_one_name_are_told_apart_by_their_batch() -> None:
     records = [ok(case(batch=b), "triton", 100) for b in (1, 2)]
     got = compare([Path("a"), Path("b")], [run(records), run(records, device=H100)])
@@ -206,18 +172,9 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
     assert "H100 gives 2.00x" in money
     hourly = compare(paths, runs, workload=str(file), prices=("h200=1/h",))
     assert re.search(r"a million tokens of 'chat' cost \$\S+ on H200 \(attention alone, 1 layer\)", answer(hourly)[1])
-    assert re.search(r"all of chat +100% +4 +2\.00x", text(got))
     assert json_of(got)["workload"]["parts"][0]["share"] == pytest.approx(0.7)
-
-
-def test_machines_that_cannot_run_a_workload_are_beside_the_answer(tmp_path: Path) -> None:
-    file = tmp_path / "w.yaml"
-    file.write_text("name: chat\nparts: [{weight: 70%, seqlen: 1k}, {weight: 30%, seqlen: 2k}]")
     small = run([ok(case(), "triton", 300)], device=replace(H200, name="M"))
-    paths = [Path("a"), Path("b"), Path("c")]
-    said, *_ = answer(compare(paths, [a_run(H200, 1.0), a_run(H100, 2.0), small], workload=str(file)))
-    assert said.startswith("H100 is 2.00x")
-    said, *_ = answer(compare(paths[:2], [a_run(H200, 1.0), small], workload=str(file)))
+    said, *_ = answer(compare(paths, [runs[0], small], workload=str(file)))
     assert said.startswith("No machine but H200 can run all of the workload 'chat'; attention alone gives ")
     assert said.endswith(" tokens/s on H200. M has no figure for 'part 2', so none for the workload.")
 
@@ -240,7 +197,3 @@ def test_figures_without_pauses_stand_beside_those_in_bursts() -> None:
     (changed,) = [line for line in warnings(found) if "rank" in line]
     assert changed.startswith("Bursts and runs without pauses rank backends differently on H200 in 1 pair of cells")
     assert [of["machines"][1]["ratio"] for of in json_of(found)["figures"]] == pytest.approx([0.5, 1.0])
-    one_sided = compare(
-        [Path("a"), Path("b")], [machine(H200, (1.4, 1.25)), run([ok(case(), "fa4", 300)], device=H100)]
-    )
-    assert "without pauses" not in answer(one_sided)[0]
