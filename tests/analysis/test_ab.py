@@ -24,7 +24,7 @@ from attnbench.render import terminal
 from attnbench.results import run_file
 from attnbench.run import device_probe, run_suite, workers
 from attnbench.run.ab.builds import builds
-from attnbench.run.ab.schedule import LOOKS, affordable, order, to_look
+from attnbench.run.ab.schedule import LOOKS, affordable, to_look
 from attnbench.run.suite import parse_options
 from builders import case
 
@@ -282,7 +282,7 @@ def test_another_torch_is_refused_before_anything_is_measured(here: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"a": "nothing-such"}, "--a: 'nothing-such' is no interpreter"),
+        ({"a": "nothing-such", "b": "/bin/sh"}, "--a: 'nothing-such' is no interpreter"),
         ({"a": "own.py:A", "b": "fke"}, "--b: 'fke' is no interpreter (an executable file), no backend"),
         ({"backends": ["fake"]}, "--backend: --a and --b name the code"),
         ({"a": "/bin/sh", "b": "/bin/sh", "pythons": ("fake=/bin/sh",)}, "leave it out"),
@@ -292,8 +292,6 @@ def test_another_torch_is_refused_before_anything_is_measured(here: Path) -> Non
     ],
 )
 def test_what_a_person_gets_wrong_is_said_at_once(here: Path, changes: dict[str, Any], said: str) -> None:
-    if changes.get("a") == "nothing-such":
-        changes = {**changes, "b": "/bin/sh"}
     with pytest.raises(UserError) as error:
         ab(request(**changes), Watcher())
     assert said in str(error.value)
@@ -307,10 +305,6 @@ def test_files_are_not_overwritten_and_not_resumed_alone(here: Path) -> None:
         ab(request(out=here / "ab"), Watcher())
     with pytest.raises(UserError, match="one half of an A/B"):
         run_suite.run_suite(run_suite.Request(resume=outcome.paths[0]), None)  # type: ignore[arg-type]
-
-
-def test_the_order_is_a_b_b_a_b_a_a_b() -> None:
-    assert "".join("AB"[side] for pair in range(4) for side in order(pair)) == "ABBABAAB"
 
 
 def test_pairs_until_the_next_look() -> None:
@@ -340,29 +334,16 @@ def test_two_pieces_of_code_share_a_name() -> None:
     a, b = builds("old.mod:attention", "new.mod:attention", [], [f"attention={sys.executable}"])
     assert (a.specs, b.specs) == ({"attention": "old.mod:attention"}, {"attention": "new.mod:attention"})
     assert a.python == b.interpreters["attention"] == sys.executable
-
-
-def test_code_of_which_one_has_its_own_interpreter() -> None:
     a, b = builds("fa2", "fa3", [], [f"fa3={sys.executable}"])
-    assert (a.python, b.python) == (None, sys.executable)
-    assert b.interpreters == {"fa2-vs-fa3": sys.executable}
+    assert (a.python, b.python, b.interpreters) == (None, sys.executable, {"fa2-vs-fa3": sys.executable})
 
 
-def test_interpreters_are_not_resolved_to_the_python_they_link_to(tmp_path: Path) -> None:
+def test_interpreters_are_not_resolved_to_the_python_they_link_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("main", "pr"):
         (tmp_path / name).symlink_to(sys.executable)
-    a, b = builds(str(tmp_path / "main"), str(tmp_path / "pr"), ["fa2", "triton"])
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    a, b = builds(str(tmp_path / "main"), "pr", ["fa2", "triton"])
     assert a.interpreters == dict.fromkeys(("fa2", "triton"), str(tmp_path / "main"))
     assert (a.specs, b.python) == (b.specs, str(tmp_path / "pr"))
-
-
-def test_an_interpreter_by_its_name_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "python-pr").symlink_to(sys.executable)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert builds("python-pr", "python-pr", ["fa2"])[0].python == str(tmp_path / "python-pr")
-
-
-@pytest.mark.parametrize("a", ["sdpa-*", "no/such/python", "backend that is not there"])
-def test_what_is_neither_is_said(a: str) -> None:
-    with pytest.raises(UserError, match="is no interpreter"):
-        builds(a, sys.executable, ["fa2"])

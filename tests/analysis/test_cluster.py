@@ -159,13 +159,6 @@ def test_runs_of_one_uuid_are_of_one_unit() -> None:
     assert "fa1 1k d128 full fwd on n0-later." in told(bad), "the file that has the result, not the unit's first"
 
 
-def test_a_unit_without_figures_fails() -> None:
-    nothing = run([ended(case(s), "triton", "failed", "CUDA error") for s in SEQLENS], environment=environment(H200))
-    files = cluster(4, n1=replace(nothing, method=2))
-    assert "Nothing could be measured on n1." in told(files)
-    assert exit_code(models(files)) == 1
-
-
 def test_units_that_measured_other_cells_are_not_judged() -> None:
     """They are of one model and were measured alike, but no cell is common to three of them."""
     apart = [(f"o{i}", run([ok(case(512 * (i + 1)), "triton", 400)], environment=environment(H200))) for i in range(3)]

@@ -22,7 +22,6 @@ from attnbench.render import json_and_csv
 from builders import H200, case, ended, ok, run
 
 H100 = replace(H200, name="NVIDIA H100")
-REASON = "out | of *memory* <script>\x07\n50 %"
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
 
 

@@ -11,7 +11,6 @@ import pytest
 from healthy_h200 import CASES, HOST, QUIET, WORKS, Nvml, aa_test, changed, complaints, facts, judged, judged_test
 
 from attnbench.analysis.doctor.checks import difference_in_words, findings_of_machine
-from attnbench.analysis.doctor.resolution import resolutions, worst
 from attnbench.core.other_work import is_too_busy, refusal
 from attnbench.core.record import Record
 from attnbench.run.aa_test import AATest
@@ -152,15 +151,6 @@ def test_a_job_that_failed_is_all_that_is_said() -> None:
     (line,) = judged_test(aa_test(*QUIET, failed=record))
     assert line.level == "unfit"
     assert line.found == "sdpa-flash against itself: 16k b1 ended as oom: CUDA out of memory"
-
-
-def test_the_noisiest_case_gives_the_figure() -> None:
-    quiet, noisy = aa_test(*QUIET).cases[0], aa_test(*(3 * d for d in QUIET)).cases[0]
-    both = AATest("eager", 1.0, (quiet, replace(noisy, case=CASES[1])))
-    found = worst(both)
-    assert found is not None
-    assert found[0] == CASES[1]
-    assert found[1].by_one_reading > 2 * resolutions(both)[0][1].by_one_reading
 
 
 def test_a_gpu_is_refused_and_a_cpu_is_not() -> None:

@@ -211,12 +211,3 @@ def test_traffic_of_several_passes_and_of_other_kernels() -> None:
     other = replace(EAGER, traffic=one)
     header = next(line for line in rendered(outcome(other)).splitlines() if line.startswith("kernels "))
     assert "HBM" not in header
-
-
-def test_on_a_cpu() -> None:
-    plain = replace(EAGER, timer="perf_counter", what="operators", enqueue=(), spans=(), traffic=None)
-    text = rendered(outcome(plain, device=builders.CPU, notes=("launch overhead: on a GPU only",)))
-    assert "by what a matmul and a copy reach here" in " ".join(text.split())
-    assert "!  launch overhead: on a GPU only" in text.splitlines()
-    for absent in ("span ", "CPU launch", "HBM"):
-        assert absent not in text
