@@ -32,14 +32,6 @@ def one(by: float, margin: float = 0.03, values: tuple[float, ...] = QUIET, **mo
     return decide([Rounds(list(values), shifted(by, values), margin, "latency", **more)])[0].verdict
 
 
-def test_verdicts_of_one_cell() -> None:
-    assert one(0.0) == "unchanged"
-    assert one(0.02) == one(-0.02) == "unchanged"
-    assert one(M) == one(-M) == "inconclusive"
-    assert one(0.06) == "regressed"
-    assert one(-0.06) == "improved"
-
-
 @pytest.mark.parametrize("paired", [False, True])
 def test_the_p_values_are_those_of_students_test(paired: bool) -> None:
     """A cell alone is called regressed exactly from the shift at which scipy's test against the margin gives FDR."""
@@ -96,10 +88,6 @@ def test_values_that_tie_are_exact() -> None:
     assert [d.verdict for d in found] == ["unchanged", "unchanged", "regressed", "improved"]
     assert [(d.low, d.high) == (d.change, d.change) for d in found] == [True] * 4
     assert decide([Rounds([0.0], [0.0], 0.0)])[0].verdict == "unchanged"  # a margin of 0: it must not move
-
-
-def test_a_metric_without_noise_that_moves_is_judged_by_its_spread() -> None:
-    assert decide([Rounds([0.0] * 5, [0, 0, 0, 0, 0.7], 0.01)])[0].verdict == "inconclusive"
 
 
 def test_pairs_cancel_what_a_round_has_in_common() -> None:
@@ -257,11 +245,7 @@ def test_each_look_spends_its_share_alone() -> None:
     assert shares[0].verdict == "regressed"
     assert shares[1].verdict == "inconclusive"
     assert decide_in_looks([one])[0][0].verdict == "inconclusive"
-    (low, narrow), (lower, wide) = ((d.low, d.high) for d in shares)
-    assert low is not None
-    assert lower is not None
-    assert lower < low
-    assert (wide or 0) > (narrow or 0)
+    assert (shares[1].high or 0) > (shares[0].high or 0)
 
 
 def test_settled_cells_count_among_the_hypotheses() -> None:

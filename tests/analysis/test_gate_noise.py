@@ -15,7 +15,6 @@ from attnbench.analysis.gate.hypothesis_tests import decide
 from attnbench.analysis.gate.margins import UNITS, Margins, between_units
 from attnbench.analysis.gate.metric_findings import disturbed_rounds
 from attnbench.analysis.gate.rounds import Rounds, smallest_tick
-from attnbench.analysis.gate.two_speeds import CHANCE, Jump, chance, jump, largest_possible, rounds_that_tell
 from attnbench.analysis.gate.verdicts import Decision
 from attnbench.core.record import Record, Run
 from attnbench.results import run_file
@@ -113,25 +112,6 @@ def test_which_rounds_are_disturbed() -> None:
 
 
 # Two speeds
-
-
-def test_a_jump_is_two_groups_of_values_on_one_side() -> None:
-    slow = jump([0.0, 0.001, 0.05, 0.051, 0.0], [0.0, 0.0, 0.0, 0.0, 0.05], M)
-    assert slow is not None
-    assert (slow.size, slow.slower) == (pytest.approx(0.05), 0.3)
-    assert jump([0.0] * 5, [0.05] * 5, M) is None  # a cell that changed
-    assert jump([0.0, 0.0, 0.0, 0.0, 0.02], [0.0] * 5, M) is None  # within the margin
-    assert jump([0.0, 0.02, 0.04, 0.06, 0.1], [0.0] * 5, M) is None  # noise
-    assert jump([0.0], [0.05], M) is None
-
-
-def test_the_chance_of_one_speed_and_then_the_other() -> None:
-    ten = [Jump(0.05, 0.5)] * 10
-    assert chance(ten, 5, 5) == pytest.approx(10 / 2**10)
-    assert chance(ten, 6, 6) == pytest.approx(10 / 2**12)
-    assert chance(ten, 6, 6) < CHANCE < chance(ten, 5, 5)
-    assert largest_possible(ten) == pytest.approx(0.055)
-    assert [rounds_that_tell(ten, n, n) for n in (4, 5, 6)] == [2, 1, 0]
 
 
 def among_jumping(n: int, by: float) -> Decision:

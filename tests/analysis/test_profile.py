@@ -73,25 +73,15 @@ def test_each_backend_keeps_files_of_its_own(tmp_path: Path, monkeypatch: pytest
         profile.kept_files(Path("file/in"), ["eager"])
 
 
-def test_the_roofline_is_the_datasheets() -> None:
-    case = builders.case(8192)
-    found = profile.roofline(case, builders.H200, [])
-    gpu = gpus.find(builders.H200.name, builders.H200.memory)
-    assert found is not None
-    assert gpu is not None
-    assert (found.peak, found.bandwidth, found.datasheet) == (gpu.peak_flops["bf16"], gpu.bandwidth, True)
-    assert found.bound == "compute"
-    assert found.seconds == found.compute_seconds == flops.flops(case) / gpu.peak_flops["bf16"]
-    assert found.intensity > found.ridge
-    decode = profile.roofline(builders.case(8192, seqlen_q=1), builders.H200, [])
-    assert decode is not None
-    assert decode.bound == "memory"
-    assert decode.seconds == flops.ideal_bytes(builders.case(8192, seqlen_q=1)) / gpu.bandwidth
-    assert decode.intensity < decode.ridge
-
-
 @pytest.mark.parametrize("device", [builders.CPU, Device("cuda", 0, "NVIDIA Unheard", 2**35, 2**35)])
 def test_without_a_datasheet_it_is_by_what_was_reached(device: Device) -> None:
+    gpu = gpus.find(builders.H200.name, builders.H200.memory)
+    of_gpu = profile.roofline(builders.case(8192, seqlen_q=1), builders.H200, [])
+    assert gpu is not None
+    assert of_gpu is not None
+    assert (of_gpu.peak, of_gpu.bandwidth, of_gpu.datasheet) == (gpu.peak_flops["bf16"], gpu.bandwidth, True)
+    assert of_gpu.bound == "memory"
+    assert of_gpu.seconds == flops.ideal_bytes(builders.case(8192, seqlen_q=1)) / gpu.bandwidth
     case = builders.case(1024, dtype="fp32")
     slow, fast = ({"matmul": 1e11, "copy": 2e10}, {"matmul": 2e11, "copy": 1e10})
     found = profile.roofline(case, device, [one(ceilings=slow), one(ceilings=fast)])
