@@ -11,7 +11,7 @@ from rich.console import Console
 from attnbench.analysis.report.document import document
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
-from attnbench.render import markdown, terminal
+from attnbench.render import terminal
 from attnbench.render.document import Document
 from attnbench.results.cells import cells
 
@@ -28,8 +28,3 @@ def shown(runs: Sequence[Run], width: int = 100, encoding: str = "utf-8", **opti
     terminal.render(Console(file=stream, width=width, _environ={}), report(runs, **options))
     stream.flush()
     return raw.getvalue().decode(encoding)
-
-
-def marked(runs: Sequence[Run], **options: Any) -> str:
-    """A report as markdown."""
-    return markdown.render(report(runs, **options))

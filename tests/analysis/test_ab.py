@@ -1,10 +1,11 @@
-"""An A/B from request to judgement, with workers in this process: who is measured when, and when it ends."""
+"""An A/B with workers in this process: who is measured when, what fits the time, when it ends, how it is judged."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,19 +17,16 @@ import worker_here
 from attnbench.analysis.ab import run_ab
 from attnbench.analysis.ab.run_ab import Outcome, ab
 from attnbench.analysis.gate import findings as gate_findings
-from attnbench.analysis.gate.document import document_of, headline
-from attnbench.analysis.gate.margins import DEFAULT
-from attnbench.analysis.report.cautions import cautions
+from attnbench.analysis.gate.document import document_of
 from attnbench.core.errors import Interrupted, UserError
-from attnbench.core.json import to_json
 from attnbench.core.record import Job, Record, Run
-from attnbench.render import json_and_csv, markdown, terminal
+from attnbench.render import terminal
 from attnbench.results import run_file
-from attnbench.results.cells import cells
 from attnbench.run import device_probe, run_suite, workers
-from attnbench.run.ab import in_turns
-from attnbench.run.plan import skipped_record
+from attnbench.run.ab.builds import builds
+from attnbench.run.ab.schedule import LOOKS, affordable, to_look
 from attnbench.run.suite import parse_options
+from builders import case
 
 OWN = """
 import random
@@ -150,6 +148,7 @@ def test_a_slower_build_is_a_regression_in_turns(here: Path) -> None:
     watcher = Watcher()
     outcome = ab(request(b="own.py:Slow", out=here / "ab"), watcher)
     assert verdicts(outcome) == {512: "regressed", 1024: "regressed"}
+    assert not any("one build" in line for line in (outcome.judgement or fail()).heading)
     assert outcome.exit_code == 1
     assert [side for side, _ in watcher.turns] == list("ABBABAAB")
     assert watcher.looks == [(4, 2, 0)]
@@ -158,24 +157,7 @@ def test_a_slower_build_is_a_regression_in_turns(here: Path) -> None:
     assert outcome.judgement
     assert outcome.judgement.heading[0].startswith("A/B in turns")
     assert "own.py:Slow" in outcome.judgement.heading[2]
-    for render in (terminal.text, markdown.render, json_and_csv.json_text):
-        assert "A/B in turns" in render(document_of(outcome.judgement))
-
-
-def test_a_faster_build_passes() -> None:
-    outcome = ab(request(a="own.py:Slow", b="own.py:A"), Watcher())
-    assert set(verdicts(outcome).values()) == {"improved"}
-    assert outcome.exit_code == 0
-
-
-def test_gate_judges_the_two_files_alike() -> None:
-    outcome = ab(request(b="own.py:Slow", seqlen="512,1k,2k", metrics=DEFAULT), Watcher())
-    a, b = (run_file.read(path)[0] for path in outcome.paths)
-    again = gate_findings.judge(a, b, gate_findings.Request(DEFAULT))
-    assert outcome.judgement
-    assert again.findings == outcome.judgement.findings
-    assert again.exit_code == outcome.exit_code
-    assert again.heading == outcome.judgement.heading
+    assert "A/B in turns" in terminal.text(document_of(outcome.judgement))
 
 
 def test_settled_cells_leave_and_time_goes_to_the_noisy_one() -> None:
@@ -188,16 +170,6 @@ def test_settled_cells_leave_and_time_goes_to_the_noisy_one() -> None:
     assert outcome.judgement
     of_pairs = {f.case.shape.seqlen_q: f.rounds for f in outcome.judgement.findings}
     assert of_pairs == {n: (count, count) for n, count in found.items()}
-
-
-def test_one_build_twice_is_said_to_test_the_machine() -> None:
-    outcome = ab(request(), Watcher())
-    assert outcome.judgement
-    assert outcome.exit_code == 0
-    assert any("one build" in line for line in outcome.judgement.heading)
-    assert not any(
-        "one build" in line for line in (ab(request(b="own.py:Slow"), Watcher()).judgement or fail()).heading
-    )
 
 
 def fail() -> gate_findings.Judgement:
@@ -215,15 +187,6 @@ def test_interrupted_it_judges_by_what_is_there() -> None:
     assert outcome.exit_code == outcome.judgement.exit_code
 
 
-def test_two_pairs_decide_nothing_that_is_noisy() -> None:
-    outcome = ab(request(b="own.py:Slow"), Watcher(interrupt_at=5))
-    assert set(verdicts(outcome).values()) == {"inconclusive"}
-    assert outcome.exit_code == 3
-    judgement = outcome.judgement or fail()
-    assert headline(judgement) == "INCONCLUSIVE: 2 results not judged"
-    assert {f.reason for f in judgement.findings} == {"2 pairs of turns; the first look is after 4"}
-
-
 def test_interrupted_before_a_pair_there_is_no_judgement() -> None:
     outcome = ab(request(), Watcher(interrupt_at=2))
     assert (outcome.judgement, outcome.exit_code) == (None, 130)
@@ -237,19 +200,6 @@ def test_when_the_time_is_up_what_is_open_stays_so() -> None:
     assert outcome.judgement
     assert any("30s was up after" in note for note in outcome.judgement.notes)
     assert outcome.exit_code == 3
-
-
-def test_cells_without_time_are_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The forecast of one long cell alone exceeds the limit."""
-    monkeypatch.setattr("attnbench.run.plan.OVERHEAD", {"fake": 1.0})
-    forecasts = {512: 1.0, 1024: 500.0}
-    real = in_turns._cells
-    monkeypatch.setattr(in_turns, "_cells", lambda runs: {k: forecasts[k[0].shape.seqlen_q] for k in real(runs)})
-    outcome = ab(request(time_limit=60.0), Watcher())
-    assert verdicts(outcome) == {512: "unchanged", 1024: "inconclusive"}
-    assert outcome.exit_code == 3
-    assert outcome.judgement
-    assert any("1 cell left out for want of time" in note for note in outcome.judgement.notes)
 
 
 def test_too_little_time_for_a_pair_is_said_before_anything_is_written(here: Path) -> None:
@@ -271,9 +221,6 @@ def test_it_stops_where_a_result_is_wrong_and_says_of_which_build() -> None:
     assert rounds(outcome.paths[0]) == rounds(outcome.paths[1]) == {512: 1, 1024: 1}
     assert outcome.exit_code == 5
     assert any("Stopped after 1 pair of turns" in note for note in (outcome.judgement or fail()).notes)
-    both = ab(request(a="own.py:Wrong", b="own.py:Wrong"), Watcher())
-    assert both.exit_code == 5
-    assert (both.judgement or fail()).findings[0].reason.endswith("(eager: 0.001); the baseline is wrong too")
     of_a = ab(request(a="own.py:Wrong", b="own.py:A"), Watcher())
     assert (verdicts(of_a)[1024], of_a.exit_code) == ("newly-working", 0)
     assert "was: WRONG: out is off by 1" in (of_a.judgement or fail()).findings[0].reason
@@ -335,43 +282,21 @@ def test_another_torch_is_refused_before_anything_is_measured(here: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"a": "nothing-such"}, "--a: 'nothing-such' is no interpreter"),
-        ({"a": "own.py:A", "b": "/bin/sh"}, "code on both sides"),
+        ({"a": "nothing-such", "b": "/bin/sh"}, "--a: 'nothing-such' is no interpreter"),
         ({"a": "own.py:A", "b": "fke"}, "--b: 'fke' is no interpreter (an executable file), no backend"),
         ({"backends": ["fake"]}, "--backend: --a and --b name the code"),
         ({"a": "/bin/sh", "b": "/bin/sh", "pythons": ("fake=/bin/sh",)}, "leave it out"),
         ({"a": "own.py:Nothing"}, "--a own.py:Nothing: cannot be imported"),
-        ({"a": "none.py:A"}, "no such file"),
         ({"metrics": ("cycles",)}, "only a GPU tells the clock"),
         ({"out": Path("own.py")}, "give a folder"),
     ],
 )
 def test_what_a_person_gets_wrong_is_said_at_once(here: Path, changes: dict[str, Any], said: str) -> None:
-    if changes.get("a") == "nothing-such":
-        changes = {**changes, "b": "/bin/sh"}
     with pytest.raises(UserError) as error:
         ab(request(**changes), Watcher())
     assert said in str(error.value)
     assert len(str(error.value).splitlines()) == 1
     assert not (here / "results").exists()
-
-
-def test_a_suite_gives_code_its_interpreter() -> None:
-    main, other = script("main"), script("other")
-    Path("mine.yaml").write_text(f"axes: {{seqlen: 1k, headdim: 128}}\ninterpreters: {{A: {main}}}\n")
-    outcome = ab(request(suite="mine.yaml"), Watcher())
-    assert run_file.read(outcome.paths[0])[0].interpreters == {"A": main}
-    outcome = ab(request(suite="mine.yaml", pythons=(f"A={other}",)), Watcher())
-    assert run_file.read(outcome.paths[0])[0].interpreters == {"A": other}, "--python goes before"
-
-
-def test_a_report_of_half_an_ab_that_ended_early_does_not_say_resume() -> None:
-    half = run_file.read(ab(request(), Watcher(interrupt_at=1)).paths[0])[0]
-    late = replace(half, records=tuple(skipped_record(replace(j, skip="no room", resumable=True)) for j in half.plan))
-    for one, said in ((half, "2 cells of 2 of this half of an A/B have no record"), (late, "A longer --time-limit")):
-        (text,) = [str(c) for c in cautions(cells([one]), [one]) if c.what.startswith("Incomplete")]
-        assert said in text
-        assert "--resume" not in text
 
 
 def test_files_are_not_overwritten_and_not_resumed_alone(here: Path) -> None:
@@ -382,28 +307,43 @@ def test_files_are_not_overwritten_and_not_resumed_alone(here: Path) -> None:
         run_suite.run_suite(run_suite.Request(resume=outcome.paths[0]), None)  # type: ignore[arg-type]
 
 
-def test_own_functions_on_a_cpu_of_which_one_takes_twice_as_long(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
-    monkeypatch.setattr("attnbench.worker.environment.last_level_cache", lambda: 2**20)
-    monkeypatch.setattr("attnbench.worker.measure.l2_cache.MIN_FLUSH", 2**20)  # that of a server takes seconds
-    body = """
-import time
-import torch
+def test_pairs_until_the_next_look() -> None:
+    assert [to_look(pair) for pair in range(9)] == [4, 3, 2, 1, 2, 1, 2, 1, 4]
+    assert to_look(LOOKS[-1] - 1) == 1
 
-def attention(q, k, v, *, causal, softmax_scale):
-    time.sleep({seconds})
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=softmax_scale).transpose(1, 2)
-"""
-    (here / "old.py").write_text(body.format(seconds=0.003))
-    (here / "new.py").write_text(body.format(seconds=0.006))
-    axes = {"seqlen": "16", "headdim": "16", "nheads": "1", "batch": "1", "dtype": "fp32", "direction": "fwd"}
-    asked = request("old.py:attention", "new.py:attention", device="cpu")
-    policy = {"max_seconds": 0.05, "min_seconds": 0.01, "min_samples": 3}
-    outcome = ab(
-        replace(asked, settings=parse_options({"axes": {**axes, "causal": False}, "policy": policy})), Watcher()
-    )
-    assert verdicts(outcome) == {16: "regressed"}
-    assert outcome.judgement
-    assert [d.names for d in outcome.judgement.expected] == [("attention",)]
-    assert to_json(run_file.read(outcome.paths[0])[0].specs) == {"attention": f"{here}/old.py:attention"}
+
+COSTS = {(case(n), "triton"): seconds for n, seconds in ((1024, 1.0), (2048, 2.0), (4096, 10.0))}
+
+
+def lengths(*which: object) -> list[int]:
+    return sorted(c.shape.seqlen_k for c, _ in affordable(COSTS, *which))  # type: ignore[arg-type]
+
+
+def test_the_cheapest_cells_fit_first() -> None:
+    assert lengths(1.0, 2, 100.0) == [1024, 2048, 4096]
+    assert lengths(1.0, 2, 29.9) == [1024, 2048]  # 2 (2 + 13) = 30
+    assert lengths(1.0, 2, 7.0) == [1024]
+    assert lengths(1.0, 4, 11.0) == [1024, 2048], "where no cell fits until the look, one pair may"
+    assert lengths(1.0, 4, 2.5) == []
+
+
+def test_two_pieces_of_code_share_a_name() -> None:
+    a, b = builds("sdpa-flash", "triton", [])
+    assert list(a.specs) == list(b.specs) == ["sdpa-flash-vs-triton"]
+    assert (a.python, b.python, a.interpreters) == (None, None, {})
+    a, b = builds("old.mod:attention", "new.mod:attention", [], [f"attention={sys.executable}"])
+    assert (a.specs, b.specs) == ({"attention": "old.mod:attention"}, {"attention": "new.mod:attention"})
+    assert a.python == b.interpreters["attention"] == sys.executable
+    a, b = builds("fa2", "fa3", [], [f"fa3={sys.executable}"])
+    assert (a.python, b.python, b.interpreters) == (None, sys.executable, {"fa2-vs-fa3": sys.executable})
+
+
+def test_interpreters_are_not_resolved_to_the_python_they_link_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("main", "pr"):
+        (tmp_path / name).symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    a, b = builds(str(tmp_path / "main"), "pr", ["fa2", "triton"])
+    assert a.interpreters == dict.fromkeys(("fa2", "triton"), str(tmp_path / "main"))
+    assert (a.specs, b.python) == (b.specs, str(tmp_path / "pr"))

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from report_text import report, shown
 
-from attnbench.analysis.baseline.document import shown as baselines_shown
-from attnbench.analysis.baseline.reduce_run import reduced
 from attnbench.analysis.check.document import document as check_document
 from attnbench.analysis.compare.document import document as compare_document
 from attnbench.analysis.compare.findings import compare
@@ -19,12 +17,9 @@ from attnbench.analysis.compare.machines import machines
 from attnbench.analysis.gate.findings import Request, judge
 from attnbench.analysis.models.findings import step_times
 from attnbench.analysis.recommend.findings import problems
-from attnbench.analysis.report import one_cell
 from attnbench.core.models import find
 from attnbench.core.record import Approximation, Run
 from attnbench.render import terminal
-from attnbench.render.html import figures, vega_spec
-from attnbench.render.html.charts import charts
 from attnbench.results import bounds, metrics
 from attnbench.results.cells import cells
 from attnbench.results.sustained import rank_changes
@@ -44,17 +39,6 @@ def measured() -> Run:
         for b, t in (("fa2", 400), ("triton", 300))
     ]
     return run([fast, *rest, ended(LONG, "streaming", "skipped", "no memory")])
-
-
-def test_the_error_stands_beside_the_time_without_being_asked_for(measured: Run) -> None:
-    text = shown([measured])
-    assert "900 err 42%" not in text, "no machine computes that much: the latency is what is gained"
-    assert "us err 42%" in text
-    assert "900 err 42%" in shown([measured], metrics=("tflops",))
-    assert "streaming (approx.)" in text
-    assert "Approximation error" in text
-    assert "Attention mass kept" in text
-    assert "streaming: attention to few keys." in " ".join(text.split())
 
 
 def test_it_is_best_of_nothing(measured: Run) -> None:
@@ -90,31 +74,10 @@ def test_metrics_and_rates(measured: Run) -> None:
     assert metrics.value("approximation_error", other.rows[0]) is None
 
 
-def test_figures(measured: Run) -> None:
-    """The ranking leaves it out; the figure of error over time has all backends of its shape."""
-    made = charts(cells([measured]))
-    drawn = {figure.name: vega_spec.data(figure, made) for figure in figures.drawable(made)}
-    assert {row["backend"] for row in drawn["ranking"]} == {"fa2", "triton"}
-    near = drawn["approximation"]
-    assert {(row["backend"], row["seqlen"]) for row in near} == {
-        *((name, 1024) for name in ("fa2", "triton", "streaming (approx.)"))
-    }
-    assert not any(row["best"] for row in made.rows if row["backend"].startswith("streaming"))
-    exact = charts(cells([replace(measured, records=measured.records[1:5])]))
-    assert "approximation" not in {figure.name for figure in figures.drawable(exact)}
-
-
 def test_a_gate_judges_its_own_time_and_says_what_it_is(measured: Run) -> None:
     judged = judge(measured, measured, Request(("latency",)))
     assert any("streaming is an approximation of attention, off by up to 42%" in note for note in judged.notes)
     assert {finding.backend for finding in judged.findings} == {"fa2", "triton", "streaming"}
-
-
-def test_a_baseline_and_one_cell_tell_it(measured: Run, tmp_path: Path) -> None:
-    text = terminal.text(baselines_shown({tmp_path / "a" / "b": reduced(measured)}))
-    assert "(approx., err 42%)" in " ".join(text.split())
-    cell = next(cell for cell in cells([measured]) if not cell.is_exact)
-    assert "attention to few keys" in terminal.text(one_cell.document([cell]))
 
 
 def test_compare_names_its_error_and_has_no_rate_of_it(measured: Run) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from attnbench.analysis.capacity.document import document, plan_document
+from attnbench.analysis.capacity.document import document
 from attnbench.analysis.capacity.findings import findings, fit_growth
 from attnbench.core.record import Measurement, Record, Run, Search
 from builders import case, job, run
@@ -50,11 +50,6 @@ def test_memory_that_calls_leave_allocated_is_a_caution() -> None:
     assert not document([found]).cautions
 
 
-def test_a_search_that_a_file_plans_twice_is_one() -> None:
-    whole = search(304, 318, 135.0)
-    assert plan_document(replace(whole, plan=2 * whole.plan)).blocks == plan_document(whole).blocks
-
-
 SIZES = (1024, 4096, 16384, 65536, 80000)
 
 
@@ -74,7 +69,3 @@ def test_rounding_of_blocks_is_no_quadratic_term() -> None:
     found = fit_growth([(n, -(-(512 * n + 1000) // 2**21) * 2**21) for n in (16384, 65536, 80000, 130_000, 262_144)])
     assert found is not None
     assert found.name == "linear"
-
-
-def test_two_sizes_do_not_tell() -> None:
-    assert fit_growth([(1, 1.0), (2, 2.0)]) is None

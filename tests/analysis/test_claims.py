@@ -52,7 +52,6 @@ def speeds(**tflops: tuple[float, float]) -> list[Record]:
     ("text", "low", "high", "kind"),
     [
         ("616", 616, 616, "equal"),
-        ("8.42 ms", 8.42e-3, 8.42e-3, "equal"),
         ("64.4 us", 64.4e-6, 64.4e-6, "equal"),
         ("60 MB", 6e7, 6e7, "equal"),
         ("90%", 0.9, 0.9, "equal"),
@@ -64,15 +63,10 @@ def speeds(**tflops: tuple[float, float]) -> list[Record]:
 )
 def test_printed_figures_are_read(text: str, low: float, high: float, kind: str) -> None:
     printed = claim_file.parse_printed(text)
-    assert printed.low == pytest.approx(low)
-    assert printed.high == pytest.approx(high)
-    assert printed.kind == kind
-
-
-@pytest.mark.parametrize("text", ["", "fast", "3-2", "1-2-3", "0", "to", "5 furlongs", "-1"])
-def test_what_is_no_figure_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="figure"):
-        claim_file.parse_printed(text)
+    assert (printed.low, printed.high, printed.kind) == (pytest.approx(low), pytest.approx(high), kind)
+    for wrong in ("", "fast", "3-2", "1-2-3", "0", "to", "5 furlongs", "-1"):
+        with pytest.raises(UserError, match="figure"):
+            claim_file.parse_printed(wrong)
 
 
 def test_all_shipped_claims_can_be_read_and_measured() -> None:
@@ -136,16 +130,6 @@ def test_a_metric_of_another_gpu_is_not_judged_but_its_ratio_is(tmp_path: Path) 
     assert ratio.bursts
     assert ratio.bursts.value == pytest.approx(610 / 300)
     assert (ratio.outcome, outcome_of([of_fa2, of_fa3, ratio])) == ("reproduced",) * 2
-
-
-def test_a_ratio_of_latencies_says_how_many_times_faster(tmp_path: Path) -> None:
-    text = "- {id: one, what: x, axes: {seqlen: 16k}, metric: latency, printed: {eager: 10 ms, fa3: 2 ms}}"
-    records = [builders.ok(builders.case(16384), name, tflops) for name, tflops in (("eager", 100), ("fa3", 400))]
-    *_, ratio = findings(tmp_path, text, *records)
-    assert ratio.figure.printed.low == pytest.approx(5)
-    assert ratio.bursts
-    assert ratio.bursts.value == pytest.approx(4)
-    assert ratio.outcome == "not reproduced"
 
 
 def test_ranges_and_bounds_over_several_cases(tmp_path: Path) -> None:
@@ -226,12 +210,9 @@ def test_the_answer_counts_claims_and_names_what_is_off(tmp_path: Path) -> None:
     [
         ("- {id: one, what: x}", "one: it has neither printed nor ratios"),
         ("- {id: one, what: x, printed: {fa33: 1}}", "one: no backend 'fa33'"),
-        ("- {id: one, what: x, printed: {fa3: fast}}", "one: 'fast' is no printed figure"),
         ("- {id: one, what: x, ratios: {fa3: 2}}", "one: ratios: 'fa3' is not A / B"),
-        ("- {id: one, what: x, metric: tflop, printed: {fa3: 2}}", "one: no metric 'tflop'"),
         ("- {id: one, what: x, gpu: H300, printed: {fa3: 2}}", "one: gpu: 'H300' is neither"),
         ("- {id: one, what: x, tolerance: 5, printed: {fa3: 2}}", "one: tolerance: '5' is no share"),
-        ("- {id: one, what: x, pritned: {fa3: 2}}", "claims.0.pritned: unknown key"),
         ("- {id: one, what: x, axes: {seqlne: 1k}, printed: {fa3: 2}}", "claims.0.axes.seqlne: unknown key"),
         ("- {id: one, what: x, axes: {seqlen: long}, printed: {fa3: 2}}", "one: seqlen"),
         ("- {id: one, what: x, cannot: y}\n- {id: one, what: x, cannot: y}", "two claims have the id one"),

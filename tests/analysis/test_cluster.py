@@ -12,8 +12,7 @@ from attnbench.analysis.cluster.document import document, exit_code
 from attnbench.analysis.cluster.findings import models
 from attnbench.core.machine import Device
 from attnbench.core.record import Run
-from attnbench.render import json_and_csv, markdown
-from attnbench.render.html import html_page
+from attnbench.render import markdown
 from builders import H200, case, decode, ended, environment, ok, run
 
 SEQLENS = (2048, 4096, 8192, 16384)
@@ -60,13 +59,10 @@ def test_a_unit_that_is_slow_is_named_with_what_is_known_of_it() -> None:
     assert answer.startswith("n3 stands out of 8 units: +")
     assert "latency in compute bound, +" in answer
     assert "latency in memory bound" in answer
-    first = next(iter(found.data["units"][i] for i in range(8) if found.data["units"][i]["outlier"]))
+    (first,) = (one for one in found.data["units"] if one["outlier"])
     assert (first["unit"], first["ecc_errors"], first["limits"]) == ("n3", 2 * len(SEQLENS), ["sw power cap"])
     assert abs(first["compute_bound"] - 0.06) < 0.01
     assert "Uncorrected memory errors (ECC) on n3." in str(found.cautions[0])
-    assert "With 8 units one stands out beyond" in " ".join(map(str, found.facts))
-    for text in (markdown.render(found), html_page.render(found), json_and_csv.json_text(found)):
-        assert "n3" in text
     assert markdown.render(found).index("| n3 ") < markdown.render(found).index("| n0 ")
 
 
@@ -79,10 +75,6 @@ def test_a_unit_at_the_end_of_a_tail_is_not_decided() -> None:
     assert found.verdict.text == "NOT DECIDED: 1 far off, but not apart from the others, of 8 units, 1 model"
     (answer,) = found.answer
     assert answer.startswith("Far off among 8 units, but not apart from the others: n7 (+")
-    (last,) = (one for one in found.data["units"] if one["unit"] == "n7")
-    assert (last["outlier"], last["far_off"]) == ("", "compute bound, memory bound")
-    assert "is far off beyond" in " ".join(map(str, found.facts))
-    assert "n7" in html_page.render(found)
     faster = [*files[:-1], ("n7", unit(7, slow=-0.08))]
     assert "Far off among 8 units" in told(faster)
     assert exit_code(models(faster)) == 0
@@ -127,21 +119,12 @@ def test_what_no_second_unit_measured_acquits_no_card() -> None:
     assert told([*zip("ab", groups, strict=True)]).startswith(unknown)
 
 
-def test_how_many_units_computed_it_right_is_of_those_that_measured_it() -> None:
-    files = cluster(4, n1=unit(1, wrong=[4096]), n2=unit(2, wrong=[4096]), n3=only(unit(3), 2048))
-    assert document(files).answer[0].startswith("n1 computed wrong results that 1 other unit of its model computed")
-
-
 def test_another_kernel_than_declared_is_no_wrong_result() -> None:
     other = run([ended(case(4096), "triton", "wrong-kernel", "magma_sgemm ran")], environment=environment(card(1)))
     found = document([*cluster(1), ("n1", replace(other, method=2))])
     assert "rong on" not in " ".join(found.answer)
-    assert found.answer[0].startswith(
-        "A kernel of another name or precision than the backend declares ran, which is no wrong result of a unit: "
-        "triton 4k"
-    )
+    assert found.answer[0].startswith("A kernel of another name or precision than the backend declares ran")
     assert found.verdict.text.startswith("KERNELS NOT AS DECLARED: 1")
-    assert [(one["wrong"], one["other_kernels"]) for one in found.data["units"]] == [(0, 0), (0, 1)]
 
 
 def test_a_card_of_two_setups_is_counted_once() -> None:
@@ -171,20 +154,9 @@ def test_runs_of_one_uuid_are_of_one_unit() -> None:
     assert [len(unit.runs) for unit in model.units] == [2, 1, 1]
     (caution,) = document(files).cautions
     assert caution.what == "Measured more than once, by the UUID: n0 (2 files)."
-    bad = [
-        ("n0", unit(0)),
-        ("n0-later", run([ended(case(1024), "fa1", "wrong", "off")], environment=unit(0).environment)),
-    ]
-    bad[1] = (bad[1][0], replace(bad[1][1], method=2))
+    later = run([ended(case(1024), "fa1", "wrong", "off")], environment=unit(0).environment, method=2)
+    bad = [("n0", unit(0)), ("n0-later", later)]
     assert "fa1 1k d128 full fwd on n0-later." in told(bad), "the file that has the result, not the unit's first"
-    assert models(bad)[0].units[0].name == "n0 and 1 more"
-
-
-def test_a_unit_without_figures_fails() -> None:
-    nothing = run([ended(case(s), "triton", "failed", "CUDA error") for s in SEQLENS], environment=environment(H200))
-    files = cluster(4, n1=replace(nothing, method=2))
-    assert "Nothing could be measured on n1." in told(files)
-    assert exit_code(models(files)) == 1
 
 
 def test_units_that_measured_other_cells_are_not_judged() -> None:
@@ -194,19 +166,8 @@ def test_units_that_measured_other_cells_are_not_judged() -> None:
     assert told(apart).startswith("No outlier can be named among 3 units: no 3 are of one model")
     assert exit_code(models(apart)) == 3
     files = [*cluster(3), *((name, with_uuid(one, name)) for name, one in apart)]
-    answer = document(files).answer
-    assert answer[0] == "None of 3 units stands out."
-    assert answer[1].startswith("Not judged: 3 units, of which no 3 are of one model")
+    assert document(files).answer[1].startswith("Not judged: 3 units, of which no 3 are of one model")
     assert "none of 6 units, 1 model, 3 of them not judged" in document(files).verdict.text
-
-
-def test_runs_of_unlike_setups_are_no_cluster() -> None:
-    """Nothing is said of each alone, and nothing that contradicts it."""
-    files = [(f"n{i}", unit(i, power_limit_w=300.0 + 50 * i)) for i in range(5)]
-    (answer,) = document(files).answer
-    assert answer.startswith("No outlier can be named among 5 units: no 3 are of one model")
-    assert document(files).verdict.text.startswith("NOT JUDGED: too few units")
-    assert exit_code(models(files)) == 3
 
 
 def card(number: int) -> Device:

@@ -11,35 +11,28 @@ from typing import Any
 
 import pytest
 
-from attnbench.analysis.compare.answer import answer, fit_text, length_text
+from attnbench.analysis.compare.answer import answer
 from attnbench.analysis.compare.cautions import cautions
 from attnbench.analysis.compare.common_cells import NOT_PLANNED, NOT_RUN
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison, compare
 from attnbench.analysis.compare.longest_sequence import Fit
-from attnbench.analysis.compare.tables import tables
 from attnbench.core import flops
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
-from attnbench.core.formats import digits
 from attnbench.core.machine import Device
 from attnbench.core.policy import CHECK
-from attnbench.core.record import NO_ROOM_TO_CHECK, Job, Measurement, Record, Search
+from attnbench.core.record import NO_ROOM_TO_CHECK, Measurement, Record, Search
 from builders import CPU, H200, case, ended, job, ok, run
 
 H100 = replace(H200, name="NVIDIA H100")
 ROOM = "needs 137 GiB of scores; 80 GiB free"
 
 
-def compared(
-    ours: Sequence[Record],
-    theirs: Sequence[Record],
-    device: Device = H100,
-    plan: Sequence[Job] | None = None,
-    **ask: Any,
-) -> Comparison:
-    paths = [Path("a.jsonl"), Path("b.jsonl")]
-    return compare(paths, [run(ours), run(theirs, device=device, plan=plan)], **ask)
+def compared(ours: Sequence[Record], theirs: Sequence[Record], device: Device = H100, **of: Any) -> Comparison:
+    """Return what is found of two machines; `plan` is that of the second."""
+    theirs_ = run(theirs, device=device, plan=of.pop("plan", None))
+    return compare([Path("a.jsonl"), Path("b.jsonl")], [run(ours), theirs_], **of)
 
 
 def refused(seqlen: int, backend: str) -> Record:
@@ -77,17 +70,12 @@ def test_like_is_compared_with_like_first() -> None:
     assert not alone.shared, "no backend is on both"
     with pytest.raises(UserError, match=r"in common: .*; and in no case did each try what is fastest"):
         compared(ours, theirs)
-    runs = [run(ours), run(ours), run(theirs), run(ours)]
-    with pytest.raises(UserError, match=r"fa4 on H200 #1 \(a\), .*, H200 #4 \(d\); triton on H200 #3 \(c\); and"):
-        compare([*map(Path, "abcd")], runs)
 
 
 @pytest.mark.parametrize(
     ("theirs", "counts"),
     [
         (ended(case(), "fa4", "skipped", "no fp8"), True),
-        (ended(case(), "fa4", "failed", "crashed"), True),
-        (ended(case(), "fa4", "oom", "out of memory"), True),
         (ended(case(), "fa4", "wrong", "off by 3"), True),
         (ended(case(), "fa4", "failed", f"NoRoomToCheckError: {NO_ROOM_TO_CHECK}"), False),
         (ended(case(), "fa4", "skipped", "the time limit of 1 minute", resumable=True), False),
@@ -110,50 +98,20 @@ def test_totals_of_own_backends_are_of_cases_that_each_machine_tried(theirs: Rec
         assert ratio(own) == pytest.approx(0.5**0.5)
         assert said.count("own fastest backend") == 2, "of speed and of money"
         return
-    assert "own fastest backend 0" not in said
     assert "; 1 case is in no total of own fastest backends, as a machine did not try what is fastest on" in said
-    (table,) = [table for table in tables(got) if table.name == "cases"]
-    (why,) = table.footnotes
-    assert why.startswith(f"{name} has no figure on H100: ")
-    assert why.endswith("; so the case is in no total of own fastest backends")
-    assert "own fastest" in [column.heading for column in table.columns]
-
-
-def test_kinds_of_own_backends_say_how_many_of_their_cases_count() -> None:
-    """Also where the cases that count are of one dtype, and so their kinds alone would not be named by it."""
-    cases = [case(), case(2048), case(dtype="fp16")]
-    ours = [*[ok(which, "triton", 500) for which in cases], ok(case(), "fa4", 1000), ok(case(dtype="fp16"), "fa4", 900)]
-    got = compared(ours, [*ours[:3], refused(1024, "fa4")])
-    assert "own fastest backend 0.707x" in answer(got)[0]
-    assert " over 2 cases; 1 case is in no total of own fastest backends, as " in answer(got)[0]
-    (table,) = [table for table in tables(got) if table.name == "groups"]
-    shown = [[str(entry).partition(" (")[0] for entry in row] for row in table.rows]
-    assert shown == [
-        ["bf16 d128 full fwd", "2", "1.000x", "0.707x"],
-        ["fp16 d128 full fwd", "1 / 0", "1.000x", "-"],
-        ["all", "3 / 2", "1.000x", "0.707x"],
-    ]
 
 
 def test_groups_are_pass_mask_and_headdim() -> None:
-    cases = [case(n, direction=d, causal=c) for d in ("fwd", "bwd") for c in (False, True) for n in (1024, 2048)]
-    cases += [case(headdim=64), case(headdim=192, headdim_v=128)]
+    cases = [case(), case(2048), case(direction="bwd"), case(causal=True), case(headdim=192, headdim_v=128)]
     records = [ok(c, "fa3", 500) for c in cases]
-    assert {name: len(of.cases) for name, of in compared(records, records).main.kinds.items()} == {
-        "d64 full fwd": 1,
-        "d128 full fwd": 2,
-        "d128 full bwd": 2,
-        "d128 causal fwd": 2,
-        "d128 causal bwd": 2,
-        "d192-128 full fwd": 1,
-    }
+    found = {name: len(of.cases) for name, of in compared(records, records).main.kinds.items()}
+    assert found == {"d128 full fwd": 2, "d128 full bwd": 1, "d128 causal fwd": 1, "d192-128 full fwd": 1}
 
 
 def test_what_is_missing_is_counted_by_reason() -> None:
-    ours = [ok(case(n), "eager", 100) for n in (1024, 2048, 4096, 8192, 16384, 32768, 65536)]
+    ours = [ok(case(n), "eager", 100) for n in (1024, 4096, 8192, 16384, 32768, 65536)]
     theirs = [
         ok(case(), "eager", 100),
-        ended(case(2048), "eager", "oom", "out of memory"),
         ended(case(4096), "eager", "skipped", "needs 64 GiB of scores; 40 GiB free"),
         ended(case(8192), "eager", "skipped", "needs 128 GiB of scores; 40 GiB free"),
         ended(case(16384), "eager", "wrong", "off by 3"),
@@ -161,7 +119,6 @@ def test_what_is_missing_is_counted_by_reason() -> None:
     plan = [job(case(32768), "eager")]
     got = compared(ours, theirs, plan=plan)
     assert [(k.machine, k.why, k.cells, k.where, k.reason) for k in got.missing] == [
-        ("H100", "OOM", 1, "2k", "out of memory"),
         ("H100", "skip", 2, "4k, 8k", "needs 64 GiB to 128 GiB of scores; 40 GiB free"),
         ("H100", "WRONG", 1, "16k", "off by 3"),
         ("H100", NOT_RUN, 1, "32k", ""),
@@ -190,22 +147,6 @@ def test_what_to_measure_is_a_command_of_a_shell() -> None:
     assert words[words.index("--mask") + 1].partition("@")[0] == mask
 
 
-def test_options_in_which_cases_part_are_named() -> None:
-    ours = [ok(case(causal=True, **of), "eager", 100) for of in ({"window_size": (255, 0)}, {"softcap": 30.0})]
-    with pytest.raises(UserError, match=r"dropout 0 on H200, 0\.1 on H100"):
-        compared(ours, [ok(case(causal=True, dropout_p=0.1), "eager", 100)])
-
-
-def test_a_cpu_and_a_gpu_compare_where_they_meet() -> None:
-    ours = [ok(case(), "eager", 100), ok(case(), "triton", 500)]
-    got = compared(ours, [ok(case(), "eager", 1), ok(case(2048), "eager", 1), refused(1024, "triton")], CPU)
-    shared, own = got.figures
-    assert ratio(shared, "EPYC CPU") == pytest.approx(1 / 100)
-    assert ratio(own, "EPYC CPU") == pytest.approx(1 / 500)
-    assert own.utilization("H200") == pytest.approx(500 / 989, rel=0.01)
-    assert own.utilization("EPYC CPU") is None
-
-
 def test_runs_without_a_figure_and_single_runs_are_one_line() -> None:
     some = [ok(case(), "eager", 100)]
     with pytest.raises(UserError, match=r"H100 \(b.jsonl\) has no figure"):
@@ -226,24 +167,16 @@ def alone(seqlen: int, **changes: Any) -> Case:
     return case(seqlen, batch=1, **changes)
 
 
-@pytest.mark.parametrize(("check", "counts"), [(1, False), (CHECK, True)])
-def test_what_an_earlier_check_called_wrong_says_nothing_of_a_machine(check: int, counts: bool) -> None:
-    missed = ended(case(), "fa4", "wrong-kernel", "what it declares took 0.9% of the time")
+def test_what_an_earlier_check_called_wrong_says_nothing_of_a_machine_and_a_later_figure_outweighs_it() -> None:
     both = [ok(case(n), "triton", 500) for n in (1024, 2048)]
-    ours, theirs = run([*both, ok(case(), "fa4", 1000)]), run([*both, missed], device=H100, check=check)
-    got = compare([Path("a"), Path("b")], [ours, theirs])
-    assert (got.untried, bool(got.beside(sustained=False, shared=False))) == (() if counts else (case(),), counts)
-
-
-@pytest.mark.parametrize("again", [None, 1000.0])
-def test_a_later_figure_outweighs_a_verdict_of_an_earlier_check(again: float | None) -> None:
-    """Its advice, to measure again, was followed: the cell is neither missing nor without a figure."""
-    both = [ok(case(n), "triton", 500) for n in (1024, 2048)]
-    wrong = run([*both, ended(case(), "fa4", "wrong-kernel", "0.9%")], device=H100, check=1)
-    later = run([ok(case(), "fa4", again)] if again else [ok(case(2048), "fa4", 700)], device=H100)
-    got = compare([Path("a"), Path("b"), Path("c")], [run([*both, ok(case(), "fa4", 1000)]), wrong, later])
-    assert any("0.9%" in cells.reason for cells in got.missing) == (not again)
-    assert ((case(), "fa4") in got.main.machines["H100"].log_figure) == bool(again)
+    ours = run([*both, ok(case(), "fa4", 1000)])
+    for check, untried in ((1, (case(),)), (CHECK, ())):
+        wrong = run([*both, ended(case(), "fa4", "wrong-kernel", "0.9%")], device=H100, check=check)
+        got = compare([Path("a"), Path("b")], [ours, wrong])
+        assert (got.untried, bool(got.beside(sustained=False, shared=False))) == (untried, not untried)
+    later = run([ok(case(), "fa4", 1000)], device=H100)
+    got = compare([Path("a"), Path("b"), Path("c")], [ours, replace(wrong, check=1), later])
+    assert (case(), "fa4") in got.main.machines["H100"].log_figure
 
 
 def test_the_longest_sequence_that_fits() -> None:
@@ -262,7 +195,6 @@ def test_the_longest_sequence_that_fits() -> None:
     "between",
     [
         ended(alone(2048), "fa3", "skipped", "the time limit of 1 minute", resumable=True),
-        ended(alone(2048), "fa3", "timeout", "one call took 9s"),
         ended(alone(2048), "fa3", "wrong", "off by 3"),
         None,  # planned, and not run yet
     ],
@@ -276,60 +208,22 @@ def test_a_length_is_the_limit_only_if_none_before_it_was_left_out(between: Reco
     assert [*got.longest[0].fits.values()] == [Fit(1024, None, (2048, 4096)), Fit(4096, 8192)]
     fits = "H200 at least 1k (2k, 4k not measured), H100 4k (no room to measure 8k)"
     assert answer(got)[-1].endswith(f"d128 fwd, batch 1, heads 16: {fits}.")
-    (table,) = [table for table in tables(got) if table.name == "longest"]
-    assert [*map(str, table.rows[0][-2:])] == ["at least 1k (2k, 4k not measured)", "4k (no room to measure 8k)"]
-
-
-def test_a_length_that_one_backend_was_refused_and_another_not_given_the_time_is_not_known() -> None:
-    late = ended(alone(2048), "fa3", "skipped", "the time limit of 1 minute", resumable=True)
-    ours = [ok(alone(1024), name, 500) for name in ("fa3", "eager")]
-    got = compared([*ours, late, ended(alone(2048), "eager", "oom", "out of memory")], ours)
-    (line,) = got.longest_of_any
-    assert line.fits["H200"] == Fit(1024, None, (2048,))
-
-
-def test_a_mask_that_fits_counts_for_the_length() -> None:
-    ours = [ok(alone(2048), "eager", 100), ended(alone(2048, causal=True), "eager", "oom", "out of memory")]
-    (line,) = compared(ours, [ok(alone(2048), "eager", 100)]).longest
-    assert [*line.fits.values()] == [Fit(2048, None), Fit(2048, None)]
 
 
 def test_the_longest_context_is_that_of_any_backend() -> None:
-    ours = [ok(alone(n), "fa3", 500) for n in (1024, 2048, 4096)] + [
-        ended(alone(4096), "eager", "oom", "out of memory")
-    ]
+    ours = [ok(alone(n), "fa3", 500) for n in (1024, 2048, 4096)]
+    ours += [ended(alone(4096), "eager", "oom", "out of memory")]
     theirs = [ok(alone(1024), "fa3", 500), ok(alone(2048), "eager", 1), ended(alone(4096), "fa3", "skipped", ROOM)]
     got = compared(ours, theirs)
     (line,) = got.longest_of_any
     assert [*line.fits.values()] == [Fit(4096, None), Fit(2048, 4096)]
     said = answer(got)[-1]
-    assert said == (
-        "Longest context measured, of one layer, with any backend that both tried: d128 fwd, batch 1, heads 16: "
-        "H200 at least 4k, H100 2k (no room to measure 4k)."
-    )
+    assert said.endswith("d128 fwd, batch 1, heads 16: H200 at least 4k, H100 2k (no room to measure 4k).")
     lacking = [*ours, ok(alone(8192), "triton", 500)]
     assert answer(compared(lacking, theirs))[-1] == said, "a backend that one lacks tells nothing of its memory"
     planned = [ok(alone(n), "fa3", 500) for n in (1024, 2048)]
     slow = [ok(alone(1024), "fa3", 500), ended(alone(2048), "fa3", "timeout", "one call took 9s")]
     assert "Longest" not in " ".join(answer(compared(planned, slow))), "time is no memory, and nobody searched"
-    large = [ok(case(1024, batch=64), "fa3", 500), ok(alone(4096), "fa3", 500)]
-    refused = [ended(large[0].case, "fa3", "skipped", ROOM), large[1]]
-    assert (
-        "batch 64, heads 16: H200 at least 1k, H100 none (no room to measure 1k)"
-        in answer(compared(large, refused))[-1]
-    )
-
-
-def test_lengths_of_one_sentence_have_one_unit() -> None:
-    fine, coarse, none = Fit(651136, None), Fit(583 * 1024, 584 * 1024), Fit(None, 2048)
-    text = length_text([fine, coarse, none, None])
-    assert [fit_text(fit, text) for fit in (fine, coarse, none, None)] == [
-        "at least 651,136",
-        "596,992 (no room to measure 598,016)",
-        "none (no room to measure 2,048)",
-        "-",
-    ]
-    assert fit_text(coarse, length_text([coarse, none])) == "583k (no room to measure 584k)"
 
 
 def test_power_is_that_of_work_without_pauses() -> None:
@@ -344,11 +238,6 @@ def test_power_is_that_of_work_without_pauses() -> None:
     assert of.cases == (case(),)
     assert [of.watts(label) for label in got.labels] == pytest.approx([700, 350])
     assert [of.tflops_per_watt(label) for label in got.labels] == pytest.approx([500 / 700, 500 / 350])
-    for label in got.labels:
-        watts, tflops = of.watts(label), of.tflops(label)
-        assert watts
-        assert tflops
-        assert of.tflops_per_watt(label) == tflops / watts, "of one reading: the quotient of two columns"
     assert "Per watt, without pauses, H100 gives 2.00x" in " ".join(answer(got)).replace("; per", ". Per")
     assert "No power of work" not in str(cautions(compared(ours, theirs))[-1])
     assert not compared(more, more).main.sustained
@@ -359,15 +248,11 @@ def test_power_is_that_of_work_without_pauses() -> None:
 
 def test_what_no_device_can_reach_is_no_figure() -> None:
     """989 TFLOP/s is the peak of both."""
-    ours, theirs = (
-        [ok(case(), "fa3", 500), ok(case(), "eager", 1300)],
-        [ok(case(), "fa3", 400), ok(case(), "eager", 60)],
-    )
-    got = compared(ours, theirs)
+    ours = [ok(case(), "fa3", 500), ok(case(), "eager", 1300)]
+    got = compared(ours, [ok(case(), "fa3", 400), ok(case(), "eager", 60)])
     assert [got.main.tflops(label) for label in got.labels] == pytest.approx([500, 400])
     (missing,) = got.missing
-    assert (missing.machine, missing.backend) == ("H200", "eager")
-    assert missing.reason == "its rate is above what the device can do"
+    assert (missing.backend, missing.reason) == ("eager", "its rate is above what the device can do")
 
 
 def decode(seqlen: int = 8192, batch: int = 16) -> Case:
@@ -387,28 +272,6 @@ def test_decode_is_a_kind_of_its_own_in_its_own_unit() -> None:
     assert [got.main.gbps(label) for label in got.labels] == pytest.approx([gbps, 2 * gbps])
     assert got.bought(got.main, "H200") == pytest.approx(600 * 3.6 / 3)
     assert got.bought_of_decode(got.main, "H200") == pytest.approx(gbps * 3.6 / 3)
-    shown = {table.name: table for table in tables(got, every=True)}
-    assert [[str(entry) for entry in shown[name].rows[0][1:3]] for name in ("cases", "decode")] == [
-        ["fa3", "600"],
-        ["fa3", digits(gbps)],
-    ]
-    assert [column.heading for column in shown["decode"].columns].count("GB/s") == 2
-    assert {"bars", "decode-bars", "money-bars", "decode-money-bars"} <= shown.keys()
-
-
-def test_a_case_shows_both_its_fastest_backends_and_those_that_both_have() -> None:
-    """A backend that the other lacks is marked, with the reason."""
-    ours = [ok(case(), "fa3", 500), ended(case(), "fa4", "skipped", "no bf16")]
-    theirs = [ok(case(), "fa3", 450), ok(case(), "fa4", 800)]
-    got = compared(ours, theirs)
-    (table,) = [table for table in tables(got) if table.name == "cases"]
-    assert [column.heading for column in table.columns][-2:] == ["own fastest", "shared backends"]
-    _, *own, wide, shared = map(str, table.rows[0])
-    assert own == ["fa3", "500", "fa4 [1]", "800"]
-    assert table.footnotes == ("fa4 has no figure on H200: skip: no bf16",)
-    assert (wide[:5], shared[:6], shared[-3:]) == ("1.60x", "0.900x", "fa3")
-    (table,) = [table for table in tables(compared(ours[:1], theirs[:1])) if table.name == "cases"]
-    assert [column.heading for column in table.columns][-1] == "speed", "one backend, one ratio"
 
 
 def noisy(record: Record, seconds: float) -> Record:
@@ -452,9 +315,6 @@ def test_one_backend_by_unlike_kernels_is_no_shared_backend() -> None:
     assert ratio(alike.main) == pytest.approx(0.5), "one library that splits a call otherwise"
     ampere = compared(records(fa3, 600), records(fa2, 300), device=replace(H100, capability=(8, 0)))
     assert ratio(ampere.main) == pytest.approx(0.5), "another architecture has kernels of its own"
-    said = "xformers ran unlike kernels: flash::FlashAttnFwdSm90 on H200, pytorch_flash::flash_fwd_kernel on H100"
-    ((footnote,),) = [table.footnotes for table in tables(unlike) if table.name == "cases"]
-    assert footnote == f"{said}; so the case is in no total of own fastest backends"
     assert "as a machine did not try what is fastest on another, or ran it by unlike kernels" in answer(unlike)[0]
     assert not unlike.beside(sustained=False, shared=False)
     assert [c for c in cautions(unlike) if "xformers ran unlike kernels in 1 case" in str(c)]
@@ -464,7 +324,6 @@ def test_one_backend_by_unlike_kernels_is_no_shared_backend() -> None:
 def test_figures_without_pauses_lead_where_they_cover_the_cases_in_bursts() -> None:
     work = flops.flops(case())
     long = [ok(case(), "fa3", tflops, sustained=work / tflops / 1e12) for tflops in (500, 300)]
-    assert [of.sustained for of in compared(long[:1], long[1:]).figures] == [True, False]
     more = ok(case(2048), "fa3", 600)
     some = compared([long[0], more], [long[1], more])
     assert [of.sustained for of in some.figures] == [False, True]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from dataclasses import replace
@@ -11,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from attnbench.analysis.baseline.reduce_run import reduced
 from attnbench.analysis.compare.answer import answer
@@ -21,12 +18,10 @@ from attnbench.analysis.compare.findings import Comparison, compare
 from attnbench.analysis.compare.tables import tables
 from attnbench.core.machine import Device
 from attnbench.core.record import Run
-from attnbench.render import json_and_csv, terminal
-from attnbench.render.html import html_page
-from builders import H200, case, ended, environment, ok, run
+from attnbench.render import json_and_csv
+from builders import H200, case, ended, ok, run
 
 H100 = replace(H200, name="NVIDIA H100")
-REASON = "out | of *memory* <script>\x07\n50 %"
 WOBBLE = (0.0, 0.001, -0.001, 0.0005, -0.0005)
 
 
@@ -39,19 +34,6 @@ def a_run(device: Any, factor: float, rounds: int = 3, **rest: Any) -> Any:
         for i in range(rounds)
     ]
     return run(records, device=device)
-
-
-@pytest.fixture
-def comparison() -> Comparison:
-    ours, theirs = a_run(H200, 1.0, power=300.0), a_run(H100, 0.5, power=200.0)
-    lost = ended(case(4096), "eager", "oom", REASON)
-    ours = replace(ours, records=(*ours.records, ok(case(4096), "eager", 100)))
-    theirs = replace(theirs, records=(*theirs.records, lost))
-    return compare([Path("a.jsonl"), Path("b.jsonl")], [ours, theirs], prices=("h200=4/h", "h100=1/h"))
-
-
-def text(c: Comparison, every: bool = False) -> str:
-    return terminal.text(document(c, every))
 
 
 def json_of(c: Comparison) -> Any:
@@ -83,39 +65,23 @@ def test_like_with_like_comes_before_what_a_missing_backend_does() -> None:
     runs = [replace(ours, records=(*ours.records, *better)), replace(theirs, records=(*theirs.records, *without))]
     more = compare([Path("a"), Path("b")], runs, prices=("h200=2/h", "h100=2/h"))
     speed, money = answer(more)
-    assert re.match(
-        r"H100 is 1\.17x .* with each machine's own fastest backend 1\.000x \(\S+ to \S+\); "
-        r"H100 has no figure of fa4 \(the fastest in 4 cases on H200\)\.$",
-        speed,
-    )
-    assert re.match(
-        r"For the money, in bursts, H100 gives 1\.17x \(1\.\d+ to 1\.\d+\) of H200, and with "
-        r"each machine's own fastest backend 1\.000x \(\S+ to \S+\);",
-        money,
-    )
+    assert re.match(r"H100 is 1\.17x .* own fastest backend 1\.000x \(\S+ to \S+\); H100 has no figure of fa4", speed)
+    assert re.match(r"For the money, in bursts, H100 gives 1\.17x .* own fastest backend 1\.000x", money)
     assert "own fastest" not in of(1.0, 2.0)
     slower = [r if r.backend != "eager" else ok(r.case, "eager", 60, round=r.round, n=10) for r in ours.records]
     alike = compare([Path("a"), Path("b")], [ours, replace(theirs, records=tuple(slower))])
     assert "own fastest" not in answer(alike)[0], "each ran triton: that eager differs is not told here"
 
 
-def test_without_prices_the_share_of_the_price_is_told(comparison: Comparison) -> None:
-    plain = replace(comparison, prices={})
-    assert re.match(r"H100 is worth it below 0\.500x \(\S+ to \S+\) of the price of H200\.", answer(plain)[1])
-    one = replace(comparison, prices={"H200": comparison.prices["H200"]})
-    assert answer(one)[1].startswith("H100 is worth it below $2.00/h ($1.9")
-    named = compare(
-        [Path("a.jsonl"), Path("b.jsonl")], [a_run(H200, 1.0), a_run(H100, 0.5)], names=("b.jsonl=my-h100",)
-    )
-    assert answer(named)[1].startswith("my-h100 is worth it below")  # as it was named, at the start of a sentence too
+def test_without_prices_the_share_of_the_price_is_told() -> None:
+    ask = [Path("a"), Path("b")], [a_run(H200, 1.0), a_run(H100, 0.5)]
+    assert re.match(r"H100 is worth it below 0\.500x \(\S+ to \S+\) of the price of H200\.", answer(compare(*ask))[1])
+    assert answer(compare(*ask, prices=("h200=4/h",)))[1].startswith("H100 is worth it below $2.00/h ($1.9")
 
 
 def test_power_can_cost_more_than_what_a_machine_gives() -> None:
-    work = {"sustained": 1e-3, "n": 10}
-    runs = [
-        run([ok(case(), "fa3", 600, **{**work, "sustained": seconds, "sustained_power": 700.0})], device=device)  # type: ignore[arg-type]
-        for device, seconds in ((H200, 1e-3), (H100, 0.1))
-    ]
+    took = ((H200, 1e-3), (H100, 0.1))
+    runs = [run([ok(case(), "fa3", 600, sustained=s, sustained_power=700.0)], device=device) for device, s in took]
     got = compare([Path("a"), Path("b")], runs, prices=("h200=3500/10y", "h100=1/4y"), energy_price=1.0)
     assert "H100 is worth it at no price, as its power alone costs more" in answer(got)[1]
 
@@ -132,28 +98,21 @@ def test_per_watt() -> None:
 
 
 def test_of_several_machines_the_fastest_is_named() -> None:
-    said = of(1.0, 2.0, 3.0)
-    assert said.startswith("Fastest is M2: M2 3.00x")
-    assert re.search(r"M1 2\.00x \(\S+ to \S+\) as fast as M0 in bursts, over 4 cases", said)
+    assert re.match(r"Fastest is M2: M2 3\.00x .*, M1 2\.00x \(\S+ to \S+\) as fast as M0 in bursts", of(1.0, 2.0, 3.0))
     assert of(1.0, 0.5, 0.4).startswith("Fastest is M0")
     assert of(1.0, 2.0, 2.0).startswith("Fastest are M1 and M2, not shown to differ:")
     assert of(1.0, 1.0, 1.0).startswith("None of the machines was shown to be faster than another")
-    assert of(1.0, 1.01, 1.0, rounds=1).startswith("None of the machines")
     runs = [a_run(replace(H200, name=f"M{i}"), factor) for i, factor in enumerate((1.0, 2.0, 3.0))]
     got = compare([Path(f"{i}") for i in range(3)], runs, prices=("m0=1/h", "m1=1/h", "m2=4/h"))
-    said = r"For the money, in bursts, M1 gives 2\.00x \(.*\), M2 gives 0\.750x \(.*\) of M0; M"
-    assert re.match(said, answer(got)[1])
+    assert re.match(r"For the money, in bursts, M1 gives 2\.00x .*, M2 gives 0\.750x .* of M0; M", answer(got)[1])
 
 
 @pytest.mark.parametrize(
     ("cards", "said"),
     [
-        (
-            ("a", "a"),
-            "one machine, but they differ by more than noise: something may have changed, such as software,",
-        ),
-        ((None, None), "one model and setup, whose units are not all named, but they differ by more than noise: somet"),
-        (("a", "b"), "2 units of one model and setup, so what sets them apart is noise and what units differ by;"),
+        (("a", "a"), "one machine, but they differ by more than noise: something may have changed"),
+        ((None, None), "one model and setup, whose units are not all named, but they differ by more than noise"),
+        (("a", "b"), "2 units of one model and setup, so what sets them apart is noise and what units differ by"),
     ],
 )
 def test_runs_of_one_machine_are_no_choice(cards: tuple[str | None, str | None], said: str) -> None:
@@ -161,7 +120,6 @@ def test_runs_of_one_machine_are_no_choice(cards: tuple[str | None, str | None],
     (only,) = answer(compare([Path("a"), Path("b")], runs))
     assert only.startswith(f"These are 2 runs of {said}")
     assert "a cell differs by 2% in the median, 2% at most" in only
-    assert "; H200 #2 1.020x (" in only
     offers = compare([Path("a"), Path("b")], runs, names=("a=cloud", "b=lab"), prices=("cloud=3/h", "lab=2/h"))
     assert answer(offers)[1].startswith("No price is compared: all machines are of one model,")
     assert offers.for_the_money(offers.main, "lab") is None
@@ -169,62 +127,22 @@ def test_runs_of_one_machine_are_no_choice(cards: tuple[str | None, str | None],
 
 
 @pytest.mark.parametrize(
-    ("backend", "said"), [("fa3", "so what sets them apart is noise"), ("gluon", "their software")]
-)
-def test_own_kernels_of_two_commits_are_no_one_setup(backend: str, said: str) -> None:
-    environments = [environment(git=git) for git in ("aaaa", "bbbb")]
-    runs = [replace(run([ok(case(n), backend, 500) for n in (1024, 2048)]), environment=of) for of in environments]
-    assert said in answer(compare([Path("a"), Path("b")], runs))[0]
-
-
-@pytest.mark.parametrize(
-    ("factor", "changed", "said"),
+    ("mine", "eager", "source", "said"),
     [
-        (1.0, True, "between which the code of mine differs, but no more than noise sets them apart; a cell "),
-        (1.1, True, "between which the code of mine differs, but they differ by more than noise: something may have"),
-        (1.0, False, "so what sets them apart is noise; a cell differs by 0%"),
+        (1.0, 1.0, "bbbb", "between which the code of mine differs, but no more than noise sets them apart"),
+        (1.1, 1.1, "bbbb", "between which the code of mine differs, but they differ by more than noise"),
+        (1.0, 1.0, "aaaa", "so what sets them apart is noise; a cell differs by 0%"),
+        (1.0, 0.9, "aaaa", "but they differ by more than noise"),  # in one backend, which is fastest nowhere
     ],
 )
-def test_runs_of_unlike_code_say_so_first(factor: float, changed: bool, said: str) -> None:
-    def of(source: str, by: float) -> Run:
-        records = [
-            ok(case(n), name, 500 * by, round=i) for n in (1024, 2048) for name in ("mine", "eager") for i in (0, 1)
-        ]
+def test_runs_of_one_machine_say_what_sets_them_apart(mine: float, eager: float, source: str, said: str) -> None:
+    def of(source: str, **speeds: float) -> Run:
+        records = [ok(case(n), b, f, round=i) for n in (1024, 2048) for b, f in speeds.items() for i in range(5)]
         return run(records, device=replace(H200, uuid="a"), versions={"mine": f"mine, source {source}"})
 
-    runs = [of("aaaa", 1.0), of("bbbb" if changed else "aaaa", factor)]
+    runs = [of("aaaa", mine=500, eager=400), of(source, mine=500 * mine, eager=400 * eager)]
     (only,) = answer(compare([Path("a"), Path("b")], runs))
     assert only.startswith(f"These are 2 runs of one machine, {said}"), only
-
-
-@pytest.mark.parametrize(
-    ("factors", "said"),
-    [
-        (
-            (1.0, 1.0),
-            "These are 2 runs of one machine, so what sets them apart is noise; a cell differs by 0% in the m",
-        ),
-        (
-            (1.1, 1.1),
-            "These are 2 runs of one machine, but they differ by more than noise: something may have changed",
-        ),
-        (
-            (1.0, 0.9),
-            "These are 2 runs of one machine, but they differ by more than noise: something may have changed",
-        ),
-    ],
-    ids=["alike", "faster", "one backend slower, which is fastest nowhere"],
-)
-def test_what_is_outside_of_the_intervals_is_no_noise(factors: tuple[float, float], said: str) -> None:
-    first, second = (a_run(replace(H200, uuid="a"), 1.0, rounds=5) for _ in range(2))
-    by = dict(zip(("triton", "eager"), factors, strict=True))
-    times = [
-        replace(r, measurements={"time": replace(t, values=tuple(v / by[r.backend] for v in t.values))})
-        for r in second.records
-        for t in (r.measurements["time"],)
-    ]
-    (only,) = answer(compare([Path("a"), Path("b")], [first, replace(second, records=tuple(times))]))
-    assert only.startswith(said), only
 
 
 def test_a_baseline_of_one_round_has_no_interval_and_says_so() -> None:
@@ -234,46 +152,6 @@ def test_a_baseline_of_one_round_has_no_interval_and_says_so() -> None:
     assert ratio.low is None
     (said,) = [line for line in warnings(found) if "interval" in line]
     assert said.startswith("No intervals of what a baseline with one round measured (H200)")
-
-
-def test_machines_are_rows_where_columns_would_be_too_wide_to_read() -> None:
-    def shown(width: int, machines: int) -> str:
-        runs = [a_run(replace(H200, name=f"GPU{i}"), 1 - i / 10) for i in range(machines)]
-        console = Console(file=io.StringIO(), width=width)
-        terminal.render(console, document(compare([Path(f"{i}") for i in range(machines)], runs)))
-        return console.file.getvalue()  # type: ignore[attr-defined]
-
-    wide = shown(160, 2)
-    assert re.search(r"case +GPU0 +TFLOP/s +GPU1 +TFLOP/s +speed\n", wide)
-    assert re.search(r"1k d128 full fwd +triton +400 +triton +360 +0\.90\dx \(\S+ to \S+\)\n", wide)
-    assert "machine  backend" in shown(70, 2)
-    *_, second = shown(60, 2).partition("The fastest backend of each case")[2].split("\n\n")[:2]
-    assert re.match(r"case +machine +.*speed / GPU0\n1k d128 full fwd +GPU0\n +GPU1 +0\.90", second), second
-    assert "machine  backend" in shown(1000, 5)
-    narrow = shown(100, 10)
-    assert re.search(r"cases of +cases +machine +speed / GPU0\n", narrow)
-    assert re.search(r"d128 full fwd +2 +GPU1 +0\.90\dx \(\S+ to \S+\)\n +GPU2 +0\.80", narrow)
-    assert re.search(r"1k d128 full fwd +GPU0 +triton +400 *\n +GPU1 +triton +360 +0\.90", narrow)
-    assert all(len(re.findall(rf"^ +GPU{i} +triton ", narrow, re.MULTILINE)) == 4 for i in range(1, 10))
-
-
-def test_where_intervals_are_from_is_said() -> None:
-    single, several = a_run(H200, 1.0, rounds=1), a_run(H100, 1.0)
-    said = warnings(compare([Path("a"), Path("b")], [single, several]))[0]
-    assert "from rounds, and where a cell has only one from the samples of a single round (H200)" in said
-    said = warnings(compare([Path("a"), Path("b")], [single, a_run(H100, 1.0, rounds=1)]))[0]
-    assert said.startswith("Intervals are 95 % from the samples of a single round (H200, H100)")
-
-
-def test_csv_has_a_row_a_cell_and_machine(comparison: Comparison) -> None:
-    found = list(csv.DictReader(io.StringIO(json_and_csv.csv_text(document(comparison)))))
-    assert len(found) == 9 * 2
-    triton = [r for r in found if (r["machine"], r["backend"], r["status"]) == ("H100", "triton", "ok")]
-    assert len(triton) == 4
-    assert all(float(r["ratio"]) == pytest.approx(0.5) and r["fastest"] == "True" for r in triton)
-    assert {r["interval_from"] for r in triton} == {"rounds"}
-    (lost,) = [r for r in found if r["status"] == "oom"]
-    assert (lost["machine"], lost["ratio"], lost["reason"]) == ("H100", "", "out | of *memory* <script> \n50 %")
 
 
 def test_cases_of_one_name_are_told_apart_by_their_batch() -> None:
@@ -293,37 +171,11 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
     assert "H100 gives 2.00x" in money
     hourly = compare(paths, runs, workload=str(file), prices=("h200=1/h",))
     assert re.search(r"a million tokens of 'chat' cost \$\S+ on H200 \(attention alone, 1 layer\)", answer(hourly)[1])
-    assert re.search(r"all of chat +100% +4 +2\.00x", text(got))
     assert json_of(got)["workload"]["parts"][0]["share"] == pytest.approx(0.7)
-    (machines,) = [table for table in tables(got) if table.name == "machines"]
-    assert not {"cases", "of peak"} & {column.heading for column in machines.columns}, "which are of all cases"
-
-
-def test_tflops_are_of_the_workload_as_the_ratio_and_the_money_are(tmp_path: Path) -> None:
-    file = tmp_path / "w.yaml"
-    file.write_text("name: short\nparts: [{weight: 100%, seqlen: 1k}]")
-    ours = run([ok(case(n), "triton", tflops, n=10) for n, tflops in ((1024, 400), (2048, 100))], device=H200)
-    prices = ("h200=1000", "h100=1000")
-    got = compare([Path("a"), Path("b")], [ours, a_run(H100, 2.0)], workload=str(file), prices=prices)
-    machine = json_of(got)["machines"][0]
-    assert machine["tflops"] == machine["bought"] == pytest.approx(400)
-    assert got.main.of(got.main.cases).tflops("H200") == pytest.approx(200)
-
-
-def test_machines_that_cannot_run_a_workload_are_beside_the_answer(tmp_path: Path) -> None:
-    file = tmp_path / "w.yaml"
-    file.write_text("name: chat\nparts: [{weight: 70%, seqlen: 1k}, {weight: 30%, seqlen: 2k}]")
     small = run([ok(case(), "triton", 300)], device=replace(H200, name="M"))
-    paths = [Path("a"), Path("b"), Path("c")]
-    said, *_ = answer(compare(paths, [a_run(H200, 1.0), a_run(H100, 2.0), small], workload=str(file)))
-    assert said.startswith("H100 is 2.00x")
-    said, *_ = answer(compare(paths[:2], [a_run(H200, 1.0), small], workload=str(file)))
+    said, *_ = answer(compare(paths, [runs[0], small], workload=str(file)))
     assert said.startswith("No machine but H200 can run all of the workload 'chat'; attention alone gives ")
     assert said.endswith(" tokens/s on H200. M has no figure for 'part 2', so none for the workload.")
-    got = compare(paths[:2], [a_run(H200, 1.0), small], workload=str(file))
-    assert "M has no figure for 'part 2', so none for the workload." in text(got)
-    assert html_page.render(document(got))
-    assert json_of(got)["machines"][1]["ratio"] is None
 
 
 def test_figures_without_pauses_stand_beside_those_in_bursts() -> None:
@@ -339,19 +191,8 @@ def test_figures_without_pauses_stand_beside_those_in_bursts() -> None:
     assert said.startswith("H100 is 0.500x (")
     assert " as fast as H200 without pauses, over 1 case" in said
     assert re.search(r"; in bursts 1\.000x \(\S+ to \S+\) over 1 case\.", said)
-    (machines,) = [table for table in tables(found) if table.name == "machines"]
-    pace = [column.heading for column in machines.columns].index("figures")
-    assert [row[pace] for row in machines.rows] == ["without pauses"] * 2 + ["in bursts"] * 2
     (cases,) = [table for table in tables(found) if table.name == "cases"]
-    assert [column.heading for column in cases.columns].count("without pauses") == 2
     assert [entry for entry in cases.rows[0] if "sdpa-cudnn" in str(entry)] == ["110 sdpa-cudnn"]
-    speeds = [str(entry) for entry in cases.rows[0][-2:]]
-    assert [column.heading for column in cases.columns][-2:] == ["speed", "speed without pauses"]
-    assert [speed.partition(" ")[0] for speed in speeds] == ["1.000x", "0.500x"]
     (changed,) = [line for line in warnings(found) if "rank" in line]
     assert changed.startswith("Bursts and runs without pauses rank backends differently on H200 in 1 pair of cells")
     assert [of["machines"][1]["ratio"] for of in json_of(found)["figures"]] == pytest.approx([0.5, 1.0])
-    one_sided = compare(
-        [Path("a"), Path("b")], [machine(H200, (1.4, 1.25)), run([ok(case(), "fa4", 300)], device=H100)]
-    )
-    assert "without pauses" not in answer(one_sided)[0]

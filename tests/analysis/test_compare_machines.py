@@ -12,17 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnbench.analysis.compare import money
-from attnbench.analysis.compare.answer import answer
 from attnbench.analysis.compare.cautions import cautions
 from attnbench.analysis.compare.findings import compare
 from attnbench.analysis.compare.machines import Machine, machines, named, parse_names, reference
-from attnbench.analysis.compare.money import Offer, for_the_money, worth_below
-from attnbench.analysis.compare.speed_ratio import Ratio
-from attnbench.analysis.compare.tables import tables
+from attnbench.analysis.compare.money import Offer
 from attnbench.core.errors import UserError
 from attnbench.core.machine import Device
 from attnbench.core.record import Run, Search
-from builders import CPU, H200, case, ended, environment, ok, run
+from builders import CPU, H200, case, environment, ok, run
 
 H100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory=80 * 2**30)
 H100_LABEL = "H100 80GB HBM3"
@@ -45,10 +42,8 @@ def test_names_are_short_and_say_what_differs() -> None:
     assert labels(a_run(), a_run(H100)) == ["H200", "H100 80GB HBM3"]
     assert labels(a_run(), a_run(power_limit_w=500.0)) == ["H200 700 W", "H200 500 W"]
     assert labels(a_run(), a_run(torch="2.12.0")) == ["H200 torch 2.11.0+cu130", "H200 torch 2.12.0"]
-    assert labels(a_run(), a_run(power_limit_w=500.0), a_run(power_limit_w=500.0, torch="2.12.0")) == [
-        "H200 700 W",
-        "H200 500 W",
-    ]
+    power, both = a_run(power_limit_w=500.0), a_run(power_limit_w=500.0, torch="2.12.0")
+    assert labels(a_run(), power, both) == ["H200 700 W", "H200 500 W"]
     assert labels(a_run(), a_run(packages={"triton": "3.6.0"})) == ["H200 #1", "H200 #2"]
     dates = (replace(a_run(), method=n, started=f"2026-11-2{n}T10:00:00+00:00") for n in (1, 2))
     assert labels(*dates) == ["H200 2026-11-21", "H200 2026-11-22"]
@@ -64,7 +59,7 @@ def test_files_of_one_machine_are_its_rounds() -> None:
     assert list(logs) == [0, 1, 2, 3, 4]
     assert [file.path.name for file in one.files] == ["0.jsonl", "2.jsonl"]
     assert other.log_rounds.keys() == {key}
-    assert [len(machine.files) for machine in made(a_run(), a_run(H100), a_run(variables={"A": "1"}))] == [1, 1, 1]
+    assert len(made(a_run(), a_run(H100), a_run(variables={"A": "1"}))) == 3
 
 
 def test_files_of_one_model_are_one_machine_whatever_their_software() -> None:
@@ -80,12 +75,8 @@ def test_files_of_one_model_are_one_machine_whatever_their_software() -> None:
         assert (machine.run.method, machine.older) == (2, {"triton": 3})
         assert machine.run.versions == {"triton": "3.7"}
     assert made(old, a_run(H100))[0].run.method == 1
-    (left_out,) = [
-        str(c)
-        for c in cautions(compare([Path(f"{i}") for i in range(4)], [*files, a_run(H100)]))
-        if "count for nothing" in str(c)
-    ]
-    assert left_out.startswith("Of H200, 3 rounds by an older method or version count for nothing")
+    found = cautions(compare([Path(f"{i}") for i in range(4)], [*files, a_run(H100)]))
+    assert any(str(c).startswith("Of H200, 3 rounds by an older method or version count for nothing") for c in found)
 
 
 def test_what_says_nothing_for_a_comparison_is_left_out_and_named() -> None:
@@ -110,9 +101,6 @@ def test_a_machine_without_a_case_in_common_is_left_out() -> None:
     why = f"EPYC CPU has no case in common with H200 and {H100_LABEL}: dtype bf16 on H200, fp32 on EPYC CPU"
     assert got.machines_left_out == {"EPYC CPU": why}
     assert f"Left out: {why}." in map(str, cautions(got))
-    nothing = run([ended(case(), "triton", "oom", "out of memory")], device=CPU)
-    (why,) = compare([Path("a"), Path("b"), Path("c")], [*gpus, nothing]).machines_left_out.values()
-    assert why == "EPYC CPU has no figure at all: nothing to compare"
     b200 = run([ok(case(), "triton", 900), ok(case(2048), "triton", 900)], device=replace(H200, name="NVIDIA B200"))
     longer = run([ok(case(2048), "triton", 1)], device=CPU)
     found = [longer, b200, *gpus]
@@ -123,19 +111,6 @@ def test_a_machine_without_a_case_in_common_is_left_out() -> None:
             compare([Path(f"{i}") for i in range(len(files))], files, **ask)
 
 
-def test_a_step_of_a_model_is_a_kind_of_its_own_name() -> None:
-    step = "prefill llama-3.1-8b 4/32 arch=llama hidden=4096 intermediate=14336 vocab=128256"
-    whole = step.replace("4/32", "32/32").replace("prefill", "train")
-    steps = [replace(case(causal=True), step=step), replace(case(causal=True, direction="fwd_bwd"), step=whole)]
-    records = [ok(of, "step-sdpa", 500) for of in steps]
-    got = compare([Path("a"), Path("b")], [run(records), run(records, device=H100)])
-    assert [*got.main.kinds] == [
-        "prefill step of llama-3.1-8b (4 of 32 layers)",
-        "training step of llama-3.1-8b (all 32 layers)",
-    ]
-    assert "over 2 model steps (geometric mean)" in answer(got)[0]
-
-
 def test_a_name_joins_and_parts() -> None:
     lab = {Path("0.jsonl"): "lab", Path("1.jsonl"): "lab", Path("2.jsonl"): "cloud"}
     assert [(m.label, len(m.files)) for m in made(*[a_run()] * 3, names=lab)] == [("lab", 2), ("cloud", 1)]
@@ -143,28 +118,13 @@ def test_a_name_joins_and_parts() -> None:
         made(a_run(), a_run(H100), names=lab)
 
 
-def test_files_of_one_name_may_differ_in_software_and_it_is_told() -> None:
-    runs = (a_run(), a_run(packages={"flash-attn": "2.8"}, cpu="another"), a_run(H100))
-    names = {Path("0.jsonl"): "lab", Path("1.jsonl"): "lab"}
-    assert [(m.label, len(m.files)) for m in made(*runs, names=names)] == [("lab", 2), ("H100 80GB HBM3", 1)]
-    found = cautions(compare([Path(f"{i}.jsonl") for i in range(3)], runs, names=["0.jsonl=lab", "1.jsonl=lab"]))
-    (said,) = [str(one) for one in found if str(one).startswith("The 2 files of lab differ: ")]
-    assert "flash-attn 2.8, not there" in said
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [("x.jsonl=lab", "is none of the files"), ("lab", "is not FILE=LABEL"), ("a.jsonl=", "is not FILE=LABEL")],
-)
-def test_names_that_cannot_be_are_one_line(option: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        parse_names([option], [Path("results/a.jsonl")])
-
-
 def test_a_file_is_named_by_path_or_name() -> None:
     path = Path("results/a.jsonl")
     for word in ("results/a.jsonl", "a.jsonl", "a"):
         assert parse_names([f"{word} = my lab"], [path]) == {path: "my lab"}
+    for option, said in (("x.jsonl=lab", "is none of the files"), ("lab", "is not FILE=L"), ("a=", "is not FILE=L")):
+        with pytest.raises(UserError, match=said):
+            parse_names([option], [path])
 
 
 def test_the_reference_is_the_first_or_the_one_named() -> None:
@@ -175,28 +135,21 @@ def test_the_reference_is_the_first_or_the_one_named() -> None:
         reference(found, "H200")
     with pytest.raises(UserError, match='did you mean "H200 500 W"'):
         reference(found, "H200 550 W")
-
-
-def test_a_part_of_a_name_is_whole_words() -> None:
-    found = made(a_run(), a_run(H100), a_run(replace(H200, name="NVIDIA GH200 480GB")))
-    assert [m.label for m in named(found, "h200", "--to")] == ["H200"]
+    grace = made(a_run(), a_run(replace(H200, name="NVIDIA GH200 480GB")))
+    assert [m.label for m in named(grace, "h200", "--to")] == ["H200"], "a part of a name is whole words"
 
 
 @pytest.mark.parametrize(
     ("text", "amount", "gpus", "hours", "bought", "shown"),
     [
-        ("3.40/h", 3.4, 1, 1.0, False, "$3.40/h"),
         ("2500 / month", 2500.0, 1, 730.5, False, "$2,500.00/mo"),
-        ("81.6/day", 81.6, 1, 24.0, False, "$81.60/d"),
         ("27.20/8gpu/h", 27.2, 8, 1.0, False, "$27.20/8gpu/h"),
-        ("32,000/4y", 32000.0, 1, 4 * 8766.0, True, "$32,000/4y"),
         ("32000/20000h", 32000.0, 1, 20000.0, True, "$32,000/20000h"),
         ("280000/8gpus/4.5 years", 280000.0, 8, 4.5 * 8766.0, True, "$280,000/8gpu/4.5y"),
         ("$1,032,000.50", 1032000.5, 1, None, True, "$1,032,000.50"),
         ("3.40", 3.4, 1, None, True, "$3.40 to buy"),
         ("€3/h", 3.0, 1, 1.0, False, "€3.00/h"),
         ("3 chf/h", 3.0, 1, 1.0, False, "CHF 3.00/h"),
-        ("EUR 32000", 32000.0, 1, None, True, "EUR 32,000"),
     ],
 )
 def test_what_a_price_may_be(
@@ -219,33 +172,22 @@ def test_any_text_is_a_price_that_can_be_computed_with_or_an_error(text: str) ->
     assert str(price)
 
 
-def test_a_price_without_a_currency_has_that_of_the_others() -> None:
-    found = money.parse_prices(["h200=3/h", "h100=€2/h"], made(a_run(), a_run(H100)))
-    assert {str(price) for price in found.values()} == {"€3.00/h", "€2.00/h"}
-
-
-def test_a_whole_name_goes_before_a_part_of_it() -> None:
+def test_whose_price_it_is_and_in_which_currency() -> None:
     found = made(a_run(), a_run(power_limit_w=500.0))
-    got = money.parse_prices(["h200=3/h", "h200 500 W=2/h"], found)
-    assert {label: price.amount for label, price in got.items()} == {"H200 700 W": 3.0, "H200 500 W": 2.0}
+    got = money.parse_prices(["h200=3/h", "h200 500 W=€2/h"], found)  # a whole name goes before a part of it
+    assert {label: str(price) for label, price in got.items()} == {"H200 700 W": "€3.00/h", "H200 500 W": "€2.00/h"}
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["h200"], "is not NAME=PRICE"),
-        (["h200=cheap"], "is not NAME=PRICE"),
         (["h200=0"], "not above 0"),
         (["H300=3/h"], 'did you mean "H200"'),
-        (["h200=300", "NVIDIA=400"], None),
         (["NVIDIA=300", "80GB=400"], "two prices"),
         (["h200=3,40/h"], "is not NAME=PRICE"),
         (["h200=3/h", "h100=30000"], "for how long"),
         (["h200=€3/h", "h100=$2/h"], r"in \$ and €; give all prices in one currency"),
-        (["h200=€3 EUR/h"], "is not NAME=PRICE"),
-        (["h200=-3/h"], "is not NAME=PRICE"),
-        (["h200=nan/h"], "is not NAME=PRICE"),
-        (["h200=1e400/h"], "is not NAME=PRICE"),
         (["h200=" + "9" * 400 + "/h"], "the price is not above 0, or over 1e\\+12"),
         (["h200=3/0gpu/h"], "the number of GPUs is not above 0, or over 1024"),
         (["h200=3/0y"], "the time is not above 0"),
@@ -253,13 +195,9 @@ def test_a_whole_name_goes_before_a_part_of_it() -> None:
         (["h200=3/fortnight"], "is not NAME=PRICE"),
     ],
 )
-def test_prices_that_cannot_be_are_one_line(options: list[str], said: str | None) -> None:
-    found = made(a_run(), a_run(H100))
-    if said is None:
-        assert money.parse_prices(options, found)["H200"].amount == 300
-        return
+def test_prices_that_cannot_be_are_one_line(options: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        money.parse_prices(options, found)
+        money.parse_prices(options, made(a_run(), a_run(H100)))
 
 
 def warnings(*runs: Run) -> list[str]:
@@ -275,24 +213,8 @@ def test_every_difference_in_software_is_a_warning() -> None:
     said = ["torch differs", "driver differs", "flash-attn differs: not there", "triton differs", "The power limit of"]
     assert all(line.startswith(start) for line, start in zip(lines, said, strict=True)), lines
     assert not warnings(a_run(), a_run(CPU)), "hardware is what is compared"
-
-
-def test_unlike_methods_are_a_warning() -> None:
     (line,) = warnings(a_run(), replace(a_run(H100), method=2))
-    assert line.startswith(
-        "The measuring method differs: method 1 on H200, method 2 on H100 80GB HBM3. It changes what a figure"
-    )
-
-
-def test_a_library_that_one_machine_lacks_is_named_once() -> None:
-    without = a_run(replace(H200, name="A"))
-    others = [
-        replace(a_run(replace(H200, name=name), packages={"triton": version}), versions={"triton": version})
-        for name, version in (("B", "2.7"), ("C", "2.8"))
-    ]
-    assert warnings(without, *others) == [
-        "triton differs: not there on A, 2.7 on B, 2.8 on C. It may explain a part of the ratio."
-    ]
+    assert line.startswith("The measuring method differs: method 1 on H200, method 2 on H100 80GB HBM3.")
 
 
 def test_libraries_of_another_interpreter_count_as_those_of_the_main_one() -> None:
@@ -311,16 +233,12 @@ def test_libraries_of_another_interpreter_count_as_those_of_the_main_one() -> No
     apart, newer = (replace(of_h100, environment=environment()) for of_h100 in (apart, newer))
     same, other = (compare([Path("a"), Path("b")], [main, of_h200]) for of_h200 in (apart, newer))
     assert (same.one_setup, other.one_setup) == (True, False)
-    joined = compare([Path("a"), Path("b"), Path("c")], [main, apart, lacks])
-    assert not any("files of H200 differ" in str(caution) for caution in cautions(joined))
 
 
 def test_a_clock_held_down_is_a_warning() -> None:
     held = ok(case(), "triton", 500, clock_held=1.4e9, limits=("power cap",))
     (line,) = warnings(run([held]), run([ok(case(), "triton", 600)], device=H100))
-    assert line.startswith(
-        "A limit held the clock below its best: H200 in 1 of 1 case, with each machine's own fastest"
-    )
+    assert line.startswith("A limit held the clock below its best: H200 in 1 of 1 case")
 
 
 def offer(text: str, energy: float = 0.0) -> Offer:
@@ -332,22 +250,7 @@ def test_what_a_dollar_buys() -> None:
     assert offer("27.20/8gpu/h").buys(500) == pytest.approx(500e12 * 3600 / 3.40 / 1e15)
     assert offer("32000/10000h", energy=0.2).cost == pytest.approx(3.4)
     assert offer("32,000").buys(500) == pytest.approx(500 / 32)
-    assert [offer(text).unit() for text in ("3/h", "€3/h", "3 CHF/h", "3", "CHF 3")] == [
-        *("PFLOP/$", "PFLOP/€", "PFLOP/CHF", "TFLOP/s per $1,000", "TFLOP/s per CHF 1,000"),
-    ]
     assert [offer(text).unit("GB/s") for text in ("3/h", "3")] == ["TB/$", "GB/s per $1,000"]
-
-
-def test_at_the_price_to_be_below_both_give_the_same_for_the_money() -> None:
-    speed, home = Ratio(0.8, 0.7, 0.9, ()), offer("35000/8gpu/1000h", energy=0.1)
-    for text, energy in (("3/h", 0.0), ("30000/4y", 0.2), ("200000/8gpu/4y", 0.2), ("90/d", 0.0)):
-        worth = worth_below(speed, home, offer(text, energy))
-        each = offer(text, energy).price
-        at_it = Offer(replace(each, amount=worth.value * each.gpus), energy)
-        assert for_the_money(speed, home, at_it).value == pytest.approx(1.0)
-        assert worth.low is not None
-        assert worth.low < worth.value
-    assert for_the_money(speed, home, offer("3/h")).low == pytest.approx(0.7 * (35000 / 8 / 1000 + 0.1) / 3)
 
 
 def test_energy_is_that_of_what_was_bought() -> None:
@@ -366,11 +269,8 @@ def test_energy_is_that_of_what_was_bought() -> None:
     ("price", "energy_price", "pue", "said"),
     [
         ("3/h", 0.2, None, "adds to a purchase with a lifetime"),
-        ("32000", 0.2, None, "adds to a purchase with a lifetime"),
         ("32000/4y", float("nan"), None, "--energy-price: nan is not a number from"),
-        ("32000/4y", -0.2, None, "--energy-price: -0.2 is not a number from"),
         ("32000/4y", 0.2, 0.9, "--pue: 0.9 is not a number from 1 to 10"),
-        ("32000/4y", 0.2, float("inf"), "--pue: inf is not"),
         ("32000/4y", None, 1.3, "--pue needs --energy-price"),
         ("32000/4y", 0.2, None, "the power of H200's work was not measured; measure all with run --sustained 10s"),
     ],
@@ -378,25 +278,6 @@ def test_energy_is_that_of_what_was_bought() -> None:
 def test_energy_that_cannot_be_is_one_line(
     price: str, energy_price: float | None, pue: float | None, said: str
 ) -> None:
+    asked: dict[str, Any] = {"prices": (f"h200={price}",), "energy_price": energy_price, "pue": pue}
     with pytest.raises(UserError, match=said):
-        compare(
-            [Path("a"), Path("b")],
-            [a_run(), a_run(H100)],
-            prices=(f"h200={price}",),
-            energy_price=energy_price,
-            pue=pue,
-        )
-
-
-def test_rows_name_releases_where_machines_have_different_ones() -> None:
-    old, new = ("flash-attn-4 4.0.0b18, cuDNN 9", "flash-attn-4 4.0.0b36, cuDNN 9")
-    runs = [replace(a_run(device), versions={"triton": v}) for device, v in ((H200, old), (H100, new))]
-    got = compare([Path("a"), Path("b")], runs)
-    assert got.backend_name("triton", got.machines[1]) == "triton (flash-attn-4 4.0.0b36)"
-    shown = {table.name: table for table in tables(got, every=True)}
-    assert [str(entry) for entry in shown["cases"].rows[0] if "triton" in str(entry)] == [
-        *("triton (flash-attn-4 4.0.0b18)", "triton (flash-attn-4 4.0.0b36)"),
-    ]
-    assert "triton (flash-attn-4 4.0.0b18 / flash-attn-4 4.0.0b36)" in str(shown["cells"].rows[0][0])
-    alike = compare([Path("a"), Path("b")], [runs[0], replace(runs[1], versions=runs[0].versions)])
-    assert alike.backend_name("triton", *alike.machines) == "triton"
+        compare([Path("a"), Path("b")], [a_run(), a_run(H100)], **asked)

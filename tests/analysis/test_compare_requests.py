@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +25,9 @@ CHAT = "chat: 2k in, 300 out, llama-3.1-8b, batch 32"
 H100 = replace(H200, name="NVIDIA H100")
 
 
-def cases(model: str, phase: str, **axes: str) -> tuple[Case, ...]:
-    return resolve(load_suite("quick"), "cuda", parse_options({"models": model, "phase": phase, "axes": axes})).cases
+def cases(model: str, phase: str, tp: int = 1, **axes: str) -> tuple[Case, ...]:
+    options = parse_options({"models": model, "phase": phase, "tp": tp, "axes": axes})
+    return resolve(load_suite("quick"), "cuda", options).cases
 
 
 PREFILL = cases("llama-3.1-8b", "prefill", seqlen="2k,4k", batch="4")
@@ -67,25 +67,6 @@ def test_a_batch_is_filled_and_then_generates() -> None:
     assert [part.share for part in got.workload.parts] == pytest.approx([0.256 / total, of_decode / total], rel=1e-3)
 
 
-def tokens_a_second(text: str, *machines: list[Record]) -> float:
-    got = compared(text, *(machines or (records(1e-3, 1e-4), records(2e-3, 1e-4))))
-    rate = got.tokens_a_second(got.main, "H200")
-    assert rate
-    return rate
-
-
-def test_a_time_follows_length_and_batch() -> None:
-    """In these records both are in proportion to the keys, and the prefill to the tokens."""
-
-    def expected(given: int, out: int, batch: int) -> float:
-        filling = batch * (1e-3 / 4) * given / 2048
-        return out / (filling + out * 1e-4 * (given + out // 2) * batch / 2**16) / 32 * batch
-
-    for given, batch in ((2048, 32), (2500, 32), (2500, 16), (2500, 20), (4096, 32), (4096, 18)):
-        found = tokens_a_second(f"{given} in, 300 out, llama-3.1-8b, batch {batch}")
-        assert found == pytest.approx(expected(given, 300, batch), rel=0.02), (given, batch)
-
-
 def test_between_two_batches_and_two_lengths() -> None:
     """Bytes of a decode are those of its keys, so the cases count by where length and batch lie."""
     got = compared("4k in, 2k out, llama-3.1-8b, batch 24", records(1e-3, 1e-4), records(1e-3, 1e-4))
@@ -100,9 +81,8 @@ def test_between_two_batches_and_two_lengths() -> None:
         "decode of 5k keys at batch 24 is interpolated between 2k and 8k keys at batch 16 and 32, to some 4.4%"
     )
     assert decode.interpolation == pytest.approx(0.04 * (math.log2(8 / 5) + math.log2(32 / 24)), rel=1e-3)
-    assert prefill.stands_in == "prefill counts as measured at batch 4, of 4k"
+    assert (prefill.stands_in, prefill.interpolation) == ("prefill counts as measured at batch 4, of 4k", 0.0)
     assert decode.stands_in in answer(got)[0]
-    assert prefill.interpolation == 0.0
 
 
 def test_an_interpolated_time_is_less_sure() -> None:
@@ -127,51 +107,25 @@ def test_each_machine_runs_the_backend_that_is_fastest_at_what_was_asked_for() -
     ]
     for given, backend in ((2048, "triton"), (6000, "fa3")):
         prefill = records(1e-3, 1e-4, cases("llama-3.1-8b", "prefill", seqlen=str(given), batch="1"))
-        got = compared(
-            f"{given} in, 10 out, llama-3.1-8b, batch 32", [*ours, *gaining, *prefill], [*ours, *gaining, *prefill]
-        )
+        got = compared(f"{given} in, 10 out, llama-3.1-8b, batch 32", *[[*ours, *gaining, *prefill]] * 2)
         assert got.workload
         assert got.workload.parts[1].backends(got.main.machines["H200"]) == [backend]
 
 
-def test_the_answer_has_tokens_a_second_and_what_they_cost() -> None:
-    ask = CHAT.replace("2k in", "1898 in")  # so that half of the generation is at 2k; the prefill is scaled
-    got = compared(ask, records(1e-3, 1e-4), records(2e-3, 1e-4), prices=("h200=3.60/h", "h100=1.80/h"))
-    said = " ".join(answer(got))
-    rates = [got.tokens_a_second(got.main, label) for label in got.labels]
-    assert "on the workload 'chat'" in said
-    assert (
-        f"attention alone gives {rates[0]:.0f} tokens/s on H200, {rates[1]:.0f} tokens/s on H100 (of generated tokens)"
-        in said
-    )
-    assert "prefill of 1898 is scaled from 2k at batch 4, to some 0.88%" in said
-    assert re.search(
-        r"a million generated tokens of 'chat' cost \$0\.12\d on H200, \$0\.07\d+ on H100 \(attention alone, all", said
-    )
-
-
 def test_every_device_of_a_model_that_is_divided_is_paid() -> None:
     """The same times on one device and on each of two: as many tokens a second, at twice the price."""
-    options = {"models": "llama-3.1-8b", "tp": 2}
     halves = [
-        case
-        for rest in (
-            {"phase": "prefill", "axes": {"seqlen": "2k", "batch": "32"}},
-            {"phase": "decode", "axes": {"seqlen": "2k,8k", "batch": "32", "page_size": "16"}},
-        )
-        for case in resolve(load_suite("quick"), "cuda", parse_options({**options, **rest})).cases
+        *cases("llama-3.1-8b", "prefill", tp=2, seqlen="2k", batch="32"),
+        *cases("llama-3.1-8b", "decode", tp=2, seqlen="2k,8k", batch="32", page_size="16"),
     ]
     sequences_on_two = [replace(case, ranks=2) for case in halves[:1]]  # no heads, so no share of this
     prices = ("h200=3.6/h", "h100=7.2/h")
     one = compared(CHAT, *[records(1e-3, 1e-4)] * 2, prices=prices)
     found = records(8e-3, 1e-4, halves) + records(1e-9, 1e-9, sequences_on_two)
     two = compared(f"{CHAT}, tp 2", found, found, prices=prices)
-    for label in one.labels:
-        assert two.tokens_a_second(two.main, label) == pytest.approx(one.tokens_a_second(one.main, label))
-        cost = one.million_tokens(one.main, label)
-        assert cost
-        assert two.million_tokens(two.main, label) == pytest.approx(2 * cost)
-        assert two.main.tflops(label) == pytest.approx((one.main.tflops(label) or 0) / 2), "of one device"
+    assert two.tokens_a_second(two.main, "H200") == pytest.approx(one.tokens_a_second(one.main, "H200"))
+    assert two.million_tokens(two.main, "H200") == pytest.approx(2 * (one.million_tokens(one.main, "H200") or 0))
+    assert two.main.tflops("H200") == pytest.approx((one.main.tflops("H200") or 0) / 2), "of one device"
     assert "attention alone of 2 devices gives" in answer(two)[0]
     assert "(attention alone, all layers, 2 devices)" in answer(two)[1]
 
@@ -185,22 +139,16 @@ def test_every_kind_of_layers_is_a_part() -> None:
     got = compared(text, records(1e-3, 1e-4, found), records(1e-3, 1e-4, found))
     assert got.workload
     assert got.workload.name == "gemma-3-27b"
-    assert [(part.name.partition(":")[0], part.calls) for part in got.workload.parts] == [
-        ("prefill, 52 layers, window 1024", 52 * 16),
-        ("decode, 52 layers, window 1024", 52 * 100),
-        ("prefill, 10 layers", 10 * 16),
-        ("decode, 10 layers", 10 * 100),
-    ]
+    parts = {part.name.partition(":")[0]: part.calls for part in got.workload.parts}
+    assert parts.pop("decode, 52 layers, window 1024") == 52 * 100
+    assert parts == {"prefill, 52 layers, window 1024": 52 * 16, "prefill, 10 layers": 160, "decode, 10 layers": 1000}
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("2k in, 300 out, batch 32", "does not say model; write 'chat: 2k in"),
-        ("chat: 2k in, 300 out, llama-3.1-8b", "does not say batch"),
         ("chat: 2k in", "does not say out, model and batch"),
-        ("llama-3.1-8b, batch 32", "does not say in and out"),
-        ("300 out", "does not say in, model and batch"),
         ("2k in 300 out llama-3.1-8b", "wants commas between its parts; write 'chat: 2k in"),
         ("2k in, 300 out llama-3.1-8b, batch 4", "'300 out llama-3.1-8b' wants commas"),
         ("chat: 2k in, 1k in, 3 out, llama-3.1-8b, batch 2", "says in a second time"),
@@ -208,10 +156,7 @@ def test_every_kind_of_layers_is_a_part() -> None:
         ("chat: 2k in, x out, llama-3.1-8b, batch 32", "'x' is not a size"),
         ("chat: 2k in, 300 out, llama-3.1-8b, batch 32, tp 3", "3 does not divide"),
         ("chat: 2k in, 300 out, flux.1-dev, batch 32", "cannot measure the decoding of flux.1-dev"),
-        (
-            "chat: 2k in, 300 out, llama-3.1-70b, batch 32, tp 2",
-            "measure there: attnbench run --model llama-3.1-70b --tp 2 --seqlen 2k",
-        ),
+        ("2k in, 300 out, llama-3.1-70b, batch 32, tp 2", "attnbench run --model llama-3.1-70b --tp 2 --seqlen 2k"),
     ],
 )
 def test_what_cannot_be_is_told_in_a_line(text: str, said: str) -> None:
@@ -221,38 +166,16 @@ def test_what_cannot_be_is_told_in_a_line(text: str, said: str) -> None:
     assert "\n" not in str(told.value)
 
 
-def test_a_decode_that_is_missing_says_what_to_measure() -> None:
-    with pytest.raises(UserError, match=r"--phase decode --page-size 16 --batch 32 --seqlen 2k,4k$"):
-        compared(CHAT, records(1e-3, 1e-4, PREFILL), records(1e-3, 1e-4, PREFILL))
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        "6k in, 10 out, llama-3.1-8b, batch 32",  # the longest prefill is 4k
-        "2k in, 20k out, llama-3.1-8b, batch 32",  # the longest decode 8k
-        "2k in, 10 out, llama-3.1-8b, batch 64",
-        "2k in, 10 out, llama-3.1-8b, batch 8",
-    ],
-)
-def test_what_is_far_from_all_that_was_measured_is_no_figure(asked: str) -> None:
-    with pytest.raises(UserError, match="no figure on H200 and H100 of the"):
-        compared(asked, records(1e-3, 1e-4), records(1e-3, 1e-4))
+def test_what_is_far_from_all_that_was_measured_is_no_figure() -> None:
+    for given, out, batch in ((6144, 10, 32), (2048, 20480, 32), (2048, 10, 64), (2048, 10, 8)):
+        with pytest.raises(UserError, match="no figure on H200 and H100 of the"):
+            compared(f"{given} in, {out} out, llama-3.1-8b, batch {batch}", *[records(1e-3, 1e-4)] * 2)
 
 
 def test_a_machine_that_lacks_a_figure_is_named() -> None:
-    with pytest.raises(UserError, match=r"no figure on H100 of the decode of 32 x 2198 keys .* measure there: "):
+    what = r"no figure on H100 of the decode of 32 x 2198 keys .*: .* --page-size 16 --batch 32 --seqlen 2k,4k$"
+    with pytest.raises(UserError, match=what):
         compared(CHAT, records(1e-3, 1e-4), records(1e-3, 1e-4, PREFILL))
-
-
-def test_a_step_of_a_whole_model_is_no_attention() -> None:
-    """It has the shape of the prefill that is asked for."""
-    step = "prefill llama-3.1-8b 4/32 arch=llama hidden=4096 intermediate=14336 vocab=128256"
-    steps = records(1.0, 1.0, [replace(one, step=step) for one in PREFILL])
-    plain = records(1e-3, 1e-4)
-    assert tokens_a_second(CHAT, [*plain, *steps], [*plain, *steps]) == tokens_a_second(CHAT, plain, plain)
-    with pytest.raises(UserError, match="no figure on H200 and H100 of the prefill"):
-        compared(CHAT, steps, steps)
 
 
 def test_what_memory_does_not_hold_has_no_figure() -> None:
@@ -271,8 +194,6 @@ def test_what_memory_does_not_hold_has_no_figure() -> None:
     assert [bool(got.million_tokens(got.main, label)) for label in got.labels] == [True, False]
     need = "'llama-3.1-8b' needs 96.0 GiB of KV cache and 15.0 GiB of weights, in 16 bits, and H100 has 80.0 GiB"
     assert f" tokens/s on H200 (of generated tokens). {need}: no figure of it there." in answer(got)[0]
-    with pytest.raises(UserError, match=f"{need}; name another reference"):
-        of(text, H200, small, to="h100")
     with pytest.raises(UserError, match=r"H200 has 139 GiB and H100 has 80.0 GiB; ask for fewer"):
         of("4k in, 14k out, llama-3.1-8b, batch 64", H200, small)
     assert requests.parse("4k in, 4k out, deepseek-v3, batch 1").weights == 0, "with experts they are not known"
@@ -280,12 +201,6 @@ def test_what_memory_does_not_hold_has_no_figure() -> None:
     assert latent == 2 * 8192 * 61 * (512 + 64), "each device has all of it"
     windows = requests.parse("4k in, 4k out, gemma-3-27b, batch 1").cache
     assert windows == 2 * 16 * 256 * (52 * 1024 + 10 * 8192)
-
-
-def test_files_are_no_words() -> None:
-    assert requests.is_in_words(CHAT)
-    assert not requests.is_in_words("chat.yaml")
-    assert not requests.is_in_words("in/my, folder.yaml")
 
 
 def test_an_interpolated_decode_is_within_what_is_stated() -> None:

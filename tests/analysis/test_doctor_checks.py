@@ -1,4 +1,4 @@
-"""What the doctor's checks find in the facts of a machine and in an A/A test, with what to do."""
+"""What the doctor's checks find in the facts of a machine and in an A/A test, with what to do; and who is refused."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from healthy_h200 import CASES, HOST, QUIET, WORKS, Nvml, aa_test, changed, complaints, facts, judged, judged_test
 
 from attnbench.analysis.doctor.checks import difference_in_words, findings_of_machine
-from attnbench.analysis.doctor.resolution import resolutions, worst
+from attnbench.core.other_work import is_too_busy, refusal
 from attnbench.core.record import Record
 from attnbench.run.aa_test import AATest
-from builders import CPU, environment
+from builders import CPU, H200, environment
 
 
 def test_a_healthy_machine_has_nothing_but_ok() -> None:
@@ -25,150 +25,81 @@ def test_a_healthy_machine_has_nothing_but_ok() -> None:
     assert [f.check for f in found] == ["software", *of_gpu.split("|"), "load", "CPU governor", "container limit"]
     assert not any(f.todo for f in found)
     text = " ".join(f.found for f in found)
-    for word in (
-        "580.82 (CUDA 13.0)",
-        "torch 2.11.0+cu130",
-        "triton 3.5.0",
-        "1980 of 1980 MHz",
-        "700 W",
-        "35 C, 52 below",
-    ):
-        assert word in text
+    assert all(word in text for word in ("580.82 (CUDA 13.0)", "triton 3.5.0", "1980 of 1980 MHz", "35 C, 52 below"))
+    assert complaints(judged(facts(), packages={})) == [("software", "warning")], "a GPU without Triton"
+    assert complaints(judged(changed("host", governors=["powersave"]))) == [], "which matters to a CPU only"
 
 
 def test_a_driver_that_tells_nothing_is_no_reason_for_doubt() -> None:
     found = judged(facts(**dict.fromkeys(Nvml.HEALTHY)))
     assert complaints(found) == []
+    older: dict[str, Any] = {"nvmlDeviceGetMarginTemperature": None, "nvmlDeviceGetTemperatureThreshold": 89}
+    assert facts(**older)["nvml"]["temperature_margin"] == 54
     untold = "persistence|SM clock|power limit|other processes|temperature|throttling"
     assert [f.check for f in found if f.found == "not told here"] == untold.split("|")
 
 
 STRANGER = [SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=1)]
+UNNAMED = [SimpleNamespace(pid=2**30)] * 3
 BUSY = SimpleNamespace(gpu=60)
+BROKEN = {"asked": "auto", "host": HOST, "broken": "RuntimeError: launch failure"}
+
+
+def beside(processes: list[SimpleNamespace], utilization: SimpleNamespace | None) -> dict[str, Any]:
+    return facts(nvmlDeviceGetComputeRunningProcesses=processes, nvmlDeviceGetUtilizationRates=utilization)
+
+
+def timed(instrument: str, **found: str) -> dict[str, Any]:
+    return changed("instruments", **{instrument: found})
 
 
 @pytest.mark.parametrize(
-    ("fault", "check", "level", "says", "todo"),
+    ("fault", "found", "says", "todo"),
     [
-        (facts(nvmlDeviceGetPersistenceMode=0), "persistence", "warning", "off", "sudo nvidia-smi -pm 1"),
-        (facts(nvmlDeviceGetApplicationsClock=1200), "SM clock", "warning", "1200 MHz, 1980 by default", "-rac"),
-        (changed("nvml", clock_held=1.5e9, clock_told=1.5e9), "SM clock", "warning", "1500 of 1980 MHz", "-rgc"),
-        (
-            changed("nvml", clock_held=2.078e9),
-            "clock gauge",
-            "warning",
-            "counts 2078 MHz over a second (NVML: 1980)",
-            "wrong",
-        ),
-        (changed("nvml", clock_held=None, gauge_fault="torch 2.5 cannot"), "clock gauge", "warning", "2.5", "2.9"),
-        (
-            facts(nvmlDeviceGetEnforcedPowerLimit=450_000),
-            "power limit",
-            "warning",
-            "450 W, lowered from 700",
-            "-pl 700",
-        ),
-        (
-            facts(nvmlDeviceGetComputeRunningProcesses=STRANGER),
-            "other processes",
-            "warning",
-            "(pid 1); computing nothing now",
-            "another GPU",
-        ),
-        (
-            facts(nvmlDeviceGetComputeRunningProcesses=STRANGER, nvmlDeviceGetUtilizationRates=BUSY),
-            "other processes",
-            "unfit",
-            "60% busy",
-            "another GPU",
-        ),
-        (
-            facts(nvmlDeviceGetComputeRunningProcesses=STRANGER, nvmlDeviceGetUtilizationRates=None),
-            "other processes",
-            "warning",
-            "whether they compute is not told",
-            "another GPU",
-        ),
-        (
-            facts(nvmlDeviceGetComputeRunningProcesses=[SimpleNamespace(pid=2**30)] * 3),
-            "other processes",
-            "warning",
-            "2 that cannot be named here",
-            "another GPU",
-        ),
-        (
-            facts(nvmlDeviceGetComputeRunningProcesses=[], nvmlDeviceGetUtilizationRates=BUSY),
-            "other processes",
-            "unfit",
-            "not in NVML's list",
-            "another GPU",
-        ),
-        (facts(nvmlDeviceGetMigMode=[1, 1]), "MIG", "warning", "slice", "administrator"),
-        (facts(nvmlDeviceGetTotalEccErrors=2), "memory errors", "unfit", "2 uncorrected", "reset"),
-        (facts(nvmlDeviceGetRemappedRows=(0, 1, 0, 1)), "memory errors", "unfit", "could not be remapped", "replaced"),
-        (facts(nvmlDeviceGetRemappedRows=(0, 1, 1, 0)), "memory errors", "warning", "waits", "reset"),
-        (facts(nvmlDeviceGetEccMode=[0, 0]), "memory errors", "warning", "ECC is off", "nvidia-smi -e 1"),
-        (facts(nvmlDeviceGetEccMode=[1, 0]), "memory errors", "warning", "off after the next restart", "-e 1"),
-        (facts(nvmlDeviceGetMarginTemperature=12), "temperature", "warning", "12 below", "cool"),
-        (facts(nvmlDeviceGetMarginTemperature=3), "temperature", "unfit", "3 below", "cool"),
-        (facts(nvmlDeviceGetCurrentClocksThrottleReasons=0x4), "throttling", "warning", "power cap", "nvidia-smi -q"),
-        (facts(nvmlDeviceGetCurrentClocksThrottleReasons=0x48), "throttling", "unfit", "hardware thermal", "cooling"),
-        (facts(nvmlSystemGetCudaDriverVersion_v2=12080), "software", "warning", "older than torch's CUDA", "driver"),
-        ({**facts(), "nvml": None}, "NVML", "warning", "does not answer", "pip install nvidia-ml-py"),
-        (
-            {"asked": "auto", "host": HOST, "broken": "RuntimeError: launch failure"},
-            "GPU",
-            "unfit",
-            "launch",
-            "nvidia-smi",
-        ),
-        (
-            changed("instruments", events={"error": "E: x"}),
-            "instruments",
-            "unfit",
-            "events does not work: E: x",
-            "timed",
-        ),
-        (changed("instruments", cupti={"error": "no kernel"}), "instruments", "warning", "cupti", "profilers"),
-        (changed("instruments", graph={"error": "no"}), "instruments", "warning", "graph", "--timer graph"),
-        (
-            changed("instruments", events={**WORKS, "l2_cold": "warm"}),
-            "L2",
-            "warning",
-            "warm instead of cold by events",
-            "unproven",
-        ),
-        (changed("host", load=60.0), "load", "warning", "60.0 on 64 cores", "end what runs"),
-        (changed("host", cpu_limit=1.0), "container limit", "warning", "1 CPUs for 2 threads", "2 CPUs"),
+        (facts(nvmlDeviceGetPersistenceMode=0), "persistence: warning", "off", "sudo nvidia-smi -pm 1"),
+        (facts(nvmlDeviceGetApplicationsClock=1200), "SM clock: warning", "1200 MHz, 1980 by default", "-rac"),
+        (changed("nvml", clock_held=1.5e9, clock_told=1.5e9), "SM clock: warning", "1500 of 1980 MHz", "-rgc"),
+        (changed("nvml", clock_held=2.078e9), "clock gauge: warning", "counts 2078 MHz over a second", "wrong"),
+        (changed("nvml", clock_held=None, gauge_fault="torch 2.5 cannot"), "clock gauge: warning", "2.5", "2.9"),
+        (facts(nvmlDeviceGetEnforcedPowerLimit=450_000), "power limit: warning", "450 W, lowered from 700", "-pl 700"),
+        (beside(STRANGER, SimpleNamespace(gpu=0)), "other processes: warning", "(pid 1); computing nothing", "another"),
+        (beside(STRANGER, BUSY), "other processes: unfit", "60% busy", "another GPU"),
+        (beside(STRANGER, None), "other processes: warning", "whether they compute is not told", "another GPU"),
+        (beside(UNNAMED, SimpleNamespace(gpu=0)), "other processes: warning", "2 that cannot be named", "another GPU"),
+        (beside([], BUSY), "other processes: unfit", "not in NVML's list", "another GPU"),
+        (facts(nvmlDeviceGetMigMode=[1, 1]), "MIG: warning", "slice", "administrator"),
+        (facts(nvmlDeviceGetTotalEccErrors=2), "memory errors: unfit", "2 uncorrected", "reset"),
+        (facts(nvmlDeviceGetRemappedRows=(0, 1, 0, 1)), "memory errors: unfit", "could not be remapped", "replaced"),
+        (facts(nvmlDeviceGetRemappedRows=(0, 1, 1, 0)), "memory errors: warning", "waits", "reset"),
+        (facts(nvmlDeviceGetEccMode=[0, 0]), "memory errors: warning", "ECC is off", "nvidia-smi -e 1"),
+        (facts(nvmlDeviceGetEccMode=[1, 0]), "memory errors: warning", "off after the next restart", "-e 1"),
+        (facts(nvmlDeviceGetMarginTemperature=12), "temperature: warning", "12 below", "cool"),
+        (facts(nvmlDeviceGetMarginTemperature=3), "temperature: unfit", "3 below", "cool"),
+        (facts(nvmlDeviceGetCurrentClocksThrottleReasons=0x4), "throttling: warning", "power cap", "nvidia-smi -q"),
+        (facts(nvmlDeviceGetCurrentClocksThrottleReasons=0x48), "throttling: unfit", "hardware thermal", "cooling"),
+        (facts(nvmlSystemGetCudaDriverVersion_v2=12080), "software: warning", "older than torch's CUDA", "driver"),
+        ({**facts(), "nvml": None}, "NVML: warning", "does not answer", "pip install nvidia-ml-py"),
+        (BROKEN, "GPU: unfit", "launch", "nvidia-smi"),
+        (timed("events", error="E: x"), "instruments: unfit", "events does not work: E: x", "timed"),
+        (timed("cupti", error="no kernel"), "instruments: warning", "cupti", "profilers"),
+        (timed("graph", error="no"), "instruments: warning", "graph", "--timer graph"),
+        (timed("events", **{**WORKS, "l2_cold": "warm"}), "L2: warning", "warm instead of cold by events", "unproven"),
+        (changed("host", load=60.0), "load: warning", "60.0 on 64 cores", "end what runs"),
+        (changed("host", cpu_limit=1.0), "container limit: warning", "1 CPUs for 2 threads", "2 CPUs"),
     ],
 )
 def test_each_fault_is_one_finding_that_says_what_to_do(
-    fault: dict[str, Any], check: str, level: str, says: str, todo: str
+    fault: dict[str, Any], found: str, says: str, todo: str
 ) -> None:
-    found = judged(fault)
-    assert complaints(found) == [(check, level)]
-    (line,) = [f for f in found if f.level != "ok"]
+    (line,) = [f for f in judged(fault) if f.level != "ok"]
+    assert f"{line.check}: {line.level}" == found
     assert says in line.found
     assert todo in line.todo
-
-
-def test_a_gpu_without_triton() -> None:
-    assert complaints(judged(facts(), packages={})) == [("software", "warning")]
-
-
-def test_an_older_driver_tells_the_threshold_instead_of_the_margin() -> None:
-    changes: dict[str, Any] = {"nvmlDeviceGetMarginTemperature": None, "nvmlDeviceGetTemperatureThreshold": 89}
-    assert facts(**changes)["nvml"]["temperature_margin"] == 54
-
-
-def test_a_gpu_without_ecc_and_mig_is_as_good() -> None:
-    assert complaints(judged(facts(nvmlDeviceGetEccMode=None, nvmlDeviceGetMigMode=None))) == []
 
 
 @pytest.mark.parametrize(
     ("host", "asked", "expected"),
     [
-        ({}, "cpu", []),
         ({}, "auto", [("GPU", "warning")]),
         ({"nvidia_driver": False}, "auto", []),
         ({"load": 2.0}, "cpu", [("load", "warning")]),
@@ -182,11 +113,6 @@ def test_a_gpu_without_ecc_and_mig_is_as_good() -> None:
 def test_a_machine_without_a_gpu(host: dict[str, Any], asked: str, expected: list[tuple[str, str]]) -> None:
     found = [*findings_of_machine(environment(CPU), {"asked": asked, "host": {**HOST, "cores": 4, **host}})]
     assert complaints(found) == expected
-    assert [f.check for f in found] == ["software", "GPU", "load", "CPU governor", "container limit"]
-
-
-def test_a_shallow_governor_does_not_matter_to_a_gpu() -> None:
-    assert complaints(judged(changed("host", governors=["powersave"]))) == []
 
 
 @pytest.mark.parametrize(
@@ -227,10 +153,19 @@ def test_a_job_that_failed_is_all_that_is_said() -> None:
     assert line.found == "sdpa-flash against itself: 16k b1 ended as oom: CUDA out of memory"
 
 
-def test_the_noisiest_case_gives_the_figure() -> None:
-    quiet, noisy = aa_test(*QUIET).cases[0], aa_test(*(3 * d for d in QUIET)).cases[0]
-    both = AATest("eager", 1.0, (quiet, replace(noisy, case=CASES[1])))
-    found = worst(both)
-    assert found is not None
-    assert found[0] == CASES[1]
-    assert found[1].by_one_reading > 2 * resolutions(both)[0][1].by_one_reading
+def test_a_gpu_is_refused_and_a_cpu_is_not() -> None:
+    assert refusal(replace(H200, busy=0.02)) == ""
+    assert refusal(H200) == ""
+    assert refusal(replace(CPU, busy=3.0)) == ""
+    assert refusal(replace(H200, busy=0.97, users=("train (pid 7)",))) == (
+        "another process uses cuda:0 (97% of its time: train (pid 7)), so that no figure could be believed; wait for "
+        "its end, choose another GPU with --device cuda:N, or measure all the same with --allow-busy"
+    )
+
+
+@pytest.mark.parametrize("load", [0.2, 0.5, 0.74, 0.76, 2.0])
+def test_a_cpu_is_loaded_where_the_doctor_calls_it_unfit(load: float) -> None:
+    host = {**HOST, "cores": 10, "load": 10 * load}
+    found = findings_of_machine(environment(CPU), {"asked": "cpu", "host": host})
+    (finding,) = [one for one in found if one.check == "load"]
+    assert is_too_busy(replace(CPU, busy=load)) == (finding.level == "unfit")

@@ -12,7 +12,6 @@ from scipy import stats as scipy_stats
 
 from attnbench.analysis.doctor.resolution import (
     MIN_TURNS,
-    ROUNDS,
     degrees_of_freedom,
     noncentrality,
     resolve,
@@ -28,7 +27,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(0.0, SD, shape)
 
 
-@pytest.mark.parametrize("n", [*TURNS, 40])
+@pytest.mark.parametrize("n", [4, 10, 40])
 def test_the_spread_of_normal_noise_is_recovered_with_its_degrees_of_freedom(n: int) -> None:
     squares = np.array([spread(row) ** 2 for row in normal(3000, n).tolist()])
     assert squares.mean() == pytest.approx(SD**2, rel=0.05)
@@ -73,12 +72,6 @@ def test_one_reading_each_tells_the_smallest_difference_apart_in_four_of_five(n:
     )
 
 
-def test_rounds_tell_their_smallest_difference_apart_in_four_of_five() -> None:
-    planted = noncentrality(ROUNDS - 1) * SD / math.sqrt(ROUNDS)
-    p = scipy_stats.ttest_1samp(normal(8000, ROUNDS) + planted, 0.0, axis=1).pvalue
-    assert np.mean(p < 0.05) == pytest.approx(0.80, abs=0.015)
-
-
 @pytest.mark.parametrize("offset", [0.0, 3 * SD])
 def test_noise_and_the_difference_of_the_processes_make_the_figure(offset: float) -> None:
     n = 16
@@ -96,16 +89,9 @@ def test_one_disturbed_turn_is_neither_noise_nor_a_difference_of_the_processes()
     disturbed = resolve([*quiet[:-1], 1.0])
     assert disturbed.by_one_reading < 1.5 * resolve(quiet).by_one_reading
     assert not disturbed.differs
-
-
-def test_readings_that_repeat_exactly_have_no_spread() -> None:
-    found = resolve([0.0] * 6)
-    assert (found.noise, found.by_one_reading, found.by_rounds, found.differs) == (0.0, 0.0, 0.0, False)
+    still = resolve([0.0] * 6)
+    assert (still.noise, still.by_one_reading, still.by_rounds, still.differs) == (0.0, 0.0, 0.0, False)
     assert resolve([0.01] * 6).differs
-
-
-def test_a_coarse_clock_does_not_hide_the_noise() -> None:
-    assert resolve([0.0] * 12 + [0.01, -0.01]).noise == pytest.approx(math.sqrt(0.0002 / 13 / 2))
 
 
 @given(ANY, st.integers(1, 5))
@@ -116,8 +102,3 @@ def test_swapping_a_and_b_mirrors_the_difference_and_keeps_the_figure(values: li
     assert math.log1p(swapped.difference) == pytest.approx(-math.log1p(found.difference), abs=1e-12)
     assert math.log1p(swapped.low) == pytest.approx(-math.log1p(found.high), abs=1e-12)
     assert found.low <= found.difference <= found.high
-
-
-def test_too_few_turns_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least 4 turns"):
-        resolve([0.0] * 3)

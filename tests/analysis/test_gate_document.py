@@ -13,15 +13,12 @@ import pytest
 from rich.console import Console
 
 from attnbench.analysis.gate import github, junit
-from attnbench.analysis.gate.document import COLUMNS, document_of, headline
+from attnbench.analysis.gate.document import document_of, headline
 from attnbench.analysis.gate.findings import Judgement, Request, judge
 from attnbench.analysis.gate.more_rounds import with_command
-from attnbench.core.errors import UserError
 from attnbench.core.record import Record, Run
 from attnbench.render import json_and_csv, markdown, terminal
-from attnbench.render.document import Plot
 from attnbench.render.html import html_page
-from attnbench.render.progress.ab_progress import AbProgress
 from builders import H200, case, ended, environment, ok, run
 from hostile import live
 
@@ -47,12 +44,6 @@ def judgement() -> Judgement:
     return judge(run(before), run(after), Request(("latency",)))
 
 
-@pytest.fixture
-def refused() -> Judgement:
-    theirs = replace(run(cells({"calm": 1.0})), environment=environment(driver="590.10"))
-    return judge(run(cells({"calm": 1.0})), theirs, Request(("latency",)))
-
-
 def printed(judgement: Judgement, width: int = 200, every: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
     terminal.render(console, document_of(judgement, every))
@@ -71,16 +62,7 @@ def test_what_does_not_count_stands_apart(judgement: Judgement) -> None:
     only = replace(lenient, findings=tuple(f for f in lenient.findings if f.verdict == "inconclusive"))
     passes = "PASS (inconclusive, which --inconclusive pass lets pass): "
     assert headline(only) == f"{passes}nothing was decided (not counted: 1 inconclusive)"
-    answer = document_of(only).answer[0]
-    assert answer.startswith(f"{passes}none of 1 cell is shown to be worse, in what works and fails; latency of 1 of ")
-    assert "cell not decided, which is open 1k" in answer
-
-
-def test_a_pass_says_what_improved(judgement: Judgement) -> None:
-    some = (f for f in judgement.findings if f.verdict in ("improved", "unchanged"))
-    answer = document_of(replace(judgement, findings=tuple(some))).answer[0]
-    assert answer.startswith("PASS: none of 2 cells is worse by more than its margin, in latency; latency of 1 of 2 c")
-    assert re.search(r"improved, which is fast 1k .* -10\.0% \(", answer)
+    assert document_of(only).answer[0].startswith(f"{passes}none of 1 cell is shown to be worse")
 
 
 def test_every_row_has_the_command_that_measures_it_again(judgement: Judgement) -> None:
@@ -88,16 +70,10 @@ def test_every_row_has_the_command_that_measures_it_again(judgement: Judgement) 
     commands = {f["backend"]: f["command"] for f in found}
     assert all(f" -b {backend} " in f"{command} " for backend, command in commands.items())
     assert len(commands) == 7
-    worst = f"To measure the worst again: {commands['dead']}\n"
-    assert printed(judgement).count("attnbench run --dtype") == 1
-    for width in (60, 200):  # it can be pasted: whole, on one line
-        assert worst in printed(judgement, width)
+    assert f"To measure the worst again: {commands['dead']}\n" in printed(judgement, 60)  # it can be pasted
     counted = [commands[name] for name in ("dead", "gone", "slow")]  # more of the same decides nothing of "open"
-    page, comment = html_page.render(document_of(judgement)), markdown.render(document_of(judgement))
-    for text in (page, comment):
-        shown = [line.partition("</code>")[0] for line in text.splitlines() if line.startswith("attnbench run")]
-        assert shown == counted
-    assert "<details><summary>To measure these again</summary>" in comment
+    comment = markdown.render(document_of(judgement))
+    assert [line for line in comment.splitlines() if line.startswith("attnbench run")] == counted
     for verdict in ("improved", "inconclusive"):
         alone = replace(judgement, findings=tuple(f for f in judgement.findings if f.verdict == verdict))
         assert "To measure the worst again" not in printed(alone)
@@ -116,23 +92,6 @@ def test_cells_that_no_rounds_settle_have_the_command_that_measures_them_in_turn
     assert not with_command(near, Path("new.jsonl.gz")).notes  # it has measured in turns
     assert not with_command(judgement, Path("new.jsonl.gz"), gate).commands
     assert not any("--settle" in note for note in with_command(judgement, Path("new.jsonl.gz"), gate).notes)  # it fails
-
-
-def test_a_comment_has_ten_commands_and_none_where_they_leave_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {f"backend-{i}": 1.2 for i in range(12)}
-    judged = judge(run(cells(dict.fromkeys(names, 1.0))), run(cells(names)), Request(("latency",)))
-    text = markdown.render(document_of(judged))
-    assert text.count("\nattnbench run ") == 10
-    assert "(the first 10 of 12)" in text
-    monkeypatch.setattr(markdown, "LIMIT", len(text.encode()) - 1)
-    shorter = markdown.render(document_of(judged))
-    assert "attnbench run" not in shorter
-    assert all(name in shorter for name in names)
-
-
-def test_one_round_a_side_of_few_cells_judges_nothing() -> None:
-    one = run([ok(case(), "calm", 300)])
-    assert headline(judge(one, one, Request(("latency",)))) == "INCONCLUSIVE: 1 result not judged"
 
 
 def test_a_wrong_cell_is_in_every_output_with_its_error() -> None:
@@ -155,28 +114,18 @@ def test_a_wrong_cell_is_in_every_output_with_its_error() -> None:
             assert "out is off by 1" in text
         failures = [f.get("type") for f in ElementTree.fromstring(junit.render(judgement)).iter("failure")]
         assert "wrong" in failures
-
-
-@pytest.mark.parametrize("width", [40, 80, 120])
-def test_the_table_fits_any_terminal(judgement: Judgement, width: int) -> None:
-    lines = [line for line in printed(judgement, width).splitlines() if "attnbench run" not in line]
-    assert max(map(len, lines)) <= width
+        if judgement.refused:
+            for text in (github.workflow_commands(judgement), junit.render(judgement), printed(judgement)):
+                assert "driver was 580.82 and is 590.10" in text
+                assert "--expect driver" in text
+            assert printed(judgement).splitlines()[-1].startswith("NOT COMPARABLE")
 
 
 def test_a_narrow_terminal_gets_lines_that_can_be_read(judgement: Judgement) -> None:
     lines = printed(judgement, 80).splitlines()
     at = lines.index("regressed  slow 1k d128 full fwd bf16 b16 h16")
     assert re.match(r" {4}latency \+10\.0% \(\+9\.\d+% to \+10\.\d+% at 99\.50%, margin 3%\), .* us -> ", lines[at + 1])
-    assert lines[lines.index("missing  gone 1k d128 full fwd bf16 b16 h16") + 1].rstrip() == "    no record of it"
-
-
-def test_a_long_reason_folds_beside_a_table_that_does_not(judgement: Judgement) -> None:
-    long = replace(judgement.findings[0], reason="word " * 60)
-    shown = printed(replace(judgement, findings=(long, *judgement.findings[1:])), 170)
-    lines = shown.split("\n\n", 1)[1].splitlines()
-    assert any(line.startswith("verdict        metric   cell ") for line in lines)
-    assert sum("word word" in line for line in lines) > 3
-    assert [line.split()[0] for line in lines if " d128 " in line][:2] == ["newly-failing", "missing"]
+    assert max(map(len, (line for line in lines if "attnbench run" not in line))) <= 80
 
 
 def test_cells_without_time_are_one_line_that_counts_them() -> None:
@@ -186,45 +135,13 @@ def test_cells_without_time_are_one_line_that_counts_them() -> None:
     ]
     made = [run([*cells({"calm": 1.0}), *late], turns="together") for _ in range(2)]
     judgement = judge(made[0], made[1], Request(("latency",)))
-    said = "5 cells left out for want of time, which is no pass: triton 64 d128 full fwd bf16 b256 h16, "
-    for text in (printed(judgement), markdown.render(document_of(judgement))):
-        assert text.count("triton") == 4
-        assert "no room for it" not in text
-        assert said in text
-        assert "and 2 more; give a longer --time-limit" in " ".join(text.split())
+    assert "no room for it" not in printed(judgement)
+    assert "5 cells left out for want of time, which is no pass: triton 64 d128" in printed(judgement)
     warnings = [line for line in github.workflow_commands(judgement).splitlines() if line.startswith("::warning")]
     assert warnings == ["::warning title=not measured::5 cells left out for want of time; see the step's summary"]
     assert printed(judgement, every=True).count("no room for it within the time limit") == 5
     assert judgement.exit_code == 3
-    tolerant = judge(made[0], made[1], Request(("latency",), inconclusive="pass"))
-    assert tolerant.exit_code == 0
-    assert "inconclusive, which does not count" not in printed(tolerant)
-    assert said in printed(tolerant)
-
-
-def test_a_refusal_says_what_differs_and_how_to_go_on(refused: Judgement) -> None:
-    for text in (
-        printed(refused),
-        markdown.render(document_of(refused)),
-        github.workflow_commands(refused),
-        junit.render(refused),
-        html_page.render(document_of(refused)),
-    ):
-        assert "driver was 580.82 and is 590.10" in text
-        assert "--expect driver" in text
-    assert printed(refused).splitlines()[-1].startswith("NOT COMPARABLE")
-    assert json.loads(json_and_csv.json_text(document_of(refused)))["refused"] == [
-        {"names": ["driver"], "what": "driver was 580.82 and is 590.10"}
-    ]
-
-
-def test_markdown_is_one_table_that_reasons_cannot_break(judgement: Judgement) -> None:
-    text = markdown.render(document_of(judgement))
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len(lines) == 2 + 6
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(COLUMNS) + 1}
-    assert "<script>" not in text
-    assert text.startswith("### ❌ attnbench gate: FAIL")
+    assert judge(made[0], made[1], Request(("latency",), inconclusive="pass")).exit_code == 0
 
 
 def test_markdown_stays_small(judgement: Judgement) -> None:
@@ -264,50 +181,13 @@ def test_github_shows_ten_of_a_level(judgement: Judgement) -> None:
     assert "and 16 more" in errors[-1]
 
 
-def test_the_step_summary_is_appended(tmp_path: Path) -> None:
-    file = tmp_path / "summary.md"
-    file.write_text("before\n")
-    github.append_summary("after\n", file)
-    assert file.read_text() == "before\nafter\n"
-    with pytest.raises(UserError, match="step summary"):
-        github.append_summary("after\n", tmp_path)
-
-
-def test_an_ab_of_several_dtypes_names_them_as_it_goes() -> None:
-    def said(*dtypes: str) -> str:
-        records = [ended(case(dtype=dtype), "triton", "failed", "no luck") for dtype in dtypes]
-        made, stream = run(records), io.StringIO()
-        live = AbProgress(Console(file=stream, width=200))
-        live.begun(made, made, len(dtypes), (), ())
-        for job, record in zip(made.plan, records, strict=True):
-            live.started(job)
-            live.ended(job, record)
-        live.close()
-        return stream.getvalue()
-
-    assert "triton 1k d128 full fwd fp16 FAIL: no luck" in said("bf16", "fp16")
-    assert "triton 1k d128 full fwd FAIL: no luck" in said("bf16")
-
-
-def test_while_it_runs_every_cell_is_settled_open_or_left_out() -> None:
-    made, stream = run(cells({"calm": 1.0})), io.StringIO()
-    live = AbProgress(Console(file=stream, width=200))
-    live.begun(made, made, 24, (), ())
-    live.turn(1, "A", jobs=20, open_cells=20, left=60.0)
-    live.looked(4, settled=12, open_cells=6)
-    live.close()
-    *_, turn, looked = stream.getvalue().splitlines()
-    assert turn == "turn 1 (A): 20 jobs, 0 settled, 20 open, 4 left out, 1m00s left"
-    assert looked == "after 4 pairs: 12 settled, 6 open, 6 left out"
-
-
 HOSTILE = (
     *("x\n::error title=a::b", "::error::a", "##[error]a", "@team https://x.example", "<img src=x onerror=a()>", "a|b"),
     *("\x00\x1b[31m\x9b1m\ufffe\ud800", "\u202egnp.exe", "]]>&amp;<b>", "%0A::error::x", "`a` [b](c)", "x\r\n\r\n# y"),
 )
 
 
-@pytest.mark.parametrize("name", [*HOSTILE, " ".join(HOSTILE)])
+@pytest.mark.parametrize("name", HOSTILE)
 def test_names_and_reasons_are_data_in_every_format(name: str) -> None:
     """A backend, a device, a version and a reason, where cells change, where one is wrong, and where all is refused."""
 
@@ -345,18 +225,3 @@ def test_junit_has_times(judgement: Judgement) -> None:
     for odd in ("x", "0001-01-01T00:00:00+23:59"):  # no date in UTC
         unknown = replace(timed, current=replace(current, started=odd))
         assert {suite.get("timestamp") for suite in ElementTree.fromstring(junit.render(unknown))} == {None}
-
-
-def test_a_page_shows_the_rounds_of_what_changed(judgement: Judgement) -> None:
-    (section,) = document_of(judgement).appendix
-    assert [plot.title.split(":")[0] for plot in section.blocks] == ["regressed", "inconclusive", "improved"]
-    for plot in section.blocks:
-        assert isinstance(plot, Plot)
-        assert [dot.group for dot in plot.dots] == [0] * 5 + [1] * 5
-        assert all(0 <= dot.y <= 1 and (dot.x > 0.5) == bool(dot.group) for dot in plot.dots)
-        assert len(plot.levels) == 2
-    slower = section.blocks[0]
-    assert isinstance(slower, Plot)
-    assert slower.levels[0][2] < slower.levels[1][2]
-    assert "Rounds of what changed" in html_page.render(document_of(judgement))
-    assert not document_of(replace(judgement, findings=())).appendix

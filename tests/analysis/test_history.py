@@ -19,9 +19,7 @@ from attnbench.analysis.history.findings import Trend, trends
 from attnbench.analysis.history.series import Series, of_branch, series, since
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
-from attnbench.render import json_and_csv, markdown
 from attnbench.render.document import Plot, Table
-from attnbench.render.html import html_page
 from attnbench.results.noise import Prior
 from attnbench.results.uncertainty import FREEDOM
 from builders import H200, case, environment, ok, run
@@ -46,40 +44,10 @@ def found(logs: Sequence[float], seed: int = 0, noise: float = NOISE) -> Levels:
 
 def test_a_creep_of_half_a_per_cent_a_run() -> None:
     """A gate at a margin of 3 % passes each of these runs, against the run before it."""
-    for seed in range(20):
+    for seed in range(10):
         got = found([0.005 * i for i in range(16)], seed)
         assert got.creep == pytest.approx(0.005, abs=0.002)
         assert got.total() == pytest.approx(1.005**15 - 1, abs=0.02)
-
-
-def test_a_step_of_two_per_cent() -> None:
-    for seed in range(20):
-        got = found([0.02 * (i >= 8) for i in range(16)], seed, noise=0.002)
-        (change,) = got.changes
-        assert got.creep is None
-        assert change.first == change.at == change.last == 8
-        assert change.change == pytest.approx(0.02, abs=0.006)
-        assert abs(change.change - 0.02) < 2 * got.half(0, 1)
-
-
-def test_a_step_of_which_the_place_is_not_sure() -> None:
-    """A run at the step that is in the middle of both levels may be of either, and the range says so."""
-    got = found([0.02 * (i >= 8) - 0.01 * (i == 8) for i in range(20)], noise=0.002)
-    (change,) = got.changes
-    assert change.first <= 8
-    assert change.last >= 9
-
-
-def test_a_level_of_one_or_two_runs_is_not_told_at_another_run() -> None:
-    for size in (0.05, 0.5, -0.06):
-        for new in (1, 2):
-            got = found([size * (i >= 24 - new) for i in range(24)], noise=0.002)
-            assert not got.changes
-            assert got.pending
-            assert got.pending.at == 24 - new
-            assert got.pending.change == pytest.approx(np.expm1(size), abs=0.01)
-        (change,) = found([size * (i >= 21) for i in range(24)], noise=0.002).changes
-        assert change.first <= 21 <= change.last
 
 
 def test_what_ends_slower_is_not_called_faster() -> None:
@@ -95,30 +63,18 @@ def test_what_ends_slower_is_not_called_faster() -> None:
             assert trend.change * ends > 0
 
 
-def test_one_bad_run_is_no_change() -> None:
-    for place in (0, 5, 11):
-        logs = [0.08 * (i == place) for i in range(12)]
-        assert not found(logs, place, noise=0.002).changes
-
-
-def test_two_changes_that_cancel() -> None:
-    got = found([0.05 * (8 <= i < 16) for i in range(24)], noise=0.002)
-    assert [change.at for change in got.changes] == [8, 16]
-    assert got.total() == pytest.approx(0, abs=0.005)
-    assert got.came_back()
-    assert not found([0.05 * (i >= 8) - 0.02 * (i >= 16) for i in range(24)], noise=0.002).came_back()
-
-
-def test_without_any_noise() -> None:
-    """A simulated device repeats exactly."""
-    assert not found([0.0] * 12, noise=0).changes
-    assert [c.at for c in found([0.005 * (i >= 6) for i in range(12)], noise=0).changes] == [6]
-
-
 def test_ruptures_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ruptures", None)
     with pytest.raises(UserError, match=r"history needs ruptures .*: pip install 'attnbench\[history\]'"):
         levels([1e-3] * 12, Prior(), 1)
+
+
+def test_what_is_no_change() -> None:
+    for place in (0, 5, 11):  # one bad run
+        assert not found([0.08 * (i == place) for i in range(12)], place, noise=0.002).changes
+    assert not found([0.0] * 12, noise=0).changes, "a simulated device repeats exactly"
+    assert [c.at for c in found([0.005 * (i >= 6) for i in range(12)], noise=0).changes] == [6]
+    assert not found([0.05 * (i >= 8) - 0.02 * (i >= 16) for i in range(24)], noise=0.002).came_back()
 
 
 def nightly(number: int, speed: Callable[[int], float], **changes: object) -> list[Run]:
@@ -144,30 +100,18 @@ def test_a_history_says_what_changed_when_and_with_what() -> None:
     assert shown.answer[0] == "Of 2 cells 1 became worse (latency of 1), 0 better, 1 did not change."
     assert "Worst: triton 4k d128 full fwd bf16 b4 h16, latency +3." in shown.answer[1]
     assert "in one step at 2026-01-09 03:17 (000000000007..000000000008)" in shown.answer[1]
-    steps, cells = shown.blocks
+    steps, _ = shown.blocks
     assert isinstance(steps, Table)
-    assert isinstance(cells, Table)
-    assert steps.rows[0][:4] == ("2026-01-09 03:17", "000000000007..000000000008", "", "1 of 2")
     assert steps.rows[0][-1] == "triton was triton 3.4 and is triton 3.5"
-    assert len(cells.rows) == 1
-    (figures,) = shown.appendix
-    (plot,) = figures.blocks
+    (plot,) = shown.appendix[0].blocks
     assert isinstance(plot, Plot)
     assert (len(plot.dots), len(plot.levels)) == (14, 2)
     assert all(0 <= dot.y <= 1 and 0 <= dot.x <= 1 for dot in plot.dots)
-    assert [place for place, _ in plot.x_labels] == [0, 1]
-    page = html_page.render(shown)
-    assert page.count("<circle") == 14
-    assert "2026-01-09 03:17 (000000000008): " in page
-    assert "| first bad run |" in markdown.render(shown)
-    assert len(json_and_csv.csv_text(shown).splitlines()) == 1 + 2 * 14
-    assert '"change": 0.0' in json_and_csv.json_text(shown)
 
 
 def test_a_cell_that_came_back_is_neither_slower_nor_faster() -> None:
     shown = document(nightly(24, lambda day: 1 / 1.05 if 8 <= day < 16 else 1))
     assert shown.answer == ("Of 2 cells 0 became worse, 0 better, 1 changed and came back, 1 did not change.",)
-    assert len([block for block in shown.blocks if isinstance(block, Table)]) == 2  # its steps, and the cell
 
 
 def test_a_cell_that_is_wrong_or_failed_in_the_latest_run_is_named() -> None:
@@ -176,20 +120,11 @@ def test_a_cell_that_is_wrong_or_failed_in_the_latest_run_is_named() -> None:
     for broken in ([-1], [-1, -2]):  # also where nothing of the runs before it has a figure either
         for i in broken:
             records = [replace(r, status="wrong", reason="bad") if r.backend == "fa2" else r for r in runs[i].records]
-            runs[i] = replace(runs[i], records=tuple(records))
+            runs[i] = replace(runs[i], records=records)
         (caution,) = document(runs).cautions
-        assert caution.what == (
-            "1 cell with a history has no figure in the latest run: fa2 4k d128 full fwd bf16 b4 h16 (WRONG)."
-        )
+        assert caution.what.startswith("1 cell with a history has no figure in the latest run: fa2 4k d128 full fwd")
     every = [replace(r, status="failed") for r in runs[-1].records]
     assert document([*runs[:-1], replace(runs[-1], records=tuple(every))]).cautions[0].what.startswith("2 cells")
-    assert not document(runs[:-2]).cautions
-
-
-def test_a_unit_of_one_run_has_one_date() -> None:
-    (machine,) = document(nightly(1, lambda _: 1.0)).machines
-    assert "1 run, 2026-01-01 03:17 (000000000000)" in str(machine)
-    assert " to " not in str(machine)
 
 
 def test_all_cells_at_once_are_the_machine() -> None:
@@ -229,15 +164,6 @@ def test_too_few_runs_of_each_unit_are_said() -> None:
     assert shown.answer == ("Nothing can be told yet: no cell has 10 runs of one unit and one method.",)
     assert shown.cautions[0].what == "4 cells of 4 have fewer than 10 runs of one unit and method."
     assert "--join-units" in shown.cautions[0].todo
-    assert "--join-units" not in document(nightly(3, lambda _: 1.0)).cautions[0].todo
-
-
-def test_runs_without_a_date_come_in_the_order_given() -> None:
-    runs = [replace(one, started="once") for one in nightly(12, lambda day: 1 / 1.2 if day >= 6 else 1)]
-    (changed,) = (trend for trend in trends(runs) if trend.changed)
-    assert changed.levels
-    assert [change.at for change in changed.levels.changes] == [6]
-    assert html_page.render(document(runs)).count("<circle") == 12
 
 
 def test_memory_and_first_calls_are_followed_too() -> None:
@@ -261,9 +187,8 @@ def test_cells_that_change_together_are_one_step_between_two_runs() -> None:
     for day, one in enumerate(runs):
         slow = 1.01 if day == 8 else 1.02 if day > 8 else 1.0
         rate = 300 / slow * float(np.exp(np.random.default_rng(day).normal(0, 0.001)))
-        runs[day] = replace(
-            one, records=tuple(ok(r.case, r.backend, rate) if r.backend == "fa2" else r for r in one.records)
-        )
+        records = [ok(r.case, r.backend, rate) if r.backend == "fa2" else r for r in one.records]
+        runs[day] = replace(one, records=records)
     shown = document(runs)
     (event,) = shown.data["events"]
     assert event["good"]["git"] == f"{7:012x}"
@@ -304,40 +229,23 @@ def test_an_acknowledged_step_sets_the_level_that_counts(tmp_path: Path) -> None
     assert "latency +4." in shown.answer[1]
     assert "(00000000000f..000000000010)" in shown.answer[1]
     assert "PASS" in str(shown.verdict)
-    *_, accepted = (block for block in shown.blocks if isinstance(block, Table))
-    assert accepted.name == "acknowledged"
-    assert accepted.rows[0][-1] == "deterministic"
     assert shown.cautions[-1].what == "1 acknowledgement fit no change: * at 2025-12-24, memory_peak."
     at_another = [Acknowledgement("triton *", "000000000005", "a wrong commit")]
     assert "FAIL" in str(document(runs, Request(acknowledged=at_another, fail_on=0.06)).verdict)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_what_is_no_acknowledgement(tmp_path: Path) -> None:
+    file = tmp_path / "acknowledged.yml"
+    for text, said in (
         ("cells: all", "a list of entries is expected"),
         ("- {cells: x, at: 1234abcd}", "entry 1: reason is missing"),
         ("- {cells: x, at: 12, reason: y}", "entry 1: at: 12 is too short"),
         ("- {cells: x, at: 1234e567, reason: y}", "write the commit in quotes"),
         ("- {cells: x, at: 1234, reason: y, metrics: latency}", "unknown key metrics; did you mean"),
-        ("- {cells: x, at: 1234, reason: y, metric: latncy}", "no metric 'latncy' to gate; did you mean"),
-        ("- [x]", "entry 1: not an entry"),
-        ("- {cells: [x, y], at: 1234abcd, reason: z}", "write one entry for each pattern"),
-    ],
-)
-def test_what_is_no_acknowledgement(tmp_path: Path, text: str, said: str) -> None:
-    file = tmp_path / "acknowledged.yml"
-    file.write_text(text)
-    with pytest.raises(UserError) as error:
-        acknowledged(file)
-    assert said in str(error.value)
-
-
-def test_a_date_is_the_same_with_quotes_and_without(tmp_path: Path) -> None:
-    file = tmp_path / "acknowledged.yml"
-    for at in ("2026-07-01T10:00:00Z", '"2026-07-01T10:00:00Z"', "2026-07-01 10:00:00+00:00"):
-        file.write_text(f"- {{cells: x, at: {at}, reason: y}}")
-        assert acknowledged(file)[0].at.replace(" ", "T") == "2026-07-01T10:00:00+00:00"
+    ):
+        file.write_text(text)
+        with pytest.raises(UserError, match=said):
+            acknowledged(file)
 
 
 def test_runs_of_a_branch_and_since_a_date_or_commit() -> None:

@@ -51,21 +51,9 @@ def test_forward_and_backward_are_added() -> None:
         measured(case, "triton", {"fwd": 1e-3, "bwd": 3e-3}[case.direction], plan=1e-4) for case in cases(phase="train")
     ]
     steps = {step.direction: step for step in findings.step_times(cells(records), GEMMA, 1)}
-    assert {name: round(step.seconds / 42, 9) for name, step in steps.items()} == {
-        "fwd": 1e-3,
-        "bwd": 3e-3,
-        findings.BOTH: 4e-3,
-    }
+    seconds = {name: round(step.seconds / 42, 9) for name, step in steps.items()}
+    assert seconds == {"fwd": 1e-3, "bwd": 3e-3, findings.BOTH: 4e-3}
     assert steps["fwd"].plan == pytest.approx(2e-4), "one plan for each kind of layers, whatever their number"
-
-
-def test_plans_are_shown_apart() -> None:
-    records = [measured(case, name, 1e-3, plan) for case in cases() for name, plan in (("fa3", 1e-4), ("eager", None))]
-    steps, plans = step_document.document(cells(records), GEMMA, 1).blocks
-    assert steps.grids[0].columns == ("eager", "fa3")
-    assert plans.grids[0].columns == ("fa3",)
-    ((_, (figure,)),) = plans.grids[0].rows
-    assert figure.text == "200 us"
 
 
 def test_sizes_of_another_share_or_model_are_not_of_the_step() -> None:
@@ -83,12 +71,7 @@ def test_the_document_says_the_fastest_and_marks_ties() -> None:
     assert shown.answer == ("gemma-2-9b, 8k, batch 2, bf16, fwd on NVIDIA H200: 42.0 ms with triton and fa3.",)
     (grids,) = shown.blocks
     ((_, figures),) = grids.grids[0].rows
-    assert [(f.digits, f.aside, f.best) for f in figures] == [
-        ("210", "ms", False),
-        ("42.0", "ms", True),
-        ("42.0", "ms", True),
-    ]
-    assert [row["backend"] for row in shown.rows] == ["eager", "triton", "fa3"]
+    assert [(f.digits, f.best) for f in figures] == [("210", False), ("42.0", True), ("42.0", True)]
 
 
 def test_why_a_backend_has_no_step_is_said() -> None:
@@ -110,30 +93,13 @@ def test_a_step_that_is_not_whole_says_what_is_missing() -> None:
         step_document.document(cells([measured(local, "triton", 1e-3)]), GEMMA, 2)
 
 
-def test_decode_steps_over_pages() -> None:
-    records = [
-        measured(case, "triton", 1e-4) for case in cases(phase="decode", axes={"page_size": "16", "batch": "32"})
-    ]
-    (step,) = findings.step_times(cells(records), GEMMA, 1)
-    assert (step.case.page_size, step.case.shape.batch, step.case.shape.seqlen_q) == (16, 32, 1)
-
-
 def test_all_models_are_listed_with_what_lacks() -> None:
     listed = document.listed([*MODELS.values()])
     assert [row["name"] for row in listed.rows] == [*MODELS]
     (table,) = listed.blocks
     phases = {row[0]: row[-1] for row in table.rows}
-    assert phases["llama-3.1-8b"] == "all"
-    assert phases["gpt-oss-120b"] == "all"
-    assert phases["flux.1-dev"] == "prefill, train"
-    assert phases["deepseek-v3"] == "prefill, decode, train"
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_one_model_in_full(name: str) -> None:
-    shown = document.in_full(find(name))
-    assert shown.title == name
-    assert shown.data["source"].startswith("https://")
+    assert (phases["llama-3.1-8b"], phases["flux.1-dev"]) == ("all", "prefill, train")
+    assert document.in_full(find("flux.1-dev")).data["source"].startswith("https://")
 
 
 def test_a_step_that_is_hardly_known_is_not_the_fastest() -> None:

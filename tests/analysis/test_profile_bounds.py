@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-import builders
 from attnbench.analysis.profile.bounds import NOT_TOLD, sentence
-from attnbench.analysis.profile.document import document
-from attnbench.render import terminal
-from attnbench.run.profile import counters, ncu, profile
+from attnbench.run.profile import counters, ncu
 from attnbench.run.profile.counters import COUNTERS, KernelCounters
-from attnbench.run.workers import WorkerPool
 
 SMS = 132
 SHARES = ("tensor", "exp", "fma", "alu", "shared", "l2", "hbm", "occupancy", "possible")
@@ -33,10 +26,7 @@ def kernel(stalls: Mapping[str, float] | None = None, **values: float) -> Kernel
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (kernel(tensor=85, exp=40), "tensor cores 85%, exp and conversions (XU) 40% busy: bound by tensor cores."),
         (kernel(tensor=30, exp=88), "busy: bound by exp"),
-        (kernel(hbm=91, tensor=4), "HBM 91%, tensor cores 4% busy: bound by HBM."),
-        (kernel(tensor=49, exp=50), "busy: tensor cores and exp take turns: softmax is hardly overlapped"),
         (kernel(tensor=49, exp=50, l2=81), "busy: tensor cores and exp take turns"),  # they fill the time
         (kernel(tensor=62, exp=64, shared=41), "busy: tensor cores and exp work at once in at least 26% of the time"),
         (kernel(tensor=67, exp=27, shared=77), f"busy: {NOT_TOLD}."),
@@ -44,10 +34,7 @@ def kernel(stalls: Mapping[str, float] | None = None, **values: float) -> Kernel
         (kernel(tensor=97, shared=98), "busy: bound by tensor cores."),  # wgmma reads shared memory
         (kernel(tensor=76, shared=81), "busy: bound by shared memory"),
         (kernel(tensor=70, exp=8), f"busy: {NOT_TOLD}."),
-        (
-            kernel({"long_scoreboard": 6.0, "wait": 2.0}, hbm=40, tensor=3),
-            "long scoreboard (75%), wait (25%).",
-        ),
+        (KernelCounters("k", {}), f"{NOT_TOLD}."),
         (kernel(hbm=40, tensor=3), f"busy: {NOT_TOLD}."),  # no stall reasons on this GPU
         (kernel(tensor=50, exp=20, blocks=32, waves=0.2), "32 blocks for 132 multiprocessors: the others idle; "),
         (kernel(tensor=85, blocks=251, waves=1.9), "busy: bound by tensor cores."),
@@ -62,18 +49,9 @@ def test_what_is_said_of_a_kernel(found: KernelCounters, said: str) -> None:
 
 
 def test_a_share_beyond_one_is_left_out() -> None:
-    found = counters.parse(
-        output(
-            MARK,
-            ("k", {"l1tex__throughput.avg.pct_of_peak_sustained_active": ("240", "%"), "launch__grid_size": ("1", "")}),
-            MARK,
-        )
-    )
+    read = {"l1tex__throughput.avg.pct_of_peak_sustained_active": ("240", "%"), "launch__grid_size": ("1", "")}
+    found = counters.parse(output(MARK, ("k", read), MARK))
     assert found[0].values == {"blocks": 1.0}
-
-
-def test_nothing_known_is_not_told() -> None:
-    assert sentence(KernelCounters("k", {}), SMS) == f"{NOT_TOLD}."
 
 
 def output(*kernels: tuple[str, Mapping[str, tuple[str, str]]]) -> str:
@@ -109,12 +87,6 @@ def test_counters_are_read_in_the_units_of_core() -> None:
     assert combine.values == pytest.approx({"seconds": 1e-9})
 
 
-def test_a_gpu_without_the_counters_is_said() -> None:
-    lacking = {"gpu__time_duration.sum": ("n/a", "")}
-    with pytest.raises(ncu.NotCounted, match="none of the counters"):
-        counters.parse(output(MARK, ("k", lacking), MARK))
-
-
 def test_an_unknown_counter_is_left_out_and_the_rest_read(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Sequence[str]] = []
     absent = COUNTERS["exp"].metrics[0]
@@ -127,26 +99,3 @@ def test_an_unknown_counter_is_left_out_and_the_rest_read(monkeypatch: pytest.Mo
     assert len(counters.measure("/ncu", None, {})) == 2
     assert [absent in metrics for metrics in asked] == [True, False]
     assert all(metrics[-1] == counters.STALLED for metrics in asked)
-
-
-def test_the_document_has_the_table_and_the_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu, "find", lambda: "/ncu")
-    monkeypatch.setattr(counters, "measure", lambda *_: counters.parse(TEXT))
-    case = builders.case()
-    plain = profile.Profile("mine", "events", "cold", (1.3e-3,), 0.1, memory_peak=0)
-    pool = WorkerPool({"mine": "mine.py:f"}, {})
-    found, notes = profile.add(profile.COUNTERS, [plain], pool, case, builders.H200, lambda _: None)
-    assert notes == ()
-    outcome = profile.Outcome(builders.environment(builders.H200), case, None, tuple(found))
-    raw = io.StringIO()
-    terminal.render(Console(file=raw, width=140, highlight=False), document(outcome))
-    text = " ".join(raw.getvalue().split())
-    assert (
-        "mine, flash_fwd, 100% of its time: tensor cores 62%, exp and conversions (XU) 48% busy: tensor cores and exp"
-        in text
-    )
-    assert "exp and conversions (XU) 48%" in text
-    assert "warps wait for long scoreboard 75%" in text
-    assert "counters that ncu does not give here: FMA, ALU, shared memory and L1, L2, HBM, warps in flight" in text
-    data = document(outcome).data
-    assert json.loads(json.dumps(data))["profiles"][0]["counters"][0]["values"]["tensor"] == pytest.approx(0.625)

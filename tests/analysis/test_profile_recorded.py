@@ -75,7 +75,6 @@ def test_tensor_cores_and_exp_are_busy_as_the_arithmetic_says(
 @pytest.mark.parametrize(
     ("backend", "headdim", "direction", "said"),
     [
-        ("fa3", 128, "fwd", "bound by tensor cores"),
         ("fa4", 128, "fwd", "bound by tensor cores"),
         ("sdpa-cudnn", 128, "fwd", "work at once in at least 13%"),
         ("triton", 128, "fwd", "take turns"),

@@ -1,11 +1,18 @@
-"""The first lines of a report: how many cells ended how, and who is fastest."""
+"""What a report says beside its figures: who is fastest, why cells have none, what was measured on, where time went."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attnbench.analysis.report.answer import answer
+from attnbench.analysis.report.document import document
+from attnbench.analysis.report.machine_summary import machines
+from attnbench.analysis.report.phases import phases
+from attnbench.analysis.report.reasons import MOST, OTHERS, reasons
 from attnbench.core.record import Record, Run
+from attnbench.render.document import Machine
 from attnbench.results.cells import cells
-from builders import case, ended, ok, run
+from builders import case, ended, environment, ok, run
 
 
 def answered(*runs: Run) -> tuple[str, ...]:
@@ -59,3 +66,102 @@ def test_a_latency_that_is_hardly_known_is_not_the_fastest() -> None:
     both = run([loud, ok(case(), "eager", 1.0, time=[1e-9, 1e-5, 3e-2])])
     said = "not known in 1, where no latency is known to better than a factor of 1.5."
     assert answered(both)[1] == f"Fastest of 1 case: {said}"
+
+
+def test_reasons_that_differ_in_numbers_are_one_line() -> None:
+    records = [ok(case(), "eager", 30.0)]
+    records += [
+        ended(case(s, direction=d), "eager", "skipped", f"needs {need} of scores; 22 GiB free")
+        for s, need in ((2048, "512 MiB"), (4096, "8.0 GiB"), (8192, "32 GiB"))
+        for d in ("fwd", "bwd")
+    ]
+    records += [ok(case(16384), "eager", 30.0), ended(case(), "sm_90a", "failed", "exit code -11 in sm_90 kernel")]
+    found = reasons(cells([run(records)]))
+    assert [(n.word, n.who, n.reason) for n in found] == [
+        ("FAIL", "sm_90a 1k d128 full fwd", "exit code -11 in sm_90 kernel"),
+        ("skip", "eager (6 cases: 2k-8k)", "needs 512 MiB to 32 GiB of scores; 22 GiB free"),
+    ]
+
+
+def test_backends_that_share_a_reason_and_their_cases_share_a_line() -> None:
+    cases = [case(), case(causal=True)]
+    records = [ended(c, b, "skipped", "needs a CUDA GPU") for c in cases for b in ("triton", "sdpa-cudnn")]
+    records += [ended(c, "fa3", "skipped", "needs Hopper") for c in cases]
+    records += [ok(case(2048), b, 300.0) for b in ("triton", "sdpa-cudnn")]
+    assert [(n.word, n.who, n.reason) for n in reasons(cells([run(records)]))] == [
+        ("skip", "sdpa-cudnn, triton (2 cases each: 1k)", "needs a CUDA GPU"),
+        ("skip", "fa3 (all)", "needs Hopper"),
+    ]
+
+
+def test_the_worst_endings_come_first_and_an_unknown_reason_is_said() -> None:
+    endings = ("skipped", "timeout", "oom", "failed", "wrong-kernel", "wrong")
+    records = [ended(case(1024 * 2**i), "triton", status, None) for i, status in enumerate(endings)]
+    found = reasons(cells([run(records)]))
+    assert [n.word for n in found] == ["WRONG", "KERNEL!", "FAIL", "OOM", "TIMEOUT", "skip"]
+    assert {n.reason for n in found} == {"no reason given"}
+
+
+def test_rounds_say_how_well_they_agree() -> None:
+    records = [ok(case(), "triton", speed, round=i) for i, speed in enumerate((300.0, 303.0, 297.0))]
+    (found,) = machines(cells([run(records)]))
+    assert found.method == (
+        "latency = median of 100 samples, then over 3 rounds, CUDA events, L2 cold, rounds agree within 2% in the "
+        "median cell, 2% in the 95th percentile and 2% in the worst"
+    )
+
+
+def test_runs_of_the_same_machine_say_how_well_they_agree() -> None:
+    first = run([ok(case(), "triton", 300.0), ok(case(2048), "triton", 300.0, time=[0.0] * 9)])
+    second = replace(first, records=(ok(case(), "triton", 306.0), first.records[1]), started="2026-07-02")
+    _, again = machines(cells([first, second]))
+    assert again == Machine(
+        "NVIDIA H200 (run of 2026-07-02)",
+        "2026-07-02",
+        "differs from NVIDIA H200 (run of 2026-07-01 10:00) by 2% in the median cell, 2% in the 95th percentile "
+        "and 2% in the worst",
+    )
+    other = replace(second, environment=environment(torch="2.12.0"))
+    assert all("agrees with" not in found.method for found in machines(cells([first, other])))
+
+
+def test_ceilings_of_several_runs_are_their_median() -> None:
+    runs = [
+        run([ok(case(1024 * 2**i), "triton", 300.0, ceiling_matmul=speed, ceiling_copy=4e12)])
+        for i, speed in enumerate((7e14, 7.5e14, 8e14))
+    ]
+    (found,) = machines(cells(runs))
+    assert found.method.endswith("; ceilings here: matmul 750 TFLOP/s bf16, copy 4.00 TB/s")
+
+
+def test_the_phases_of_all_jobs_by_backend() -> None:
+    records = [
+        ok(case(1024), "eager", 30.0, seconds=2.0, phases={"timing": 1.0, "check": 0.5}),
+        ok(case(2048), "eager", 30.0, seconds=1.0, phases={"timing": 1.0}),
+        ok(case(1024), "triton", 300.0, seconds=4.0, phases={"first call": 4.0}),
+    ]
+    (table,) = phases(cells([run(records)]))
+    assert [column.heading for column in table.columns] == ["phase", "eager", "triton", "all", ""]
+    assert table.rows == (
+        ("first call", "0.0s", "4.0s", "4.0s", "57%"),
+        ("timing", "2.0s", "0.0s", "2.0s", "29%"),
+        ("check", "0.5s", "0.0s", "0.5s", "7%"),
+        ("other", "0.5s", "0.0s", "0.5s", "7%"),
+    )
+    assert "Where 7.0s of jobs went" in table.title
+
+
+def test_it_comes_with_the_seconds_only() -> None:
+    measured = cells([run([ok(case(), "eager", 30.0, phases={"timing": 1.0})])])
+    assert "phases" not in {getattr(b, "name", "") for b in document(measured, [measured[0].run]).blocks}
+    blocks = document(measured, [measured[0].run], metrics=["seconds"]).blocks
+    assert [b.name for b in blocks if hasattr(b, "name")] == ["phases"]
+    assert phases(cells([run([ok(case(), "eager", 30.0)])])) == []  # a file of an older attnbench
+
+
+def test_of_many_unlike_reasons_of_a_backend_the_first_are_told() -> None:
+    words = [f"{a}{b}{c}" for a in "abcdefghij" for b in "abcdefghij" for c in "abcdefghij"]
+    records = [ended(case(1024 + i), "eager", "failed", f"no {word}") for i, word in enumerate(words)]
+    found = reasons(cells([run(records)]))
+    assert [f.reason for f in found] == [*(f"no {word}" for word in words[:MOST]), OTHERS]
+    assert found[-1].who.startswith(f"eager ({1000 - MOST} cases")

@@ -1,4 +1,4 @@
-"""What to doubt about the figures of a report."""
+"""What to doubt about the figures of a report; and rules: a caution for each place where one holds, in their order."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from attnbench.analysis.cautions import Rule, furthest, in_cells, stated, when
 from attnbench.analysis.report.cautions import cautions
 from attnbench.core.case import Case
 from attnbench.core.flops import Convention
 from attnbench.core.record import Approximation, Measurement, Record
+from attnbench.render.document import Caution
 from attnbench.results import run_file
 from attnbench.results.cells import cells
 from builders import CPU, H200, case, decode, ended, job, ok, run
@@ -38,6 +40,9 @@ def test_cautions() -> None:
     assert "Few samples in 1 cell, the fewest 4: triton 2k d128 full fwd." in warned(good, few)
     assert "Below 6 the interval takes" in warned(few)
     assert "Few" not in warned(ok(case(2048), "triton", 300.0, n=6))  # enough for calls that take long
+    kept = warned(ok(case(), "eager", 30.0, n=1), reduced=True)
+    assert "1 baseline among these: a baseline keeps one value per round." in kept
+    assert "Few samples" not in kept
     unknown = warned(good, device=replace(H200, name="GPU of tomorrow"))
     assert "no bf16 peak is on file for GPU of tomorrow" in unknown
     assert "--peak bf16=..." in unknown
@@ -78,13 +83,6 @@ def test_a_figure_that_no_device_can_reach_is_a_fault_of_ours() -> None:
     assert not said(decode(16384, "triton", 19.0))
 
 
-def test_on_a_cpu_nobody_is_sent_to_options_of_a_gpu() -> None:
-    slower = replace(ok(case(), "eager", 30.0), measurements={"time": Measurement("s", (1e-3,) * 40 + (2e-3,) * 40)})
-    assert "by 100% at most: eager 1k d128 full fwd. The clock fell" in warned(slower)
-    assert "--isolate-power" in warned(slower)
-    assert "--isolate-power" not in warned(slower, device=CPU)
-
-
 def test_a_clock_held_down_by_the_gauge() -> None:
     records = [ok(case(), "eager", 30.0, clock_held=1.98e9), ok(case(2048), "triton", 300.0, clock_held=1.7e9)]
     text = warned(*records)
@@ -111,6 +109,7 @@ def test_drift() -> None:
     assert "faster" not in text
     slower = partial(drifting, case(2048), "triton", 1e-3, 1e-3, 1.1e-3)
     assert "The clock fell meanwhile. " in warned(slower(clock_held=[1.98e9, 1.8e9]))
+    assert "--isolate-power" not in warned(slower(), device=CPU)
     assert "The clock held, so something else began to run" in warned(slower(clock_held=[1.8e9, 1.8e9]))
     assert "while measured" not in warned(slower(host_bound=True)), "the host's time moved"
 
@@ -134,9 +133,10 @@ def test_the_state_of_the_machine() -> None:
 
 def test_an_incomplete_run_says_how_to_finish_it() -> None:
     plan = [job(case(), "eager"), job(case(2048), "eager"), replace(job(case(4096), "eager"), skip="too large")]
-    text = warned(ok(case(), "eager", 30.0), plan=plan)
-    assert '1 of 2 jobs to measure of suite "quick" have no record.' in text
-    assert "attnbench run --resume FILE" in text
+    half = run([ok(case(), "eager", 30.0)], plan=plan)
+    (found,) = map(str, cautions(cells([half]), [half], [Path("results/half.jsonl")]))
+    assert '1 of 2 jobs to measure of suite "quick" have no record.' in found
+    assert "attnbench run --resume results/half.jsonl" in found
     late = ended(case(), "eager", "skipped", "no time left", resumable=True)
     assert "1 job skipped for want of time" in warned(late)
 
@@ -147,22 +147,6 @@ def test_records_that_later_ones_replace_are_told() -> None:
         made = run_file.with_records(run([]), [earlier, later])
         said = "\n".join(map(str, cautions(cells([made]), [made])))
         assert ("1 record replaced by a later one" in said) is told
-
-
-def test_cells_of_several_dtypes_name_theirs() -> None:
-    records = [
-        ok(case(), "triton", 300.0, spread=0.1),
-        ended(case(dtype="fp16"), "triton", "wrong", "off by 3"),
-        ended(case(2048, dtype="fp8"), "triton", "failed", "no such type"),
-    ]
-    assert "1 result wrong: triton 1k d128 full fwd fp16." in warned(*records)
-    assert "the worst to 2.1%: triton 1k d128 full fwd bf16." in warned(*records)
-
-
-def test_another_kernel_than_the_backends() -> None:
-    text = warned(ended(case(), "fa4", "wrong-kernel", "sgemm ran"))
-    assert "1 cell where another kernel ran than the backend's: fa4 1k d128 full fwd." in text
-    assert "leave those cases out, or choose the backend whose kernel it is." in text
 
 
 def test_latencies_that_hold_the_hosts_time() -> None:
@@ -183,12 +167,6 @@ def test_instruments_that_disagree_on_long_calls() -> None:
     text = warned(good, compared(2048, 1e-3, 0.9e-3), compared(4096, 1e-3, 0.95e-3))
     assert "Instruments disagree: by more than 2% in 2 cells of 100 us and more, by 10% in the worst: triton 2k" in text
     assert "Instruments disagree" not in warned(good, compared(2048, 50e-6, 40e-6))  # the launch gap is expected
-
-
-def test_a_baseline_says_what_it_keeps() -> None:
-    text = warned(ok(case(), "eager", 30.0, n=1), reduced=True)
-    assert "1 baseline among these: a baseline keeps one value per round." in text
-    assert "Few samples" not in text
 
 
 def test_windows_by_the_papers_convention() -> None:
@@ -234,15 +212,33 @@ def test_a_wrong_result_of_ones_own_file_is_sent_to_check(monkeypatch: pytest.Mo
     assert "attnbench check" not in mine, "it splits no sequence"
 
 
-def test_the_advice_to_resume_names_the_file() -> None:
-    half = run([ok(case(), "eager", 30.0)], plan=[job(case(), "eager"), job(case(2048), "eager")])
-    (found,) = cautions(cells([half]), [half], [Path("results/half.jsonl")])
-    assert "attnbench run --resume results/half.jsonl" in str(found)
-
-
 def test_a_figure_far_above_the_measured_ceiling_is_doubted() -> None:
     ceiling = {"ceiling_matmul": Measurement("FLOP/s", (100e12,))}
     slow, fast = (ok(case(n), "triton", tflops) for n, tflops in ((1024, 90.0), (2048, 220.0)))
     slow = replace(slow, measurements={**slow.measurements, **ceiling})
     assert "1 cell above the measured ceiling (220%): triton 2k d128 full fwd." in warned(slow, fast)
     assert "ceiling" not in warned(slow, ok(case(2048), "triton", 105.0))
+
+
+RULES = (
+    Rule[list[int]](lambda found: ({"n": n} for n in found if n < 0), "{n} is below 0.", todo="Leave {n} out."),
+    Rule[list[int]](lambda found: when(len(found) > 2, number=len(found)), "{number} numbers.", "Too many."),
+)
+
+
+def test_a_caution_for_each_place_in_the_order_of_the_rules() -> None:
+    assert stated(RULES, [-1, 2, -3]) == (
+        Caution("-1 is below 0.", "", "Leave -1 out."),
+        Caution("-3 is below 0.", "", "Leave -3 out."),
+        Caution("3 numbers.", "Too many."),
+    )
+    assert stated(RULES, [1, 2]) == ()
+
+
+def test_values_may_hold_braces() -> None:
+    rule = Rule[str](lambda name: when(name, name=name), "No {name}.")
+    assert stated([rule], "{x}") == (Caution("No {x}."),)
+
+
+def test_no_cells_are_no_place() -> None:
+    assert list(in_cells([])) == list(furthest([])) == []

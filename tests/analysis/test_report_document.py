@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import math
@@ -11,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_text import marked, report, shown
-from rich.console import Console
+from report_text import report, shown
 
 from attnbench.analysis.report import page
 from attnbench.analysis.report.document import complete
@@ -23,15 +21,7 @@ from attnbench.render.html.charts import charts
 from attnbench.results.cells import cells
 from attnbench.results.export_rows import COLUMNS
 from attnbench.results.metrics import METRICS
-from builders import CPU, H200, UNITS, case, decode, ended, environment, forwards, measurements, ok, run
-
-
-def test_colour_marks_best_and_wrong() -> None:
-    stream = io.StringIO()
-    console = Console(file=stream, width=100, force_terminal=True, color_system="standard", _environ={})
-    terminal.render(console, report([run(forwards())]))
-    assert "\x1b[1;32m*414\x1b[0m" in stream.getvalue()
-    assert "\x1b[1;31mWRONG\x1b[0m" in stream.getvalue()
+from builders import CPU, H200, UNITS, case, decode, ended, environment, forwards, ok, run
 
 
 def test_a_cpu_has_no_utilisation_and_no_warning_about_it() -> None:
@@ -42,22 +32,6 @@ def test_a_cpu_has_no_utilisation_and_no_warning_about_it() -> None:
     assert "Utilisation" not in text
 
 
-def test_a_sample_that_is_not_finite_costs_no_page() -> None:
-    odd = replace(ok(case(), "triton", 300.0), measurements=measurements(time=[1e-3] * 8 + [math.inf]))
-    (row,) = charts(cells([run([odd])])).rows
-    assert (row["latency"], row["p100"]) == (1e-3, None)
-
-
-def test_backends_skipped_alike_share_a_line_and_no_column() -> None:
-    records = [ok(case(s), "eager", 1.0) for s in (1024, 2048)]
-    records += [
-        ended(case(s), b, "skipped", "needs a CUDA GPU") for s in (1024, 2048) for b in ("triton", "sdpa-cudnn")
-    ]
-    text = shown([run(records)])
-    assert "skip  sdpa-cudnn, triton (all): needs a CUDA GPU\n" in text
-    assert text.count("triton") == 1
-
-
 def test_only_skips_make_no_table() -> None:
     text = shown([run([ended(case(), "triton", "skipped", "needs a CUDA GPU")])])
     assert "No cell has a figure for this." in text
@@ -65,9 +39,7 @@ def test_only_skips_make_no_table() -> None:
 
 
 def test_an_empty_run() -> None:
-    assert shown([run([])]) == "Nothing was measured: there are no records.\n"
-    assert marked([run([])]) == "**Nothing was measured: there are no records.**\n"
-    assert shown([]) == shown([run([])])
+    assert shown([]) == shown([run([])]) == "Nothing was measured: there are no records.\n"
     empty = complete(report([run([])]), {"csv"}, [], [], [])
     assert json.loads(json_and_csv.json_text(empty)) == []
     assert json_and_csv.csv_text(empty) == ",".join(COLUMNS) + "\n"
@@ -80,7 +52,6 @@ def test_a_wrong_kernel_has_no_figure() -> None:
     assert "    1k   32.1 3%   KERNEL!\n" in text
     assert f"KERNEL!  fa4 1k d128 full fwd: {reason}\n" in text
     assert "1 cell where another kernel ran than the backend's: fa4 1k d128 full fwd." in text
-    assert "| 1k | 32.1 3% | KERNEL! |" in marked([run(records)])
 
 
 def test_what_a_format_needs_is_computed_for_it_alone() -> None:
@@ -118,7 +89,7 @@ def odd_records(seed: int) -> list[Record]:
     return records
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_measurement_however_odd_costs_a_report(seed: int) -> None:
     runs = [run(odd_records(seed)), run(odd_records(seed)[::2], started="2026-07-02T10:00:00+00:00")]
     found = cells(runs)

@@ -48,26 +48,6 @@ def turns(
     return ok(case(seqlen), backend, 300.0, **taken, **({"turns_graph": (graph,) * 8} if graph else {}))
 
 
-def test_which_interpreter_ran_a_backend_where_it_was_not_the_usual_one() -> None:
-    records = [ok(case(), name, 300.0) for name in ("eager", "fa4", "sdpa-fa4", "xformers")]
-    chosen = {"sdpa-fa4": "/envs/fa4/bin/python", "fa4": "/envs/fa4/bin/python", "xformers": "/x/python", "fa2": "/y"}
-    said = told(*records, interpreters=chosen)
-    assert "sdpa-fa4, fa4 ran in /envs/fa4/bin/python." in said
-    assert "xformers ran in /x/python." in said
-    assert "/y" not in said
-    assert " ran in " not in told(*records)
-
-
-def test_the_share_of_the_peak_is_told_beside_the_share_at_the_clock_held() -> None:
-    """989.4 TFLOP/s hold at 1830 MHz: at 1980 MHz the units could do 1070.5."""
-    records = [ok(case(), "sdpa-flash", 300.0), ok(case(), "fa4", 700.0, clock_held=(1980e6,))]
-    assert (
-        "The peak of bf16 holds at 1830 MHz. fa4 1k d128 full fwd has 71% of it, and 65% of the peak at the clock it "
-        "held. -m utilization_clock has the latter by cell."
-    ) in told(*records)
-    assert "holds at" not in told(*records, peak={"": 900e12})  # of a peak that was given the clock is not known
-
-
 def test_the_cross_check() -> None:
     records = [
         turns("triton", 1000e-6, 1000e-6, 999e-6),
@@ -77,21 +57,16 @@ def test_the_cross_check() -> None:
         turns("eager", 20e-6, None, 16.5e-6),
         turns("eager", 10e-6, None, 8e-6, 2048),
     ]
-    assert told(*records).splitlines() == [
-        "Cross-check of eager: CUPTI reads 2.0 to 3.5 us less than CUDA events in 2 shorter cells.",
-        "Cross-check of triton: CUDA graph replay differs from CUDA events by 0.1% in the median and 0.4% in the worst "
-        "of 3 cells of 100 us and more and reads 0.5 us less in 1 shorter cell; CUPTI differs from CUDA events of "
-        "the same calls by 0.3% in the median and 1% in the worst of 3 cells of 100 us and more and reads 1.5 us less "
-        "in 1 shorter cell; tracing costs 0%, 3% at most.",
-    ]
+    eager, triton = told(*records).splitlines()
+    assert eager == "Cross-check of eager: CUPTI reads 2.0 to 3.5 us less than CUDA events in 2 shorter cells."
+    for said in (
+        "CUDA graph replay differs from CUDA events by 0.1% in the median and 0.4% in the worst of 3 cells of 100 us",
+        "CUPTI differs from CUDA events of the same calls by 0.3% in the median and 1% in the worst of 3 cells",
+        "tracing costs 0%, 3% at most.",
+    ):
+        assert said in triton
     made = run(records)
     assert not cautions(cells([made]), [made])
-    odd = run([*records, turns("triton", 1e-3, 1e-3, 0.9e-3, 16384)])
-    text = "\n".join(map(str, cautions(cells([odd]), [odd])))
-    assert (
-        "Instruments disagree: by more than 2% in 1 cell of 100 us and more, by 10% in the worst: "
-        "triton 16k d128 full fwd." in text
-    )
 
 
 def test_what_tracing_slows_is_said_where_the_latency_is_a_span() -> None:
@@ -123,38 +98,6 @@ def test_short_kernels_and_their_launch_gaps() -> None:
     assert told(ok(case(), "eager", 30.0)) == ""
 
 
-def test_short_cells_that_are_timed_by_events_since_another_has_no_span_are_told() -> None:
-    short = ok(case(), "triton", 300.0, time=(50e-6,) * 30, span=(47e-6,) * 30)
-    slow = ok(case(), "eager", 300.0, time=(200e-6,) * 30)
-    assert told(short, slow) == (
-        "Latency is what CUDA events read in 1 cell under 100 us, a launch gap of 1 to 4 us included. Not every cell "
-        "of their 1 case has a span, and one case has one method. Measured again, all have one."
-    )
-
-
-def test_what_the_host_launches_more_slowly_than_the_gpu_runs() -> None:
-    records = [ok(case(s), b, 300.0, enqueue=e) for s, b, e in ((1024, "eager", 1.0), (2048, "eager", 1.0))]
-    records += [ok(case(), "triton", 300.0, enqueue=1e-6), ok(case(2048), "triton", 300.0, enqueue=2.0)]
-    text = told(*records)
-    assert "Launch-bound: 3 cells where the host takes longer to launch a call than the GPU to run it" in text
-    assert "(eager 2, triton 1)" in text
-    assert told(records[2]) == ""
-
-
-def test_memory_that_torch_does_not_know() -> None:
-    def took(backend: str, seqlen: int, peak: int, outside: int) -> Record:
-        peak, outside = peak * 2**20, outside * 2**20
-        return ok(case(seqlen), backend, 300.0, memory_peak=peak, memory_driver=peak + outside)
-
-    records = [took("sdpa-cudnn", s, 64, mib) for s, mib in ((1024, 100), (2048, 128), (4096, 200))]
-    records += [took("eager", 1024, 64, 30), took("triton", 1024, 4000, 100)]
-    assert told(*records) == (
-        "Memory outside torch's allocator: sdpa-cudnn 128 MiB (median of 3 cells). memory_peak leaves it out. "
-        "-m memory_driver has all of it."
-    )
-    assert told(*records, device=CPU) == ""
-
-
 def test_what_records_say_is_said_once() -> None:
     text = "cross-check: graph: L2 is cold only with {} copies of its operands, over 512"
     records = [ok(case(1024 * 2**i), "triton", 300.0, notes=(text.format(600 + i),)) for i in range(3)]
@@ -163,22 +106,6 @@ def test_what_records_say_is_said_once() -> None:
         "cross-check: graph: L2 is cold only with 600 to 700 copies of its operands, over 512 (4 cells: eager, triton)",
         "no joules (1 cell: eager)",
     ]
-
-
-def test_facts_stand_apart_for_several_devices() -> None:
-    b200 = replace(H200, name="NVIDIA B200", memory=192 * 10**9)
-    runs = [run([turns("triton", 1e-3, 1e-3, 1e-3)]), run([turns("triton", 1e-3, 1e-3, 1e-3)], device=b200)]
-    found = [str(f) for f in facts(cells(runs))][2:]  # without the uncertainty of either
-    assert [text.partition(":")[0] for text in found] == [
-        "Cross-check of triton on NVIDIA H200",
-        "Cross-check of triton on NVIDIA B200",
-    ]
-
-
-def test_fp8_says_how_it_is_scaled() -> None:
-    records = [ok(case(dtype="fp8"), "cudnn-fp8", 900.0), ok(case(), "cudnn", 500.0)]
-    assert told(*records).startswith("fp8 is e4m3 with one scale per tensor, in 1 cell. q, k and v are rounded, and")
-    assert "fp8" not in told(records[1])
 
 
 def test_turns_of_traced_calls_alone_tell_nothing_of_events() -> None:

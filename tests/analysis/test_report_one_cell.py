@@ -53,20 +53,10 @@ def test_too_many_are_told_and_an_empty_run_has_none() -> None:
 
 def test_a_failure_is_shown_with_its_traceback_and_notes() -> None:
     shown = terminal.text(one_cell.document(one_cell.select(measured(), "mine")))
-    for line in ("  status   FAIL", "FAIL: ValueError: no", "  Traceback", "    File mine.py"):
+    for line in ("FAIL: ValueError: no", "    File mine.py"):
         assert line in shown.splitlines(), line
     assert "!  mine 1k d128 full fwd: a note" in shown
     assert "metrics" not in shown
-
-
-def test_a_measured_cell_is_shown_with_its_samples_in_order() -> None:
-    (cell,) = one_cell.select(measured(), "hf-eager")
-    shown = terminal.text(one_cell.document([cell]))
-    few = one_cell.document([cell])
-    assert len(cell.rows[0].samples) <= one_cell.FEW or "latency from" in shown
-    for part in ("error against the reference", "  latency ", "  tflops ", "q (16, 1024, 16, 128), k (16, "):
-        assert part in shown
-    assert few.data[0]["metrics"]["latency"] == pytest.approx(cell.value("latency"))
 
 
 def test_every_sample_is_counted_once_in_the_bins() -> None:

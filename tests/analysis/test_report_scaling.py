@@ -30,11 +30,8 @@ def test_from_which_length_two_ranks_are_faster(speedups: tuple[float, ...], sai
     start, _, rest = line.partition(": ")
     assert start == "ulysses-fa4 d128 causal fwd bf16"
     assert rest.startswith(f"2 ranks are {said} (")
-
-
-def test_one_length_has_no_crossover() -> None:
-    (line,) = crossovers(two_ranks((1.9,)))
-    assert line == "ulysses-fa4 d128 causal fwd bf16: 2 ranks at one length only (4k 1.90x)"
+    (line,) = crossovers(two_ranks(speedups[:1]))
+    assert " ranks at one length only (4k " in line
 
 
 def test_one_rank_of_another_run_is_told() -> None:
@@ -43,17 +40,6 @@ def test_one_rank_of_another_run_is_told() -> None:
     assert table.note.endswith(OTHER_RUN)  # type: ignore[union-attr]
     table, _ = tables(two_ranks((1.9,)))
     assert not table.note.endswith(OTHER_RUN)  # type: ignore[union-attr]
-
-
-def test_what_all_cases_share_is_in_the_title() -> None:
-    forward = two_ranks((1.9, 2.0))
-    backward = [replace(cell, case=replace(cell.case, direction="bwd")) for cell in forward]
-    table, *_ = tables(forward)
-    assert table.title == "One sequence over several ranks, d128 causal fwd bf16"
-    assert [row[1] for row in table.rows] == ["4k", "16k"]  # type: ignore[union-attr]
-    table, *_ = tables([*forward, *backward])
-    assert table.title == "One sequence over several ranks, d128 causal bf16"
-    assert [row[1] for row in table.rows] == ["4k fwd", "16k fwd", "4k bwd", "16k bwd"]  # type: ignore[union-attr]
 
 
 def test_no_two_rows_have_one_name() -> None:
@@ -72,10 +58,7 @@ def test_no_two_rows_have_one_name() -> None:
         ("ulysses-fa4", "NVIDIA H100", "4k h16", "2"),
         ("ulysses-fa4", "NVIDIA H200", "4k softcap 30 h16", "2"),
     ]
-    assert table.labels == 4
-    said = [line.partition(":")[0] for line in crossovers(found)]
-    assert len({*said}) == 4
-    assert "ulysses-fa4 d128 causal fwd bf16 h4 on NVIDIA H200" in said
+    assert len({line.partition(":")[0] for line in crossovers(found)}) == 4
 
 
 def test_the_figure_has_all_points_within_it() -> None:

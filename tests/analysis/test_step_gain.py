@@ -21,18 +21,13 @@ def timed(latency: float, attention: float | None, idle: float = 0.0) -> Timed:
     return Timed(cast(Any, None), latency, attention, idle)
 
 
-def test_amdahl() -> None:
-    assert amdahl(0.3) == pytest.approx(1 / (0.7 + 0.2))
-    assert amdahl(1.0, 2.0) == 2.0
-    assert amdahl(0.0) == 1.0
-
-
 def test_a_prediction_takes_the_attention_of_another_step() -> None:
     slow, fast = timed(10.0, 4.0), timed(7.1, 1.0)
     assert slow.predicted(fast) == pytest.approx(7.0)
     assert slow.off(fast) == pytest.approx(7.0 / 7.1 - 1)
     assert slow.share == 0.4
     assert timed(10.0, None).off(fast) is None
+    assert (amdahl(0.3), amdahl(1.0, 2.0)) == (pytest.approx(1 / (0.7 + 0.2)), 2.0)
     assert timed(11.0, 4.0, idle=1.0).predicted(fast) == pytest.approx(7.0)
     assert slow.predicted(timed(7.5, 1.0, idle=0.5)) == pytest.approx(7.5)
 
