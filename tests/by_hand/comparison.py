@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from typing import Any
 from .audit import Audit, printed
 from .device import peak
 from .machines import Machine, alike, machine_of, machines, shared_cells
-from .names import headdim, heads, mask, pattern
 from .ratios import Ratio, equal, speed_ratio
-from .raw import Case, Cell, Key, middle, over_rounds, samples
+from .raw import Key, middle, over_rounds, samples
 
 
 @dataclass(frozen=True)
@@ -100,31 +98,16 @@ def powered(figures: Sequence[Figures]) -> Figures:
     return next((of for of in figures if of.what == "sustained"), figures[0])
 
 
-def kind(cell: Cell, several_dtypes: bool) -> str:
-    """Return the row of "Speed by kind of case" that a case belongs to."""
-    case = cell.case
-    way = "decode" if case.is_decode else case.direction
-    devices = f" {case.ranks} devices" if case.ranks > 1 else ""
-    if case.step:
-        phase, model, layers = case.step.split()[:3]
-        kept, depth = layers.split("/")
-        phase = phase.replace("train", "training")
-        of_them = f"all {depth}" if kept == depth else f"{kept} of {depth}"
-        return f"{case.dtype} " * several_dtypes + f"{phase} step of {model} ({of_them} layers){devices}"
-    return f"{case.dtype} " * several_dtypes + f"d{headdim(case)} {mask(case)} {way}{devices}"
-
-
-def ratio(found: Sequence[Machine], of: Figures, i: int, cases: Collection[str]) -> Ratio:
-    ours, theirs = (equal([of.chosen[j][case] for case in cases]) for j in (0, i))
+def ratio(found: Sequence[Machine], of: Figures, i: int) -> Ratio:
+    ours, theirs = (equal([*of.chosen[j].values()]) for j in (0, i))
     return speed_ratio(found[0], ours, found[i], theirs, of.what)
 
 
-def check(
-    audit: Audit, scenario: Scenario, paths: Sequence[Path]
-) -> tuple[dict[str, Any], Sequence[Machine], Sequence[Figures], Sequence[Offer | None]]:
-    """Compare all figures of a comparison with those that are computed here, and return both."""
+def check(audit: Audit, scenario: Scenario, paths: Sequence[Path]) -> None:
+    """Compare all figures of a comparison with those that are computed here."""
     said = printed("compare", *paths, *scenario.options)
-    found = in_order(said, machines(paths))
+    names = {frozenset(file.path.name for file in machine.files): machine for machine in machines(paths)}
+    found = [names[frozenset(row["files"])] for row in said["machines"]]
     where = f"compare {' '.join(path.name.partition('-nvidia')[0] for path in paths)}"
     figures = all_figures(found)
     audit.same(where, "kinds of figures", len(said["figures"]), len(figures))
@@ -137,21 +120,11 @@ def check(
         for i, row in enumerate(shown["machines"]):
             for name, value in machine_figures(found, of, i, costs).items():
                 audit.same(f"{pace}, {row['name']}", name, row[name], value)
-        _check_kinds(audit, pace, found, of, shown["groups"])
     for i, row in enumerate(said["machines"]):  # those that answer a buyer
         for name, value in machine_figures(found, figures[0], i, costs).items():
             audit.same(f"{where}: {row['name']}", name, row[name], value)
     _check_cells(audit, where, found, [row["name"] for row in said["machines"]], said["cells"])
     audit.same(where, "untried", str(sorted(said["untried"])), str(sorted(untried(found, figures[0].what))))
-    _check_missing(audit, where, found, said)
-    _check_longest(audit, where, found, said)
-    return said, found, figures, costs
-
-
-def in_order(said: dict[str, Any], found: Sequence[Machine]) -> list[Machine]:
-    """Return the machines in the order in which they are printed, by the names of their files."""
-    names = {frozenset(file.path.name for file in machine.files): machine for machine in found}
-    return [names[frozenset(row["files"])] for row in said["machines"]]
 
 
 def machine_figures(found: Sequence[Machine], of: Figures, i: int, costs: Sequence[Offer | None]) -> dict[str, Any]:
@@ -163,7 +136,7 @@ def machine_figures(found: Sequence[Machine], of: Figures, i: int, costs: Sequen
     gbps = geomean([machine.gbps(key, of.what) for key in decode])
     shares = [_share(machine, key, of.what) for key in computing]
     watts = geomean([machine.watts(key) if of.what == "sustained" else None for key in keys])
-    speed = ratio(found, of, i, of.chosen[0])
+    speed = ratio(found, of, i)
     rate, hour = tflops or gbps, costs[i].hour if costs[i] and costs[i].is_own else None
     return {
         "tflops": tflops,
@@ -196,22 +169,6 @@ def _per_watt(found: Sequence[Machine], of: Figures, i: int, speed: Ratio, watts
         return None
     ours, theirs = (equal([*of.chosen[j].values()]) for j in (0, i))
     return speed_ratio(found[0], ours, found[i], theirs, "joules", speed.value * home / watts)
-
-
-def _check_kinds(audit: Audit, where: str, found: Sequence[Machine], of: Figures, groups: Sequence[Any]) -> None:
-    cells = found[0].cells
-    several = len({cells[key].case.dtype for key in of.chosen[0].values()}) > 1
-    kinds: dict[str, list[str]] = defaultdict(list)
-    for case, key in of.chosen[0].items():
-        kinds[kind(cells[key], several)].append(case)
-        kinds["all"].append(case)
-    audit.same(where, "kinds", sorted(group["name"] for group in groups) == sorted(kinds), True)
-    for group in groups:
-        cases = kinds.get(group["name"], [])
-        audit.same(f"{where}, {group['name']}", "cases of a kind", group["cases"], len(cases))
-        for i, shown in enumerate(group["ratios"].values()):
-            for name, value in ends("ratio", ratio(found, of, i, cases)).items():
-                audit.same(f"{where}, {group['name']}", f"{name} of a kind", shown[name], value)
 
 
 def _check_cells(
@@ -251,78 +208,6 @@ def _cell(found: Sequence[Machine], machine: Machine, key: Key, fastest: Mapping
     return told | ends("ratio", speed)
 
 
-def _check_missing(audit: Audit, where: str, found: Sequence[Machine], said: dict[str, Any]) -> None:
-    """Compare how many cells each machine lacks that another has a figure of."""
-    every = {key for machine in found for key in machine.figures["latency"]}
-    for machine, row in zip(found, said["machines"], strict=True):
-        lacks = sum(one["cells"] for one in said["missing"] if one["machine"] == row["name"])
-        audit.same(f"{where}: {row['name']}", "missing", lacks, len(every - machine.figures["latency"].keys()))
-
-
-def _check_longest(audit: Audit, where: str, found: Sequence[Machine], said: dict[str, Any]) -> None:
-    """Compare the longest sequence of each kind that was measured, and the next that memory refused."""
-    several = len({cell.case.dtype for machine in found for cell in machine.cells.values()}) > 1
-    lengths: dict[tuple[str, str], list[dict[int, set[str]]]] = {}  # row -> by machine: length -> how its cells ended
-    for i, machine in enumerate(found):
-        jobs = [job for file in machine.files for job in file.head.get("plan", ())]
-        planned = [Cell(Case(job["case"]), job["backend"]) for job in jobs]
-        for cell in [*machine.cells.values(), *(cell for cell in planned if cell.key not in machine.cells)]:
-            case = cell.case
-            name = f"{case.dtype} " * several + f"d{headdim(case)} {case.direction}, {_sizes(case)}"
-            by_machine = lengths.setdefault((name, cell.backend), [defaultdict(set) for _ in found])
-            by_machine[i][case.seqlen_k].add(_ending(cell))
-    rows = {row: [_longest(of, of_all) for of in of_all] for row, of_all in lengths.items()}
-    shown = {(row["cases"], row["backend"]): row["machines"] for row in said["longest"]}
-    expected = {name: row for name, row in rows.items() if any(row)}
-    audit.same(where, "rows of the longest sequences", shown.keys() == expected.keys(), True)
-    for name in shown.keys() & expected.keys():
-        audit.same(f"{where}, {name}", "longest sequence", str(shown[name]), str(expected[name]))
-
-
-def _ending(cell: Cell) -> str:
-    """Return what a cell says of its length: "ok", no "room", nothing ("no", as it is unsupported), not known ("?")."""
-    if not cell.rounds:  # it was planned only
-        return "?"
-    if cell.status == "ok":
-        return "ok"
-    if cell.status == "oom" or (cell.status == "skipped" and _is_for_memory(cell)):
-        return "room"
-    resumable = any(record.get("resumable") for record in cell.rounds.values())
-    return "no" if cell.status == "skipped" and not resumable else "?"
-
-
-def _longest(of: Mapping[int, set[str]], of_all: Sequence[Mapping[int, set[str]]]) -> dict[str, Any] | None:
-    """Return the longest that was measured, and the next length if memory refused it, else what was not measured."""
-    endings = set().union(*of.values())
-    if not endings & {"ok", "room"}:
-        return None
-    longest = max((n for n in of if "ok" in of[n]), default=0)
-    elsewhere = {n for each in of_all for n in each if "ok" in each[n]}
-    gaps = []
-    for n in sorted({*of, *elsewhere}):
-        if n > longest:
-            if "?" in of.get(n, "?"):
-                gaps.append(n)
-            elif "room" in of[n]:
-                refused = None if gaps else n
-                return {"longest": longest or None, "refused": refused, **({"not_measured": gaps} if gaps else {})}
-    return {"longest": longest, "refused": None, **({"not_measured": gaps} if gaps else {})} if longest else None
-
-
-def _sizes(case: Case) -> str:
-    """Return what is one for all lengths of a row."""
-    parts = [pattern(case)] if case.lengths else []
-    parts += [f"ranks {case.ranks}"] if case.ranks > 1 else []
-    parts += [f"seqlen_q {case.seqlen_q}"] if case.seqlen_q != case.seqlen_k else []
-    return ", ".join([*parts, f"batch {case.batch}", f"heads {heads(case)}"])
-
-
-def _is_for_memory(cell: Cell) -> bool:
-    """Whether the first reason of a cell that was skipped is that it needs more memory than is free."""
-    reason = next(record.get("reason") or "" for _, record in sorted(cell.rounds.items()))
-    return reason.startswith("needs ") and reason.endswith(" free")
-
-
 # ---- Money.
 
 
@@ -353,7 +238,7 @@ def money(speed: Ratio, i: int, costs: Sequence[Offer | None]) -> dict[str, floa
     return {**ends("money_ratio", gives), **ends("worth_below", worth)}
 
 
-def offers(scenario: Scenario, found: Sequence[Machine], main: Figures | None) -> list[Offer | None]:
+def offers(scenario: Scenario, found: Sequence[Machine], main: Figures) -> list[Offer | None]:
     """Return what each machine costs; None where the reference has no price. One model has one price, so none.
 
     `main` are the figures whose watts a purchase pays for.
@@ -363,7 +248,7 @@ def offers(scenario: Scenario, found: Sequence[Machine], main: Figures | None) -
         return [None] * len(found)
     made: list[Offer | None] = []
     for i, price in enumerate(own):
-        watts = (geomean([found[i].watts(key) for key in main.chosen[i].values()]) if main else None) or 0.0
+        watts = geomean([found[i].watts(key) for key in main.chosen[i].values()]) or 0.0
         paid = price or own[0]
         made.append(Offer(paid, watts / 1000 * scenario.energy_price if paid.bought else 0.0, bool(price)))
     return made

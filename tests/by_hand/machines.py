@@ -26,10 +26,9 @@ def _cannot(file: RunFile, record: Record) -> bool:
 
 
 def _never_idle(record: Record) -> bool:
-    """Whether kernels ran in 97 % of a step or more, or a launch takes 3 % of a call or less."""
-    busy, seconds = middle(record, "step_traced"), middle(record, "time")
+    """Whether a launch takes 3 % of a call or less."""
     launch = max(samples(record, "enqueue"), default=0.0)
-    return bool(seconds and ((busy and busy >= 0.97 * seconds) or 0 < launch <= 0.03 * seconds))
+    return 0 < launch <= 0.03 * (middle(record, "time") or 0.0)
 
 
 def machine_of(file: RunFile) -> tuple[Any, ...]:

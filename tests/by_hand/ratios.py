@@ -43,7 +43,6 @@ def speed_ratio(
     theirs: Weights,
     what: str,
     value: float | None = None,
-    interpolation: float = 0.0,
 ) -> Ratio:
     """Return how many times as fast `other` is as `home`. `value` is the ratio, where it is not that of the means."""
     if home is other:
@@ -59,7 +58,7 @@ def speed_ratio(
         for part in (rounds_part, processes_part, samples_part)
         for m, of in ((home, ours), (other, theirs))
     ]
-    half = math.hypot(*parts, cards_part((home, ours), (other, theirs), what=what), interpolation)
+    half = math.hypot(*parts, cards_part((home, ours), (other, theirs), what=what))
     if math.isinf(half):
         return Ratio(value, None, None)
     return Ratio(value, value * math.exp(-half), value * math.exp(half))
