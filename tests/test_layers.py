@@ -175,7 +175,9 @@ def test_what_reads_run_files_loads_nothing_heavy_when_it_runs() -> None:
     one, other = (str(PACKAGE.parent / "results" / "ci-experiment" / f"alike-0{i}.jsonl") for i in (0, 1))
     given = [("report", one), ("compare", one, other), ("gate", one, other), ("recommend", one), ("history", one)]
     code = f"""
+import attnbench
 from attnbench.cli import main
+attnbench.load({one!r}).cells
 for given in {given!r}:
     sys.argv = ["attnbench", *given]
     try:

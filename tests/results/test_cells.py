@@ -228,10 +228,6 @@ def test_what_is_not_finite_is_no_value_and_no_ceiling() -> None:
     assert not cell.held_down
 
 
-def test_no_runs_and_no_records_are_no_cells() -> None:
-    assert cells([]) == cells([run([])]) == []
-
-
 @pytest.mark.parametrize(("spec", "ranked"), [("/mine.py:fast", False), ("attnbench.backends.sdpa:Flash", True)])
 def test_what_beats_a_matmul_twice_stores_its_results_only_where_it_is_a_persons(spec: str, ranked: bool) -> None:
     """Of a backend that ships with attnbench it tells that other work slowed the matmul."""
