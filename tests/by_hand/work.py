@@ -17,7 +17,7 @@ ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 
 def pairs(case: Case) -> int:
     """Return the pairs of a query and a key that the mask leaves, of one head over the whole batch."""
-    assert not case.mask and not case.step, "no definition here"
+    assert case.mask == case.step == "", "no definition here"
     return sum(number * seen(case, q, k)[0] for number, q, k in case.sequences)
 
 
