@@ -41,6 +41,14 @@ def test_reopening_cuts_the_truncated_line_off(path: Path) -> None:
     assert run_file.read(path) == (RUN, [])
 
 
+def test_a_run_file_has_one_writer_at_a_time(path: Path) -> None:
+    first = run_file.RunFile.reopen(path)
+    with pytest.raises(UserError, match="being written by another"):
+        run_file.RunFile.reopen(path)
+    first.close()
+    run_file.RunFile.reopen(path).close()
+
+
 def test_a_gzipped_file_is_not_appended_to(path: Path) -> None:
     packed = gzipped(path)
     before = packed.read_bytes()
