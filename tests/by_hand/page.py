@@ -18,7 +18,7 @@ from . import latency, work
 from .audit import SEVEN_DIGITS, Audit, run
 from .device import bandwidth, clock_of_peak, peak
 from .latency import Measured
-from .raw import Cell, Record, middle, over_rounds, read, samples
+from .raw import Cell, Record, memory_peak, middle, over_rounds, read, samples
 
 BURST = 0.015  # seconds of work between two readings of the clock
 HELD = 0.985  # of the best clock
@@ -109,7 +109,7 @@ def figures(page: Page, cell: Cell) -> Row:
         if half is not None and eager.half is not None:
             both = math.exp(half + eager.half)
             slow, fast = speedup / both, speedup * both
-    memory = over_rounds(cell, lambda r: max(samples(r, "memory_peak"), default=None))
+    memory = over_rounds(cell, memory_peak)
     watts = over_rounds(cell, lambda r: middle(r, "sustained_power"))
     spread_of_samples = _relative(page, cell)
     return {

@@ -19,59 +19,38 @@ if __package__ in (None, ""):
 
 from by_hand import comparison, page, ranking
 from by_hand.audit import Audit
-from by_hand.comparison import Price, Scenario
 
 RESULTS = Path(__file__).parents[2] / "results"
-YEARS = 365.25 * 24  # hours of a year
-RENT = ("--price", "h200=3.40/h", "--price", "h100=2.20/h")
-RENTED = {"H200": Price(3.40), "H100": Price(2.20)}
-BOUGHT = ("--price", "h200=32000/4y", "--price", "h100=2/h", "--energy-price", "0.15", "--pue", "1.3")
 
-# No run of several ranks of an H100 has a case in common with that of H200s.
-SCENARIOS = (
-    Scenario(("20261123-141253-default-nvidia-h200", "20261123-140542-default-nvidia-h100")),
-    Scenario(("20261125-195215-serving-nvidia-h200", "20261125-225814-serving-nvidia-h100"), RENT, RENTED),
-    Scenario(
-        ("20261123-141732-sustained-nvidia-h200", "20261123-141048-sustained-nvidia-h100"),
-        BOUGHT,
-        {"H200": Price(32000, 4 * YEARS, bought=True), "H100": Price(2)},
-        energy_price=0.15 * 1.3,
+# Files that are compared. No run of several ranks of an H100 has a case in common with that of H200s.
+COMPARED = (
+    ("20261123-141253-default-nvidia-h200", "20261123-140542-default-nvidia-h100"),
+    ("20261125-195215-serving-nvidia-h200", "20261125-225814-serving-nvidia-h100"),
+    ("20261123-141732-sustained-nvidia-h200", "20261123-141048-sustained-nvidia-h100"),
+    ("20261124-120822-claims-nvidia-h200", "20261124-020208-claims-nvidia-h100"),  # xformers ran unlike kernels
+    ("20261126-060921-training-packed-nvidia-h200", "20261125-223822-training-packed-nvidia-h100"),
+    ("20261125-144815-approximate-nvidia-h200", "20261123-165707-approximate-nvidia-h100"),
+    ("20261126-062025-several-gpus-nvidia-h200", "20261126-141244-several-gpus-nvidia-h200"),
+    ("ci-experiment/shipped", "20261123-140542-default-nvidia-h100"),  # five rounds of one card
+    ("20261121-141028-default-nvidia-h200", "20261121-141425-default-nvidia-h200"),  # two runs of one card
+    (  # a search by a newer method beside figures of an older
+        "20261121-174520-libraries-nvidia-h200",
+        "20261124-120111-capacity-nvidia-h200",
+        "20261123-140542-default-nvidia-h100",
     ),
-    # xformers ran unlike kernels
-    Scenario(("20261124-120822-claims-nvidia-h200", "20261124-020208-claims-nvidia-h100")),
-    Scenario(("20261126-060921-training-packed-nvidia-h200", "20261125-223822-training-packed-nvidia-h100")),
-    Scenario(("20261125-144815-approximate-nvidia-h200", "20261123-165707-approximate-nvidia-h100")),
-    Scenario(("20261126-062025-several-gpus-nvidia-h200", "20261126-141244-several-gpus-nvidia-h200")),
-    # Five rounds of one card
-    Scenario(("ci-experiment/shipped", "20261123-140542-default-nvidia-h100")),
-    # Two runs of one card
-    Scenario(("20261121-141028-default-nvidia-h200", "20261121-141425-default-nvidia-h200")),
-    # A search by a newer method beside figures of an older
-    Scenario(
-        (
-            "20261121-174520-libraries-nvidia-h200",
-            "20261124-120111-capacity-nvidia-h200",
-            "20261123-140542-default-nvidia-h100",
-        )
-    ),
-    # A machine of several files, cards, methods and versions
-    Scenario(
-        (
-            "20261121-141425-default-nvidia-h200",
-            "20261121-141028-default-nvidia-h200",
-            "ci-experiment/shipped",
-            "20261123-141253-default-nvidia-h200",
-            "20261123-140542-default-nvidia-h100",
-        ),
-        ("--price", "h200=3.40/h"),
-        {"H200": Price(3.40)},
+    (  # a machine of several files, cards, methods and versions
+        "20261121-141425-default-nvidia-h200",
+        "20261121-141028-default-nvidia-h200",
+        "ci-experiment/shipped",
+        "20261123-141253-default-nvidia-h200",
+        "20261123-140542-default-nvidia-h100",
     ),
 )
 
-# Of these `recommend` and charts as well, which claims lack. The last but two has
-# approximations, in the last but one the default of PyTorch ties, in the last both passes are timed apart and as one.
+# Of these `recommend` and charts as well, which claims lack. The last but two has approximations, in the last but one
+# the default of PyTorch ties, in the last both passes are timed apart and as one.
 ALONE = (
-    *dict.fromkeys(s.files[0] for s in SCENARIOS if "-claims-" not in s.files[0]),
+    *dict.fromkeys(files[0] for files in COMPARED if "-claims-" not in files[0]),
     "20261125-145417-default-nvidia-h200",
     "20261121-174520-libraries-nvidia-h200",
     "20261126-014716-fp8-nvidia-h100",
@@ -95,9 +74,9 @@ def main(files: Sequence[str]) -> int:
     for path in map(Path, files or map(path_of, ALONE)):
         check_file(audit, path)
         audit.report(path.name)
-    for scenario in () if files else SCENARIOS:
-        comparison.check(audit, scenario, [*map(path_of, scenario.files)])
-        audit.report(f"compare {' '.join(scenario.files)}")
+    for compared in () if files else COMPARED:
+        comparison.check(audit, [*map(path_of, compared)])
+        audit.report(f"compare {' '.join(compared)}")
     return 1 if audit.failed else 0
 
 

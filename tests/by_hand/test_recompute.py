@@ -18,9 +18,9 @@ def test_charts_and_recommendation(name: str) -> None:
 
 @pytest.mark.parametrize("of", ["several-gpus", "serving", "sustained"])
 def test_comparison(of: str) -> None:
-    (scenario,) = [scenario for scenario in recompute.SCENARIOS if f"-{of}-" in scenario.files[0]]
+    (files,) = [files for files in recompute.COMPARED if f"-{of}-" in files[0]]
     audit = Audit()
-    comparison.check(audit, scenario, [*map(recompute.path_of, scenario.files)])
+    comparison.check(audit, [*map(recompute.path_of, files)])
     assert audit.compared
     assert not audit.differing
 
