@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import math
 import os
 import re
 import subprocess
@@ -16,7 +15,6 @@ import pytest
 import attnbench
 from attnbench.analysis.baseline.reduce_run import reduced
 from attnbench.core.errors import EXIT_FAULT, UserError
-from attnbench.core.record import Accuracy, TensorError
 from attnbench.results import run_file
 from attnbench.results.given_again import went_on_apart
 from builders import CPU, case, ended, ok, run
@@ -68,14 +66,6 @@ def test_a_run_counts_once_and_two_that_began_in_one_second_are_two(folder: Path
     assert attnbench.load(f"{folder}/[0-2].base").runs == (*map(reduced, runs),)
 
 
-def test_a_copy_of_a_run_with_an_error_that_is_no_number_is_a_copy(folder: Path) -> None:
-    nan = Accuracy({"out": TensorError(math.nan, 0.001, 0.004, math.nan)}, 64, 4, ("out",))
-    for name in "xy":
-        one = run([*RECORDS[:2], replace(RECORDS[2], status="wrong", accuracy=nan)])
-        (folder / f"{name}.jsonl").write_bytes(run_file.encoded(one))
-    assert len(attnbench.load(f"{folder}/[xy].jsonl").runs) == 1
-
-
 @pytest.mark.parametrize("order", [("early", "late", "whole", "other"), ("other", "whole", "late", "early")])
 def test_a_part_of_a_run_that_is_there_whole_is_left_out(folder: Path, order: tuple[str, ...]) -> None:
     """As of a file that was cut, and of one that was copied before the run was resumed, and got more rounds."""
@@ -115,13 +105,6 @@ def test_a_folder_with_brackets_and_a_home(folder: Path, monkeypatch: pytest.Mon
         == len([*there.glob("*.jsonl")])
         > 0
     )
-
-
-def test_cells_and_raw_samples(folder: Path) -> None:
-    _, triton = attnbench.load(folder / "a.jsonl").cells
-    assert triton.value("tflops") == pytest.approx(300)
-    assert triton.value("speedup") == pytest.approx(10)
-    assert (*triton.rows[0].samples,) == RECORDS[1].measurements["time"].values
 
 
 def test_what_a_notebook_shows_is_short(folder: Path) -> None:

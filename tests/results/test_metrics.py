@@ -56,34 +56,6 @@ def test_what_needs_more_samples_is_absent() -> None:
     assert value("cov", record((1e-6,))) is None
 
 
-def short(**changes: Any) -> Record:
-    """Events read 10 us, CUPTI 8 us."""
-    taken = measurements(time=(9e-6, 10e-6, 12e-6), span=(7e-6, 8e-6, 9e-6))
-    return record(**{"measurements": taken, "timer": "events", **changes})
-
-
-def test_the_span_of_a_short_kernel_takes_the_place_of_the_events() -> None:
-    r = short()
-    assert row(r).uses_span
-    assert row(r).samples == (7e-6, 8e-6, 9e-6)
-    assert value("latency", r) == 8e-6
-    assert value("latency_p90", r) == pytest.approx(8.8e-6)
-    assert value("tflops", r) == pytest.approx(536870912 / 8e-6 / 1e12)
-    assert value("speedup", row(r, eager=16e-6)) == pytest.approx(2)
-    assert value("launch_gap", r) == pytest.approx(2e-6)
-
-
-def test_the_reading_stands_where_the_span_is_no_better() -> None:
-    assert value("latency", short(timer="graph")) == 10e-6
-    assert value("launch_gap", short(timer="graph")) is None
-    long = short(measurements=measurements(time=101e-6, span=98e-6))
-    assert value("latency", long) == 101e-6
-    assert value("launch_gap", long) == pytest.approx(3e-6)
-    no_span = record((10e-6,), timer="events")
-    assert (value("latency", no_span), value("launch_gap", no_span)) == (10e-6, None)
-    assert value("latency", short(measurements=measurements(span=8e-6))) is None
-
-
 def test_communication_is_exposed_in_cycles_where_both_clocks_are_known() -> None:
     """At a power cap the launch without communication runs at another clock."""
     taken = measurements(time=1.0, compute=0.8, clock_held=1.5e9, clock_compute=1.8e9)
@@ -167,19 +139,6 @@ def test_sustained_and_its_energy() -> None:
         None,
         None,
     ]
-
-
-def test_rates_of_several_ranks_are_of_each() -> None:
-    timed = measurements(time=[2e-6] * 6, sustained=[2e-6] * 6, sustained_power=[400.0])
-    names = ("tflops", "gbps", "utilization", "sustained_tflops", "sustained_utilization", "tflops_per_watt")
-    alone, of_four = (
-        [
-            value(name, row(record(case=replace(SMALL, ranks=ranks), measurements=timed), Rates(peak=989e12)))
-            for name in names
-        ]
-        for ranks in (1, 4)
-    )
-    assert of_four == [pytest.approx((figure or math.nan) / 4) for figure in alone]
 
 
 def test_instruments_are_compared_turn_by_turn() -> None:

@@ -17,7 +17,7 @@ from stored_run import CASES, RECORDS, RUN, gzipped
 from attnbench.core.errors import UserError
 from attnbench.core.record import Forecast, Measurement, Record, Run
 from attnbench.results import run_file
-from builders import case, ended, job, measurements, ok, run
+from builders import case, ended, job, ok, run
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl*"))
 
@@ -78,18 +78,6 @@ def test_a_damaged_line_is_left_out_with_its_number(path: Path, damage: bytes) -
     assert len(problems[0]) < 5000
 
 
-@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
-def test_a_record_with_a_sample_that_is_no_number_is_left_out_with_one_line(path: Path, number: float) -> None:
-    odd = replace(RECORDS[0], measurements=measurements(time=(1e-3, number)))
-    file = run_file.RunFile.reopen(path)
-    file.append(odd)
-    file.close()
-    found, problems = run_file.read(path)
-    assert found.records == RECORDS
-    (problem,) = problems
-    assert f"time: {number:g} s is nothing that can be measured" in problem
-
-
 @pytest.mark.parametrize("depth", [900, 100_000])
 @pytest.mark.parametrize("field", ["type", "plan", "suite"])
 def test_a_first_line_that_is_nested_deeply(path: Path, field: str, depth: int) -> None:
@@ -111,14 +99,6 @@ def test_a_byte_order_mark_is_no_damage(path: Path) -> None:
     file.close()
     assert path.read_bytes().startswith(marked)
     assert run_file.read(path)[0].records == (*RECORDS[1:], RECORDS[0])
-
-
-@pytest.mark.parametrize("damage", [b'"max_error":"x"', b'"max_error":null'])
-def test_a_damaged_accuracy_makes_its_line_a_damaged_one(path: Path, damage: bytes) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"max_error":', damage + b',"was":', 1))
-    found, (problem,) = run_file.read(path)
-    assert found.records == RECORDS[1:]
-    assert problem.startswith(f"{path}:2: damaged line left out (ValueError: accuracy: errors: out: max_error: ")
 
 
 def test_an_ok_without_its_time_is_damage_but_in_a_search(path: Path) -> None:
@@ -177,15 +157,6 @@ def test_damage_is_reported_by_its_line_wherever_it_is(tmp_path: Path, real: lis
     assert errors.count(math.inf) == 1
 
 
-def test_a_file_of_few_records_or_none(tmp_path: Path, real: list[bytes]) -> None:
-    path = tmp_path / "short.jsonl"
-    for records in (0, 1, 2):
-        path.write_bytes(b"\n".join([*real[: records + 1], b""]))
-        found, problems = run_file.read(path)
-        assert (len(found.records), problems) == (records, [])
-        assert run_file.head(path) == replace(found, records=())
-
-
 def test_lines_of_an_unknown_type_are_passed_over(path: Path) -> None:
     with path.open("a") as file:
         file.write('{"type": "note", "text": "from a newer attnbench", "of": {"type": "run"}}\n \n\n')
@@ -224,12 +195,6 @@ def test_a_file_cut_off_in_its_first_line_says_so_and_stays(path: Path, left: in
         with pytest.raises(UserError, match="cut off in its first line: there is no result in it"):
             open_(path)
     assert path.read_bytes() == before
-
-
-def test_a_first_line_that_is_damaged_is_not_called_cut_off(path: Path) -> None:
-    path.write_text(path.read_text().replace('"suite":', '"suite"', 1))
-    with pytest.raises(UserError, match=r"run.jsonl:1: damaged first line \(it is not JSON\); restore the file"):
-        run_file.read(path)
 
 
 def test_a_gzipped_file_is_read_whatever_its_name(path: Path) -> None:
@@ -457,12 +422,6 @@ def test_failures_are_not_measured_again_but_skips_for_time_are() -> None:
     assert CASES[0] not in [j.case for j in run_file.missing(with_records(skip, ok(CASES[0], "triton", 1.0)))]
 
 
-def test_rounds_and_backends_are_missing_apart() -> None:
-    plan = [job(CASES[0], name, round) for name in ("a", "b") for round in (0, 1)]
-    left = run_file.missing(run([ok(CASES[0], "a", 1.0, round=1)], plan=plan))
-    assert [(j.backend, j.round) for j in left] == [("a", 0), ("b", 0), ("b", 1)]
-
-
 def test_a_line_of_more_rounds_plans_them_and_a_senseless_one_is_damage(path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'{"rounds": 3, "type": "rounds"}\n{"type":"rounds","rounds":2}\n')
@@ -476,11 +435,3 @@ def test_a_line_of_more_rounds_plans_them_and_a_senseless_one_is_damage(path: Pa
     orders = [[j.case for j in found.plan if j.round == n] for n in range(3)]
     assert orders[1] != orders[2], "each round has an order of its own"
     assert len(run_file.missing(found)) == len(CASES) - len(RECORDS) + 2 * len(CASES)
-
-
-def test_a_run_without_a_plan_gets_no_endless_one(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    path.write_bytes(run_file.encoded(run(RECORDS, plan=[])) + b'{"type":"rounds","rounds":1000000000}\n')
-    found, (problem,) = run_file.read(path)
-    assert found.plan == ()
-    assert "damaged line left out (ValueError: no number of rounds)" in problem

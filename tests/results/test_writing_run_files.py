@@ -239,11 +239,3 @@ def test_short_writes_are_continued(tmp_path: Path) -> None:
     file.append(RECORDS[0])
     file.close()
     assert run_file.read(path)[0].records == RECORDS[:1]
-
-
-def test_other_errors_of_the_disk_keep_their_words(path: Path) -> None:
-    disk = FullDisk(path, "a+b")
-    disk.code = errno.EIO
-    with pytest.raises(UserError, match=f"cannot write {path}: "), closing(run_file.RunFile(path, disk)) as file:
-        file.append(RECORDS[0])
-    assert run_file.read(path) == (RUN, [])
