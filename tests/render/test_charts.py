@@ -40,31 +40,6 @@ def test_the_convention_is_named() -> None:
     assert "FLOPs" not in titles["memory"] + titles["latency"]
 
 
-def test_rows_of_several_runs_and_rounds() -> None:
-    """The interval is that of the cell."""
-    which = case()
-    one = charts(cells([run([ok(which, "triton", 400, n=100, spread=0.01)])])).rows[0]
-    assert 0.99 < one["lo"] < 1 < one["hi"] < 1.01
-    several = run([ok(which, "triton", 400 * (1 + 0.1 * i), round=i) for i in range(3)])
-    (row,) = charts(cells([several])).rows
-    (cell,) = cells([several])
-    assert (row["lo"], row["hi"]) == pytest.approx(cell.latency_interval, rel=1e-6)
-    assert (row["p0"], row["p100"]) == (
-        pytest.approx(-0.002, rel=1e-3),
-        pytest.approx(0.002, rel=1e-3),
-    )  # each sample against its own round
-
-
-def test_speed_up_has_the_intervals_of_both_sides() -> None:
-    which = case()
-    found = charts(cells([run([ok(which, "eager", 40, spread=0.1), ok(which, "triton", 400, spread=0.05)])]))
-    eager, triton = found.rows
-    assert eager["speedup_lo"] is None
-    assert triton["speedup_lo"] == pytest.approx(10 * eager["lo"] / triton["hi"], rel=1e-4)
-    assert triton["speedup_hi"] == pytest.approx(10 * eager["hi"] / triton["lo"], rel=1e-4)
-    assert triton["speedup_lo"] < 10 < triton["speedup_hi"]
-
-
 def test_panels_hold_one_cell_a_length_and_backend() -> None:
     """Also where heads, batches and query lengths vary, which no title names otherwise."""
     cases = [case(s, nheads=h, batch=b) for s in (1024, 2048) for h in (8, 16) for b in (1, 2)]
@@ -135,15 +110,6 @@ def test_the_exponentials_of_the_softmax_are_a_roof(headdim: int, direction: str
     assert ends[0][0] < min(intensities) < max(intensities) < ends[1][0]
 
 
-def test_backends_keep_colour_and_shape_whoever_is_beside_them() -> None:
-    alone, among = (
-        palette.backend_marks(["triton"]),
-        palette.backend_marks(["eager", "mine", "sdpa-cudnn", "triton", "yours"]),
-    )
-    assert alone["triton"] == among["triton"]
-    assert len(set(among.values())) == 5
-
-
 def test_backends_differ_in_two_of_colour_dash_and_shape() -> None:
     """All that attnbench knows; of 24 that it does not know, and of a mixture, each has a mark of its own."""
     known = palette.case_names.BACKEND_ORDER
@@ -186,14 +152,6 @@ def test_only_what_was_measured_is_drawn() -> None:
     cpu = run([ok(case(dtype="fp32"), "eager", 0.1)], device=builders.CPU)
     names = {f.name for f in figures.drawable(charts(cells([cpu])))}
     assert names == {"ranking", "throughput", "latency", "roofline", "spread", "speedup"}
-
-
-def test_backends_of_unlike_cases_have_two_titles() -> None:
-    """Where each backend has one cell at a length too: they would be ranked together."""
-    pair = [ok(case(batch=1), "triton", 300.0), ok(case(batch=2), "fa2", 400.0)]
-    rows = charts(cells([run(pair)])).rows
-    assert [row["shape"] for row in rows] == [f"d128 full fwd batch {batch} 1k" for batch in (1, 2)]
-    assert not any(row["best"] for row in rows)
 
 
 def test_no_two_rows_of_stored_runs_have_one_name() -> None:

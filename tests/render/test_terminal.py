@@ -20,7 +20,6 @@ from attnbench.render.document import (
     Grid,
     Grids,
     Level,
-    Pairs,
     Paragraphs,
     Span,
     Steps,
@@ -58,15 +57,6 @@ def blocks(*found: Block, width: int = 80, encoding: str = "utf-8") -> str:
     return shown(Document("test", "", blocks=found), width, encoding)
 
 
-def test_parts_that_are_not_there_leave_no_free_lines() -> None:
-    assert shown(Document("test", "title")) == ""
-    assert shown(Document("test", "", answer=("Nothing was measured.",))) == "Nothing was measured.\n"
-    assert shown(Document("test", "", verdict=Verdict("FAIL", "bad"))) == "FAIL\n"
-    both = Document("test", "", answer=("Done.",), verdict=Verdict("PASS", "good"))
-    assert shown(both) == "Done.\n\nPASS\n"
-    assert blocks(Paragraphs(()), Pairs(()), Paragraphs((line("here"),))) == "here\n"
-
-
 @pytest.mark.parametrize(("level", "style"), [("good", "1;32"), ("warning", "1;33"), ("bad", "1;31")])
 def test_a_verdict_has_the_colour_of_its_level(level: Level, style: str) -> None:
     found = coloured(Document("test", "", verdict=Verdict("the verdict", level)))
@@ -74,16 +64,6 @@ def test_a_verdict_has_the_colour_of_its_level(level: Level, style: str) -> None
 
 
 # Paragraphs and pairs.
-
-
-def test_paragraphs_wrap_between_words_and_keep_their_styles() -> None:
-    text = "A line of some twenty words that is far too long for so narrow a console, and so it goes on in the next."
-    found = blocks(Paragraphs((line(text), (Span("bad ", "bad"), Span("news"))), "A title"), width=40)
-    lines = found.splitlines()
-    assert lines[0] == "A title"
-    assert max(map(len, lines)) <= 40
-    assert " ".join(lines[1:-1]) == text
-    assert lines[-1] == "bad news"
 
 
 def test_a_word_longer_than_the_line_is_folded_and_not_cut() -> None:
@@ -164,18 +144,6 @@ def test_wide_characters_count_as_the_two_columns_that_they_take() -> None:
 
 
 # Bars and steps.
-
-
-def test_bars_take_the_room_that_is_left() -> None:
-    columns = (Column("kernel"), Column("time"), Column("share", "right", wrap=False))
-    rows = (("sgemm", Bar(0.0, 0.5), "50%"), ("exp", Bar(0.5, 1.0, 1), "50%"))
-    wide, narrow, least = (blocks(Table("t", columns, rows), width=w).splitlines() for w in (200, 40, 20))
-    assert wide[1] == f"sgemm   {'━' * 32}{' ' * 32}    50%"
-    assert narrow[2].rstrip() == f"exp     {' ' * 12}╺{'━' * 12}    50%"
-    assert len(narrow[1].rstrip()) <= 40
-    assert "".join(least).count("━") == terminal.BARS[0]
-    steps = blocks(Table("t", (Column("power"),), ((Steps(((0.0, 1.0), (0.5, 0.0))),),)), width=30)
-    assert steps.splitlines()[1].rstrip() == "█" * 15
 
 
 # Grids.
