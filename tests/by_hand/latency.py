@@ -178,18 +178,6 @@ def sustained(cell: Cell, of: Spread, prior: Prior) -> Figure | None:
     return figure(means, STEADY, of, prior) if cell.status == "ok" else None
 
 
-def joules(cell: Cell, of: Spread, prior: Prior) -> Figure | None:
-    """Return the energy of a call without pauses: power times time. Of one round both are unsure."""
-    energy, alone = {}, None
-    for n, record in cell.ok.items():
-        seconds, watts = samples(record, "sustained"), middle(record, "sustained_power")
-        if seconds and watts:
-            energy[n] = statistics.fmean(seconds) * watts
-            error = middle(record, "sustained_power_error")
-            alone = None if error is None else math.hypot(STEADY, error)
-    return figure(energy, alone, of, prior) if cell.status == "ok" else None
-
-
 def fastest(rivals: Mapping[Any, tuple[float, float | None]]) -> list[Any]:
     """Return the rival of the least time, then those that tie with it, from their times and uncertainties.
 

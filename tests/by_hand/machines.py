@@ -16,20 +16,10 @@ from .raw import Cell, Key, Record, RunFile, cells_of, middle, over_rounds, read
 OWN_KERNELS = ("triton", "gluon")  # attnbench's, whose version holds its commit
 
 
-def _cannot(file: RunFile, record: Record) -> bool:
-    """Whether a record says that a backend cannot run a case on this device."""
-    status, versions = record["status"], file.head.get("versions", {})
-    if status == "skipped":
-        return not record.get("resumable") and (not versions or record["backend"] in versions)
-    no_room_to_check = "the check had too little memory" in (record.get("reason") or "")
-    return status not in ("ok", "timeout") and not no_room_to_check
-
-
 def _never_idle(record: Record) -> bool:
-    """Whether kernels ran in 97 % of a step or more, or a launch takes 3 % of a call or less."""
-    busy, seconds = middle(record, "step_traced"), middle(record, "time")
+    """Whether a launch takes 3 % of a call or less."""
     launch = max(samples(record, "enqueue"), default=0.0)
-    return bool(seconds and ((busy and busy >= 0.97 * seconds) or 0 < launch <= 0.03 * seconds))
+    return 0 < launch <= 0.03 * (middle(record, "time") or 0.0)
 
 
 def machine_of(file: RunFile) -> tuple[Any, ...]:
@@ -88,13 +78,12 @@ class Machine:
         self.files, self.cells = files, pooled(files)
         self.spread: Spread = spread(files[0])
         self.spans = latency.timed_by_span(record for file in beside for record in file.records)
-        self.cannot = {(r["case"].key, r["backend"]) for file in files for r in file.records if _cannot(file, r)}
         self.approximate = {r["backend"] for file in files for r in file.records if r.get("approximation")}
         count = versions_that_count(files)
         by_method: dict[int, list[Cell]] = defaultdict(list)
         for key, cell in self.cells.items():
             by_method[count[key][0] if key in count else 0].append(cell)
-        self.figures: dict[str, dict[Key, Figure]] = {"latency": {}, "sustained": {}, "joules": {}}
+        self.figures: dict[str, dict[Key, Figure]] = {"latency": {}, "sustained": {}}
         self.host_bound: set[tuple[str, Key]] = set()  # (what, cell) whose figure holds the host's time
         for cells in by_method.values():
             prior = latency.common_prior(cells, self.spans, self.spread)
@@ -105,7 +94,6 @@ class Machine:
         found = {
             "latency": latency.latency(cell, self.spans, self.spread, prior),
             "sustained": latency.sustained(cell, self.spread, prior),
-            "joules": latency.joules(cell, self.spread, prior),
         }
         for name, one in found.items():
             if one:
@@ -127,10 +115,6 @@ class Machine:
                 best[key[0]] = min(best.get(key[0], key), key, key=lambda k: self.figures[what][k].value)
         return {case: key for case, key in best.items() if not self.decides_nothing(what, key)}
 
-    def has_tried(self, what: str, key: Key) -> bool:
-        """Whether a cell has a figure, or a record says that it cannot run: not for want of time or of a library."""
-        return key in self.figures[what] or key in self.cannot
-
     def kernels(self, key: Key) -> set[str]:
         """Return what the names of a cell's kernels begin with, up to their pass, first number or template argument."""
         found = set()
@@ -139,9 +123,6 @@ class Machine:
                 inner = re.sub(r"^([\w:]*(device_kernel|Kernel\d*|enable_sm\w*)<)*", "", name)
                 found.add(re.split(r"_?fwd|_?bwd|\d|<", inner, maxsplit=1, flags=re.IGNORECASE)[0])
         return found
-
-    def watts(self, key: Key) -> float | None:
-        return over_rounds(self.cells[key], lambda record: middle(record, "sustained_power"))
 
     def tflops(self, key: Key, what: str = "latency") -> float:
         """Return TFLOP/s, with several ranks of each."""

@@ -1,8 +1,4 @@
-"""The data behind the charts and the table of a page, `attnbench report FILE -f html=PAGE`.
-
-A row of a page is found again in the run file by what it says of its case: what differs between cases stands in its
-title, so no two rows of one title and backend, and no two cases of one title, may be.
-"""
+"""The data behind the charts and the table of a page, `attnbench report FILE -f html=PAGE`."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ import re
 import statistics
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +18,7 @@ from . import latency, work
 from .audit import SEVEN_DIGITS, Audit, run
 from .device import bandwidth, clock_of_peak, peak
 from .latency import Measured
-from .names import extras, headdim, heads, mask, pattern, size
-from .raw import Cell, Record, middle, over_rounds, read, samples
+from .raw import Cell, Record, memory_peak, middle, over_rounds, read, samples
 
 BURST = 0.015  # seconds of work between two readings of the clock
 HELD = 0.985  # of the best clock
@@ -45,18 +41,40 @@ class Page(Measured):
 
 
 def check(audit: Audit, path: Path) -> None:
-    """Compare all rows of the page of a run file, and the lines behind its charts."""
-    page, data = Page(read(path)), embedded(path)
-    rows = [dict(zip(data["fields"], values, strict=True)) for values in zip(*data["fields"].values(), strict=True)]
-    cells = _cells_of_rows(page, rows)
-    for row, cell in zip(rows, cells, strict=True):
-        where = f"{path.name}: page, {row['shape']}, {row['backend']}"
+    """Compare all rows of the page of a run file, and which are the best of their shape."""
+    page, fields = Page(read(path)), embedded(path)["fields"]
+    rows = [dict(zip(fields, values, strict=True)) for values in zip(*fields.values(), strict=True)]
+    shapes: dict[str, list[tuple[Row, Cell]]] = defaultdict(list)
+    for row, cell in _cells_of_rows(page, rows):
+        shapes[row["shape"]].append((row, cell))
         for name, value in figures(page, cell).items():
-            audit.same(where, name, row[name], value, SEVEN_DIGITS)
-    _check_titles(audit, path.name, rows, cells)
-    _check_marks(audit, path.name, page, rows, cells)
-    _check_roofs(audit, path.name, page, rows, cells, data["lines"])
-    _check_slopes(audit, path.name, rows, data["lines"])
+            audit.same(f"{path.name}: page, {row['shape']}, {row['backend']}", name, row[name], value, SEVEN_DIGITS)
+    for shape, found in shapes.items():
+        rivals = {c.key: page.latency[c.key] for _, c in found if page.is_exact(c.key) and c.key in page.latency}
+        winners = latency.fastest({key: (one.value, one.half) for key, one in rivals.items()})
+        word = "best" if len(winners) == 1 else "= best"
+        for row, cell in found:
+            best = word if cell.key in winners and len(rivals) > 1 else None
+            if cell.key in rivals and rivals[cell.key].is_hardly_known:
+                best = "? hardly known"
+            audit.same(f"{path.name}: page, {shape}, {row['backend']}", "best", row["best"], best)
+
+
+def _cells_of_rows(page: Page, rows: list[Row]) -> Iterator[tuple[Row, Cell]]:
+    """Yield each row with its cell: of those with the row's sizes, in the order of their latencies."""
+    tried = {cell.backend for cell in page.cells.values() if cell.status != "skipped"}  # others have no row
+    found: dict[Any, tuple[list[Row], list[Cell]]] = defaultdict(lambda: ([], []))
+    for row in rows:
+        name = row["backend"].partition(" ")[0]  # without its version
+        found[(name, *(row[of] for of in ("dtype", "pass", "seqlen", "batch", "status")))][0].append(row)
+    for cell in (cell for cell in page.cells.values() if cell.backend in tried):
+        case = cell.case
+        sizes = case.dtype, case.direction, case.mean_lengths[1], case.batch, WORDS[cell.status]
+        found[(cell.backend, *sizes)][1].append(cell)
+    for of_rows, of_cells in found.values():
+        of_rows.sort(key=lambda row: row["latency"] or 0)
+        of_cells.sort(key=lambda cell: page.latency[cell.key].value if cell.key in page.latency else 0)
+        yield from zip(of_rows, of_cells, strict=True)
 
 
 def embedded(path: Path) -> dict[str, Any]:
@@ -67,37 +85,6 @@ def embedded(path: Path) -> dict[str, Any]:
         found = re.search(r'<script[^>]*id="data"[^>]*>(.*?)</script>', page.read_text(), re.DOTALL)
     assert found, f"the page of {path.name} has no charts"
     return dict(json.loads(found[1]))
-
-
-def _cells_of_rows(page: Page, rows: list[Row]) -> list[Cell]:
-    """Return the cell of each row, by what the row says of it. A backend that was skipped throughout has no row."""
-    tried = {cell.backend for cell in page.cells.values() if cell.status != "skipped"}
-    shown = {identity(cell): cell for cell in page.cells.values() if cell.backend in tried}
-    assert len(shown) == sum(cell.backend in tried for cell in page.cells.values()), "two cells of one identity"
-    found = [shown.pop((_plain(row["backend"]), *(row[name] for name in _TOLD), _words(row["other"]))) for row in rows]
-    assert not shown, f"no row of {[*shown]}"
-    return found
-
-
-_TOLD = ("dtype", "headdim", "mask", "pass", "seqlen", "batch", "heads")
-
-
-def identity(cell: Cell) -> tuple[Any, ...]:
-    """Return what a row says of a case on a backend."""
-    case = cell.case
-    other = [*extras(case), pattern(case)]
-    other += [f"seqlen_q {size(case.seqlen_q)}"] if case.seqlen_q != case.seqlen_k else []
-    told = (case.dtype, headdim(case), mask(case), case.direction, case.mean_lengths[1], case.batch, heads(case))
-    return (cell.backend, *told, _words(", ".join(filter(None, other))))
-
-
-def _words(other: str) -> frozenset[str]:
-    return frozenset(filter(None, other.split(", ")))
-
-
-def _plain(backend: str) -> str:
-    """Return a backend without its version and what else a page says in brackets."""
-    return backend.partition(" ")[0]
 
 
 def figures(page: Page, cell: Cell) -> Row:
@@ -122,7 +109,7 @@ def figures(page: Page, cell: Cell) -> Row:
         if half is not None and eager.half is not None:
             both = math.exp(half + eager.half)
             slow, fast = speedup / both, speedup * both
-    memory = over_rounds(cell, lambda r: max(samples(r, "memory_peak"), default=None))
+    memory = over_rounds(cell, memory_peak)
     watts = over_rounds(cell, lambda r: middle(r, "sustained_power"))
     spread_of_samples = _relative(page, cell)
     return {
@@ -207,95 +194,3 @@ def _relative(page: Page, cell: Cell) -> list[float]:
     """Return all samples over the median of their round, less 1."""
     rounds = latency.rounds_of(cell, page.spans).values()
     return [seconds / statistics.median(found) - 1 for found in rounds for seconds in found]
-
-
-def _check_titles(audit: Audit, name: str, rows: list[Row], cells: list[Cell]) -> None:
-    """Compare titles with cases: one case a title, in words, and one row a title and backend."""
-    cases: dict[str, set[str]] = defaultdict(set)
-    for row, cell in zip(rows, cells, strict=True):
-        cases[row["shape"]].add(cell.case.key)
-    twice = len(rows) - len({(row["shape"], row["backend"]) for row in rows})
-    audit.same(f"{name}: page", "rows of one title and backend", twice, 0)
-    for shape, found in cases.items():
-        audit.same(f"{name}: page, {shape}", "cases of one title", len(found), 1)
-        in_words = not any(key[:8] in shape for key in found)
-        audit.same(f"{name}: page, {shape}", "titles without the hash of a case", in_words, True)
-
-
-def _check_marks(audit: Audit, name: str, page: Page, rows: list[Row], cells: list[Cell]) -> None:
-    """Compare who is the best of a shape, which shapes have an approximation, and the crosses that stack."""
-    shapes: dict[str, list[tuple[Row, Cell]]] = defaultdict(list)
-    panels: dict[str, list[Cell]] = defaultdict(list)
-    for row, cell in zip(rows, cells, strict=True):
-        shapes[row["shape"]].append((row, cell))
-        panels[row["panel"]].append(cell)
-    for shape, found in shapes.items():
-        where = f"{name}: page, {shape}"
-        rivals = {c.key: page.latency[c.key] for _, c in found if page.is_exact(c.key) and c.key in page.latency}
-        winners = latency.fastest({key: (one.value, one.half) for key, one in rivals.items()})
-        word = "best" if len(winners) == 1 else "= best"
-        near = any(page.cells[c.key].status == "ok" and c.backend in page.approximate for _, c in found)
-        crosses = 0
-        tried = {c.backend for c in panels[found[0][0]["panel"]] if c.status != "skipped"}
-        for row, cell in found:
-            best = word if cell.key in winners and len(rivals) > 1 else None
-            if cell.key in rivals and rivals[cell.key].is_hardly_known:
-                best = "? hardly known"
-            audit.same(f"{where}, {row['backend']}", "best", row["best"], best)
-            audit.same(f"{where}, {row['backend']}", "near", row["near"], shape if near else None)
-            marked = cell.status != "ok" and cell.backend in tried
-            audit.same(f"{where}, {row['backend']}", "slot", row["slot"], crosses if marked else None)
-            crosses += marked
-
-
-def _check_roofs(audit: Audit, name: str, page: Page, rows: list[Row], cells: list[Cell], lines: list[Row]) -> None:
-    """Compare the roofs: min(peak, bandwidth x intensity), by the datasheet and as measured, and the exponentials."""
-    drawn: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for line in lines:
-        if line["kind"] == "roof":
-            drawn[line["roof"], line["which"]].append((line["x"], line["y"]))
-    expected: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for roof in dict.fromkeys(row["roof"] for row in rows):
-        own = [cell for row, cell in zip(rows, cells, strict=True) if row["roof"] == roof]
-        right = [cell for cell in own if page.is_exact(cell.key) and cell.status == "ok"]
-        found = [work.flops(cell.case) / work.ideal_bytes(cell.case) for cell in right]
-        if not found:
-            continue
-        dtype = own[0].case.dtype
-        limits = {"datasheet": (peak(page.file, dtype), bandwidth(page.file))}
-        limits["measured"] = (page.matmul(dtype), page.median_of_all("ceiling_copy"))
-        for which, (most, moved) in limits.items():
-            if most and moved:
-                at = (min(*found, most / moved) / 2, most / moved, max(*found, most / moved) * 2)
-                expected[roof, which] = [(x, min(most, moved * x) / 1e12) for x in at]
-        if exponentials := page.median_of_all("ceiling_exp"):
-            of_one = {work.flops(c.case) / work.exponentials(c.case) for c in right}
-            audit.same(f"{name}: page, roof {roof}", "FLOPs an exponential, of how many kinds", len(of_one), 1)
-            height = exponentials * of_one.pop() / 1e12
-            expected[roof, "exp"] = [(min(found) / 2, height), (max(found) * 2, height)]
-    _same_lines(audit, f"{name}: page, roof", drawn, expected)
-
-
-def _check_slopes(audit: Audit, name: str, rows: list[Row], lines: list[Row]) -> None:
-    """Compare the slopes of memory: from half the least, and half the most, of the shortest length."""
-    drawn: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for line in lines:
-        if line["kind"] == "slope":
-            drawn[line["panel"], line["which"]].append((line["seqlen"], line["y"]))
-    expected: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for panel in dict.fromkeys(row["panel"] for row in rows):
-        own = [(r["seqlen"], r["memory_sequence"]) for r in rows if r["panel"] == panel and r["memory_sequence"]]
-        first, last = min(own, default=(0, 0))[0], max(own, default=(0, 0))[0]
-        if first < last:
-            start = [memory for length, memory in own if length == first]
-            for which, begin, power in (("∝ n²", max(start), 2), ("∝ n", min(start), 1)):
-                expected[panel, which] = [(n, begin / 2 * (n / first) ** power) for n in (first, last)]
-    _same_lines(audit, f"{name}: page, slope", drawn, expected)
-
-
-def _same_lines(audit: Audit, where: str, drawn: Any, expected: Any) -> None:
-    audit.same(where, "lines", sorted(map(str, drawn)) == sorted(map(str, expected)), True)
-    for key in drawn.keys() & expected.keys():
-        for (x, y), (own_x, own_y) in zip(drawn[key], expected[key], strict=True):
-            audit.same(f"{where} {key}", "x of a line", x, own_x, 2 * SEVEN_DIGITS)
-            audit.same(f"{where} {key}", "y of a line", y, own_y, 2 * SEVEN_DIGITS)

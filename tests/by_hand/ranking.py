@@ -9,7 +9,7 @@ from typing import Any
 from . import work
 from .audit import Audit, printed
 from .latency import Measured, fastest
-from .raw import Case, Cell, Key, over_rounds, read, samples
+from .raw import Case, Cell, Key, memory_peak, over_rounds, read
 
 DEFAULTS = ("sdpa", "hf-sdpa")  # PyTorch's default; where the first was not measured, the next that was
 TRAINING = "fwd + bwd"
@@ -110,7 +110,7 @@ def _check_row(audit: Audit, where: str, row: dict[str, Any], run: Measured, way
     tflops = gbps = memory = None
     if use and seconds:
         own = [run.cells[key] for key in ways[use]]
-        peaks = [over_rounds(cell, lambda r: max(samples(r, "memory_peak"), default=None)) for cell in own]
+        peaks = [over_rounds(cell, memory_peak) for cell in own]
         memory = max((peak for peak in peaks if peak is not None), default=None)
         amount, unit = (work.ideal_bytes, 1e9) if own[0].case.is_decode else (work.flops, 1e12)
         each = ((run.latency[cell.key], amount(cell.case) / cell.case.ranks / unit) for cell in own)

@@ -9,8 +9,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import latency
 from .device import NORMAL
@@ -21,45 +20,30 @@ from .raw import Key
 Weights = Mapping[Key, float]
 
 
-@dataclass(frozen=True)
-class Ratio:
+class Ratio(NamedTuple):
     value: float
     low: float | None
     high: float | None
-
-    def times(self, by: float) -> Ratio:
-        low, high = (None if end is None else end * by for end in (self.low, self.high))
-        return Ratio(self.value * by, low, high)
 
 
 def equal(keys: Collection[Key]) -> Weights:
     return dict.fromkeys(keys, 1 / len(keys))
 
 
-def speed_ratio(
-    home: Machine,
-    ours: Weights,
-    other: Machine,
-    theirs: Weights,
-    what: str,
-    value: float | None = None,
-    interpolation: float = 0.0,
-) -> Ratio:
-    """Return how many times as fast `other` is as `home`. `value` is the ratio, where it is not that of the means."""
+def speed_ratio(home: Machine, ours: Weights, other: Machine, theirs: Weights, what: str) -> Ratio:
+    """Return how many times as fast `other` is as `home`."""
     if home is other:
         return Ratio(1.0, 1.0, 1.0)
-    if value is None:
-        logs = [
-            sum(w * math.log(m.figures[what][k].value) for k, w in of.items())
-            for m, of in ((home, ours), (other, theirs))
-        ]
-        value = math.exp(logs[0] - logs[1])
+    logs = [
+        sum(w * math.log(m.figures[what][k].value) for k, w in of.items()) for m, of in ((home, ours), (other, theirs))
+    ]
+    value = math.exp(logs[0] - logs[1])
     parts = [
         part(m, of, what)
         for part in (rounds_part, processes_part, samples_part)
         for m, of in ((home, ours), (other, theirs))
     ]
-    half = math.hypot(*parts, cards_part((home, ours), (other, theirs), what=what), interpolation)
+    half = math.hypot(*parts, cards_part((home, ours), (other, theirs), what=what))
     if math.isinf(half):
         return Ratio(value, None, None)
     return Ratio(value, value * math.exp(-half), value * math.exp(half))

@@ -158,6 +158,10 @@ def middle(record: Record, name: str) -> float | None:
     return statistics.median(found) if found else None
 
 
+def memory_peak(record: Record) -> float | None:
+    return max(samples(record, "memory_peak"), default=None)
+
+
 def over_rounds(cell: Cell, value: Any) -> float | None:
     """Return the median over the measured rounds of a function of a record; None unless the cell is ok and has one."""
     if cell.status != "ok":

@@ -1,6 +1,6 @@
 """Recompute from raw lines what attnbench prints, without importing attnbench, and say what differs.
 
-    python tests/by_hand/recompute.py                # eight run files of unlike kinds, each compared with another
+    python tests/by_hand/recompute.py                # run files of unlike kinds, each compared with another
     python tests/by_hand/recompute.py FILE ...       # what `recommend` and the page's charts say of these
 
 It is written from docs/measuring.md, compare.md, recommend.md and run-files.md and from datasheets, with its own count
@@ -10,7 +10,6 @@ charts from the data in the page. Needs numpy and scipy. Exit code 1: something 
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,101 +17,40 @@ from pathlib import Path
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from by_hand import comparison, page, ranking, requests, sentences
+from by_hand import comparison, page, ranking
 from by_hand.audit import Audit
-from by_hand.comparison import Price, Scenario
-from by_hand.requests import Asked, Calls
 
 RESULTS = Path(__file__).parents[2] / "results"
-YEARS = 365.25 * 24  # hours of a year
-RENT = ("--price", "h200=3.40/h", "--price", "h100=2.20/h")
-RENTED = {"H200": Price(3.40), "H100": Price(2.20)}
-BOUGHT = ("--price", "h200=32000/4y", "--price", "h100=2/h", "--energy-price", "0.15", "--pue", "1.3")
 
-# The first file of each is one of eight; no run of several ranks of an H100 has a case in common with that of H200s.
-SCENARIOS = (
-    Scenario(("20261123-141253-default-nvidia-h200", "20261123-140542-default-nvidia-h100")),
-    Scenario(("20261125-195215-serving-nvidia-h200", "20261125-225814-serving-nvidia-h100"), RENT, RENTED),
-    Scenario(
-        ("20261123-141732-sustained-nvidia-h200", "20261123-141048-sustained-nvidia-h100"),
-        BOUGHT,
-        {"H200": Price(32000, 4 * YEARS, bought=True), "H100": Price(2)},
-        energy_price=0.15 * 1.3,
-    ),
-    # xformers ran unlike kernels
-    Scenario(("20261124-120822-claims-nvidia-h200", "20261124-020208-claims-nvidia-h100")),
-    Scenario(("20261126-060921-training-packed-nvidia-h200", "20261125-223822-training-packed-nvidia-h100")),
-    Scenario(("20261126-055857-masks-nvidia-h200", "20261123-165359-masks-nvidia-h100")),
-    Scenario(("20261125-144815-approximate-nvidia-h200", "20261123-165707-approximate-nvidia-h100")),
-    Scenario(("20261126-062025-several-gpus-nvidia-h200", "20261126-141244-several-gpus-nvidia-h200")),
-    Scenario(("20261126-060421-step-nvidia-h200", "20261124-025920-step-nvidia-h100")),
-    # Five rounds of one card
-    Scenario(("ci-experiment/shipped", "20261123-140542-default-nvidia-h100")),
-    # Two runs of one card
-    Scenario(("20261121-141028-default-nvidia-h200", "20261121-141425-default-nvidia-h200")),
-    # A search by a newer method beside figures of an older
-    Scenario(
-        (
-            "20261121-174520-libraries-nvidia-h200",
-            "20261124-120111-capacity-nvidia-h200",
-            "20261123-140542-default-nvidia-h100",
-        )
-    ),
-    # A machine of several files, cards, methods and versions
-    Scenario(
-        (
-            "20261121-141425-default-nvidia-h200",
-            "20261121-141028-default-nvidia-h200",
-            "ci-experiment/shipped",
-            "20261123-141253-default-nvidia-h200",
-            "20261123-140542-default-nvidia-h100",
-        ),
-        ("--price", "h200=3.40/h"),
-        {"H200": Price(3.40)},
-    ),
-)
-
-# Requests in words, of models by two files of each machine; both phases are interpolated in the second.
-MODELS = Scenario(
-    (
-        "20261126-091040-models-nvidia-h200",
-        "20261125-195215-serving-nvidia-h200",
-        "20261126-091952-models-nvidia-h100",
-        "20261123-170511-serving-nvidia-h100",
-    ),
-    RENT,
-    RENTED,
-)
-LAYER = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)  # q and output, keys and values, MLP
-PARAMETERS = 32 * LAYER + 2 * 4096 * 128256
-LLAMA = {"layers": 32, "heads": (32, 8, 128), "parameters": PARAMETERS}  # meta-llama/Meta-Llama-3.1-8B, config.json
-ASKED = (
-    Asked("chat: 4k in, 300 out, llama-3.1-8b, batch 64", 4096, 300, 64, **LLAMA),
-    Asked("full: 4k in, 8k out, llama-3.1-8b, batch 64", 4096, 8192, 64, **LLAMA),  # an H100 does not hold it
-    Asked("long: 4500 in, 600 out, llama-3.1-8b, batch 32", 4500, 600, 32, **LLAMA),
-)
-
-# Calls on two devices and on one
-ON_DEVICES = Scenario(
-    (
-        "20261126-062352-several-gpus-nvidia-h200",
-        "20261123-141253-default-nvidia-h200",
-        "20261125-082457-several-gpus-nvidia-h100",
+# Files that are compared. No run of several ranks of an H100 has a case in common with that of H200s.
+COMPARED = (
+    ("20261123-141253-default-nvidia-h200", "20261123-140542-default-nvidia-h100"),
+    ("20261125-195215-serving-nvidia-h200", "20261125-225814-serving-nvidia-h100"),
+    ("20261123-141732-sustained-nvidia-h200", "20261123-141048-sustained-nvidia-h100"),
+    ("20261124-120822-claims-nvidia-h200", "20261124-020208-claims-nvidia-h100"),  # xformers ran unlike kernels
+    ("20261126-060921-training-packed-nvidia-h200", "20261125-223822-training-packed-nvidia-h100"),
+    ("20261125-144815-approximate-nvidia-h200", "20261123-165707-approximate-nvidia-h100"),
+    ("20261126-062025-several-gpus-nvidia-h200", "20261126-141244-several-gpus-nvidia-h200"),
+    ("ci-experiment/shipped", "20261123-140542-default-nvidia-h100"),  # five rounds of one card
+    ("20261121-141028-default-nvidia-h200", "20261121-141425-default-nvidia-h200"),  # two runs of one card
+    (  # a search by a newer method beside figures of an older
+        "20261121-174520-libraries-nvidia-h200",
+        "20261124-120111-capacity-nvidia-h200",
         "20261123-140542-default-nvidia-h100",
     ),
-    RENT,
-    RENTED,
-)
-OF_HEADS = {"headdim": 128, "batch": 1, "nheads": 16}
-CALLS = Calls(
-    "calls on two devices and on one",
-    ((1, {**OF_HEADS, "seqlen": 65536, "ranks": 2}), (30, {**OF_HEADS, "seqlen": 16384, "ranks": 1})),
+    (  # a machine of several files, cards, methods and versions
+        "20261121-141425-default-nvidia-h200",
+        "20261121-141028-default-nvidia-h200",
+        "ci-experiment/shipped",
+        "20261123-141253-default-nvidia-h200",
+        "20261123-140542-default-nvidia-h100",
+    ),
 )
 
-# Of these `recommend` and charts as well, which steps of whole models and claims lack. The last but two has
-# approximations, in the last but one the default of PyTorch ties, in the last both passes are timed apart and as one.
+# Of these `recommend` and charts as well, which claims lack. The last but two has approximations, in the last but one
+# the default of PyTorch ties, in the last both passes are timed apart and as one.
 ALONE = (
-    *dict.fromkeys(s.files[0] for s in SCENARIOS if not re.search("-step-|-claims-", s.files[0])),
+    *dict.fromkeys(files[0] for files in COMPARED if "-claims-" not in files[0]),
     "20261125-145417-default-nvidia-h200",
     "20261121-174520-libraries-nvidia-h200",
     "20261126-014716-fp8-nvidia-h100",
@@ -124,16 +62,8 @@ def path_of(name: str) -> Path:
     return next(path for ending in (".jsonl.gz", ".jsonl", "") if (path := RESULTS / (name + ending)).exists())
 
 
-def check_comparison(audit: Audit, scenario: Scenario) -> None:
-    """Compare the figures of a comparison, and those in its sentences."""
-    paths = [path_of(name) for name in scenario.files]
-    said, found, figures, offers = comparison.check(audit, scenario, paths)
-    names = [machine["name"] for machine in said["machines"]]
-    sentences.check(audit, scenario.files[0], said["answer"], names, found, figures, offers)
-
-
 def check_file(audit: Audit, path: Path) -> None:
-    """Compare what `recommend` and the charts of the page say of a run file; it has other records than steps."""
+    """Compare what `recommend` and the charts of the page say of a run file; it has other records than claims."""
     page.check(audit, path)
     ranking.check(audit, path)
 
@@ -144,15 +74,9 @@ def main(files: Sequence[str]) -> int:
     for path in map(Path, files or map(path_of, ALONE)):
         check_file(audit, path)
         audit.report(path.name)
-    for scenario in () if files else SCENARIOS:
-        check_comparison(audit, scenario)
-        audit.report(f"compare {' '.join(scenario.files)}")
-    for asked in () if files else ASKED:
-        requests.check(audit, MODELS, asked, [*map(path_of, MODELS.files)])
-        audit.report(f"compare --workload {asked.text!r}")
-    if not files:
-        requests.check_calls(audit, ON_DEVICES, CALLS, [*map(path_of, ON_DEVICES.files)])
-        audit.report(f"compare --workload, {CALLS.name}")
+    for compared in () if files else COMPARED:
+        comparison.check(audit, [*map(path_of, compared)])
+        audit.report(f"compare {' '.join(compared)}")
     return 1 if audit.failed else 0
 
 

@@ -13,9 +13,9 @@ import pytest
 from attnbench.core.case import Case, Shape
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device, Environment
-from attnbench.core.policy import INSTRUMENTS, Policy
+from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Approximation, Forecast, Job, Record, TensorError
-from builders import CPU, H200, case, environment, ok, shape
+from builders import CPU, H200, environment, ok, shape
 
 PLAIN = Case(Shape(4, 4096, 4096, 16, 16, 128, 128), "bf16", "fwd")
 RICH = Case(Shape(1, 1, 8192, 32, 8, 192, 128), "fp16", "bwd", True, (128, None), softcap=30.0, dropout_p=0.1)
@@ -99,10 +99,6 @@ def test_key_heads_divide_query_heads() -> None:
             shape(nheads=12, nheads_k=nheads_k)
 
 
-def test_softmax_scale_comes_from_headdim_not_headdim_v() -> None:
-    assert case(headdim=64, headdim_v=256).softmax_scale == 0.125
-
-
 def rich_record() -> Record:
     return ok(
         RICH, "triton", 300.0, round=2, n=7, memory_peak=2**30, memory_saved=5, clock_sm=1.98e9, first_call=3.5,
@@ -114,37 +110,11 @@ def rich_record() -> Record:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        rich_record(),
-        Record(PLAIN, "fa4", 0, "skipped", "beyond the time limit", resumable=True, forecast=Forecast(9.0, 0.1, 2**30)),
-        Record(PLAIN, "fa4", 1, "failed", 'RuntimeError: "quoted" \u2028 line', stderr="a\nb\n", seconds=0.5),
-    ],
-)
-def test_record_through_json(record: Record) -> None:
-    back = from_json(Record, through_json(record))
-    assert back == record
-    assert back.id == record.id == f"{record.case.key}/{record.backend}/{record.round}"
-    assert all(isinstance(value, tuple) for value in (back.limits, back.others, back.notes))
-    assert list(back.kernels) == list(record.kernels)  # in the order in which they ran
-    assert all(isinstance(m.values, tuple) for m in back.measurements.values())
-
-
 def test_a_record_of_a_newer_version_can_be_read() -> None:
     data = through_json(rich_record())
     data["energy_model"] = {"nvml": [1, 2]}
     data["accuracy"]["method"] = "interval"
     assert from_json(Record, data) == rich_record()
-
-
-@pytest.mark.parametrize("part", ["case", "shape"])
-def test_a_case_with_an_unknown_field_is_refused(part: str) -> None:
-    """Without the unknown field it would be another case, and its figures would be stored for that one."""
-    data = through_json(rich_record())
-    (data["case"] if part == "case" else data["case"]["shape"])["stages"] = 2
-    with pytest.raises(ValueError, match=f"a newer attnbench's {part}, with stages"):
-        from_json(Record, data)
 
 
 def test_nan_and_infinity_through_json() -> None:
@@ -158,17 +128,13 @@ def test_nan_and_infinity_through_json() -> None:
     ("place", "value", "said"),
     [
         ("backend", 5, "backend: 5 is no text"),
-        ("round", "2", 'round: "2" is no whole number'),
         ("round", 1.5, "round: 1.5 is no whole number"),
         ("round", 1e308, "round: 1000000000000000010979063629440455417404... is beyond 64 bits"),
-        ("seconds", 10**400, "seconds: 1000000000000000000000000000000000000000... is beyond 64 bits"),
         ("status", "great", 'status: "great" is none of ok, skipped'),
         ("resumable", 1, "resumable: 1 is neither true nor false"),
         ("seconds", [], "seconds: [] is no number"),
         ("limits", "power cap", 'limits: "power cap" is no list'),
-        ("limits", [3], "limits: 3 is no text"),
         ("measurements", [], "measurements: [] is no object with names"),
-        ("measurements.time.values", "fast", 'measurements: time: values: "fast" is no list'),
         ("measurements.time.values", [1.0, "fast"], 'measurements: time: values: "fast" is no number'),
         ("accuracy.errors.dq", {"max_error": 1.0}, "dq: a tensorerror without eager_error, tolerance, relative"),
         ("case.dtype", "bf15", 'case: dtype: "bf15" is none of bf16, '),
@@ -220,18 +186,6 @@ def test_policy_through_json() -> None:
         assert from_json(Policy, through_json(policy)) == policy
 
 
-def test_a_policy_of_another_version_can_be_read() -> None:
-    assert from_json(Policy, {}) == Policy()
-    assert from_json(Policy, {"seed": 4, "lock_clocks": True}) == Policy(seed=4)
-
-
-def test_the_default_policy_is_events_in_bursts_on_a_cold_cache() -> None:
-    policy = Policy()
-    assert (policy.timer, policy.l2, policy.cross_check, policy.sustained_s) == ("events", "cold", 0, 0)
-    assert policy.timer in INSTRUMENTS
-    assert policy.burst_s < policy.min_seconds < policy.max_seconds
-
-
 def test_job_and_environment_through_json() -> None:
     job = Job(RICH, "eager", 1, Forecast(1.5, 0.01, 123), "needs 9 GiB", True)
     assert from_json(Job, through_json(job)) == job
@@ -243,12 +197,6 @@ def test_job_and_environment_through_json() -> None:
     newer["device"]["numa"] = 1
     assert from_json(Environment, newer) == known
     assert from_json(Device, through_json(H200)).capability == (9, 0)
-
-
-def test_defaults_are_not_written() -> None:
-    assert to_json(Policy()) == {}
-    assert to_json(Policy(seed=3)) == {"seed": 3}
-    assert "reason" not in to_json(rich_record())
 
 
 def error(size: float) -> TensorError:
@@ -266,9 +214,3 @@ def test_accuracy_and_its_problem() -> None:
     )
     assert not Accuracy({"out": error(float("nan"))}, 1, 1).ok
     assert not Accuracy({"out": error(0.0)}, 1, 1, ("out",)).ok  # right where it was compared, not everywhere
-
-
-@pytest.mark.parametrize(("direction", "passes"), [("fwd", (1, 0)), ("bwd", (0, 1)), ("fwd_bwd", (1, 1))])
-def test_the_passes_of_a_direction(direction: str, passes: tuple[int, int]) -> None:
-    which = case(direction=direction)
-    assert (which.has_forward, which.has_backward) == passes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnbench.core.errors import did_you_mean, nearest
+from attnbench.core.errors import nearest
 
 DTYPES = ("bf16", "fp16", "fp32", "fp8")
 
@@ -24,7 +24,3 @@ DTYPES = ("bf16", "fp16", "fp32", "fp8")
 )
 def test_only_words_that_are_near_are_suggested(word: str, known: tuple[str, ...], found: list[str]) -> None:
     assert nearest(word, known) == found
-
-
-def test_where_no_word_is_near_all_are_named() -> None:
-    assert did_you_mean("fp64", DTYPES) == "; known: bf16, fp16, fp32, fp8"

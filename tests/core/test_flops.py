@@ -87,13 +87,6 @@ def test_flops_with_different_head_dimensions_and_shared_keys():
     assert flops(replace(c, shape=replace(c.shape, nheads_k=8))) == flops(c)
 
 
-def test_flops_refuse_an_unknown_convention():
-    with pytest.raises(ValueError, match='"paper"'):
-        flops(case(), "paper")
-    with pytest.raises(ValueError, match='"paper"'):
-        flops(case(causal=True), "paper")
-
-
 def test_bytes_by_hand():
     c = case(2, 3, batch=5, nheads=8, nheads_k=2, headdim=192, headdim_v=128)
     q, k, v, out = 5 * 8 * 2 * 192, 5 * 2 * 3 * 192, 5 * 2 * 3 * 128, 5 * 8 * 2 * 128

@@ -15,7 +15,6 @@ from attnbench.core import fp8
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
-from attnbench.core.renewed_inputs import InputRenewal
 from attnbench.judge import inputs
 from attnbench.worker import environment
 from attnbench.worker.measure import ceiling
@@ -84,21 +83,6 @@ def test_the_error_is_against_the_inputs_before_they_were_rounded(given: Inputs)
     assert 0.03 < found.errors["out"].relative < 0.06
 
 
-def test_a_backend_that_does_not_compute_in_fp8_is_found(given: Inputs) -> None:
-    """It is found by the names and dtypes of the tensors that it reads, and by its error."""
-    check = judge.ResultCheck(CASE, given, 0)
-    operands, _ = fp8.quantize_inputs(given)
-    rough = check.check_first({"out": (1.05 * out_of(given)).bfloat16()})
-    fine = check.check_first({"out": out_of(given).bfloat16()})
-    honest = Prepared(lambda: None, dict, reads=operands)
-    assert check.fp8_problem(honest, rough) is None
-    assert "it computed with other operands" in str(check.fp8_problem(honest, fine))
-    for reads in ({}, {"q": operands["q"]}, {**operands, "v": given.v}):
-        assert "no e4m3 copy of" in str(check.fp8_problem(replace(honest, reads=reads), rough))
-    bf16 = replace(CASE, dtype="bf16")
-    assert judge.ResultCheck(bf16, given, 0).fp8_problem(replace(honest, reads={}), fine) is None
-
-
 def test_an_e4m3_result_needs_its_scale(given: Inputs) -> None:
     answer = judge.compute_reference(CASE, given, judge.choose_rows(CASE, given.q.device))
     out, descale = fp8.quantize(out_of(given))
@@ -147,32 +131,6 @@ def test_where_triton_supports_fp8(
     assert "rounds to e4m3 wrongly" in str(Triton().unsupported(CASE, CPU))
 
 
-def test_triton_reads_e4m3_with_a_scale_per_tensor(monkeypatch: pytest.MonkeyPatch, given: Inputs) -> None:
-    """The kernel itself is tested in test_triton_kernel.py, and on a GPU."""
-    pytest.importorskip("triton")
-    from attnbench.backends.triton import attention as kernel
-
-    def stand_in(q: Any, k: Any, v: Any, *, softmax_scale: float, descale: Any, causal: bool, **_: Any) -> torch.Tensor:
-        assert causal
-        assert {t.dtype for t in (q, k, v)} == {torch.float8_e4m3fn}
-        q, k, v = (t.float() * factor for t, factor in zip((q, k, v), descale, strict=True))
-        return attend(q, k, v, scale=softmax_scale, right=0, dtype=torch.bfloat16)[0]
-
-    monkeypatch.setattr(kernel, "attention", stand_in)
-    given.k.mul_(3)  # so that the scales differ
-    given.v.mul_(5)
-    check = judge.ResultCheck(CASE, given, 0)
-    prepared = Triton().prepare(CASE, given)
-    accuracy = check.check_first(prepared.canonical(prepared.launch()))
-    assert accuracy.ok, accuracy.problem()
-    assert check.fp8_problem(prepared, accuracy) is None
-    renewal = InputRenewal(CASE, given, prepared, seed=0)
-    renewal.renew()
-    made = Inputs(given.q.clone(), given.k.clone(), given.v.clone())
-    again = check.check_renewed(renewal.now, renewal.apply_to(made), prepared.canonical(prepared.launch()))
-    assert again.ok, again.problem()
-
-
 def test_a_cpu_has_no_ceiling_in_e4m3() -> None:
     """torch may multiply e4m3 by plain loops on a CPU, and a reading would take minutes."""
     with pytest.raises(RuntimeError, match="no CPU has units for e4m3"):
@@ -195,12 +153,6 @@ def in_8_bits(given: Inputs) -> tuple[Inputs, dict[str, torch.Tensor]]:
     """Return the inputs as they are after rounding, and the copies in e4m3 and e5m2."""
     operands, descale = fp8.quantize_inputs(given)
     return Inputs(**{name: t.float() * descale[name] for name, t in operands.items()}), operands
-
-
-def test_e5m2_has_two_bits_of_mantissa() -> None:
-    t = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
-    assert norm(fp8.round_to_e5m2(t) - t) / norm(t) == pytest.approx(0.052, abs=0.002)
-    assert torch.equal(fp8.round_to_e5m2(torch.zeros(3)), torch.zeros(3))
 
 
 def test_a_scale_of_gradients_leaves_a_margin() -> None:
@@ -236,15 +188,3 @@ def test_a_backward_has_the_error_of_its_operands() -> None:
         ("dv", rounded["dv"].flip(2)),
     ):
         assert not check.check_first({**results, name: wrong.bfloat16()}).ok
-
-
-def test_a_device_without_e4m3_matmul_has_no_rate_for_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = ceiling.matmul_launch
-
-    def refuses(n: int, device: torch.device, dtype: torch.dtype) -> Any:
-        if dtype.itemsize == 1:
-            raise RuntimeError("torch._scaled_mm is only supported on ...")
-        return real(n, device, dtype)
-
-    monkeypatch.setattr(ceiling, "matmul_launch", refuses)
-    assert environment._matmul_rates(torch.device("cpu"), ["bf16", "fp8"], 8).keys() == {"bf16"}

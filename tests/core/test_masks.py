@@ -142,13 +142,6 @@ def test_what_is_no_mask(text: str, said: str) -> None:
         masks.parse_masks(text)
 
 
-def test_the_pictures_in_the_docs_are_those_of_the_definitions() -> None:
-    """`python tests/core/draw_masks.py` draws them again."""
-    from draw_masks import PICTURE, picture
-
-    assert PICTURE.read_text() == picture()
-
-
 @pytest.mark.parametrize(("name", "why"), [("zero.py", "it is no plain file"), ("\ud800.py", "no file can have")])
 def test_a_mask_in_what_is_no_file(tmp_path: Path, name: str, why: str) -> None:
     """Such as a link to a device, which has no end."""

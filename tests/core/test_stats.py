@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -35,13 +34,6 @@ def test_percentile_matches_numpy(values, p):
     assert percentile(values, p) == pytest.approx(np.percentile(values, p), rel=1e-9)
 
 
-def test_percentile_at_its_ends():
-    assert percentile([3, 1, 2], 0) == 1
-    assert percentile([3, 1, 2], 100) == 3
-    assert percentile([3, 1, 2, 4], 50) == median([3, 1, 2, 4]) == 2.5
-    assert percentile([7.0], 90) == 7.0
-
-
 @pytest.mark.parametrize("confidence", [0.5, 0.75, 0.9, 0.95, 0.99, 0.999])
 def test_interval_uses_the_ranks_of_the_binomial(confidence):
     for n in [*range(1, 400), 1000, 1001, 5000, 100_000]:
@@ -59,45 +51,8 @@ def test_interval_uses_the_ranks_of_the_binomial(confidence):
             assert lo + 1 > n / 2 or miss(lo + 1) > allowed  # a shorter interval misses too often
 
 
-def test_interval_of_small_samples_by_hand():
-    # From tables of this interval at 95 %: n = 6 to 8 the range, 9 to 11 the second value, 12 to 14 the third.
-    for n, k in [(6, 1), (8, 1), (9, 2), (11, 2), (12, 3), (14, 3), (15, 4), (17, 5), (20, 6)]:
-        assert median_interval(range(1, n + 1)) == (k, n + 1 - k), n
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
-def test_the_interval_of_few_samples_is_their_range(n):
-    assert median_interval(range(n)) == (0, n - 1)
-
-
 def test_interval_ignores_order():
     assert median_interval([5, 1, 4, 2, 3, 9, 8, 7, 6]) == median_interval(range(1, 10)) == (2, 8)
-
-
-@pytest.mark.parametrize("n", [6, 10, 31, 100])
-def test_interval_covers_the_true_median(n):
-    """On a skewed distribution at least 95 % of the intervals hold the median, as many as their ranks predict."""
-    rng = np.random.default_rng(n)
-    true = math.log(2)  # the median of the exponential distribution
-    trials = 4000
-    hits = 0
-    for row in rng.exponential(size=(trials, n)).tolist():
-        lo, hi = median_interval(row)
-        hits += lo <= true <= hi
-    rank = median_interval(range(1, n + 1))[0]
-    exact = 1 - 2 * scipy_stats.binom.cdf(rank - 1, n, 0.5)
-    assert exact >= 0.95
-    assert hits / trials == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / trials))
-
-
-def test_interval_is_fast():
-    values = np.random.default_rng(0).exponential(size=1000).tolist()
-    best = math.inf
-    for _ in range(20):
-        start = time.perf_counter()
-        median_interval(values)
-        best = min(best, time.perf_counter() - start)
-    assert best < 1e-3
 
 
 def test_relative_halfwidth():
@@ -130,10 +85,6 @@ def test_coefficient_of_variation_where_it_is_undefined():
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=60))
 def test_geomean_matches_scipy(values):
     assert geomean(values) == pytest.approx(float(scipy_stats.gmean(values)), rel=1e-9)
-
-
-def test_geomean_of_inverse_ratios_is_the_inverse():
-    assert geomean([2.0, 0.5]) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,10 @@ from attnbench.render.document import (
     Code,
     Column,
     Document,
-    Level,
     Pairs,
     Paragraphs,
-    Span,
     Steps,
     Table,
-    Verdict,
 )
 from hostile.live import MARKDOWN, in_markdown
 
@@ -36,12 +33,6 @@ def test_parts_that_are_not_there_leave_no_free_lines() -> None:
     assert markdown.render(Document("test", "title")) == "\n"
     assert markdown.render(Document("test", "", answer=("Nothing was measured.",))) == "**Nothing was measured.**\n"
     assert blocks(Paragraphs(()), Pairs(()), Paragraphs((line("here"),))) == "- here\n"
-
-
-@pytest.mark.parametrize(("level", "sign"), markdown.SIGNS.items())
-def test_a_verdict_has_the_sign_of_its_level(level: Level, sign: str) -> None:
-    found = markdown.render(Document("gate", "", verdict=Verdict("the verdict", level)))
-    assert found == f"### {sign} attnbench gate: the verdict\n"
 
 
 @pytest.mark.parametrize("rows", [300, 900, 5000])
@@ -73,11 +64,6 @@ def test_bars_and_steps_are_characters_of_one_width() -> None:
     found = blocks(Table("t", (Column("bar"), Column("steps")), rows))
     half = markdown.BAR // 2
     assert f"| `{'━' * half}{' ' * half}` | `{' ' * half}{'█' * half}` |" in found
-
-
-def test_styles_never_touch_a_space() -> None:
-    spans = (Span("so ", ""), Span(" very ", "strong"), Span("fast", "good"), Span(" ", "bad"), Span("!", "quiet"))
-    assert blocks(Paragraphs((spans,))) == "- so  **very** fast !\n"
 
 
 HOSTILE = "a|b `c` *d* _e_ [f](g) <b>~~h~~</b> \\| &lt; $x$\n\n# i\n| j |\r::error::k\x1b[31ml\x07"
@@ -125,7 +111,3 @@ def test_nothing_in_a_name_is_live(name: str) -> None:
     assert not in_markdown(text)
     blocks = [token.type for token in MARKDOWN.parse(text)]
     assert blocks == [token.type for token in MARKDOWN.parse(markdown.render(everywhere("n")))]
-
-
-def test_what_is_live_is_found() -> None:
-    assert all(in_markdown(name) for name in LIVE if not name.startswith(("- ", "1. ")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from rich.console import Console
 from attnbench.core.record import Job, Run
 from attnbench.render.progress import progress_line, run_progress
 from attnbench.render.progress.run_progress import RunProgress, plan_summary
-from builders import CPU, case, decode, ended, job, ok, run
+from builders import case, decode, ended, job, ok, run
 
 
 def printed(made: Run, todo: Sequence[Job] | None = None, notes: Sequence[str] = (), path: Path | None = None) -> str:
@@ -52,18 +51,6 @@ def test_a_pipe_gets_a_line_for_each_job() -> None:
     ]
 
 
-def test_a_run_of_several_dtypes_names_them_as_it_goes() -> None:
-    said = printed(run([ok(case(dtype=dtype), "triton", 300.0) for dtype in ("bf16", "fp8")]))
-    assert "triton 1k d128 full fwd bf16  300" in said
-    assert "triton 1k d128 full fwd fp8  300" in said
-
-
-def test_a_cpu_has_no_share_of_a_peak() -> None:
-    said = printed(run([ok(case(dtype="fp32"), "eager", 0.1)], device=CPU))
-    assert "attnbench  AMD EPYC, 16.0 GiB, 4 threads, torch 2.11.0+cu130\n" in said
-    assert "eager 1k d128 full fwd  0.100 TFLOP/s\n" in said
-
-
 def test_what_the_plan_skips_is_no_job() -> None:
     skipped = replace(job(case(2048), "eager"), skip="too large")
     records = [ok(case(), "eager", 30.0), ended(case(2048), "eager", "skipped", "too large")]
@@ -90,11 +77,6 @@ def test_skips_for_want_of_time_are_one_line() -> None:
     ]
     said = printed(run([records[0], ok(case(), "eager", 30.0)]))
     assert said.splitlines()[-2].startswith("[1/2] eager 128 d128 full fwd  skip forecast 7.0s; no room")
-
-
-def test_a_record_that_is_not_finite_is_shown_all_the_same() -> None:
-    odd = ok(case(), "eager", 30.0, time=[math.nan] * 3)
-    assert "[1/1] eager 1k d128 full fwd  0 TFLOP/s" in printed(run([odd]))
 
 
 def test_a_terminal_gets_one_line_that_never_wraps() -> None:
@@ -172,11 +154,3 @@ def test_a_pipe_gets_from_time_to_time_what_goes_on(monkeypatch: pytest.MonkeyPa
     line.say("after the end")
     time.sleep(0.3)
     assert stream.getvalue() == "opening the device\n"
-
-
-def test_what_a_pipe_gets_of_what_goes_on() -> None:
-    stream = io.StringIO()
-    progress = RunProgress(Console(file=stream, width=80))
-    progress.say("importing mine")
-    progress.say("\x1b[31mmine is still importing", also_in_a_pipe=True)
-    assert stream.getvalue() == "mine is still importing\n"

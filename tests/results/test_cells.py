@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 
@@ -10,10 +9,9 @@ import pytest
 
 from attnbench.core.case import Case
 from attnbench.core.record import Measurement, Record
-from attnbench.results.case_names import BACKEND_ORDER
 from attnbench.results.cells import by_key, cells, contest_of
 from attnbench.results.uncertainty import MEASURED
-from builders import CPU, H200, case, ended, environment, forwards, measurements, ok, run
+from builders import CPU, H200, case, ended, environment, measurements, ok, run
 
 
 def test_rounds_are_aggregated_by_their_median() -> None:
@@ -178,15 +176,6 @@ def test_figures_of_two_cards_are_compared_with_what_cards_differ_by() -> None:
     assert len(both.winners) == 1, "one run"
 
 
-def test_cells_stand_in_the_order_of_a_report_whatever_that_of_the_records() -> None:
-    records = list(forwards())
-    found = [c.key for c in cells([run(records)])]
-    assert [c.key for c in cells([run(reversed(records))])] == found
-    assert [backend for _, backend in found[:6]] == [name for name in BACKEND_ORDER if name in {b for _, b in found}]
-    cases = [which for which, _ in itertools.groupby(key[0] for key in found)]
-    assert cases == [case(1024), case(16384), case(1024, causal=True), case(16384, causal=True)]
-
-
 def test_a_cell_names_itself_and_what_it_was_measured_on() -> None:
     made = run([ok(case(), "triton", 300.0, round=i) for i in (2, 0, 1)])
     (cell,) = cells([made])
@@ -198,16 +187,6 @@ def test_a_cell_names_itself_and_what_it_was_measured_on() -> None:
     assert [c.name for c in several] == ["triton 1k d128 full fwd bf16", "triton 1k d128 full fwd fp16"]
     alike = cells([run([ok(case(batch=b), "triton", 300.0) for b in (1, 2)])])
     assert [c.name for c in alike] == [f"triton 1k d128 full fwd b{b} h16" for b in (1, 2)]
-
-
-def test_rounds_without_a_value_are_left_out() -> None:
-    rounds = [ok(case(), "triton", 300.0, clock_held=1.9e9), ok(case(), "triton", 330.0, round=1)]
-    rounds.append(ended(case(), "triton", "oom", "out of memory", round=2))
-    (cell,) = cells([run(rounds)])
-    assert cell.rounds("clock_held") == {0: 1.9e9}
-    assert cell.value("clock_held") == 1.9e9
-    assert len(cell.ok) == 2
-    assert cell.value("joules") is None
 
 
 def test_the_interval_is_that_of_the_uncertainty() -> None:
@@ -226,10 +205,6 @@ def test_what_is_not_finite_is_no_value_and_no_ceiling() -> None:
     assert (cell.rates.ceiling, cell.rates.copy) == (6e14, None)
     assert (cell.value("clock_held"), cell.rounds("clock_held")) == (None, {})
     assert not cell.held_down
-
-
-def test_no_runs_and_no_records_are_no_cells() -> None:
-    assert cells([]) == cells([run([])]) == []
 
 
 @pytest.mark.parametrize(("spec", "ranked"), [("/mine.py:fast", False), ("attnbench.backends.sdpa:Flash", True)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +12,6 @@ import pytest
 from attnbench.analysis.report.document import document
 from attnbench.core.machine import Device
 from attnbench.core.record import Measurement, Record, Run
-from attnbench.render.html import html_page
-from attnbench.render.markdown import render as markdown
-from attnbench.results import run_file
 from attnbench.results.cells import cells
 from attnbench.results.disturbed import disturbance, doubt
 from attnbench.results.export_rows import table_rows
@@ -120,24 +116,6 @@ def test_a_loaded_cpu_is_said_and_its_figures_still_count() -> None:
         "Figures here are doubtful: other work loaded the CPU when this began (work for 140% of its cores).",
     )
     assert disturbance(made) == ""
-
-
-def test_each_renderer_has_it_first() -> None:
-    made = run(records(), device=replace(H200, busy=0.98))
-    shown = document(cells([made]), [made])
-    assert markdown(shown).lstrip("# \n").startswith(f"**{NONE}")
-    page = html_page.render(shown)
-    assert 0 < page.index(NONE) < page.index("4 cells: 4 measured")
-
-
-def test_the_run_file_holds_it_and_older_files_read(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    made: Run = run([], device=replace(H200, busy=0.98, users=TRAIN))
-    run_file.RunFile.create(path, made).close()
-    device = run_file.read(path)[0].environment.device
-    assert (device.busy, device.users) == (0.98, TRAIN)
-    path.write_text(path.read_text().replace(',"busy":0.98,"users":["train (pid 7)"]', ""))
-    assert run_file.read(path)[0].environment.device.busy is None
 
 
 def test_what_computes_several_times_as_fast_as_a_matmul_wins_nothing() -> None:

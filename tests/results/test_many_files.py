@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import attnbench
 from attnbench.commands.command_line import command_line
-from attnbench.results import decode, run_file
+from attnbench.results import run_file
 from builders import case, ok, run
 
 FEW, MANY = 12, 36
@@ -40,17 +39,11 @@ def command(*words: str) -> Callable[[Sequence[Path]], None]:
     return called
 
 
-def table(files: Sequence[Path]) -> None:
-    assert len(attnbench.load(files).table()) == len(files) * len(CELLS) * 2
-
-
-ASKED = {word: command(word) for word in ("report", "history", "compare", "recommend")} | {"table": table}
-
-
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", ["report", "history", "compare", "recommend"])
 def test_what_is_called_grows_as_the_files_do(files: Sequence[Path], name: str) -> None:
-    ASKED[name](files[:FEW])  # what is imported, and cached for all runs
-    few, many = (calls(ASKED[name], files[:number]) for number in (FEW, MANY))
+    asked = command(name)
+    asked(files[:FEW])  # what is imported, and cached for all runs
+    few, many = (calls(asked, files[:number]) for number in (FEW, MANY))
     assert many < 1.25 * MANY / FEW * few
 
 
@@ -67,15 +60,6 @@ def test_what_a_gate_calls_grows_as_the_cells_do(tmp_path: Path) -> None:
             path.write_bytes(run_file.encoded(run(records)))
         counted.append(calls(gate, files))
     assert counted[2] < 1.25 * MANY / FEW * counted[1]
-
-
-@pytest.mark.parametrize("name", ASKED)
-def test_each_line_is_decoded_once(files: Sequence[Path], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded = []
-    record = decode.record
-    monkeypatch.setattr(decode, "record", lambda line: decoded.append(line) or record(line))  # type: ignore[func-returns-value]
-    ASKED[name](files[:FEW])
-    assert len(decoded) == FEW * len(CELLS) * 2
 
 
 def calls(of: Callable[[Sequence[Path]], None], files: Sequence[Path]) -> int:

@@ -17,7 +17,7 @@ from stored_run import CASES, RECORDS, RUN, gzipped
 from attnbench.core.errors import UserError
 from attnbench.core.record import Forecast, Measurement, Record, Run
 from attnbench.results import run_file
-from builders import case, ended, job, measurements, ok, run
+from builders import case, ended, job, ok, run
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl*"))
 
@@ -78,25 +78,13 @@ def test_a_damaged_line_is_left_out_with_its_number(path: Path, damage: bytes) -
     assert len(problems[0]) < 5000
 
 
-@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
-def test_a_record_with_a_sample_that_is_no_number_is_left_out_with_one_line(path: Path, number: float) -> None:
-    odd = replace(RECORDS[0], measurements=measurements(time=(1e-3, number)))
-    file = run_file.RunFile.reopen(path)
-    file.append(odd)
-    file.close()
-    found, problems = run_file.read(path)
-    assert found.records == RECORDS
-    (problem,) = problems
-    assert f"time: {number:g} s is nothing that can be measured" in problem
-
-
 @pytest.mark.parametrize("depth", [900, 100_000])
-@pytest.mark.parametrize("field", ["type", "schema", "plan", "environment", "policy", "suite"])
+@pytest.mark.parametrize("field", ["type", "plan", "suite"])
 def test_a_first_line_that_is_nested_deeply(path: Path, field: str, depth: int) -> None:
     first = {"type": '"run"', "schema": "2", "plan": "[]", field: "[" * depth + "]" * depth}
     path.write_text("{" + ",".join(f'"{name}":{value}' for name, value in first.items()) + "}\n")
     for read in (run_file.read, run_file.head, run_file.RunFile.reopen):
-        if read != run_file.RunFile.reopen or field in ("type", "schema"):
+        if read != run_file.RunFile.reopen or field == "type":
             with pytest.raises(UserError, match=r"damaged first line|is not an attnbench run file"):
                 read(path)
 
@@ -111,14 +99,6 @@ def test_a_byte_order_mark_is_no_damage(path: Path) -> None:
     file.close()
     assert path.read_bytes().startswith(marked)
     assert run_file.read(path)[0].records == (*RECORDS[1:], RECORDS[0])
-
-
-@pytest.mark.parametrize("damage", [b'"max_error":"x"', b'"max_error":null'])
-def test_a_damaged_accuracy_makes_its_line_a_damaged_one(path: Path, damage: bytes) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"max_error":', damage + b',"was":', 1))
-    found, (problem,) = run_file.read(path)
-    assert found.records == RECORDS[1:]
-    assert problem.startswith(f"{path}:2: damaged line left out (ValueError: accuracy: errors: out: max_error: ")
 
 
 def test_an_ok_without_its_time_is_damage_but_in_a_search(path: Path) -> None:
@@ -177,15 +157,6 @@ def test_damage_is_reported_by_its_line_wherever_it_is(tmp_path: Path, real: lis
     assert errors.count(math.inf) == 1
 
 
-def test_a_file_of_few_records_or_none(tmp_path: Path, real: list[bytes]) -> None:
-    path = tmp_path / "short.jsonl"
-    for records in (0, 1, 2):
-        path.write_bytes(b"\n".join([*real[: records + 1], b""]))
-        found, problems = run_file.read(path)
-        assert (len(found.records), problems) == (records, [])
-        assert run_file.head(path) == replace(found, records=())
-
-
 def test_lines_of_an_unknown_type_are_passed_over(path: Path) -> None:
     with path.open("a") as file:
         file.write('{"type": "note", "text": "from a newer attnbench", "of": {"type": "run"}}\n \n\n')
@@ -197,12 +168,9 @@ def test_lines_of_an_unknown_type_are_passed_over(path: Path) -> None:
     [
         b"",
         b"\n",
-        b"hello\n",
         b"a,b,c\n" * 10_000,
-        b"{}\n",
         b"[1]\n",
         b'{"type": "record"}\n',
-        b'{"type": "run"}\n',
         b'{"type": "run", "schema": 0}\n',
         b'{"type": "run", "schema": "two"}\n',
         b'{"type": "run", "schema": 1e400}\n',
@@ -227,18 +195,6 @@ def test_a_file_cut_off_in_its_first_line_says_so_and_stays(path: Path, left: in
         with pytest.raises(UserError, match="cut off in its first line: there is no result in it"):
             open_(path)
     assert path.read_bytes() == before
-
-
-def test_a_first_line_that_is_damaged_is_not_called_cut_off(path: Path) -> None:
-    path.write_text(path.read_text().replace('"suite":', '"suite"', 1))
-    with pytest.raises(UserError, match=r"run.jsonl:1: damaged first line \(it is not JSON\); restore the file"):
-        run_file.read(path)
-
-
-def test_an_empty_file_is_called_empty(path: Path) -> None:
-    path.write_bytes(b"")
-    with pytest.raises(UserError, match=r"is not an attnbench run file \(it is empty\)"):
-        run_file.read(path)
 
 
 def test_a_gzipped_file_is_read_whatever_its_name(path: Path) -> None:
@@ -353,17 +309,14 @@ def test_files_that_were_joined_are_refused(path: Path, cut: int) -> None:
         run_file.read(path)
 
 
-@pytest.mark.parametrize("cut", [1, 200], ids=["without its newline", "cut off"])
-@pytest.mark.parametrize("spelling", [{}, {"sort_keys": True}, {"separators": (" ,", "\t: ")}, {"indent": 1}])
-def test_a_second_run_behind_the_last_line_of_the_first_is_refused(
-    path: Path, cut: int, spelling: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("spelling", [{"sort_keys": True}, {"separators": (" ,", "\t: ")}, {"indent": 1}])
+def test_a_second_run_behind_the_last_line_of_the_first_is_refused(path: Path, spelling: dict[str, Any]) -> None:
     """As other programs write it; it would be one damaged line, and the records of the second would count."""
     one = path.read_bytes()
     first, *rest = (json.dumps(json.loads(line), **spelling).encode() for line in one.splitlines())
     second = b"\n".join([first, *rest, b""])
     for behind in (second, codecs.BOM_UTF8 + second, first):
-        path.write_bytes(one[: len(one) - cut] + behind)
+        path.write_bytes(one[:-200] + behind)
         with pytest.raises(UserError, match=r"run\.jsonl:\d: a second run begins here"):
             run_file.read(path)
 
@@ -392,15 +345,16 @@ def test_a_command_to_go_on_trusts_own_masks() -> None:
     assert not run_file.trust(replace(own, plan=()))
 
 
-@pytest.mark.parametrize("line", [b'{"type":"x"}\n', b'{"type":"rounds","rounds":3}\n', b"\n"])
-def test_lines_that_are_no_records_have_an_end(path: Path, line: bytes) -> None:
+def test_lines_that_are_no_records_have_an_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some kilobytes of gzip may hold millions of them."""
+    monkeypatch.setattr(run_file, "MOST_OTHERS", 100)
     content = path.read_bytes()
-    path.write_bytes(content + 10 * line)
-    assert run_file.read(path)[1] == []
-    path.write_bytes(gzip.compress(content + line * (run_file.MOST_OTHERS + 1)))
-    with pytest.raises(UserError, match="over 100,000 of its lines are no records; restore the file"):
-        run_file.read(path)
+    for line in (b'{"type":"x"}\n', b'{"type":"rounds","rounds":3}\n', b"\n"):
+        path.write_bytes(content + 10 * line)
+        assert run_file.read(path)[1] == []
+        path.write_bytes(content + 101 * line)
+        with pytest.raises(UserError, match="over 100 of its lines are no records; restore the file"):
+            run_file.read(path)
 
 
 @pytest.mark.parametrize("number", [40, 400])
@@ -436,7 +390,7 @@ def test_a_pointer_of_git_lfs_is_called_one(path: Path) -> None:
 
 
 def test_a_file_of_damaged_lines_is_given_up(path: Path) -> None:
-    path.write_bytes(gzip.compress(path.read_bytes() + b"x\n" * 2_000_000))
+    path.write_bytes(gzip.compress(path.read_bytes() + b"x\n" * 1_100))
     with pytest.raises(UserError, match="over 1,000 of its lines are damaged"):
         run_file.read(path)
 
@@ -468,12 +422,6 @@ def test_failures_are_not_measured_again_but_skips_for_time_are() -> None:
     assert CASES[0] not in [j.case for j in run_file.missing(with_records(skip, ok(CASES[0], "triton", 1.0)))]
 
 
-def test_rounds_and_backends_are_missing_apart() -> None:
-    plan = [job(CASES[0], name, round) for name in ("a", "b") for round in (0, 1)]
-    left = run_file.missing(run([ok(CASES[0], "a", 1.0, round=1)], plan=plan))
-    assert [(j.backend, j.round) for j in left] == [("a", 0), ("b", 0), ("b", 1)]
-
-
 def test_a_line_of_more_rounds_plans_them_and_a_senseless_one_is_damage(path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'{"rounds": 3, "type": "rounds"}\n{"type":"rounds","rounds":2}\n')
@@ -487,11 +435,3 @@ def test_a_line_of_more_rounds_plans_them_and_a_senseless_one_is_damage(path: Pa
     orders = [[j.case for j in found.plan if j.round == n] for n in range(3)]
     assert orders[1] != orders[2], "each round has an order of its own"
     assert len(run_file.missing(found)) == len(CASES) - len(RECORDS) + 2 * len(CASES)
-
-
-def test_a_run_without_a_plan_gets_no_endless_one(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    path.write_bytes(run_file.encoded(run(RECORDS, plan=[])) + b'{"type":"rounds","rounds":1000000000}\n')
-    found, (problem,) = run_file.read(path)
-    assert found.plan == ()
-    assert "damaged line left out (ValueError: no number of rounds)" in problem

@@ -8,10 +8,8 @@ from dataclasses import replace
 import pytest
 
 from attnbench.analysis.report.cautions import cautions
-from attnbench.analysis.report.grids import _best
 from attnbench.core.record import Record
 from attnbench.results.cells import cells
-from attnbench.results.metrics import METRICS
 from attnbench.results.sustained import rank_changes
 from attnbench.results.uncertainty import MEASURED, NORMAL, STEADY
 from builders import case, ok, run
@@ -80,10 +78,3 @@ def test_the_uncertainty_of_energy_is_that_of_time_and_power() -> None:
     assert of_time
     assert (known.rounds, known.within) == (3, None)
     assert known.total > 2 * of_time.total  # the times were alike, the power was not
-
-
-def test_backends_that_tie_in_energy_are_best_together() -> None:
-    watts = {"fa4": 600.0, "triton": 603.0, "eager": 700.0}
-    made = run([replace(a_reading(of, 0.01), backend=name) for name, of in watts.items()])
-    best = _best(METRICS["tflops_per_watt"], cells([made]))
-    assert {cell.backend for cell in best} == {"fa4", "triton"}

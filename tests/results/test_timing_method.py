@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from attnbench.core.policy import Policy
 from attnbench.core.record import Record, Run
-from attnbench.results.cells import by_key, cells
+from attnbench.results.cells import cells
 from attnbench.results.together import together
 from builders import case, ended, ok, run
 
@@ -62,9 +61,3 @@ def test_what_was_not_measured_or_by_another_instrument_decides_nothing() -> Non
     assert together([other]).by_span == frozenset()
     again = [a_cell("triton", 90, span=False), a_cell("triton", 90)]
     assert methods(*again) == {"triton": "span"}, "the last record of a job counts"
-
-
-def test_a_report_of_several_devices_has_one_method() -> None:
-    runs = [run([a_cell("triton", 90)]), run([a_cell("triton", 120, span=False)], policy=Policy(l2="warm"))]
-    assert {cell.uses_span for cell in cells(runs)} == {False}
-    assert by_key(cells(runs[:1]))[case(), "triton"].uses_span

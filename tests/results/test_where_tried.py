@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import where_tried as computed
 
 from attnbench.core.case import Case, Shape
@@ -38,19 +37,6 @@ def test_only_what_was_right_counts() -> None:
     assert found("mine", DENSE) == []
     assert found("ulysses-triton", DENSE) == []  # on one device it splits nothing
     assert found("ulysses-triton", replace(DENSE, ranks=2)) == [("2 NVIDIA H100", "fwd", "dense")]
-
-
-@pytest.mark.parametrize(
-    ("version", "shown"),
-    [
-        ("flash-attn-3 3.0.0+cu130, code 028a3efd, without HDIM96 SPLIT", "flash-attn-3 3.0.0+cu130"),
-        ("xformers 0.0.35, fa2F@2.5.7-pt", "xformers 0.0.35"),
-        ("9.9", "triton 9.9"),
-    ],
-)
-def test_versions(version: str, shown: str) -> None:
-    run = replace(RUN, environment=replace(RUN.environment, packages={"triton": "9.9"}))
-    assert computed.version(run, Record(DENSE, "x", 0, "ok", version=version)) == shown
 
 
 def test_what_is_shown() -> None:

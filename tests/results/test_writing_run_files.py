@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,14 @@ def test_reopening_cuts_the_truncated_line_off(path: Path) -> None:
     file.append(RECORDS[2])
     file.close()
     assert run_file.read(path) == (RUN, [])
+
+
+def test_a_run_file_has_one_writer_at_a_time(path: Path) -> None:
+    first = run_file.RunFile.reopen(path)
+    with pytest.raises(UserError, match="being written by another"):
+        run_file.RunFile.reopen(path)
+    first.close()
+    run_file.RunFile.reopen(path).close()
 
 
 def test_a_gzipped_file_is_not_appended_to(path: Path) -> None:
@@ -204,7 +213,7 @@ def test_a_full_disk_is_said_and_whole_lines_are_kept(path: Path, left: int) -> 
 )
 def test_a_full_disk_names_the_command_that_goes_on(path: Path, changes: dict[str, Any], command: str) -> None:
     path.write_bytes(run_file.encoded(replace(RUN, records=(), specs={"mine": "/home/mine.py:f"}, **changes)))
-    with pytest.raises(UserError) as error, open_file(path, FullDisk(path, "a+b")) as file:
+    with pytest.raises(UserError) as error, closing(run_file.RunFile(path, FullDisk(path, "a+b"))) as file:
         file.append(RECORDS[0])
     assert str(error.value).endswith("make room, then " + command.format(path))
 
@@ -230,22 +239,3 @@ def test_short_writes_are_continued(tmp_path: Path) -> None:
     file.append(RECORDS[0])
     file.close()
     assert run_file.read(path)[0].records == RECORDS[:1]
-
-
-def test_other_errors_of_the_disk_keep_their_words(path: Path) -> None:
-    disk = FullDisk(path, "a+b")
-    disk.code = errno.EIO
-    with pytest.raises(UserError, match=f"cannot write {path}: "), open_file(path, disk) as file:
-        file.append(RECORDS[0])
-    assert run_file.read(path) == (RUN, [])
-
-
-class open_file:  # noqa: N801
-    def __init__(self, path: Path, disk: io.FileIO) -> None:
-        self.file = run_file.RunFile(path, disk)
-
-    def __enter__(self) -> run_file.RunFile:
-        return self.file
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()

@@ -6,14 +6,13 @@ The file that ATTNBENCH_PLANTED names says whose calls and by how much:
 
 On a GPU the spin is a kernel of so many cycles: that share of what the cell took, latency times the clock held, in a
 run without a slowdown. A case that is not there gets one of a single cycle, so that the gap before a kernel more is in
-every run and the cycles are all that differs. On a CPU and a simulated device it is the share of each call's own time.
+every run and the cycles are all that differs. On a simulated device it is the share of each call's own time.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ class Planted:
                 base.now += int(self.share * (base.now - began))
                 return result
 
-        elif inputs.q.device.type == "cuda":
+        else:
             import torch
 
             spin, cycles = torch.cuda._sleep, 1 + self.cycles.get(case.key, 0)
@@ -56,17 +55,6 @@ class Planted:
             def slowed() -> Any:
                 result = launch()
                 spin(cycles)
-                return result
-
-        else:
-
-            def slowed() -> Any:
-                began = time.perf_counter()
-                result = launch()
-                until = time.perf_counter()
-                until += self.share * (until - began)
-                while time.perf_counter() < until:
-                    pass
                 return result
 
         return replace(prepared, launch=slowed)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -80,14 +80,20 @@ def by_records(a: np.ndarray, b: np.ndarray, margin: float, rng: np.random.Gener
     return [of[case].verdict for case in cases], [of[case].rounds[0] for case in cases], others
 
 
+def drift_in_turns(rng: np.random.Generator, sides: Sequence[np.ndarray], drift: float, walk: float) -> None:
+    """Add to the logarithms of both sides, ... x pairs, what a machine that drifts adds to each turn."""
+    pairs = sides[0].shape[-1]
+    level = np.cumsum(drift + walk * rng.standard_normal(2 * pairs))
+    for pair in range(pairs):
+        for turn, side in enumerate(order(pair)):
+            sides[side][..., pair] += level[2 * pair + turn]
+
+
 def draw_turns(rng: np.random.Generator, scenario: Scenario, kind: str) -> list[np.ndarray]:
     """Draw the logarithms of the rounds of both sides, cells x pairs, measured in turns on a machine that drifts."""
     s = scenario
     sides = draw(rng, s.cells, s.pairs, kind, s.scale, 0.0)  # type: ignore[arg-type]
-    level = np.cumsum(s.drift + s.walk * rng.standard_normal(2 * s.pairs))
-    for pair in range(s.pairs):
-        for turn, side in enumerate(order(pair)):
-            sides[side][:, pair] += level[2 * pair + turn]
+    drift_in_turns(rng, sides, s.drift, s.walk)
     sides[1][: s.changed] += math.log1p(s.planted)
     return sides if s.other == NONE else add(rng, s.other, sides, s.changed)
 
@@ -120,18 +126,13 @@ SCENARIOS = {
     "one cell slower by 6 %, twice the margin": Scenario(planted=0.06, changed=1),
     "one cell slower by 4 %, the margin and 1 point": Scenario(planted=0.04, changed=1),
     "16 cells slower by 6 %": Scenario(planted=0.06, changed=16),
-    "5 cells in all, one slower by 6 %": Scenario(cells=5, planted=0.06, changed=1),
     "margin 1 %, one cell slower by 2 %": Scenario(margin=0.01, planted=0.02, changed=1),
     "time for 8 pairs, one cell slower by 6 %": Scenario(planted=0.06, changed=1, pairs=8),
-    "time for 8 pairs, one cell slower by 4 %": Scenario(planted=0.04, changed=1, pairs=8),
     "time for 4 pairs, one cell slower by 6 %": Scenario(planted=0.06, changed=1, pairs=4),
-    "ended after 3 pairs, one cell slower by 6 %": Scenario(planted=0.06, changed=1, pairs=3),
     "ended after 2 pairs, one cell slower by 6 %": Scenario(planted=0.06, changed=1, pairs=2),
-    "a machine that does not drift": Scenario(drift=0.0, walk=0.0),
     "drift times 5 (0.5 % a turn)": Scenario(drift=0.005, walk=0.005),
     "noise times 3": Scenario(scale=3),
     "noise times 10": Scenario(scale=10),
-    "ended after 2 pairs, noise times 10": Scenario(scale=10, pairs=2),
     "all cells at the margin": Scenario(planted=0.03, changed=100),
     "nothing changed, all four metrics, as records": Scenario(pairs=8),
     "10 cells of two speeds, one slower by 6 %": Scenario(planted=0.06, changed=1, pairs=16, other=Other(modes=10)),

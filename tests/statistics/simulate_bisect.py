@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from h200_noise import draw
+from simulate_ab import drift_in_turns
 from simulate_gate import KINDS, both
 
 from attnbench.analysis.bisect.run_bisect import Bisection, Outcome, Request
@@ -27,7 +28,7 @@ from attnbench.analysis.gate.repeated_looks import decide_in_looks
 from attnbench.analysis.gate.rounds import Rounds
 from attnbench.analysis.gate.verdicts import Finding
 from attnbench.core.case import Case, Shape
-from attnbench.run.ab.schedule import LOOKS, order
+from attnbench.run.ab.schedule import LOOKS
 from attnbench.run.commits import Commit
 
 PAIRS, CASE = LOOKS[-1], Case(Shape(1, 1024, 1024, 1, 1, 64, 64), "bf16", "fwd")
@@ -72,10 +73,7 @@ class Simulated(Bisection):
             return Step(a, b, margin, reason="does not build")
         start = PAIRS * len([step for step in self.outcome.every if step.finding])
         sides = [side[0, start : start + PAIRS].copy() for side in self.noise]
-        level = np.cumsum(s.drift + s.walk * self.rng.standard_normal(2 * PAIRS))
-        for pair in range(PAIRS):
-            for turn, side in enumerate(order(pair)):
-                sides[side][pair] += level[2 * pair + turn]
+        drift_in_turns(self.rng, sides, s.drift, s.walk)
         sides[1] += self.levels[second] - self.levels[first]
         test = Rounds(sides[0].tolist(), sides[1].tolist(), margin, "latency", paired=True)
         [(decision, pairs)] = decide_in_looks([test])

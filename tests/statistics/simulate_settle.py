@@ -20,9 +20,8 @@ from h200_noise import draw, measured
 from other_noise import Other, add
 from simulate_ab import Scenario as Turns
 from simulate_ab import by_values as decide_turns
+from simulate_ab import drift_in_turns
 from simulate_gate import KINDS, Scenario, both, by_values
-
-from attnbench.run.ab.schedule import order
 
 MORE, PAIRS = 4, 16
 WAYS = ("the gate alone", f"{MORE} more rounds of the current run", f"in turns, {PAIRS} pairs at most")
@@ -66,10 +65,7 @@ def _settled(rng: np.random.Generator, s: Scenario, first: Sequence[str], sides:
     """Return the verdicts of a gate with those of its open cells in turns."""
     cells = [i for i, verdict in enumerate(first) if verdict == "inconclusive"]
     a, b = (side[cells, :PAIRS] for side in sides)
-    level = np.cumsum(Turns.drift + Turns.walk * rng.standard_normal(2 * PAIRS))
-    for pair in range(PAIRS):
-        for turn, which in enumerate(order(pair)):
-            (a, b)[which][:, pair] += level[2 * pair + turn]
+    drift_in_turns(rng, (a, b), Turns.drift, Turns.walk)
     verdicts = list(first)
     for i, verdict in zip(cells, decide_turns(a, b, s.margin, rng)[0], strict=True):
         verdicts[i] = verdict

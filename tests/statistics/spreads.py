@@ -180,38 +180,10 @@ def entry(by_method: Mapping[int, Sequence[Measured]]) -> tuple[float, float]:
     return of_processes, max(units(of_method, of_processes) for of_method in by_method.values())
 
 
-def three(found: Iterable[float]) -> str:
-    """Return the median, the 95th percentile and the largest of absolute differences."""
-    return "{:.2%} median, {:.2%} p95, {:.2%} worst".format(*np.percentile(np.abs(list(found)), (50, 95, 100)))
-
-
-def of_card(name: str, one: Measured) -> None:
-    """Print how far the runs of one card lie apart."""
-    for most, what in ((MOST_KERNELS, f"cells of at most {MOST_KERNELS} kernels"), (math.inf, "all cells")):
-        if found := differences(one, most):
-            print(f"{name}, {len(one.runs)} runs, {what}: {len(found)}, processes {_of_card(found):.2%}")
-    if moved := [difference for of_cell in differences(one, math.inf).values() for difference in of_cell]:
-        print(f"  two of its runs differ by {three(moved)}")
-        share, half, both = covered(itertools.combinations(one.runs, 2))
-        print(f"  {share:.1%} of these differences are within what is stated, ", end="")
-        print(f"{half:.2%} for the median figure, {both:.2%} for the median difference")
-
-
-def compared(cards: Sequence[Measured]) -> int:
-    """Return how many of the cards have a cell in common with another."""
-    return sum(any(in_common(one, other) for other in cards if other is not one) for one in cards)
-
-
 def main(arguments: Sequence[str]) -> None:
     for device, by_method in cards(map(Path, arguments) if arguments else FILES).items():
         for method, of_method in by_method.items():
-            name = f"{device}, method {method}"
-            for number, one in enumerate(of_method, start=1):
-                of_card(f"{name}, card {number}", one)
-            for which, what in ((in_common, "all cells"), (fastest, "the fastest backends")):
-                found = [between(*pair, which(*pair)) for pair in itertools.combinations(of_method, 2)]
-                if apart := [difference for of_pair in found for difference, _ in of_pair]:
-                    print(f"{name}, {compared(of_method)} cards, {what}: {len(apart)} differences, {three(apart)}")
+            print(f"{device}, method {method}: runs of each card {[len(one.runs) for one in of_method]}")
         print(f"{device}: processes {{:.4f}}, units {{:.4f}}".format(*entry(by_method)))
 
 

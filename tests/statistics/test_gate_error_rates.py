@@ -47,7 +47,7 @@ def test_twice_the_margin_is_a_regression(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_margin_and_a_point_is_not_called_unchanged(kind: str) -> None:
-    assert simulate(kind, Scenario(cells=40, planted=0.04, changed=16), RUNS).unchanged < 0.05
+    assert simulate(kind, Scenario(cells=40, planted=0.04, changed=16), RUNS // 3).unchanged < 0.05
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -66,7 +66,6 @@ def test_at_the_margin_one_in_twenty_is_called_unchanged_at_most() -> None:
 
 OTHERS = {
     "two speeds": Scenario(rounds=6, other=Other(modes=10)),
-    "a timer of 1 us": Scenario(other=Other(quantum=1e-6)),
     "a timer of 3 us": Scenario(other=Other(quantum=3e-6)),
     "runs that differ": Scenario(other=Other(offset=0.01)),
 }
@@ -94,8 +93,6 @@ def test_no_other_noise_is_a_regression(noise: str) -> None:
         "5 % of the cells, others in each run, off by 3 %",
         "10 cells of two speeds",
         "one round of the current run 5 % slower in a third of the cells",
-        "two rounds twice as slow in all cells",
-        "two rounds 3 % slower in a third of the cells",
     ],
 )
 def test_three_runs_of_a_baseline_show_what_runs_differ_by(what: str) -> None:
@@ -107,8 +104,13 @@ def test_three_runs_of_a_baseline_show_what_runs_differ_by(what: str) -> None:
     found = simulate("cells", Scenario(cells=307, other=BETWEEN_RUNS[what], runs=3), 30)
     assert found.false_alarms == 0
     assert found.covered > 0.87
-    if BETWEEN_RUNS[what].rounds == 2:
-        assert found.passed == 0
+
+
+def test_no_gate_passes_where_two_rounds_were_disturbed() -> None:
+    found = simulate(
+        "cells", Scenario(cells=307, other=BETWEEN_RUNS["two rounds twice as slow in all cells"], runs=3), 10
+    )
+    assert found.false_alarms == found.passed == 0
 
 
 def test_a_retuned_kernel_is_a_regression_beside_controls() -> None:
@@ -137,17 +139,27 @@ def test_twice_the_margin_is_found_beside_three_runs_of_a_baseline() -> None:
 
 
 def test_another_unit_is_no_regression() -> None:
-    """All pairs of runs of two H200s, at a margin of 1 %; of 264, in both orders, 84 had a regression without regard to
-    units.
-    """
+    """Every fourth pair of runs of two H200s, at a margin of 1 %; a third had a regression without regard to units."""
     runs = [run_file.read(path)[0] for path in sorted((RESULTS / "ci-experiment").glob("alike-*.jsonl"))]
     units = [run.environment.device.uuid for run in runs]
-    pairs = [(i, j) for i, j in itertools.combinations(range(len(runs)), 2) if units[i] != units[j]]
+    pairs = [(i, j) for i, j in itertools.combinations(range(len(runs)), 2) if units[i] != units[j]][::4]
     asked = Request(("latency",), Margins({"latency": 0.01}))
     found = Counter(f.verdict for i, j in pairs for f in judge(runs[i], runs[j], asked).findings)
-    assert len(pairs) == 132
+    assert len(pairs) == 33
     assert found["regressed"] == 0
     assert found["unchanged"] > 0.95 * found.total()
+
+
+@pytest.mark.parametrize(("percent", "margin"), [(2, 1), (5, 3), (10, 5)])
+def test_slowdowns_that_were_measured_are_found(percent: int, margin: int) -> None:
+    """Of 10 cells on an H200, against two runs of the unit without a slowdown; within a margin they are unchanged."""
+    slowed = run_file.read(RESULTS / "ci-experiment" / f"slow-{percent}.jsonl")[0]
+    runs = [run_file.read(path)[0] for path in sorted((RESULTS / "ci-experiment").glob("alike-*.jsonl"))]
+    of_unit = [run for run in runs if run.environment.device.uuid == slowed.environment.device.uuid]
+    for allowed, verdict in ((margin, "regressed"), (2 * percent, "unchanged")):
+        asked = Request(("latency",), Margins({"latency": allowed / 100}))
+        found = [finding.verdict for run in of_unit[:2] for finding in judge(run, slowed, asked).findings]
+        assert found == [verdict] * 20
 
 
 @pytest.mark.parametrize("kind", KINDS)

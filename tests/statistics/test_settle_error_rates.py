@@ -7,7 +7,7 @@ from other_noise import Other
 from simulate_gate import KINDS, Scenario
 from simulate_settle import simulate
 
-RUNS = 40
+RUNS = 20
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -24,6 +24,6 @@ def test_turns_settle_what_differs_between_runs_and_more_rounds_do_not(kind: str
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_margin_and_a_point_is_not_called_unchanged_at_a_second_look(kind: str) -> None:
-    found = simulate(kind, Scenario(planted=0.04, changed=8, cells=20), RUNS // 2)
-    assert max(count["unchanged"] for count in found) < 0.05 * 8 * RUNS // 2
+    found = simulate(kind, Scenario(planted=0.04, changed=8, cells=20), RUNS)
+    assert max(count["unchanged"] for count in found) < 0.05 * 8 * RUNS
     assert [count["false"] for count in found] == [0, 0, 0]
