@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from attnbench import judge
 from attnbench.backends import BACKENDS, load
+from attnbench.backends.triton.backend import Triton
 from attnbench.core import fp8
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
 from attnbench.judge import inputs
 from attnbench.worker import environment
 from attnbench.worker.measure import ceiling
 from standins.attend import attend
-from standins.contract import HOPPER
+from standins.contract import ADA, AMPERE, CPU, HOPPER
 
 CASE = Case(Shape(1, 96, 128, 4, 2, 32, 32), "fp8", "fwd", causal=True)
 TAKE_IT = {"fa3", "cudnn-fp8", "transformer-engine-fp8", "triton", "fake"}
@@ -105,6 +108,27 @@ def test_other_backends_refuse_fp8(name: str) -> None:
     reason = load(name, BACKENDS[name]).unsupported(replace(CASE, causal=False), HOPPER)
     assert reason is not None
     assert "no fp8" in reason
+
+
+@pytest.mark.parametrize(
+    ("device", "direction", "reason"),
+    [
+        (HOPPER, "fwd", None),
+        (ADA, "fwd", None),
+        (AMPERE, "fwd", "fp8 needs compute capability 8.9"),
+        (Device("cuda", 0, "AMD Instinct MI300X", 2**37, 2**37, (9, 4)), "fwd", "no fp8 on AMD"),
+        (HOPPER, "bwd", "fp8 is forward only"),
+        (CPU, "fwd", "Triton kernels need a GPU"),
+    ],
+)
+def test_where_triton_supports_fp8(
+    monkeypatch: pytest.MonkeyPatch, device: Device, direction: Any, reason: Any
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    said = Triton().unsupported(replace(CASE, direction=direction), device)
+    assert said is None if reason is None else reason in str(said)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert "rounds to e4m3 wrongly" in str(Triton().unsupported(CASE, CPU))
 
 
 def test_a_cpu_has_no_ceiling_in_e4m3() -> None:

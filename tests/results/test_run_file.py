@@ -175,7 +175,7 @@ def test_damage_is_reported_by_its_line_wherever_it_is(tmp_path: Path, real: lis
 def test_what_is_not_a_run_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(content)
-    with pytest.raises(UserError, match="is not an attnbench run file"):
+    with pytest.raises(UserError, match="is not an attnbench run file" + (r" \(it is empty\)" if not content else "")):
         run_file.read(path)
     with pytest.raises(UserError, match="is not an attnbench run file"):
         run_file.head(path)
