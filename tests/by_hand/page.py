@@ -20,8 +20,6 @@ from .device import bandwidth, clock_of_peak, peak
 from .latency import Measured
 from .raw import Cell, Record, memory_peak, middle, over_rounds, read, samples
 
-BURST = 0.015  # seconds of work between two readings of the clock
-HELD = 0.985  # of the best clock
 WORDS = {"wrong": "WRONG", "wrong-kernel": "KERNEL!", "failed": "FAIL", "oom": "OOM", "timeout": "TIMEOUT"}
 WORDS |= {"skipped": "skip", "ok": "ok"}
 Row = dict[str, Any]
@@ -115,7 +113,6 @@ def figures(page: Page, cell: Cell) -> Row:
     return {
         "exact": exact,
         "status": WORDS[cell.status],
-        **({"held": _is_held_down(cell)} if page.file.method > 1 else {}),
         "latency": seconds,
         "ci": half,
         "lo": None if half is None else math.exp(-half),
@@ -138,15 +135,11 @@ def figures(page: Page, cell: Cell) -> Row:
         "memory_sequence": _over(memory, case.batch),
         "sustained_power": watts,
         "tflops_per_watt": over_rounds(cell, lambda r: _per_watt(r, flops)) if rate == "tflops" else None,
-        "temperature": over_rounds(cell, lambda r: middle(r, "temperature")),
         "samples": over_rounds(cell, lambda r: len(latency.calls(r, page.spans)) or None),
         "error": over_rounds(cell, _error),
-        "first_call": over_rounds(cell, lambda r: middle(r, "first_call")),
         "approximation_error": over_rounds(cell, lambda r: (r.get("approximation") or {}).get("error")),
         "mass_kept": over_rounds(cell, lambda r: (r.get("approximation") or {}).get("mass_kept")),
         "clock": over_rounds(cell, _clock),
-        "clock_top": page.file.head["environment"]["clock_max_hz"],
-        "power_limit": page.file.head["environment"]["power_limit_w"],
         "peak": _over(top, 1e12),
         "ceiling": _over(page.matmul(case.dtype), 1e12),
         "bandwidth": _over(bandwidth(page.file), 1e9),
@@ -164,18 +157,6 @@ def _over(part: float | None, whole: float | None) -> float | None:
 def _clock(record: Record) -> float | None:
     held = middle(record, "clock_held")
     return middle(record, "clock_sm") if held is None else held
-
-
-def _is_held_down(cell: Cell) -> bool:
-    return cell.status == "ok" and any(map(_held_down, cell.ok.values()))
-
-
-def _held_down(record: Record) -> bool:
-    """Whether, by method 2, the clock was below its best before the calls, while they ran, or after long ones."""
-    pairs = [("clock_before", "clock_idle"), ("clock_held", "clock_best")]
-    pairs += [("clock_after", "clock_idle")] if (middle(record, "time") or 0) > BURST else []
-    read = [(middle(record, clock), middle(record, best)) for clock, best in pairs]
-    return any(clock is not None and best is not None and clock < HELD * best for clock, best in read)
 
 
 def _error(record: Record) -> float | None:

@@ -129,17 +129,13 @@ def test_nan_and_infinity_through_json() -> None:
     [
         ("backend", 5, "backend: 5 is no text"),
         ("round", 1.5, "round: 1.5 is no whole number"),
-        ("round", 1e308, "round: 1000000000000000010979063629440455417404... is beyond 64 bits"),
         ("status", "great", 'status: "great" is none of ok, skipped'),
-        ("resumable", 1, "resumable: 1 is neither true nor false"),
         ("seconds", [], "seconds: [] is no number"),
-        ("limits", "power cap", 'limits: "power cap" is no list'),
         ("measurements", [], "measurements: [] is no object with names"),
         ("measurements.time.values", [1.0, "fast"], 'measurements: time: values: "fast" is no number'),
         ("accuracy.errors.dq", {"max_error": 1.0}, "dq: a tensorerror without eager_error, tolerance, relative"),
         ("case.dtype", "bf15", 'case: dtype: "bf15" is none of bf16, '),
         ("case.window_size", [1], "case: window_size: [1] is no list of 2"),
-        ("case.shape", None, "case: shape: null is no shape"),
     ],
 )
 def test_a_value_of_another_type_is_reported_with_its_place(place: str, value: object, said: str) -> None:

@@ -38,62 +38,34 @@ def test_cpu_limit_is_the_strictest_cgroup_quota(
     assert cpu_limit(cgroup, tmp_path) == expected
 
 
-V1 = "memory/docker/12/memory"
+V1, CGROUP_1 = "memory/docker/12/memory", "5:memory:/docker/12"
+
+
+def level(place: str = "", stat: str = "", **sizes: object) -> dict[str, str]:
+    """Return the files of a level of version 2: memory.max, memory.current and the like, and memory.stat."""
+    return {f"{place}memory.{name}": str(text) for name, text in {**sizes, "stat": stat}.items()}
+
+
+def level_1(stat: str, limit: int) -> dict[str, str]:
+    return {f"{V1}.limit_in_bytes": str(limit), f"{V1}.usage_in_bytes": str(GIB), f"{V1}.stat": stat}
+
+
+CACHE, SLAB = f"anon {GIB}\nactive_file {4 * GIB}", f"slab_reclaimable {5 * GIB}\nslab_unreclaimable {GIB}"
+NOT_SHOWN = f"cache 0\nhierarchical_memory_limit {3 * GIB}\ntotal_inactive_file 0"  # the limit is of another level
 
 
 @pytest.mark.parametrize(
     ("files", "cgroup", "expected"),
     [
         ({}, "0::/", None),
-        ({"memory.max": "max", "memory.current": "5"}, "0::/", None),
-        (
-            {
-                "memory.max": f"{8 * GIB}",
-                "memory.current": f"{7 * GIB}",
-                "memory.stat": f"anon {GIB}\nactive_file {4 * GIB}",
-            },
-            "0::/",
-            5 * GIB,
-        ),
-        ({"memory.max": f"{GIB}", "memory.current": f"{GIB + 4096}"}, "0::/", 0),  # above its limit for a moment
-        (
-            {
-                "a/b/memory.max": "max",
-                "a/b/memory.current": "0",
-                "a/memory.max": f"{GIB}",
-                "a/memory.current": f"{GIB // 2}",
-            },
-            "0::/a/b",
-            GIB // 2,
-        ),
-        (
-            {
-                f"{V1}.limit_in_bytes": f"{2 * GIB}",
-                f"{V1}.usage_in_bytes": f"{GIB}",
-                f"{V1}.stat": f"inactive_file 0\ntotal_inactive_file {GIB // 2}",
-            },
-            "5:memory:/docker/12",
-            2 * GIB - GIB // 2,
-        ),
-        ({"memory.max": "max", "memory.high": f"{GIB}", "memory.current": f"{GIB // 2}"}, "0::/", GIB // 2),
-        (  # the limit is of a level that is not shown
-            {
-                f"{V1}.limit_in_bytes": f"{2**63 - 4096}",
-                f"{V1}.usage_in_bytes": f"{GIB}",
-                f"{V1}.stat": f"cache 0\nhierarchical_memory_limit {3 * GIB}\ntotal_inactive_file 0",
-            },
-            "5:memory:/docker/12",
-            2 * GIB,
-        ),
-        (
-            {
-                "memory.max": f"{8 * GIB}",
-                "memory.current": f"{7 * GIB}",
-                "memory.stat": f"slab_reclaimable {5 * GIB}\nslab_unreclaimable {GIB}",
-            },
-            "0::/",
-            6 * GIB,
-        ),
+        (level(max="max", current=5), "0::/", None),
+        (level(max=8 * GIB, current=7 * GIB, stat=CACHE), "0::/", 5 * GIB),
+        (level(max=8 * GIB, current=7 * GIB, stat=SLAB), "0::/", 6 * GIB),
+        (level(max=GIB, current=GIB + 4096), "0::/", 0),  # above its limit for a moment
+        (level("a/b/", max="max", current=0) | level("a/", max=GIB, current=GIB // 2), "0::/a/b", GIB // 2),
+        (level(max="max", high=GIB, current=GIB // 2), "0::/", GIB // 2),
+        (level_1(f"inactive_file 0\ntotal_inactive_file {GIB // 2}", 2 * GIB), CGROUP_1, 2 * GIB - GIB // 2),
+        (level_1(NOT_SHOWN, 2**63 - 4096), CGROUP_1, 2 * GIB),
         ({"memory.max": "garbage"}, "0::/\nnot a line", None),
     ],
 )

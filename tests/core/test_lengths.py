@@ -118,3 +118,7 @@ def test_work_is_the_sum_over_the_sequences(
 def test_lengths_that_are_not_of_the_shape_are_refused(lengths: tuple[tuple[int, ...], ...]) -> None:
     with pytest.raises(ValueError, match="lengths"):
         Case(Shape(3, 8, 8, 1, 1, 8, 8), "bf16", "fwd", lengths=lengths)
+
+
+def test_lengths_of_a_hostile_file_are_named_without_being_spelled_out() -> None:
+    assert describe(((2**40, 8, 8), (1, 4, 4))) == f"{2**40}*8+4"

@@ -51,10 +51,6 @@ def test_interval_uses_the_ranks_of_the_binomial(confidence):
             assert lo + 1 > n / 2 or miss(lo + 1) > allowed  # a shorter interval misses too often
 
 
-def test_interval_ignores_order():
-    assert median_interval([5, 1, 4, 2, 3, 9, 8, 7, 6]) == median_interval(range(1, 10)) == (2, 8)
-
-
 def test_relative_halfwidth():
     assert relative_halfwidth([9.0, 9.5, 10.0, 10.0, 10.5, 11.0]) == pytest.approx(0.1)
     assert relative_halfwidth([4.0] * 50) == 0
@@ -70,12 +66,6 @@ def test_coefficient_of_variation_matches_scipy(values):
     )
 
 
-def test_coefficient_of_variation_of_numbers_near_the_largest():
-    assert coefficient_of_variation([1e308, 1.5e308, 1.7e308]) == pytest.approx(
-        coefficient_of_variation([1.0, 1.5, 1.7])
-    )
-
-
 def test_coefficient_of_variation_where_it_is_undefined():
     assert coefficient_of_variation([]) is None
     assert coefficient_of_variation([1.0]) is None
@@ -85,22 +75,6 @@ def test_coefficient_of_variation_where_it_is_undefined():
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=60))
 def test_geomean_matches_scipy(values):
     assert geomean(values) == pytest.approx(float(scipy_stats.gmean(values)), rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: median([]),
-        lambda: percentile([], 50),
-        lambda: median_interval([]),
-        lambda: relative_halfwidth([]),
-        lambda: geomean([]),
-        lambda: geomean([1.0, -1.0]),
-    ],
-)
-def test_bad_input_is_refused(call):
-    with pytest.raises(ValueError, match=r"no values|no median|geometric mean"):
-        call()
 
 
 def test_drift_is_the_move_from_the_first_third_to_the_last():

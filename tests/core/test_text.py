@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from attnbench.core.text import LONGEST, capitalized, fits, no_command, one_line, printable, without_long_words
+from attnbench.core.text import LONGEST, fits, no_command, one_line, printable, without_long_words
 from hostile.live import in_log
 
 
@@ -26,13 +26,6 @@ def test_what_cannot_be_seen_is_a_space() -> None:
     assert printable("a\x1b[31mb\x1b]0;c\x07d") == "abd"
     assert printable("a\u202eb\nc\x9bd\x00") == "a b c "  # \x9bd is an escape sequence too
     assert printable("naïve ü 漢 🙂") == "naïve ü 漢 🙂"
-
-
-def test_a_sentence_begins_with_a_capital_letter_but_a_name_stays() -> None:
-    assert capitalized("one of two") == "One of two"
-    assert capitalized("") == ""
-    assert capitalized("a90184efed4 is slow", ["a90184efed4"]) == "a90184efed4 is slow"
-    assert capitalized("fast ones", ["fa", "fas"]) == "Fast ones"
 
 
 @pytest.mark.parametrize(

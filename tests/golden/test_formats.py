@@ -97,14 +97,6 @@ def test_a_report(name: str, tmp_path: Path) -> None:
         assert shown == pytest.approx(sorted(filter(None, (cell.value(metric) for cell in measured))), rel=1e-5)
 
 
-def test_a_file_for_bencher() -> None:
-    found = json.loads(printed("report", FILES[DEFAULT], "-f", "bmf"))
-    measured = [cell for cell in cells([run_file.read(ROOT / FILES[DEFAULT])[0]]) if cell.status == "ok"]
-    assert len(found) == len(measured) == 307
-    told = sorted(of["latency"]["value"] for of in found.values())
-    assert told == pytest.approx(sorted((cell.value("latency") or 0.0) * 1e9 for cell in measured))
-
-
 def test_a_gate() -> None:
     found = json.loads(printed("gate", *EXPERIMENT, "--json"))
     text = printed("gate", *EXPERIMENT)
@@ -153,12 +145,3 @@ def test_a_recommendation(tmp_path: Path) -> None:
             assert row["use"] in page
     read = list(csv.DictReader(io.StringIO(table)))
     assert [row["use"] for row in read] == [row["use"] for row in rows]
-
-
-def test_a_history() -> None:
-    found = json.loads(printed("history", "results/ci-experiment", "--json"))["cells"]
-    runs = [run_file.read(path)[0] for path in (ROOT / "results/ci-experiment").glob("*.jsonl") if path.stem != "times"]
-    values = {cell.value("latency") for one in runs for cell in cells([one])}
-    points = [point for cell in found if cell["metric"] == "latency" for point in cell["points"]]
-    assert points
-    assert {point["value"] for point in points} <= values

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,32 +116,6 @@ def test_backends_differ_in_two_of_colour_dash_and_shape() -> None:
         marks = palette.backend_marks(names).values()
         for a, b in itertools.combinations(marks, 2):
             assert (a.color != b.color) + (a.dash != b.dash) + (a.shape != b.shape) >= 2, (a, b)
-
-
-def dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return sum(x * y for x, y in zip(a, b, strict=True))
-
-
-def linear_rgb(color: str) -> list[float]:
-    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    return [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-
-
-@pytest.mark.parametrize("theme", [palette.LIGHT, palette.DARK])
-def test_colours_stand_out_from_the_background(theme: palette.Theme) -> None:
-    def luminance(color: str) -> float:
-        return dot((0.2126, 0.7152, 0.0722), linear_rgb(color))
-
-    def contrast(a: str, b: str) -> float:
-        low, high = sorted((luminance(a), luminance(b)))
-        return (high + 0.05) / (low + 0.05)
-
-    series = [theme[f"c{i}"] for i in range(palette.SERIES)]
-    assert all(contrast(color, theme["paper"]) >= 3 for color in series)
-    assert contrast(theme["ink"], theme["paper"]) >= 7
-    assert all(contrast(theme[name], theme["paper"]) >= 4.5 for name in ("quiet", "good", "warning", "bad"))
-    assert len(set(series)) == palette.SERIES
-    assert palette.LIGHT.keys() == palette.DARK.keys()
 
 
 def test_only_what_was_measured_is_drawn() -> None:

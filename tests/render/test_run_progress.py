@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -49,6 +50,17 @@ def test_a_pipe_gets_a_line_for_each_job() -> None:
         "[2/3] triton 1x16k d128 full fwd b64 h32/8  1.43 ms, 3001 GB/s 63%",
         "[3/3] fa4 16k d128 full fwd  KERNEL! sgemm ran",
     ]
+
+
+def test_a_run_of_several_dtypes_names_them_as_it_goes() -> None:
+    said = printed(run([ok(case(dtype=dtype), "triton", 300.0) for dtype in ("bf16", "fp8")]))
+    assert "triton 1k d128 full fwd bf16  300" in said
+    assert "triton 1k d128 full fwd fp8  300" in said
+
+
+def test_a_record_that_is_not_finite_is_shown_all_the_same() -> None:
+    odd = ok(case(), "eager", 30.0, time=[math.nan] * 3)
+    assert "[1/1] eager 1k d128 full fwd  0 TFLOP/s" in printed(run([odd]))
 
 
 def test_what_the_plan_skips_is_no_job() -> None:

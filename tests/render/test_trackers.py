@@ -9,14 +9,13 @@ import re
 import statistics
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attnbench.core.errors import UserError
-from attnbench.core.record import Measurement, Run
+from attnbench.core.record import Run
 from attnbench.render.export import trackers
 from attnbench.results.cells import cells
 from attnbench.results.export_rows import table_rows
@@ -82,20 +81,11 @@ def test_pytest_benchmark() -> None:
     assert (first["group"], first["name"]) == ("1k d128 full fwd bf16 b16 h16", "triton/bf16-d128-full-fwd-1k-b16-h16")
     assert stats["data"] == list(samples)
     assert stats["rounds"] == len(samples) == 100
-    assert (stats["min"], stats["max"]) == (min(samples), max(samples))
     assert stats["mean"] == pytest.approx(statistics.fmean(samples))
     assert stats["stddev"] == pytest.approx(statistics.stdev(samples))
     assert stats["median"] == pytest.approx(statistics.median(samples))
     assert stats["ops"] == pytest.approx(1 / stats["mean"])
     assert stats["iqr"] == pytest.approx(stats["q3"] - stats["q1"])
-    assert stats["total"] == pytest.approx(sum(samples))
-
-
-def test_a_sample_that_is_not_finite_costs_no_file() -> None:
-    record = ok(case(), "triton", 400)
-    record = replace(record, measurements={"time": Measurement("s", (1e-3, 2e-3, float("inf")))})
-    (found,) = parsed("pytest-benchmark", run([record]))["benchmarks"]
-    assert found["stats"]["data"] == [1e-3, 2e-3]
 
 
 def test_pytest_benchmark_itself_compares_it(tmp_path: Path) -> None:

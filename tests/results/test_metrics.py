@@ -42,12 +42,6 @@ def test_latency_and_what_follows_from_it() -> None:
     assert value("cov", r) == pytest.approx(math.sqrt(7 / 3) / (7 / 3))
 
 
-def test_conventions() -> None:
-    r = record((1e-6,), case=replace(SMALL, causal=True))
-    assert value("tflops", row(r, convention="fa")) == pytest.approx(536870912 / 2 / 1e6)
-    assert value("tflops", r) == pytest.approx(536870912 * (1024 * 1025 / 2) / 1024**2 / 1e6)
-
-
 def test_what_needs_more_samples_is_absent() -> None:
     assert value("latency_p99", record((1e-6,) * 99)) is None
     assert value("latency_p99", record((1e-6,) * 100)) == pytest.approx(1e-6)

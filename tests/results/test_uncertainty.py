@@ -10,9 +10,8 @@ import pytest
 from scipy import stats as scipy_stats  # type: ignore[import-untyped]
 
 from attnbench.results import uncertainty
-from attnbench.results.cells import Cell, cells
-from attnbench.results.noise import Prior
-from attnbench.results.uncertainty import FREEDOM, HARDLY_KNOWN, NORMAL, Spread, apart, contest, student, within_process
+from attnbench.results.cells import cells
+from attnbench.results.uncertainty import FREEDOM, HARDLY_KNOWN, NORMAL, Spread, apart, contest, within_process
 from attnbench.results.uncertainty import uncertainty as of
 from builders import CPU, H200, case, ok, run
 
@@ -39,27 +38,12 @@ def test_below_six_samples_it_is_students() -> None:
         assert within_process(odd) is None
 
 
-def test_one_round_by_the_prior_and_by_the_table_agree() -> None:
-    """The same formula without a variance of its own."""
-    assert student(FREEDOM) == pytest.approx(scipy_stats.t.ppf(0.975, FREEDOM))
-    assert uncertainty.half_interval(0.0, 0.0, 1.0, SOME.prior) == pytest.approx(NORMAL * SOME.processes)
-
-
 def test_rounds_are_students_where_nothing_is_known_beside() -> None:
     logs = [0.01, 0.02]
     found = of([[math.exp(log)] for log in logs], NONE)
     assert found
     assert found.total == pytest.approx(scipy_stats.sem(logs) * scipy_stats.t.ppf(0.975, 1))
     assert (found.within, found.rounds, str(found)) == (None, 2, "from 2 rounds")
-
-
-def test_rounds_are_moderated_by_a_prior() -> None:
-    logs = [0.01, 0.02]
-    prior = Prior(0.003**2, 6.0)
-    found = of([[math.exp(log)] for log in logs], SOME, prior)
-    variance = (6 * 0.003**2 + scipy_stats.tvar(logs)) / 7
-    assert found
-    assert found.total == pytest.approx(scipy_stats.t.ppf(0.975, 7) * math.sqrt(variance / 2))
 
 
 @pytest.mark.parametrize(("rounds", "number"), [(1, 10), (2, 40), (5, 10)])
@@ -85,22 +69,6 @@ def test_it_holds_the_truth_as_often_as_it_says(rounds: int, number: int) -> Non
     # 2000 cells. A prior that is fitted to 40 variances is unsure itself, and too narrow where it is too small; medians
     # of rounds are rather too wide.
     assert 0.93 <= share <= 0.985
-
-
-def test_a_run_with_enough_cells_of_rounds_brings_its_own_prior() -> None:
-    def halves(number: int) -> float:
-        rng = random.Random(1)
-        lengths = range(64, 64 * number + 64, 64)
-        records = [
-            ok(case(n), "triton", 300, round=i, time=[math.exp(rng.gauss(0, 0.05))] * 6)
-            for n in lengths
-            for i in (0, 1)
-        ]
-        found: list[Cell] = cells([run(records)])
-        assert (found[0].source.prior == found[0].source.spread.prior) == (number < 20)
-        return sorted(cell.value("ci") or 0 for cell in found)[number // 2]
-
-    assert halves(60) == pytest.approx(0.05 * NORMAL / math.sqrt(2), rel=0.3)
 
 
 def test_each_device_has_an_entry_and_says_which() -> None:

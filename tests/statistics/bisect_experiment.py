@@ -1,13 +1,12 @@
 """An experiment on a real GPU: does `attnbench bisect` find a known slowdown of a real backend, and in what time?
 
-    python tests/statistics/bisect_experiment.py DIR [--share 0.03] [--only 5]
+    python tests/statistics/bisect_experiment.py DIR [--share 0.03]
 
 It makes three repositories of eight commits each. One commit slows the backend by the share (planted.py: a spin after
 each call), at another place in each repository, and one commit does not build. Then it bisects each, and prints what
-was found and the minutes. DIR keeps the run files: called again, it goes on. --only bisects the repository whose slow
-commit has that number.
+was found and the minutes. DIR keeps the run files.
 
-To try it without a GPU: --device fake --base fake, or --device cpu --base sdpa-flash --seqlen 512.
+To try it without a GPU: --device fake --base fake.
 """
 
 from __future__ import annotations
@@ -45,21 +44,25 @@ def attnbench(*words: str, folder: Path, log: Path) -> int:
         ).returncode
 
 
-def make(repository: Path, base: str, slow: int, broken: int, share: float, cycles: dict[str, int]) -> None:
+def plant(folder: Path, base: str, share: float, cycles: dict[str, int]) -> None:
+    """Write the code of a backend that is slowed by a share; see planted.py."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(Path(__file__).with_name("planted.py"), folder)
+    (folder / "kernel.py").write_text(KERNEL)
+    (folder / "planted.json").write_text(json.dumps({"base": base, "share": share, "cycles": cycles if share else {}}))
+
+
+def commit_each(repository: Path, base: str, slow: int, share: float, cycles: dict[str, int]) -> None:
     """Make a repository whose commit `slow` slows the backend by a share; its first commit has the tag "good"."""
     shutil.rmtree(repository, ignore_errors=True)
-    repository.mkdir(parents=True)
-    shutil.copy(Path(__file__).with_name("planted.py"), repository)
-    (repository / "kernel.py").write_text(KERNEL)
     git = ("git", "-C", str(repository), "-c", "user.name=planted", "-c", "user.email=planted@example.org")
-    subprocess.run([*git, "init", "--quiet"], check=True)
     for place in range(COMMITS + 1):
-        planted = {"base": base, "share": share, "cycles": cycles} if place >= slow else {"share": 0.0, "cycles": {}}
-        (repository / "planted.json").write_text(json.dumps({"base": base, **planted}))
-        (repository / "build.sh").write_text(f"# commit {place}\nexit {int(place == broken)}\n")
-        subprocess.run([*git, "add", "."], check=True)
-        subprocess.run([*git, "commit", "--quiet", "-m", f"commit {place}"], check=True)
-        if not place:
+        plant(repository, base, share if place >= slow else 0.0, cycles)
+        (repository / "build.sh").write_text(f"# commit {place}\nexit {int(place == PLACES[slow])}\n")
+        first = place == 0
+        for words in (["init", "--quiet"] * first, ["add", "."], ["commit", "--quiet", "-m", f"commit {place}"]):
+            subprocess.run([*git, *words], check=True) if words else None
+        if first:
             subprocess.run([*git, "tag", "good"], check=True)
 
 
@@ -70,47 +73,40 @@ def spins(file: Path, base: str, share: float) -> dict[str, int]:
     return {key: round(share * stats.median([*values.values()])) for key, values in found.items() if values}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+def options(doc: str | None) -> argparse.Namespace:
+    """Return the options that experiments with a planted backend have in common; workers find planted.py."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=lambda text: Path(text).resolve())
     parser.add_argument("--share", type=float, default=0.03)
-    parser.add_argument("--only", type=int, choices=[*PLACES])
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--base", default="sdpa-flash")
-    parser.add_argument("--seqlen", default="4k")
-    asked = parser.parse_args()
-    folder: Path = asked.folder.resolve()
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
-    cell = ("--device", asked.device, "--seqlen", asked.seqlen, "--headdim", "128", "--causal", "--pass", "fwd")
-    cycles: dict[str, int] = {}
-    if asked.device.startswith("cuda"):
-        first, plain = folder / "plain.jsonl", folder / "plain"
-        if not first.exists():
-            make(plain, asked.base, 1, 0, 0.0, {})
-            words = ("run", "--backend", "./kernel.py:Planted", *cell, "--rounds", "3", "--out", str(first))
-            if attnbench(*words, folder=plain, log=folder / "plain.log"):
-                raise SystemExit(f"the cell could not be measured; see {folder / 'plain.log'}")
-        cycles = spins(first, asked.base, asked.share)
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = options(__doc__)
+    folder = asked.folder
+    cell = ("--device", asked.device, "--seqlen", "4k", "--headdim", "128", "--causal", "--pass", "fwd")
+    plain, first = folder / "plain", folder / "plain.jsonl"
+    plant(plain, asked.base, 0.0, {})
+    words = ("run", "--backend", "./kernel.py:Planted", *cell, "--rounds", "3", "--out", str(first))
+    if not first.exists() and attnbench(*words, folder=plain, log=folder / "plain.log"):
+        raise SystemExit(f"the cell could not be measured; see {folder / 'plain.log'}")
+    cycles = spins(first, asked.base, asked.share)
     print("| slow commit | found | its slowdown | A/Bs | minutes |\n| ---: | ---: | ---: | ---: | ---: |", flush=True)
-    for slow, broken in PLACES.items():
-        if asked.only not in (None, slow):
-            continue
+    for slow in PLACES:
         repository, result = folder / f"repository-{slow}", folder / f"found-{slow}.json"
-        if not repository.exists():
-            make(repository, asked.base, slow, broken, asked.share, cycles)
+        commit_each(repository, asked.base, slow, asked.share, cycles)
         began = time.monotonic()
         words = ("bisect", "good..", "--code", "kernel.py:Planted", "--build", "sh build.sh", *cell)
         words += ("--time-limit", "20m", "--out", str(folder / f"ab-{slow}"), "-f", f"json={result}")
         code = attnbench(*words, folder=repository, log=folder / f"bisect-{slow}.log")
-        minutes = (time.monotonic() - began) / 60
         said = json.loads(result.read_text()) if result.exists() else {"found": None, "steps": []}
-        named = next((s for s in reversed(said["steps"]) if s["commit"] == said["found"]), None)
-        what = f"{named['subject']}" if named else f"none (exit code {code})"
-        change = (
-            f"{100 * named['change']:.2f} % ({100 * named['low']:.2f} to {100 * named['high']:.2f} %)" if named else ""
-        )
+        named = next((step for step in said["steps"] if step["commit"] == said["found"]), None)
+        what = f"{named['subject']} | {100 * named['change']:.2f} %" if named else f"none (exit code {code}) |"
         measured = sum(step["change"] is not None for step in said["steps"])
-        print(f"| {slow} | {what} | {change} | {measured} | {minutes:.1f} |", flush=True)
+        print(f"| {slow} | {what} | {measured} | {(time.monotonic() - began) / 60:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

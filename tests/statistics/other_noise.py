@@ -15,12 +15,15 @@ h200_noise.py, with nothing changed.
 
 from __future__ import annotations
 
+import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
+S = TypeVar("S")
 LATENCY = 1e-3  # seconds, of every cell: a gate sees ratios only
 GAPS = (0.04, 0.08)
 SLOWER, OFF = 0.05, 0.03
@@ -74,3 +77,12 @@ def add(rng: np.random.Generator, other: Other, runs: Sequence[np.ndarray], chan
             values = np.log(np.maximum(np.round(np.exp(values) / other.quantum), 1) * other.quantum)
         found.append(values)
     return found
+
+
+def asked_for(doc: str | None, scenarios: Mapping[str, S], runs: int) -> Iterator[tuple[str, S, int]]:
+    """Yield name and scenario of those that the options --runs and --only ask for, and how many runs of each."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--runs", type=int, default=runs)
+    parser.add_argument("--only", default="", metavar="TEXT", help="the scenarios with this text in their names")
+    asked = parser.parse_args()
+    yield from ((what, scenario, asked.runs) for what, scenario in scenarios.items() if asked.only in what)

@@ -11,7 +11,6 @@ tests/statistics/test_ab_error_rates.py asserts the figures with fewer runs.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from h200_noise import draw, draw_first_calls
-from other_noise import LATENCY, NONE, Other, add
+from other_noise import LATENCY, NONE, Other, add, asked_for
 from simulate_gate import KINDS, both, simulated_run
 
 from attnbench.analysis.gate.findings import Request, judge
@@ -140,18 +139,11 @@ SCENARIOS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--only", default="", metavar="TEXT", help="the scenarios with this text in their names")
-    asked = parser.parse_args()
-    print(f"{asked.runs} A/Bs each; noise kept by cells / by rounds (see h200_noise.py)\n")
     print("| what | A/Bs with a false regression | with an open cell | changed: regressed | unchanged | pairs |")
     print("| :--- | ---: | ---: | ---: | ---: | ---: |")
-    for what, scenario in SCENARIOS.items():
-        if asked.only not in what:
-            continue
+    for what, scenario, runs in asked_for(__doc__, SCENARIOS, 1000):
         decider = by_records if "records" in what else by_values
-        rates = [simulate(kind, scenario, asked.runs, decider) for kind in KINDS]
+        rates = [simulate(kind, scenario, runs, decider) for kind in KINDS]
         shown = [both(r.false_alarms for r in rates), both(r.inconclusive for r in rates), "", ""]
         if scenario.changed:
             shown[2:] = [both(r.regressed for r in rates), both(r.unchanged for r in rates)]

@@ -10,7 +10,6 @@ runs.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from h200_noise import draw
+from other_noise import asked_for
 from simulate_ab import drift_in_turns
 from simulate_gate import KINDS, both
 
@@ -120,19 +120,13 @@ SCENARIOS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=400)
-    parser.add_argument("--only", default="", metavar="TEXT", help="the scenarios with this text in their names")
-    asked = parser.parse_args()
-    print(f"{asked.runs} bisections each; noise kept by cells / by rounds (see h200_noise.py)\n")
     print("| what | right commit | wrong commit | none: a range with it | none: a range without | A/Bs | pairs |")
     print("| :--- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for what, scenario in SCENARIOS.items():
-        if asked.only in what:
-            rates = [simulate(kind, scenario, asked.runs) for kind in KINDS]
-            shares = [both(getattr(of, name) for of in rates) for name in ("right", "wrong", "within", "missed")]
-            means = [" / ".join(f"{getattr(of, name):.1f}" for of in rates) for name in ("steps", "pairs")]
-            print(f"| {what} | {' | '.join((*shares, *means))} |", flush=True)
+    for what, scenario, runs in asked_for(__doc__, SCENARIOS, 400):
+        rates = [simulate(kind, scenario, runs) for kind in KINDS]
+        shares = [both(getattr(of, name) for of in rates) for name in ("right", "wrong", "within", "missed")]
+        means = [" / ".join(f"{getattr(of, name):.1f}" for of in rates) for name in ("steps", "pairs")]
+        print(f"| {what} | {' | '.join((*shares, *means))} |", flush=True)
 
 
 if __name__ == "__main__":

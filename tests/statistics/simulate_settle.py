@@ -10,14 +10,13 @@ between which the machine drifts instead, as in simulate_ab.py. docs/gate.md has
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from h200_noise import draw, measured
-from other_noise import Other, add
+from other_noise import Other, add, asked_for
 from simulate_ab import Scenario as Turns
 from simulate_ab import by_values as decide_turns
 from simulate_ab import drift_in_turns
@@ -73,20 +72,13 @@ def _settled(rng: np.random.Generator, s: Scenario, first: Sequence[str], sides:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=400)
-    parser.add_argument("--only", default="", metavar="TEXT", help="the scenarios with this text in their names")
-    asked = parser.parse_args()
-    print(f"{asked.runs} gates each; noise kept by cells / by rounds (see h200_noise.py)\n")
     print("| what | how | with a false regression | with an open cell | changed: regressed | unchanged |")
     print("| :--- | :--- | ---: | ---: | ---: | ---: |")
-    for what, scenario in SCENARIOS.items():
-        if asked.only not in what:
-            continue
-        counts = [simulate(kind, scenario, asked.runs) for kind in KINDS]
+    for what, scenario, gates in asked_for(__doc__, SCENARIOS, 400):
+        counts = [simulate(kind, scenario, gates) for kind in KINDS]
         for i, way in enumerate(WAYS):
             names = ("false", "open", *(("regressed", "unchanged") if scenario.changed else ()))
-            shares = [both(of[i][name] / asked.runs for of in counts) for name in names]
+            shares = [both(of[i][name] / gates for of in counts) for name in names]
             shares += [""] * (4 - len(shares))
             print(f"| {'' if i else what} | {way} | {' | '.join(shares)} |", flush=True)
 
