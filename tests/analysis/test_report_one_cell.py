@@ -59,6 +59,13 @@ def test_a_failure_is_shown_with_its_traceback_and_notes() -> None:
     assert "metrics" not in shown
 
 
+def test_a_measured_cell_is_shown_with_its_samples() -> None:
+    (cell,) = one_cell.select(measured(), "hf-eager")
+    shown = terminal.text(one_cell.document([cell]))
+    for part in ("error against the reference", "  latency ", "q (16, 1024, 16, 128), k (16, ", "samples"):
+        assert part in shown
+
+
 def test_every_sample_is_counted_once_in_the_bins() -> None:
     samples = sorted([1.0 + 0.01 * (i % 17) for i in range(100)] + [9.0])
     table = one_cell._histogram(samples, "h")
