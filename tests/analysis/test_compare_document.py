@@ -189,6 +189,8 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
     assert json_of(got)["workload"]["parts"][0]["share"] == pytest.approx(0.7)
     small = run([ok(case(), "triton", 300)], device=replace(H200, name="M"))
     said, *_ = answer(compare(paths, [runs[0], small], workload=str(file)))
+    three = compare([*paths, Path("c")], [*runs, small], workload=str(file))
+    assert answer(three)[0].startswith("H100 is 2.00x"), "a machine that cannot run it is beside the answer"
     assert said.startswith("No machine but H200 can run all of the workload 'chat'; attention alone gives ")
     assert said.endswith(" tokens/s on H200. M has no figure for 'part 2', so none for the workload.")
 

@@ -208,6 +208,13 @@ def test_a_backend_of_several_devices_is_named_for_several_ranks_only() -> None:
     assert [(row["ranks"], row["use"]) for row in both.rows] == [(1, "fa3"), (2, "ulysses-fa3")]
 
 
+def test_the_cases_of_a_code_are_counted_as_those_of_the_answer() -> None:
+    records = [ok(case(1024 * n, direction=way), "sdpa", 300.0) for n in (1, 2) for way in ("fwd", "bwd")]
+    shown = document(cells([run(records, device=device) for device in (builders.H200, builders.CPU)]))
+    (code,) = (block for block in shown.blocks if isinstance(block, Code))
+    assert code.title == "sdpa, 8 cases"
+
+
 def test_a_model_of_which_a_kind_of_layers_is_missing() -> None:
     shown = document(cells([run(layers_of_gemma("fa2", 600, 200)[:1])]), models=[GEMMA])
     text = told(shown)
