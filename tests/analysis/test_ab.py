@@ -157,6 +157,7 @@ def test_a_slower_build_is_a_regression_in_turns(here: Path) -> None:
     assert outcome.judgement
     assert outcome.judgement.heading[0].startswith("A/B in turns")
     assert "own.py:Slow" in outcome.judgement.heading[2]
+    assert "own.py:A" in outcome.judgement.heading[1]
     assert "A/B in turns" in terminal.text(document_of(outcome.judgement))
 
 
@@ -174,6 +175,12 @@ def test_settled_cells_leave_and_time_goes_to_the_noisy_one() -> None:
 
 def fail() -> gate_findings.Judgement:
     raise AssertionError
+
+
+def test_one_build_twice_is_said_to_test_the_machine() -> None:
+    outcome = ab(request(), Watcher())
+    assert outcome.exit_code == 0
+    assert any("one build" in line for line in (outcome.judgement or fail()).heading)
 
 
 def test_interrupted_it_judges_by_what_is_there() -> None:
@@ -283,6 +290,7 @@ def test_another_torch_is_refused_before_anything_is_measured(here: Path) -> Non
     ("changes", "said"),
     [
         ({"a": "nothing-such", "b": "/bin/sh"}, "--a: 'nothing-such' is no interpreter"),
+        ({"a": "own.py:A", "b": "/bin/sh"}, "code on both sides"),
         ({"a": "own.py:A", "b": "fke"}, "--b: 'fke' is no interpreter (an executable file), no backend"),
         ({"backends": ["fake"]}, "--backend: --a and --b name the code"),
         ({"a": "/bin/sh", "b": "/bin/sh", "pythons": ("fake=/bin/sh",)}, "leave it out"),

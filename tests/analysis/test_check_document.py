@@ -47,7 +47,7 @@ def test_a_check_that_was_interrupted_says_so() -> None:
     whole = run([*records, ok(case(2), "mine", 1.0), ok(case(4), "mine", 1.0)])
     verdict = document(replace(whole, records=tuple(records))).verdict
     assert verdict is not None
-    assert verdict.text == "mine is RIGHT in 1 case; interrupted, 2 cases not checked"
+    assert (verdict.text, verdict.level) == ("mine is RIGHT in 1 case; interrupted, 2 cases not checked", "warning")
 
 
 def test_the_worst_error_is_the_largest_share_of_what_is_allowed() -> None:

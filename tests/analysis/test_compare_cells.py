@@ -17,9 +17,11 @@ from attnbench.analysis.compare.common_cells import NOT_PLANNED, NOT_RUN
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison, compare
 from attnbench.analysis.compare.longest_sequence import Fit
+from attnbench.analysis.compare.tables import tables
 from attnbench.core import flops
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
+from attnbench.core.formats import digits
 from attnbench.core.machine import Device
 from attnbench.core.policy import CHECK
 from attnbench.core.record import NO_ROOM_TO_CHECK, Measurement, Record, Search
@@ -56,6 +58,7 @@ def test_cells_common_to_all_and_the_fastest_backend_of_each() -> None:
     assert figures.shared, "each machine's own fastest backend is one that both have"
     assert ratio(figures) == pytest.approx(400 / 600)
     assert [figures.tflops(label) for label in got.labels] == pytest.approx([600, 400])
+    assert figures.utilization("H200") == pytest.approx(600 / 989, rel=0.01)
 
 
 def test_like_is_compared_with_like_first() -> None:
@@ -99,6 +102,19 @@ def test_totals_of_own_backends_are_of_cases_that_each_machine_tried(theirs: Rec
         assert said.count("own fastest backend") == 2, "of speed and of money"
         return
     assert "; 1 case is in no total of own fastest backends, as a machine did not try what is fastest on" in said
+    (table,) = [table for table in tables(got) if table.name == "cases"]
+    assert "[1]" in " ".join(map(str, table.rows[0]))
+    assert table.footnotes[0].startswith(f"{name} has no figure on H100: ")
+
+
+def test_kinds_of_own_backends_say_how_many_of_their_cases_count() -> None:
+    """Also where the cases that count are of one dtype, and so their kinds alone would not be named by it."""
+    cases = [case(), case(2048), case(dtype="fp16")]
+    ours = [*[ok(which, "triton", 500) for which in cases], ok(case(), "fa4", 1000), ok(case(dtype="fp16"), "fa4", 900)]
+    got = compared(ours, [*ours[:3], refused(1024, "fa4")])
+    (table,) = [table for table in tables(got) if table.name == "groups"]
+    shown = [" ".join(str(entry).partition(" (")[0] for entry in row) for row in table.rows]
+    assert shown[:2] == ["bf16 d128 full fwd 2 1.000x 0.707x", "fp16 d128 full fwd 1 / 0 1.000x -"]
 
 
 def test_groups_are_pass_mask_and_headdim() -> None:
@@ -272,6 +288,9 @@ def test_decode_is_a_kind_of_its_own_in_its_own_unit() -> None:
     assert [got.main.gbps(label) for label in got.labels] == pytest.approx([gbps, 2 * gbps])
     assert got.bought(got.main, "H200") == pytest.approx(600 * 3.6 / 3)
     assert got.bought_of_decode(got.main, "H200") == pytest.approx(gbps * 3.6 / 3)
+    shown = {table.name: table for table in tables(got, every=True)}
+    for name, figure in (("cases", "600"), ("decode", digits(gbps))):
+        assert [str(entry) for entry in shown[name].rows[0][1:3]] == ["fa3", figure]
 
 
 def noisy(record: Record, seconds: float) -> Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,28 @@ def test_a_batch_is_filled_and_then_generates() -> None:
     assert [part.share for part in got.workload.parts] == pytest.approx([0.256 / total, of_decode / total], rel=1e-3)
 
 
+def test_a_time_follows_length_and_batch() -> None:
+    """In these records both are in proportion to the keys, and the prefill to the tokens."""
+
+    def expected(given: int, out: int, batch: int) -> float:
+        filling = batch * (1e-3 / 4) * given / 2048
+        return out / (filling + out * 1e-4 * (given + out // 2) * batch / 2**16) / 32 * batch
+
+    for given, batch in ((2048, 32), (2500, 20), (4096, 18)):
+        got = compared(f"{given} in, 300 out, llama-3.1-8b, batch {batch}", *[records(1e-3, 1e-4)] * 2)
+        assert got.tokens_a_second(got.main, "H200") == pytest.approx(expected(given, 300, batch), rel=0.02)
+
+
+def test_the_answer_has_tokens_a_second_and_what_they_cost() -> None:
+    got = compared(CHAT, records(1e-3, 1e-4), records(2e-3, 1e-4), prices=("h200=3.60/h", "h100=1.80/h"))
+    said = " ".join(answer(got))
+    rates = [got.tokens_a_second(got.main, label) for label in got.labels]
+    assert f"attention alone gives {rates[0]:.0f} tokens/s on H200, {rates[1]:.0f} tokens/s on H100 (of gene" in said
+    assert re.search(
+        r"a million generated tokens of 'chat' cost \$0\.1\d\d on H200, \$0\.0\d+ on H100 \(attention", said
+    )
+
+
 def test_between_two_batches_and_two_lengths() -> None:
     """Bytes of a decode are those of its keys, so the cases count by where length and batch lie."""
     got = compared("4k in, 2k out, llama-3.1-8b, batch 24", records(1e-3, 1e-4), records(1e-3, 1e-4))
@@ -93,6 +116,8 @@ def test_an_interpolated_time_is_less_sure() -> None:
         assert ratio.high
         return math.log(ratio.high / ratio.value)
 
+    got = compared(CHAT.replace("2k in", "1898 in"), records(1e-3, 1e-4), records(2e-3, 1e-4))
+    assert "prefill of 1898 is scaled from 2k at batch 4, to some 0.88%" in answer(got)[0]
     measured, near, far = (half(f"{given} in, 300 out, llama-3.1-8b, batch 32") for given in (1898, 2100, 3700))
     assert measured < near < far
 

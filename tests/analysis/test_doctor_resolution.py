@@ -92,6 +92,8 @@ def test_one_disturbed_turn_is_neither_noise_nor_a_difference_of_the_processes()
     still = resolve([0.0] * 6)
     assert (still.noise, still.by_one_reading, still.by_rounds, still.differs) == (0.0, 0.0, 0.0, False)
     assert resolve([0.01] * 6).differs
+    with pytest.raises(ValueError, match="at least 4 turns"):
+        resolve([0.0] * 3)
 
 
 @given(ANY, st.integers(1, 5))

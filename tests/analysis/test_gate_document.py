@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from attnbench.analysis.gate import github, junit
-from attnbench.analysis.gate.document import document_of, headline
+from attnbench.analysis.gate.document import COLUMNS, document_of, headline
 from attnbench.analysis.gate.findings import Judgement, Request, judge
 from attnbench.analysis.gate.more_rounds import with_command
 from attnbench.core.record import Record, Run
@@ -142,6 +142,13 @@ def test_cells_without_time_are_one_line_that_counts_them() -> None:
     assert printed(judgement, every=True).count("no room for it within the time limit") == 5
     assert judgement.exit_code == 3
     assert judge(made[0], made[1], Request(("latency",), inconclusive="pass")).exit_code == 0
+
+
+def test_markdown_is_one_table_that_reasons_cannot_break(judgement: Judgement) -> None:
+    text = markdown.render(document_of(judgement))
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(lines) == 2 + 6
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(COLUMNS) + 1}
 
 
 def test_markdown_stays_small(judgement: Judgement) -> None:

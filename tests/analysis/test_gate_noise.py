@@ -15,6 +15,7 @@ from attnbench.analysis.gate.hypothesis_tests import decide
 from attnbench.analysis.gate.margins import UNITS, Margins, between_units
 from attnbench.analysis.gate.metric_findings import disturbed_rounds
 from attnbench.analysis.gate.rounds import Rounds, smallest_tick
+from attnbench.analysis.gate.two_speeds import jump
 from attnbench.analysis.gate.verdicts import Decision
 from attnbench.core.record import Record, Run
 from attnbench.results import run_file
@@ -112,6 +113,14 @@ def test_which_rounds_are_disturbed() -> None:
 
 
 # Two speeds
+
+
+def test_a_jump_is_two_groups_of_values_on_one_side() -> None:
+    slow = jump([0.0, 0.001, 0.05, 0.051, 0.0], [0.0, 0.0, 0.0, 0.0, 0.05], M)
+    assert slow is not None
+    assert (slow.size, slow.slower) == (pytest.approx(0.05), 0.3)
+    assert jump([0.0, 0.0, 0.0, 0.0, 0.02], [0.0] * 5, M) is None  # within the margin
+    assert jump([0.0, 0.02, 0.04, 0.06, 0.1], [0.0] * 5, M) is None  # noise
 
 
 def among_jumping(n: int, by: float) -> Decision:

@@ -50,6 +50,27 @@ def test_a_creep_of_half_a_per_cent_a_run() -> None:
         assert got.total() == pytest.approx(1.005**15 - 1, abs=0.02)
 
 
+def test_a_step_of_two_per_cent() -> None:
+    for seed in range(20):
+        got = found([0.02 * (i >= 8) for i in range(16)], seed, noise=0.002)
+        (change,) = got.changes
+        assert got.creep is None
+        assert change.first == change.at == change.last == 8
+        assert abs(change.change - 0.02) < 2 * got.half(0, 1)
+
+
+def test_a_level_of_one_or_two_runs_is_not_told_at_another_run() -> None:
+    for size in (0.05, 0.5, -0.06):
+        for new in (1, 2):
+            got = found([size * (i >= 24 - new) for i in range(24)], noise=0.002)
+            assert not got.changes
+            assert got.pending
+            assert got.pending.at == 24 - new
+            assert got.pending.change == pytest.approx(np.expm1(size), abs=0.01)
+        (change,) = found([size * (i >= 21) for i in range(24)], noise=0.002).changes
+        assert change.first <= 21 <= change.last
+
+
 def test_what_ends_slower_is_not_called_faster() -> None:
     """Levels too short to be told, and a line through several levels, once turned the sign."""
     rng = np.random.default_rng(0)
@@ -164,6 +185,16 @@ def test_too_few_runs_of_each_unit_are_said() -> None:
     assert shown.answer == ("Nothing can be told yet: no cell has 10 runs of one unit and one method.",)
     assert shown.cautions[0].what == "4 cells of 4 have fewer than 10 runs of one unit and method."
     assert "--join-units" in shown.cautions[0].todo
+
+
+def test_runs_without_a_date_come_in_the_order_given() -> None:
+    runs = [replace(one, started="once") for one in nightly(12, lambda day: 1 / 1.2 if day >= 6 else 1)]
+    (changed,) = (trend for trend in trends(runs) if trend.changed)
+    assert changed.levels
+    assert [change.at for change in changed.levels.changes] == [6]
+    (plot,) = document(runs).appendix[0].blocks
+    assert isinstance(plot, Plot)
+    assert len({dot.x for dot in plot.dots}) == 12
 
 
 def test_memory_and_first_calls_are_followed_too() -> None:

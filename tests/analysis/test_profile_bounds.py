@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+import builders
 from attnbench.analysis.profile.bounds import NOT_TOLD, sentence
-from attnbench.run.profile import counters, ncu
+from attnbench.analysis.profile.document import document
+from attnbench.render import terminal
+from attnbench.run.profile import counters, ncu, profile
 from attnbench.run.profile.counters import COUNTERS, KernelCounters
+from attnbench.run.workers import WorkerPool
 
 SMS = 132
 SHARES = ("tensor", "exp", "fma", "alu", "shared", "l2", "hbm", "occupancy", "possible")
@@ -99,3 +103,16 @@ def test_an_unknown_counter_is_left_out_and_the_rest_read(monkeypatch: pytest.Mo
     assert len(counters.measure("/ncu", None, {})) == 2
     assert [absent in metrics for metrics in asked] == [True, False]
     assert all(metrics[-1] == counters.STALLED for metrics in asked)
+
+
+def test_the_document_has_the_table_and_the_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ncu, "find", lambda: "/ncu")
+    monkeypatch.setattr(counters, "measure", lambda *_: counters.parse(TEXT))
+    plain = profile.Profile("mine", "events", "cold", (1.3e-3,), 0.1, memory_peak=0)
+    pool = WorkerPool({"mine": "mine.py:f"}, {})
+    found, _ = profile.add(profile.COUNTERS, [plain], pool, builders.case(), builders.H200, lambda _: None)
+    outcome = profile.Outcome(builders.environment(builders.H200), builders.case(), None, tuple(found))
+    text = " ".join(terminal.text(document(outcome)).split())
+    assert "mine, flash_fwd, 100% of its time: tensor cores 62%, exp and conversions (XU) 48% busy" in text
+    assert text.count("exp and conversions (XU) 48%") == 2, "in the sentence and in the table"
+    assert "counters that ncu does not give here: FMA, ALU, shared memory and L1, L2, HBM, warps in flight" in text

@@ -169,6 +169,11 @@ def test_a_wrong_kernel_says_so_in_its_heading() -> None:
     assert "Standard attention" not in text  # what a wrong kernel moves is no claim
 
 
+def test_nothing_but_refusals_is_one_line_each() -> None:
+    text = rendered(outcome(refused={"sdpa-cudnn": "needs a GPU", "mine": "no [such] thing"}, notes=("unsaid",)))
+    assert text.splitlines() == ["!  sdpa-cudnn: no profile  needs a GPU", "!  mine: no profile  no [such] thing"]
+
+
 def test_side_by_side_and_the_bytes_that_standard_attention_moves() -> None:
     said = difference([TRITON, EAGER])
     assert said.startswith(
@@ -179,6 +184,7 @@ def test_side_by_side_and_the_bytes_that_standard_attention_moves() -> None:
     start = next(i for i, line in enumerate(lines) if line.startswith("side by side"))
     table = {line[:20].strip(): line[20:].split() for line in lines[start : start + 11]}
     assert table["HBM traffic"] == ["8.00", "GiB", "256", "MiB", "32.0x"]
+    assert table["over the least"] == ["32.0x", "1.00x"]
     assert " ".join(lines[-2:]).startswith("Standard attention (eager) moves 32.0 times the bytes of triton: 8.00 GiB")
     math = replace(EAGER, backend="sdpa-math")
     assert len(sentences(outcome(math, TRITON))) == 1

@@ -18,7 +18,7 @@ from attnbench.core.models import find
 from attnbench.core.policy import Policy
 from attnbench.core.record import Measurement, Record, Run
 from attnbench.render import terminal
-from attnbench.render.document import Code, Document, Table
+from attnbench.render.document import Code, Document, Span, Table
 from attnbench.results.cells import cells
 from attnbench.results.uncertainty import of_sum
 from attnbench.run.suite import parse_options
@@ -124,6 +124,13 @@ def test_why_nothing_that_was_asked_for_is_recommended() -> None:
     assert "No backend that was asked for has a right figure there. Each has its reason" in told(shown)
 
 
+def test_a_forward_and_the_backward_of_another_backend_are_no_training_step() -> None:
+    backward = ok(replace(CASE, direction="bwd"), "fa2", SLOW)
+    text = told(document(cells([run([ok(CASE, "sdpa", FAST), backward])])))
+    assert "No backend has a right figure there." in text
+    assert "has its reason" not in text, "nothing failed"
+
+
 def test_nothing_to_recommend() -> None:
     assert told(document(cells([run([])]))).startswith("Nothing was measured: there are no records.")
     shown = document(cells([run([ended(CASE, "fa2", "wrong", "out is off"), ended(CASE, "sdpa", "oom", "full")])]))
@@ -201,6 +208,13 @@ def test_a_backend_of_several_devices_is_named_for_several_ranks_only() -> None:
     assert [(row["ranks"], row["use"]) for row in both.rows] == [(1, "fa3"), (2, "ulysses-fa3")]
 
 
+def test_the_cases_of_a_code_are_counted_as_those_of_the_answer() -> None:
+    records = [ok(case(1024 * n, direction=way), "sdpa", 300.0) for n in (1, 2) for way in ("fwd", "bwd")]
+    shown = document(cells([run(records, device=device) for device in (builders.H200, builders.CPU)]))
+    (code,) = (block for block in shown.blocks if isinstance(block, Code))
+    assert code.title == "sdpa, 8 cases"
+
+
 def test_a_model_of_which_a_kind_of_layers_is_missing() -> None:
     shown = document(cells([run(layers_of_gemma("fa2", 600, 200)[:1])]), models=[GEMMA])
     text = told(shown)
@@ -255,6 +269,43 @@ def test_a_screen_has_cases_of_each_kind_from_the_shortest_to_the_longest() -> N
     assert [str(row[0]) for row in table.rows] == [f"{n} {kind}" for kind in kinds for n in ("1k", "8k", "64k")]
     assert "Not shown: 16 cases. attnbench recommend --all shows everything" in told(short)
     assert (short.answer, short.data, short.rows) == (full.answer, full.data, full.rows)
+
+
+def test_what_stands_in_a_table_says_why_there_is_no_backend_to_use() -> None:
+    def shown(*records: Record) -> object:
+        (table,) = tables_of(document(cells([run([*records, ok(case(8192, causal=True), "sdpa", FAST)])])))
+        use = [column.heading for column in table.columns].index("use")
+        return {row[0]: row[use] for row in table.rows}["4k d128 causal"]
+
+    skipped, wrong = ended(CASE, "sdpa", "skipped", "no time for it"), ended(CASE, "triton", "wrong", "out is off by 3")
+    assert shown(skipped) == Span("nothing: skip", "warning")
+    assert shown(skipped, ended(CASE, "eager", "oom", "needs 90 GiB")) == Span("nothing: OOM", "warning")
+    assert shown(skipped, wrong) == Span("nothing: WRONG", "bad")
+
+
+def test_of_many_machines_the_newest_are_shown_and_the_others_are_one_sentence() -> None:
+    runs = [
+        run(
+            [ok(case(1024 * day), "fa2", FAST)],
+            started=f"2026-07-0{day}T10:00:00+00:00",
+            environment=environment(power_limit_w=100.0 * day),
+        )
+        for day in (3, 1, 5, 2, 4)
+    ]
+    old = run([ok(CASE, "triton", FAST)], started="2026-06-01", device=replace(builders.H200, name="NVIDIA H100"))
+    short = document(cells([*runs, old]), every=False)
+    assert short.answer[-1] == "On the other 3 machines, of 3 cases: fa2 alone was right in 3: no choice."
+    shown = " ".join(machine.label for machine in short.machines)
+    assert [day for day in range(1, 6) if f"{day}00 W" in shown] == [4, 5]
+    assert "NVIDIA H100" in shown, "the newest of each model"
+    assert "Not shown: 3 cases and 2 code blocks." in told(short)
+
+
+def test_two_steps_of_a_model_have_unlike_names() -> None:
+    layers = layers_of_gemma("fa2", 600, 200)
+    paged = [replace(record, case=replace(record.case, page_size=16)) for record in layers]
+    shown = document(cells([run([*layers, *paged])]), models=[GEMMA])
+    assert [str(row[0]) for row in tables_of(shown)[0].rows] == ["8k, batch 2", "8k, batch 2, page_size 16"]
 
 
 def test_plain_cases_come_first() -> None:

@@ -102,6 +102,16 @@ def test_the_worst_endings_come_first_and_an_unknown_reason_is_said() -> None:
     assert {n.reason for n in found} == {"no reason given"}
 
 
+def test_how_it_was_measured() -> None:
+    spans = ok(case(128, batch=1), "triton", 2.0, span=(55e-6,) * 30, clock_held=(1.98e9, 1.97e9, 1.9e9))
+    bf16 = ok(case(), "triton", 300.0, clock_sm=1.6e9, ceiling_matmul=7.95e14, ceiling_copy=4.2e12)
+    (found,) = machines(cells([run([spans, bf16])]))
+    assert found.method == (
+        "latency = median of 30 to 100 samples, CUDA events, CUPTI kernel spans in cases under 100 us, L2 cold, "
+        "SM clock 1600-1970 of 1980 MHz; ceilings here: matmul 795 TFLOP/s bf16, copy 4.20 TB/s"
+    )
+
+
 def test_rounds_say_how_well_they_agree() -> None:
     records = [ok(case(), "triton", speed, round=i) for i, speed in enumerate((300.0, 303.0, 297.0))]
     (found,) = machines(cells([run(records)]))

@@ -111,3 +111,12 @@ def test_what_records_say_is_said_once() -> None:
 def test_turns_of_traced_calls_alone_tell_nothing_of_events() -> None:
     half = ok(case(), "triton", 300.0, turns_traced=(1e-3,) * 8, turns_cupti=(1e-3,) * 8)
     assert told(half) == ""
+
+
+def test_memory_that_torch_does_not_know_is_of_a_gpu() -> None:
+    def took(backend: str, peak: int, outside: int) -> Record:
+        return ok(case(), backend, 300.0, memory_peak=peak * 2**20, memory_driver=(peak + outside) * 2**20)
+
+    records = [took("sdpa-cudnn", 64, 128), took("eager", 64, 30), took("triton", 4000, 100)]
+    assert told(*records).startswith("Memory outside torch's allocator: sdpa-cudnn 128 MiB (")
+    assert told(*records, device=CPU) == ""

@@ -59,6 +59,15 @@ def test_a_failure_is_shown_with_its_traceback_and_notes() -> None:
     assert "metrics" not in shown
 
 
+def test_a_measured_cell_is_shown_with_its_samples() -> None:
+    (cell,) = one_cell.select(measured(), "hf-eager")
+    found = one_cell.document([cell])
+    shown = terminal.text(found)
+    assert "error against the reference" in shown
+    assert "q (16, 1024, 16, 128), k (16, " in shown
+    assert any(getattr(block, "name", "").startswith("samples-") for block in found.blocks)
+
+
 def test_every_sample_is_counted_once_in_the_bins() -> None:
     samples = sorted([1.0 + 0.01 * (i % 17) for i in range(100)] + [9.0])
     table = one_cell._histogram(samples, "h")

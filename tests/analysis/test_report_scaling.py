@@ -59,6 +59,7 @@ def test_no_two_rows_have_one_name() -> None:
         ("ulysses-fa4", "NVIDIA H200", "4k softcap 30 h16", "2"),
     ]
     assert len({line.partition(":")[0] for line in crossovers(found)}) == 4
+    assert (table.labels, tables(two_ranks((1.9,)))[0].labels) == (4, 3)  # type: ignore[union-attr]
 
 
 def test_the_figure_has_all_points_within_it() -> None:
