@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from attnbench.api.in_process import InProcess
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
-from attnbench.run.process import OnQuestion, WorkerDied
 from attnbench.worker import environment, serve
 from attnbench.worker.measure import ceiling, l2_cache
-from attnbench.worker.serve import Worker
 
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
 SHORT = Policy(l2="warm", warmup_s=0.001, min_samples=4, min_seconds=0.0, max_seconds=0.01, target=1.0)
@@ -44,48 +42,13 @@ def quick_cpu() -> Iterator[None]:
         yield
 
 
-class Here:
-    """Has the interface of run.process.WorkerProcess, and answers as a worker does. It does not end at a timeout."""
+class Here(InProcess):
+    """A worker in place of a process: it takes what run.process.WorkerProcess takes."""
 
     def __init__(self, python: str | None = None, _: Mapping[str, str] | None = None) -> None:
+        super().__init__()
         self.python = python
-        self.alive = True
-        self.pid = os.getpid()
-        self.on_question: OnQuestion | None = None
-        self._worker = Worker(self._ask_judge)
-        self._answers: list[dict[str, Any]] = []
-
-    def _ask_judge(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        assert self.on_question
-        return self.on_question(dict(request), 60.0)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         with patch.object(serve.own_source, "hash_of_source", hash_of_file), quick_cpu():
             return self._worker.answer(request)
-
-    def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        self.send(request)
-        return self.receive(timeout)
-
-    def send(self, request: Mapping[str, Any]) -> None:
-        try:
-            answer = self.answer(request)
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        self._answers.append(answer)
-
-    def answered(self, timeout: float) -> bool:
-        return True
-
-    def receive(self, timeout: float) -> dict[str, Any]:
-        if not self._answers:
-            raise WorkerDied("nothing was asked")
-        return self._answers.pop(0)
-
-    def stderr_tail(self) -> None:
-        return None
-
-    def send_kill(self) -> None: ...
-
-    def kill(self) -> None:
-        self.alive = False

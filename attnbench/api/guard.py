@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnbench.api.arguments import Values, settings
 from attnbench.api.measure import CheckResult, WrongResultError, check, measure
-from attnbench.api.results import of_runs
-from attnbench.api.shown import Verdict, written
+from attnbench.api.results import Results, of_runs
+from attnbench.api.shown import Verdict
 from attnbench.api.subjects import What, caller_scope, subjects
 from attnbench.api.watching import Unwatched, interruptible
 from attnbench.core.errors import (
@@ -28,11 +28,8 @@ from attnbench.core.errors import (
     UnfitError,
     UserError,
 )
-from attnbench.core.files import RUN_FILES
+from attnbench.core.files import RUN_FILES, write_file
 from attnbench.core.sizes import parse_duration
-
-if TYPE_CHECKING:
-    from attnbench.analysis.gate.findings import Judgement
 
 FOLDER = Path(".attnbench")  # below pytest's root: NAME/TEST.jsonl of --attnbench-save, runs/ of all others
 ROUNDS = 5  # of a run that is saved, or compared with a saved one
@@ -59,8 +56,8 @@ class Row:
 class _Asked:
     """What an assertion asks for."""
 
-    what: Any
-    scope: Mapping[str, Any]  # by which a function is found
+    what: str  # as the table names it
+    code: str  # as `ab` takes it
     margin: float
     suite: str
     seconds: float  # at most
@@ -100,9 +97,9 @@ class Guard:
         ...     attnbench.assert_right("./mine.py:attention", headdim=[64, 128])
         """
         __tracebackhide__ = True
-        scope = caller_scope()
+        own = subjects(what, caller_scope())
         with self._fit():
-            found = check(what, device=device or self.device, progress=False, scope=scope, **axes)
+            found = check(own, device=device or self.device, progress=False, **axes)
         self._note(_said(what), "", "right" if found else "not right")
         return found.raise_if_wrong()
 
@@ -132,22 +129,24 @@ class Guard:
         __tracebackhide__ = True
         seconds = parse_duration(budget or self.budget, "budget")
         self.number += 1
-        asked = _Asked(what, caller_scope(), margin, suite, seconds, device or self.device, axes)
+        scope = caller_scope()
+        asked = _Asked(_said(what), _code(what, scope), margin, suite, seconds, device or self.device, axes)
         with self._fit():
             if than is None or str(than).endswith(RUN_FILES):
                 return self._by_baseline(asked, self._saved() if than is None else Path(than))
-            judgement, files = self._in_turns(asked, than)
-        return self._judged(judgement, what, than, files)
+            verdict, files = self._in_turns(asked, _code(than, scope))
+        return self._judged(verdict, asked.what, _said(than), files)
 
-    def _in_turns(self, asked: _Asked, than: Any) -> tuple[Judgement, tuple[str, ...]]:
-        """Measure a kernel in turns with another; return the judgement and the run files."""
+    def _in_turns(self, asked: _Asked, than: str) -> tuple[Verdict, tuple[str, ...]]:
+        """Measure a kernel in turns with another; return the verdict and the run files."""
         from attnbench.analysis.ab import run_ab
+        from attnbench.analysis.gate.document import document_of
         from attnbench.analysis.gate.findings import Request
         from attnbench.analysis.gate.margins import Margins
 
         request = run_ab.Request(
-            a=_code(than, asked.scope),
-            b=_code(asked.what, asked.scope),
+            a=than,
+            b=asked.code,
             suite=asked.suite,
             settings=settings(asked.axes),
             device=asked.device,
@@ -160,7 +159,8 @@ class Guard:
             outcome = run_ab.ab(request, watcher)
         if outcome.judgement is None:
             raise KeyboardInterrupt
-        return outcome.judgement, tuple(map(str, outcome.paths))
+        shown = document_of(outcome.judgement, command="ab")
+        return Verdict(shown, outcome.judgement), tuple(map(str, outcome.paths))
 
     def _saved(self) -> Path | None:
         """Return the file of this test that --attnbench-compare names; None for a new test.
@@ -181,47 +181,48 @@ class Guard:
 
         began, path, rounds = time.monotonic(), self._run_file(), ROUNDS
         found = measure(
-            asked.what,
+            asked.code,
             suite=asked.suite,
             rounds=rounds,
             device=asked.device,
             out=path,
-            in_process=False,
             progress=False,
-            scope=asked.scope,
             **asked.axes,
         )
-        how: dict[str, Any] = {"metrics": ["latency"], "margin": f"{100 * asked.margin:g}%"}
-        how["expect"] = [*found.runs[0].specs]  # the kernel is meant to differ
-        verdict = found.gate(baseline, **how) if baseline else None
+        expect = [*found.runs[0].specs]  # the kernel is meant to differ
+
+        def judge(results: Results) -> Verdict | None:
+            if baseline is None:
+                return None
+            return results.gate(baseline, metrics="latency", margin=asked.margin, expect=expect)
+
+        verdict = judge(found)
         while verdict is not None and verdict.exit_code == EXIT_INCONCLUSIVE:
             spent = time.monotonic() - began
             if spent * (rounds + ROUNDS) / rounds > asked.seconds:
                 break
             rounds += ROUNDS
             outcome = run_suite(Request(resume=path, rounds=rounds, trust=True), Unwatched())
-            found = of_runs([outcome.run], [path])
-            verdict = found.gate(str(baseline), **how)
+            verdict = judge(of_runs([outcome.run], [path]))
         if verdict is not None:
-            self._judged(verdict.judgement, asked.what, baseline, (str(path),))
+            self._judged(verdict, asked.what, str(baseline), (str(path),))
         if self.save:  # what is slower or wrong is no baseline
-            written(self.root / FOLDER / self.save / f"{self._slug}.jsonl", path.read_bytes())
+            write_file(self.root / FOLDER / self.save / f"{self._slug}.jsonl", path.read_bytes())
         if verdict is None:
             new = f"measured; {self.compare} has no such test" if self.compare else "measured"
-            self._note(_said(asked.what), "", "saved" if self.save else new, files=(str(path),))
+            self._note(asked.what, "", "saved" if self.save else new, files=(str(path),))
         return verdict
 
-    def _judged(self, judgement: Judgement, what: Any, than: Any, files: tuple[str, ...]) -> Verdict:
+    def _judged(self, verdict: Verdict, what: str, than: str, files: tuple[str, ...]) -> Verdict:
         """Return the verdict. Raises SlowerError or WrongResultError, and skips what is undecided."""
-        from attnbench.analysis.gate.document import document_of, headline, sentence
+        from attnbench.analysis.gate.document import headline, sentence
 
         __tracebackhide__ = True
-        verdict = Verdict(document_of(judgement, command="ab"), judgement)
-        code = verdict.exit_code
+        judgement, code = verdict.judgement, verdict.exit_code
         told = [f"{f.name}: {sentence(f)}" for f in judgement.findings if judgement.exit_code_of(f) == code or not code]
         words = {EXIT_PASS: "not slower", EXIT_INCONCLUSIVE: "undecided", EXIT_WRONG_RESULT: "wrong"}
         word = words.get(code, "not comparable" if code == EXIT_NOT_COMPARABLE else "slower")
-        self._note(_said(what), _said(than), word, told[0] if told else "", files)
+        self._note(what, than, word, told[0] if told else "", files)
         text = "\n".join([headline(judgement), *told[:MOST_SAID], f"run files: {', '.join(files)}"])
         if code in (EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE):
             more = f"; a longer budget than {self.budget} may decide" if code == EXIT_INCONCLUSIVE else ""

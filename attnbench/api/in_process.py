@@ -10,9 +10,7 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from attnbench.api.watching import interrupts
 from attnbench.core.captured_stderr import captured_stderr
-from attnbench.core.errors import Interrupted, UserError
 from attnbench.core.own_code import IN_PROCESS
 from attnbench.run.process import OnQuestion, WorkerDied
 
@@ -20,11 +18,9 @@ from attnbench.run.process import OnQuestion, WorkerDied
 class InProcess:
     """Has the interface of run/process.WorkerProcess. It answers while it is asked, and ends at no timeout."""
 
-    def __init__(self, name: str, function: Any) -> None:
-        """Take an object that can be called, which the spec "IN_PROCESS:name" names from now on."""
+    def __init__(self) -> None:
         from attnbench.worker.serve import Worker
 
-        setattr(_module(), name, function)
         self.alive, self.pid = True, os.getpid()
         self.on_question: OnQuestion | None = None
         self._worker = Worker(self._ask)
@@ -34,6 +30,13 @@ class InProcess:
         assert self.on_question
         return self.on_question(dict(request), float("inf"))
 
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request. Raises what the function raises while it is loaded."""
+        from attnbench.worker import torch_defaults
+
+        with torch_defaults.kept(), _quiet_profiler():
+            return self._worker.answer(request)
+
     def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """Return the answer to a request."""
         self.send(request)
@@ -41,22 +44,13 @@ class InProcess:
 
     def send(self, request: Mapping[str, Any]) -> None:
         """Answer a request now; `receive` returns the answers in their order."""
-        import torch
-
         from attnbench.worker import failures
 
-        if torch.is_inference_mode_enabled():  # which a worker leaves
-            raise UserError(
-                "a function is measured in this process, which is in inference mode; call it outside of that"
-            )
-        before = len(interrupts)
-        with _torch_as_it_was(), _quiet_profiler():
-            try:
-                self._answers.append(self._worker.answer(request))
-            except Exception as error:
-                self._answers.append({"error": failures.reason(error, self._worker.spec)})
-        if len(interrupts) > before:  # which the worker took for the function's own
-            raise Interrupted(interrupts[-1])
+        try:
+            answer = self.answer(request)
+        except Exception as error:
+            answer = {"error": failures.reason(error, self._worker.spec)}
+        self._answers.append(answer)
 
     def answered(self, timeout: float) -> bool:
         """Whether there is an answer: always."""
@@ -80,13 +74,12 @@ class InProcess:
         self.alive = False
 
 
-def _module() -> ModuleType:
-    """Return the module whose attributes are what is measured in this process."""
-    if IN_PROCESS not in sys.modules:
-        module = ModuleType(IN_PROCESS)
-        module.__spec__ = importlib.machinery.ModuleSpec(IN_PROCESS, None)
-        sys.modules[IN_PROCESS] = module
-    return sys.modules[IN_PROCESS]
+def worker_of(name: str, function: Any) -> InProcess:
+    """Return a worker for an object that can be called, which the spec "IN_PROCESS:name" names from now on."""
+    module = sys.modules.setdefault(IN_PROCESS, ModuleType(IN_PROCESS))
+    module.__spec__ = importlib.machinery.ModuleSpec(IN_PROCESS, None)  # without it Python finds no module
+    setattr(module, name, function)
+    return InProcess()
 
 
 @contextlib.contextmanager
@@ -95,23 +88,3 @@ def _quiet_profiler() -> Iterator[None]:
     with captured_stderr() as said:
         yield
     sys.stderr.writelines(line for line in said[0].splitlines(keepends=True) if not line.startswith("USDT:"))
-
-
-@contextlib.contextmanager
-def _torch_as_it_was() -> Iterator[None]:
-    """Give torch's defaults back after the block: a worker sets them as torch has them."""
-    import torch
-
-    device, dtype, grad = torch.get_default_device(), torch.get_default_dtype(), torch.is_grad_enabled()
-    precision, generator = torch.get_float32_matmul_precision(), torch.get_rng_state()
-    casts = {kind: torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")}
-    try:
-        yield
-    finally:
-        torch.set_default_device(None if device == torch.device("cpu") else device)
-        torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(grad)
-        torch.set_float32_matmul_precision(precision)
-        torch.set_rng_state(generator)
-        for kind, enabled in casts.items():
-            torch.set_autocast_enabled(kind, enabled)

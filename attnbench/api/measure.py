@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def measure(
-    what: What = (),
+    what: What | Subjects = (),
     *,
     backends: What = (),
     seqlen: Values = None,
@@ -42,7 +42,6 @@ def measure(
     out: str | Path | None = None,
     in_process: bool | None = None,
     progress: bool = True,
-    scope: Mapping[str, Any] | None = None,
     **axes: Values,
 ) -> Results:
     """Measure attention implementations over shapes, as `attnbench run` does, and return the results.
@@ -62,7 +61,6 @@ def measure(
         in_process: True: measure functions in this process; False: never; by default only those of which no other
             process can have the source. The report then says what is not guarded against.
         progress: whether stderr, or the notebook, shows what goes on.
-        scope: the names that a function is found by, those of the caller by default.
 
     A function of a script or a notebook runs in a worker, which gets its source with what that needs. An interrupt
     (Ctrl-C) returns what was measured, and raises KeyboardInterrupt where that is nothing. Raises UserError for what
@@ -76,7 +74,11 @@ def measure(
     """
     from attnbench.run.run_suite import Request, run_suite
 
-    own = subjects([*each(what), *each(backends)], scope or caller_scope(), in_process=in_process)
+    own = (
+        what
+        if isinstance(what, Subjects)
+        else subjects([*each(what), *each(backends)], caller_scope(), in_process=in_process)
+    )
     if own.here and (rounds > 1 or (policy or {}).get("caches") == "fresh"):
         name, why = next(iter(own.why.items()))
         raise UserError(f"rounds and fresh caches are of new processes, and {name} is measured in this one: {why}")
@@ -169,7 +171,7 @@ class WrongResultError(AssertionError):
 
 
 def check(
-    what: What,
+    what: What | Subjects,
     *,
     seqlen: Values = None,
     headdim: Values = None,
@@ -182,7 +184,6 @@ def check(
     allow_busy: bool = False,
     in_process: bool | None = None,
     progress: bool = True,
-    scope: Mapping[str, Any] | None = None,
     **axes: Values,
 ) -> CheckResult:
     """Say whether a kernel is right: small shapes that tell, against the reference and tolerance of `measure`, untimed.
@@ -203,7 +204,7 @@ def check(
     from attnbench.analysis.check.document import document
     from attnbench.run.check import check as checked
 
-    own = subjects(what, scope or caller_scope(), in_process=in_process)
+    own = what if isinstance(what, Subjects) else subjects(what, caller_scope(), in_process=in_process)
     given = {"seqlen": seqlen, "headdim": headdim, "dtype": dtype, "causal": causal, "direction": direction, **axes}
     with watched(progress) as observer, interruptible():
         _tell(own, progress)

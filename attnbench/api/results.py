@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from attnbench.api.shown import Plot, Shown, Verdict, written
-from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.files import GONE, can_name_a_file, working_folder
+from attnbench.api.shown import Plot, Shown, Verdict
+from attnbench.core.errors import UserError, one_of
+from attnbench.core.files import GONE, can_name_a_file, working_folder, write_file
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
 from attnbench.core.text import count
@@ -83,8 +83,8 @@ class Results:
         from attnbench.results.metrics import METRICS
 
         for metric in metrics:
-            known("metric", metric, METRICS)
-        axis = None if by is None else known("by", BY_OPTION.get(by, by), BY)
+            one_of("metric", metric, METRICS)
+        axis = None if by is None else one_of("by", BY_OPTION.get(by, by), BY)
         return Shown(document(self.cells, self.runs, metrics=metrics, by=axis, files=self.files))
 
     def compare(self, *others: Other, to: str | None = None, price: Sequence[str] = ()) -> Shown:
@@ -129,11 +129,11 @@ class Results:
         if not before:
             raise UserError("the baseline has no run")
         asked = Request(
-            tuple(known("metric", one, RULES) for one in _words(metrics)) or DEFAULT,
+            tuple(one_of("metric", one, RULES) for one in _words(metrics)) or DEFAULT,
             margins([f"{margin:%}"] if isinstance(margin, (int, float)) else _words(margin)),
             tuple(_words(expect)),
-            known("inconclusive", inconclusive, CHOICES),
-            known("missing", missing, CHOICES),
+            one_of("inconclusive", inconclusive, CHOICES),
+            one_of("missing", missing, CHOICES),
             allow_wrong,
         )
         judgement = judge(before[0], self.runs[0], asked, before[1:])
@@ -165,7 +165,7 @@ class Results:
             raise UserError(f"{path}: the name of a run file ends with .jsonl")
         if path.exists():
             raise run_file.there_already(path)
-        return written(path, run_file.encoded(self.runs[0]))
+        return write_file(path, run_file.encoded(self.runs[0]))
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """Return one row for each cell and round as CSV, every metric in its unit; with a path write it there too."""
@@ -187,7 +187,7 @@ class Results:
         """Write the rows of `to_csv` as Parquet (needs pyarrow), and return the path. Raises UserError."""
         from attnbench.render.export import trackers
 
-        return written(Path(path), trackers.content("parquet", self.cells))
+        return write_file(Path(path), trackers.content("parquet", self.cells))
 
     def to_tracker(self, format: str, path: str | Path | None = None) -> str:
         """Return what another tool tracks: "pytest-benchmark", "bmf" (Bencher) or "github-action-benchmark".
@@ -196,8 +196,7 @@ class Results:
         """
         from attnbench.render.export import trackers
 
-        if format not in trackers.JSON_FORMATS:
-            raise UserError(f"unknown format {format!r}{did_you_mean(format, trackers.JSON_FORMATS)}")
+        one_of("format", format, trackers.JSON_FORMATS)
         return self._put(path, lambda: str(trackers.content(format, self.cells)))
 
     def _names(self) -> tuple[Path, ...]:
@@ -214,15 +213,8 @@ class Results:
     def _put(path: str | Path | None, made: Callable[[], str]) -> str:
         text = made()
         if path is not None:
-            written(Path(path), text)
+            write_file(Path(path), text)
         return text
-
-
-def known(argument: str, word: str, words: Iterable[str]) -> Any:
-    """Return a word that is among those that an argument takes. Raises UserError."""
-    if word not in (there := [*words]):
-        raise UserError(f"{argument}: unknown {word!r}{did_you_mean(str(word), there)}")
-    return word
 
 
 def _words(given: str | Sequence[str]) -> Sequence[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core.errors import EXIT_PASS, UserError
-from attnbench.core.files import write_whole
+from attnbench.core.files import write_file
 
 if TYPE_CHECKING:
     from attnbench.analysis.gate.findings import Judgement
@@ -23,7 +23,7 @@ VEGA_LITE = "application/vnd.vegalite.v5+json"  # which JupyterLab and VS Code d
 class Shown:
     """A document of a command: `print` it, let a notebook show it, or `save` it.
 
-    exit_code: that of the command (0: done; the table is in docs/run-files.md).
+    exit_code: that of the command; 0 where all is well.
     """
 
     document: Document
@@ -93,7 +93,7 @@ class Shown:
         path = Path(path)
         if path.suffix not in forms:
             raise UserError(f"{path}: a document's name ends with {', '.join(forms)}")
-        return written(path, forms[path.suffix]())
+        return write_file(path, forms[path.suffix]())
 
 
 @dataclass(frozen=True, repr=False)
@@ -152,13 +152,4 @@ class Plot:
         kind = path.suffix.removeprefix(".")
         if kind not in ("png", "svg", "json"):
             raise UserError(f"{path}: a figure's name ends with .png, .svg or .json")
-        return written(path, json.dumps(self.spec) if kind == "json" else image.drawn(kind, self.spec))
-
-
-def written(path: Path, content: str | bytes) -> Path:
-    """Write a file, whole or not at all, and return its path. Raises UserError where it cannot be written."""
-    try:
-        write_whole(path, content if isinstance(content, bytes) else content.encode("utf-8", "replace"))
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
-    return path
+        return write_file(path, json.dumps(self.spec) if kind == "json" else image.drawn(kind, self.spec))

@@ -5,34 +5,26 @@ script. What cannot be had as source (a tensor, an object with state) is named b
 """
 
 from __future__ import annotations
-import __future__
 
 import ast
 import builtins
-import copy
 import dis
 import enum
 import functools
 import importlib.util
-import linecache
 import math
-import operator
 import sys
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from attnbench.core.own_code import PACKAGES
+from attnbench.api.definitions import ANNOTATIONS, NotSource, bindings, class_definition, compiled, definition
+from attnbench.core.own_files import is_own
 
 LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")  # of names from around a statement
-ANNOTATIONS = __future__.annotations.compiler_flag
-FUTURE = functools.reduce(operator.or_, (getattr(__future__, of).compiler_flag for of in __future__.all_feature_names))
 PLAIN = (bool, int, str, bytes, type(None))
-
-
-class NotSource(Exception):
-    """There is no source of what a function needs. The message says of what."""
 
 
 def module_source(function: Any, name: str, scope: Mapping[str, Any]) -> str:
@@ -40,10 +32,10 @@ def module_source(function: Any, name: str, scope: Mapping[str, Any]) -> str:
 
     `scope` has the names of the place where it was given, in which an object that is no function is looked up.
     """
-    slice = _Slice(scope)
-    slice.add(name, function)
-    first = ["from __future__ import annotations"] if slice.is_lazy else []
-    return "\n".join([*first, *slice.statements]) + "\n"
+    found = _Slice(scope)
+    found.add(name, function)
+    first = ["from __future__ import annotations"] if found.is_lazy else []
+    return "\n".join([*first, *found.statements]) + "\n"
 
 
 class _Slice:
@@ -92,14 +84,13 @@ class _Slice:
 
     def _find(self, module: ModuleType) -> None:
         """Let the module be found where it is neither installed nor of the standard library. Raises NotSource."""
-        top = sys.modules.get(module.__name__.partition(".")[0], module)
-        file = getattr(top, "__file__", None) or next(iter(getattr(top, "__path__", ())), "")
-        if not file or top.__name__ in sys.stdlib_module_names or any(part in file for part in PACKAGES):
+        top = sys.modules[module.__name__.partition(".")[0]]
+        file = Path(getattr(top, "__file__", None) or next(iter(getattr(top, "__path__", ())), sys.prefix))
+        if top.__name__ in sys.stdlib_module_names or not is_own(file.resolve(), ()) or file == Path(sys.prefix):
             return
-        spec = importlib.util.find_spec(top.__name__)
-        if spec is None or (not spec.origin and not spec.submodule_search_locations):
+        if importlib.util.find_spec(top.__name__) is None:
             raise NotSource(f"module {module.__name__} cannot be imported by another process")
-        folder = next((of for of in sys.path if of and file.startswith(of)), "") or sys.path[0]
+        folder = str(file.parent.parent if hasattr(top, "__path__") and file.suffix else file.parent)
         if folder not in self._folders:
             self._folders.add(folder)
             self.statements.insert(0, f"import sys\nsys.path.append({folder!r})")
@@ -119,10 +110,10 @@ class _Slice:
         layers = [*_inner(value)]
         inner = layers[-1]
         if isinstance(inner, FunctionType) and self._is_made_by_its_def(layers):
-            node: ast.stmt | ast.expr = _as_live(_definition(inner), inner)
+            node: ast.stmt | ast.expr = _as_live(definition(inner), inner)
             names = _names_around(inner)
         elif isinstance(value, type):
-            node, names = _class(value, self._globals), self._globals
+            node, names = class_definition(value, self._globals), self._globals
         else:
             node, names = self._assignment(name, value), self._globals
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -155,7 +146,7 @@ class _Slice:
 
     def _is_made_by_its_def(self, layers: Sequence[Any]) -> bool:
         """Whether a def, with a decorator for each layer around it, has made what its name holds now."""
-        node = _definition(layers[-1])
+        node = definition(layers[-1])
         decorators = len(getattr(node, "decorator_list", ()))
         if len(layers) == 1:
             return not decorators
@@ -172,11 +163,11 @@ class _Slice:
         if not isinstance(value, FunctionType) and _has_state(value):
             raise NotSource(f"{name} is a {kind} with state, which is not in its source")
         held = next((of for of, one in self._globals.items() if one is value and not of.startswith("_")), "")
-        found = _bindings(self._globals, held) if held else []
+        found = bindings(self._globals, held) if held else []
         if len(found) != 1 or not isinstance(found[0], ast.Assign):
             raise NotSource(f"{name} is a {kind} that no statement alone assigns to a name")
         for needed in _needs(ast.unparse(found[0])):
-            if len(_bindings(self._globals, needed)) > 1:
+            if len(bindings(self._globals, needed)) > 1:
                 raise NotSource(f"{name} is made of {needed}, which is bound several times")
         return ast.Assign([ast.Name(name, ast.Store())], found[0].value, lineno=0)
 
@@ -233,34 +224,10 @@ def _inner(value: Any) -> Iterator[Any]:
         value = vars(value).get("__wrapped__") or vars(value).get("fn") if hasattr(value, "__dict__") else None
 
 
-def _definition(of: FunctionType) -> ast.stmt | ast.expr:
-    """Return the def or the lambda of a function, as its file or cell has it. Raises NotSource."""
-    own = of.__code__
-    linecache.checkcache(own.co_filename)
-    text = "".join(linecache.getlines(own.co_filename))
-    try:
-        nodes = [node for node in ast.walk(ast.parse(text)) if _first_line(node) == own.co_firstlineno]
-    except SyntaxError:  # a magic command of a notebook
-        nodes = []
-    kind = ast.Lambda if of.__name__ == "<lambda>" else (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [node for node in nodes if isinstance(node, kind) and getattr(node, "name", "<lambda>") == own.co_name]
-    if len(found) > 1:
-        raise NotSource("several lambdas stand in one line")
-    if not found or not _is_as_written(of, text):
-        raise NotSource(f"the source of {of.__qualname__} is not known, or was changed since it was run")
-    return found[0]
-
-
-def _first_line(node: ast.AST) -> int:
-    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return min([int(getattr(node, "lineno", 0)), *(one.lineno for one in decorators)])
-
-
 def _as_live(node: ast.stmt | ast.expr, of: FunctionType) -> ast.stmt | ast.expr:
-    """Return a copy of a def or a lambda with the defaults that the function has now. Raises NotSource."""
+    """Return a def or a lambda with the defaults that the function has now. Raises NotSource."""
     if any(one.opname == "STORE_DEREF" and one.argval in of.__code__.co_freevars for one in dis.get_instructions(of)):
         raise NotSource(f"{of.__name__} changes what a function around it has")
-    node = copy.deepcopy(node)
     arguments: ast.arguments = node.args  # type: ignore[union-attr]
     given = of.__defaults__ or ()
     if len(given) != len(arguments.defaults):
@@ -279,46 +246,6 @@ def _constant(of: FunctionType, value: Any) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
-def _class(of: type, scope: Mapping[str, Any]) -> ast.ClassDef:
-    """Return the class of the script or the notebook, whose methods are those that it has now. Raises NotSource."""
-    found = [node for node in _bindings(scope, of.__qualname__) if isinstance(node, ast.ClassDef)]
-    methods = [getattr(one, "__func__", one) for one in vars(of).values()]
-    own = [one for one in methods if isinstance(one, FunctionType) and one.__module__ == of.__module__]
-    own = [one for one in own if not one.__code__.co_filename.startswith("<string>")]  # of dataclasses
-    if len(found) != 1 or len(_bindings(scope, of.__qualname__)) != 1 or scope.get(of.__qualname__) is not of:
-        raise NotSource(f"class {of.__qualname__} is not known, or is defined several times")
-    for method in own:
-        _definition(method)
-    return copy.deepcopy(found[0])
-
-
-def _stores(target: ast.expr, name: str) -> bool:
-    names = (one for one in ast.walk(target) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
-    return any(one.id == name for one in names)
-
-
-def _bindings(scope: Mapping[str, Any], name: str) -> list[ast.AST]:
-    """Return the statements of a script or a notebook that bind a name, wherever they stand, alike ones once."""
-    found: dict[str, ast.AST] = {}
-    for text in _texts(scope):
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                bound = node.name == name
-            elif isinstance(node, (ast.Import, ast.ImportFrom)):
-                bound = name in [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
-            elif isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.AsyncFor, ast.NamedExpr)):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                bound = any(_stores(of, name) for of in targets)
-            elif isinstance(node, (ast.With, ast.AsyncWith)):
-                kept = [item.optional_vars for item in node.items if item.optional_vars]
-                bound = any(_stores(of, name) for of in kept)
-            else:
-                bound = isinstance(node, (ast.Global, ast.Delete)) and name in ast.unparse(node)
-            if bound:
-                found[ast.unparse(node)] = node
-    return [*found.values()]
-
-
 def _names_around(function: FunctionType) -> Mapping[str, Any]:
     """Return what a function's names stand for outside of it: those of the functions around it go first."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -333,7 +260,7 @@ def _names_around(function: FunctionType) -> Mapping[str, Any]:
 
 def _needs(source: str, flags: int = 0) -> list[str]:
     """Return the names that a statement takes from around it, in their order."""
-    found, codes = dict[str, None](), [_compiled(source, flags)]
+    found, codes = dict[str, None](), [compiled(source, flags)]
     for code in codes:
         instructions = [*dis.get_instructions(code)]
         own = {one.argval for one in instructions if one.opname == "STORE_NAME"}  # of a class
@@ -343,60 +270,7 @@ def _needs(source: str, flags: int = 0) -> list[str]:
     return [*found]
 
 
-def _compiled(source: str, flags: int) -> CodeType:
-    code: CodeType = compile(source, "<source>", "exec", flags & FUTURE, dont_inherit=True)
-    return code
-
-
-def _is_as_written(function: FunctionType, text: str) -> bool:
-    """Whether a function has the code that the text of its file or cell has now: it may have been edited since.
-
-    Of a file of tests, whose assertions pytest has rewritten, that is not known, and taken to be so.
-    """
-    if type(function.__globals__.get("__loader__")).__name__ == "AssertionRewritingHook":
-        return True
-    own = function.__code__
-    codes = [_compiled(text, own.co_flags)]
-    for code in codes:
-        codes += [const for const in code.co_consts if isinstance(const, CodeType)]
-    there = (code for code in codes if (code.co_name, code.co_firstlineno) == (own.co_name, own.co_firstlineno))
-    return any(_alike(code, own) for code in there)
-
-
-def _alike(one: CodeType, other: CodeType) -> bool:
-    same = (one.co_code, one.co_names, one.co_varnames, one.co_freevars, len(one.co_consts))
-    pairs = zip(one.co_consts, other.co_consts, strict=False)
-    return same == (other.co_code, other.co_names, other.co_varnames, other.co_freevars, len(other.co_consts)) and all(
-        _alike(a, b)
-        if isinstance(a, CodeType) and isinstance(b, CodeType)
-        else (type(a), repr(a)) == (type(b), repr(b))
-        for a, b in pairs
-    )
-
-
-def refuse_edited(function: FunctionType) -> None:
-    """Raise NotSource where the file of a function was edited since it was imported."""
-    _definition(function)
-
-
 def is_script(module: ModuleType) -> bool:
     """Whether a module is run, and others do not import it: a script, a notebook, or a file of tests."""
     name = module.__name__.rpartition(".")[2]
     return name in ("__main__", "conftest") or name.startswith("test_") or name.endswith("_test")
-
-
-def _texts(scope: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the source of the script or the module that has these names, or of a notebook's cells, the last first."""
-    cells = scope.get("In")
-    if isinstance(cells, list):
-        yield from (text for text in reversed(cells) if _is_python(text))
-    elif file := scope.get("__file__"):
-        yield "".join(linecache.getlines(str(file)))
-
-
-def _is_python(text: str) -> bool:
-    try:
-        ast.parse(text)
-    except SyntaxError:  # a magic command
-        return False
-    return True

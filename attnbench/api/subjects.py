@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import inspect
-import os
 import re
 import shutil
 import sys
@@ -17,9 +16,11 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeAlias
 
-from attnbench.api.sources import NotSource, is_script, module_source, refuse_edited
+from attnbench.api.definitions import NotSource, definition
+from attnbench.api.sources import is_script, module_source
 from attnbench.core.errors import UserError
-from attnbench.core.own_code import IN_PROCESS, PACKAGES
+from attnbench.core.own_code import IN_PROCESS
+from attnbench.core.own_files import is_own
 
 What: TypeAlias = "str | Callable[..., Any] | Iterable[str | Callable[..., Any]]"
 
@@ -78,9 +79,9 @@ def each(given: What) -> list[Any]:
 
 
 def _in_process(name: str, function: Any) -> Any:
-    from attnbench.api.in_process import InProcess
+    from attnbench.api.in_process import worker_of  # which imports torch when it is asked
 
-    return InProcess(name, function)
+    return worker_of(name, function)
 
 
 def _name(given: Any, scope: Mapping[str, Any], taken: Iterable[str]) -> str:
@@ -104,12 +105,12 @@ def _importable(given: Any, scope: Mapping[str, Any]) -> str:
         file = getattr(module, "__file__", None) or ""
         if module is None or is_script(module) or getattr(module, name, None) is not given or not name.isidentifier():
             continue
-        if any(f"{os.sep}{folder}{os.sep}" in file for folder in PACKAGES) or not file.endswith(".py"):
+        if not file.endswith(".py") or not is_own(Path(file).resolve(), ()):
             return f"{module_name}:{name}"
         if getattr(module, "__package__", ""):
             raise NotSource(f"{module_name} is of a package that is not installed")
         if isinstance(given, FunctionType):
-            refuse_edited(given)
+            definition(given)  # NotSource where its file was edited since
         return f"{file}:{name}"
     return ""
 

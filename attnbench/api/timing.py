@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from attnbench.core import stats
 from attnbench.core.captured_stderr import captured_stderr
-from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.errors import UserError, one_of
 from attnbench.core.formats import duration, percent
 from attnbench.core.policy import Policy
 
@@ -135,10 +135,8 @@ def do_bench(
     >>> timing.timer, timing.clock
     ('perf_counter', None)
     """
-    if return_mode not in MODES:
-        raise UserError(f"return_mode: unknown {return_mode!r}{did_you_mean(return_mode, MODES)}")
-    if l2 not in ("cold", "warm"):
-        raise UserError(f"l2: {l2!r} is neither cold nor warm")
+    one_of("return_mode", return_mode, MODES)
+    one_of("l2", l2, ("cold", "warm"))
     instruments = _instruments(_device(device))
     timing = _timed(instruments, fn, warmup / 1e3, rep / 1e3, grad_to_none or (), l2)
     times = [1e3 * seconds for seconds in timing.samples]
@@ -205,12 +203,12 @@ def _timed(
     found = instruments.time(TimedLaunch(launch, lambda _: (), 0, 0), policy)
     samples = found.measurements["time"].values
     known = uncertainty.uncertainty([samples], uncertainty.spread(instruments.device_info))
-    clocks = [measured.values for name, measured in found.measurements.items() if name == "clock_held"]
+    clocks = found.measurements.get("clock_held")
     return Timing(
         stats.median(samples),
         tuple(samples),
         known.total if known else None,
-        stats.median(clocks[0]) if clocks and clocks[0] else None,
+        stats.median(clocks.values) if clocks else None,
         found.timer,
         found.l2,
         found.host_bound,

@@ -10,8 +10,6 @@ from typing import Any
 
 from attnbench.core.errors import Interrupted
 
-interrupts: list[int] = []  # signals that came while something was measured; a worker in this process takes them
-
 
 class Unwatched:
     """Hears of a run, and shows nothing."""
@@ -47,7 +45,6 @@ def interruptible() -> Iterator[None]:
         return
 
     def interrupt(number: int, _: object) -> None:
-        interrupts.append(number)
         raise Interrupted(number)
 
     before: Any = signal.signal(signal.SIGINT, interrupt)

@@ -8,7 +8,8 @@ from pathlib import Path
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import live, one_of, tell, words
+from attnbench.commands.shared import live, tell, words
+from attnbench.core.errors import one_of
 
 builds = options.Panel("The commits and their builds")
 

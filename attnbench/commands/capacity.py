@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import live, one_of, read_runs, results_line, tell
-from attnbench.core.errors import UserError
+from attnbench.commands.shared import live, read_runs, results_line, tell
+from attnbench.core.errors import UserError, one_of
 
 if TYPE_CHECKING:
     from attnbench.core.record import Search

@@ -16,13 +16,12 @@ from attnbench.commands.shared import (
     CUT_OFF,
     command_line,
     live,
-    one_of,
     read_runs,
     read_with_damage,
     tell,
     words,
 )
-from attnbench.core.errors import EXIT_CANNOT_WRITE, EXIT_INCONCLUSIVE, EXIT_PASS, UserError
+from attnbench.core.errors import EXIT_CANNOT_WRITE, EXIT_INCONCLUSIVE, EXIT_PASS, UserError, one_of
 
 if TYPE_CHECKING:
     from attnbench.analysis.ab.settle import Request as Settle

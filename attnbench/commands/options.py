@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from attnbench.commands import complete
-from attnbench.commands.shared import command_line, one_of, words
+from attnbench.commands.shared import command_line, words
 from attnbench.core.axes import AXES
-from attnbench.core.errors import UserError
+from attnbench.core.errors import UserError, one_of
 from attnbench.core.models import PHASES
 
 if TYPE_CHECKING:

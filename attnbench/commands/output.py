@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.commands.options import files
-from attnbench.commands.shared import one_of, put, tell
-from attnbench.core.errors import EXIT_CANNOT_WRITE, EXIT_DONE, UserError
+from attnbench.commands.shared import put, tell
+from attnbench.core.errors import EXIT_CANNOT_WRITE, EXIT_DONE, UserError, one_of
 from attnbench.core.files import RUN_FILES
 from attnbench.core.text import count, no_command, some
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, get_args
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import one_of, read_runs, tell
-from attnbench.core.errors import EXIT_DONE, UserError
+from attnbench.commands.shared import read_runs, tell
+from attnbench.core.errors import EXIT_DONE, UserError, one_of
 from attnbench.core.text import count, listed, printable
 
 if TYPE_CHECKING:

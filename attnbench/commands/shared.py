@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from attnbench.core.errors import Interrupted, UserError, did_you_mean
-from attnbench.core.files import RUN_FILES, drop_rest, write_whole
+from attnbench.core.errors import Interrupted, UserError
+from attnbench.core.files import RUN_FILES, drop_rest, write_file
 from attnbench.core.text import count, no_command, printable, some, without_long_words
 
 if TYPE_CHECKING:
@@ -195,14 +195,6 @@ def live(kind: type[L], goal: str) -> Iterator[L]:
         line.close()
 
 
-def one_of(option: str, word: str, known: Sequence[W]) -> W:
-    """Return the one of the known words that an option was given. Raises UserError for any other word."""
-    for one in known:
-        if one == word:
-            return one
-    raise UserError(f"{option}: unknown {word!r}{did_you_mean(word, known)}")
-
-
 def put(content: bytes | Iterable[str], file: Path | None = None) -> None:
     """Write text, as a whole or in pieces, or bytes to a file, whole or not at all, or to stdout.
 
@@ -210,10 +202,7 @@ def put(content: bytes | Iterable[str], file: Path | None = None) -> None:
     """
     pieces = [content] if isinstance(content, str) else content
     if file:
-        try:
-            write_whole(file, pieces if isinstance(pieces, bytes) else (t.encode("utf-8", "replace") for t in pieces))
-        except OSError as error:
-            raise UserError(f"cannot write {file}: {error.strerror}") from None
+        write_file(file, content)
     elif not isinstance(pieces, bytes):
         sys.stdout.writelines(pieces)
     elif sys.stdout.isatty():

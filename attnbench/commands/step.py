@@ -10,8 +10,8 @@ from pathlib import Path
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import measured, one_of, read_runs, words
-from attnbench.core.errors import UserError
+from attnbench.commands.shared import measured, read_runs, words
+from attnbench.core.errors import UserError, one_of
 from attnbench.core.files import RUN_FILES
 from attnbench.core.step import PHASES
 

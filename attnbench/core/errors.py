@@ -23,6 +23,9 @@ from __future__ import annotations
 TYPE_CHECKING = False  # to import typing takes longer than all else here
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import TypeVar
+
+    W = TypeVar("W", bound=str)
 
 EXIT_DONE = EXIT_PASS = 0
 EXIT_REGRESSION = EXIT_NOTHING_MEASURED = 1
@@ -68,6 +71,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     known = list(known)
     said = " or ".join(f'"{of}"' for of in nearest(word, known))
     return f"; did you mean {said}?" if said else f"; known: {', '.join(known)}"
+
+
+def one_of(option: str, word: str, known: Iterable[W]) -> W:
+    """Return the one of the known words that an option or an argument was given. Raises UserError for any other."""
+    there = list(known)
+    for one in there:
+        if one == word:
+            return one
+    raise UserError(f"{option}: unknown {word!r}{did_you_mean(str(word), there)}")
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
+from attnbench.core.errors import UserError
+
 _MOST_LINKS = 40  # that follow each other, as in Linux
 _DESCRIPTORS = re.compile(r"/proc/\d+(/task/\d+)?/fd")
 RUN_FILES = (".jsonl", ".jsonl.gz")  # how their names end
@@ -43,6 +45,16 @@ def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
         with contextlib.suppress(OSError):
             os.unlink(fresh)
         raise
+
+
+def write_file(path: Path, content: bytes | str | Iterable[str]) -> Path:
+    """Write a file as `write_whole` does, text in UTF-8, and return its path. Raises UserError where that fails."""
+    pieces = [content] if isinstance(content, str) else content
+    try:
+        write_whole(path, pieces if isinstance(pieces, bytes) else (text.encode("utf-8", "replace") for text in pieces))
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    return path
 
 
 def working_folder() -> str:

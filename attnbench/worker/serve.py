@@ -59,6 +59,7 @@ from attnbench.backends.shared.function import Function
 from attnbench.core import masks, stats
 from attnbench.core.backend import Backend, Prepared, Probe, Signature, Unsupported, Workspace, refusal
 from attnbench.core.case import RESULT_ITEMSIZE, Case
+from attnbench.core.errors import Interrupted
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.other_work import BUSY
@@ -269,7 +270,7 @@ class Worker:
                         found = measurer.measure(self.backend, job.case, policy, timed=op == "run", ceilings=ceilings)
         except Unsupported as refusal:
             found = {"status": "skipped", "reason": " ".join(str(refusal).split()) or "refused without a reason"}
-        except masks.MaskChangedError:
+        except (masks.MaskChangedError, Interrupted):  # of a worker in a person's own process
             raise
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: a kernel's own, and no end of the worker
             self.end_if_forked(error)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,31 @@ def undo() -> None:
     torch.set_default_dtype(torch.float32)
     for kind in KINDS:
         torch.set_autocast_enabled(kind, False)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Give back after the block what `undo`, and a case's inputs, set for all of torch: of a process that is no worker.
+
+    Inference mode is not given back; RuntimeError where that is on.
+    """
+    import torch
+
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("this process is in inference mode; call it outside of that")
+    device, dtype, grad = torch.get_default_device(), torch.get_default_dtype(), torch.is_grad_enabled()
+    precision, generator = torch.get_float32_matmul_precision(), torch.get_rng_state()
+    casts = {kind: torch.is_autocast_enabled(kind) for kind in KINDS}
+    try:
+        yield
+    finally:
+        torch.set_default_device(None if device == torch.device("cpu") else device)
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(grad)
+        torch.set_float32_matmul_precision(precision)
+        torch.set_rng_state(generator)
+        for kind, enabled in casts.items():
+            torch.set_autocast_enabled(kind, enabled)
 
 
 def forget_compiled() -> None:

@@ -80,7 +80,7 @@ def test_gradients_are_set_to_none_before_each_call() -> None:
     ("more", "said"),
     [
         ({"return_mode": "avg"}, "return_mode: unknown 'avg'"),
-        ({"l2": "hot"}, "l2: 'hot' is neither cold nor warm"),
+        ({"l2": "hot"}, "l2: unknown 'hot'"),
         ({"device": "tpu"}, "device: 'tpu' is neither cuda:N nor cpu"),
     ],
 )

@@ -124,7 +124,7 @@ def test_results_are_saved_and_exported(found: attnbench.Results, tmp_path: Path
     assert "<!doctype html>" in found.to_html()
     assert found.to_tracker("bmf").startswith("{")
     assert len(attnbench.load(found.files).table()) == 10
-    with pytest.raises(attnbench.UserError, match="unknown format 'bmg'; did you mean"):
+    with pytest.raises(attnbench.UserError, match="format: unknown 'bmg'; did you mean"):
         found.to_tracker("bmg")
     shown = found.report()
     for ending in ("md", "html", "json", "csv", "txt"):

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from attnbench.api.sources import NotSource, module_source
+from attnbench.api.definitions import NotSource
+from attnbench.api.sources import module_source
 from attnbench.api.subjects import subjects
 from attnbench.core.errors import UserError
 

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.files import write_whole
+from attnbench.core.errors import UserError, one_of
+from attnbench.core.files import write_file
 from attnbench.core.flops import CONVENTIONS
 from attnbench.render.html import palette, vega_spec
 from attnbench.render.html.charts import Charts
@@ -40,11 +40,7 @@ def save(path: Path, kind: str, charts: Charts, name: str, panel: str = "") -> N
 
     Raises UserError as `figure` and `drawn` do, and where the file cannot be written.
     """
-    content = drawn(kind, figure(charts, name, panel))
-    try:
-        write_whole(path, content)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    write_file(path, drawn(kind, figure(charts, name, panel)))
 
 
 def figure(charts: Charts, name: str, panel: str = "") -> Spec:
@@ -53,8 +49,7 @@ def figure(charts: Charts, name: str, panel: str = "") -> Spec:
     Raises UserError where there is no such figure or panel, nothing to draw, or too much for one figure.
     """
     known = {figure.name: figure for figure in FIGURES}
-    if name not in known:
-        raise UserError(f"--figure: unknown {name!r}{did_you_mean(name, known)}")
+    one_of("--figure", name, known)
     if not charts.panels:
         raise UserError("nothing to draw: no cell has a record; see attnbench report")
     chosen = charts.only(panel)
