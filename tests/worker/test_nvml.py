@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from attnbench.api.in_process import InProcess
 from attnbench.worker import machine_facts
 from attnbench.worker.measure import nvml as nvml_module
 from attnbench.worker.measure.nvml import LIMITS, POWER_INSTANT, GpuState, StateSampler
 
 UUID = "GPU-1234"
-ME, SIBLING, STRANGER, SHELL = os.getpid(), 10**7 + 1, 10**7 + 2, 10**7 + 3
+ME, SIBLING, STRANGER, SHELL, CHILD = os.getpid(), 10**7 + 1, 10**7 + 2, 10**7 + 3, 10**7 + 4
 
 
 class Nvml(ModuleType):
@@ -258,15 +259,26 @@ def test_the_sampler_stops_when_its_block_fails() -> None:
         ([], ()),
         ([ME], ()),
         ([ME, SIBLING], ()),
+        ([ME, SHELL], ()),
         ([ME, SIBLING, STRANGER], (f"train (pid {STRANGER})",)),
         ([STRANGER, SIBLING], ()),  # we are not among them: process numbers of another namespace
     ],
 )
 def test_other_processes_with_a_context(nvml: Nvml, pids: list[int], others: tuple[str, ...]) -> None:
-    """This run's other workers have the same parent and are idle; they do not count."""
+    """This run's other workers have the same parent, and are idle as it is; they do not count."""
     nvml.pids = pids
     assert GpuState(UUID).other_processes() == others
     assert nvml.since == []  # only a context is asked for
+
+
+def test_of_a_process_that_measures_itself_the_children_are_of_the_run(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml_module, "session_pid", None)
+    InProcess()
+    monkeypatch.setattr(nvml_module, "_parent_pid", {CHILD: ME, SIBLING: SHELL}.get)
+    nvml.pids = [ME, CHILD, SIBLING]
+    assert GpuState(UUID).other_processes() == (f"python (pid {SIBLING})",), "another program of its shell"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ LIMITS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "thermal", 0x40: "ha
 # ended, this one included, and without persistence mode what the driver does when it starts.
 SETTLE, WATCH, EVERY = 1.0, 1.0, 0.1
 QUIET = 5  # readings of 0 in succession, after which there is nothing to watch
+session_pid: int | None = None  # of the process that has the run, where that is not the parent (api/in_process.py)
 POWER_INSTANT = 186  # nvml.h, NVML_FI_DEV_POWER_INSTANT: mW now; nvmlDeviceGetPowerUsage averages over a second
 
 
@@ -127,13 +128,15 @@ class GpuState:
         """Return other processes with a context on the GPU, as "name (pid 123)".
 
         With `since` (time.time() seconds) only those that computed after it, where the driver can tell. This run's
-        other workers do not count, as they are idle. Empty where process numbers are those of another namespace, as in
-        some containers.
+        other workers and the process that has the run do not count, as they are idle. Empty where process numbers are
+        those of another namespace, as in some containers.
         """
         found = self.ask(running_processes) or []
         if os.getpid() not in found:
             return ()
-        strangers = [pid for pid in found if pid != os.getpid() and _parent_pid(pid) != os.getppid()]
+        session = session_pid or os.getppid()
+        own = {os.getpid(), session}  # a notebook has a context too, and waits for this worker
+        strangers = [pid for pid in found if pid not in own and _parent_pid(pid) != session]
         if strangers and since is not None:
             active = self.ask(lambda n, h: {p.pid for p in _utilization(n, h, int(since * 1e6)) if p.smUtil > 0})
             if active is not None:
