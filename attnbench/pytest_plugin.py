@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attnbench")
     group.addoption("--attnbench-save", metavar="NAME", help="Keep what tests measure in .attnbench/NAME.")
     group.addoption("--attnbench-compare", metavar="NAME", help="Judge what tests measure by what NAME has.")
-    group.addoption("--attnbench-budget", metavar="TIME", default="2m", help="Of one comparison: 30s, 5m.")
+    group.addoption("--attnbench-budget", metavar="TIME", default="4m", help="Of one comparison: 30s, 5m.")
     group.addoption("--attnbench-device", metavar="DEVICE", default="auto", help="auto, cuda:N, cpu or fake.")
 
 

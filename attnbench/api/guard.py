@@ -78,7 +78,7 @@ class Guard:
     skip: Callable[[str], Any]
     save: str | None = None
     compare: str | None = None
-    budget: str = "2m"
+    budget: str = "4m"
     device: str = "auto"
     rows: list[Row] = field(default_factory=list)
     number: int = 0  # of the comparison at hand, in its test
@@ -117,7 +117,7 @@ class Guard:
         """Assert that a kernel is right, and not slower than another by more than `margin`, relative to its latency.
 
         `than`: a function, own code or a backend, which is measured in turns with it (A B B A, fresh processes) until
-        the gate's test decides, within `budget` ("2m"; --attnbench-budget by default); or a run file, by which it is
+        the gate's test decides, within `budget` ("4m"; --attnbench-budget by default); or a run file, by which it is
         judged; without it what this test saved by --attnbench-save NAME and --attnbench-compare NAME reads. None is
         returned where nothing is compared. `suite` and the axes say what is measured.
 

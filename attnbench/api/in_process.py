@@ -19,10 +19,10 @@ class InProcess:
     """Has the interface of run/process.WorkerProcess. It answers while it is asked, and ends at no timeout."""
 
     def __init__(self) -> None:
-        from attnbench.worker.measure import nvml
+        from attnbench.worker.environment import measure_in_this_process
         from attnbench.worker.serve import Worker
 
-        nvml.session_pid = os.getpid()
+        measure_in_this_process()
         self.alive, self.pid = True, os.getpid()
         self.on_question: OnQuestion | None = None
         self._worker = Worker(self._ask)

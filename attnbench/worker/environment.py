@@ -18,7 +18,7 @@ from attnbench.backends.fake import busy_with_others
 from attnbench.backends.shared.libraries import installed_version
 from attnbench.core import cgroups, checkout
 from attnbench.core.machine import Device, Environment
-from attnbench.worker.measure import ceiling
+from attnbench.worker.measure import ceiling, nvml
 from attnbench.worker.measure.nvml import GpuState
 
 if TYPE_CHECKING:
@@ -158,6 +158,11 @@ def open_gpu_state(device: torch.device) -> GpuState:
     import torch
 
     return GpuState(_uuid(torch.cuda.get_device_properties(device)))
+
+
+def measure_in_this_process() -> None:
+    """Say that this process has the run itself, so that its child processes are the run's other workers."""
+    nvml.session_pid = os.getpid()
 
 
 def check_is(device: Device) -> None:

@@ -2,9 +2,10 @@
 
     python tests/gpu/api_agreement.py [CELLS]
 
-It times cells of SDPA's flash implementation by each, in turns, prints a line for each cell with the ratios to `run`,
-and ends with 1 where a ratio is further from 1 than the uncertainties of both, added in quadrature, in more than one of
-twenty cells.
+It times cells of SDPA's flash implementation by each, in turns, prints a line for each cell with the ratios to `run`
+(of do_bench also in SM cycles), and ends with 1 where a ratio is further from 1 than the uncertainties of both, added
+in quadrature, in more than one of twenty cells. A second table has calls for which Triton's figure is of something else
+(docs/python.md).
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def main(cells: int) -> int:
     )
     shapes = itertools.islice(itertools.product(LENGTHS, HEADDIMS, CAUSAL), cells)
     off = 0
-    print(f"{'cell':24} {'run':>10} {'measure':>8} {'do_bench':>8} {'Triton':>8}  known to")
+    print(f"{'cell':24} {'run':>10} {'measure':>8} {'do_bench':>8} {'cycles':>8} {'Triton':>8}  known to")
     for seqlen, headdim, causal in shapes:
         ran, again = (
             next(
@@ -79,7 +80,8 @@ def main(cells: int) -> int:
         theirs = do_bench(call, return_mode="median") / 1e3
         seconds = ran.value("latency") or math.nan
         half = math.hypot(ran.value("ci") or math.inf, timing.uncertainty or math.inf)
-        ratios = [(again.value("latency") or math.nan) / seconds, timing.latency / seconds, theirs / seconds]
+        cycles = timing.latency * (timing.clock or math.nan) / (ran.value("cycles") or math.nan)
+        ratios = [(again.value("latency") or math.nan) / seconds, timing.latency / seconds, cycles, theirs / seconds]
         off += any(abs(math.log(ratio)) > half for ratio in ratios[:2])
         print(
             f"{seqlen:6} d{headdim:<4} {'causal' if causal else 'full':8} {seconds * 1e6:10.1f} us",

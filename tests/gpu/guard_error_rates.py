@@ -7,16 +7,24 @@ is judged alone at each look, as an assertion of that cell would be, by the marg
 the share (planted.py: a spin after each call; 0 for none). It prints how many cells were called slower, not slower and
 undecided; with a share of 0 also of the two builds exchanged. FOLDER keeps the run files.
 
+Where FOLDER has the files a.jsonl.gz and b.jsonl.gz of two builds that are alike, nothing is measured: their rounds are
+resampled, slowed by exactly the share, and judged.
+
+    python tests/gpu/guard_error_rates.py results/guard --share 0.05
+
 To try it without a GPU: --device fake --base fake.
 """
 
 from __future__ import annotations
 
+import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "statistics"))
 
@@ -26,7 +34,9 @@ from attnbench.analysis.gate import findings
 from attnbench.analysis.gate.margins import Margins
 from attnbench.api.arguments import settings
 from attnbench.api.watching import Unwatched
-from attnbench.core.record import Run
+from attnbench.core import stats
+from attnbench.core.record import Record, Run
+from attnbench.results import run_file
 from attnbench.results.cells import Key
 from attnbench.run.ab import in_turns
 from attnbench.run.ab.turns import Standing
@@ -63,8 +73,65 @@ class EachAlone:
         return Standing(still, 0)
 
 
+def slowed(record: Record, by: float, **changes: Any) -> Record:
+    """Return a record with its samples multiplied, and other fields changed."""
+    time_ = record.measurements["time"]
+    values = tuple(by * value for value in time_.values)
+    return replace(record, measurements={**record.measurements, "time": replace(time_, values=values)}, **changes)
+
+
+def resampled(a: Run, b: Run, share: float) -> Iterator[tuple[Run, Run]]:
+    """Yield for each cell, as B and as A, twelve pairs of turns: its first four, and those of two other cells.
+
+    The others' samples are multiplied so that they are on average as long as the cell's; B's also by 1 + share.
+    """
+    rounds: dict[Key, list[list[Record]]] = {(job.case, job.backend): [[], []] for job in a.plan}
+    for side, run in enumerate((a, b)):
+        for record in run.records:
+            if record.round < 4:
+                rounds[record.case, record.backend][side].append(record)
+    middle = {
+        key: stats.median([stats.median(record.measurements["time"].values) for record in of_a])
+        for key, (of_a, _) in rounds.items()
+    }
+    keys = sorted(rounds, key=lambda key: (key[0].key, key[1]))
+    random.Random(1).shuffle(keys)
+    for place, key in enumerate(keys):
+        case, backend = key
+        plan = [job for job in a.plan if (job.case, job.backend) == key]
+        made: list[list[Record]] = [[], []]
+        for number, other in enumerate(keys[place - step] for step in (0, 1, 2)):
+            for side in (0, 1):
+                for record in rounds[other][side]:
+                    by, turn = middle[key] / middle[other], record.round + 4 * number
+                    made[side].append(slowed(record, by, case=case, backend=backend, round=turn))
+        for first, second in (made, made[::-1]):
+            yield (
+                replace(a, plan=plan, records=first),
+                replace(b, plan=plan, records=[slowed(one, 1 + share) for one in second]),
+            )
+
+
+def judge_resampled(folder: Path, share: float) -> None:
+    """Print at how many pairs of turns resampled cells are decided, and how."""
+    a, b = (run_file.read(next(folder.glob(f"{name}.jsonl*")))[0] for name in "ab")
+    counted: Counter[tuple[int, str]] = Counter()
+    for pair in resampled(a, b, share):
+        for look in (4, 6, 8, 12):
+            runs = [replace(run, records=[one for one in run.records if one.round < look]) for run in pair]
+            code = findings.judge(runs[0], runs[1], ASKED).exit_code
+            if code != 3:
+                break
+        counted[look, WORDS.get(code, f"exit code {code}")] += 1
+    for (look, word), number in sorted(counted.items()):
+        print(f"slower by {share:.0%}, resampled: after {look} pairs {number} {word}")
+
+
 def main() -> None:
     asked = options(__doc__)
+    if (asked.folder / "a.jsonl.gz").exists():
+        judge_resampled(asked.folder, asked.share)
+        return
     first = asked.folder / "plain.jsonl"
     plant(asked.folder / "a", asked.base, 0.0, {})
     if asked.share and not first.exists():
