@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Scalar = Literal["min", "max", "mean", "median"]
 MODES = ("min", "max", "mean", "median", "all", "timing")
+# Half a 95 % interval of a latency whose clock power holds down, for what the GPU did before, beyond the table's: from 60
+# readings of an H200 against fresh processes (tests/gpu/api_agreement.py), root mean square.
+HELD_DOWN = 0.010
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Timing:
     """How long one call takes, and how that is known.
 
     latency: the median, in seconds. samples: single calls, in seconds. uncertainty: half of the 95 % interval of the
-    latency for other processes on this device, relative to it; None of too few samples. clock: the median SM clock
+    latency for other processes on this device, relative to it, and for other work before it where power holds the
+    clock down; None of too few samples. clock: the median SM clock
     that was held, in Hz, counted on the GPU during the calls; None on a CPU. timer: "events" or "perf_counter". l2:
     "cold" or "warm" as a test of the instrument showed it, else "unproven". host_bound: whether the GPU waited for
     the host. notes: what else to know.
@@ -190,6 +194,7 @@ def _timed(
 ) -> Timing:
     """Time a function; `warmup` and `rep` are in seconds."""
     from attnbench.results import uncertainty
+    from attnbench.results.cells import CLOCK_HELD
     from attnbench.worker.instruments import TimedLaunch
 
     policy = Policy(warmup_s=warmup, min_seconds=min(rep, Policy.min_seconds), max_seconds=rep, l2=l2)
@@ -203,12 +208,14 @@ def _timed(
     found = instruments.time(TimedLaunch(launch, lambda _: (), 0, 0), policy)
     samples = found.measurements["time"].values
     known = uncertainty.uncertainty([samples], uncertainty.spread(instruments.device_info))
-    clocks = found.measurements.get("clock_held")
+    clocks, top = found.measurements.get("clock_held"), instruments.state.clock_max_hz()
+    clock = stats.median(clocks.values) if clocks else None
+    held_down = clock is not None and top is not None and clock < CLOCK_HELD * top
     return Timing(
         stats.median(samples),
         tuple(samples),
-        known.total if known else None,
-        stats.median(clocks.values) if clocks else None,
+        math.hypot(known.total, HELD_DOWN if held_down else 0.0) if known else None,
+        clock,
         found.timer,
         found.l2,
         found.host_bound,

@@ -1,11 +1,13 @@
-"""attnbench.do_bench on a CPU: what it returns, and what it refuses. tests/gpu/test_api_gpu.py has a GPU."""
+"""attnbench.do_bench on a CPU: what it returns, and what it refuses. tests/gpu/api_agreement.py has a GPU."""
 
 from __future__ import annotations
 
 import inspect
+import math
 import statistics
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,9 @@ import torch
 
 import attnbench
 from attnbench.api import timing
+from attnbench.core.machine import Device
+from attnbench.core.record import Measurement
+from attnbench.results import uncertainty
 from worker_here import quick_cpu
 
 QUICK = {"device": "cpu", "warmup": 1, "rep": 5}
@@ -92,3 +97,18 @@ def test_unknown_words_are_user_errors(more: dict[str, Any], said: str) -> None:
 def test_what_the_function_raises_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         attnbench.do_bench(lambda: 1 / 0, **QUICK)
+
+
+@pytest.mark.parametrize(("held", "more"), [(1.97e9, 0.0), (1.80e9, timing.HELD_DOWN), (None, 0.0)])
+def test_a_clock_that_power_holds_down_makes_a_latency_less_sure(held: float | None, more: float) -> None:
+    samples = Measurement("s", (1e-3,) * 10)
+    measured = {"time": samples} | ({"clock_held": Measurement("Hz", (held,) * 10)} if held else {})
+    found = SimpleNamespace(measurements=measured, timer="events", l2="cold", host_bound=False, notes=())
+    instruments: Any = SimpleNamespace(
+        time=lambda launch, policy: found,
+        state=SimpleNamespace(clock_max_hz=lambda: 1.98e9),
+        device_info=Device("cuda", 0, "NVIDIA H200", 2**37, 2**37, (9, 0), 132, 2**26),
+    )
+    known = timing._timed(instruments, lambda: None, 0.0, 0.1, (), "cold").uncertainty
+    spread = uncertainty.spread(instruments.device_info)
+    assert known == pytest.approx(math.hypot(uncertainty.NORMAL * spread.processes, more))
