@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Scalar = Literal["min", "max", "mean", "median"]
 MODES = ("min", "max", "mean", "median", "all", "timing")
-# Half a 95 % interval of a latency whose clock power holds down, for what the GPU did before, beyond the table's: from 60
-# readings of an H200 against fresh processes (tests/gpu/api_agreement.py), root mean square.
+# Half a 95 % interval of a latency whose clock power holds down, for what the GPU did before, beyond the table's: from
+# 60 readings of an H200 against fresh processes (tests/gpu/api_agreement.py), root mean square.
 HELD_DOWN = 0.010
 
 
