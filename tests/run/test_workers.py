@@ -25,7 +25,6 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, TensorError
 from attnbench.results.exit_codes import GIVEN_UP, MAX_FAILED_STARTS, exit_code, given_up
 from attnbench.run import job_order, process, workers
-from attnbench.run.job_order import TimeLimit
 from attnbench.run.process import WorkerProcess
 from attnbench.run.workers import WorkerPool, checked
 
@@ -125,21 +124,10 @@ def new_pool(tmp_path: Path) -> Iterator[NewPool]:
         pool.close()
 
 
-def run(pool: WorkerPool, *jobs: Job, policy: Policy = POLICY, limit: TimeLimit | None = None) -> list[Record]:
-    """Measure jobs and return their records.
-
-    Each job that is not skipped must be announced, each must end one time, and without a limit their order is kept.
-    """
-    ends, announced = [], None
-    for at, record in job_order.measure_jobs(jobs, pool, policy, DEVICE, limit):
-        if record is None:
-            assert announced is None
-            announced = at.id
-            continue
-        assert announced == (None if at.skip else record.id)
-        announced = None
-        ends.append(record)
-    assert (sorted if limit else list)(r.id for r in ends) == (sorted if limit else list)(j.id for j in jobs)
+def run(pool: WorkerPool, *jobs: Job, policy: Policy = POLICY) -> list[Record]:
+    """Measure jobs and return their records."""
+    ends = [record for _, record in job_order.measure_jobs(jobs, pool, policy, DEVICE) if record]
+    assert [r.id for r in ends] == [j.id for j in jobs]
     return ends
 
 
@@ -516,36 +504,6 @@ def test_skips_start_nothing(new_pool: NewPool) -> None:
     plain, resumable = run(pool, job(8, "gone", skip="too large"), job(9, "gone", skip="no time", resumable=True))
     assert (plain.status, plain.reason, plain.resumable) == ("skipped", "too large", False)
     assert (resumable.status, resumable.resumable) == ("skipped", True)
-
-
-def test_past_the_limit_jobs_become_skips_that_resume_measures(new_pool: NewPool) -> None:
-    now = [0.0]
-    limit = TimeLimit(10.0, clock=lambda: now[0])
-    jobs = [job(8, forecast=Forecast(1.0, 0.1, 1)), job(9, forecast=Forecast(20.0, 1.0, 1))]
-    ran, dear = run(new_pool(FAKE), *jobs, limit=limit)
-    now[0] = 11.0
-    (late,) = run(new_pool(FAKE), job(10), limit=limit)
-    assert ran.status == "ok"
-    for record in (dear, late):
-        assert (record.status, record.resumable) == ("skipped", True)
-        assert "--time-limit" in str(record.reason)
-
-
-def test_a_forecast_that_was_too_high_costs_nothing(new_pool: NewPool) -> None:
-    """A job that would exceed the limit waits, and runs at the end if the others took less time than forecast."""
-    dear, cheap = (job(n, forecast=Forecast(s, 0.1, 1)) for n, s in ((8, 60.0), (9, 50.0)))
-    records = run(new_pool(FAKE), dear, cheap, limit=TimeLimit(100.0, clock=lambda: 0.0))
-    assert [(r.case, r.status, r.resumable) for r in records] == [(cheap.case, "ok", False), (dear.case, "ok", False)]
-
-
-def test_of_jobs_that_waited_those_that_may_compile_for_minutes_come_last(new_pool: NewPool) -> None:
-    """Their forecasts leave compiling out."""
-    pool = new_pool(FAKE, compiles="Compiles")
-    pool.probe()
-    first, second = (Forecast(seconds, 0.1, 1) for seconds in (60.0, 70.0))
-    jobs = [job(8, "compiles", forecast=first), job(8, forecast=second), job(9, forecast=first)]
-    found = run(pool, *jobs, limit=TimeLimit(100.0, clock=lambda: 0.0))
-    assert [(r.backend, r.case.shape.seqlen_q) for r in found] == [("fake", 9), ("fake", 8), ("compiles", 8)]
 
 
 RIGHT = TensorError(1e-3, 1e-3, 2e-3, 1e-3)
