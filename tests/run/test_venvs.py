@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -44,15 +42,11 @@ def wheel(folder: Path, name: str, version: str, files: dict[str, str], *needs: 
         **files,
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
     }
-    digests = {
-        path: base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        for path, text in contents.items()
-    }
-    record = "".join(f"{path},sha256={digests[path]},{len(text.encode())}\n" for path, text in contents.items())
     folder.mkdir(exist_ok=True)
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
-        for path, text in {**contents, f"{info}/RECORD": f"{record}{info}/RECORD,,\n"}.items():
+        for path, text in contents.items():
             file.writestr(path, text)
 
 
