@@ -11,8 +11,15 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 
 
-def case(dtype: str = "fp16") -> Case:
-    return Case(Shape(1, 8, 8, 2, 1, 64, 64), dtype, "fwd")
+def case(dtype: str = "fp16", headdim: int = 64) -> Case:
+    return Case(Shape(1, 8, 8, 2, 1, headdim, headdim), dtype, "fwd")
+
+
+@pytest.mark.parametrize(("headdim", "taken"), [(15, False), (16, True), (256, True), (257, False)])
+def test_head_dims(headdim: int, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    said = Triton().unsupported(case(headdim=headdim), device())
+    assert said == (None if taken else f"headdim {headdim} is outside 16 to 256")
 
 
 def device(kind: str = "cuda") -> Device:

@@ -40,6 +40,26 @@ def _one_matrix() -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize(
+    ("backend", "feature", "gpu", "answer", "reason"),
+    [
+        ("fa4", "d192-128", "b200", "yes", ""),
+        ("fa4", "causal q>k", "b200", "yes", ""),
+        ("fa1", "causal q<k", "a100", "no", "its causal mask is not bottom-right aligned when seqlen_q != seqlen_k"),
+        ("sdpa-flash", "fp32", "cpu", "yes", ""),
+        ("eager", "causal q>k", "cpu", "yes", ""),
+        ("eager", "paged 1", "cpu", "yes", ""),
+        ("sdpa-efficient", "bf16", "t4", "no", "no bf16 below compute capability 8.0, this GPU has 7.5"),
+    ],
+)
+def test_cells_of_other_devices_than_that_of_the_docs(
+    backend: str, feature: str, gpu: str, answer: str, reason: str
+) -> None:
+    (row,) = support_matrix(named_device(gpu), [backend]).rows
+    cell = row.cells[[f.name for f in FEATURES].index(feature)]
+    assert (cell.answer, cell.reason) == (answer, reason)
+
+
 def test_every_cell_is_what_a_run_would_hear() -> None:
     """Each cell agrees with `unsupported` for the column's case, asked for each pass."""
     for of in (
